@@ -1,0 +1,37 @@
+# Every target sets itself up: `make test` works in a fresh clone with Python 3.11 or newer.
+PYTHON ?= python3
+BIN    := .venv/bin
+STAMP  := .venv/.stamp
+.PHONY: demo test lint bench clean
+
+# `make demo TRACE=jobs.csv` places the jobs of a real trace instead of the preset's.
+demo: $(STAMP)
+	$(BIN)/longshore evaluate --policy checkpoints/hetero64.zip $(if $(TRACE),--trace '$(TRACE)') --report report.html
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+bench-%: $(STAMP)
+	$(BIN)/python -m benchmarks.$*
+
+clean:
+	rm -rf .venv build dist src/*.egg-info
+
+# Made again when what is installed could have changed; written last, so a broken install is tried again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Longshore needs Python 3.11 or newer: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+	  { echo "This Python makes no virtual environments; on Debian: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

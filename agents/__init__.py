@@ -1,0 +1,1 @@
+"""Policies: heuristics, networks, learned policies and how they are saved."""

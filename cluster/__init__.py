@@ -1,0 +1,1 @@
+"""What a cluster is: nodes, GPUs, jobs, run times, faults, traces and the event simulator."""

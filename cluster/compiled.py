@@ -1,0 +1,32 @@
+"""How Longshore's kernels are compiled, and where compiled code is kept between runs."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import numba
+
+PACKAGE = Path(__file__).absolute().parent.parent
+
+
+def _cache_folder() -> Path:
+    """Return a folder for this exact state of the sources, which Numba's own cache does not tell apart."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    for room in ("agents", "cluster", "envs"):  # the rooms with kernels
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "longshore" / "kernels" / digest.hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="longshore-kernels-"))
+    return folder
+
+
+if "NUMBA_CACHE_DIR" not in os.environ:
+    # Not through the environment: a child started after an upgrade must find its own folder.
+    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+
+kernel = numba.njit(cache=True, error_model="numpy")

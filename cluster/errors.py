@@ -1,0 +1,45 @@
+"""The family of errors that Longshore raises for what the outside did.
+
+LongshoreError
+├── InputError       a file, row, option or value that cannot be used
+├── PluginError      a policy, trace reader or back end that cannot be found or misbehaves
+├── CheckpointError  a checkpoint that is damaged or was made for something else
+└── BackendError     a system that Longshore drives does not do its part
+"""
+
+from pathlib import Path
+
+
+class LongshoreError(Exception):
+    """Any error that the outside caused; the command line prints it in one line and exits with 2."""
+
+
+class InputError(LongshoreError):
+    """Input that cannot be used; the message names the place, the value and what to do.
+
+    Args:
+        problem: What is wrong, with the value seen.
+        fix: What the reader of the message can do about it.
+        path: The file, if there is one.
+        line: One-based line in the file.
+        field: Column, key or option.
+    """
+
+    def __init__(
+        self, problem: str, fix: str = "", *, path: Path | str | None = None, line: int | None = None, field: str = ""
+    ) -> None:
+        self.problem, self.fix, self.path, self.line, self.field = problem, fix, path, line, field
+        place = ":".join(str(part) for part in (path, line, field) if part not in (None, ""))
+        super().__init__((f"{place}: " if place else "") + problem + (f"; {fix}" if fix else ""))
+
+
+class PluginError(LongshoreError):
+    """A policy, trace reader or back end that cannot be found or misbehaves."""
+
+
+class CheckpointError(LongshoreError):
+    """A checkpoint that is damaged or was made for something else."""
+
+
+class BackendError(LongshoreError):
+    """A system that Longshore drives does not do its part."""

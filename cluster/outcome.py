@@ -1,0 +1,69 @@
+"""What a simulation gives back, and the metrics that are computed from it."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+EVENT_KINDS = ("submit", "start", "stop", "finish", "fault", "repair")
+
+
+class Event(NamedTuple):
+    """One line of a schedule."""
+
+    time_s: float
+    kind: str  # one of EVENT_KINDS
+    job: int  # index of the job, -1 for none
+    gpus: tuple[int, ...]  # GPUs that the job takes or leaves, or that fail or come back
+
+
+class Outcome(NamedTuple):
+    """How scenarios ended under one policy. First axis scenario; padded jobs hold 0."""
+
+    finish_s: NDArray[np.float64]  # (scenarios, jobs)
+    first_start_s: NDArray[np.float64]  # (scenarios, jobs)
+    stops: NDArray[np.int32]  # (scenarios, jobs) how often a fault stopped the job
+    lost_s: NDArray[np.float64]  # (scenarios, jobs) time run since the last checkpoint, summed over stops
+    makespan_s: NDArray[np.float64]  # (scenarios,) end of the last job
+    busy_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time held by jobs
+    down_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time out of service until the makespan
+    overhead_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time of restarts that led to a finish or a saved checkpoint
+    finished: NDArray[np.int32]  # (scenarios,) jobs that ended; fewer than all only if the run was cut off
+    job_events: NDArray[np.int64]  # (scenarios,) submissions, starts, stops and finishes
+    decisions: NDArray[np.int64]  # (scenarios,) placements and waits that the policy chose
+
+
+class Metrics(NamedTuple):
+    """Figures of each scenario under one policy, all of shape (scenarios,)."""
+
+    makespan_s: NDArray[np.float64]
+    mean_jct_s: NDArray[np.float64]
+    p99_jct_s: NDArray[np.float64]
+    useful_utilisation: NDArray[np.float64]  # share of all GPU-time until the makespan that did work which was kept
+    lost_gpu_s: NDArray[np.float64]  # GPU-time lost to faults: since the last checkpoint, restart included
+    restarts: NDArray[np.float64]  # stops by faults
+
+
+def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], submit_s: NDArray[np.float64],
+            cluster_gpus: int) -> Metrics:  # fmt: skip
+    """Return the figures of each scenario.
+
+    Args:
+        outcome: What the simulation gave.
+        jobs: Number of jobs, shape (scenarios,).
+        gpus: GPUs of each job, shape (scenarios, jobs).
+        submit_s: Submission of each job, shape (scenarios, jobs).
+        cluster_gpus: GPUs of the cluster.
+    """
+    real = np.arange(gpus.shape[1]) < jobs[:, None]
+    jct = np.where(real, outcome.finish_s - submit_s, np.nan)
+    lost = (outcome.lost_s * gpus).sum(axis=1)
+    useful = outcome.busy_gpu_s - lost - outcome.overhead_gpu_s
+    return Metrics(
+        makespan_s=outcome.makespan_s,
+        mean_jct_s=np.nanmean(jct, axis=1),
+        p99_jct_s=np.nanpercentile(jct, 99, axis=1),
+        useful_utilisation=useful / np.maximum(outcome.makespan_s * cluster_gpus, 1e-9),
+        lost_gpu_s=lost,
+        restarts=outcome.stops.sum(axis=1).astype(np.float64),
+    )

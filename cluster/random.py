@@ -1,0 +1,43 @@
+"""Random numbers as a function of counters, so that every policy meets the same faults."""
+
+import math
+
+from .compiled import kernel
+
+MASK = 0xFFFFFFFF
+INVERSE = 1.0 / 9007199254740992.0  # 2 ** -53
+
+
+@kernel
+def uniform(seed: int, source: int, k: int) -> float:
+    """Return a number in (0, 1) that depends on the three counters only.
+
+    Philox 2x32 with ten rounds; the two words of output give 53 bits. Plain integers with masks, so that compiled
+    code (which wraps at 64 bits) and plain Python (which does not) agree to the bit.
+
+    Args:
+        seed: Key, of which 32 bits count.
+        source: First counter, of which 32 bits count.
+        k: Second counter, of which 32 bits count.
+
+    Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
+    """
+    key = int(seed) & MASK
+    left = int(k) & MASK
+    right = int(source) & MASK
+    for _ in range(10):
+        product = 0xD256D193 * left
+        high = (product >> 32) & MASK
+        left, right = high ^ key ^ right, product & MASK
+        key = (key + 0x9E3779B9) & MASK
+    return (float((left >> 5) * 67108864 + (right >> 6)) + 0.5) * INVERSE
+
+
+@kernel
+def normal(seed: int, source: int, k: int) -> float:
+    """Return a standard normal number that depends on the three counters only (Box and Muller, 1958).
+
+    Uses the uniform numbers 2k and 2k + 1 of the source.
+    """
+    radius = math.sqrt(-2.0 * math.log(uniform(seed, source, 2 * k)))
+    return radius * math.cos(2.0 * math.pi * uniform(seed, source, 2 * k + 1))

@@ -1,0 +1,118 @@
+"""Scenarios: workloads stacked as arrays, each with its own draw of the cluster and its own fault seed."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .topology import Cluster
+from .workload import Workload
+
+
+class Scenarios(NamedTuple):
+    """What differs between runs. First axis scenario; rows of shorter workloads are padded with zeros."""
+
+    jobs: NDArray[np.int32]  # (scenarios,) jobs of each workload
+    gpus: NDArray[np.int32]  # (scenarios, jobs) GPUs that the job needs
+    work_s: NDArray[np.float64]  # (scenarios, jobs) work: fault-free run time on the reference placement
+    estimate_s: NDArray[np.float64]  # (scenarios, jobs) what policies and order regimes know of the work
+    submit_s: NDArray[np.float64]  # (scenarios, jobs) never decreasing
+    compute_s: NDArray[np.float64]  # (scenarios, jobs) compute time of an iteration at speed 1
+    parameter_bytes: NDArray[np.float64]  # (scenarios, jobs) volume of one all-reduce
+    speed: NDArray[np.float64]  # (scenarios, nodes) relative speed of the node's GPUs
+    hazard_per_s: NDArray[np.float64]  # (scenarios, gpus) fault rate of each GPU as policies know it
+    source_rate_per_s: NDArray[np.float64]  # (scenarios, sources) true rate of each fault source, 0 for none
+    fault_seed: NDArray[np.int64]  # (scenarios,) key of the scenario's random numbers, of which 32 bits count
+
+
+class FaultProcess(NamedTuple):
+    """How fault sources fail and recover; their rates stand in the scenarios. See docs/simulator.md."""
+
+    shape: float  # Weibull shape of up times, 1 is the exponential
+    repair_mean_s: float
+    repair_sigma: float  # 0: exponential repair times; else log-normal with this sigma
+    transient_probability: float  # share of faults after which a restart is enough
+    outage_first: NDArray[np.int32]  # (sources + 1,) replayed outages of source s: outage_first[s] to [s + 1] - 1
+    outage_start_s: NDArray[np.float64]  # (outages,)
+    outage_end_s: NDArray[np.float64]  # (outages,)
+
+
+class Rules(NamedTuple):
+    """Constants of a simulation."""
+
+    ring: bool  # the ring model of run time; else the simple one
+    node_penalty: float  # simple model: run time grows by this for each node beyond the first
+    reference_gpus: int  # ring model: GPUs of a reference node
+    reference_intra_bytes_per_s: float
+    reference_nic_bytes_per_s: float
+    checkpoint_s: float  # work between two checkpoints
+    restart_s: float  # overhead of each start after the first
+    order: int  # order regime, an index of ORDERS
+    ageing_s: float  # a job that has waited this long is overtaken by nobody
+    waiting: bool  # a policy may let the next event pass
+
+
+ORDERS = {"fifo": 0, "easy": 1, "easy-shortest": 2, "shortest": 3}
+
+
+def fault_sources(cluster: Cluster) -> int:
+    """Return the number of fault sources: GPUs, then nodes, then racks."""
+    return cluster.gpu_node.size + cluster.speed.size + cluster.uplink_bytes_per_s.size
+
+
+def expected_fault_loss_s(rules: Rules) -> float:
+    """Return what policies reckon that a fault costs a job, in seconds.
+
+    One and a half checkpoint intervals (half of one is lost on average, and a whole one is allowed for the way back to
+    GPUs) and the restart: 1.75 h in the preset `hetero64`.
+    """
+    return (1.5 * rules.checkpoint_s if np.isfinite(rules.checkpoint_s) else 0.0) + rules.restart_s
+
+
+def stack(
+    cluster: Cluster,
+    workloads: Sequence[Workload],
+    *,
+    fault_seed: NDArray[np.int64],
+    source_rate_per_s: NDArray[np.float64],
+    speed: NDArray[np.float64] | None = None,
+    hazard_per_s: NDArray[np.float64] | None = None,
+) -> Scenarios:
+    """Return scenarios of the given workloads on a cluster.
+
+    Args:
+        cluster: Gives the speeds if `speed` is left out.
+        workloads: One for each scenario.
+        fault_seed: Shape (scenarios,).
+        source_rate_per_s: Shape (sources,) or (scenarios, sources).
+        speed: Shape (scenarios, nodes), if it differs between scenarios.
+        hazard_per_s: What policies know, shape (gpus,) or (scenarios, gpus); the true rates if left out, where a
+            GPU bears the rate of its own source and those of its node and rack.
+    """
+    scenarios, jobs = len(workloads), max(workload.jobs for workload in workloads)
+    rates = np.broadcast_to(source_rate_per_s, (scenarios, fault_sources(cluster))).astype(np.float64)
+    if hazard_per_s is None:
+        gpus, nodes = cluster.gpu_node.size, cluster.speed.size
+        rack = cluster.node_rack[cluster.gpu_node]
+        hazard_per_s = rates[:, :gpus] + rates[:, gpus + cluster.gpu_node] + rates[:, gpus + nodes + rack]
+
+    def padded(field: str, dtype: type) -> NDArray[np.generic]:
+        rows = np.zeros((scenarios, jobs), dtype=dtype)
+        for row, workload in enumerate(workloads):
+            rows[row, : workload.jobs] = getattr(workload, field)
+        return rows
+
+    return Scenarios(
+        jobs=np.array([workload.jobs for workload in workloads], dtype=np.int32),
+        gpus=padded("gpus", np.int32),
+        work_s=padded("work_s", np.float64),
+        estimate_s=padded("estimate_s", np.float64),
+        submit_s=padded("submit_s", np.float64),
+        compute_s=padded("compute_s", np.float64),
+        parameter_bytes=padded("parameter_bytes", np.float64),
+        speed=np.broadcast_to(cluster.speed if speed is None else speed, (scenarios, cluster.speed.size)).copy(),
+        hazard_per_s=np.broadcast_to(hazard_per_s, (scenarios, cluster.gpu_node.size)).astype(np.float64),
+        source_rate_per_s=rates,
+        fault_seed=np.asarray(fault_seed, dtype=np.int64),
+    )

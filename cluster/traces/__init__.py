@@ -1,0 +1,1 @@
+"""Readers of public job-trace formats, one module each."""

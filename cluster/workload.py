@@ -1,0 +1,71 @@
+"""Jobs as arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+DEFAULT_PARAMETER_BYTES = 2e9  # gradients of a model of 1e9 parameters at 2 bytes
+DEFAULT_COMPUTE_S = 0.5  # compute time of one iteration on a GPU of speed 1
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs in order of submission; one row a job. Times count from the first submission or earlier.
+
+    Work is the fault-free run time on the reference placement: GPUs of speed 1, as few nodes as hold the job.
+    The estimate is what policies and order regimes see of it.
+    """
+
+    ids: tuple[str, ...]
+    gpus: NDArray[np.int32]  # (jobs,) GPUs that the job needs at once, at least 1
+    work_s: NDArray[np.float64]  # (jobs,) more than 0
+    submit_s: NDArray[np.float64]  # (jobs,) never decreasing, at least 0
+    estimate_s: NDArray[np.float64]  # (jobs,) estimate of work_s, more than 0
+    compute_s: NDArray[np.float64]  # (jobs,) compute time of one iteration on a GPU of speed 1
+    parameter_bytes: NDArray[np.float64]  # (jobs,) volume of one all-reduce
+    left_out: int = 0  # rows of the file that ask no GPU or never ran
+
+    @property
+    def jobs(self) -> int:
+        """Number of jobs."""
+        return len(self.ids)
+
+
+def workload_of(
+    ids: tuple[str, ...],
+    gpus: NDArray[np.int32],
+    work_s: NDArray[np.float64],
+    submit_s: NDArray[np.float64],
+    *,
+    compute_s: NDArray[np.float64] | None = None,
+    parameter_bytes: NDArray[np.float64] | None = None,
+    left_out: int = 0,
+) -> Workload:
+    """Return a workload with exact estimates, sorted by submission; jobs submitted together keep their order.
+
+    Args:
+        ids: Name of each job.
+        gpus: GPUs of each, shape (jobs,).
+        work_s: Work in seconds, shape (jobs,).
+        submit_s: Submission in seconds, shape (jobs,), in any order; shifted so that the first is at 0.
+        compute_s: Seconds of compute an iteration, shape (jobs,); a default of 0.5.
+        parameter_bytes: Bytes of one all-reduce, shape (jobs,); a default of 2e9.
+        left_out: Rows that were left out.
+    """
+    order = np.argsort(submit_s, kind="stable")
+    jobs = len(ids)
+    compute = np.full(jobs, DEFAULT_COMPUTE_S) if compute_s is None else compute_s
+    volume = np.full(jobs, DEFAULT_PARAMETER_BYTES) if parameter_bytes is None else parameter_bytes
+    work = np.asarray(work_s, dtype=np.float64)[order]
+    submit = np.asarray(submit_s, dtype=np.float64)[order]
+    return Workload(
+        ids=tuple(ids[i] for i in order),
+        gpus=np.asarray(gpus, dtype=np.int32)[order],
+        work_s=work,
+        submit_s=submit - (submit[0] if jobs else 0.0),
+        estimate_s=work.copy(),
+        compute_s=np.asarray(compute, dtype=np.float64)[order],
+        parameter_bytes=np.asarray(volume, dtype=np.float64)[order],
+        left_out=left_out,
+    )

@@ -1,0 +1,1 @@
+"""Policies side by side: statistics, figures and reports."""

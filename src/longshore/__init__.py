@@ -1,0 +1,1 @@
+"""Longshore: learned placement of deep-learning training jobs on GPU clusters."""

@@ -1,0 +1,1 @@
+"""Training runs: presets, callbacks and metrics."""
