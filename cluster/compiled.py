@@ -3,7 +3,9 @@
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numba
 
@@ -29,4 +31,10 @@ if "NUMBA_CACHE_DIR" not in os.environ:
     # Not through the environment: a child started after an upgrade must find its own folder.
     numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
 
-kernel = numba.njit(cache=True, error_model="numpy")
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def kernel(function: Function) -> Function:
+    """Compile a function on its first call, and keep the code for later runs."""
+    compiled: Function = numba.njit(cache=True, error_model="numpy", _nrt=False)(function)
+    return compiled

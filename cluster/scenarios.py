@@ -1,5 +1,6 @@
 """Scenarios: workloads stacked as arrays, each with its own draw of the cluster and its own fault seed."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -51,6 +52,7 @@ class Rules(NamedTuple):
     order: int  # order regime, an index of ORDERS
     ageing_s: float  # a job that has waited this long is overtaken by nobody
     waiting: bool  # a policy may let the next event pass
+    limit_s: float = math.inf  # the simulation is cut off here, for workloads that never end
 
 
 ORDERS = {"fifo": 0, "easy": 1, "easy-shortest": 2, "shortest": 3}

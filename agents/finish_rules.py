@@ -1,0 +1,244 @@
+"""Heuristics that look at sets of nodes and when the job would finish on them (docs/policies.md, By expected finish)."""
+
+import math
+
+from ..cluster.compiled import kernel
+from ..cluster.order import expected_run_s, may_wait, sort_expected_ends
+from ..cluster.placing import slowdown_of, take_node
+from ..cluster.scenarios import expected_fault_loss_s
+from ..cluster.state import Simulation
+
+ALL_SETS = 8  # up to so many nodes with free GPUs all sets are looked at
+TIE = 1e-9  # run times that differ by less, relatively, are equal: they come out of different sums
+
+expected_loss_s = kernel(expected_fault_loss_s)
+
+
+@kernel
+def order_nodes(sim: Simulation, row: int) -> int:
+    """Write the nodes with GPUs in `trial_free` into `trial_order`, most first; return their number."""
+    state = sim.state
+    free, order, bit = state.trial_free, state.trial_order, state.trial_bit
+    count = 0
+    for node in range(free.shape[1]):
+        if free[row, node] <= 0:
+            continue
+        at = count
+        while at > 0 and free[row, order[row, at - 1]] < free[row, node]:
+            order[row, at] = order[row, at - 1]
+            bit[row, at] = bit[row, at - 1]
+            at -= 1
+        order[row, at] = node
+        bit[row, at] = count
+        count += 1
+    return count
+
+
+@kernel
+def set_cost(sim: Simulation, row: int, job: int, count: int, hazard_aware: bool) -> tuple[float, int]:
+    """Return the expected run time of a job on the first `count` nodes of `trial_set`, and the hole that it leaves.
+
+    The set must hold the job, and each node must give something. Without hazards the run time is the fault-free one.
+    """
+    state, cluster = sim.state, sim.cluster
+    scenario = state.scenario[row]
+    need = sim.scenarios.gpus[scenario, job]
+    speeds, hazards = sim.scenarios.speed, sim.traits.node_hazard_per_s
+    hole, rack, several = 0, -1, False
+    speed, intra, nic, uplink, hazard = math.inf, math.inf, math.inf, math.inf, 0.0
+    for place in range(count):
+        node = state.trial_set[row, place]
+        gives = min(need, state.trial_free[row, node])
+        need -= gives
+        hole = state.trial_free[row, node] - gives
+        speed = min(speed, speeds[scenario, node])
+        hazard += gives * hazards[scenario, node]
+        if sim.rules.ring:
+            if gives > 1:
+                intra = min(intra, cluster.intra_bytes_per_s[node])
+            nic = min(nic, cluster.nic_bytes_per_s[node])
+            several = several or (rack >= 0 and rack != cluster.node_rack[node])
+            rack = cluster.node_rack[node]
+            uplink = min(uplink, cluster.uplink_bytes_per_s[rack])
+    if not several:
+        uplink = math.inf
+    run_s = expected_run_s(sim, row, job, slowdown_of(sim, scenario, job, count, speed, intra, nic, uplink))
+    if hazard_aware:
+        run_s *= 1.0 + hazard * expected_loss_s(sim.rules)
+    return run_s, hole
+
+
+@kernel
+def keep_if_better(
+    sim: Simulation, row: int, job: int, count: int, hazard_aware: bool, best: tuple[float, int, int]
+) -> tuple[float, int, int]:
+    """Compare the set in `trial_set` with the best so far (run time, hole, nodes); the better goes to `best_set`."""
+    run_s, hole = set_cost(sim, row, job, count, hazard_aware)
+    if run_s < best[0] * (1.0 - TIE) or (run_s <= best[0] * (1.0 + TIE) and hole < best[1]):
+        for place in range(count):
+            sim.state.best_set[row, place] = sim.state.trial_set[row, place]
+        return run_s, hole, count
+    return best
+
+
+@kernel
+def _best_of_all(
+    sim: Simulation, row: int, job: int, nodes: int, hazard_aware: bool
+) -> tuple[float, int, int]:
+    """Look at every set of the nodes in `trial_order`."""
+    state = sim.state
+    gpus = sim.scenarios.gpus[state.scenario[row], job]
+    best = (math.inf, 0, 0)
+    for chosen in range(1, 1 << nodes):
+        count, total, last = 0, 0, 0
+        for place in range(nodes):
+            if (chosen >> state.trial_bit[row, place]) & 1:
+                node = state.trial_order[row, place]
+                state.trial_set[row, count] = node
+                last = state.trial_free[row, node]
+                total += last
+                count += 1
+        if total >= gpus and total - last < gpus:
+            best = keep_if_better(sim, row, job, count, hazard_aware, best)
+    return best
+
+
+@kernel
+def _tight_set(sim: Simulation, row: int, job: int, least_speed: float, lemons: bool, first: int, after: int) -> int:
+    """Write into `trial_set` nodes of at least a speed: most free first, the last with the smallest hole.
+
+    Only nodes `first` to `after` - 1 count, and lemons only if asked for. Returns the number of nodes; 0 if they do
+    not hold the job. Taken nodes are marked in `trial_free` by a minus for the while.
+    """
+    state = sim.state
+    scenario = state.scenario[row]
+    need = sim.scenarios.gpus[scenario, job]
+    free = state.trial_free
+    count = 0
+    while need > 0:
+        best = -1
+        for node in range(first, after):
+            here = free[row, node]
+            if here <= 0 or sim.scenarios.speed[scenario, node] < least_speed:
+                continue
+            if sim.traits.lemon[scenario, node] == 1 and not lemons:
+                continue
+            if best < 0:
+                best = node
+            elif free[row, best] >= need:
+                best = node if need <= here < free[row, best] else best
+            elif here > free[row, best]:
+                best = node
+        if best < 0:
+            break
+        state.trial_set[row, count] = best
+        count += 1
+        need -= free[row, best]
+        free[row, best] = -free[row, best]
+    for place in range(count):
+        free[row, state.trial_set[row, place]] *= -1
+    return count if need <= 0 else 0
+
+
+@kernel
+def _best_of_tight(sim: Simulation, row: int, job: int, hazard_aware: bool) -> tuple[float, int, int]:
+    """Look at the tight sets of each speed, with and without lemons, in the whole cluster and in each rack."""
+    cluster = sim.cluster
+    scenario = sim.state.scenario[row]
+    speeds = sim.scenarios.speed[scenario]
+    racks = cluster.first_node.size - 1
+    best = (math.inf, 0, 0)
+    speed = sim.traits.max_speed[scenario]
+    while speed > 0.0:
+        for lemons in (True, False):
+            for rack in range(-1, racks if racks > 1 else 0):
+                first = 0 if rack < 0 else cluster.first_node[rack]
+                after = speeds.size if rack < 0 else cluster.first_node[rack + 1]
+                count = _tight_set(sim, row, job, speed, lemons, first, after)
+                if count > 0:
+                    best = keep_if_better(sim, row, job, count, hazard_aware, best)
+        slower = 0.0
+        for node in range(speeds.size):
+            if slower < speeds[node] < speed:
+                slower = speeds[node]
+        speed = slower
+    return best
+
+
+@kernel
+def best_set(sim: Simulation, row: int, job: int, hazard_aware: bool) -> tuple[float, int, int]:
+    """Return run time, hole and size of the set of nodes where the job finishes first, given `trial_free`.
+
+    The set stands in `best_set` of the state, in the order in which nodes give. The run time is inf if no set holds
+    the job.
+    """
+    nodes = order_nodes(sim, row)
+    if nodes <= ALL_SETS:
+        return _best_of_all(sim, row, job, nodes, hazard_aware)
+    return _best_of_tight(sim, row, job, hazard_aware)
+
+
+@kernel
+def imagine_now(sim: Simulation, row: int) -> None:
+    """Let `trial_free` be the GPUs that are usable at present."""
+    state = sim.state
+    for node in range(state.free.shape[1]):
+        state.trial_free[row, node] = state.free[row, node]
+
+
+@kernel
+def _imagine_end(sim: Simulation, row: int, at: int, count: int) -> int:
+    """Add to `trial_free` the GPUs of all jobs that are expected to end with number `at`; return the next number."""
+    state = sim.state
+    end_s = state.ends_s[row, at]
+    while at < count and state.ends_s[row, at] == end_s:
+        gpu = state.first_gpu[row, state.ends_job[row, at]]
+        while gpu >= 0:
+            state.trial_free[row, sim.cluster.gpu_node[gpu]] += 1
+            gpu = state.gpu_next[row, gpu]
+        at += 1
+    return at
+
+
+@kernel
+def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, patience: float) -> float:
+    """Return the largest patience x (run time now - run time after an expected end) - wait.
+
+    A patience of 1 asks what finishes first; `patient` asks more of a wait.
+    """
+    count = sort_expected_ends(sim, row)
+    imagine_now(sim, row)
+    largest_s = -math.inf
+    at = 0
+    while at < count:
+        wait_s = sim.state.ends_s[row, at] - sim.state.now_s[row]
+        at = _imagine_end(sim, row, at, count)
+        if patience * run_s - wait_s <= max(largest_s, 0.0):
+            break  # no later end can gain more, even if the job then took no time at all
+        later_s = best_set(sim, row, job, True)[0]
+        largest_s = max(largest_s, patience * (run_s - later_s) - wait_s)
+    return largest_s
+
+
+@kernel
+def pick_by_finish(sim: Simulation, row: int, hazard_aware: bool, patience: float) -> bool:
+    """Pick the GPUs of the set where the current job finishes first; False if waiting is better.
+
+    Args:
+        sim: The simulation.
+        row: Row of the decision.
+        hazard_aware: Reckon with faults.
+        patience: Seconds of run time that a second of waiting must save, inverted; 0 never waits.
+    """
+    state = sim.state
+    job = state.current[row]
+    imagine_now(sim, row)
+    run_s, _, count = best_set(sim, row, job, hazard_aware)
+    if patience > 0.0 and may_wait(sim, row):
+        if gain_of_waiting_s(sim, row, job, run_s, patience) > TIE * run_s:
+            return False
+        imagine_now(sim, row)
+        _, _, count = best_set(sim, row, job, hazard_aware)
+    for place in range(count):
+        take_node(sim, row, state.best_set[row, place])
+    return True

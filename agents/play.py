@@ -1,0 +1,93 @@
+"""Heuristics as compiled code: one decision, or whole simulations."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.compiled import kernel
+from ..cluster.engine import advance, reset, start, wait
+from ..cluster.order import may_wait
+from ..cluster.placing import picked_slowdown, undo_picks
+from ..cluster.state import Simulation
+from .finish_rules import pick_by_finish
+from .node_rules import PACK, RANDOM, pick_by_rule
+from .ring_rule import pick_stand_ins
+
+# Rules beyond those of node_rules, which are 0 to 6
+BEST_OF_RANDOM, CONSOLIDATE, EFT, EFT_HAZARD, PATIENT, REPLACEMENT = range(7, 13)
+TRIES = 8  # placements that best-of-random compares
+DRAWS = 1 << 12  # counters that one placement may use
+
+
+@kernel
+def pick_best_of_random(sim: Simulation, row: int) -> None:
+    """Pick the random placement with the smallest slowdown of several."""
+    best, least = 0, np.inf
+    for attempt in range(TRIES):
+        pick_by_rule(sim, row, RANDOM, attempt * DRAWS)
+        slowdown = picked_slowdown(sim, row)
+        if slowdown < least:
+            best, least = attempt, slowdown
+        undo_picks(sim, row)
+    pick_by_rule(sim, row, RANDOM, best * DRAWS)
+
+
+@kernel
+def fewest_nodes(sim: Simulation, gpus: int) -> int:
+    """Return how many nodes a job of so many GPUs needs on an empty cluster."""
+    first_gpu = sim.cluster.first_gpu
+    largest = 0
+    for node in range(first_gpu.size - 1):
+        largest = max(largest, first_gpu[node + 1] - first_gpu[node])
+    nodes = 0
+    size = largest
+    while gpus > 0 and size > 0:
+        for node in range(first_gpu.size - 1):
+            if gpus > 0 and first_gpu[node + 1] - first_gpu[node] == size:
+                gpus -= size
+                nodes += 1
+        size -= 1
+    return nodes
+
+
+@kernel
+def pick_consolidated(sim: Simulation, row: int) -> bool:
+    """Pick as `pack` does; False if that takes more nodes than needed and waiting is allowed."""
+    pick_by_rule(sim, row, PACK, 0)
+    if not may_wait(sim, row):
+        return True
+    gpus = sim.scenarios.gpus[sim.state.scenario[row], sim.state.current[row]]
+    return bool(sim.state.picked_nodes[row] <= fewest_nodes(sim, gpus))
+
+
+@kernel
+def decide(sim: Simulation, row: int, rule: int, patience: float) -> bool:
+    """Pick the GPUs of the current job by a rule; False if the rule would rather wait."""
+    if rule < BEST_OF_RANDOM:
+        pick_by_rule(sim, row, rule, 0)
+    elif rule == BEST_OF_RANDOM:
+        pick_best_of_random(sim, row)
+    elif rule == CONSOLIDATE:
+        return pick_consolidated(sim, row)
+    elif rule == REPLACEMENT:
+        pick_stand_ins(sim, row)
+    else:
+        return pick_by_finish(sim, row, rule != EFT, patience)
+    return True
+
+
+@kernel
+def play_on(sim: Simulation, row: int, rule: int, patience: float) -> None:
+    """Play a row to its end by a rule."""
+    while advance(sim, row):
+        if decide(sim, row, rule, patience):
+            start(sim, row)
+        else:
+            wait(sim, row)
+
+
+@kernel
+def play(sim: Simulation, scenarios: NDArray[np.int64], rule: int, patience: float) -> None:
+    """Play one scenario in each row, from its beginning to its end."""
+    for row in range(scenarios.size):
+        reset(sim, row, scenarios[row])
+        play_on(sim, row, rule, patience)

@@ -1,0 +1,369 @@
+"""The event simulator: what happens between decisions (docs/simulator.md).
+
+`reset` puts a cluster at its beginning, `advance` plays it until a job is due, and then one of `start`, `pass_over`
+(after a wait or a refused placement) answers.
+"""
+
+import math
+
+from .compiled import kernel
+from .event_log import FAULT, FINISH, REPAIR, START, STOP, SUBMIT, begin_event, log_placement, name_gpu
+from .fault_process import next_fault_s, repaired_s
+from .heap import heapify, push, remove, sink
+from .order import keeps_reservation, next_job
+from .placing import begin_picks, picked_slowdown, undo_picks
+from .state import Simulation
+
+
+@kernel
+def _reset_sources(sim: Simulation, row: int) -> None:
+    state = sim.state
+    count = 0
+    for source in range(state.source_s.shape[1]):
+        state.source_k[row, source] = 0
+        state.source_failed[row, source] = 0
+        state.source_place[row, source] = -1
+        state.source_s[row, source] = next_fault_s(sim, row, source, 0.0)
+        if state.source_s[row, source] < math.inf:
+            state.source_heap[row, count] = source
+            count += 1
+    state.source_count[row] = count
+    heapify(state.source_s, state.source_heap, state.source_place, state.source_count, row)
+
+
+@kernel
+def _reset_jobs(sim: Simulation, row: int, scenario: int) -> None:
+    state = sim.state
+    for job in range(sim.scenarios.jobs[scenario]):
+        state.guess_s[row, job] = sim.scenarios.estimate_s[scenario, job]
+        state.saved_s[row, job] = 0.0
+        state.first_start_s[row, job] = -1.0
+        state.finish_s[row, job] = 0.0
+        state.lost_s[row, job] = 0.0
+        state.stops[row, job] = 0
+        state.passed[row, job] = -1
+        state.first_gpu[row, job] = -1
+        state.run_place[row, job] = -1
+
+
+@kernel
+def _reset_gpus(sim: Simulation, row: int) -> None:
+    state, cluster = sim.state, sim.cluster
+    state.usable[row] = cluster.gpu_node.size
+    for gpu in range(cluster.gpu_node.size):
+        state.gpu_job[row, gpu] = -1
+        state.gpu_down[row, gpu] = 0
+    for node in range(cluster.speed.size):
+        state.free[row, node] = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
+        state.taken[row, node] = 0
+
+
+@kernel
+def reset(sim: Simulation, row: int, scenario: int) -> None:
+    """Put a row at time 0 of a scenario, with nothing submitted."""
+    state = sim.state
+    state.scenario[row] = scenario
+    state.now_s[row] = 0.0
+    state.moment[row] = -1
+    state.finished[row] = 0
+    state.submitted[row] = 0
+    state.head[row] = -1
+    state.tail[row] = -1
+    state.queued[row] = 0
+    state.busy[row] = 0
+    state.down[row] = 0
+    state.waited[row] = -2
+    state.current[row] = -1
+    state.running[row] = 0
+    state.busy_gpu_s[row] = 0.0
+    state.down_gpu_s[row] = 0.0
+    state.overhead_gpu_s[row] = 0.0
+    state.job_events[row] = 0
+    state.decisions[row] = 0
+    _reset_gpus(sim, row)
+    _reset_jobs(sim, row, scenario)
+    _reset_sources(sim, row)
+
+
+@kernel
+def _enqueue_last(sim: Simulation, row: int, job: int) -> None:
+    state = sim.state
+    tail = state.tail[row]
+    state.queued_s[row, job] = state.now_s[row]
+    state.previous_job[row, job] = tail
+    state.next_job[row, job] = -1
+    if tail < 0:
+        state.head[row] = job
+    else:
+        state.next_job[row, tail] = job
+    state.tail[row] = job
+    state.queued[row] += 1
+
+
+@kernel
+def _enqueue_first(sim: Simulation, row: int, job: int) -> None:
+    state = sim.state
+    head = state.head[row]
+    state.queued_s[row, job] = state.now_s[row]
+    state.previous_job[row, job] = -1
+    state.next_job[row, job] = head
+    if head < 0:
+        state.tail[row] = job
+    else:
+        state.previous_job[row, head] = job
+    state.head[row] = job
+    state.queued[row] += 1
+
+
+@kernel
+def _dequeue(sim: Simulation, row: int, job: int) -> None:
+    state = sim.state
+    before, after = state.previous_job[row, job], state.next_job[row, job]
+    if before < 0:
+        state.head[row] = after
+    else:
+        state.next_job[row, before] = after
+    if after < 0:
+        state.tail[row] = before
+    else:
+        state.previous_job[row, after] = before
+    state.queued[row] -= 1
+
+
+@kernel
+def _leave_gpus(sim: Simulation, row: int, job: int) -> None:
+    """Free a running job's GPUs, of which those out of service stay unusable, and take it off the running jobs."""
+    state = sim.state
+    gpus = 0
+    gpu = state.first_gpu[row, job]
+    while gpu >= 0:
+        state.gpu_job[row, gpu] = -1
+        if state.gpu_down[row, gpu] == 0:
+            state.free[row, sim.cluster.gpu_node[gpu]] += 1
+            state.usable[row] += 1
+        gpus += 1
+        gpu = state.gpu_next[row, gpu]
+    state.first_gpu[row, job] = -1
+    state.busy[row] -= gpus
+    remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+    state.job_events[row] += 1
+
+
+@kernel
+def _finish(sim: Simulation, row: int, job: int) -> None:
+    state = sim.state
+    log_placement(sim, row, FINISH, job)
+    _leave_gpus(sim, row, job)
+    state.finish_s[row, job] = state.now_s[row]
+    gpus = sim.scenarios.gpus[state.scenario[row], job]
+    state.overhead_gpu_s[row] += state.overhead_s[row, job] * gpus
+    state.finished[row] += 1
+
+
+@kernel
+def _stop(sim: Simulation, row: int, job: int) -> None:
+    """Stop a job after a fault: keep what its checkpoints hold, and put it at the head of the queue.
+
+    Source: SPEC R11.
+    """
+    state = sim.state
+    log_placement(sim, row, STOP, job)
+    _leave_gpus(sim, row, job)
+    elapsed_s = state.now_s[row] - state.start_s[row, job]
+    useful_s = max(0.0, elapsed_s - state.overhead_s[row, job])
+    checkpoint_s = sim.rules.checkpoint_s
+    # 1e-9: a run of a whole number of intervals has saved the last of them also where rounding says a little less
+    saved_s = math.floor(useful_s / checkpoint_s + 1e-9) * checkpoint_s if checkpoint_s < math.inf else 0.0
+    state.saved_s[row, job] += saved_s / state.slowdown[row, job]
+    state.lost_s[row, job] += elapsed_s - saved_s
+    state.stops[row, job] += 1
+    _enqueue_first(sim, row, job)
+
+
+@kernel
+def _source_gpus(sim: Simulation, source: int) -> tuple[int, int]:
+    """Return the first GPU of a fault source and the one after its last."""
+    cluster = sim.cluster
+    gpus, nodes = cluster.gpu_node.size, cluster.speed.size
+    if source < gpus:
+        return source, source + 1
+    if source < gpus + nodes:
+        node = source - gpus
+        return cluster.first_gpu[node], cluster.first_gpu[node + 1]
+    rack = source - gpus - nodes
+    return cluster.first_gpu[cluster.first_node[rack]], cluster.first_gpu[cluster.first_node[rack + 1]]
+
+
+@kernel
+def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
+    """Take GPUs out of service and stop the jobs on them, lowest index first."""
+    state = sim.state
+    opened = False
+    for gpu in range(first, after):
+        state.gpu_down[row, gpu] += 1
+        if state.gpu_down[row, gpu] == 1:
+            state.down[row] += 1
+            if not opened:
+                opened = True
+                kept = begin_event(sim, row, FAULT, -1)
+            if kept:
+                name_gpu(sim, gpu)
+            if state.gpu_job[row, gpu] < 0:
+                state.free[row, sim.cluster.gpu_node[gpu]] -= 1
+                state.usable[row] -= 1
+    while True:
+        lowest = -1
+        for gpu in range(first, after):
+            job = state.gpu_job[row, gpu]
+            if job >= 0 and (lowest < 0 or job < lowest):
+                lowest = job
+        if lowest < 0:
+            break
+        _stop(sim, row, lowest)
+
+
+@kernel
+def _regain_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
+    state = sim.state
+    opened = False
+    for gpu in range(first, after):
+        state.gpu_down[row, gpu] -= 1
+        if state.gpu_down[row, gpu] == 0:
+            state.down[row] -= 1
+            state.free[row, sim.cluster.gpu_node[gpu]] += 1
+            state.usable[row] += 1
+            if not opened:
+                opened = True
+                kept = begin_event(sim, row, REPAIR, -1)
+            if kept:
+                name_gpu(sim, gpu)
+
+
+@kernel
+def _change_source(sim: Simulation, row: int, source: int) -> None:
+    """Let a fault source fail, or come back, and set when it changes next."""
+    state = sim.state
+    first, after = _source_gpus(sim, source)
+    fails = state.source_failed[row, source] == 0
+    if fails:
+        _lose_gpus(sim, row, first, after)
+        state.source_s[row, source] = repaired_s(sim, row, source)
+        state.source_failed[row, source] = 1
+    if not fails or state.source_s[row, source] <= state.now_s[row]:
+        _regain_gpus(sim, row, first, after)
+        state.source_k[row, source] += 1
+        state.source_failed[row, source] = 0
+        state.source_s[row, source] = next_fault_s(sim, row, source, state.now_s[row])
+    heap, place, count = state.source_heap, state.source_place, state.source_count
+    if state.source_s[row, source] == math.inf:
+        remove(state.source_s, heap, place, count, row, source)
+    else:
+        sink(state.source_s, heap, place, count, row, 0)
+
+
+@kernel
+def _next_time_s(sim: Simulation, row: int) -> float:
+    """Return when something happens next, inf for never."""
+    state = sim.state
+    time_s = math.inf
+    if state.running[row] > 0:
+        time_s = state.end_s[row, state.run_heap[row, 0]]
+    if state.source_count[row] > 0:
+        time_s = min(time_s, state.source_s[row, state.source_heap[row, 0]])
+    if state.submitted[row] < sim.scenarios.jobs[state.scenario[row]]:
+        time_s = min(time_s, sim.scenarios.submit_s[state.scenario[row], state.submitted[row]])
+    return time_s
+
+
+@kernel
+def _live_through(sim: Simulation, row: int, time_s: float) -> None:
+    """Let everything happen that happens at one moment: finishes, faults and repairs, submissions."""
+    state = sim.state
+    passed_s = time_s - state.now_s[row]
+    state.busy_gpu_s[row] += state.busy[row] * passed_s
+    state.down_gpu_s[row] += state.down[row] * passed_s
+    state.now_s[row] = time_s
+    state.moment[row] += 1
+    while state.running[row] > 0 and state.end_s[row, state.run_heap[row, 0]] <= time_s:
+        _finish(sim, row, state.run_heap[row, 0])
+    jobs = sim.scenarios.jobs[state.scenario[row]]
+    if state.finished[row] == jobs:
+        return
+    while state.source_count[row] > 0 and state.source_s[row, state.source_heap[row, 0]] <= time_s:
+        _change_source(sim, row, state.source_heap[row, 0])
+    submit_s = sim.scenarios.submit_s[state.scenario[row]]
+    while state.submitted[row] < jobs and submit_s[state.submitted[row]] <= time_s:
+        job = state.submitted[row]
+        begin_event(sim, row, SUBMIT, job)
+        _enqueue_last(sim, row, job)
+        state.submitted[row] += 1
+        state.job_events[row] += 1
+
+
+@kernel
+def advance(sim: Simulation, row: int) -> bool:
+    """Play a row until a job is due; False when the last job has ended or the simulation is cut off."""
+    state = sim.state
+    jobs = sim.scenarios.jobs[state.scenario[row]]
+    while True:
+        if state.queued[row] > 0 and state.usable[row] > 0:
+            job = next_job(sim, row)
+            if job >= 0:
+                begin_picks(sim, row, job)
+                return True
+        state.current[row] = -1
+        if state.finished[row] == jobs:
+            return False
+        time_s = _next_time_s(sim, row)
+        if time_s > sim.rules.limit_s or time_s == math.inf:
+            return False
+        _live_through(sim, row, time_s)
+
+
+@kernel
+def pass_over(sim: Simulation, row: int) -> None:
+    """Give the current job's picks back and pass it over until the next event."""
+    state = sim.state
+    undo_picks(sim, row)
+    state.passed[row, state.current[row]] = state.moment[row]
+
+
+@kernel
+def wait(sim: Simulation, row: int) -> None:
+    """Let the next event pass instead of placing the current job."""
+    sim.state.decisions[row] += 1
+    sim.state.waited[row] = sim.state.moment[row]
+    pass_over(sim, row)
+
+
+@kernel
+def start(sim: Simulation, row: int) -> bool:
+    """Start the current job on its picks; False if that would break a reservation, and the job is passed over."""
+    state = sim.state
+    job = state.current[row]
+    slowdown = picked_slowdown(sim, row)
+    state.decisions[row] += 1
+    if not keeps_reservation(sim, row, slowdown):
+        pass_over(sim, row)
+        return False
+    _dequeue(sim, row, job)
+    now_s = state.now_s[row]
+    gpus = 0
+    gpu = state.first_gpu[row, job]
+    while gpu >= 0:
+        state.taken[row, sim.cluster.gpu_node[gpu]] = 0
+        gpus += 1
+        gpu = state.gpu_next[row, gpu]
+    overhead_s = sim.rules.restart_s if state.stops[row, job] > 0 else 0.0
+    work_s = sim.scenarios.work_s[state.scenario[row], job] - state.saved_s[row, job]
+    state.overhead_s[row, job] = overhead_s
+    state.slowdown[row, job] = slowdown
+    state.start_s[row, job] = now_s
+    state.end_s[row, job] = now_s + (overhead_s + work_s * slowdown)
+    if state.first_start_s[row, job] < 0.0:
+        state.first_start_s[row, job] = now_s
+    state.busy[row] += gpus
+    push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+    state.job_events[row] += 1
+    log_placement(sim, row, START, job)
+    return True

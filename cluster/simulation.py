@@ -1,0 +1,72 @@
+"""Simulations as Python sees them: made from scenarios, and read out when they have ended."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .outcome import Outcome
+from .scenarios import FaultProcess, Rules, Scenarios
+from .state import Log, Simulation, allocate_log, allocate_state, traits_of
+from .topology import Cluster
+
+
+def simulation_of(
+    cluster: Cluster,
+    scenarios: Scenarios,
+    process: FaultProcess,
+    rules: Rules,
+    *,
+    rows: int = 1,
+    log: Log | None = None,
+) -> Simulation:
+    """Return a simulation of so many clusters at once, none of them reset.
+
+    Args:
+        cluster: The cluster that all rows share.
+        scenarios: What rows can play.
+        process: How faults come and go.
+        rules: Constants.
+        rows: Clusters that are played side by side.
+        log: Where the events of row 0 go; nowhere if left out.
+
+    Raises:
+        ValueError: If a job asks more GPUs than the cluster has.
+    """
+    most = int(scenarios.gpus.max(initial=0))
+    if most > cluster.gpu_node.size:
+        raise ValueError(f"a job asks {most} GPUs of a cluster that has {cluster.gpu_node.size}")
+    return Simulation(
+        cluster=Cluster(*map(np.ascontiguousarray, cluster)),
+        scenarios=Scenarios(*map(np.ascontiguousarray, scenarios)),
+        traits=traits_of(cluster, scenarios),
+        process=process._replace(
+            shape=float(process.shape),
+            repair_mean_s=float(process.repair_mean_s),
+            repair_sigma=float(process.repair_sigma),
+            transient_probability=float(process.transient_probability),
+        ),
+        rules=Rules(*(kind(value) for kind, value in zip(_RULE_TYPES, rules, strict=True))),
+        state=allocate_state(cluster, scenarios, rows),
+        log=log or allocate_log(0, 0),
+    )
+
+
+# One signature for all kernels, whatever a file or a caller wrote: 1 is not 1.0 to the compiler.
+_RULE_TYPES = tuple(Rules.__annotations__.values())
+
+
+def outcome_of(sim: Simulation, rows: NDArray[np.int64] | slice = slice(None)) -> Outcome:
+    """Return copies of what rows have done so far."""
+    state = sim.state
+    return Outcome(
+        finish_s=state.finish_s[rows].copy(),
+        first_start_s=state.first_start_s[rows].copy(),
+        stops=state.stops[rows].copy(),
+        lost_s=state.lost_s[rows].copy(),
+        makespan_s=state.now_s[rows].copy(),
+        busy_gpu_s=state.busy_gpu_s[rows].copy(),
+        down_gpu_s=state.down_gpu_s[rows].copy(),
+        overhead_gpu_s=state.overhead_gpu_s[rows].copy(),
+        finished=state.finished[rows].copy(),
+        job_events=state.job_events[rows].copy(),
+        decisions=state.decisions[rows].copy(),
+    )

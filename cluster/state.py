@@ -1,0 +1,185 @@
+"""What changes in a simulation, as arrays over many clusters at once; one row a cluster."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernel_struct import WHOLE, pack
+from .scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from .topology import Cluster
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+class State(NamedTuple):
+    """Clusters at one moment each. GPUs, nodes and jobs are in the order of the cluster and the scenarios."""
+
+    scenario: Ints  # (rows,) scenario that the row plays
+    now_s: Floats  # (rows,)
+    moment: Ints  # (rows,) counts the moments at which something happened
+    finished: Ints  # (rows,) jobs that ended
+    submitted: Ints  # (rows,) jobs that were submitted
+    head: Ints  # (rows,) first job of the queue, -1 when empty
+    tail: Ints  # (rows,) last job of the queue, -1 when empty
+    queued: Ints  # (rows,) jobs in the queue
+    usable: Ints  # (rows,) GPUs that are up and free
+    busy: Ints  # (rows,) GPUs that serve a job
+    down: Ints  # (rows,) GPUs out of service
+    waited: Ints  # (rows,) moment at which the policy last waited, -1 for never
+    # The decision that is due
+    current: Ints  # (rows,) job to place, -1 for none
+    aged: Ints  # (rows,) 1 if that job has reached the ageing bound
+    shadow_s: Floats  # (rows,) a job that takes more than `extra` GPUs must end by then
+    extra: Ints  # (rows,) GPUs that the reservation leaves over
+    need: Ints  # (rows,) GPUs still to pick
+    picked_nodes: Ints  # (rows,) nodes of the picks
+    picked_rack: Ints  # (rows,) their rack; -1 for none, -2 for several
+    picked_speed: Floats  # (rows,) slowest speed of the picks
+    picked_intra: Floats  # (rows,) slowest bandwidth inside a node that gives two or more GPUs
+    picked_nic: Floats  # (rows,) slowest bandwidth of a node
+    picked_uplink: Floats  # (rows,) slowest bandwidth of a rack
+    picked_hazard: Floats  # (rows,) sum of the picks' fault rates
+    # Sums
+    busy_gpu_s: Floats  # (rows,)
+    down_gpu_s: Floats  # (rows,)
+    overhead_gpu_s: Floats  # (rows,) restarts of runs that then finished
+    job_events: NDArray[np.int64]  # (rows,)
+    decisions: NDArray[np.int64]  # (rows,)
+    # Nodes
+    free: Ints  # (rows, nodes) usable GPUs
+    taken: Ints  # (rows, nodes) picks for the current job
+    trial_free: Ints  # (rows, nodes) scratch: usable GPUs at a moment that is imagined
+    trial_order: Ints  # (rows, nodes) scratch: nodes by usable GPUs, most first
+    trial_bit: Ints  # (rows, nodes) scratch: their places among the nodes with usable GPUs
+    trial_set: Ints  # (rows, nodes) scratch: nodes of a set, in the order in which they give
+    best_set: Ints  # (rows, nodes) scratch: the best such set found
+    # GPUs
+    gpu_job: Ints  # (rows, gpus) job that holds it, -1 when free
+    gpu_down: Ints  # (rows, gpus) fault sources that hold it out of service
+    gpu_next: Ints  # (rows, gpus) next GPU of the same job, -1 at the end
+    # Fault sources
+    source_s: Floats  # (rows, sources) time of the next fault or repair
+    source_k: Ints  # (rows, sources) faults so far
+    source_failed: Ints  # (rows, sources) 1 while it holds its GPUs out of service
+    source_heap: Ints  # (rows, sources) heap of sources by `source_s`
+    source_place: Ints  # (rows, sources) place of a source in that heap, -1 if it never fails
+    source_count: Ints  # (rows,) size of that heap
+    # Jobs
+    guess_s: Floats  # (rows, jobs) the estimate, doubled whenever it was outlived
+    saved_s: Floats  # (rows, jobs) work that checkpoints hold
+    start_s: Floats  # (rows, jobs) last start
+    end_s: Floats  # (rows, jobs) true end of the run in progress
+    overhead_s: Floats  # (rows, jobs) restart cost of the run in progress
+    slowdown: Floats  # (rows, jobs) run time over work on the present placement
+    queued_s: Floats  # (rows, jobs) when it came into the queue
+    first_start_s: Floats  # (rows, jobs) -1 before
+    finish_s: Floats  # (rows, jobs)
+    lost_s: Floats  # (rows, jobs)
+    stops: Ints  # (rows, jobs)
+    passed: Ints  # (rows, jobs) moment at which it was passed over, -1 for never
+    next_job: Ints  # (rows, jobs) towards the tail of the queue
+    previous_job: Ints  # (rows, jobs) towards the head
+    first_gpu: Ints  # (rows, jobs) first GPU of its placement, -1 for none
+    run_heap: Ints  # (rows, jobs) heap of running jobs by `end_s`
+    run_place: Ints  # (rows, jobs) place of a job in that heap, -1 when it does not run
+    running: Ints  # (rows,) size of that heap
+    ends_s: Floats  # (rows, jobs) scratch: expected ends of running jobs, in order
+    ends_job: Ints  # (rows, jobs) scratch: the job of each
+
+
+class Traits(NamedTuple):
+    """What follows from the scenarios alone."""
+
+    max_speed: Floats  # (scenarios,)
+    node_hazard_per_s: Floats  # (scenarios, nodes) mean over the node's GPUs
+    lemon: Ints  # (scenarios, nodes) 1 where that is over LEMON_FACTOR times the lower median of the nodes
+
+
+LEMON_FACTOR = 5.0
+
+
+def traits_of(cluster: Cluster, scenarios: Scenarios) -> Traits:
+    """Return the traits of each scenario."""
+    hazard = np.add.reduceat(scenarios.hazard_per_s, cluster.first_gpu[:-1], axis=1) / np.diff(cluster.first_gpu)
+    median = np.sort(hazard, axis=1)[:, (hazard.shape[1] - 1) // 2, None]
+    lemon = (hazard > LEMON_FACTOR * median).astype(np.int32)
+    return Traits(scenarios.speed.max(axis=1), np.ascontiguousarray(hazard), lemon)
+
+
+class Log(NamedTuple):
+    """Events of row 0, kept if the arrays have room; empty arrays keep nothing."""
+
+    time_s: Floats  # (events,)
+    kind: Ints  # (events,) index of EVENT_KINDS
+    job: Ints  # (events,) -1 for none
+    first_gpu: Ints  # (events + 1,) GPUs of event i are gpus[first_gpu[i]:first_gpu[i + 1]]
+    gpus: Ints  # (entries,)
+    size: Ints  # (2,) events kept; 1 if there was no room for more
+
+
+class Simulation:
+    """Everything that a kernel needs to play clusters; kernels read it through `address`."""
+
+    __slots__ = ("_table", "address", "cluster", "log", "process", "rules", "scenarios", "state", "traits")
+    _numba_type_ = WHOLE
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        scenarios: Scenarios,
+        traits: Traits,
+        process: FaultProcess,
+        rules: Rules,
+        state: State,
+        log: Log,
+    ) -> None:
+        self.cluster, self.scenarios, self.traits, self.process = cluster, scenarios, traits, process
+        self.rules, self.state, self.log = rules, state, log
+        parts = {name: getattr(self, name) for name in Simulation.__init__.__annotations__ if name != "return"}
+        self._table = pack(parts)
+        self.address = int(self._table.ctypes.data)
+
+
+_PER = {
+    "nodes": ("free", "taken", "trial_free", "trial_order", "trial_bit", "trial_set", "best_set"),
+    "gpus": ("gpu_job", "gpu_down", "gpu_next"),
+    "sources": ("source_s", "source_k", "source_failed", "source_heap", "source_place"),
+    "jobs": (
+        "guess_s", "saved_s", "start_s", "end_s", "overhead_s", "slowdown", "queued_s", "first_start_s", "finish_s",
+        "lost_s", "stops", "passed", "next_job", "previous_job", "first_gpu", "run_heap", "run_place", "ends_s",
+        "ends_job",
+    ),
+}  # fmt: skip
+_LONG = ("job_events", "decisions")
+_FLOATS = ("slowdown", "picked_speed", "picked_intra", "picked_nic", "picked_uplink", "picked_hazard")
+
+
+def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int) -> State:
+    """Return zeroed state for so many clusters; `reset` of the engine fills it."""
+    sizes = {
+        "nodes": cluster.speed.size,
+        "gpus": cluster.gpu_node.size,
+        "sources": fault_sources(cluster),
+        "jobs": scenarios.gpus.shape[1],
+    }
+    axis = {name: sizes[per] for per, names in _PER.items() for name in names}
+
+    def zeros(name: str) -> NDArray[np.generic]:
+        dtype: type = np.float64 if name.endswith("_s") or name in _FLOATS else np.int32
+        return np.zeros((rows, axis[name]) if name in axis else rows, np.int64 if name in _LONG else dtype)
+
+    return State(**{name: zeros(name) for name in State._fields})  # type: ignore[arg-type]
+
+
+def allocate_log(events: int, entries: int) -> Log:
+    """Return a log with room for so many events that name so many GPUs together."""
+    return Log(
+        time_s=np.zeros(events),
+        kind=np.zeros(events, dtype=np.int32),
+        job=np.zeros(events, dtype=np.int32),
+        first_gpu=np.zeros(events + 1, dtype=np.int32),
+        gpus=np.zeros(entries, dtype=np.int32),
+        size=np.zeros(2, dtype=np.int32),
+    )
