@@ -4,7 +4,7 @@ import math
 
 from ..cluster.compiled import kernel
 from ..cluster.order import expected_run_s, may_wait, sort_expected_ends
-from ..cluster.placing import slowdown_of, take_node
+from ..cluster.placing import order_nodes, slowdown_of, take_node
 from ..cluster.scenarios import expected_fault_loss_s
 from ..cluster.state import Simulation
 
@@ -12,26 +12,6 @@ ALL_SETS = 8  # up to so many nodes with free GPUs all sets are looked at
 TIE = 1e-9  # run times that differ by less, relatively, are equal: they come out of different sums
 
 expected_loss_s = kernel(expected_fault_loss_s)
-
-
-@kernel
-def order_nodes(sim: Simulation, row: int) -> int:
-    """Write the nodes with GPUs in `trial_free` into `trial_order`, most first; return their number."""
-    state = sim.state
-    free, order, bit = state.trial_free, state.trial_order, state.trial_bit
-    count = 0
-    for node in range(free.shape[1]):
-        if free[row, node] <= 0:
-            continue
-        at = count
-        while at > 0 and free[row, order[row, at - 1]] < free[row, node]:
-            order[row, at] = order[row, at - 1]
-            bit[row, at] = bit[row, at - 1]
-            at -= 1
-        order[row, at] = node
-        bit[row, at] = count
-        count += 1
-    return count
 
 
 @kernel

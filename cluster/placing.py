@@ -167,3 +167,23 @@ def undo_picks(sim: Simulation, row: int) -> None:
         state.taken[row, node] = 0
         gpu = state.gpu_next[row, gpu]
     begin_picks(sim, row, job)
+
+
+@kernel
+def order_nodes(sim: Simulation, row: int) -> int:
+    """Write the nodes with GPUs in `trial_free` into `trial_order`, most first; return their number."""
+    state = sim.state
+    free, order, bit = state.trial_free, state.trial_order, state.trial_bit
+    count = 0
+    for node in range(free.shape[1]):
+        if free[row, node] <= 0:
+            continue
+        at = count
+        while at > 0 and free[row, order[row, at - 1]] < free[row, node]:
+            order[row, at] = order[row, at - 1]
+            bit[row, at] = bit[row, at - 1]
+            at -= 1
+        order[row, at] = node
+        bit[row, at] = count
+        count += 1
+    return count

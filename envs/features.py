@@ -1,0 +1,249 @@
+"""The `full` observation, compiled. What is written, and in which order, stands in envs/layout.py."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.compiled import kernel
+from ..cluster.order import estimated_work_s, expected_end_s, expected_run_s, may_wait
+from ..cluster.placing import SEVERAL_RACKS, order_nodes, slowdown_of
+from ..cluster.state import Simulation
+from .layout import CLIP, GLOBALS, LOOK_AHEAD, NODE_FEATURES
+
+Rows = NDArray[np.float32]
+GLOBAL_COUNT, NODE_COUNT = len(GLOBALS), len(NODE_FEATURES)
+FIRST_END, LAST_END, RUN, RUN_OVER_BEST, BEST, END_OVER_LAST, COMMITTED, SPEED_EXCESS = (
+    NODE_FEATURES.index(name)
+    for name in (
+        "first_end", "last_end", "run", "run_over_best", "best", "end_over_last", "committed", "speed_excess",
+    )
+)  # fmt: skip
+AHEAD = GLOBALS.index("ahead_gpus_0")
+NEXT_END, LAST_OF_ALL, MEAN_END = (GLOBALS.index(name) for name in ("next_end", "last_end", "mean_end"))
+
+
+@kernel
+def _clip(value: float) -> float:
+    return min(max(value, -CLIP), CLIP)
+
+
+@kernel
+def _run_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_speed: float) -> tuple[float, float]:
+    """Return run time and slowest speed if the picks go on with a node and then with those of at least a speed.
+
+    After the node, those with most usable GPUs come first, as they stand in `trial_order`. The run time is inf if
+    that does not hold the job.
+    """
+    state, cluster = sim.state, sim.cluster
+    scenario, job = state.scenario[row], state.current[row]
+    speeds = sim.scenarios.speed
+    need = state.need[row]
+    count, several = state.picked_nodes[row], state.picked_rack[row] == SEVERAL_RACKS
+    rack, speed = state.picked_rack[row], state.picked_speed[row]
+    intra, nic, uplink = state.picked_intra[row], state.picked_nic[row], state.picked_uplink[row]
+    for place in range(-1, nodes):
+        other = node if place < 0 else state.trial_order[row, place]
+        if place >= 0 and (other == node or speeds[scenario, other] < least_speed):
+            continue
+        gives = min(need, state.free[row, other])
+        need -= gives
+        count += state.taken[row, other] == 0
+        speed = min(speed, speeds[scenario, other])
+        if sim.rules.ring:
+            if gives + state.taken[row, other] > 1:
+                intra = min(intra, cluster.intra_bytes_per_s[other])
+            nic = min(nic, cluster.nic_bytes_per_s[other])
+            several = several or (rack >= 0 and rack != cluster.node_rack[other])
+            rack = cluster.node_rack[other]
+            uplink = min(uplink, cluster.uplink_bytes_per_s[rack])
+        if need == 0:
+            break
+    if need > 0:
+        return math.inf, speed
+    slowdown = slowdown_of(sim, scenario, job, count, speed, intra, nic, uplink if several else math.inf)
+    return expected_run_s(sim, row, job, slowdown), speed
+
+
+@kernel
+def best_completion(sim: Simulation, row: int, node: int, nodes: int) -> tuple[float, float]:
+    """Return the shortest run time, and its slowest speed, if the picks of the current job go on with a node.
+
+    `trial_order` must hold the `nodes` nodes with usable GPUs. All speeds not above the node's and the picks' are
+    tried as the least that the other nodes must have.
+    """
+    state = sim.state
+    scenario = state.scenario[row]
+    speed = min(state.picked_speed[row], sim.scenarios.speed[scenario, node])
+    best_s, best_speed = _run_with_rest(sim, row, node, nodes, speed)
+    if state.free[row, node] >= state.need[row]:
+        return best_s, best_speed
+    while True:
+        slower = 0.0
+        for other in range(sim.cluster.speed.size):
+            if slower < sim.scenarios.speed[scenario, other] < speed:
+                slower = sim.scenarios.speed[scenario, other]
+        if slower == 0.0:
+            return best_s, best_speed
+        speed = slower
+        run_s, slowest = _run_with_rest(sim, row, node, nodes, speed)
+        if run_s < best_s:
+            best_s, best_speed = run_s, slowest
+
+
+@kernel
+def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, items: int) -> float:
+    """Write when running jobs are expected to end, for the cluster and each node; return the last time from now."""
+    state = sim.state
+    now_s = state.now_s[row]
+    first_s, last_s, sum_s = math.inf, 0.0, 0.0
+    for i in range(state.running[row]):
+        job = state.run_heap[row, i]
+        left_s = expected_end_s(sim, row, job) - now_s
+        first_s, last_s = min(first_s, left_s), max(last_s, left_s)
+        left = np.float32(_clip(left_s / unit_s))
+        gpu = state.first_gpu[row, job]
+        while gpu >= 0:
+            sum_s += left_s
+            node = items + NODE_COUNT * sim.cluster.gpu_node[gpu]
+            out[at, node + FIRST_END] = min(out[at, node + FIRST_END], left)
+            out[at, node + LAST_END] = max(out[at, node + LAST_END], left)
+            gpu = state.gpu_next[row, gpu]
+    out[at, NEXT_END] = _clip(first_s / unit_s) if first_s < math.inf else 0.0
+    out[at, LAST_OF_ALL] = _clip(last_s / unit_s)
+    out[at, MEAN_END] = _clip(sum_s / unit_s / state.gpu_job.shape[1])
+    return last_s
+
+
+@kernel
+def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows, at: int) -> None:
+    """Write the first jobs of the queue behind the current one."""
+    state = sim.state
+    scenario, current = state.scenario[row], state.current[row]
+    job = state.head[row]
+    for i in range(LOOK_AHEAD):
+        if job == current:
+            job = state.next_job[row, job]
+        if job < 0:
+            out[at, AHEAD + 2 * i] = 0.0
+            out[at, AHEAD + 2 * i + 1] = 0.0
+            continue
+        out[at, AHEAD + 2 * i] = _clip(sim.scenarios.gpus[scenario, job] / size)
+        out[at, AHEAD + 2 * i + 1] = _clip(estimated_work_s(sim, row, job) / unit_s)
+        job = state.next_job[row, job]
+
+
+@kernel
+def _write_capacity(sim: Simulation, row: int, out: Rows, at: int, first: int) -> None:
+    """Write how many GPUs and wholly free nodes of the highest and the lowest speed are usable, as shares."""
+    state, cluster = sim.state, sim.cluster
+    speeds = sim.scenarios.speed[state.scenario[row]]
+    high, low = sim.traits.max_speed[state.scenario[row]], math.inf
+    for node in range(speeds.size):
+        low = min(low, speeds[node])
+    for i in range(2):
+        speed = high if i == 0 else low
+        usable, gpus, empty, nodes = 0, 0, 0, 0
+        for node in range(speeds.size):
+            if speeds[node] == speed:
+                size = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
+                usable += state.free[row, node]
+                gpus += size
+                empty += state.free[row, node] == size
+                nodes += 1
+        out[at, first + i] = usable / gpus
+        out[at, first + 2 + i] = empty / nodes
+
+
+@kernel
+def _write_globals(
+    sim: Simulation, row: int, unit_s: float, waiting_s: float, best_s: float, best_speed: float, out: Rows, at: int
+) -> None:
+    """Write the features of job, picks, cluster and queue, in the order of GLOBALS; ends stand there already."""
+    state = sim.state
+    scenario, job = state.scenario[row], state.current[row]
+    high = sim.traits.max_speed[scenario]
+    cluster_gpus = state.gpu_job.shape[1]
+    size, largest = 1, 0
+    for node in range(sim.cluster.speed.size):
+        size = max(size, sim.cluster.first_gpu[node + 1] - sim.cluster.first_gpu[node])
+        largest = max(largest, state.free[row, node])
+    gpus = sim.scenarios.gpus[scenario, job]
+    out[at, 0] = _clip(gpus / size)
+    out[at, 1] = math.log2(gpus) / 5.0
+    out[at, 2] = state.need[row] / gpus
+    out[at, 3] = _clip(estimated_work_s(sim, row, job) / unit_s)
+    out[at, 4] = 1.0 if state.stops[row, job] > 0 else 0.0
+    out[at, 5] = _clip(state.saved_s[row, job] / unit_s)
+    out[at, 6] = _clip(float(state.picked_nodes[row]))
+    out[at, 7] = state.picked_speed[row] / high if state.picked_nodes[row] > 0 else 1.0
+    out[at, 8] = _clip(best_s / unit_s)
+    out[at, 9] = best_speed / high
+    out[at, 10] = state.usable[row] / cluster_gpus
+    out[at, 11] = state.busy[row] / cluster_gpus
+    out[at, 12] = state.down[row] / cluster_gpus
+    _write_capacity(sim, row, out, at, 13)
+    out[at, 17] = largest / size
+    out[at, 18] = math.log1p(float(state.queued[row])) / 4.0
+    out[at, 19] = _clip(waiting_s / unit_s / cluster_gpus / 4.0)
+    out[at, 23] = 1.0 if may_wait(sim, row) else 0.0
+    _write_queue(sim, row, unit_s, size, out, at)
+
+
+@kernel
+def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, at: int, first: int) -> None:
+    """Write what does not depend on other nodes."""
+    state, cluster = sim.state, sim.cluster
+    scenario = state.scenario[row]
+    size = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
+    free, taken, need = state.free[row, node], state.taken[row, node], state.need[row]
+    down, busy = 0, 0
+    for gpu in range(cluster.first_gpu[node], cluster.first_gpu[node + 1]):
+        down += state.gpu_down[row, gpu] > 0
+        busy += state.gpu_job[row, gpu] >= 0
+    gives = min(need, free)
+    speed = sim.scenarios.speed[scenario, node]
+    out[at, first] = free / size
+    out[at, first + 1] = 1.0 if free >= need else 0.0
+    out[at, first + 2] = gives / size
+    out[at, first + 3] = (free - gives) / size
+    out[at, first + 4] = speed / sim.traits.max_speed[scenario]
+    out[at, first + 5] = 1.0 if speed < state.picked_speed[row] and state.picked_nodes[row] > 0 else 0.0
+    faults = gives * sim.traits.node_hazard_per_s[scenario, node] * run_s if gives > 0 else 0.0
+    out[at, first + 6] = _clip(faults)
+    out[at, first + 7] = sim.traits.lemon[scenario, node]
+    out[at, first + 8] = taken / size
+    out[at, first + 9] = down / size
+    out[at, first + 10] = (busy - taken) / size
+    out[at, first + NODE_COUNT - 1] = gives / need
+
+
+@kernel
+def write_full(
+    sim: Simulation, row: int, unit_s: float, waiting_s: float, out: Rows, at: int, scratch: Rows, items: int
+) -> None:
+    """Write the global features into row `at` of `out` and the nodes' features into `scratch` from `items` on.
+
+    `scratch` is `out` itself if the items are nodes. A job must be due.
+
+    Args:
+        sim: The simulation.
+        row: Row of the decision.
+        unit_s: Unit of times.
+        waiting_s: GPU-seconds of estimated work that waits.
+        out: Observations, shape (rows, size).
+        at: Row of `out` and `scratch`.
+        scratch: Where nodes are written, shape (rows, at least items + nodes x features).
+        items: First column of the nodes.
+    """
+    state = sim.state
+    scenario, job = state.scenario[row], state.current[row]
+    nodes = state.free.shape[1]
+    cluster_gpus = state.gpu_job.shape[1]
+    for node in range(nodes):
+        state.trial_free[row, node] = state.free[row, node]
+        scratch[at, items + NODE_COUNT * node + FIRST_END] = CLIP
+        scratch[at, items + NODE_COUNT * node + LAST_END] = 0.0
+    places = order_nodes(sim, row)
+    last_s = _write_ends(sim, row, unit_s, out, at, items) if scratch is out else 0.0
+    best_s, best_speed = math.inf, 0.0
