@@ -1,0 +1,153 @@
+"""Fault models against their closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from longshore.cluster.faults import FAULT_MODELS
+from longshore.cluster.faults.configuration import DEFAULT_HAZARD_PER_S, REPAIR_MEAN_S, REPAIR_SIGMA, FaultDraw
+from longshore.cluster.faults.correlated import Correlated, correlated
+from longshore.cluster.faults.exponential import Exponential, exponential
+from longshore.cluster.faults.lemon import Lemon, lemon
+from longshore.cluster.faults.replay import Outages, replay
+from longshore.cluster.faults.weibull import Weibull, weibull
+from longshore.cluster.random import uniform
+from longshore.cluster.scenarios import fault_sources
+from longshore.cluster.topology import Cluster, grid_cluster
+
+CLUSTER = grid_cluster(6, 4, nodes_per_rack=4)  # two racks, of 4 and of 2 nodes
+GPUS = 24
+HAZARD_PER_S = np.linspace(1e-6, 3e-6, GPUS)
+MODELS = [name for name, model in FAULT_MODELS.items() if model.configuration is not None]
+
+
+def up_times_s(rates: np.ndarray, shape: float, source: int, seed: int, count: int) -> np.ndarray:
+    """Return up times by the definition of docs/simulator.md."""
+    scale = 1 / (rates[source] * math.gamma(1 + 1 / shape))
+    return np.array([(-math.log(uniform(seed, source, 4 * k))) ** (1 / shape) * scale for k in range(count)])
+
+
+def draw(name: str, seed: int = 0, cluster: Cluster = CLUSTER, hazard_per_s: np.ndarray = HAZARD_PER_S) -> FaultDraw:
+    model = FAULT_MODELS[name]
+    assert model.configuration is not None
+    return model.build(cluster, hazard_per_s, model.configuration(model=name), seed)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_seed_gives_the_same_faults(name: str) -> None:
+    (rates, process), (again, process_again) = draw(name, 5), draw(name, 5)
+    assert np.array_equal(rates, again)
+    assert process[:4] == process_again[:4]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_names_itself_and_rates_every_source(name: str) -> None:
+    rates, process = draw(name)
+    assert rates.shape == (fault_sources(CLUSTER),)
+    assert (process.outage_first == 0).all()
+    assert (rates >= 0).all()
+
+
+@pytest.mark.parametrize("name", ["exponential", "weibull", "correlated"])
+def test_a_model_has_as_many_faults_as_the_hazards_say(name: str) -> None:
+    rates, _ = draw(name)
+    assert np.isclose(rates.sum(), HAZARD_PER_S.sum(), rtol=1e-12)
+
+
+def test_no_source_fails_without_faults() -> None:
+    assert not draw("none")[0].any()
+
+
+@pytest.mark.parametrize(("name", "shape"), [("exponential", 1.0), ("weibull", 0.62)])
+def test_up_times_have_the_mean_and_the_spread_of_the_closed_form(name: str, shape: float) -> None:
+    rates, process = draw(name)
+    up_s = up_times_s(rates, process.shape, 7, 11, 40000)
+    spread = math.sqrt(math.gamma(1 + 2 / shape) / math.gamma(1 + 1 / shape) ** 2 - 1)
+    assert process.shape == shape
+    assert np.isclose(up_s.mean() * HAZARD_PER_S[7], 1, atol=4 * spread / 200)
+    assert np.isclose(up_s.std() / up_s.mean(), spread, rtol=0.05)
+
+
+def test_by_default_a_node_of_8_gpus_has_the_faults_of_the_trace() -> None:
+    cluster = grid_cluster(1000, 8)
+    rates, _ = draw("exponential", 0, cluster, np.full(8000, DEFAULT_HAZARD_PER_S))
+    assert np.isclose(rates.sum() * 86400, 4.2)
+
+
+def test_the_default_repair_has_the_median_of_the_trace() -> None:
+    median_s = REPAIR_MEAN_S * math.exp(-(REPAIR_SIGMA**2) / 2)
+    assert np.isclose(median_s, 20 * 3600, rtol=1e-3)
+
+
+def test_lemons_are_as_many_and_as_bad_as_in_the_trace() -> None:
+    cluster = grid_cluster(4000, 2)
+    rates, _ = draw("lemon", 3, cluster, np.full(8000, 1e-7))
+    of_node = rates[:8000].reshape(-1, 2).sum(axis=1)
+    bad = of_node > 2e-7
+    assert np.isclose(bad.mean(), 0.05, atol=4 * math.sqrt(0.05 * 0.95 / 4000))
+    assert np.isclose(of_node[bad][0] / of_node[~bad][0], 6.17)
+    # With exactly 5 % of lemons the share of faults would be 24.5 %; the total stays what the hazards say.
+    assert np.isclose(0.05 * of_node[bad][0] / (0.05 * of_node[bad][0] + 0.95 * of_node[~bad][0]), 0.245, atol=1e-3)
+    assert np.isclose(0.05 * of_node[bad][0] + 0.95 * of_node[~bad][0], 2e-7)
+
+
+def test_another_seed_has_other_lemons_all_of_whole_nodes() -> None:
+    configuration = Lemon(lemon_share=0.5)
+    draws = [lemon(CLUSTER, np.full(GPUS, 1e-6), configuration, seed)[0][:GPUS].reshape(6, 4) for seed in range(20)]
+    assert all((rates == rates[:, :1]).all() for rates in draws)
+    assert len({tuple(rates[:, 0]) for rates in draws}) > 10
+
+
+def test_shares_of_correlated_faults_hit_nodes_and_racks() -> None:
+    rates, _ = correlated(CLUSTER, np.full(GPUS, 1e-6), Correlated(node_share=0.5, rack_share=0.25), 0)
+    assert np.allclose(rates[:GPUS], 0.25e-6)
+    assert np.allclose(rates[GPUS : GPUS + 6], 4 * 0.5e-6)
+    assert np.allclose(rates[GPUS + 6 :], [16 * 0.25e-6, 8 * 0.25e-6])
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_correlated_shares_over_1_are_refused(node_share: float, rack_share: float) -> None:
+    if node_share + rack_share > 1:
+        with pytest.raises(ValidationError, match="over 1"):
+            Correlated(node_share=node_share, rack_share=rack_share)
+    else:
+        configuration = Correlated(node_share=node_share, rack_share=rack_share)
+        assert (correlated(CLUSTER, HAZARD_PER_S, configuration, 0)[0] >= 0).all()
+
+
+def test_what_follows_a_fault_is_taken_from_the_configuration() -> None:
+    configuration = Exponential(transient_probability=0.25, repair_mean_s=7.0, repair_sigma=0.0)
+    _, process = exponential(CLUSTER, HAZARD_PER_S, configuration, 0)
+    assert process[:4] == (1.0, 7.0, 0.0, 0.25)
+    assert weibull(CLUSTER, HAZARD_PER_S, Weibull(shape=2.0), 0)[1].shape == 2.0
+
+
+def outages(first: list[int], start_s: list[float], end_s: list[float]) -> Outages:
+    return Outages(np.array(first, dtype=np.int32), np.array(start_s), np.array(end_s))
+
+
+def test_replayed_outages_are_kept_and_nothing_else_fails() -> None:
+    cluster = grid_cluster(1, 1)  # sources: GPU, node, rack
+    rates, process = replay(cluster, np.ones(1), outages([0, 0, 2, 2], [5.0, 20.0], [10.0, 30.0]), 0)
+    assert not rates.any()
+    assert process.outage_first.tolist() == [0, 0, 2, 2]
+    assert process.outage_end_s.tolist() == [10.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "start_s", "end_s"),
+    [
+        ([0, 1], [1.0], [2.0]),  # sources are missing
+        ([0, 0, 2, 3], [1.0, 5.0], [2.0, 6.0]),  # more outages than there are
+        ([0, 0, 2, 2], [5.0, 1.0], [6.0, 2.0]),  # out of order
+        ([0, 0, 2, 2], [1.0, 2.0], [3.0, 4.0]),  # overlapping
+        ([0, 0, 1, 1], [2.0], [1.0]),  # ends before it starts
+    ],
+)
+def test_impossible_outages_are_refused(first: list[int], start_s: list[float], end_s: list[float]) -> None:
+    with pytest.raises(ValueError, match="outages"):
+        replay(grid_cluster(1, 1), np.ones(1), outages(first, start_s, end_s), 0)

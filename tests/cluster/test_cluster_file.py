@@ -1,0 +1,215 @@
+"""Cluster files: what they mean, and what is said about those that cannot be used."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.cluster.cluster_file import ClusterSetup, draw_faults, read_cluster
+from longshore.cluster.errors import InputError
+from longshore.cluster.faults.lemon import Lemon
+from longshore.cluster.hetero64 import fault_process, rules
+from longshore.cluster.topology import grid_cluster
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GOOD = """\
+node_types:
+  v100:
+    gpus: 4
+    peak_flops: 125e12
+    memory_bytes: 32e9
+  a100:
+    gpus: 2
+    peak_flops: 250e12
+    memory_bytes: 80e9
+    nic_bytes_per_s: 25e9
+    hazard_per_s: 2e-7
+racks:
+  - count: 2
+    nodes:
+      - type: v100
+      - {type: a100, count: 2, hazard_per_s: 3e-7}
+  - uplink_bytes_per_s: 1e9
+    nodes:
+      - {type: a100, name: last}
+faults:
+  model: lemon
+"""
+
+
+def read(text: str | bytes, folder: Path) -> ClusterSetup:
+    path = folder / "c.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_cluster(path)
+
+
+def test_racks_nodes_and_gpus_stand_in_the_order_of_the_file(tmp_path: Path) -> None:
+    setup = read(GOOD, tmp_path)
+    cluster = setup.cluster
+    assert cluster.first_gpu.tolist() == [0, 4, 6, 8, 12, 14, 16, 18]
+    assert cluster.gpu_node.tolist() == [0] * 4 + [1] * 2 + [2] * 2 + [3] * 4 + [4] * 2 + [5] * 2 + [6] * 2
+    assert cluster.first_node.tolist() == [0, 3, 6, 7]
+    assert cluster.node_rack.tolist() == [0, 0, 0, 1, 1, 1, 2]
+    assert [setup.type_names[i] for i in cluster.node_type] == ["v100", "a100", "a100", "v100", "a100", "a100", "a100"]
+    assert setup.node_names[3:] == ("rack1-node0", "rack1-node1", "rack1-node2", "last")
+    assert cluster.speed.tolist() == [1, 2, 2, 1, 2, 2, 2]
+    assert cluster.nic_bytes_per_s.tolist() == [12.5e9, 25e9, 25e9, 12.5e9, 25e9, 25e9, 25e9]
+    assert cluster.uplink_bytes_per_s.tolist() == [50e9, 50e9, 1e9]
+    assert setup.hazard_per_s[[4, 7, 16]].tolist() == [3e-7, 3e-7, 2e-7]
+    assert setup.faults == Lemon()
+    assert setup.name == "c"
+
+
+def test_arrays_have_the_types_that_compiled_code_expects(tmp_path: Path) -> None:
+    expected = grid_cluster(2, 2)
+    for field, array in read(GOOD, tmp_path).cluster._asdict().items():
+        assert array.dtype == getattr(expected, field).dtype, field
+
+
+def test_speed_counts_from_the_reference_type_and_can_be_set(tmp_path: Path) -> None:
+    text = GOOD.replace("  a100:\n", "  a100:\n    speed: 3\n") + "reference_type: a100\n"
+    setup = read(text, tmp_path)
+    assert setup.cluster.speed[:2].tolist() == [0.5, 3]
+    assert (setup.rules.reference_gpus, setup.rules.reference_nic_bytes_per_s) == (2, 25e9)
+
+
+def test_without_a_faults_section_nothing_fails(tmp_path: Path) -> None:
+    setup = read(GOOD.split("faults")[0], tmp_path)
+    assert not draw_faults(setup, 1)[0].any()
+
+
+def test_checkpoints_can_be_left_out(tmp_path: Path) -> None:
+    assert read(GOOD + "checkpoint_s: .inf\n", tmp_path).rules.checkpoint_s == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "racks"), [("small", 64, 2), ("hetero64", 64, 1), ("large", 4096, 32), ("philly64", 64, 2)]
+)
+def test_every_example_can_be_used(name: str, gpus: int, racks: int) -> None:
+    setup = read_cluster(EXAMPLES / f"{name}.yaml")
+    rates, _ = draw_faults(setup, 0)
+    assert (setup.name, setup.cluster.gpu_node.size, setup.cluster.first_node.size - 1) == (name, gpus, racks)
+    assert rates.shape == (gpus + setup.cluster.speed.size + racks,)
+    assert rates.any()
+
+
+def test_the_example_hetero64_is_a_draw_of_the_preset() -> None:
+    setup = read_cluster(EXAMPLES / "hetero64.yaml")
+    rates, process = draw_faults(setup, 0)
+    speed = np.array([2.5, 1, 2.5, 1, 1, 2.5, 1, 2.5])
+    assert setup.rules == rules()
+    assert process[:4] == fault_process()[:4]
+    assert np.allclose(1 / rates[:64] / 3600, np.repeat([1500.0] * 3 + [60.0] + [1500.0] * 4, 8))
+    # But for the number of the type, which follows the order of the file.
+    expected = grid_cluster(8, 8, speed=speed)._replace(node_type=setup.cluster.node_type)
+    for field, array in expected._asdict().items():
+        assert np.array_equal(array, getattr(setup.cluster, field)), field
+
+
+def test_every_example_stands_in_the_folder() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} >= {"small", "hetero64", "large", "philly64"}
+
+
+WRONG = [
+    ("gpus: 4", "gpuz: 4", "c.yaml:3:node_types.v100.gpuz: unknown key; did you mean 'gpus'?"),
+    (
+        "gpus: 4",
+        "gpus: 0",
+        "c.yaml:3:node_types.v100.gpus: '0' cannot be used; it should be greater than or equal to 1",
+    ),
+    ("gpus: 4", "gpus: 1000000000000", "c.yaml:3:node_types.v100.gpus: '1000000000000' cannot be used; it should be"),
+    ("gpus: 4", "gpus: two", "c.yaml:3:node_types.v100.gpus: 'two' cannot be used; it should be a valid integer"),
+    ("gpus: 4", "gpus: true", "c.yaml:3:node_types.v100.gpus: 'true' cannot be used"),
+    ("gpus: 4", "gpus: 2.5", "c.yaml:3:node_types.v100.gpus: '2.5' cannot be used"),
+    ("    gpus: 4\n", "", "c.yaml:2:node_types.v100.gpus: is missing; add it"),
+    ("peak_flops: 125e12", "peak_flops: 1e400", "c.yaml:4:node_types.v100.peak_flops: '1e400' cannot be used"),
+    ("peak_flops: 125e12", "peak_flops: .nan", "c.yaml:4:node_types.v100.peak_flops: '.nan' cannot be used"),
+    ("peak_flops: 125e12", "peak_flops: -1", "c.yaml:4:node_types.v100.peak_flops: '-1' cannot be used"),
+    ("peak_flops: 125e12", "peak_flops: 1" + "0" * 5000, "c.yaml: not YAML: Exceeds the limit"),
+    ("peak_flops: 125e12", "peak_flops: 1" + "0" * 400, "c.yaml:4:node_types.v100.peak_flops: '1000000"),
+    ("- type: v100", "- type: v10", "c.yaml:15:racks.0.nodes.0.type: 'v10' is not a node type; did you mean 'v100'?"),
+    ("count: 2, hazard", "cuont: 2, hazard", "c.yaml:16:racks.0.nodes.1.cuont: unknown key; did you mean 'count'?"),
+    ("- count: 2\n", "- count: 900000\n", "c.yaml:12:racks: the cluster has 7200002 GPUs; write counts that give"),
+    ("name: last", "name: rack0-node0", "two nodes are called 'rack0-node0'; give each another name"),
+    (
+        "name: last",
+        "name: last, count: 3",
+        "c.yaml:19:racks.1.nodes.0: the name 'last' cannot stand for 3 nodes;",
+    ),
+    ("model: lemon", "model: lemons", "c.yaml:21:faults.model: 'lemons' is not a fault model; did you mean 'lemon'?"),
+    ("model: lemon", "model: replay", "c.yaml:21:faults.model: 'replay' takes its outages from a fault trace; give"),
+    ("model: lemon", "modle: lemon", "c.yaml:20:faults.model: is missing; add it; known: none, exponential"),
+    ("model: lemon", "model: lemon\n  shape: 0", "c.yaml:22:faults.shape: '0' cannot be used; it should be greater"),
+    (
+        "model: lemon",
+        "model: lemon\n  lemon_shar: 0",
+        "c.yaml:22:faults.lemon_shar: unknown key; did you mean 'lemon",
+    ),
+    (
+        "faults:",
+        "run_time: {node_penalty: 1}\nfaults:",
+        "c.yaml:20:run_time: node_penalty belongs to the simple",
+    ),
+    ("faults:", "reference_type: h\nfaults:", "c.yaml:20:reference_type: 'h' is not a node type; known: v100, a100"),
+    ("faults:", "checkpoint_s: 0\nfaults:", "c.yaml:20:checkpoint_s: '0' cannot be used; it should be greater than 0"),
+    ("faults:", "checkpoint_s: .nan\nfaults:", "c.yaml:20:checkpoint_s: '.nan' cannot be used"),
+    ("faults:", "restart_s: .inf\nfaults:", "c.yaml:20:restart_s: '.inf' cannot be used"),
+    ("faults:", "racks: []\nfaults:", "c.yaml:20: the key 'racks' stands twice; drop one of them"),
+    ("faults:", "? [1, 2]\n: 3\nfaults:", "c.yaml:20: not YAML: found unhashable key"),
+    ("faults:", "7: 3\nfaults:", "c.yaml:20:7: "),
+    ("  v100:", "  v100: &a\n    <<: *a", "c.yaml:2: anchors and aliases are not supported; write the value out"),
+    ("racks:", "racks: [", "not YAML"),
+    (GOOD, "", "c.yaml: the file is empty"),
+    (GOOD, "# nothing\n", "c.yaml: the file is empty"),
+    (GOOD, "- 1\n", "c.yaml:1: the file does not hold keys and values"),
+    (GOOD, "a: 1\n---\nb: 2\n", "c.yaml:2: not YAML"),
+    (GOOD, "x: " + "[" * 5000, "c.yaml: nested too deeply"),
+    (GOOD, "x: 2001-13-45", "c.yaml: not YAML: month must be in 1..12"),
+    (GOOD, "x: \x00", "c.yaml: not YAML"),
+    (GOOD, "node_types: {}\nracks: []", "c.yaml:1:node_types: "),
+    (
+        GOOD,
+        "node_types: 3\nracks: 4",
+        "c.yaml:1:node_types: '3' cannot be used; it should be a valid dict",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), WRONG)
+def test_a_file_that_cannot_be_used_is_answered_with_line_field_and_fix(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as caught:
+        read(GOOD.replace(old, new, 1), tmp_path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_bytes_that_are_no_text_and_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="byte 0 is not UTF-8"):
+        read(b"\xff\xfe\x00", tmp_path)
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        read_cluster(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        read_cluster(tmp_path)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path) -> None:
+    plain = read(GOOD, tmp_path)
+    other = read("\ufeff" + GOOD.replace("\n", "\r\n"), tmp_path)
+    assert dataclasses.replace(other, cluster=plain.cluster, hazard_per_s=plain.hazard_per_s) == plain
+
+
+@given(text=st.permutations(GOOD.splitlines()).map("\n".join) | st.text(max_size=60), cut=st.integers(0, 400))
+def test_a_damaged_file_gives_an_input_error_or_a_cluster(
+    text: str, cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    try:
+        setup = read(text[:cut].encode(errors="replace"), tmp_path_factory.getbasetemp())
+    except InputError:
+        return
+    assert setup.cluster.gpu_node.size == setup.cluster.first_gpu[-1] >= 1
