@@ -10,7 +10,7 @@ from .compiled import kernel
 from .event_log import FAULT, FINISH, REPAIR, START, STOP, SUBMIT, begin_event, log_placement, name_gpu
 from .fault_process import next_fault_s, repaired_s
 from .heap import heapify, push, remove, sink
-from .order import keeps_reservation, next_job
+from .order import estimated_work_s, keeps_reservation, next_job
 from .placing import begin_picks, picked_slowdown, undo_picks
 from .state import Simulation
 
@@ -70,6 +70,7 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.head[row] = -1
     state.tail[row] = -1
     state.queued[row] = 0
+    state.queued_gpu_s[row] = 0.0
     state.busy[row] = 0
     state.down[row] = 0
     state.waited[row] = -2
@@ -78,11 +79,17 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.busy_gpu_s[row] = 0.0
     state.down_gpu_s[row] = 0.0
     state.overhead_gpu_s[row] = 0.0
+    state.job_time_s[row] = 0.0
     state.job_events[row] = 0
     state.decisions[row] = 0
     _reset_gpus(sim, row)
     _reset_jobs(sim, row, scenario)
     _reset_sources(sim, row)
+
+
+@kernel
+def _queued_gpu_s(sim: Simulation, row: int, job: int) -> float:
+    return estimated_work_s(sim, row, job) * sim.scenarios.gpus[sim.state.scenario[row], job]
 
 
 @kernel
@@ -98,6 +105,7 @@ def _enqueue_last(sim: Simulation, row: int, job: int) -> None:
         state.next_job[row, tail] = job
     state.tail[row] = job
     state.queued[row] += 1
+    state.queued_gpu_s[row] += _queued_gpu_s(sim, row, job)
 
 
 @kernel
@@ -113,6 +121,7 @@ def _enqueue_first(sim: Simulation, row: int, job: int) -> None:
         state.previous_job[row, head] = job
     state.head[row] = job
     state.queued[row] += 1
+    state.queued_gpu_s[row] += _queued_gpu_s(sim, row, job)
 
 
 @kernel
@@ -128,6 +137,9 @@ def _dequeue(sim: Simulation, row: int, job: int) -> None:
     else:
         state.previous_job[row, after] = before
     state.queued[row] -= 1
+    # Sums of floating numbers drift; an empty queue holds nothing.
+    left_s = state.queued_gpu_s[row] - _queued_gpu_s(sim, row, job)
+    state.queued_gpu_s[row] = left_s if state.queued[row] > 0 else 0.0
 
 
 @kernel
@@ -282,6 +294,7 @@ def _live_through(sim: Simulation, row: int, time_s: float) -> None:
     passed_s = time_s - state.now_s[row]
     state.busy_gpu_s[row] += state.busy[row] * passed_s
     state.down_gpu_s[row] += state.down[row] * passed_s
+    state.job_time_s[row] += (state.submitted[row] - state.finished[row]) * passed_s
     state.now_s[row] = time_s
     state.moment[row] += 1
     while state.running[row] > 0 and state.end_s[row, state.run_heap[row, 0]] <= time_s:

@@ -5,6 +5,7 @@ references to each. docs/decisions/0001 has the figures. Inside a kernel `sim.st
 in plain Python (NUMBA_DISABLE_JIT=1) nothing here is used.
 """
 
+import hashlib
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -30,14 +31,17 @@ class Field(NamedTuple):
 
 
 class Struct(types.Type):  # type: ignore[misc]
-    """Kernel type of a simulation (no part) or of one of its named tuples (that part)."""
+    """Kernel type of a simulation (no part) or of one of its named tuples (that part).
 
-    def __init__(self, part: str) -> None:
+    The name holds a digest of the layout, so that code compiled for another one is never taken from a cache.
+    """
+
+    def __init__(self, part: str = "") -> None:
         self.part = part
-        super().__init__(name=f"longshore.Simulation({part})")
+        digest = hashlib.sha256(repr(_LAYOUT).encode()).hexdigest()[:16]
+        super().__init__(name=f"longshore.Simulation({part}, {digest})")
 
 
-WHOLE = Struct("")
 _LAYOUT: dict[str, dict[str, Field]] = {}  # part -> field; the same for every simulation
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel_struct import WHOLE, pack
+from .kernel_struct import Struct, pack
 from .scenarios import FaultProcess, Rules, Scenarios, fault_sources
 from .topology import Cluster
 
@@ -24,6 +24,7 @@ class State(NamedTuple):
     head: Ints  # (rows,) first job of the queue, -1 when empty
     tail: Ints  # (rows,) last job of the queue, -1 when empty
     queued: Ints  # (rows,) jobs in the queue
+    queued_gpu_s: Floats  # (rows,) estimated work in the queue, times its GPUs
     usable: Ints  # (rows,) GPUs that are up and free
     busy: Ints  # (rows,) GPUs that serve a job
     down: Ints  # (rows,) GPUs out of service
@@ -44,6 +45,7 @@ class State(NamedTuple):
     # Sums
     busy_gpu_s: Floats  # (rows,)
     down_gpu_s: Floats  # (rows,)
+    job_time_s: Floats  # (rows,) time that jobs have spent waiting or running
     overhead_gpu_s: Floats  # (rows,) restarts of runs that then finished
     job_events: NDArray[np.int64]  # (rows,)
     decisions: NDArray[np.int64]  # (rows,)
@@ -53,6 +55,8 @@ class State(NamedTuple):
     trial_free: Ints  # (rows, nodes) scratch: usable GPUs at a moment that is imagined
     trial_order: Ints  # (rows, nodes) scratch: nodes by usable GPUs, most first
     trial_bit: Ints  # (rows, nodes) scratch: their places among the nodes with usable GPUs
+    trial_run_s: Floats  # (rows, nodes) scratch: run time of the current job if the node is taken next
+    trial_speed: Floats  # (rows, nodes) scratch: slowest speed of that run
     trial_set: Ints  # (rows, nodes) scratch: nodes of a set, in the order in which they give
     best_set: Ints  # (rows, nodes) scratch: the best such set found
     # GPUs
@@ -122,8 +126,7 @@ class Log(NamedTuple):
 class Simulation:
     """Everything that a kernel needs to play clusters; kernels read it through `address`."""
 
-    __slots__ = ("_table", "address", "cluster", "log", "process", "rules", "scenarios", "state", "traits")
-    _numba_type_ = WHOLE
+    __slots__ = ("_numba_type_", "_table", "address", "cluster", "log", "process", "rules", "scenarios", "state", "traits")
 
     def __init__(
         self,
@@ -140,10 +143,11 @@ class Simulation:
         parts = {name: getattr(self, name) for name in Simulation.__init__.__annotations__ if name != "return"}
         self._table = pack(parts)
         self.address = int(self._table.ctypes.data)
+        self._numba_type_ = Struct()
 
 
 _PER = {
-    "nodes": ("free", "taken", "trial_free", "trial_order", "trial_bit", "trial_set", "best_set"),
+    "nodes": ("free", "taken", "trial_free", "trial_order", "trial_bit", "trial_run_s", "trial_speed", "trial_set", "best_set"),
     "gpus": ("gpu_job", "gpu_down", "gpu_next"),
     "sources": ("source_s", "source_k", "source_failed", "source_heap", "source_place"),
     "jobs": (
@@ -153,7 +157,7 @@ _PER = {
     ),
 }  # fmt: skip
 _LONG = ("job_events", "decisions")
-_FLOATS = ("slowdown", "picked_speed", "picked_intra", "picked_nic", "picked_uplink", "picked_hazard")
+_FLOATS = ("slowdown", "trial_speed", "picked_speed", "picked_intra", "picked_nic", "picked_uplink", "picked_hazard")
 
 
 def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int) -> State:

@@ -92,7 +92,7 @@ def best_completion(sim: Simulation, row: int, node: int, nodes: int) -> tuple[f
 
 
 @kernel
-def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, items: int) -> float:
+def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, table: Rows, items: int) -> float:
     """Write when running jobs are expected to end, for the cluster and each node; return the last time from now."""
     state = sim.state
     now_s = state.now_s[row]
@@ -106,8 +106,8 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, it
         while gpu >= 0:
             sum_s += left_s
             node = items + NODE_COUNT * sim.cluster.gpu_node[gpu]
-            out[at, node + FIRST_END] = min(out[at, node + FIRST_END], left)
-            out[at, node + LAST_END] = max(out[at, node + LAST_END], left)
+            table[at, node + FIRST_END] = min(table[at, node + FIRST_END], left)
+            table[at, node + LAST_END] = max(table[at, node + LAST_END], left)
             gpu = state.gpu_next[row, gpu]
     out[at, NEXT_END] = _clip(first_s / unit_s) if first_s < math.inf else 0.0
     out[at, LAST_OF_ALL] = _clip(last_s / unit_s)
@@ -157,7 +157,7 @@ def _write_capacity(sim: Simulation, row: int, out: Rows, at: int, first: int) -
 
 @kernel
 def _write_globals(
-    sim: Simulation, row: int, unit_s: float, waiting_s: float, best_s: float, best_speed: float, out: Rows, at: int
+    sim: Simulation, row: int, unit_s: float, best_s: float, best_speed: float, out: Rows, at: int
 ) -> None:
     """Write the features of job, picks, cluster and queue, in the order of GLOBALS; ends stand there already."""
     state = sim.state
@@ -185,7 +185,7 @@ def _write_globals(
     _write_capacity(sim, row, out, at, 13)
     out[at, 17] = largest / size
     out[at, 18] = math.log1p(float(state.queued[row])) / 4.0
-    out[at, 19] = _clip(waiting_s / unit_s / cluster_gpus / 4.0)
+    out[at, 19] = _clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
     out[at, 23] = 1.0 if may_wait(sim, row) else 0.0
     _write_queue(sim, row, unit_s, size, out, at)
 
@@ -219,31 +219,91 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
 
 
 @kernel
-def write_full(
-    sim: Simulation, row: int, unit_s: float, waiting_s: float, out: Rows, at: int, scratch: Rows, items: int
-) -> None:
-    """Write the global features into row `at` of `out` and the nodes' features into `scratch` from `items` on.
+def _write_run(
+    sim: Simulation, row: int, unit_s: float, run: tuple[float, float], best_s: float, last_s: float,
+    table: Rows, at: int, first: int, node: int,
+) -> None:  # fmt: skip
+    """Write what follows from the run time, and slowest speed, of the best completion with a node."""
+    scenario, job = sim.state.scenario[row], sim.state.current[row]
+    run_s, slowest = run
+    share = sim.scenarios.gpus[scenario, job] / sim.state.gpu_job.shape[1]
+    table[at, first + RUN] = _clip(run_s / unit_s)
+    table[at, first + RUN_OVER_BEST] = _clip(run_s / best_s - 1.0)
+    table[at, first + BEST] = 1.0 if run_s <= best_s * (1.0 + 1e-9) else 0.0
+    table[at, first + END_OVER_LAST] = _clip((run_s - last_s) / unit_s)
+    table[at, first + COMMITTED] = _clip(share * run_s / unit_s)
+    table[at, first + SPEED_EXCESS] = _clip(sim.scenarios.speed[scenario, node] / slowest - 1.0)
 
-    `scratch` is `out` itself if the items are nodes. A job must be due.
+
+@kernel
+def write_full(
+    sim: Simulation, row: int, unit_s: float, out: Rows, at: int, table: Rows, items: int
+) -> None:
+    """Write the features of a decision.
 
     Args:
-        sim: The simulation.
+        sim: The simulation; a job must be due in the row.
         row: Row of the decision.
         unit_s: Unit of times.
-        waiting_s: GPU-seconds of estimated work that waits.
-        out: Observations, shape (rows, size).
-        at: Row of `out` and `scratch`.
-        scratch: Where nodes are written, shape (rows, at least items + nodes x features).
+        out: Takes the global features, shape (rows, at least the global features).
+        at: Row of `out` and `table`.
+        table: Takes the nodes' features from column `items` on, shape (rows, items + nodes x features); may be `out`.
         items: First column of the nodes.
     """
     state = sim.state
-    scenario, job = state.scenario[row], state.current[row]
     nodes = state.free.shape[1]
-    cluster_gpus = state.gpu_job.shape[1]
     for node in range(nodes):
         state.trial_free[row, node] = state.free[row, node]
-        scratch[at, items + NODE_COUNT * node + FIRST_END] = CLIP
-        scratch[at, items + NODE_COUNT * node + LAST_END] = 0.0
+        for feature in range(NODE_COUNT):
+            table[at, items + NODE_COUNT * node + feature] = 0.0
+        table[at, items + NODE_COUNT * node + FIRST_END] = CLIP
     places = order_nodes(sim, row)
-    last_s = _write_ends(sim, row, unit_s, out, at, items) if scratch is out else 0.0
+    last_s = _write_ends(sim, row, unit_s, out, at, table, items)
     best_s, best_speed = math.inf, 0.0
+    for place in range(places):
+        node = state.trial_order[row, place]
+        run = best_completion(sim, row, node, places)
+        state.trial_run_s[row, node] = run[0]
+        state.trial_speed[row, node] = run[1]
+        if run[0] < best_s:
+            best_s, best_speed = run
+    for node in range(nodes):
+        first = items + NODE_COUNT * node
+        _write_node(sim, row, node, best_s, table, at, first)
+        if state.free[row, node] > 0:
+            run = (state.trial_run_s[row, node], state.trial_speed[row, node])
+            _write_run(sim, row, unit_s, run, best_s, last_s, table, at, first, node)
+    _write_globals(sim, row, unit_s, best_s, best_speed, out, at)
+
+
+@kernel
+def write_gpus(sim: Simulation, row: int, table: Rows, out: Rows, at: int) -> None:
+    """Write each GPU's own features and those of its node, as `write_full` left them in `table` from column 0 on."""
+    state = sim.state
+    column = GLOBAL_COUNT
+    for gpu in range(state.gpu_job.shape[1]):
+        held, down = state.gpu_job[row, gpu] >= 0, state.gpu_down[row, gpu] > 0
+        picked = held and state.gpu_job[row, gpu] == state.current[row]
+        out[at, column] = 0.0 if held or down else 1.0
+        out[at, column + 1] = 1.0 if held and not picked else 0.0
+        out[at, column + 2] = 1.0 if down else 0.0
+        out[at, column + 3] = 1.0 if picked else 0.0
+        column += 4
+        first = NODE_COUNT * sim.cluster.gpu_node[gpu]
+        for feature in range(NODE_COUNT):
+            out[at, column + feature] = table[at, first + feature]
+        column += NODE_COUNT
+
+
+@kernel
+def write_source(sim: Simulation, row: int, out: Rows, at: int) -> None:
+    """Write the source's state: GPUs needed, estimated hours, and 1 for each GPU that cannot be used.
+
+    Source: SPEC R2.
+    """
+    state = sim.state
+    out[at, 0] = state.need[row]
+    out[at, 1] = estimated_work_s(sim, row, state.current[row]) / 3600.0
+    for gpu in range(state.gpu_job.shape[1]):
+        usable = state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 0
+        out[at, 2 + gpu] = 0.0 if usable else 1.0

@@ -1,0 +1,135 @@
+"""One step of an environment, compiled: an action, what follows up to the next decision, and what is seen then."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.compiled import kernel
+from ..cluster.engine import advance, reset, start, wait
+from ..cluster.order import may_wait
+from ..cluster.placing import take_gpu, take_node
+from ..cluster.state import Simulation
+from .features import GLOBAL_COUNT, write_full, write_gpus, write_source
+from .rewards import cost_so_far_s
+
+GPU_ACTION, NODE_ACTION = 0, 1
+SOURCE, FULL = 0, 1
+Rows = NDArray[np.float32]
+
+
+@kernel
+def observe(
+    sim: Simulation, row: int, unit_s: float, action: int, observation: int, out: Rows, at: int, table: Rows
+) -> None:
+    """Write what is seen at a decision into row `at` of `out`; `table` is scratch for the features of nodes."""
+    if observation == SOURCE:
+        write_source(sim, row, out, at)
+    elif action == NODE_ACTION:
+        write_full(sim, row, unit_s, out, at, out, GLOBAL_COUNT)
+    else:
+        write_full(sim, row, unit_s, out, at, table, 0)
+        write_gpus(sim, row, table, out, at)
+
+
+@kernel
+def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], at: int) -> None:
+    """Write which actions may be taken: free GPUs, or nodes with free GPUs, and waiting as the last one.
+
+    Waiting is open before the first pick only. The mask is longer by one where the rules allow waiting.
+
+    Source: SPEC R4.
+    """
+    state = sim.state
+    items = state.free.shape[1] if action == NODE_ACTION else state.gpu_job.shape[1]
+    for item in range(items):
+        if action == NODE_ACTION:
+            out[at, item] = state.free[row, item] > 0
+        else:
+            out[at, item] = state.gpu_job[row, item] < 0 and state.gpu_down[row, item] == 0
+    if sim.rules.waiting:
+        out[at, items] = state.picked_nodes[row] == 0 and may_wait(sim, row)
+
+
+@kernel
+def pick(sim: Simulation, row: int, action: int, chosen: int) -> bool:
+    """Carry out an allowed action; True if a decision is complete, so that the clock may go on."""
+    state = sim.state
+    items = state.free.shape[1] if action == NODE_ACTION else state.gpu_job.shape[1]
+    if chosen == items:
+        wait(sim, row)
+        return True
+    if action == NODE_ACTION:
+        take_node(sim, row, chosen)
+    else:
+        take_gpu(sim, row, chosen)
+    if state.need[row] > 0:
+        return False
+    start(sim, row)
+    return True
+
+
+@kernel
+def step_rows(
+    sim: Simulation,
+    action: int,
+    observation: int,
+    reward: int,
+    typical_s: NDArray[np.float64],
+    ideal_s: NDArray[np.float64],
+    chosen: NDArray[np.int64],
+    out: Rows,
+    masks: NDArray[np.bool_],
+    table: Rows,
+    rewards: NDArray[np.float32],
+    ended: NDArray[np.bool_],
+) -> None:
+    """Carry out one action in every row.
+
+    Rows whose episode ends are marked and left at their end: their mask is empty and their observation zero.
+
+    Args:
+        sim: The simulation, of as many rows.
+        action: GPU_ACTION or NODE_ACTION.
+        observation: SOURCE or FULL.
+        reward: A value of REWARDS.
+        typical_s: Unit of observations, shape (scenarios,).
+        ideal_s: Unit of rewards, shape (scenarios,).
+        chosen: Actions, shape (rows,).
+        out: Takes the observations, shape (rows, size).
+        masks: Holds the masks of the step before and takes the new ones, shape (rows, actions).
+        table: Scratch, shape (rows, nodes x features).
+        rewards: Takes the rewards, shape (rows,).
+        ended: Takes whether the episode is over, shape (rows,).
+    """
+    for row in range(chosen.size):
+        scenario = sim.state.scenario[row]
+        rewards[row] = 0.0
+        ended[row] = False
+        before_s = cost_so_far_s(sim, row, reward)
+        if pick(sim, row, action, chosen[row]):
+            ended[row] = not advance(sim, row)
+            rewards[row] = (before_s - cost_so_far_s(sim, row, reward)) / ideal_s[scenario]
+        if ended[row]:
+            out[row] = 0.0
+            masks[row] = False
+        else:
+            write_mask(sim, row, action, masks, row)
+            observe(sim, row, typical_s[scenario], action, observation, out, row, table)
+
+
+@kernel
+def reset_row(
+    sim: Simulation,
+    row: int,
+    scenario: int,
+    action: int,
+    observation: int,
+    unit_s: float,
+    out: Rows,
+    masks: NDArray[np.bool_],
+    table: Rows,
+) -> None:
+    """Put a row at the first decision of a scenario and write what is seen there."""
+    reset(sim, row, scenario)
+    if advance(sim, row):
+        write_mask(sim, row, action, masks, row)
+        observe(sim, row, unit_s, action, observation, out, row, table)
