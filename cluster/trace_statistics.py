@@ -86,10 +86,12 @@ def write_trace(workload: Workload, path: Path) -> None:
         workload.parameter_bytes,
     )
     # Python 3.11 quotes only what the line terminator holds, so a name with a carriage return would break its row.
-    quoting = csv.QUOTE_NONNUMERIC if any("\r" in name for name in workload.ids) else csv.QUOTE_MINIMAL
+    returns = any("\r" in name for name in workload.ids)
     try:
         with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n", quoting=quoting)
+            writer = csv.writer(
+                file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
+            )
             writer.writerow((*COLUMNS, *OPTIONAL))
             writer.writerows(zip(workload.ids, *(column.tolist() for column in numbers), strict=True))
     except OSError as error:

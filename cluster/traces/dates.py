@@ -1,7 +1,8 @@
 """Dates in traces."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 
+EPOCH = datetime(1970, 1, 1)
 FIRST_YEAR, LAST_YEAR = 1970, 2100  # no GPU cluster ran outside of them
 
 
@@ -16,4 +17,4 @@ def epoch_s(text: str) -> float:
     date = datetime.fromisoformat(text.strip())
     if not FIRST_YEAR <= date.year <= LAST_YEAR:
         raise ValueError(f"year {date.year} is not between {FIRST_YEAR} and {LAST_YEAR}")
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    return date.timestamp() if date.tzinfo else (date - EPOCH).total_seconds()

@@ -26,11 +26,10 @@ PARTIAL = (2, 3, 4)  # states of a line that is one part of a job which has a li
 
 def sniff(head: str) -> bool:
     """Return whether a file that begins so is in this format."""
-    for line in head.splitlines():
-        if line.strip() and not line.lstrip().startswith(";"):
-            cells = line.split()
-            return len(cells) == FIELDS and all(NUMBER.fullmatch(cell) for cell in cells)
-    return head.lstrip().startswith(";")
+    cells = next(iter(head.lstrip().splitlines()), "").split()
+    if cells and cells[0].startswith(";"):
+        return True
+    return len(cells) == FIELDS and all(NUMBER.fullmatch(cell) for cell in cells)
 
 
 def read(path: Path) -> Workload:

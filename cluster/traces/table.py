@@ -51,7 +51,13 @@ class Rows:
         Raises:
             InputError: For a cell that holds anything else, with its line.
         """
-        values = np.array([self._number(column, row, blank) for row in range(len(self.lines))], dtype=np.float64)
+        fits = NUMBER.fullmatch
+        values = np.array(
+            [
+                float(cell) if fits(cell) else self._blank(column, row, blank)
+                for row, cell in enumerate(self.cells[column])
+            ]
+        )
         bad = np.flatnonzero((values < least) | (values > most))  # a blank may stand for NaN, which is neither
         if bad.size:
             raise self.error(column, int(bad[0]), f"is not between {least:g} and {most:g}", "check its unit and sign")
@@ -98,11 +104,8 @@ class Rows:
         seen = shown(self.cells[column][row])
         return InputError(f"{seen} {problem}", fix, path=self.path, line=self.lines[row], field=column)
 
-    def _number(self, column: str, row: int, blank: float | None) -> float:
-        cell = self.cells[column][row]
-        if NUMBER.fullmatch(cell):
-            return float(cell)
-        if blank is not None and not cell.strip():
+    def _blank(self, column: str, row: int, blank: float | None) -> float:
+        if blank is not None and not self.cells[column][row].strip():
             return blank
         raise self.error(column, row, "is not a number", "write one, or drop the row")
 
@@ -153,7 +156,7 @@ def _records(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
     try:
         for record in reader:
             line, last = last + 1, reader.line_num
-            if any(cell.strip() for cell in record):
+            if record and (record[0].strip() or any(cell.strip() for cell in record)):
                 yield line, record
     except csv.Error as error:
         fix = "check the quotes of this row; the file may be cut off"
