@@ -1,0 +1,120 @@
+"""From the rows of a trace to a workload."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+from ..workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload, workload_of
+
+
+class Jobs(NamedTuple):
+    """Jobs as some rows of a trace give them, in any order. A job of 0 GPUs or 0 seconds never ran."""
+
+    ids: tuple[str, ...]
+    gpus: NDArray[np.int64]  # (rows,)
+    work_s: NDArray[np.float64]  # (rows,)
+    submit_s: NDArray[np.float64]  # (rows,)
+    estimate_s: NDArray[np.float64]  # (rows,)
+    compute_s: NDArray[np.float64]  # (rows,)
+    parameter_bytes: NDArray[np.float64]  # (rows,)
+
+
+def jobs_of(
+    ids: tuple[str, ...],
+    gpus: NDArray[np.int64],
+    work_s: NDArray[np.float64],
+    submit_s: NDArray[np.float64],
+    *,
+    estimate_s: NDArray[np.float64] | None = None,
+    compute_s: NDArray[np.float64] | None = None,
+    parameter_bytes: NDArray[np.float64] | None = None,
+) -> Jobs:
+    """Return jobs with defaults for what a trace does not tell.
+
+    Args:
+        ids: Name of each job.
+        gpus: GPUs of each, shape (rows,).
+        work_s: Run time without the queue, shape (rows,).
+        submit_s: Submission on any clock, shape (rows,).
+        estimate_s: Estimate of the work, shape (rows,); the work where it is left out, NaN or 0.
+        compute_s: Compute time of an iteration, shape (rows,); a default where it is left out or NaN.
+        parameter_bytes: Volume of one all-reduce, shape (rows,); a default where it is left out or NaN.
+    """
+    return Jobs(
+        ids,
+        gpus,
+        work_s,
+        submit_s,
+        work_s if estimate_s is None else np.where(estimate_s > 0, estimate_s, work_s),
+        _or_default(compute_s, len(ids), DEFAULT_COMPUTE_S),
+        _or_default(parameter_bytes, len(ids), DEFAULT_PARAMETER_BYTES),
+    )
+
+
+def _or_default(values: NDArray[np.float64] | None, rows: int, default: float) -> NDArray[np.float64]:
+    return np.full(rows, default) if values is None else np.where(np.isnan(values), default, values)
+
+
+def workload_from(path: Path, parts: Iterable[Jobs]) -> Workload:
+    """Return the jobs of all parts as a workload, without those that ask no GPU or never ran.
+
+    Args:
+        path: The file that they are from.
+        parts: Jobs of consecutive rows.
+
+    Raises:
+        InputError: If no job is left.
+    """
+    kept, left_out = [], 0
+    for part in parts:
+        ran = (part.gpus > 0) & (part.work_s > 0)
+        left_out += int(np.count_nonzero(~ran))
+        kept.append(_those(part, np.flatnonzero(ran)))
+    if not any(part.ids for part in kept):
+        problem = f"none of its {left_out} rows is a job that asked a GPU and ran" if left_out else "there is no job"
+        raise InputError(problem, "give a trace of GPU jobs with their run times", path=path)
+    return _workload(_joined(kept), left_out)
+
+
+def _those(jobs: Jobs, rows: NDArray[np.intp]) -> Jobs:
+    return Jobs(
+        tuple(jobs.ids[row] for row in rows),
+        jobs.gpus[rows],
+        jobs.work_s[rows],
+        jobs.submit_s[rows],
+        jobs.estimate_s[rows],
+        jobs.compute_s[rows],
+        jobs.parameter_bytes[rows],
+    )
+
+
+def _joined(parts: list[Jobs]) -> Jobs:
+    return Jobs(
+        tuple(name for part in parts for name in part.ids),
+        np.concatenate([part.gpus for part in parts]),
+        np.concatenate([part.work_s for part in parts]),
+        np.concatenate([part.submit_s for part in parts]),
+        np.concatenate([part.estimate_s for part in parts]),
+        np.concatenate([part.compute_s for part in parts]),
+        np.concatenate([part.parameter_bytes for part in parts]),
+    )
+
+
+def _workload(jobs: Jobs, left_out: int) -> Workload:
+    """Return jobs as a workload that keeps their estimates."""
+    order = np.argsort(jobs.submit_s, kind="stable")
+    workload = workload_of(
+        jobs.ids,
+        jobs.gpus.astype(np.int32),
+        jobs.work_s,
+        jobs.submit_s,
+        compute_s=jobs.compute_s,
+        parameter_bytes=jobs.parameter_bytes,
+        left_out=left_out,
+    )
+    return replace(workload, estimate_s=jobs.estimate_s[order])

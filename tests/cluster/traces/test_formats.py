@@ -1,0 +1,94 @@
+"""Each format on a few rows whose jobs are worked out by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longshore.cluster.errors import InputError
+from longshore.cluster.traces import openb
+from longshore.cluster.traces.detect import detect_format, read_trace
+from longshore.cluster.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload
+from tests.cluster.traces.small_traces import EXAMPLES, KALOS, MURI, OWN, SEREN, SWF, written
+
+
+def jobs_of(workload: Workload) -> list[tuple[str, int, float, float]]:
+    rows = zip(workload.ids, workload.gpus, workload.work_s, workload.submit_s, strict=True)
+    return [(name, int(gpus), float(work_s), float(submit_s)) for name, gpus, work_s, submit_s in rows]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_format_is_recognised_and_read_as_worked_by_hand(name: str, tmp_path: Path) -> None:
+    content, jobs, left_out = EXAMPLES[name]
+    path = written(tmp_path, content)
+    workload = read_trace(path)
+    assert (detect_format(path), jobs_of(workload), workload.left_out) == (name, jobs, left_out)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_byte_order_mark_crlf_and_a_trailing_blank_line_change_nothing(name: str, tmp_path: Path) -> None:
+    content, jobs, left_out = EXAMPLES[name]
+    dressed = "\ufeff" + content.replace("\r\n", "\n").replace("\n", "\r\n") + "\r\n"
+    path = written(tmp_path, dressed)
+    assert detect_format(path) == name
+    assert (jobs_of(read_trace(path)), read_trace(path).left_out) == (jobs, left_out)
+
+
+@pytest.mark.parametrize("name", sorted(set(EXAMPLES) - {"philly", "swf"}))
+def test_the_order_of_columns_does_not_matter(name: str, tmp_path: Path) -> None:
+    content, jobs, _ = EXAMPLES[name]
+    backwards = "\n".join(",".join(reversed(line.split(","))) for line in content.splitlines())
+    assert jobs_of(read_trace(written(tmp_path, backwards), trace_format=name)) == jobs
+
+
+def test_rows_that_were_submitted_together_keep_their_order(tmp_path: Path) -> None:
+    rows = "".join(f"j{index},1,5,{index % 2}\n" for index in range(6))
+    workload = read_trace(written(tmp_path, "id,gpus,work_s,submit_s\n" + rows))
+    assert workload.ids == ("j0", "j2", "j4", "j1", "j3", "j5")
+
+
+def test_seren_and_kalos_give_the_time_between_start_and_end(tmp_path: Path) -> None:
+    seren, kalos = read_trace(written(tmp_path, SEREN)), read_trace(written(tmp_path, KALOS))
+    assert (seren.work_s[0], kalos.work_s[0]) == (117, 70)
+
+
+def test_muri_gives_compute_time_and_the_size_of_known_models(tmp_path: Path) -> None:
+    workload = read_trace(written(tmp_path, MURI))
+    assert np.array_equal(workload.compute_s, [1.01, 0.107])
+    assert np.array_equal(workload.parameter_bytes, [4 * 11_689_512, DEFAULT_PARAMETER_BYTES])
+
+
+def test_the_requested_time_of_swf_is_the_estimate(tmp_path: Path) -> None:
+    assert np.array_equal(read_trace(written(tmp_path, SWF)).estimate_s, [300, 50])
+
+
+def test_cells_left_empty_in_our_own_csv_take_defaults(tmp_path: Path) -> None:
+    workload = read_trace(written(tmp_path, OWN))
+    assert np.array_equal(workload.estimate_s, [7.5, 20])
+    assert np.array_equal(workload.parameter_bytes, [8e6, DEFAULT_PARAMETER_BYTES])
+    assert np.array_equal(workload.compute_s, [DEFAULT_COMPUTE_S] * 2)
+
+
+def test_timestamps_of_sia_may_be_seconds(tmp_path: Path) -> None:
+    content = "timestamp,duration,num_gpus,gpu_time,cluster\n700,5,1,5,x\n100,5,1,5,x\n"
+    assert np.array_equal(read_trace(written(tmp_path, content)).submit_s, [0, 600])
+
+
+def test_a_trace_longer_than_a_chunk_is_read_whole(tmp_path: Path) -> None:
+    rows = 140_000
+    content = "id,gpus,work_s,submit_s\n" + "".join(f"{row},1,{row + 1},{row}\n" for row in range(rows))
+    workload = read_trace(written(tmp_path, content))
+    assert workload.jobs == rows
+    assert np.array_equal(workload.work_s, np.arange(1, rows + 1))
+
+
+def test_openb_nodes_give_gpus_and_model_of_each_node(tmp_path: Path) -> None:
+    path = written(tmp_path, "sn,cpu_milli,memory_mib,gpu,model\nn0,1,1,2,P100\nn1,1,1,0,\nn2,1,1,8,G2\n")
+    nodes = openb.read_openb_nodes(path)
+    assert (nodes.names, nodes.gpus.tolist(), nodes.models) == (("n0", "n2"), [2, 8], ("P100", "G2"))
+
+
+def test_a_node_list_without_gpus_is_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path, "sn,gpu,model\nn1,0,\n")
+    with pytest.raises(InputError, match="no node with a GPU"):
+        openb.read_openb_nodes(path)
