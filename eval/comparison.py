@@ -21,31 +21,30 @@ class Metric(NamedTuple):
     name: str
     title: str
     quantity: Literal["time", "GPU-time", "share", "count"]  # the field's unit is s, GPU-s, none, none
-    higher_is_better: bool
+    better: Literal["lower", "higher"]
     meaning: str
 
 
 METRICS = (
-    Metric("makespan_s", "makespan", "time", False, "Completion of the last job of a workload."),
-    Metric("mean_jct_s", "mean JCT", "time", False, "Finish minus submission, averaged over the jobs of a scenario."),
-    Metric("p99_jct_s", "p99 JCT", "time", False, "The job completion time that 99 % of a scenario's jobs stay below."),
+    Metric("makespan_s", "makespan", "time", "lower", "Completion of the last job of a workload."),
+    Metric("mean_jct_s", "mean JCT", "time", "lower", "Finish minus submission, averaged over a scenario's jobs."),
+    Metric("p99_jct_s", "p99 JCT", "time", "lower", "Job completion time that 99 % of a scenario's jobs stay below."),
     Metric(
         "useful_utilisation",
         "useful util.",
         "share",
-        True,
+        "higher",
         "Share of all GPU-time until the makespan that did work which was kept; idle, broken and lost time is the rest.",
     ),
     Metric(
         "lost_gpu_s",
         "lost to faults",
         "GPU-time",
-        False,
-        "GPU-time of work that a fault threw away: since the last checkpoint, restart included.",
+        "lower",
+        "GPU-time of work that faults threw away: since the last checkpoint, restart included.",
     ),
-    Metric("restarts", "restarts", "count", False, "How often a fault stopped a job, which then started again."),
+    Metric("restarts", "restarts", "count", "lower", "How often a fault stopped a job, which then started again."),
 )
-MEAN_JCT = next(index for index, metric in enumerate(METRICS) if metric.name == "mean_jct_s")
 
 
 class JobSizes(NamedTuple):
@@ -198,7 +197,7 @@ def _metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Metri
 
 def _cost(values: NDArray[np.float64], metric: int) -> NDArray[np.float64]:
     """Return a metric, less is better; `values` has the metrics on the second axis from the end."""
-    cost: NDArray[np.float64] = values[..., metric, :] * (-1.0 if METRICS[metric].higher_is_better else 1.0)
+    cost: NDArray[np.float64] = values[..., metric, :] * (-1.0 if METRICS[metric].better == "higher" else 1.0)
     return cost
 
 

@@ -79,7 +79,8 @@ def rows(comparison: Comparison) -> list[Row]:
 def _row(comparison: Comparison, policy: int) -> Row:
     name = comparison.policies[policy]
     if name == comparison.best_heuristic:
-        return Row(name, "best heuristic", _cells(comparison, policy), Cell("–", False, "open"), "", "")
+        versus = Cell("-", best=False, verdict="open")
+        return Row(name, "best heuristic", _cells(comparison, policy), versus, interval="", worse_in="")
     return Row(
         policy=name,
         kind="heuristic" if name in comparison.heuristics else "learned",
@@ -96,7 +97,7 @@ def _cells(comparison: Comparison, policy: int) -> tuple[Cell, ...]:
 
 def _mean_cell(comparison: Comparison, policy: int, metric: int) -> Cell:
     means, unit = comparison.mean.value[:, metric], unit_of(comparison, metric)
-    best = means.max() if METRICS[metric].higher_is_better else means.min()
+    best = means.max() if METRICS[metric].better == "higher" else means.min()
     value, low, high = (float(part[policy, metric]) * unit.scale for part in comparison.mean)
     text = f"{value:.{unit.decimals}f}"
     if not np.isnan(low):
@@ -109,20 +110,20 @@ def verdict(comparison: Comparison, policy: int, metric: int) -> Verdict:
     low, high = comparison.difference.low[policy, metric], comparison.difference.high[policy, metric]
     if not (low > 0 or high < 0):
         return "open"
-    return "better" if (low > 0) == METRICS[metric].higher_is_better else "worse"
+    return "better" if (low > 0) == (METRICS[metric].better == "higher") else "worse"
 
 
 def relative_cell(comparison: Comparison, policy: int, metric: int) -> Cell:
     """Return a policy's difference to the best heuristic in per cent, a dash where it is not defined."""
     means = comparison.relative_percent.value[:, metric]
-    best = means.max() if METRICS[metric].higher_is_better else means.min()
+    best = means.max() if METRICS[metric].better == "higher" else means.min()
     return Cell(percent_text(float(means[policy])), bool(means[policy] == best), verdict(comparison, policy, metric))
 
 
 def percent_text(percent: float) -> str:
     """Return a difference in per cent with its sign."""
     if np.isnan(percent):
-        return "–"
+        return "-"
     return f"{percent:+.1f} %" if abs(percent) >= 0.05 else "0.0 %"
 
 
@@ -141,8 +142,8 @@ def caption(comparison: Comparison) -> str:
     grouped = f" in {comparison.units} groups" if comparison.units < comparison.scenarios else ""
     few = " Under 10 units these are too narrow." if comparison.units < 10 else ""
     return (
-        f"{scenarios}{grouped}; means with {100 * comparison.confidence:g} % bootstrap intervals.{few} The last columns "
-        f"compare {goal} with {comparison.best_heuristic}, scenario by scenario."
+        f"{scenarios}{grouped}; means with {100 * comparison.confidence:g} % bootstrap intervals.{few} "
+        f"The last columns compare {goal} with {comparison.best_heuristic}, scenario by scenario."
     )
 
 
