@@ -34,7 +34,7 @@ METRICS = (
         "useful util.",
         "share",
         "higher",
-        "Share of all GPU-time until the makespan that did work which was kept; idle, broken and lost time is the rest.",
+        "Share of all GPU-time until the makespan that did work which was kept; the rest was idle, broken or lost.",
     ),
     Metric(
         "lost_gpu_s",

@@ -1,5 +1,6 @@
 """The table of a comparison: the same cells for the terminal and for the report."""
 
+import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -157,12 +158,10 @@ def terminal_table(comparison: Comparison) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, caption=caption(comparison), caption_justify="left", pad_edge=False)
-    table.add_column("policy", overflow="fold")
-    for title, unit in titles(comparison):
-        table.add_column(Text(f"{title}\n{unit}"), justify="right", no_wrap=True)
-    for title in versus_titles(comparison):
-        table.add_column(Text("\n".join(title)), justify="right", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), caption=caption(comparison), caption_justify="left")
+    table.add_column("\n\npolicy", overflow="fold", min_width=10)
+    for title, unit in (*titles(comparison), *versus_titles(comparison)):
+        table.add_column(Text(_header(title, unit)), justify="right", no_wrap=True)
     for row in rows(comparison):
         cells = [Text(cell.text, style="bold" if cell.best else "") for cell in row.cells]
         versus = [Text(text, style=STYLES[row.versus.verdict]) for text in (row.versus.text, row.interval)]
@@ -170,12 +169,18 @@ def terminal_table(comparison: Comparison) -> "Table":
     return table
 
 
+def _header(title: str, unit: str) -> str:
+    """Return three lines at most 10 wide, so that the figures set the width of a column."""
+    lines = [*textwrap.wrap(title, 10), unit]
+    return "\n".join([""] * (3 - len(lines)) + lines)
+
+
 def versus_titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
-    """Return the titles of the columns that compare with the best heuristic, two lines each."""
+    """Return title and second line of the columns that compare with the best heuristic."""
     return (
         (METRICS[comparison.goal].title, "vs best"),
         (f"{100 * comparison.confidence:g} %", "interval"),
-        ("worse in", "scenarios"),
+        ("scenarios", "worse"),
     )
 
 
