@@ -51,11 +51,12 @@ def unit_of(comparison: Comparison, metric: int) -> Unit:
         return Unit("%", 100.0, 1)
     if quantity == "count":
         return Unit("", 1.0, _decimals(largest))
-    name, scale = _time_unit(largest)
+    name, scale = time_unit(largest)
     return Unit(f"GPU-{name}" if quantity == "GPU-time" else name, scale, _decimals(largest * scale))
 
 
-def _time_unit(largest_s: float) -> tuple[str, float]:
+def time_unit(largest_s: float) -> tuple[str, float]:
+    """Return the unit in which times up to the largest are readable, and its factor to seconds."""
     if largest_s >= 2 * 3600:
         return "h", 1 / 3600
     return ("min", 1 / 60) if largest_s >= 120 else ("s", 1.0)
