@@ -112,8 +112,8 @@ def forest(comparison: Comparison) -> Picture:
             else ""
         )
         caption = (
-            f"Each policy against {comparison.best_heuristic}, the best heuristic, on the same scenarios: difference of the "
-            f"means{interval}. Filled: better; open: worse. An arrow stands for what lies outside the panel."
+            f"Each policy against {comparison.best_heuristic}, the best heuristic, on the same scenarios: difference "
+            f"of the means{interval}. Filled: better; open: worse. An arrow stands for what lies outside the panel."
         )
         return _svg(figure, "Every policy against the best heuristic", caption)
 
@@ -314,8 +314,8 @@ def _gantt_caption(*, by_node: bool) -> str:
     if by_node:
         return "Each row is a node: the darker the blue, the more of its GPUs run a job; red: GPUs out of service."
     return (
-        "Each row is a GPU, each block a job; colours only tell jobs apart. White: idle. Red and hatched: out of service. "
-        "Dashed: the last job ends."
+        "Each row is a GPU, each block a job; colours only tell jobs apart. White: idle. Red and hatched: out of "
+        "service. Dashed: the last job ends."
     )
 
 

@@ -209,20 +209,22 @@ def _figure(picture: Picture) -> str:
 
 def _meanings(comparison: Comparison) -> str:
     meanings = {metric.title: f"{metric.meaning} {metric.better.capitalize()} is better." for metric in METRICS}
+    goal, confidence = METRICS[comparison.goal].title, f"{100 * comparison.confidence:g} %"
     meanings["vs best"] = (
         "Difference of the means in per cent of the best heuristic's. The best heuristic is the one with the best mean "
-        f"{METRICS[comparison.goal].title} on these very scenarios, so the bar is set as high as these heuristics allow."
+        f"{goal} on these very scenarios, so the bar is set as high as these heuristics allow."
     )
     meanings["interval"] = (
-        f"Where the true mean lies with {100 * comparison.confidence:g} % confidence (BCa bootstrap over scenarios or "
-        "their groups, the same draws for both policies). Of a mean it holds the variety of scenarios too; a difference "
-        "is taken scenario by scenario, so it can be clear where the intervals of the means overlap."
+        f"Where the true mean lies with {confidence} confidence (BCa bootstrap over scenarios or their groups, the same "
+        "draws for both policies). A mean's interval holds the variety of scenarios too; a difference is taken scenario "
+        "by scenario, so it can be clear where the intervals of the means overlap."
     )
     return "".join(_definition(term, meaning, code=False) for term, meaning in meanings.items())
 
 
 def _definition(term: str, meaning: str, *, code: bool) -> str:
-    return f"<dt>{escape(term)}</dt><dd{' class="code"' if code else ''}>{escape(meaning)}</dd>"
+    style = ' class="code"' if code else ""
+    return f"<dt>{escape(term)}</dt><dd{style}>{escape(meaning)}</dd>"
 
 
 def _heading(title: str, second: str) -> str:
