@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 BEST_HEURISTIC_COLOUR = "#0072B2"
 CHALLENGER_COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00")
 OTHER_COLOUR = "#8f959c"
-# Tol's light scheme without its reds, which are kept for faults.
-JOB_COLOURS = ("#77AADD", "#44BB99", "#EEDD88", "#99DDFF", "#BBCC33", "#AAAA00")
+# Tol's light scheme without its reds, which are kept for faults, and three shades between its colours.
+JOB_COLOURS = ("#77AADD", "#44BB99", "#EEDD88", "#99DDFF", "#B39DDB", "#BBCC33", "#5B8DB8", "#AAAA00", "#A5D6B7")
 DOWN_COLOUR, DOWN_FACE = "#a50f15", "#fcd5ce"
 BUSY_COLOUR, IDLE_COLOUR = "#77AADD", "#e6e9ed"
 MOST_GPU_ROWS = 256  # more GPUs are not told apart at the width of a page
@@ -101,7 +101,8 @@ def forest(comparison: Comparison) -> Picture:
 
     rows = [index for index, name in enumerate(comparison.policies) if name != comparison.best_heuristic]
     with _style():
-        figure = Figure(figsize=(WIDTH_INCHES, 2.2 + 0.44 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(WIDTH_INCHES, 2.5 + 0.44 * len(rows)))
+        figure.set_layout_engine("constrained", hspace=0.06)
         axes = figure.subplots(2, 3, sharey=True)
         for metric, ax in enumerate(axes.flat):
             _forest_panel(ax, comparison, metric, rows)
@@ -113,7 +114,7 @@ def forest(comparison: Comparison) -> Picture:
         )
         caption = (
             f"Each policy against {comparison.best_heuristic}, the best heuristic, on the same scenarios: difference "
-            f"of the means{interval}. Filled: better; open: worse. An arrow stands for what lies outside the panel."
+            f"of the means{interval}. Filled: better; open: worse. The blue line is the best heuristic. An arrow stands for what lies outside the panel."
         )
         return _svg(figure, "Every policy against the best heuristic", caption)
 
@@ -186,7 +187,7 @@ def _scenario_panel(ax: "Axes", comparison: Comparison, policy: str) -> None:
     ax.bar(place[worse], percent[worse], width, color=DOWN_FACE, edgecolor=DOWN_COLOUR, hatch="////", linewidth=0.6)
     ax.axhline(0, color=BEST_HEURISTIC_COLOUR, linewidth=1.2)
     ax.set_title(f"{METRICS[comparison.goal].title}: worse in {int(worse.sum())} of {percent.size} scenarios")
-    ax.set(xlabel="scenarios, sorted", ylabel="difference in %", xticks=[])
+    ax.set(xlabel="scenarios, sorted", ylabel="difference in %", xticks=[], xlim=(-0.6, max(percent.size, 1) - 0.4))
     ax.grid(axis="y")
 
 
@@ -261,7 +262,7 @@ def use(comparison: Comparison, events: Mapping[str, Sequence[Event]], cluster_g
         for policy, ax in zip(shown, axes, strict=True):
             _use_panel(ax, spells(events[policy], cluster_gpus), cluster_gpus, scale)
             ax.set_title(_short(policy))
-        axes[-1].set_xlabel(f"time ({name})")
+        axes[-1].set(xlabel=f"time ({name})", xlim=(0, max(events[policy][-1].time_s for policy in shown) * scale))
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=3)
         caption = (
             "GPUs that run a job, wait for one, or are out of service, in one scenario. Idle time at the end is the"
@@ -279,7 +280,6 @@ def _use_panel(ax: "Axes", spent: Spells, cluster_gpus: int, scale: float) -> No
         label="down",
     )  # fmt: skip
     ax.set(ylim=(0, cluster_gpus), ylabel="GPUs")
-    ax.set_xlim(left=0)
 
 
 def gantt(events: Mapping[str, Sequence[Event]], gpu_node: NDArray[np.int32]) -> Picture:

@@ -136,7 +136,7 @@ def _main_table(comparison: Comparison) -> str:
 
 def _main_row(row: Row) -> str:
     kind = {"best heuristic": "baseline", "heuristic": "", "learned": "learned"}[row.kind]
-    tag = f' <span class="tag">{row.kind}</span>' if kind else ""
+    tag = f'<span class="tag">{row.kind}</span>' if kind else ""
     cells = [_td(cell.text, "best" if cell.best else "") for cell in row.cells]
     versus = [_td(text, row.versus.verdict) for text in (row.versus.text, row.interval)]
     return _tr(f"{escape(row.policy)}{tag}", [*cells, *versus, _td(row.worse_in)], kind)
@@ -215,9 +215,9 @@ def _meanings(comparison: Comparison) -> str:
         f"{goal} on these very scenarios, so the bar is set as high as these heuristics allow."
     )
     meanings["interval"] = (
-        f"Where the true mean lies with {confidence} confidence (BCa bootstrap over scenarios or their groups, the same "
-        "draws for both policies). A mean's interval holds the variety of scenarios too; a difference is taken scenario "
-        "by scenario, so it can be clear where the intervals of the means overlap."
+        f"Where the true mean lies with {confidence} confidence (BCa bootstrap over scenarios or their groups, the "
+        "same draws for both policies). A mean's interval holds the variety of scenarios too; a difference is taken "
+        "scenario by scenario, so it can be clear where the intervals of the means overlap."
     )
     return "".join(_definition(term, meaning, code=False) for term, meaning in meanings.items())
 
