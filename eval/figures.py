@@ -114,7 +114,8 @@ def forest(comparison: Comparison) -> Picture:
         )
         caption = (
             f"Each policy against {comparison.best_heuristic}, the best heuristic, on the same scenarios: difference "
-            f"of the means{interval}. Filled: better; open: worse. The blue line is the best heuristic. An arrow stands for what lies outside the panel."
+            f"of the means{interval}. Filled: better; open: worse. The blue line is the best heuristic. An "
+            "arrow stands for what lies outside the panel."
         )
         return _svg(figure, "Every policy against the best heuristic", caption)
 
@@ -350,9 +351,9 @@ def _node_panel(ax: "Axes", spent: Spells, gpu_node: NDArray[np.int32], scale: f
 
     edges_s = np.linspace(0, float(spent.end_s.max(initial=1.0)), 1201)
     busy, down = (share[..., None] for share in share_by_node(spent, gpu_node, edges_s))
-    idle = np.clip(1 - busy - down, 0, 1)
-    image = busy * np.array(to_rgb("#2b6cb0")) + down * np.array(to_rgb(DOWN_COLOUR)) + idle
-    extent = (0.0, edges_s[-1] * scale, busy.shape[0] - 0.5, -0.5)
+    red = np.sqrt(down)  # one broken GPU of many is to be seen
+    image = (1 - red) * (1 - busy * (1 - np.array(to_rgb("#2b6cb0")))) + red * np.array(to_rgb(DOWN_COLOUR))
+    extent = (0.0, float(edges_s[-1]) * scale, busy.shape[0] - 0.5, -0.5)
     ax.imshow(np.clip(image, 0, 1), aspect="auto", extent=extent, interpolation="nearest")
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .comparison import METRICS, Comparison
+from .statistics import Estimates
 from .table import interval_text, percent_text, verdict
 
 MOST_NAMED = 5  # scenarios that are named one by one
@@ -45,23 +46,24 @@ def _metrics(comparison: Comparison, row: int) -> list[str]:
     for index, metric in enumerate(METRICS):
         change = comparison.difference.value[row, index]
         if change < 0 if metric.better == "higher" else change > 0:
-            text = percent_text(float(comparison.relative_percent.value[row, index]))
-            interval = interval_text(comparison.relative_percent, row, index)
             clear = verdict(comparison, row, index) == "worse"
-            found.append(f"Worse mean of {metric.title}: {text} {interval}{_clearness(comparison, clear=clear)}.")
+            change = _change(comparison.relative_percent, row, index)
+            found.append(f"Worse in {metric.title}: {change}{_clearness(comparison, clear=clear)}.")
     return found
 
 
 def _job_sizes(comparison: Comparison, row: int) -> list[str]:
     sizes, found = comparison.job_sizes, []
     for index, title in enumerate(sizes.title):
-        change = float(sizes.relative_percent.value[row, index])
-        if change > 0:
+        if sizes.relative_percent.value[row, index] > 0:
             clear = bool(sizes.relative_percent.low[row, index] > 0)
-            interval = interval_text(sizes.relative_percent, row, index)
-            text = f"{percent_text(change)} {interval}{_clearness(comparison, clear=clear)}"
-            found.append(f"Longer mean JCT of jobs with {title}: {text}.")
+            change = _change(sizes.relative_percent, row, index)
+            found.append(f"Longer mean JCT of jobs with {title}: {change}{_clearness(comparison, clear=clear)}.")
     return found
+
+
+def _change(percent: Estimates, row: int, column: int) -> str:
+    return f"{percent_text(float(percent.value[row, column]))} {interval_text(percent, row, column)}".rstrip()
 
 
 def _clearness(comparison: Comparison, *, clear: bool) -> str:

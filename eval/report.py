@@ -14,7 +14,6 @@ from .figures import Picture
 from .losses import losses
 from .statistics import Estimates
 from .table import (
-    Cell,
     Row,
     caption,
     interval_text,
@@ -166,8 +165,9 @@ def _relative_table(comparison: Comparison) -> str:
 
 
 def _relative_td(comparison: Comparison, row: int, metric: int) -> str:
-    cell: Cell = relative_cell(comparison, row, metric)
-    return _td(f"{cell.text} {interval_text(comparison.relative_percent, row, metric)}", cell.verdict)
+    cell = relative_cell(comparison, row, metric)
+    interval = escape(interval_text(comparison.relative_percent, row, metric))
+    return f'<td class="{cell.verdict}">{escape(cell.text)}<small>{interval}</small></td>'
 
 
 def _size_table(comparison: Comparison) -> str:
