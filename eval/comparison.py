@@ -1,0 +1,246 @@
+"""Policies side by side on the same scenarios: figures, intervals, and each policy against the best heuristic."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.errors import InputError
+from ..cluster.outcome import Metrics, Outcome, metrics
+from ..cluster.scenarios import Scenarios
+from .statistics import Estimates, ratio_estimates, unit_sums
+
+TIE = 1e-9  # runs whose figures differ by less than this share are equal: rounding, not policy
+
+
+class Metric(NamedTuple):
+    """One figure of a run, a field of `Metrics`."""
+
+    name: str
+    title: str
+    quantity: Literal["time", "GPU-time", "share", "count"]  # the field's unit is s, GPU-s, none, none
+    better: Literal["lower", "higher"]
+    meaning: str
+
+
+METRICS = (
+    Metric("makespan_s", "makespan", "time", "lower", "Completion of the last job of a workload."),
+    Metric("mean_jct_s", "mean JCT", "time", "lower", "Finish minus submission, averaged over a scenario's jobs."),
+    Metric("p99_jct_s", "p99 JCT", "time", "lower", "Job completion time that 99 % of a scenario's jobs stay below."),
+    Metric(
+        "useful_utilisation",
+        "useful util.",
+        "share",
+        "higher",
+        "Share of all GPU-time until the makespan that did work which was kept; the rest was idle, broken or lost.",
+    ),
+    Metric(
+        "lost_gpu_s",
+        "lost to faults",
+        "GPU-time",
+        "lower",
+        "GPU-time of work that faults threw away: since the last checkpoint, restart included.",
+    ),
+    Metric("restarts", "restarts", "count", "lower", "How often a fault stopped a job, which then started again."),
+)
+
+
+class JobSizes(NamedTuple):
+    """Mean JCT by the number of GPUs that a job needs."""
+
+    title: tuple[str, ...]  # (classes,) such as "5 to 8 GPUs"
+    jobs: NDArray[np.int64]  # (classes,) jobs of all scenarios
+    mean_jct_s: NDArray[np.float64]  # (policies, classes)
+    relative_percent: Estimates  # (policies, classes) against the best heuristic
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Policies, best mean of the goal first, with their figures. Metrics are in the order of `METRICS`."""
+
+    policies: tuple[str, ...]
+    heuristics: frozenset[str]
+    best_heuristic: str
+    goal: int  # index of the metric that ranks the policies
+    confidence: float
+    unit: NDArray[np.intp]  # (scenarios,) unit that the bootstrap draws: the scenario, or its group
+    values: NDArray[np.float64]  # (policies, metrics, scenarios)
+    mean: Estimates  # (policies, metrics)
+    difference: Estimates  # (policies, metrics) policy minus best heuristic
+    relative_percent: Estimates  # (policies, metrics) of the best heuristic's mean
+    worse_share: NDArray[np.float64]  # (policies,) scenarios with a worse goal than the best heuristic's
+    wins: NDArray[np.float64]  # (policies, policies) scenarios in which the row's goal is better than the column's
+    job_sizes: JobSizes
+
+    @property
+    def scenarios(self) -> int:
+        """Number of scenarios."""
+        return self.unit.size
+
+    @property
+    def units(self) -> int:
+        """Number of units that the bootstrap draws from."""
+        return int(self.unit.max()) + 1
+
+    @property
+    def challengers(self) -> tuple[str, ...]:
+        """Policies that are no heuristics; where there are none, the best policies after the best heuristic."""
+        learned = tuple(name for name in self.policies if name not in self.heuristics)
+        return learned or tuple(name for name in self.policies if name != self.best_heuristic)[:1]
+
+
+def compare(
+    outcomes: Mapping[str, Outcome],
+    scenarios: Scenarios,
+    cluster_gpus: int,
+    *,
+    heuristics: Collection[str],
+    confidence: float = 0.95,
+    groups: NDArray[np.generic] | None = None,
+    goal: str | None = None,
+) -> Comparison:
+    """Return the policies' figures and how each does against the best heuristic.
+
+    Args:
+        outcomes: How the same scenarios ended under each policy.
+        scenarios: The scenarios.
+        cluster_gpus: GPUs of the cluster.
+        heuristics: Names of the policies that are heuristics, at least one.
+        confidence: Probability that the intervals aim to cover.
+        groups: Label of each scenario, shape (scenarios,): scenarios of one label depend on each other (several
+            fault seeds of one trace window) and are resampled together. Every scenario by itself if left out.
+        goal: Metric that ranks the policies; if left out, makespan where all jobs are submitted at 0, else mean JCT.
+
+    Raises:
+        ValueError: If there is no outcome of a heuristic, or a shape or the goal does not fit.
+        InputError: If a run was cut off before all its jobs ended.
+    """
+    _check(outcomes, scenarios, heuristics, groups)
+    goal_index = _goal(goal, scenarios)
+    table = {name: np.array(_metrics(outcome, scenarios, cluster_gpus)) for name, outcome in outcomes.items()}
+    ranked = sorted(table, key=lambda name: _cost(table[name], goal_index).mean())
+    best = next(name for name in ranked if name in heuristics)
+    values = np.array([table[name] for name in ranked])
+    unit = np.unique(np.arange(scenarios.jobs.size) if groups is None else groups, return_inverse=True)[1]
+    cost = _cost(values, goal_index)
+    wins = _better(cost[:, None], cost[None]).mean(axis=-1)
+    estimates = _estimates(values, ranked.index(best), unit, confidence)
+    return Comparison(
+        policies=tuple(ranked),
+        heuristics=frozenset(heuristics) & table.keys(),
+        best_heuristic=best,
+        goal=goal_index,
+        confidence=confidence,
+        unit=unit,
+        values=values,
+        mean=estimates[0],
+        difference=estimates[1],
+        relative_percent=estimates[2],
+        worse_share=wins[ranked.index(best)],
+        wins=wins,
+        job_sizes=_job_sizes([outcomes[name] for name in ranked], ranked.index(best), scenarios, unit, confidence),
+    )
+
+
+def size_classes(gpus: NDArray[np.int32]) -> tuple[tuple[str, ...], NDArray[np.intp]]:
+    """Return the titles of the classes of job size that occur (1, 2, 3 to 4, 5 to 8, ... GPUs) and each job's class.
+
+    Args:
+        gpus: GPUs of each job, at least 1, any shape; the classes have the same shape.
+    """
+    exponents, index = np.unique(np.ceil(np.log2(gpus)).astype(np.int64), return_inverse=True)
+    return tuple(_size_title(int(exponent)) for exponent in exponents), index.reshape(gpus.shape)
+
+
+def _size_title(exponent: int) -> str:
+    low, high = 2**exponent // 2 + 1, 2**exponent
+    if exponent < 2:
+        return "1 GPU" if high == 1 else "2 GPUs"
+    return f"{low} to {high} GPUs"
+
+
+def _check(
+    outcomes: Mapping[str, Outcome],
+    scenarios: Scenarios,
+    heuristics: Collection[str],
+    groups: NDArray[np.generic] | None,
+) -> None:
+    if not outcomes.keys() & set(heuristics):
+        raise ValueError(f"none of the policies {', '.join(outcomes)} is among the heuristics {', '.join(heuristics)}")
+    if groups is not None and groups.shape != scenarios.jobs.shape:
+        raise ValueError(f"groups has shape {groups.shape}, expected {scenarios.jobs.shape}")
+    for name, outcome in outcomes.items():
+        if outcome.finish_s.shape != scenarios.gpus.shape:
+            raise ValueError(f"{name}: finish_s has shape {outcome.finish_s.shape}, expected {scenarios.gpus.shape}")
+        cut = np.flatnonzero(outcome.finished < scenarios.jobs)
+        if cut.size:
+            raise InputError(
+                f"{cut.size} of {scenarios.jobs.size} runs under {name} were cut off, the first is scenario {cut[0]}",
+                "lower the fault rate or the load, or leave the policy out: unfinished jobs have no completion time",
+            )
+
+
+def _goal(goal: str | None, scenarios: Scenarios) -> int:
+    names = [metric.name for metric in METRICS]
+    if goal is None:
+        return names.index("mean_jct_s" if scenarios.submit_s.any() else "makespan_s")
+    if goal not in names:
+        raise ValueError(f"goal is '{goal}', expected one of {', '.join(names)}")
+    return names.index(goal)
+
+
+def _metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Metrics:
+    return metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+
+
+def _cost(values: NDArray[np.float64], metric: int) -> NDArray[np.float64]:
+    """Return a metric, less is better; `values` has the metrics on the second axis from the end."""
+    cost: NDArray[np.float64] = values[..., metric, :] * (-1.0 if METRICS[metric].better == "higher" else 1.0)
+    return cost
+
+
+def _better(cost: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.bool_]:
+    better: NDArray[np.bool_] = cost < other - TIE * np.maximum(np.abs(cost), np.abs(other))
+    return better
+
+
+def _estimates(
+    values: NDArray[np.float64], best: int, unit: NDArray[np.intp], confidence: float
+) -> tuple[Estimates, Estimates, Estimates]:
+    """Return means, differences to the best heuristic and differences in per cent, of shape (policies, metrics)."""
+    shape = values.shape[:2]
+    flat = values.reshape(-1, values.shape[-1])
+    reference = np.broadcast_to(values[best], values.shape).reshape(flat.shape)
+    sums, base = unit_sums(flat, unit), unit_sums(reference, unit)
+    ones = np.broadcast_to(np.bincount(unit).astype(np.float64), sums.shape)
+    return (
+        _shaped(ratio_estimates(sums, ones, confidence=confidence), shape),
+        _shaped(ratio_estimates(sums - base, ones, confidence=confidence), shape),
+        _shaped(ratio_estimates(100 * (sums - base), base, confidence=confidence), shape),
+    )
+
+
+def _shaped(estimates: Iterable[NDArray[np.float64]], shape: tuple[int, ...]) -> Estimates:
+    return Estimates(*(part.reshape(shape) for part in estimates))
+
+
+def _job_sizes(
+    outcomes: list[Outcome], best: int, scenarios: Scenarios, unit: NDArray[np.intp], confidence: float
+) -> JobSizes:
+    real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
+    titles, size = size_classes(scenarios.gpus[real])
+    cell = np.repeat(unit, scenarios.jobs) * len(titles) + size  # one cell for each unit and class
+    units = int(unit.max()) + 1
+    jct = unit_sums(np.array([(outcome.finish_s - scenarios.submit_s)[real] for outcome in outcomes]), cell)
+    jct = _padded(jct, units * len(titles)).reshape(len(outcomes), units, -1).swapaxes(1, 2)
+    jobs = np.bincount(size)
+    base = np.broadcast_to(jct[best], jct.shape)
+    relative = ratio_estimates(100 * (jct - base).reshape(-1, units), base.reshape(-1, units), confidence=confidence)
+    return JobSizes(titles, jobs, jct.sum(axis=-1) / jobs, _shaped(relative, jct.shape[:2]))
+
+
+def _padded(rows: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """Return rows with zeros behind: the last cells may have no job."""
+    return np.pad(rows, ((0, 0), (0, length - rows.shape[1])))

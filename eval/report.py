@@ -1,0 +1,244 @@
+"""A comparison as one self-contained HTML file, and as JSON with the same figures."""
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from .comparison import METRICS, Comparison
+from .figures import Picture
+from .losses import losses
+from .statistics import Estimates
+from .table import (
+    Row,
+    caption,
+    interval_text,
+    percent_text,
+    relative_cell,
+    rows,
+    time_unit,
+    titles,
+    versus_titles,
+)
+
+
+def write_report(
+    path: Path, comparison: Comparison, pictures: Sequence[Picture], *, title: str, facts: Mapping[str, str]
+) -> None:
+    """Write one HTML file that needs no other file, no network and no script.
+
+    Args:
+        path: The file; an older one is replaced.
+        comparison: The policies side by side.
+        pictures: Figures, in this order.
+        title: Heading of the page.
+        facts: What was run (command, cluster, workload, seeds, versions, date), shown as given.
+    """
+    template = Template((files(__package__) / "report.html").read_text(encoding="utf-8"))
+    page = template.substitute(
+        title=escape(title),
+        summary=escape(summary(comparison)),
+        table=_main_table(comparison),
+        caption=escape(caption(comparison)),
+        losses=_losses(comparison),
+        figures="\n".join(_figure(picture) for picture in pictures),
+        goal=METRICS[comparison.goal].title,
+        best_heuristic=escape(comparison.best_heuristic),
+        wins=_wins_table(comparison),
+        relative=_relative_table(comparison),
+        sizes=_size_table(comparison),
+        meanings=_meanings(comparison),
+        facts="".join(_definition(name, value, code=name.lower() == "command") for name, value in facts.items()),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def write_json(path: Path, comparison: Comparison, *, title: str, facts: Mapping[str, str]) -> None:
+    """Write a comparison's figures as JSON, in the metrics' own units; null where a figure or interval is missing."""
+    names = [metric.name for metric in METRICS]
+    document = {
+        "title": title,
+        "facts": dict(facts),
+        "goal": names[comparison.goal],
+        "best_heuristic": comparison.best_heuristic,
+        "scenarios": comparison.scenarios,
+        "units": comparison.units,
+        "confidence": comparison.confidence,
+        "policies": {name: _policy_figures(comparison, row, names) for row, name in enumerate(comparison.policies)},
+        "wins": {
+            name: dict(zip(comparison.policies, shares, strict=True))
+            for name, shares in zip(comparison.policies, comparison.wins.tolist(), strict=True)
+        },
+    }
+    path.write_text(json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def summary(comparison: Comparison) -> str:
+    """Return the result in one or two sentences."""
+    goal, best = METRICS[comparison.goal].title, comparison.best_heuristic
+    if not comparison.challengers:
+        return f"Only {best} was run, in {_scenarios(comparison)}."
+    name = comparison.challengers[0]
+    row = comparison.policies.index(name)
+    change = float(comparison.relative_percent.value[row, comparison.goal])
+    interval = interval_text(comparison.relative_percent, row, comparison.goal)
+    how = {"better": "better than", "worse": "worse than", "open": "not clearly different from"}
+    verdict = how[relative_cell(comparison, row, comparison.goal).verdict] if interval else "compared with"
+    return (
+        f"In {_scenarios(comparison)}, {name} is {verdict} {best}, the best of "
+        f"{_number(len(comparison.heuristics), 'heuristic')}: {goal} {percent_text(change)} {interval}".rstrip()
+        + f", worse in {100 * comparison.worse_share[row]:.0f} % of the scenarios."
+    )
+
+
+def _scenarios(comparison: Comparison) -> str:
+    return _number(comparison.scenarios, "scenario")
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _policy_figures(comparison: Comparison, row: int, names: Sequence[str]) -> dict[str, object]:
+    parts = {
+        "mean": comparison.mean,
+        "difference": comparison.difference,
+        "relative_percent": comparison.relative_percent,
+    }
+    sizes = comparison.job_sizes
+    return {
+        "heuristic": comparison.policies[row] in comparison.heuristics,
+        "worse_share": float(comparison.worse_share[row]),
+        **{part: _estimates(estimates, row, names) for part, estimates in parts.items()},
+        "mean_jct_s_by_gpus": dict(zip(sizes.title, sizes.mean_jct_s[row].tolist(), strict=True)),
+        "jct_relative_percent_by_gpus": _estimates(sizes.relative_percent, row, sizes.title),
+        "losses": losses(comparison, comparison.policies[row]),
+    }
+
+
+def _estimates(estimates: Estimates, row: int, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
+    columns = zip(*(part[row].tolist() for part in estimates), strict=True)
+    return {
+        name: {end: None if math.isnan(number) else number for end, number in zip(Estimates._fields, ends, strict=True)}
+        for name, ends in zip(names, columns, strict=True)
+    }
+
+
+def _main_table(comparison: Comparison) -> str:
+    head = ["policy", *(_heading(*title) for title in (*titles(comparison), *versus_titles(comparison)))]
+    return _table(head, [_main_row(row) for row in rows(comparison)])
+
+
+def _main_row(row: Row) -> str:
+    kind = {"best heuristic": "baseline", "heuristic": "", "learned": "learned"}[row.kind]
+    tag = f'<span class="tag">{row.kind}</span>' if kind else ""
+    cells = [_td(cell.text, "best" if cell.best else "") for cell in row.cells]
+    versus = [_td(text, row.versus.verdict) for text in (row.versus.text, row.interval)]
+    return _tr(f"{escape(row.policy)}{tag}", [*cells, *versus, _td(row.worse_in)], kind)
+
+
+def _wins_table(comparison: Comparison) -> str:
+    body = []
+    for row, name in enumerate(comparison.policies):
+        texts = [
+            "" if row == column else f"{100 * comparison.wins[row, column]:.0f} %"
+            for column in range(len(comparison.policies))
+        ]
+        shade = [f"background: rgb(0 114 178 / {0.45 * share:.2f})" for share in comparison.wins[row]]
+        cells = [f'<td style="{style}">{text}</td>' for style, text in zip(shade, texts, strict=True)]
+        body.append(_tr(escape(name), cells))
+    return _table(["", *(escape(name) for name in comparison.policies)], body, "matrix")
+
+
+def _relative_table(comparison: Comparison) -> str:
+    body = []
+    for row, name in enumerate(comparison.policies):
+        if name != comparison.best_heuristic:
+            cells = [_relative_td(comparison, row, metric) for metric in range(len(METRICS))]
+            body.append(_tr(escape(name), cells))
+    head = [_heading(metric.title, f"{metric.better} is better") for metric in METRICS]
+    return _table(["policy", *head], body)
+
+
+def _relative_td(comparison: Comparison, row: int, metric: int) -> str:
+    cell = relative_cell(comparison, row, metric)
+    interval = escape(interval_text(comparison.relative_percent, row, metric))
+    return f'<td class="{cell.verdict}">{escape(cell.text)}<small>{interval}</small></td>'
+
+
+def _size_table(comparison: Comparison) -> str:
+    sizes = comparison.job_sizes
+    unit, scale = time_unit(float(sizes.mean_jct_s.max()))
+    body = []
+    for row, name in enumerate(comparison.policies):
+        cells = []
+        for column, mean_s in enumerate(sizes.mean_jct_s[row]):
+            change = percent_text(float(sizes.relative_percent.value[row, column]))
+            versus = "" if name == comparison.best_heuristic else f" ({change})"
+            cells.append(_td(f"{mean_s * scale:.2f}{versus}"))
+        body.append(_tr(escape(name), cells, "baseline" if name == comparison.best_heuristic else ""))
+    head = [
+        _heading(f"{title} ({unit})", _number(int(jobs), "job"))
+        for title, jobs in zip(sizes.title, sizes.jobs, strict=True)
+    ]
+    return _table(["policy", *head], body)
+
+
+def _losses(comparison: Comparison) -> str:
+    return "".join(_losses_of(comparison, name) for name in comparison.challengers) or "<p>There is no rival.</p>"
+
+
+def _losses_of(comparison: Comparison, policy: str) -> str:
+    found = losses(comparison, policy)
+    heading = f"<h3>{escape(policy)} against {escape(comparison.best_heuristic)}</h3>"
+    if not found:
+        return f"{heading}<p>Nowhere in what was compared here: no scenario, metric or job size.</p>"
+    return f"{heading}<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in found)}</ul>"
+
+
+def _figure(picture: Picture) -> str:
+    data = base64.b64encode(picture.data).decode("ascii")
+    image = f'<img alt="{escape(picture.title)}" src="data:{picture.mime};base64,{data}">'
+    text = f"<figcaption>{escape(picture.caption)}</figcaption>"
+    return f'<figure><h2>{escape(picture.title)}</h2><div class="wide">{image}</div>{text}</figure>'
+
+
+def _meanings(comparison: Comparison) -> str:
+    meanings = {metric.title: f"{metric.meaning} {metric.better.capitalize()} is better." for metric in METRICS}
+    goal, confidence = METRICS[comparison.goal].title, f"{100 * comparison.confidence:g} %"
+    meanings["vs best"] = (
+        "Difference of the means in per cent of the best heuristic's. The best heuristic is the one with the best mean "
+        f"{goal} on these very scenarios, so the bar is set as high as these heuristics allow."
+    )
+    meanings["interval"] = (
+        f"Where the true mean lies with {confidence} confidence (BCa bootstrap over scenarios or their groups, the "
+        "same draws for both policies). A mean's interval holds the variety of scenarios too; a difference is taken "
+        "scenario by scenario, so it can be clear where the intervals of the means overlap."
+    )
+    return "".join(_definition(term, meaning, code=False) for term, meaning in meanings.items())
+
+
+def _definition(term: str, meaning: str, *, code: bool) -> str:
+    style = ' class="code"' if code else ""
+    return f"<dt>{escape(term)}</dt><dd{style}>{escape(meaning)}</dd>"
+
+
+def _heading(title: str, second: str) -> str:
+    return f"{escape(title)}<small>{escape(second) or '&nbsp;'}</small>"
+
+
+def _td(text: str, style: str = "") -> str:
+    return f'<td class="{style}">{escape(text)}</td>' if style else f"<td>{escape(text)}</td>"
+
+
+def _tr(heading: str, cells: Iterable[str], style: str = "") -> str:
+    return f'<tr class="{style}"><th scope="row">{heading}</th>{"".join(cells)}</tr>'
+
+
+def _table(head: Iterable[str], body: Iterable[str], style: str = "") -> str:
+    titles_row = "".join(f'<th scope="col">{title}</th>' for title in head)
+    return f'<table class="{style}"><thead><tr>{titles_row}</tr></thead><tbody>{"".join(body)}</tbody></table>'

@@ -1,0 +1,189 @@
+"""The table of a comparison: the same cells for the terminal and for the report."""
+
+import textwrap
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from .comparison import METRICS, Comparison
+from .statistics import Estimates
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Verdict = Literal["better", "worse", "open"]  # open: the interval holds 0, or there is none
+
+STYLES: dict[Verdict, str] = {"better": "bold green", "worse": "bold red", "open": ""}
+
+
+class Unit(NamedTuple):
+    """What a metric is shown in."""
+
+    name: str
+    scale: float  # multiplies the metric's own unit
+    decimals: int
+
+
+class Cell(NamedTuple):
+    """One figure as text."""
+
+    text: str
+    best: bool  # nobody has a better mean
+    verdict: Verdict
+
+
+class Row(NamedTuple):
+    """One policy."""
+
+    policy: str
+    kind: Literal["best heuristic", "heuristic", "learned"]
+    cells: tuple[Cell, ...]  # one for each metric
+    versus: Cell  # the goal's difference to the best heuristic in per cent
+    interval: str  # of that difference
+    worse_in: str  # share of scenarios
+
+
+def unit_of(comparison: Comparison, metric: int) -> Unit:
+    """Return the unit in which all policies' values of a metric are readable."""
+    largest = float(np.abs(comparison.mean.value[:, metric]).max())
+    quantity = METRICS[metric].quantity
+    if quantity == "share":
+        return Unit("%", 100.0, 1)
+    if quantity == "count":
+        return Unit("", 1.0, _decimals(largest))
+    name, scale = time_unit(largest)
+    return Unit(f"GPU-{name}" if quantity == "GPU-time" else name, scale, _decimals(largest * scale))
+
+
+def time_unit(largest_s: float) -> tuple[str, float]:
+    """Return the unit in which times up to the largest are readable, and its factor to seconds."""
+    if largest_s >= 2 * 3600:
+        return "h", 1 / 3600
+    return ("min", 1 / 60) if largest_s >= 120 else ("s", 1.0)
+
+
+def _decimals(largest: float) -> int:
+    if largest >= 1000:
+        return 0
+    return 1 if largest >= 10 else 2
+
+
+def titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
+    """Return each metric's title and the unit that it is shown in."""
+    return tuple((metric.title, unit_of(comparison, index).name) for index, metric in enumerate(METRICS))
+
+
+def rows(comparison: Comparison) -> list[Row]:
+    """Return the table's rows, best mean of the goal first."""
+    return [_row(comparison, index) for index in range(len(comparison.policies))]
+
+
+def _row(comparison: Comparison, policy: int) -> Row:
+    name = comparison.policies[policy]
+    if name == comparison.best_heuristic:
+        versus = Cell("-", best=False, verdict="open")
+        return Row(name, "best heuristic", _cells(comparison, policy), versus, interval="", worse_in="")
+    return Row(
+        policy=name,
+        kind="heuristic" if name in comparison.heuristics else "learned",
+        cells=_cells(comparison, policy),
+        versus=relative_cell(comparison, policy, comparison.goal),
+        interval=interval_text(comparison.relative_percent, policy, comparison.goal),
+        worse_in=f"{100 * comparison.worse_share[policy]:.0f} %",
+    )
+
+
+def _cells(comparison: Comparison, policy: int) -> tuple[Cell, ...]:
+    return tuple(_mean_cell(comparison, policy, metric) for metric in range(len(METRICS)))
+
+
+def _mean_cell(comparison: Comparison, policy: int, metric: int) -> Cell:
+    means, unit = comparison.mean.value[:, metric], unit_of(comparison, metric)
+    best = means.max() if METRICS[metric].better == "higher" else means.min()
+    value, low, high = (float(part[policy, metric]) * unit.scale for part in comparison.mean)
+    text = f"{value:.{unit.decimals}f}"
+    if not np.isnan(low):
+        text += f" ±{(high - low) / 2:.{unit.decimals}f}"
+    return Cell(text, bool(means[policy] == best and np.ptp(means) > 0), verdict(comparison, policy, metric))
+
+
+def verdict(comparison: Comparison, policy: int, metric: int) -> Verdict:
+    """Return whether a policy is better or worse than the best heuristic, as far as the interval tells."""
+    low, high = comparison.difference.low[policy, metric], comparison.difference.high[policy, metric]
+    if not (low > 0 or high < 0):
+        return "open"
+    return "better" if (low > 0) == (METRICS[metric].better == "higher") else "worse"
+
+
+def relative_cell(comparison: Comparison, policy: int, metric: int) -> Cell:
+    """Return a policy's difference to the best heuristic in per cent, a dash where it is not defined."""
+    means = comparison.relative_percent.value[:, metric]
+    best = means.max() if METRICS[metric].better == "higher" else means.min()
+    return Cell(percent_text(float(means[policy])), bool(means[policy] == best), verdict(comparison, policy, metric))
+
+
+def percent_text(percent: float) -> str:
+    """Return a difference in per cent with its sign."""
+    if np.isnan(percent):
+        return "-"
+    return f"{percent:+.1f} %" if abs(percent) >= 0.05 else "0.0 %"
+
+
+def interval_text(percent: Estimates, row: int, column: int) -> str:
+    """Return the interval of a difference in per cent, empty where there is none."""
+    low, high = float(percent.low[row, column]), float(percent.high[row, column])
+    return "" if np.isnan(low) else f"[{low:+.1f}, {high:+.1f}]"
+
+
+def caption(comparison: Comparison) -> str:
+    """Return the sentence under the table that says how to read it."""
+    goal = METRICS[comparison.goal].title
+    scenarios = f"{comparison.scenarios} scenario{'s' if comparison.scenarios > 1 else ''}"
+    if comparison.units < 2:
+        return f"{scenarios}: no intervals. The last columns compare {goal} with {comparison.best_heuristic}."
+    grouped = f" in {comparison.units} groups" if comparison.units < comparison.scenarios else ""
+    few = " Under 10 units these are too narrow." if comparison.units < 10 else ""
+    return (
+        f"{scenarios}{grouped}; means with {100 * comparison.confidence:g} % bootstrap intervals.{few} "
+        f"The last columns compare {goal} with {comparison.best_heuristic}, scenario by scenario."
+    )
+
+
+def terminal_table(comparison: Comparison) -> "Table":
+    """Return the table for a terminal of 120 columns or more.
+
+    The best mean of each column is bold; the comparison with the best heuristic is green or red where its interval
+    leaves out 0.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), caption=caption(comparison), caption_justify="left")
+    table.add_column("\n\npolicy", overflow="fold", min_width=10)
+    for title, unit in (*titles(comparison), *versus_titles(comparison)):
+        table.add_column(Text(_header(title, unit)), justify="right", no_wrap=True)
+    for row in rows(comparison):
+        cells = [Text(cell.text, style="bold" if cell.best else "") for cell in row.cells]
+        versus = [Text(text, style=STYLES[row.versus.verdict]) for text in (row.versus.text, row.interval)]
+        table.add_row(Text(row.policy, style=_name_style(row)), *cells, *versus, row.worse_in)
+    return table
+
+
+def _header(title: str, unit: str) -> str:
+    """Return three lines at most 10 wide, so that the figures set the width of a column."""
+    lines = [*textwrap.wrap(title, 10), unit]
+    return "\n".join([""] * (3 - len(lines)) + lines)
+
+
+def versus_titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
+    """Return title and second line of the columns that compare with the best heuristic."""
+    return (
+        (METRICS[comparison.goal].title, "vs best"),
+        (f"{100 * comparison.confidence:g} %", "interval"),
+        ("scenarios", "worse"),
+    )
+
+
+def _name_style(row: Row) -> str:
+    return {"learned": "bold cyan", "best heuristic": "bold", "heuristic": ""}[row.kind]

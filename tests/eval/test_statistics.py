@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from longshore.eval.statistics import ratio_estimates, unit_sums
+
+FACTOR = st.floats(0.01, 100.0)
+
+
+def test_the_interval_of_a_normal_sample_is_close_to_the_t_interval() -> None:
+    sample = np.random.default_rng(0).normal(50.0, 5.0, (1, 80))
+    found = ratio_estimates(sample, np.ones_like(sample), confidence=0.95)
+    low, high = stats.t.interval(0.95, 79, sample.mean(), stats.sem(sample[0]))
+    assert found.value[0] == pytest.approx(sample.mean())
+    assert found.low[0] == pytest.approx(low, abs=0.12 * (high - low))
+    assert found.high[0] == pytest.approx(high, abs=0.12 * (high - low))
+
+
+def test_intervals_of_skewed_samples_cover_the_true_mean_about_as_often_as_they_say() -> None:
+    samples = np.random.default_rng(3).exponential(1.0, (400, 40))
+    found = ratio_estimates(samples, np.ones_like(samples), confidence=0.9)
+    assert 0.84 < np.mean((found.low < 1.0) & (found.high > 1.0)) < 0.95
+
+
+def test_dependent_scenarios_widen_the_interval_when_they_are_drawn_together() -> None:
+    window = np.repeat(np.arange(20), 10)
+    values = np.random.default_rng(4).normal(0.0, 1.0, 20)[window][None] + 10.0
+    together = ratio_estimates(unit_sums(values, window), np.full((1, 20), 10.0), confidence=0.95)
+    apart = ratio_estimates(values, np.ones_like(values), confidence=0.95)
+    # Ten equal copies of a value carry the information of one: the width differs by the root of ten.
+    assert (together.high - together.low)[0] == pytest.approx(np.sqrt(10) * (apart.high - apart.low)[0], rel=0.15)
+
+
+@settings(deadline=None, max_examples=10)
+@given(FACTOR, st.integers(2, 12))
+def test_a_constant_ratio_is_its_own_interval(factor: float, units: int) -> None:
+    below = np.arange(1.0, units + 1)[None]
+    found = ratio_estimates(factor * below, below, confidence=0.95)
+    assert np.allclose(found, factor, rtol=1e-9)
+
+
+@settings(deadline=None, max_examples=10)
+@given(FACTOR)
+def test_the_interval_of_a_ratio_does_not_depend_on_its_unit(factor: float) -> None:
+    above = np.random.default_rng(5).lognormal(0.0, 0.5, (2, 15))
+    below = np.random.default_rng(6).lognormal(0.0, 0.5, (2, 15))
+    plain = ratio_estimates(above, below, confidence=0.95)
+    scaled = ratio_estimates(above * factor, below * factor, confidence=0.95)
+    assert np.allclose(plain, scaled, rtol=1e-9)
+
+
+def test_one_unit_has_no_interval() -> None:
+    found = ratio_estimates(np.array([[6.0]]), np.array([[2.0]]), confidence=0.95)
+    assert found.value[0] == 3.0
+    assert np.isnan([found.low[0], found.high[0]]).all()
+
+
+def test_a_ratio_to_nothing_is_missing_and_one_that_may_become_so_has_no_interval() -> None:
+    below = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
+    found = ratio_estimates(np.ones((2, 3)), below, confidence=0.95)
+    assert np.isnan(found.value[0])
+    assert found.value[1] == 1.5
+    assert np.isnan([found.low, found.high]).all()

@@ -1,0 +1,87 @@
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from longshore.eval.comparison import compare
+from longshore.eval.losses import losses
+from longshore.eval.table import caption, rows, terminal_table, titles
+from tests.eval.runs import CLUSTER_GPUS, comparison, finishes, outcome, scenarios
+
+LEARNED = "<b>ppo</b> $x$"
+
+
+def printed(count: int) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(terminal_table(comparison(count)))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_the_table_shows_every_cell_within_120_columns(count: int) -> None:
+    text = printed(count)
+    assert max(len(line) for line in text.splitlines()) <= 120
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for row in rows(comparison(count)):
+        assert all(word in text for word in row.policy.split())
+        assert all(cell.text in text for cell in (*row.cells, row.versus))
+
+
+def test_markup_in_a_name_is_text() -> None:
+    runs = {"[red]pack[/red]": outcome(finishes(2))}
+    console = Console(file=io.StringIO(), width=120)
+    console.print(terminal_table(compare(runs, scenarios(2), CLUSTER_GPUS, heuristics=runs)))
+    assert isinstance(console.file, io.StringIO)
+    assert "[red]pack[/red]" in console.file.getvalue()
+
+
+def test_the_learned_policy_wins_and_random_loses() -> None:
+    table = {row.policy: row for row in rows(comparison(30))}
+    assert table[LEARNED].versus.verdict == "better"
+    assert table["random"].versus.verdict == "worse"
+    assert table["random"].versus.text == "+30.0 %"
+    assert table["random"].worse_in == "100 %"
+    assert table["pack"].kind == "best heuristic"
+    assert table[LEARNED].cells[0].best
+
+
+@pytest.mark.parametrize(("scale", "unit"), [(1.0, "h"), (1 / 60, "min"), (1 / 3600, "s")])
+def test_times_are_shown_in_a_unit_that_suits_them(scale: float, unit: str) -> None:
+    runs = {"pack": outcome(np.full((2, 4), 36000.0 * scale))}
+    found = compare(runs, scenarios(2), CLUSTER_GPUS, heuristics=runs)
+    assert titles(found)[0] == ("makespan", unit)
+    assert rows(found)[0].cells[0].text == "10.0 ±0.0"
+
+
+def test_the_caption_says_when_intervals_are_missing_or_too_narrow() -> None:
+    assert "no intervals" in caption(comparison(1))
+    assert "too narrow" in caption(comparison(5))
+    assert "too narrow" not in caption(comparison(12))
+
+
+def test_a_policy_that_is_better_everywhere_has_no_losses() -> None:
+    finish_s = finishes(6)
+    runs = {"pack": outcome(finish_s, stops=1, lost_s=9.0), "ppo": outcome(finish_s * np.linspace(0.99, 0.5, 4))}
+    found = compare(runs, scenarios(6), CLUSTER_GPUS, heuristics=["pack"])
+    kept = [sentence for sentence in losses(found, "ppo") if "useful" not in sentence]
+    assert kept == []
+
+
+def test_losses_name_the_scenarios_metrics_and_job_sizes() -> None:
+    factor = np.array([[1.0], [1.2], [0.9], [0.9], [1.1], [0.8]])
+    runs = {"pack": outcome(np.full((6, 4), 7200.0)), "ppo": outcome(7200.0 * factor * [1.0, 1.0, 1.0, 1.05])}
+    found = losses(compare(runs, scenarios(6), CLUSTER_GPUS, heuristics=["pack"]), "ppo")
+    assert found[0] == "Heuristics with a better mean makespan: pack."
+    assert found[1].startswith("Worse makespan than pack in 3 of 6 scenarios (50 %); worst: scenario 1 (+26.0 %), ")
+    assert any(sentence.startswith("Worse in makespan: +3.") and "not clear" in sentence for sentence in found)
+    assert any("jobs with 5 to 8 GPUs: +3." in sentence for sentence in found)
+    assert not any("jobs with 1 GPU:" in sentence for sentence in found)
+
+
+def test_losses_name_the_heuristics_that_are_better() -> None:
+    runs = {name: outcome(finishes(4) * factor) for name, factor in (("pack", 1.0), ("eft", 0.9), ("ppo", 1.1))}
+    found = losses(compare(runs, scenarios(4), CLUSTER_GPUS, heuristics=["pack", "eft"]), "ppo")
+    assert found[0] == "Heuristics with a better mean makespan: eft, pack."
+    assert "Worse in makespan: +22.2 % [+22.2, +22.2], a clear loss." in found
