@@ -89,6 +89,11 @@ class Batch:
         unit_s = self.units.typical_s[scenario]
         reset_row(self.sim, row, scenario, action, observation, unit_s, self.observations, self.masks, self._table)
 
+    def cut_off(self, row: int) -> bool:
+        """Say whether a row that has ended did so with jobs unfinished, at the rules' time limit."""
+        state = self.sim.state
+        return bool(state.finished[row] < self.problem.scenarios.jobs[state.scenario[row]])
+
     def step(self, chosen: NDArray[np.int64]) -> None:
         """Carry out one allowed action in every row; rows that end stay at their end until they are reset.
 

@@ -1,0 +1,96 @@
+"""Actor-critic networks: the source's five layers, and one scorer shared by all GPUs or nodes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+SOURCE_LAYERS = (256, 196, 196, 128)  # SPEC R3
+
+
+class Layout(NamedTuple):
+    """How a network reads an observation and what it answers."""
+
+    globals: int  # features of the decision as a whole, first in the observation
+    items: int  # GPUs or nodes, which follow one by one
+    features: int  # features of each
+    waiting: bool  # one more action at the end
+
+
+def _stack(sizes: tuple[int, ...]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+class MlpNetwork(nn.Module):
+    """Value network 256-196-196-128-1 and policy network 256-196-196-128-N, for one cluster size.
+
+    Source: SPEC R3.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        inputs = layout.globals + layout.items * layout.features
+        actions = layout.items + int(layout.waiting)
+        self.policy = nn.Sequential(_stack((inputs, *SOURCE_LAYERS)), nn.Linear(SOURCE_LAYERS[-1], actions))
+        self.value = nn.Sequential(_stack((inputs, *SOURCE_LAYERS)), nn.Linear(SOURCE_LAYERS[-1], 1))
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits of shape (batch, actions) and values of shape (batch,)."""
+        return self.policy(observation), self.value(observation).squeeze(-1)
+
+    def values(self, observation: Tensor) -> Tensor:
+        """Return values of shape (batch,)."""
+        values: Tensor = self.value(observation).squeeze(-1)
+        return values
+
+
+class SetNetwork(nn.Module):
+    """One small scorer for every item with the pooled others as context: any number of items, one set of weights.
+
+    Items are embedded alike; their mean and maximum and the global features are the context; an item's logit comes
+    from its own features, its embedding and the context. Waiting's logit and the value come from the context alone.
+    """
+
+    def __init__(self, layout: Layout, width: int = 64) -> None:
+        super().__init__()
+        self.layout, self.width = layout, width
+        self.item = nn.Linear(layout.features, width)
+        self.context = nn.Sequential(nn.Linear(layout.globals + 2 * width, width), nn.Tanh())
+        self.mix_item = nn.Linear(width, width)
+        self.mix_context = nn.Linear(width, width, bias=False)
+        self.score = nn.Linear(width, 1)
+        self.direct = nn.Linear(layout.features, 1, bias=False)
+        self.wait = nn.Linear(width, 1)
+        self.value = nn.Sequential(nn.Linear(layout.globals + 2 * width, width), nn.Tanh(), nn.Linear(width, width),
+                                   nn.Tanh(), nn.Linear(width, 1))  # fmt: skip
+        with torch.no_grad():
+            for layer in (self.score, self.direct, self.wait):
+                layer.weight *= 0.1  # a nearly uniform policy to begin with
+
+    def _embed(self, observation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        layout = self.layout
+        items = observation[:, layout.globals :].reshape(observation.shape[0], -1, layout.features)
+        embedded = torch.tanh(self.item(items))
+        pooled = torch.cat((observation[:, : layout.globals], embedded.mean(1), embedded.amax(1)), 1)
+        return items, embedded, pooled
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits of shape (batch, actions) and values of shape (batch,)."""
+        items, embedded, pooled = self._embed(observation)
+        context = self.context(pooled)
+        mixed = torch.tanh(self.mix_item(embedded) + self.mix_context(context).unsqueeze(1))
+        logits = (self.score(mixed) + self.direct(items)).squeeze(-1)
+        if self.layout.waiting:
+            logits = torch.cat((logits, self.wait(context)), 1)
+        return logits, self.value(pooled).squeeze(-1)
+
+    def values(self, observation: Tensor) -> Tensor:
+        """Return values of shape (batch,)."""
+        values: Tensor = self.value(self._embed(observation)[2]).squeeze(-1)
+        return values
+
+
+NETWORKS: dict[str, type[MlpNetwork] | type[SetNetwork]] = {"mlp": MlpNetwork, "set": SetNetwork}
