@@ -62,9 +62,7 @@ def keep_if_better(
 
 
 @kernel
-def _best_of_all(
-    sim: Simulation, row: int, job: int, nodes: int, hazard_aware: bool
-) -> tuple[float, int, int]:
+def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, hazard_aware: bool) -> tuple[float, int, int]:
     """Look at every set of the nodes in `trial_order`."""
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row], job]

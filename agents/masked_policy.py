@@ -50,7 +50,10 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         return distribution
 
     def forward(
-        self, obs: Tensor, deterministic: bool = False, action_masks: np.ndarray | None = None  # noqa: FBT001, FBT002
+        self,
+        obs: Tensor,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return actions, values of shape (batch, 1), and log-probabilities."""
         logits, values = self.network(obs)

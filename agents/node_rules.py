@@ -56,9 +56,7 @@ def fastest_node(sim: Simulation, row: int) -> int:
     best = -1
     for node in range(free.shape[1]):
         if free[row, node] > 0 and (
-            best < 0
-            or speed[node] > speed[best]
-            or (speed[node] == speed[best] and free[row, node] > free[row, best])
+            best < 0 or speed[node] > speed[best] or (speed[node] == speed[best] and free[row, node] > free[row, best])
         ):
             best = node
     return best

@@ -20,9 +20,7 @@ def up_time_s(seed: int, source: int, k: int, rate_per_s: float, shape: float) -
 
 
 @kernel
-def repair_time_s(
-    seed: int, source: int, k: int, mean_s: float, sigma: float, transient_probability: float
-) -> float:
+def repair_time_s(seed: int, source: int, k: int, mean_s: float, sigma: float, transient_probability: float) -> float:
     """Return the k-th repair time of a source; 0 for a transient fault."""
     if transient_probability > 0.0 and uniform(seed, source, 4 * k + 1) < transient_probability:
         return 0.0

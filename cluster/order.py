@@ -50,7 +50,9 @@ def sort_expected_ends(sim: Simulation, row: int) -> int:
         end_s = expected_end_s(sim, row, job)
         at = i
         # Insertion: the heap is nearly in order, and few jobs run at once.
-        while at > 0 and (ends_s[row, at - 1] > end_s or (ends_s[row, at - 1] == end_s and ends_job[row, at - 1] > job)):
+        while at > 0 and (
+            ends_s[row, at - 1] > end_s or (ends_s[row, at - 1] == end_s and ends_job[row, at - 1] > job)
+        ):
             ends_s[row, at] = ends_s[row, at - 1]
             ends_job[row, at] = ends_job[row, at - 1]
             at -= 1

@@ -126,7 +126,18 @@ class Log(NamedTuple):
 class Simulation:
     """Everything that a kernel needs to play clusters; kernels read it through `address`."""
 
-    __slots__ = ("_numba_type_", "_table", "address", "cluster", "log", "process", "rules", "scenarios", "state", "traits")
+    __slots__ = (
+        "_numba_type_",
+        "_table",
+        "address",
+        "cluster",
+        "log",
+        "process",
+        "rules",
+        "scenarios",
+        "state",
+        "traits",
+    )
 
     def __init__(
         self,

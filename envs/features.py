@@ -236,9 +236,7 @@ def _write_run(
 
 
 @kernel
-def write_full(
-    sim: Simulation, row: int, unit_s: float, out: Rows, at: int, table: Rows, items: int
-) -> None:
+def write_full(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, table: Rows, items: int) -> None:
     """Write the features of a decision.
 
     Args:
