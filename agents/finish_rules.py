@@ -1,24 +1,21 @@
-"""Heuristics that look at sets of nodes and when the job would finish on them (docs/policies.md, By expected finish)."""
+"""Heuristics that look at sets of nodes and when the job would finish there (docs/policies.md, By expected finish)."""
 
 import math
 
 from ..cluster.compiled import kernel
 from ..cluster.order import expected_run_s, may_wait, sort_expected_ends
 from ..cluster.placing import order_nodes, slowdown_of, take_node
-from ..cluster.scenarios import expected_fault_loss_s
 from ..cluster.state import Simulation
 
 ALL_SETS = 8  # up to so many nodes with free GPUs all sets are looked at
 TIE = 1e-9  # run times that differ by less, relatively, are equal: they come out of different sums
 
-expected_loss_s = kernel(expected_fault_loss_s)
-
-
 @kernel
-def set_cost(sim: Simulation, row: int, job: int, count: int, hazard_aware: bool) -> tuple[float, int]:
+def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float) -> tuple[float, int]:
     """Return the expected run time of a job on the first `count` nodes of `trial_set`, and the hole that it leaves.
 
-    The set must hold the job, and each node must give something. Without hazards the run time is the fault-free one.
+    The set must hold the job, and each node must give something. Each expected fault costs `fault_loss_s`, relatively to
+    the run time; 0 gives the fault-free run time.
     """
     state, cluster = sim.state, sim.cluster
     scenario = state.scenario[row]
@@ -43,17 +40,15 @@ def set_cost(sim: Simulation, row: int, job: int, count: int, hazard_aware: bool
     if not several:
         uplink = math.inf
     run_s = expected_run_s(sim, row, job, slowdown_of(sim, scenario, job, count, speed, intra, nic, uplink))
-    if hazard_aware:
-        run_s *= 1.0 + hazard * expected_loss_s(sim.rules)
-    return run_s, hole
+    return run_s * (1.0 + hazard * fault_loss_s), hole
 
 
 @kernel
 def keep_if_better(
-    sim: Simulation, row: int, job: int, count: int, hazard_aware: bool, best: tuple[float, int, int]
+    sim: Simulation, row: int, job: int, count: int, fault_loss_s: float, best: tuple[float, int, int]
 ) -> tuple[float, int, int]:
     """Compare the set in `trial_set` with the best so far (run time, hole, nodes); the better goes to `best_set`."""
-    run_s, hole = set_cost(sim, row, job, count, hazard_aware)
+    run_s, hole = set_cost(sim, row, job, count, fault_loss_s)
     if run_s < best[0] * (1.0 - TIE) or (run_s <= best[0] * (1.0 + TIE) and hole < best[1]):
         for place in range(count):
             sim.state.best_set[row, place] = sim.state.trial_set[row, place]
@@ -62,7 +57,7 @@ def keep_if_better(
 
 
 @kernel
-def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, hazard_aware: bool) -> tuple[float, int, int]:
+def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float) -> tuple[float, int, int]:
     """Look at every set of the nodes in `trial_order`."""
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row], job]
@@ -77,7 +72,7 @@ def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, hazard_aware: 
                 total += last
                 count += 1
         if total >= gpus and total - last < gpus:
-            best = keep_if_better(sim, row, job, count, hazard_aware, best)
+            best = keep_if_better(sim, row, job, count, fault_loss_s, best)
     return best
 
 
@@ -119,7 +114,7 @@ def _tight_set(sim: Simulation, row: int, job: int, least_speed: float, lemons: 
 
 
 @kernel
-def _best_of_tight(sim: Simulation, row: int, job: int, hazard_aware: bool) -> tuple[float, int, int]:
+def _best_of_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
     """Look at the tight sets of each speed, with and without lemons, in the whole cluster and in each rack."""
     cluster = sim.cluster
     scenario = sim.state.scenario[row]
@@ -134,7 +129,7 @@ def _best_of_tight(sim: Simulation, row: int, job: int, hazard_aware: bool) -> t
                 after = speeds.size if rack < 0 else cluster.first_node[rack + 1]
                 count = _tight_set(sim, row, job, speed, lemons, first, after)
                 if count > 0:
-                    best = keep_if_better(sim, row, job, count, hazard_aware, best)
+                    best = keep_if_better(sim, row, job, count, fault_loss_s, best)
         slower = 0.0
         for node in range(speeds.size):
             if slower < speeds[node] < speed:
@@ -144,7 +139,7 @@ def _best_of_tight(sim: Simulation, row: int, job: int, hazard_aware: bool) -> t
 
 
 @kernel
-def best_set(sim: Simulation, row: int, job: int, hazard_aware: bool) -> tuple[float, int, int]:
+def best_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
     """Return run time, hole and size of the set of nodes where the job finishes first, given `trial_free`.
 
     The set stands in `best_set` of the state, in the order in which nodes give. The run time is inf if no set holds
@@ -152,8 +147,8 @@ def best_set(sim: Simulation, row: int, job: int, hazard_aware: bool) -> tuple[f
     """
     nodes = order_nodes(sim, row)
     if nodes <= ALL_SETS:
-        return _best_of_all(sim, row, job, nodes, hazard_aware)
-    return _best_of_tight(sim, row, job, hazard_aware)
+        return _best_of_all(sim, row, job, nodes, fault_loss_s)
+    return _best_of_tight(sim, row, job, fault_loss_s)
 
 
 @kernel
@@ -179,7 +174,9 @@ def _imagine_end(sim: Simulation, row: int, at: int, count: int) -> int:
 
 
 @kernel
-def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, patience: float) -> float:
+def gain_of_waiting_s(
+    sim: Simulation, row: int, job: int, run_s: float, fault_loss_s: float, patience: float
+) -> float:
     """Return the largest patience x (run time now - run time after an expected end) - wait.
 
     A patience of 1 asks what finishes first; `patient` asks more of a wait.
@@ -193,30 +190,30 @@ def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, patienc
         at = _imagine_end(sim, row, at, count)
         if patience * run_s - wait_s <= max(largest_s, 0.0):
             break  # no later end can gain more, even if the job then took no time at all
-        later_s = best_set(sim, row, job, True)[0]
+        later_s = best_set(sim, row, job, fault_loss_s)[0]
         largest_s = max(largest_s, patience * (run_s - later_s) - wait_s)
     return largest_s
 
 
 @kernel
-def pick_by_finish(sim: Simulation, row: int, hazard_aware: bool, patience: float) -> bool:
+def pick_by_finish(sim: Simulation, row: int, fault_loss_s: float, patience: float) -> bool:
     """Pick the GPUs of the set where the current job finishes first; False if waiting is better.
 
     Args:
         sim: The simulation.
         row: Row of the decision.
-        hazard_aware: Reckon with faults.
+        fault_loss_s: What an expected fault costs; 0 leaves faults out of account.
         patience: Seconds of run time that a second of waiting must save, inverted; 0 never waits.
     """
     state = sim.state
     job = state.current[row]
     imagine_now(sim, row)
-    run_s, _, count = best_set(sim, row, job, hazard_aware)
+    run_s, _, count = best_set(sim, row, job, fault_loss_s)
     if patience > 0.0 and may_wait(sim, row):
-        if gain_of_waiting_s(sim, row, job, run_s, patience) > TIE * run_s:
+        if gain_of_waiting_s(sim, row, job, run_s, fault_loss_s, patience) > TIE * run_s:
             return False
         imagine_now(sim, row)
-        _, _, count = best_set(sim, row, job, hazard_aware)
+        _, _, count = best_set(sim, row, job, fault_loss_s)
     for place in range(count):
         take_node(sim, row, state.best_set[row, place])
     return True

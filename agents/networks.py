@@ -1,5 +1,6 @@
 """Actor-critic networks: the source's five layers, and one scorer shared by all GPUs or nodes."""
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ class Layout(NamedTuple):
 
 def _stack(sizes: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     return nn.Sequential(*layers)
 

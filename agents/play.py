@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from ..cluster.compiled import kernel
 from ..cluster.engine import advance, reset, start, wait
-from ..cluster.order import may_wait
+from ..cluster.order import expected_fault_loss_s, may_wait
 from ..cluster.placing import picked_slowdown, undo_picks
 from ..cluster.state import Simulation
 from .finish_rules import pick_by_finish
@@ -71,7 +71,7 @@ def decide(sim: Simulation, row: int, rule: int, patience: float) -> bool:
     elif rule == REPLACEMENT:
         pick_stand_ins(sim, row)
     else:
-        return pick_by_finish(sim, row, rule != EFT, patience)
+        return pick_by_finish(sim, row, 0.0 if rule == EFT else expected_fault_loss_s(sim), patience)
     return True
 
 

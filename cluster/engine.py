@@ -10,7 +10,7 @@ from .compiled import kernel
 from .event_log import FAULT, FINISH, REPAIR, START, STOP, SUBMIT, begin_event, log_placement, name_gpu
 from .fault_process import next_fault_s, repaired_s
 from .heap import heapify, push, remove, sink
-from .order import estimated_work_s, keeps_reservation, next_job
+from .order import estimated_work_s, expected_end_s, keeps_reservation, next_job
 from .placing import begin_picks, picked_slowdown, undo_picks
 from .state import Simulation
 
@@ -180,6 +180,7 @@ def _stop(sim: Simulation, row: int, job: int) -> None:
     """
     state = sim.state
     log_placement(sim, row, STOP, job)
+    expected_end_s(sim, row, job)  # the estimate doubles here too, if it was outlived
     _leave_gpus(sim, row, job)
     elapsed_s = state.now_s[row] - state.start_s[row, job]
     useful_s = max(0.0, elapsed_s - state.overhead_s[row, job])

@@ -40,6 +40,17 @@ def expected_end_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
+def expected_fault_loss_s(sim: Simulation) -> float:
+    """Return what policies reckon that a fault costs a job, in seconds.
+
+    One and a half checkpoint intervals (half of one is lost on average, and a whole one is allowed for the way back to
+    GPUs) and the restart: 1.75 h in the preset `hetero64`.
+    """
+    checkpoint_s = sim.rules.checkpoint_s
+    return (1.5 * checkpoint_s if checkpoint_s < math.inf else 0.0) + sim.rules.restart_s
+
+
+@kernel
 def sort_expected_ends(sim: Simulation, row: int) -> int:
     """Write the running jobs into `ends_s` and `ends_job` by expected end, then index; return their number."""
     state = sim.state

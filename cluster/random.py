@@ -5,14 +5,15 @@ import math
 from .compiled import kernel
 
 MASK = 0xFFFFFFFF
-INVERSE = 1.0 / 9007199254740992.0  # 2 ** -53
+INVERSE = 1.0 / 4503599627370496.0  # 2 ** -52
 
 
 @kernel
 def uniform(seed: int, source: int, k: int) -> float:
     """Return a number in (0, 1) that depends on the three counters only.
 
-    Philox 2x32 with ten rounds; the two words of output give 53 bits. Plain integers with masks, so that compiled
+    Philox 2x32 with ten rounds; 26 bits of each word of output are used, so that the half
+    that is added keeps the result off 0 and 1 without rounding. Plain integers with masks, so that compiled
     code (which wraps at 64 bits) and plain Python (which does not) agree to the bit.
 
     Args:
@@ -30,7 +31,7 @@ def uniform(seed: int, source: int, k: int) -> float:
         high = (product >> 32) & MASK
         left, right = high ^ key ^ right, product & MASK
         key = (key + 0x9E3779B9) & MASK
-    return (float((left >> 5) * 67108864 + (right >> 6)) + 0.5) * INVERSE
+    return (float((left >> 6) * 67108864 + (right >> 6)) + 0.5) * INVERSE
 
 
 @kernel

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,15 +63,6 @@ def fault_sources(cluster: Cluster) -> int:
     return cluster.gpu_node.size + cluster.speed.size + cluster.uplink_bytes_per_s.size
 
 
-def expected_fault_loss_s(rules: Rules) -> float:
-    """Return what policies reckon that a fault costs a job, in seconds.
-
-    One and a half checkpoint intervals (half of one is lost on average, and a whole one is allowed for the way back to
-    GPUs) and the restart: 1.75 h in the preset `hetero64`.
-    """
-    return (1.5 * rules.checkpoint_s if np.isfinite(rules.checkpoint_s) else 0.0) + rules.restart_s
-
-
 def stack(
     cluster: Cluster,
     workloads: Sequence[Workload],
@@ -99,22 +90,26 @@ def stack(
         rack = cluster.node_rack[cluster.gpu_node]
         hazard_per_s = rates[:, :gpus] + rates[:, gpus + cluster.gpu_node] + rates[:, gpus + nodes + rack]
 
-    def padded(field: str, dtype: type) -> NDArray[np.generic]:
-        rows = np.zeros((scenarios, jobs), dtype=dtype)
-        for row, workload in enumerate(workloads):
-            rows[row, : workload.jobs] = getattr(workload, field)
-        return rows
-
     return Scenarios(
         jobs=np.array([workload.jobs for workload in workloads], dtype=np.int32),
-        gpus=padded("gpus", np.int32),
-        work_s=padded("work_s", np.float64),
-        estimate_s=padded("estimate_s", np.float64),
-        submit_s=padded("submit_s", np.float64),
-        compute_s=padded("compute_s", np.float64),
-        parameter_bytes=padded("parameter_bytes", np.float64),
+        gpus=_padded([workload.gpus for workload in workloads], jobs, np.int32),
+        work_s=_padded([workload.work_s for workload in workloads], jobs, np.float64),
+        estimate_s=_padded([workload.estimate_s for workload in workloads], jobs, np.float64),
+        submit_s=_padded([workload.submit_s for workload in workloads], jobs, np.float64),
+        compute_s=_padded([workload.compute_s for workload in workloads], jobs, np.float64),
+        parameter_bytes=_padded([workload.parameter_bytes for workload in workloads], jobs, np.float64),
         speed=np.broadcast_to(cluster.speed if speed is None else speed, (scenarios, cluster.speed.size)).copy(),
         hazard_per_s=np.broadcast_to(hazard_per_s, (scenarios, cluster.gpu_node.size)).astype(np.float64),
         source_rate_per_s=rates,
         fault_seed=np.asarray(fault_seed, dtype=np.int64),
     )
+
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+def _padded(rows: Sequence[NDArray[Number]], length: int, dtype: type[Number]) -> NDArray[Number]:
+    table = np.zeros((len(rows), length), dtype=dtype)
+    for row, values in zip(table, rows, strict=True):
+        row[: values.size] = values
+    return table

@@ -127,17 +127,8 @@ class Simulation:
     """Everything that a kernel needs to play clusters; kernels read it through `address`."""
 
     __slots__ = (
-        "_numba_type_",
-        "_table",
-        "address",
-        "cluster",
-        "log",
-        "process",
-        "rules",
-        "scenarios",
-        "state",
-        "traits",
-    )
+        "_numba_type_", "_table", "address", "cluster", "log", "process", "rules", "scenarios", "state", "traits",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -158,7 +149,9 @@ class Simulation:
 
 
 _PER = {
-    "nodes": ("free", "taken", "trial_free", "trial_order", "trial_bit", "trial_run_s", "trial_speed", "trial_set", "best_set"),
+    "nodes": (
+        "free", "taken", "trial_free", "trial_order", "trial_bit", "trial_run_s", "trial_speed", "trial_set", "best_set",
+    ),
     "gpus": ("gpu_job", "gpu_down", "gpu_next"),
     "sources": ("source_s", "source_k", "source_failed", "source_heap", "source_place"),
     "jobs": (

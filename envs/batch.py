@@ -73,11 +73,12 @@ class Batch:
         self.rewards = np.zeros(rows, dtype=np.float32)
         self.ended = np.zeros(rows, dtype=np.bool_)
         self._table = np.zeros((rows, nodes * NODE_COUNT), dtype=np.float32)
-        self._next = np.arange(rows, dtype=np.int64)
+        self._all = np.arange(rows, dtype=np.int64)
+        self._next = self._all.copy()
 
     def reset(self, first: int = 0) -> None:
         """Put every row at the first decision of a scenario: row r at number first + r."""
-        self._next = first + np.arange(self.rows, dtype=np.int64)
+        self._next = first + self._all
         for row in range(self.rows):
             self.reset_row(row)
 
@@ -117,6 +118,7 @@ class Batch:
             REWARDS[self.view.reward],
             self.units.typical_s,
             self.units.ideal_s,
+            self._all,
             np.ascontiguousarray(chosen, dtype=np.int64),
             self.observations,
             self.masks,

@@ -1,7 +1,7 @@
 """What observations hold, by name and in order.
 
-`source` is SPEC R2's state: the job's GPUs, its estimated run time in hours, and one entry per GPU that is 0 when it can
-be used and 1 when it is busy, faulty or picked.
+`source` is SPEC R2's state: the job's GPUs, its estimated run time in hours, and one entry per GPU that is 0 when it
+can be used and 1 when it is busy, faulty or picked.
 
 `full` is a row of global features and then a row of features for each item: a node, or a GPU with its node's features.
 Times are divided by the mean estimate of the scenario's jobs, counts by the size of a node or the cluster, and

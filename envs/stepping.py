@@ -75,6 +75,7 @@ def step_rows(
     reward: int,
     typical_s: NDArray[np.float64],
     ideal_s: NDArray[np.float64],
+    rows: NDArray[np.int64],
     chosen: NDArray[np.int64],
     out: Rows,
     masks: NDArray[np.bool_],
@@ -82,7 +83,7 @@ def step_rows(
     rewards: NDArray[np.float32],
     ended: NDArray[np.bool_],
 ) -> None:
-    """Carry out one action in every row.
+    """Carry out one action in each of some rows.
 
     Rows whose episode ends are marked and left at their end: their mask is empty and their observation zero.
 
@@ -93,19 +94,21 @@ def step_rows(
         reward: A value of REWARDS.
         typical_s: Unit of observations, shape (scenarios,).
         ideal_s: Unit of rewards, shape (scenarios,).
-        chosen: Actions, shape (rows,).
+        rows: Which rows, shape (some,).
+        chosen: Their actions, shape (some,).
         out: Takes the observations, shape (rows, size).
         masks: Holds the masks of the step before and takes the new ones, shape (rows, actions).
         table: Scratch, shape (rows, nodes x features).
         rewards: Takes the rewards, shape (rows,).
         ended: Takes whether the episode is over, shape (rows,).
     """
-    for row in range(chosen.size):
+    for i in range(rows.size):
+        row = rows[i]
         scenario = sim.state.scenario[row]
         rewards[row] = 0.0
         ended[row] = False
         before_s = cost_so_far_s(sim, row, reward)
-        if pick(sim, row, action, chosen[row]):
+        if pick(sim, row, action, chosen[i]):
             ended[row] = not advance(sim, row)
             rewards[row] = (before_s - cost_so_far_s(sim, row, reward)) / ideal_s[scenario]
         if ended[row]:

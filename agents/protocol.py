@@ -1,0 +1,48 @@
+"""The one interface of all policies, heuristic or learned."""
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.state import Simulation
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Chooses GPUs for jobs. Register one under the entry point group `longshore.policies`.
+
+    A decision is due in a row of a simulation when `longshore.cluster.engine.advance` has returned True for it. The
+    policy picks GPUs with `take_gpu` or `take_node` of `longshore.cluster.placing`; the caller then starts the job or
+    takes the picks back. Nothing else of the simulation may be changed, and `state.end_s` and the log, which know the
+    future, may not be read.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name in tables and on the command line."""
+        ...
+
+    @property
+    def about(self) -> str:
+        """One line of description."""
+        ...
+
+    @property
+    def waits(self) -> bool:
+        """Whether the policy uses waiting, so that rivals with and without it are told apart."""
+        ...
+
+    def place(self, sim: Simulation, row: int) -> bool:
+        """Pick all GPUs of the job that is due in a row, and return True; or pick none and return False to wait.
+
+        False is allowed only where `longshore.cluster.order.may_wait` says so.
+        """
+        ...
+
+    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        """Play scenario `scenarios[r]` in row r of the simulation, from its beginning to its end.
+
+        Must come to what `place` decides one by one.
+        """
+        ...
