@@ -36,7 +36,8 @@ def random_outages(process: FaultProcess, seed: int, source: int, rate_per_s: fl
 
 
 def up_time_s(process: FaultProcess, rate_per_s: float, u: float) -> float:
-    return (-math.log(u)) ** (1 / process.shape) / (rate_per_s * math.gamma(1 + 1 / process.shape))
+    spread: float = (-math.log(u)) ** (1 / process.shape)
+    return spread / (rate_per_s * math.gamma(1 + 1 / process.shape))
 
 
 def repair_time_s(process: FaultProcess, seed: int, source: int, k: int) -> float:
