@@ -61,7 +61,7 @@ def batches(draw: st.DrawFn) -> tuple[Cluster, Scenarios]:
     return cluster, batch(cluster, draw(st.lists(job, min_size=1, max_size=5)))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=100)
 @given(batches(), st.sampled_from(sorted(ORDERS.values())))
 def test_no_policy_ends_before_the_optimum(made: tuple[Cluster, Scenarios], order: int) -> None:
     cluster, scenarios = made
@@ -72,7 +72,7 @@ def test_no_policy_ends_before_the_optimum(made: tuple[Cluster, Scenarios], orde
         assert outcome.makespan_s[0] >= optimum_s
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=60)
 @given(batches(), st.floats(1.0, 3.0))
 def test_the_optimum_is_no_less_than_what_work_and_speed_allow(made: tuple[Cluster, Scenarios], factor: float) -> None:
     cluster, scenarios = made
