@@ -1,0 +1,464 @@
+"""The simulator once more: slow, plain Python, written from docs/simulator.md and not from the compiled engine.
+
+It keeps every definition where a reader can compare it with the page: no heaps, no indices, no clever order of work.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from longshore.cluster.outcome import Event, Outcome
+from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, Scenarios, fault_sources
+from longshore.cluster.topology import Cluster
+from tests.reference_faults import random_outages
+
+FIFO, EASY, SHORTEST = (ORDERS[name] for name in ("fifo", "easy", "shortest"))
+
+
+@dataclass
+class Job:
+    """What is known of one job at the present moment; seconds and bytes."""
+
+    gpus: int
+    estimate_s: float  # of the whole work; doubles when it proves too short
+    submit_s: float
+    compute_s: float
+    parameter_bytes: float
+    remaining_s: float  # work that no checkpoint holds
+    saved_s: float = 0.0  # work that checkpoints hold
+    queued_s: float = 0.0  # when it last came into the queue
+    placement: list[int] = field(default_factory=list)  # ascending, empty unless it runs
+    start_s: float = 0.0  # of the present run
+    overhead_s: float = 0.0
+    slowdown: float = 0.0
+    end_s: float = math.inf
+    first_start_s: float = math.nan
+    finish_s: float = math.nan
+    stops: int = 0
+    lost_s: float = 0.0
+
+
+@dataclass
+class Source:
+    """A fault source: the GPUs that it takes away, and its present or next outage."""
+
+    gpus: list[int]
+    outages: Iterator[tuple[float, float]]
+    outage: tuple[float, float]  # (start, end) of the present outage if down, else of the next
+    down: bool = False
+
+
+@dataclass
+class ReferenceState:
+    """A simulation at one moment. GPUs, nodes, racks, jobs and sources are indices into plain lists."""
+
+    rules: Rules
+    gpu_node: list[int]
+    node_gpus: list[list[int]]
+    node_rack: list[int]
+    speed: list[float]  # of each node in this scenario
+    peak_flops: list[float]
+    intra_bytes_per_s: list[float]
+    nic_bytes_per_s: list[float]
+    uplink_bytes_per_s: list[float]
+    hazard_per_s: list[float]  # of each GPU, as policies know it
+    jobs: list[Job]
+    sources: list[Source]
+    gpu_job: list[int]  # -1 when no job holds the GPU
+    held_down_by: list[set[int]]  # sources that hold the GPU down
+    down_since_s: list[float]
+    now_s: float = 0.0
+    queue: list[int] = field(default_factory=list)
+    submitted: int = 0
+    passed_over: set[int] = field(default_factory=set)  # jobs that are not offered again at this moment
+    decisions: int = 0  # taken so far
+    busy_gpu_s: float = 0.0
+    down_gpu_s: float = 0.0
+    overhead_gpu_s: float = 0.0
+    events: list[Event] = field(default_factory=list)
+
+
+Choose = Callable[[ReferenceState, int], list[int] | None]
+
+
+def simulate(
+    cluster: Cluster, scenarios: Scenarios, row: int, process: FaultProcess, rules: Rules, choose: Choose
+) -> tuple[list[Event], Outcome]:
+    """Return the schedule of one scenario under a policy, and how it ended.
+
+    Args:
+        cluster: Where the jobs run.
+        scenarios: Of which one row is simulated.
+        row: Index of the scenario.
+        process: How its fault sources fail.
+        rules: Constants.
+        choose: Gets the state and a job that may start; returns the GPUs that it shall have, or None to wait.
+
+    Returns:
+        The events in order, and an outcome of one scenario, padded as the scenarios are.
+
+    Raises:
+        ValueError: If the policy picks GPUs that it cannot have, or waits where it may not.
+        RuntimeError: If a job waits and nothing will ever happen again.
+    """
+    state = first_state(cluster, scenarios, row, process, rules)
+    while any(math.isnan(job.finish_s) for job in state.jobs):
+        state.now_s = next_moment(state)
+        finish_jobs(state)
+        if all(not math.isnan(job.finish_s) for job in state.jobs):
+            break
+        turn_sources(state)
+        submit_jobs(state)
+        renew_estimates(state)
+        state.passed_over.clear()
+        while (job := offered(state)) is not None:
+            decide(state, job, choose(state, job))
+    return state.events, outcome(state, scenarios.gpus.shape[1])
+
+
+def first_state(
+    cluster: Cluster, scenarios: Scenarios, row: int, process: FaultProcess, rules: Rules
+) -> ReferenceState:
+    """Return the state before anything happened."""
+    gpus = cluster.gpu_node.size
+    bounds = cluster.first_gpu.tolist()
+    return ReferenceState(
+        rules=rules,
+        gpu_node=cluster.gpu_node.tolist(),
+        node_gpus=[list(range(first, last)) for first, last in pairwise(bounds)],
+        node_rack=cluster.node_rack.tolist(),
+        speed=scenarios.speed[row].tolist(),
+        peak_flops=cluster.peak_flops.tolist(),
+        intra_bytes_per_s=cluster.intra_bytes_per_s.tolist(),
+        nic_bytes_per_s=cluster.nic_bytes_per_s.tolist(),
+        uplink_bytes_per_s=cluster.uplink_bytes_per_s.tolist(),
+        hazard_per_s=scenarios.hazard_per_s[row].tolist(),
+        jobs=[first_job(scenarios, row, index) for index in range(int(scenarios.jobs[row]))],
+        sources=[first_source(cluster, scenarios, row, process, index) for index in range(fault_sources(cluster))],
+        gpu_job=[-1] * gpus,
+        held_down_by=[set() for _ in range(gpus)],
+        down_since_s=[math.nan] * gpus,
+    )
+
+
+def first_job(scenarios: Scenarios, row: int, index: int) -> Job:
+    return Job(
+        gpus=int(scenarios.gpus[row, index]),
+        estimate_s=float(scenarios.estimate_s[row, index]),
+        submit_s=float(scenarios.submit_s[row, index]),
+        compute_s=float(scenarios.compute_s[row, index]),
+        parameter_bytes=float(scenarios.parameter_bytes[row, index]),
+        remaining_s=float(scenarios.work_s[row, index]),
+    )
+
+
+def first_source(cluster: Cluster, scenarios: Scenarios, row: int, process: FaultProcess, index: int) -> Source:
+    first, last = int(process.outage_first[index]), int(process.outage_first[index + 1])
+    rate_per_s = float(scenarios.source_rate_per_s[row, index])
+    if last > first:
+        starts, ends = process.outage_start_s[first:last].tolist(), process.outage_end_s[first:last].tolist()
+        outages = iter(list(zip(starts, ends, strict=True)))
+    else:
+        outages = random_outages(process, int(scenarios.fault_seed[row]), index, rate_per_s)
+    return Source(source_gpus(cluster, index), outages, next(outages, (math.inf, math.inf)))
+
+
+def source_gpus(cluster: Cluster, source: int) -> list[int]:
+    """Return the GPUs that a source takes away: sources are GPUs, then nodes, then racks."""
+    gpu_node, node_rack = cluster.gpu_node.tolist(), cluster.node_rack.tolist()
+    gpus, nodes = len(gpu_node), len(node_rack)
+    if source < gpus:
+        return [source]
+    if source < gpus + nodes:
+        return [gpu for gpu in range(gpus) if gpu_node[gpu] == source - gpus]
+    return [gpu for gpu in range(gpus) if node_rack[gpu_node[gpu]] == source - gpus - nodes]
+
+
+def slowdown(state: ReferenceState, job: int, gpus: list[int]) -> float:
+    """Return how many seconds a second of the job's work takes on a placement."""
+    nodes = {state.gpu_node[gpu] for gpu in gpus}
+    slowest = min(state.speed[node] for node in nodes)
+    if not state.rules.ring:
+        return (1 + state.rules.node_penalty * (len(nodes) - 1)) / slowest
+    it = state.jobs[job]
+    exchange_s = 0.0 if it.gpus == 1 else volume_bytes(it) / slowest_link(state, gpus)
+    return (it.compute_s / slowest + exchange_s) / reference_iteration_s(state, job)
+
+
+def volume_bytes(job: Job) -> float:
+    return 2 * (job.gpus - 1) / job.gpus * job.parameter_bytes
+
+
+def reference_iteration_s(state: ReferenceState, job: int) -> float:
+    """Return the iteration time of a job on the reference placement (ring model)."""
+    it, rules = state.jobs[job], state.rules
+    one_node = it.gpus <= rules.reference_gpus
+    link = rules.reference_intra_bytes_per_s if one_node else rules.reference_nic_bytes_per_s
+    return it.compute_s + (0.0 if it.gpus == 1 else volume_bytes(it) / link)
+
+
+def slowest_link(state: ReferenceState, gpus: list[int]) -> float:
+    """Return the bandwidth of the slowest link of a ring over two or more GPUs."""
+    gives = [state.gpu_node[gpu] for gpu in gpus]
+    nodes = set(gives)
+    racks = {state.node_rack[node] for node in nodes}
+    links = [state.intra_bytes_per_s[node] for node in nodes if gives.count(node) >= 2]
+    if len(nodes) > 1:
+        links += [state.nic_bytes_per_s[node] for node in nodes]
+    if len(racks) > 1:
+        links += [state.uplink_bytes_per_s[rack] for rack in racks]
+    return min(links)
+
+
+def overhead_s(state: ReferenceState, job: int) -> float:
+    return state.rules.restart_s if state.jobs[job].stops else 0.0
+
+
+def estimated_run_s(state: ReferenceState, job: int, factor: float) -> float:
+    """Return how long policies expect a run of a queued job to take at a slowdown."""
+    it = state.jobs[job]
+    return overhead_s(state, job) + (it.estimate_s - it.saved_s) * factor
+
+
+def expected_end_s(job: Job) -> float:
+    return job.start_s + (job.overhead_s + (job.estimate_s - job.saved_s) * job.slowdown)
+
+
+def next_moment(state: ReferenceState) -> float:
+    """Return the time of the next finish, turn of a fault source or submission."""
+    times = [job.end_s for job in state.jobs]
+    times += [source.outage[1] if source.down else source.outage[0] for source in state.sources]
+    times += [job.submit_s for job in state.jobs[state.submitted :]]
+    if min(times) == math.inf:
+        raise RuntimeError(f"jobs {state.queue} wait for ever: nothing runs, fails, returns or is submitted")
+    return min(times)
+
+
+def finish_jobs(state: ReferenceState) -> None:
+    for index, job in enumerate(state.jobs):
+        if job.end_s == state.now_s:
+            note(state, "finish", index, job.placement)
+            state.overhead_gpu_s += job.gpus * job.overhead_s
+            job.finish_s = state.now_s
+            vacate(state, job)
+
+
+def turn_sources(state: ReferenceState) -> None:
+    for index, source in enumerate(state.sources):
+        while source.outage[source.down] == state.now_s:
+            if source.down:
+                repair(state, index)
+            else:
+                fail(state, index)
+
+
+def fail(state: ReferenceState, index: int) -> None:
+    source = state.sources[index]
+    source.down = True
+    gone = [gpu for gpu in source.gpus if not state.held_down_by[gpu]]
+    for gpu in source.gpus:
+        state.held_down_by[gpu].add(index)
+    for gpu in gone:
+        state.down_since_s[gpu] = state.now_s
+    if gone:
+        note(state, "fault", -1, gone)
+    for job in sorted({state.gpu_job[gpu] for gpu in gone} - {-1}):
+        stop(state, job)
+
+
+def repair(state: ReferenceState, index: int) -> None:
+    source = state.sources[index]
+    source.down = False
+    source.outage = next(source.outages, (math.inf, math.inf))
+    for gpu in source.gpus:
+        state.held_down_by[gpu].remove(index)
+    back = [gpu for gpu in source.gpus if not state.held_down_by[gpu]]
+    for gpu in back:
+        state.down_gpu_s += state.now_s - state.down_since_s[gpu]
+        state.down_since_s[gpu] = math.nan
+    if back:
+        note(state, "repair", -1, back)
+
+
+def stop(state: ReferenceState, index: int) -> None:
+    job = state.jobs[index]
+    note(state, "stop", index, job.placement)
+    elapsed_s = state.now_s - job.start_s
+    useful_s = max(0.0, elapsed_s - job.overhead_s)
+    kept_s = 0.0
+    if state.rules.checkpoint_s < math.inf:
+        kept_s = math.floor(useful_s / state.rules.checkpoint_s) * state.rules.checkpoint_s
+    job.remaining_s -= kept_s / job.slowdown
+    job.saved_s += kept_s / job.slowdown
+    job.lost_s += elapsed_s - kept_s
+    job.stops += 1
+    while job.estimate_s <= job.saved_s:
+        job.estimate_s *= 2
+    vacate(state, job)
+    job.queued_s = state.now_s
+    state.queue.insert(0, index)
+
+
+def vacate(state: ReferenceState, job: Job) -> None:
+    """Take a job off its GPUs."""
+    state.busy_gpu_s += job.gpus * (state.now_s - job.start_s)
+    for gpu in job.placement:
+        state.gpu_job[gpu] = -1
+    job.placement, job.end_s = [], math.inf
+
+
+def submit_jobs(state: ReferenceState) -> None:
+    while state.submitted < len(state.jobs) and state.jobs[state.submitted].submit_s == state.now_s:
+        note(state, "submit", state.submitted, [])
+        state.jobs[state.submitted].queued_s = state.now_s
+        state.queue.append(state.submitted)
+        state.submitted += 1
+
+
+def renew_estimates(state: ReferenceState) -> None:
+    """Double the estimates that running jobs have outlived."""
+    for job in running(state):
+        while expected_end_s(job) <= state.now_s:
+            job.estimate_s *= 2
+
+
+def note(state: ReferenceState, kind: str, job: int, gpus: list[int]) -> None:
+    state.events.append(Event(state.now_s, kind, job, tuple(gpus)))
+
+
+def running(state: ReferenceState) -> list[Job]:
+    return [job for job in state.jobs if job.placement]
+
+
+def usable_gpus(state: ReferenceState) -> list[int]:
+    """Return the GPUs that are free and held down by no source, ascending."""
+    return [
+        gpu
+        for gpu, (job, sources) in enumerate(zip(state.gpu_job, state.held_down_by, strict=True))
+        if job < 0 and not sources
+    ]
+
+
+def aged(state: ReferenceState, job: int) -> bool:
+    return state.now_s - state.jobs[job].queued_s >= state.rules.ageing_s
+
+
+def may_wait(state: ReferenceState, job: int) -> bool:
+    """Say whether the policy may let the next event pass instead of placing the job."""
+    return state.rules.waiting and not aged(state, job) and bool(running(state))
+
+
+def offered(state: ReferenceState) -> int | None:
+    """Return the job that may start now by the order regime, None if there is no more."""
+    usable = len(usable_gpus(state))
+    ready = [job for job in state.queue if state.jobs[job].gpus <= usable and job not in state.passed_over]
+    first = leader(state)
+    if first is None or first in ready:
+        return first
+    if aged(state, first) or state.rules.order == FIFO:
+        return None
+    return next((job for job in followers(state, first) if job in ready and could_pass(state, first, job)), None)
+
+
+def leader(state: ReferenceState) -> int | None:
+    """Return the job that no other may delay: the one that aged longest, else the first by the order regime."""
+    if not state.queue:
+        return None
+    too_long = [job for job in state.queue if aged(state, job)]
+    if too_long:
+        return min(too_long, key=lambda job: state.jobs[job].queued_s)
+    if state.rules.order == SHORTEST:
+        return min(state.queue, key=lambda job: state.jobs[job].estimate_s)
+    return state.queue[0]
+
+
+def followers(state: ReferenceState, first: int) -> list[int]:
+    """Return the other jobs of the queue, in the order in which they may pass the first."""
+    others = [job for job in state.queue if job != first]
+    if state.rules.order == EASY:
+        return others
+    return sorted(others, key=lambda job: state.jobs[job].estimate_s)
+
+
+def reservation(state: ReferenceState, first: int) -> tuple[float, int]:
+    """Return the shadow time of the first job, and how many GPUs are left over then."""
+    spare = len(usable_gpus(state)) - state.jobs[first].gpus
+    ends = sorted((expected_end_s(job), job.gpus) for job in running(state))
+    for shadow_s, _ in ends:
+        extra = spare + sum(gpus for end_s, gpus in ends if end_s <= shadow_s)
+        if extra >= 0 or first in state.passed_over:
+            return shadow_s, extra
+    return math.inf, 0
+
+
+def could_pass(state: ReferenceState, first: int, job: int) -> bool:
+    """Say whether a job's fastest possible run would not delay the first job."""
+    return passes(state, first, job, 1 / max(state.speed))
+
+
+def passes(state: ReferenceState, first: int, job: int, factor: float) -> bool:
+    shadow_s, extra = reservation(state, first)
+    return state.now_s + estimated_run_s(state, job, factor) <= shadow_s or state.jobs[job].gpus <= extra
+
+
+def decide(state: ReferenceState, job: int, gpus: list[int] | None) -> None:
+    """Do what the policy chose for an offered job, or pass the job over if the choice is refused."""
+    state.decisions += 1
+    if gpus is None:
+        if not may_wait(state, job):
+            raise ValueError(f"the policy waits with job {job} at {state.now_s} s, where it may not")
+        state.passed_over.add(job)
+        return
+    check_placement(state, job, gpus)
+    first = leader(state)
+    if first is not None and first != job and not passes(state, first, job, slowdown(state, job, gpus)):
+        state.passed_over.add(job)
+        return
+    start(state, job, sorted(gpus))
+
+
+def check_placement(state: ReferenceState, job: int, gpus: list[int]) -> None:
+    needed = state.jobs[job].gpus
+    if len(set(gpus)) != needed or len(gpus) != needed:
+        raise ValueError(f"the policy gives job {job} the GPUs {gpus}, it needs {needed}")
+    if not set(gpus) <= set(usable_gpus(state)):
+        raise ValueError(f"the policy gives job {job} the GPUs {gpus}, usable are {usable_gpus(state)}")
+
+
+def start(state: ReferenceState, index: int, gpus: list[int]) -> None:
+    job = state.jobs[index]
+    state.queue.remove(index)
+    job.placement, job.start_s = gpus, state.now_s
+    job.slowdown, job.overhead_s = slowdown(state, index, gpus), overhead_s(state, index)
+    job.end_s = state.now_s + (job.overhead_s + job.remaining_s * job.slowdown)
+    if math.isnan(job.first_start_s):
+        job.first_start_s = state.now_s
+    for gpu in gpus:
+        state.gpu_job[gpu] = index
+    note(state, "start", index, gpus)
+
+
+def outcome(state: ReferenceState, columns: int) -> Outcome:
+    """Return how a finished run ended, as one scenario of as many columns."""
+
+    def padded(values: list[float]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        return np.array([values + [0.0] * (columns - len(values))])
+
+    makespan_s = state.now_s
+    still_down = [makespan_s - since_s for since_s in state.down_since_s if not math.isnan(since_s)]
+    return Outcome(
+        finish_s=padded([job.finish_s for job in state.jobs]),
+        first_start_s=padded([job.first_start_s for job in state.jobs]),
+        stops=padded([job.stops for job in state.jobs]).astype(np.int32),
+        lost_s=padded([job.lost_s for job in state.jobs]),
+        makespan_s=np.array([makespan_s]),
+        busy_gpu_s=np.array([state.busy_gpu_s]),
+        down_gpu_s=np.array([state.down_gpu_s + sum(still_down)]),
+        overhead_gpu_s=np.array([state.overhead_gpu_s]),
+        finished=np.array([len(state.jobs)], dtype=np.int32),
+        job_events=np.array([sum(event.job >= 0 for event in state.events)], dtype=np.int64),
+        decisions=np.array([state.decisions], dtype=np.int64),
+    )
