@@ -150,7 +150,8 @@ class Simulation:
 
 _PER = {
     "nodes": (
-        "free", "taken", "trial_free", "trial_order", "trial_bit", "trial_run_s", "trial_speed", "trial_set", "best_set",
+        "free", "taken", "trial_free", "trial_order", "trial_bit", "trial_run_s", "trial_speed", "trial_set",
+        "best_set",
     ),
     "gpus": ("gpu_job", "gpu_down", "gpu_next"),
     "sources": ("source_s", "source_k", "source_failed", "source_heap", "source_place"),
