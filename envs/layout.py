@@ -77,6 +77,6 @@ def bounds(observation: str, size: int, cluster_gpus: int) -> tuple[NDArray[np.f
     """Return the lowest and highest values of an observation, each of shape (size,)."""
     if observation == "source":
         high = np.ones(size, dtype=np.float32)
-        high[0], high[1] = cluster_gpus, np.inf
+        high[0], high[1] = cluster_gpus, np.finfo(np.float32).max  # hours have no bound, and checkers want a finite one
         return np.zeros(size, dtype=np.float32), high
     return np.full(size, -CLIP, dtype=np.float32), np.full(size, CLIP, dtype=np.float32)
