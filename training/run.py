@@ -92,9 +92,10 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = lambda progress: No
     began = time.monotonic()
     left = config.steps - model.num_timesteps
     if left > 0:
-        with _interruptible(watch), suppress(_Stop):
-            model.learn(left, callback=watch, reset_num_timesteps=model.num_timesteps == 0, log_interval=None)
-        watch.conclude()
+        with _interruptible(watch):
+            with suppress(_Stop):
+                model.learn(left, callback=watch, reset_num_timesteps=model.num_timesteps == 0, log_interval=None)
+            watch.conclude()
     finished = model.num_timesteps >= config.steps
     assert watch.best is not None
     seconds = time.monotonic() - began

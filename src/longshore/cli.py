@@ -88,8 +88,8 @@ def simulate(
     from .cluster.cluster_file import read_cluster
     from .cluster.estimates import with_estimates
     from .cluster.fault_trace import read_fault_trace
-    from .cluster.windows import offered_load
     from .cluster.topology import speed_sum
+    from .cluster.windows import offered_load
     from .envs.problems import cluster_problem
     from .eval.play import play_recorded
     from .eval.terminal import print_run
