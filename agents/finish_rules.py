@@ -10,6 +10,7 @@ from ..cluster.state import Simulation
 ALL_SETS = 8  # up to so many nodes with free GPUs all sets are looked at
 TIE = 1e-9  # run times that differ by less, relatively, are equal: they come out of different sums
 
+
 @kernel
 def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float) -> tuple[float, int]:
     """Return the expected run time of a job on the first `count` nodes of `trial_set`, and the hole that it leaves.
@@ -174,9 +175,7 @@ def _imagine_end(sim: Simulation, row: int, at: int, count: int) -> int:
 
 
 @kernel
-def gain_of_waiting_s(
-    sim: Simulation, row: int, job: int, run_s: float, fault_loss_s: float, patience: float
-) -> float:
+def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, fault_loss_s: float, patience: float) -> float:
     """Return the largest patience x (run time now - run time after an expected end) - wait.
 
     A patience of 1 asks what finishes first; `patient` asks more of a wait.
