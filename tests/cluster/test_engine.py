@@ -29,7 +29,14 @@ def test_any_decisions_lead_to_the_events_of_the_reference(case: Case, seed: int
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(case=cases())
 def test_a_heuristic_leads_to_the_events_of_its_plain_version(case: Case, name: str) -> None:
+    agree(play_heuristic(case, name), simulate(*case, POLICIES[name]))
+
+
+@pytest.mark.parametrize("name", ["eft", "eft-hazard", "eft-wait", "patient"])
+@settings(deadline=None, max_examples=30)
+@given(case=cases(nodes=(9, 12)))
+def test_sets_of_many_nodes_are_those_of_the_plain_version(case: Case, name: str) -> None:
     agree(play_heuristic(case, name), simulate(*case, POLICIES[name]))
