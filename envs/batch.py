@@ -11,7 +11,7 @@ from ..cluster.topology import Cluster
 from .features import NODE_COUNT
 from .layout import bounds, observation_size
 from .rewards import REWARDS
-from .stepping import FULL, GPU_ACTION, NODE_ACTION, SOURCE, reset_row, step_rows
+from .stepping import FULL, GPU_ACTION, NODE_ACTION, SOURCE, begin_rows, step_rows
 from .units import units_of
 
 ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION}
@@ -73,22 +73,33 @@ class Batch:
         self.rewards = np.zeros(rows, dtype=np.float32)
         self.ended = np.zeros(rows, dtype=np.bool_)
         self._table = np.zeros((rows, nodes * NODE_COUNT), dtype=np.float32)
-        self._all = np.arange(rows, dtype=np.int64)
-        self._next = self._all.copy()
+        self._next = np.arange(rows, dtype=np.int64)
 
     def reset(self, first: int = 0) -> None:
         """Put every row at the first decision of a scenario: row r at number first + r."""
-        self._next = first + self._all
-        for row in range(self.rows):
-            self.reset_row(row)
+        self._next = first + np.arange(self.rows, dtype=np.int64)
+        self.reset_rows(np.arange(self.rows, dtype=np.int64))
 
-    def reset_row(self, row: int) -> None:
-        """Put one row at the first decision of its next scenario."""
-        scenario = int(self._next[row] % self.problem.scenarios.jobs.size)
-        self._next[row] += self.rows
-        action, observation = ACTIONS[self.view.action], OBSERVATIONS[self.view.observation]
-        unit_s = self.units.typical_s[scenario]
-        reset_row(self.sim, row, scenario, action, observation, unit_s, self.observations, self.masks, self._table)
+    def reset_rows(self, rows: NDArray[np.int64]) -> None:
+        """Put some rows at the first decision of their next scenarios."""
+        scenarios = self._next[rows] % self.problem.scenarios.jobs.size
+        self._next[rows] += self.rows
+        begin_rows(
+            self.sim,
+            ACTIONS[self.view.action],
+            OBSERVATIONS[self.view.observation],
+            self.units.typical_s,
+            rows,
+            scenarios,
+            self.observations,
+            self.masks,
+            self._table,
+            np.zeros(self.rows, dtype=np.bool_),
+        )
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return what changes beside the simulation's state, so that a run can be kept and taken up again."""
+        return {"observations": self.observations, "masks": self.masks, "next": self._next}
 
     def cut_off(self, row: int) -> bool:
         """Say whether a row that has ended did so with jobs unfinished, at the rules' time limit."""
@@ -118,7 +129,6 @@ class Batch:
             REWARDS[self.view.reward],
             self.units.typical_s,
             self.units.ideal_s,
-            self._all,
             np.ascontiguousarray(chosen, dtype=np.int64),
             self.observations,
             self.masks,

@@ -30,6 +30,7 @@ class PlacementVecEnv(VecEnv):
         self.first = first
         self._actions = np.zeros(rows, dtype=np.int64)
         observation_space = spaces.Box(self.batch.low, self.batch.high, dtype=np.float32)
+        self.render_mode = None
         super().__init__(rows, observation_space, spaces.Discrete(self.batch.actions))
 
     def reset(self) -> NDArray[np.float32]:
@@ -50,13 +51,15 @@ class PlacementVecEnv(VecEnv):
         batch.step(self._actions)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         rewards, ended = batch.rewards.copy(), batch.ended.copy()
-        for row in np.flatnonzero(ended):
+        over = np.flatnonzero(ended)
+        for row in over:
             infos[row] = {
                 "episode": episode_summary(batch, int(row)),
                 "terminal_observation": batch.observations[row].copy(),
                 "TimeLimit.truncated": batch.cut_off(int(row)),
             }
-            batch.reset_row(int(row))
+        if over.size:
+            batch.reset_rows(over)
         return batch.observations.copy(), rewards, ended, infos
 
     def action_masks(self) -> NDArray[np.bool_]:
