@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.protocol import Policy
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.event_log import events_of
 from longshore.cluster.order import may_wait
@@ -36,8 +37,12 @@ def read_out(sim: Simulation) -> tuple[list[Event], Outcome]:
 
 
 def play_heuristic(case: Case, name: str) -> tuple[list[Event], Outcome]:
+    return play_policy(case, HEURISTICS[name])
+
+
+def play_policy(case: Case, policy: Policy) -> tuple[list[Event], Outcome]:
     sim = compiled(case)
-    HEURISTICS[name].play(sim, np.array([case.row], dtype=np.int64))
+    policy.play(sim, np.array([case.row], dtype=np.int64))
     return read_out(sim)
 
 

@@ -1,4 +1,4 @@
-"""Schedules of the compiled engine worked out by hand from docs/simulator.md: checkpoints every 20 s, restarts of 5 s."""
+"""Schedules of the compiled engine worked by hand from docs/simulator.md: checkpoints every 20 s, restarts of 5 s."""
 
 import math
 

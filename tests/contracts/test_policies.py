@@ -6,15 +6,15 @@ from hypothesis import given, settings
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
+from longshore.agents.registry import find_policy, policy_names
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.order import may_wait
 from longshore.cluster.placing import undo_picks
 from longshore.cluster.state import Simulation
-from tests.compiled_runs import compiled, picks, play_heuristic, read_out, usable
+from tests.compiled_runs import compiled, picks, play_policy, read_out, usable
 from tests.strategies import Case, cases
 
-POLICIES: dict[str, Policy] = dict(HEURISTICS)
-NAMES = sorted(POLICIES)
+NAMES = policy_names()
 # Scratch; links between picks, which mean nothing once these are undone; and estimates, which double when somebody
 # looks at one that was outlived, and so are the same whoever looks.
 FREE_TO_CHANGE = {"best_set", "ends_s", "ends_job", "gpu_next", "guess_s"}
@@ -46,9 +46,13 @@ def place_checked(policy: Policy, sim: Simulation) -> bool:
     return policy.place(sim, 0) if places else False
 
 
+def test_every_heuristic_is_registered() -> None:
+    assert {name: policy for name in NAMES if (policy := find_policy(name)) in HEURISTICS.values()} == HEURISTICS
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_policy_says_what_it_is(name: str) -> None:
-    policy = POLICIES[name]
+    policy = find_policy(name)
     assert isinstance(policy, Policy)
     assert policy.name == name
     assert policy.about
@@ -60,15 +64,15 @@ def test_a_policy_says_what_it_is(name: str) -> None:
 @settings(deadline=None, max_examples=20)
 @given(case=cases())
 def test_a_policy_picks_what_the_job_needs_and_changes_nothing_else(case: Case, name: str) -> None:
-    sim = compiled(case)
+    sim, policy = compiled(case), find_policy(name)
     reset(sim, 0, case.row)
     while advance(sim, 0):
-        if place_checked(POLICIES[name], sim):
+        if place_checked(policy, sim):
             start(sim, 0)
         else:
             wait(sim, 0)
     assert sim.state.finished[0] == case.scenarios.jobs[case.row]
-    assert read_out(sim)[0] == play_heuristic(case, name)[0]
+    assert read_out(sim)[0] == play_policy(case, policy)[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,5 +82,5 @@ def test_a_policy_does_not_wait_where_waiting_is_off(case: Case, name: str) -> N
     sim = compiled(case._replace(rules=case.rules._replace(waiting=False)))
     reset(sim, 0, case.row)
     while advance(sim, 0):
-        assert POLICIES[name].place(sim, 0)
+        assert find_policy(name).place(sim, 0)
         start(sim, 0)
