@@ -45,7 +45,7 @@ def check_features(schema: Schema, source: str) -> None:
     names = feature_names(schema.action, schema.observation)
     for kind, theirs, ours in zip(("global", "item"), (schema.globals, schema.features), names, strict=True):
         if theirs != ours:
-            odd = sorted(set(theirs) ^ set(ours)) or ["their order"]
+            odd = sorted(set(theirs) - set(ours)) or sorted(set(ours) - set(theirs)) or ["their order"]
             raise CheckpointError(
                 f"{source} was made with other {kind} features ({odd[0]}; {len(theirs)} of them, this version has "
                 f"{len(ours)}); use Longshore {schema.longshore}, or train it again"

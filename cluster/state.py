@@ -28,7 +28,7 @@ class State(NamedTuple):
     usable: Ints  # (rows,) GPUs that are up and free
     busy: Ints  # (rows,) GPUs that serve a job
     down: Ints  # (rows,) GPUs out of service
-    waited: Ints  # (rows,) moment at which the policy last waited, -1 for never
+    waited: Ints  # (rows,) moment at which the policy last waited, -2 for never
     # The decision that is due
     current: Ints  # (rows,) job to place, -1 for none
     aged: Ints  # (rows,) 1 if that job has reached the ageing bound

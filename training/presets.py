@@ -4,22 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ..cluster.errors import InputError
-from ..cluster.hetero64 import hetero64
-from ..cluster.scenarios import Scenarios, stack
 from ..cluster.traces.detect import read_trace
-from ..cluster.windows import sample_windows
-from ..envs.batch import Problem, View
+from ..envs.batch import Problem
+from ..envs.problems import Regime, hetero64_problem, window_problem
 
 TRAINING_SCENARIOS = 16_384
 VALIDATION_SCENARIOS = 1000
 TRAINING_SEED, VALIDATION_SEED = 1_000_000, 1  # of scenarios: no training seed below a million meets another set
-WINDOW_JOBS = 96
 TRAINED_PART, VALIDATED_PART = (0.0, 0.6), (0.6, 0.7)  # of a trace, in order of time; the rest is for tests
-LOAD = 0.85
-CAPACITY = 112  # GPUs of speed 1 that 32 of speed 1 and 32 of speed 2.5 are worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,76 +36,49 @@ class Preset:
 
     Args:
         about: One line of description.
-        trace: Format of the trace that it needs, empty if none.
-        build: From the seed, the trace and whether waiting is allowed to the problems to train and to validate on.
+        needs_trace: Whether it trains on windows of a trace.
+        build: From the seed, the trace and the regime to the problems to train and to validate on.
         reward: The reward that fits it.
     """
 
     about: str
-    trace: str
-    build: Callable[[int, Path | None, bool], tuple[Problem, Problem]]
+    needs_trace: bool
+    build: Callable[[int, Path | None, Regime], tuple[Problem, Problem]]
     reward: str
 
 
-def _hetero64(seed: int, trace: Path | None, waiting: bool) -> tuple[Problem, Problem]:  # noqa: FBT001
+def _hetero64(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
     del trace
     return (
-        hetero64_problem(TRAINING_SCENARIOS, TRAINING_SEED + seed, waiting=waiting),
-        hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, waiting=waiting),
+        hetero64_problem(TRAINING_SCENARIOS, TRAINING_SEED + seed, regime),
+        hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, regime),
     )
 
 
-def hetero64_problem(scenarios: int, seed: int, *, waiting: bool) -> Problem:
-    """Return scenarios of the preset `hetero64`."""
-    cluster, drawn, process, rules = hetero64(scenarios, seed)
-    return Problem(cluster, drawn, process, rules._replace(waiting=waiting))
-
-
-def window_problem(
-    trace: Path, *, windows: int, runs: int, part: tuple[float, float], seed: int, waiting: bool, load: float = LOAD
-) -> Problem:
-    """Return windows of a trace on clusters of the preset `hetero64`, several fault seeds for each window.
-
-    Scenario i plays window i // runs. Jobs that ask more than 48 GPUs get 48: all 64 are rarely up at once.
-
-    Args:
-        trace: A file of any known format.
-        windows: Windows of 96 consecutive jobs.
-        runs: Draws of speeds, lemon and faults for each window.
-        part: The share of the trace, in order of time, that windows come from.
-        seed: Of windows and draws.
-        waiting: Whether policies may wait.
-        load: Offered load that arrivals are scaled to, on the cluster's speed.
-    """
-    cluster, drawn, process, rules = hetero64(windows * runs, seed, jobs=1)
-    rng = np.random.default_rng(seed)
-    workload = read_trace(trace)
-    jobs = min(WINDOW_JOBS, max(1, int(workload.jobs * (part[1] - part[0]))))
-    found = sample_windows(
-        workload, jobs, windows, rng, first=part[0], last=part[1], max_gpus=48, load=load, cluster_gpus=CAPACITY
-    )
-    scenarios: Scenarios = stack(
-        cluster,
-        [window for window in found for _ in range(runs)],
-        fault_seed=drawn.fault_seed,
-        source_rate_per_s=drawn.source_rate_per_s,
-        speed=drawn.speed,
-    )
-    return Problem(cluster, scenarios, process, rules._replace(waiting=waiting))
-
-
-def _windows(seed: int, trace: Path | None, waiting: bool) -> tuple[Problem, Problem]:  # noqa: FBT001
+def _windows(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
     if trace is None:
         raise InputError("this preset trains on windows of a trace", "give its file", field="--trace")
+    workload = read_trace(trace)
     return (
-        window_problem(trace, windows=1024, runs=4, part=TRAINED_PART, seed=TRAINING_SEED + seed, waiting=waiting),
-        window_problem(trace, windows=32, runs=8, part=VALIDATED_PART, seed=VALIDATION_SEED, waiting=waiting),
+        window_problem(workload, regime, windows=1024, runs=4, part=TRAINED_PART, seed=TRAINING_SEED + seed),
+        window_problem(workload, regime, windows=32, runs=8, part=VALIDATED_PART, seed=VALIDATION_SEED),
     )
 
 
 PRESETS = {
-    "hetero64": Preset("64 jobs at once on 64 GPUs of two speeds, a lemon node", "", _hetero64, "potential"),
-    "philly": Preset("windows of a Philly trace on the same cluster, arrivals over time", "philly", _windows, "jct"),
-    "itp": Preset("windows of an ITP trace on the same cluster, arrivals over time", "itp", _windows, "jct"),
+    "hetero64": Preset(
+        "64 jobs at once on 64 GPUs of two speeds, a lemon node", needs_trace=False, build=_hetero64, reward="potential"
+    ),
+    "philly": Preset(
+        "windows of a Philly trace on the same cluster, arrivals over time",
+        needs_trace=True,
+        build=_windows,
+        reward="jct",
+    ),
+    "itp": Preset(
+        "windows of an ITP trace on the same cluster, arrivals over time",
+        needs_trace=True,
+        build=_windows,
+        reward="jct",
+    ),
 }
-DEFAULT_VIEW = View()

@@ -24,6 +24,7 @@ from ..agents.masked_policy import MaskedPolicy
 from ..agents.schema import Schema
 from ..cluster.errors import InputError
 from ..envs.batch import View
+from ..envs.problems import Regime
 from ..envs.sb3 import PlacementVecEnv
 from .config import TrainingConfig
 from .presets import PRESETS
@@ -53,6 +54,8 @@ class Result(NamedTuple):
     score: Score  # its score
     finished: bool  # False if it was interrupted
     seconds: float  # of this session
+    rival: str  # best heuristic
+    scenarios: int  # validated on
 
 
 Tell = Callable[[Progress], None]
@@ -73,7 +76,7 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = lambda progress: No
     Distribution.set_default_validate_args(value=False)
     preset = PRESETS[config.preset]
     trace = Path(config.trace) if config.trace else None
-    problem, validated_on = preset.build(config.seed, trace, config.waiting)
+    problem, validated_on = preset.build(config.seed, trace, Regime(waiting=config.waiting))
     view = View(config.action, config.observation, config.reward)
     env = PlacementVecEnv(problem, view, config.hyperparameters.rows)
     schema = schema_of(
@@ -89,12 +92,15 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = lambda progress: No
     began = time.monotonic()
     left = config.steps - model.num_timesteps
     if left > 0:
-        with _interruptible(watch), suppress(_Stop):
-            model.learn(left, callback=watch, reset_num_timesteps=model.num_timesteps == 0, log_interval=None)
-        watch.conclude()
+        with _interruptible(watch):
+            with suppress(_Stop):
+                model.learn(left, callback=watch, reset_num_timesteps=model.num_timesteps == 0, log_interval=None)
+            watch.conclude()
     finished = model.num_timesteps >= config.steps
     assert watch.best is not None
-    return Result(folder, folder / BEST, watch.best, finished, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    rival, scenarios = watch.validation.best, validated_on.scenarios.jobs.size
+    return Result(folder, folder / BEST, watch.best, finished, seconds, rival, scenarios)
 
 
 def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
