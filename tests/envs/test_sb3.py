@@ -90,7 +90,7 @@ def test_it_answers_what_sb3s_own_vector_of_scalar_environments_answers() -> Non
         assert all(
             np.array_equal(np.asarray(one), np.asarray(other)) for one, other in zip(seen, expected, strict=True)
         )
-        for row in np.flatnonzero(seen[2]):
+        for row in np.flatnonzero(np.asarray(seen[2])):
             other = theirs.buf_infos[row]
             assert (infos[row]["terminal_observation"] == other["terminal_observation"]).all()
             assert infos[row]["TimeLimit.truncated"] == other["TimeLimit.truncated"]
