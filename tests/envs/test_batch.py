@@ -33,10 +33,11 @@ def test_a_batch_whose_arrays_are_kept_goes_on_where_it_was(reward: str) -> None
 def test_a_refused_step_changes_nothing() -> None:
     batch = Batch(small_problem(waiting=True), View(), 2)
     batch.reset()
-    before = [array.copy() for array in (*batch.sim.state, *batch.arrays().values())]
+    arrays = {**batch.sim.state._asdict(), **batch.arrays()}
+    before = {name: array.copy() for name, array in arrays.items()}
     with pytest.raises(ValueError, match=r"action 4 of row 1 is masked; open: \[0 1 2 3\]"):
         batch.step(np.array([0, 4]))
-    assert all(map(np.array_equal, before, (*batch.sim.state, *batch.arrays().values())))
+    assert all(np.array_equal(array, before[name]) for name, array in arrays.items())
 
 
 def test_the_next_open_action_above_a_closed_one_is_taken_in_circular_order() -> None:
