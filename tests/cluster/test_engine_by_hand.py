@@ -169,3 +169,8 @@ def test_a_run_is_cut_off_before_its_time_limit() -> None:
 def test_a_job_that_can_never_start_ends_the_run() -> None:
     _, outcome = run(hand_case(grid_cluster(1, 1), [(1, 1.0, 0.0)], {0: [(0.0, math.inf)]}))
     assert outcome.finished[0] == 0
+
+
+def test_nothing_happens_after_the_last_job_has_finished() -> None:
+    events, _ = run(hand_case(grid_cluster(1, 2), [(1, 50.0, 0.0)], {1: [(50.0, 60.0)]}))
+    assert kinds(events)[-1] == (50.0, "finish", 0)
