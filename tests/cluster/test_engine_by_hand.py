@@ -114,6 +114,11 @@ def test_a_job_may_pass_on_the_gpus_that_the_reservation_leaves_over() -> None:
     assert starts(case) == [(0, 0.0), (2, 0.0), (1, 100.0), (3, 150.0)]
 
 
+def test_a_job_that_is_expected_to_end_at_the_shadow_time_may_pass() -> None:
+    jobs: Jobs = [(2, 100.0, 0.0), (4, 50.0, 0.0), (2, 100.0, 0.0)]
+    assert starts(hand_case(grid_cluster(1, 4), jobs, order=ORDERS["easy"])) == [(0, 0.0), (2, 0.0), (1, 100.0)]
+
+
 def test_a_placement_that_would_delay_the_head_is_refused() -> None:
     jobs: Jobs = [(2, 100.0, 0.0), (4, 50.0, 0.0), (2, 90.0, 0.0)]
     cluster = grid_cluster(2, 2, speed=np.array([0.5, 1.0]))
