@@ -10,12 +10,13 @@ from ..cluster.state import Simulation
 ALL_SETS = 8  # up to so many nodes with free GPUs all sets are looked at
 TIE = 1e-9  # run times that differ by less, relatively, are equal: they come out of different sums
 
+
 @kernel
 def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float) -> tuple[float, int]:
     """Return the expected run time of a job on the first `count` nodes of `trial_set`, and the hole that it leaves.
 
-    The set must hold the job, and each node must give something. Each expected fault costs `fault_loss_s`, relatively to
-    the run time; 0 gives the fault-free run time.
+    The set must hold the job, and each node must give something. Each expected fault adds `fault_loss_s`, relatively
+    to the run time; 0 gives the fault-free run time.
     """
     state, cluster = sim.state, sim.cluster
     scenario = state.scenario[row]
@@ -77,7 +78,7 @@ def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: 
 
 
 @kernel
-def _tight_set(sim: Simulation, row: int, job: int, least_speed: float, lemons: bool, first: int, after: int) -> int:
+def _tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: int, after: int, *, lemons: bool) -> int:
     """Write into `trial_set` nodes of at least a speed: most free first, the last with the smallest hole.
 
     Only nodes `first` to `after` - 1 count, and lemons only if asked for. Returns the number of nodes; 0 if they do
@@ -127,7 +128,7 @@ def _best_of_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> 
             for rack in range(-1, racks if racks > 1 else 0):
                 first = 0 if rack < 0 else cluster.first_node[rack]
                 after = speeds.size if rack < 0 else cluster.first_node[rack + 1]
-                count = _tight_set(sim, row, job, speed, lemons, first, after)
+                count = _tight_set(sim, row, job, speed, first, after, lemons=lemons)
                 if count > 0:
                     best = keep_if_better(sim, row, job, count, fault_loss_s, best)
         slower = 0.0
@@ -174,9 +175,7 @@ def _imagine_end(sim: Simulation, row: int, at: int, count: int) -> int:
 
 
 @kernel
-def gain_of_waiting_s(
-    sim: Simulation, row: int, job: int, run_s: float, fault_loss_s: float, patience: float
-) -> float:
+def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, fault_loss_s: float, patience: float) -> float:
     """Return the largest patience x (run time now - run time after an expected end) - wait.
 
     A patience of 1 asks what finishes first; `patient` asks more of a wait.

@@ -55,7 +55,11 @@ PACK_HAZARD = Heuristic("pack-hazard", node_rules.PACK_HAZARD, "pack, lemon node
 EFT = Heuristic("eft", play.EFT, "earliest expected finish of the job")
 EFT_HAZARD = Heuristic("eft-hazard", play.EFT_HAZARD, "the same, reckoning with faults, restarts and checkpoints")
 EFT_WAIT = Heuristic(
-    "eft-wait", play.EFT_HAZARD, "eft-hazard now or after a running job's end, whichever finishes first", 1.0, waits=True
+    "eft-wait",
+    play.EFT_HAZARD,
+    "eft-hazard now or after a running job's end, whichever finishes first",
+    1.0,
+    waits=True,
 )
 PATIENT = Heuristic(
     "patient", play.PATIENT, "eft-hazard that waits while the wait is short for what it saves", PATIENCE, waits=True

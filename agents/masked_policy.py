@@ -52,7 +52,7 @@ class MaskedPolicy(MaskableActorCriticPolicy):
     def forward(
         self,
         obs: Tensor,
-        deterministic: bool = False,
+        deterministic: bool = False,  # noqa: FBT001, FBT002 (the signature is sb3-contrib's)
         action_masks: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return actions, values of shape (batch, 1), and log-probabilities."""

@@ -15,6 +15,7 @@ class Layout(NamedTuple):
     globals: int  # features of the decision as a whole, first in the observation
     items: int  # GPUs or nodes, which follow one by one
     features: int  # features of each
+    actions: int  # GPUs or nodes that can be chosen
     waiting: bool  # one more action at the end
 
 
@@ -34,7 +35,7 @@ class MlpNetwork(nn.Module):
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         inputs = layout.globals + layout.items * layout.features
-        actions = layout.items + int(layout.waiting)
+        actions = layout.actions + int(layout.waiting)
         self.policy = nn.Sequential(_stack((inputs, *SOURCE_LAYERS)), nn.Linear(SOURCE_LAYERS[-1], actions))
         self.value = nn.Sequential(_stack((inputs, *SOURCE_LAYERS)), nn.Linear(SOURCE_LAYERS[-1], 1))
 

@@ -34,10 +34,11 @@ def _reset_sources(sim: Simulation, row: int) -> None:
 @kernel
 def _reset_jobs(sim: Simulation, row: int, scenario: int) -> None:
     state = sim.state
-    for job in range(sim.scenarios.jobs[scenario]):
+    # All columns: what a longer workload left in the row must not show up in the outcome of a shorter one.
+    for job in range(state.guess_s.shape[1]):
         state.guess_s[row, job] = sim.scenarios.estimate_s[scenario, job]
         state.saved_s[row, job] = 0.0
-        state.first_start_s[row, job] = -1.0
+        state.first_start_s[row, job] = -1.0 if job < sim.scenarios.jobs[scenario] else 0.0
         state.finish_s[row, job] = 0.0
         state.lost_s[row, job] = 0.0
         state.stops[row, job] = 0
@@ -186,7 +187,8 @@ def _stop(sim: Simulation, row: int, job: int) -> None:
     useful_s = max(0.0, elapsed_s - state.overhead_s[row, job])
     checkpoint_s = sim.rules.checkpoint_s
     # 1e-9: a run of a whole number of intervals has saved the last of them also where rounding says a little less
-    saved_s = math.floor(useful_s / checkpoint_s + 1e-9) * checkpoint_s if checkpoint_s < math.inf else 0.0
+    intervals = math.floor(useful_s / checkpoint_s + 1e-9) if checkpoint_s < math.inf else 0.0
+    saved_s = min(useful_s, intervals * checkpoint_s) if intervals > 0.0 else 0.0
     state.saved_s[row, job] += saved_s / state.slowdown[row, job]
     state.lost_s[row, job] += elapsed_s - saved_s
     state.stops[row, job] += 1

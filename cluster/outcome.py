@@ -23,11 +23,13 @@ class Outcome(NamedTuple):
     finish_s: NDArray[np.float64]  # (scenarios, jobs)
     first_start_s: NDArray[np.float64]  # (scenarios, jobs)
     stops: NDArray[np.int32]  # (scenarios, jobs) how often a fault stopped the job
-    lost_s: NDArray[np.float64]  # (scenarios, jobs) time run since the last checkpoint, summed over stops
+    lost_s: NDArray[
+        np.float64
+    ]  # (scenarios, jobs) run time that no checkpoint holds, restarts included, summed over stops
     makespan_s: NDArray[np.float64]  # (scenarios,) end of the last job
     busy_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time held by jobs
     down_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time out of service until the makespan
-    overhead_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time of restarts that led to a finish or a saved checkpoint
+    overhead_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time of restarts of runs that then finished
     finished: NDArray[np.int32]  # (scenarios,) jobs that ended; fewer than all only if the run was cut off
     job_events: NDArray[np.int64]  # (scenarios,) submissions, starts, stops and finishes
     decisions: NDArray[np.int64]  # (scenarios,) placements and waits that the policy chose

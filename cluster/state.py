@@ -28,7 +28,7 @@ class State(NamedTuple):
     usable: Ints  # (rows,) GPUs that are up and free
     busy: Ints  # (rows,) GPUs that serve a job
     down: Ints  # (rows,) GPUs out of service
-    waited: Ints  # (rows,) moment at which the policy last waited, -1 for never
+    waited: Ints  # (rows,) moment at which the policy last waited, -2 for never
     # The decision that is due
     current: Ints  # (rows,) job to place, -1 for none
     aged: Ints  # (rows,) 1 if that job has reached the ageing bound
@@ -150,7 +150,8 @@ class Simulation:
 
 _PER = {
     "nodes": (
-        "free", "taken", "trial_free", "trial_order", "trial_bit", "trial_run_s", "trial_speed", "trial_set", "best_set",
+        "free", "taken", "trial_free", "trial_order", "trial_bit", "trial_run_s", "trial_speed", "trial_set",
+        "best_set",
     ),
     "gpus": ("gpu_job", "gpu_down", "gpu_next"),
     "sources": ("source_s", "source_k", "source_failed", "source_heap", "source_place"),

@@ -58,3 +58,8 @@ def grid_cluster(
         nic_bytes_per_s=np.full(nodes, 12.5e9),
         uplink_bytes_per_s=np.full(racks, 50e9),
     )
+
+
+def speed_sum(cluster: Cluster) -> float:
+    """Return how many GPUs of speed 1 a cluster is worth."""
+    return float((cluster.speed * np.diff(cluster.first_gpu)).sum())

@@ -1,6 +1,6 @@
 """Jobs as arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,3 +69,11 @@ def workload_of(
         parameter_bytes=np.asarray(volume, dtype=np.float64)[order],
         left_out=left_out,
     )
+
+
+def first_jobs(workload: Workload, jobs: int | None) -> Workload:
+    """Return the first so many jobs of a workload, or all of them."""
+    if jobs is None or jobs >= workload.jobs:
+        return workload
+    arrays = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes")
+    return replace(workload, ids=workload.ids[:jobs], **{name: getattr(workload, name)[:jobs] for name in arrays})

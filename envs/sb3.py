@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from .batch import Batch, Problem, View
-from .episodes import episode_summary
+from .episodes import episode_summaries
 
 
 class PlacementVecEnv(VecEnv):
@@ -30,6 +30,7 @@ class PlacementVecEnv(VecEnv):
         self.first = first
         self._actions = np.zeros(rows, dtype=np.int64)
         observation_space = spaces.Box(self.batch.low, self.batch.high, dtype=np.float32)
+        self.render_mode = None
         super().__init__(rows, observation_space, spaces.Discrete(self.batch.actions))
 
     def reset(self) -> NDArray[np.float32]:
@@ -50,13 +51,16 @@ class PlacementVecEnv(VecEnv):
         batch.step(self._actions)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         rewards, ended = batch.rewards.copy(), batch.ended.copy()
-        for row in np.flatnonzero(ended):
-            infos[row] = {
-                "episode": episode_summary(batch, int(row)),
-                "terminal_observation": batch.observations[row].copy(),
-                "TimeLimit.truncated": batch.cut_off(int(row)),
-            }
-            batch.reset_row(int(row))
+        over = np.flatnonzero(ended)
+        if over.size:
+            cut_off = batch.cut_off()
+            for row, summary in zip(over, episode_summaries(batch, over), strict=True):
+                infos[row] = {
+                    "episode": summary,
+                    "terminal_observation": batch.observations[row].copy(),
+                    "TimeLimit.truncated": bool(cut_off[row]),
+                }
+            batch.reset_rows(over)
         return batch.observations.copy(), rewards, ended, infos
 
     def action_masks(self) -> NDArray[np.bool_]:

@@ -57,10 +57,7 @@ def pick(sim: Simulation, row: int, action: int, chosen: int) -> bool:
     if chosen == items:
         wait(sim, row)
         return True
-    if action == NODE_ACTION:
-        take_node(sim, row, chosen)
-    else:
-        take_gpu(sim, row, chosen)
+    choose_item(sim, row, action, chosen)
     if state.need[row] > 0:
         return False
     start(sim, row)
@@ -75,15 +72,15 @@ def step_rows(
     reward: int,
     typical_s: NDArray[np.float64],
     ideal_s: NDArray[np.float64],
-    rows: NDArray[np.int64],
     chosen: NDArray[np.int64],
     out: Rows,
     masks: NDArray[np.bool_],
     table: Rows,
+    paid_s: NDArray[np.float64],
     rewards: NDArray[np.float32],
     ended: NDArray[np.bool_],
 ) -> None:
-    """Carry out one action in each of some rows.
+    """Carry out one action in every row.
 
     Rows whose episode ends are marked and left at their end: their mask is empty and their observation zero.
 
@@ -94,23 +91,24 @@ def step_rows(
         reward: A value of REWARDS.
         typical_s: Unit of observations, shape (scenarios,).
         ideal_s: Unit of rewards, shape (scenarios,).
-        rows: Which rows, shape (some,).
-        chosen: Their actions, shape (some,).
+        chosen: Actions, shape (rows,).
         out: Takes the observations, shape (rows, size).
         masks: Holds the masks of the step before and takes the new ones, shape (rows, actions).
         table: Scratch, shape (rows, nodes x features).
+        paid_s: Cost of each episode that rewards have paid for, shape (rows,); 0 at its beginning, so that time
+            before the first decision counts too.
         rewards: Takes the rewards, shape (rows,).
         ended: Takes whether the episode is over, shape (rows,).
     """
-    for i in range(rows.size):
-        row = rows[i]
+    for row in range(chosen.size):
         scenario = sim.state.scenario[row]
         rewards[row] = 0.0
         ended[row] = False
-        before_s = cost_so_far_s(sim, row, reward)
-        if pick(sim, row, action, chosen[i]):
+        if pick(sim, row, action, chosen[row]):
             ended[row] = not advance(sim, row)
-            rewards[row] = (before_s - cost_so_far_s(sim, row, reward)) / ideal_s[scenario]
+            cost_s = cost_so_far_s(sim, row, reward)
+            rewards[row] = (paid_s[row] - cost_s) / ideal_s[scenario]
+            paid_s[row] = cost_s
         if ended[row]:
             out[row] = 0.0
             masks[row] = False
@@ -120,19 +118,71 @@ def step_rows(
 
 
 @kernel
-def reset_row(
+def see(
     sim: Simulation,
     row: int,
-    scenario: int,
+    unit_s: float,
     action: int,
     observation: int,
-    unit_s: float,
     out: Rows,
     masks: NDArray[np.bool_],
     table: Rows,
 ) -> None:
-    """Put a row at the first decision of a scenario and write what is seen there."""
-    reset(sim, row, scenario)
-    if advance(sim, row):
-        write_mask(sim, row, action, masks, row)
-        observe(sim, row, unit_s, action, observation, out, row, table)
+    """Write mask and observation of one row's decision into the first row of the arrays."""
+    write_mask(sim, row, action, masks, 0)
+    observe(sim, row, unit_s, action, observation, out, 0, table)
+
+
+@kernel
+def choose_item(sim: Simulation, row: int, action: int, chosen: int) -> None:
+    """Pick a GPU or a node, and start nothing."""
+    if action == NODE_ACTION:
+        take_node(sim, row, chosen)
+    else:
+        take_gpu(sim, row, chosen)
+
+
+@kernel
+def begin_rows(
+    sim: Simulation,
+    action: int,
+    observation: int,
+    typical_s: NDArray[np.float64],
+    rows: NDArray[np.int64],
+    scenarios: NDArray[np.int64],
+    out: Rows,
+    masks: NDArray[np.bool_],
+    table: Rows,
+    ended: NDArray[np.bool_],
+) -> None:
+    """Put row rows[i] at the first decision of scenario scenarios[i] and write what is seen there."""
+    for i in range(rows.size):
+        row = rows[i]
+        reset(sim, row, scenarios[i])
+        ended[row] = not advance(sim, row)
+        if not ended[row]:
+            write_mask(sim, row, action, masks, row)
+            observe(sim, row, typical_s[scenarios[i]], action, observation, out, row, table)
+
+
+@kernel
+def continue_rows(
+    sim: Simulation,
+    action: int,
+    observation: int,
+    typical_s: NDArray[np.float64],
+    rows: NDArray[np.int64],
+    chosen: NDArray[np.int64],
+    out: Rows,
+    masks: NDArray[np.bool_],
+    table: Rows,
+    ended: NDArray[np.bool_],
+) -> None:
+    """Carry out one action in each of some rows and write what is seen next, without rewards."""
+    for i in range(rows.size):
+        row = rows[i]
+        if pick(sim, row, action, chosen[i]):
+            ended[row] = not advance(sim, row)
+        if not ended[row]:
+            write_mask(sim, row, action, masks, row)
+            observe(sim, row, typical_s[sim.state.scenario[row]], action, observation, out, row, table)

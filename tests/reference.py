@@ -15,6 +15,7 @@ from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, Scenarios, 
 from longshore.cluster.topology import Cluster
 from tests.reference_faults import random_outages
 
+ROUNDING = 1e-9  # of a checkpoint interval
 FIFO, EASY, SHORTEST = (ORDERS[name] for name in ("fifo", "easy", "shortest"))
 
 
@@ -27,8 +28,8 @@ class Job:
     submit_s: float
     compute_s: float
     parameter_bytes: float
-    remaining_s: float  # work that no checkpoint holds
-    saved_s: float = 0.0  # work that checkpoints hold
+    work_s: float
+    saved_s: float = 0.0  # of that work, what checkpoints hold
     queued_s: float = 0.0  # when it last came into the queue
     placement: list[int] = field(default_factory=list)  # ascending, empty unless it runs
     start_s: float = 0.0  # of the present run
@@ -60,11 +61,11 @@ class ReferenceState:
     node_gpus: list[list[int]]
     node_rack: list[int]
     speed: list[float]  # of each node in this scenario
-    peak_flops: list[float]
     intra_bytes_per_s: list[float]
     nic_bytes_per_s: list[float]
     uplink_bytes_per_s: list[float]
     hazard_per_s: list[float]  # of each GPU, as policies know it
+    seed: int  # of faults and of random placements
     jobs: list[Job]
     sources: list[Source]
     gpu_job: list[int]  # -1 when no job holds the GPU
@@ -131,11 +132,11 @@ def first_state(
         node_gpus=[list(range(first, last)) for first, last in pairwise(bounds)],
         node_rack=cluster.node_rack.tolist(),
         speed=scenarios.speed[row].tolist(),
-        peak_flops=cluster.peak_flops.tolist(),
         intra_bytes_per_s=cluster.intra_bytes_per_s.tolist(),
         nic_bytes_per_s=cluster.nic_bytes_per_s.tolist(),
         uplink_bytes_per_s=cluster.uplink_bytes_per_s.tolist(),
         hazard_per_s=scenarios.hazard_per_s[row].tolist(),
+        seed=int(scenarios.fault_seed[row]),
         jobs=[first_job(scenarios, row, index) for index in range(int(scenarios.jobs[row]))],
         sources=[first_source(cluster, scenarios, row, process, index) for index in range(fault_sources(cluster))],
         gpu_job=[-1] * gpus,
@@ -151,7 +152,7 @@ def first_job(scenarios: Scenarios, row: int, index: int) -> Job:
         submit_s=float(scenarios.submit_s[row, index]),
         compute_s=float(scenarios.compute_s[row, index]),
         parameter_bytes=float(scenarios.parameter_bytes[row, index]),
-        remaining_s=float(scenarios.work_s[row, index]),
+        work_s=float(scenarios.work_s[row, index]),
     )
 
 
@@ -183,9 +184,18 @@ def slowdown(state: ReferenceState, job: int, gpus: list[int]) -> float:
     slowest = min(state.speed[node] for node in nodes)
     if not state.rules.ring:
         return (1 + state.rules.node_penalty * (len(nodes) - 1)) / slowest
-    it = state.jobs[job]
-    exchange_s = 0.0 if it.gpus == 1 else volume_bytes(it) / slowest_link(state, gpus)
-    return (it.compute_s / slowest + exchange_s) / reference_iteration_s(state, job)
+    if len(gpus) == 1:
+        return 1 / slowest
+    exchange_s = volume_bytes(state.jobs[job]) / slowest_link(state, gpus)
+    return (state.jobs[job].compute_s / slowest + exchange_s) / reference_iteration_s(state, job)
+
+
+def least_slowdown(state: ReferenceState, job: int) -> float:
+    """Return what no placement of a job can be below: one node of the highest speed, links that take no time."""
+    fastest = max(state.speed)
+    if not state.rules.ring or state.jobs[job].gpus == 1:
+        return 1 / fastest
+    return state.jobs[job].compute_s / fastest / reference_iteration_s(state, job)
 
 
 def volume_bytes(job: Job) -> float:
@@ -219,12 +229,22 @@ def overhead_s(state: ReferenceState, job: int) -> float:
 
 def estimated_run_s(state: ReferenceState, job: int, factor: float) -> float:
     """Return how long policies expect a run of a queued job to take at a slowdown."""
-    it = state.jobs[job]
-    return overhead_s(state, job) + (it.estimate_s - it.saved_s) * factor
+    return overhead_s(state, job) + estimated_work_s(state, job) * factor
+
+
+def estimated_work_s(state: ReferenceState, job: int) -> float:
+    """Return what is left of a job's estimate."""
+    return state.jobs[job].estimate_s - state.jobs[job].saved_s
 
 
 def expected_end_s(job: Job) -> float:
     return job.start_s + (job.overhead_s + (job.estimate_s - job.saved_s) * job.slowdown)
+
+
+def renew_estimate(state: ReferenceState, job: Job) -> None:
+    """Double the estimate of a running job until its expected end lies in the future."""
+    while expected_end_s(job) <= state.now_s:
+        job.estimate_s *= 2
 
 
 def next_moment(state: ReferenceState) -> float:
@@ -286,12 +306,13 @@ def repair(state: ReferenceState, index: int) -> None:
 def stop(state: ReferenceState, index: int) -> None:
     job = state.jobs[index]
     note(state, "stop", index, job.placement)
+    renew_estimate(state, job)
     elapsed_s = state.now_s - job.start_s
     useful_s = max(0.0, elapsed_s - job.overhead_s)
     kept_s = 0.0
     if state.rules.checkpoint_s < math.inf:
-        kept_s = math.floor(useful_s / state.rules.checkpoint_s) * state.rules.checkpoint_s
-    job.remaining_s -= kept_s / job.slowdown
+        intervals = math.floor(useful_s / state.rules.checkpoint_s + ROUNDING)
+        kept_s = min(useful_s, intervals * state.rules.checkpoint_s)
     job.saved_s += kept_s / job.slowdown
     job.lost_s += elapsed_s - kept_s
     job.stops += 1
@@ -321,8 +342,7 @@ def submit_jobs(state: ReferenceState) -> None:
 def renew_estimates(state: ReferenceState) -> None:
     """Double the estimates that running jobs have outlived."""
     for job in running(state):
-        while expected_end_s(job) <= state.now_s:
-            job.estimate_s *= 2
+        renew_estimate(state, job)
 
 
 def note(state: ReferenceState, kind: str, job: int, gpus: list[int]) -> None:
@@ -371,7 +391,7 @@ def leader(state: ReferenceState) -> int | None:
     if too_long:
         return min(too_long, key=lambda job: state.jobs[job].queued_s)
     if state.rules.order == SHORTEST:
-        return min(state.queue, key=lambda job: state.jobs[job].estimate_s)
+        return min(state.queue, key=lambda job: estimated_work_s(state, job))
     return state.queue[0]
 
 
@@ -380,23 +400,23 @@ def followers(state: ReferenceState, first: int) -> list[int]:
     others = [job for job in state.queue if job != first]
     if state.rules.order == EASY:
         return others
-    return sorted(others, key=lambda job: state.jobs[job].estimate_s)
+    return sorted(others, key=lambda job: estimated_work_s(state, job))
 
 
 def reservation(state: ReferenceState, first: int) -> tuple[float, int]:
-    """Return the shadow time of the first job, and how many GPUs are left over then."""
+    """Return the first expected end at which the first job fits, and how many GPUs are left over then."""
     spare = len(usable_gpus(state)) - state.jobs[first].gpus
     ends = sorted((expected_end_s(job), job.gpus) for job in running(state))
     for shadow_s, _ in ends:
         extra = spare + sum(gpus for end_s, gpus in ends if end_s <= shadow_s)
-        if extra >= 0 or first in state.passed_over:
+        if extra >= 0:
             return shadow_s, extra
     return math.inf, 0
 
 
 def could_pass(state: ReferenceState, first: int, job: int) -> bool:
     """Say whether a job's fastest possible run would not delay the first job."""
-    return passes(state, first, job, 1 / max(state.speed))
+    return passes(state, first, job, least_slowdown(state, job))
 
 
 def passes(state: ReferenceState, first: int, job: int, factor: float) -> bool:
@@ -433,7 +453,7 @@ def start(state: ReferenceState, index: int, gpus: list[int]) -> None:
     state.queue.remove(index)
     job.placement, job.start_s = gpus, state.now_s
     job.slowdown, job.overhead_s = slowdown(state, index, gpus), overhead_s(state, index)
-    job.end_s = state.now_s + (job.overhead_s + job.remaining_s * job.slowdown)
+    job.end_s = state.now_s + (job.overhead_s + (job.work_s - job.saved_s) * job.slowdown)
     if math.isnan(job.first_start_s):
         job.first_start_s = state.now_s
     for gpu in gpus:

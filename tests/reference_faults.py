@@ -18,10 +18,9 @@ def philox(left: int, right: int, key: int) -> tuple[int, int]:
 
 
 def plain_uniform(seed: int, source: int, k: int) -> float:
-    """Return the same number as the compiled uniform: 53 bits of the two words, in the middle of their interval."""
+    """Return the same number as the compiled uniform: 26 bits of each word, in the middle of their interval."""
     high, low = philox(k & MASK, source & MASK, seed & MASK)
-    bits = (high >> 5) << 26 | low >> 6
-    return (bits + 0.5) / 2**53
+    return ((high >> 6 << 26 | low >> 6) + 0.5) / 2**52
 
 
 def random_outages(process: FaultProcess, seed: int, source: int, rate_per_s: float) -> Iterator[tuple[float, float]]:

@@ -5,6 +5,7 @@ Each gets the state and a job that may start, and returns the GPUs that the job 
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import count
 
 from tests.reference import (
     Choose,
@@ -21,6 +22,7 @@ from tests.reference_faults import plain_uniform
 
 Key = Callable[[ReferenceState, int, int, int], tuple[float, ...]]  # state, node, its free GPUs, GPUs still needed
 LARGEST_SET = 8  # nodes with free GPUs up to which `eft` looks at all their sets
+TIE = 1e-9  # run times that differ by less, relatively, are equal
 
 
 def free_by_node(state: ReferenceState, usable: list[int]) -> dict[int, int]:
@@ -85,6 +87,26 @@ pack = node_by_node(pack_key)
 pack_hazard = node_by_node(pack_hazard_key)
 
 
+def random_placement(state: ReferenceState, job: int, attempt: int = 0) -> list[int]:
+    """Take nodes at random among those with free GPUs, all equally likely, by counters of the present decision."""
+    usable = usable_gpus(state)
+    free = free_by_node(state, usable)
+    gpus: list[int] = []
+    for draw in count(2**28 + 4096 * attempt):
+        if (needed := state.jobs[job].gpus - len(gpus)) == 0:
+            return gpus
+        node = list(free)[int(plain_uniform(state.seed, draw, state.decisions) * len(free))]
+        gpus += given(state, usable, node, needed)
+        del free[node]
+    raise AssertionError("counters do not end")
+
+
+def best_of_random(state: ReferenceState, job: int) -> list[int]:
+    """Return the quickest of 8 random placements, the first among equals."""
+    placements = [random_placement(state, job, attempt) for attempt in range(8)]
+    return min(placements, key=lambda gpus: slowdown(state, job, gpus))
+
+
 def consolidate(state: ReferenceState, job: int) -> list[int] | None:
     """Pack, but wait while that would use more nodes than the job needs on an empty cluster."""
     gpus = pack(state, job)
@@ -109,18 +131,18 @@ def eft_hazard(state: ReferenceState, job: int) -> list[int]:
 
 def eft_wait(state: ReferenceState, job: int) -> list[int] | None:
     """Start at once or after any running job's expected end, whichever finishes earlier."""
-    run_s, gpus = best_set(state, job, usable_gpus(state), fault_loss_s(state))
-    waits = may_wait(state, job) and any(wait_s + later_s < run_s for wait_s, later_s in prospects(state, job))
-    return None if waits else gpus
+    return unless_waiting_pays(state, job, 1.0)
 
 
 def patient(state: ReferenceState, job: int) -> list[int] | None:
     """Wait while 0.4 of the run time that it saves is worth more than the time it takes."""
+    return unless_waiting_pays(state, job, 0.4)
+
+
+def unless_waiting_pays(state: ReferenceState, job: int, patience: float) -> list[int] | None:
     run_s, gpus = best_set(state, job, usable_gpus(state), fault_loss_s(state))
-    waits = may_wait(state, job) and any(
-        0.4 * (run_s - later_s) - wait_s > 0 for wait_s, later_s in prospects(state, job)
-    )
-    return None if waits else gpus
+    gains_s = (patience * (run_s - later_s) - wait_s for wait_s, later_s in prospects(state, job))
+    return None if may_wait(state, job) and max(gains_s) > TIE * run_s else gpus
 
 
 def fault_loss_s(state: ReferenceState) -> float:
@@ -152,13 +174,20 @@ def best_set(state: ReferenceState, job: int, usable: list[int], loss_s: float) 
         gpus = gpus_of_set(state, usable, free, nodes, state.jobs[job].gpus)
         if gpus is None:
             continue
-        risk = sum(state.hazard_per_s[gpu] for gpu in gpus) * loss_s
+        risk = sum(node_hazard(state, state.gpu_node[gpu]) for gpu in gpus) * loss_s
         run_s = estimated_run_s(state, job, slowdown(state, job, gpus)) * (1 + risk)
         hole = sum(free[node] for node in nodes) - len(gpus)
-        if best is None or (run_s, hole) < best[:2]:
+        if best is None or earlier(run_s, hole, *best[:2]):
             best = (run_s, hole, gpus)
     assert best is not None
     return best[0], best[2]
+
+
+def earlier(run_s: float, hole: int, other_s: float, other_hole: int) -> bool:
+    """Say whether a set is better than the best so far; equal run times leave it to the smaller hole."""
+    if math.isclose(run_s, other_s, rel_tol=TIE):
+        return hole < other_hole
+    return run_s < other_s
 
 
 def gpus_of_set(
@@ -212,10 +241,12 @@ def replacement(state: ReferenceState, job: int) -> list[int]:
     while len(gpus) < state.jobs[job].gpus:
         times = {gpu: candidate_s(state, job, gpus, gpu) for gpu in usable_gpus(state) if gpu not in gpus}
         enough = [gpu for gpu in times if times[gpu] <= average_s]
-        if enough:
-            gpus.append(min(enough, key=lambda gpu: (state.peak_flops[state.gpu_node[gpu]], times[gpu], gpu)))
-        else:
-            gpus.append(min(times, key=lambda gpu: (times[gpu], gpu)))
+        strength = [state.speed[node] if enough else 0.0 for node in state.gpu_node]
+        order = {
+            gpu: (strength[gpu], times[gpu], state.gpu_node[gpu], state.hazard_per_s[gpu], gpu)
+            for gpu in enough or times
+        }
+        gpus.append(min(order, key=order.__getitem__))
     return gpus
 
 
@@ -261,6 +292,8 @@ def scripted(seed: int, wait_share: float = 0.0) -> Choose:
 
 
 POLICIES: dict[str, Choose] = {
+    "random": random_placement,
+    "best-of-random": best_of_random,
     "first-fit": first_fit,
     "spread": spread,
     "fastest": fastest,

@@ -202,7 +202,7 @@ def slowdown(cluster: Record, gpus: set[int]) -> float:
 def saved(checkpoint_s: float | None, useful_s: float) -> float:
     if checkpoint_s is None or checkpoint_s == math.inf:
         return 0.0
-    return math.floor(max(0.0, useful_s) / checkpoint_s) * checkpoint_s
+    return math.floor(max(0.0, useful_s) / checkpoint_s + TOLERANCE) * checkpoint_s
 
 
 def check_end(check: Check) -> None:

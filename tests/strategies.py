@@ -34,9 +34,9 @@ def numbers(draw: st.DrawFn, count: int, values: tuple[float, ...]) -> NDArray[n
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
-    """One to six nodes of one to eight GPUs in one to three racks."""
-    sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def clusters(draw: st.DrawFn, least: int, most: int) -> Cluster:
+    """So many nodes of one to eight GPUs in one to three racks."""
+    sizes = draw(st.lists(st.integers(1, 8), min_size=least, max_size=most))
     nodes = len(sizes)
     racks = draw(st.integers(1, min(3, nodes)))
     cuts = sorted(draw(st.permutations(range(1, nodes)))[: racks - 1])
@@ -117,9 +117,9 @@ def outages(draw: st.DrawFn) -> list[tuple[float, float]]:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6)) -> Case:
     """A cluster with one or two workloads, faults of which a few happen in a run, and rules."""
-    cluster, its_rules = draw(clusters()), draw(rules())
+    cluster, its_rules = draw(clusters(*nodes)), draw(rules())
     works = draw(st.lists(workloads(cluster.gpu_node.size), min_size=1, max_size=2))
     process = draw(fault_processes(fault_sources(cluster)))
     speed = np.array([numbers(draw, cluster.speed.size, SPEEDS) for _ in works])

@@ -1,0 +1,99 @@
+"""Saving and loading policies: a zip of a schema (JSON) and weights (NumPy arrays); nothing in it is executed."""
+
+import io
+import json
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from ..cluster.errors import CheckpointError
+from .learned import LearnedPolicy
+from .networks import NETWORKS, Layout, MlpNetwork, SetNetwork
+from .schema import Schema, check_features, feature_names
+
+SCHEMA, WEIGHTS = "schema.json", "weights.npz"
+LARGEST_BYTES = 1 << 30  # more than any policy of ours needs; a bomb needs more
+
+
+def schema_of(
+    *, algorithm: str, network: str, action: str, observation: str, waiting: bool, node_gpus: tuple[int, ...]
+) -> Schema:
+    """Return the schema of a network for a cluster whose nodes have so many GPUs."""
+    names = feature_names(action, observation)
+    gpus = sum(node_gpus)
+    return Schema.model_validate(
+        {
+            "longshore": version("longshore"), "algorithm": algorithm, "network": network, "action": action,
+            "observation": observation, "waiting": waiting, "globals": names[0], "features": names[1],
+            "items": len(node_gpus) if action == "node" and observation == "full" else gpus, "gpus": gpus,
+            "node_gpus": node_gpus,
+        }
+    )  # fmt: skip
+
+
+def network_of(schema: Schema) -> MlpNetwork | SetNetwork:
+    """Return an untrained network for a schema, its parameters random (SPEC R1)."""
+    return NETWORKS[schema.network](layout_of(schema))
+
+
+def layout_of(schema: Schema) -> Layout:
+    """Return how a network reads the observations of a schema."""
+    actions = len(schema.node_gpus) if schema.action == "node" else schema.gpus
+    return Layout(len(schema.globals), schema.items, len(schema.features), actions, schema.waiting)
+
+
+def save_policy(path: Path, schema: Schema, network: MlpNetwork | SetNetwork) -> None:
+    """Write a checkpoint; the same policy gives the same bytes. An existing file is replaced at once or not at all."""
+    weights = io.BytesIO()
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
+    np.savez(weights, allow_pickle=False, **arrays)
+    part = path.with_name(path.name + ".part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in ((SCHEMA, schema.model_dump_json(indent=1).encode()), (WEIGHTS, weights.getvalue())):
+            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
+    part.replace(path)
+
+
+def load_policy(path: Path) -> LearnedPolicy:
+    """Return the policy of a checkpoint, named after the file.
+
+    Raises:
+        CheckpointError: If the file is missing or damaged, or does not fit this version.
+    """
+    schema, arrays = _read(path)
+    check_features(schema, str(path))
+    network = network_of(schema)
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    found = {name: array.shape for name, array in arrays.items()}
+    if found != expected:
+        odd = next(name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name))
+        raise CheckpointError(
+            f"{path}: weight {odd} has shape {found.get(odd)}, its schema needs {expected.get(odd)}; train it again"
+        )
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise CheckpointError(f"{path}: some weights are not finite; train it again")
+    network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+    return LearnedPolicy(path.stem, schema, network)
+
+
+def _read(path: Path) -> tuple[Schema, dict[str, np.ndarray]]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > LARGEST_BYTES:
+                raise CheckpointError(f"{path} unpacks to more than {LARGEST_BYTES} bytes; it is no policy")
+            text, content = archive.read(SCHEMA), archive.read(WEIGHTS)
+        schema = Schema.model_validate(json.loads(text))
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return schema, {name: np.asarray(arrays[name], dtype=np.float32) for name in arrays.files}
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: there is no such checkpoint") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"{path}: {SCHEMA}: {place}: {first['msg']}; it was made by another version") from error
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+        raise CheckpointError(f"{path} is no checkpoint or is damaged: {error}") from error

@@ -1,0 +1,100 @@
+"""A trained network under the policy protocol."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..cluster.errors import CheckpointError
+from ..cluster.state import Simulation
+from ..envs.batch import ACTIONS, OBSERVATIONS
+from ..envs.features import NODE_COUNT
+from ..envs.layout import observation_size
+from ..envs.stepping import begin_rows, choose_item, continue_rows, see
+from ..envs.units import units_of
+from .networks import MlpNetwork, SetNetwork
+from .schema import Schema
+
+
+class LearnedPolicy:
+    """Takes the most probable open action at every pick (SPEC R4, R8).
+
+    Args:
+        name: Its name in tables.
+        schema: What the network was made for.
+        network: The trained network.
+    """
+
+    def __init__(self, name: str, schema: Schema, network: MlpNetwork | SetNetwork) -> None:
+        self.name, self.schema, self.network = name, schema, network.eval()
+
+    @property
+    def about(self) -> str:
+        """One line of description."""
+        return f"learned: {self.schema.algorithm}, {self.schema.network} network, {self.schema.action} actions"
+
+    @property
+    def waits(self) -> bool:
+        """Whether waiting is one of its actions."""
+        return self.schema.waiting
+
+    def check(self, sim: Simulation) -> None:
+        """Refuse a cluster that the network cannot read.
+
+        Raises:
+            CheckpointError: If the network is tied to another number of GPUs or nodes.
+        """
+        trained = len(self.schema.node_gpus) if self.schema.action == "node" else self.schema.gpus
+        tied = self.schema.network == "mlp"
+        if tied and (self._items(sim) != trained or sim.cluster.gpu_node.size != self.schema.gpus):
+            raise CheckpointError(
+                f"{self.name} was trained for {self.schema.gpus} GPUs on {len(self.schema.node_gpus)} nodes, this "
+                f"cluster has {sim.cluster.gpu_node.size} on {sim.cluster.speed.size}; use a policy with a `set` "
+                "network, or train one for this cluster"
+            )
+
+    def _items(self, sim: Simulation) -> int:
+        return int(sim.cluster.speed.size if self.schema.action == "node" else sim.cluster.gpu_node.size)
+
+    def choose(self, observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the most probable open action of each row, shape (rows,); ties go to the first."""
+        with torch.inference_mode():
+            logits = self.network(torch.from_numpy(observations))[0].numpy()
+        # A policy that never learned to wait has no logit for it, and one that did may not be allowed to.
+        actions = min(logits.shape[1], masks.shape[1])
+        chosen: NDArray[np.int64] = np.where(masks[:, :actions], logits[:, :actions], -np.inf).argmax(axis=1)
+        return chosen
+
+    def _arrays(self, sim: Simulation, rows: int) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float32]]:
+        nodes, gpus = sim.cluster.speed.size, sim.cluster.gpu_node.size
+        size = observation_size(self.schema.observation, self.schema.action, gpus, nodes)
+        masks = np.zeros((rows, self._items(sim) + int(sim.rules.waiting)), dtype=np.bool_)
+        return np.zeros((rows, size), np.float32), masks, np.zeros((rows, nodes * NODE_COUNT), np.float32)
+
+    def place(self, sim: Simulation, row: int) -> bool:
+        """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
+        self.check(sim)
+        observations, masks, table = self._arrays(sim, 1)
+        action, observation = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
+        unit_s = units_of(sim.cluster, sim.scenarios).typical_s[sim.state.scenario[row]]
+        while sim.state.need[row] > 0:
+            see(sim, row, unit_s, action, observation, observations, masks, table)
+            chosen = int(self.choose(observations, masks)[0])
+            if chosen == self._items(sim):
+                return False
+            choose_item(sim, row, action, chosen)
+        return True
+
+    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        """Play one scenario in each row side by side, all decisions of a step in one forward pass."""
+        self.check(sim)
+        observations, masks, table = self._arrays(sim, scenarios.size)
+        units = units_of(sim.cluster, sim.scenarios)
+        kinds = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
+        ended = np.zeros(scenarios.size, dtype=np.bool_)
+        begin_rows(
+            sim, *kinds, units.typical_s, np.arange(scenarios.size), scenarios, observations, masks, table, ended
+        )
+        while not ended.all():
+            rows = np.flatnonzero(~ended)
+            chosen = self.choose(observations[rows], masks[rows])
+            continue_rows(sim, *kinds, units.typical_s, rows, chosen, observations, masks, table, ended)

@@ -1,0 +1,45 @@
+"""Policies by name: ours and those that other packages register, found without importing any until it is used."""
+
+import difflib
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from ..cluster.errors import PluginError
+from .protocol import Policy
+
+GROUP = "longshore.policies"
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def policy_names() -> list[str]:
+    """Return the names of all registered policies, in alphabetical order."""
+    return sorted(_registered())
+
+
+def find_policy(name: str) -> Policy:
+    """Return a policy by its registered name, or from a checkpoint by its path.
+
+    Raises:
+        PluginError: If nothing of that name is registered, or what is registered is no policy.
+        CheckpointError: If the checkpoint is damaged or was made for another version.
+    """
+    if name.endswith(".zip"):
+        from .checkpoint import load_policy  # torch is imported only where a network is used
+
+        return load_policy(Path(name))
+    registered = _registered()
+    if name not in registered:
+        close = difflib.get_close_matches(name, registered, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`longshore policies` lists them"
+        raise PluginError(f"there is no policy {name!r}; {hint} A learned one is named by its checkpoint (NAME.zip)")
+    try:
+        found = registered[name].load()
+    except (ImportError, AttributeError) as error:
+        raise PluginError(f"policy {name!r} ({registered[name].value}) cannot be imported: {error}") from error
+    policy = found() if isinstance(found, type) else found
+    if not isinstance(policy, Policy):
+        raise PluginError(f"policy {name!r} ({registered[name].value}) lacks part of the policy protocol")
+    return policy

@@ -1,0 +1,52 @@
+"""What a checkpoint was made for, written beside its weights and compared before they are used."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from ..cluster.errors import CheckpointError
+from ..envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
+
+FORMAT = 1  # of the file; raised when older readers could misread it
+
+
+class Schema(BaseModel):
+    """Everything that must agree between a network and its use."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = FORMAT
+    longshore: str  # version that wrote it
+    algorithm: str
+    network: Literal["mlp", "set"]
+    action: Literal["gpu", "node"]
+    observation: Literal["source", "full"]
+    waiting: bool
+    globals: tuple[str, ...]  # names of the global features, in order
+    features: tuple[str, ...]  # names of each item's features, in order
+    items: int  # GPUs or nodes of the cluster that it was trained on
+    gpus: int
+    node_gpus: tuple[int, ...]  # GPUs of each node there
+
+
+def feature_names(action: str, observation: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of global features and of each item's features, in order."""
+    if observation == "source":
+        return ("gpus", "estimate_h"), ("used",)
+    return GLOBALS, NODE_FEATURES if action == "node" else GPU_FEATURES
+
+
+def check_features(schema: Schema, source: str) -> None:
+    """Refuse a schema whose features are not those that this version computes.
+
+    Raises:
+        CheckpointError: If they differ, naming the first that does.
+    """
+    names = feature_names(schema.action, schema.observation)
+    for kind, theirs, ours in zip(("global", "item"), (schema.globals, schema.features), names, strict=True):
+        if theirs != ours:
+            odd = sorted(set(theirs) - set(ours)) or sorted(set(ours) - set(theirs)) or ["their order"]
+            raise CheckpointError(
+                f"{source} was made with other {kind} features ({odd[0]}; {len(theirs)} of them, this version has "
+                f"{len(ours)}); use Longshore {schema.longshore}, or train it again"
+            )

@@ -1,0 +1,66 @@
+"""Schedules as files that anybody can check: events, jobs and the cluster (docs/formats.md). Times are seconds."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from .errors import InputError
+from .outcome import Event
+from .scenarios import Rules, Scenarios
+from .topology import Cluster
+
+
+def write_events(path: Path, events: Iterable[Event], ids: Sequence[str]) -> None:
+    """Write one JSON object a line, in order of time; `job` is its id, or null for faults and repairs."""
+    lines = (
+        json.dumps(
+            {
+                "time": event.time_s,
+                "event": event.kind,
+                "job": ids[event.job] if event.job >= 0 else None,
+                "gpus": list(event.gpus),
+            }
+        )
+        for event in events
+    )
+    _write(path, "".join(line + "\n" for line in lines))
+
+
+def write_jobs(path: Path, scenarios: Scenarios, scenario: int, ids: Sequence[str]) -> None:
+    """Write id, GPUs, work and submission of each job."""
+    jobs = [
+        {
+            "id": name,
+            "gpus": int(scenarios.gpus[scenario, job]),
+            "work": float(scenarios.work_s[scenario, job]),
+            "submit": float(scenarios.submit_s[scenario, job]),
+        }
+        for job, name in enumerate(ids)
+    ]
+    _write(path, json.dumps(jobs, indent=1) + "\n")
+
+
+def write_cluster(path: Path, cluster: Cluster, rules: Rules, scenarios: Scenarios, scenario: int) -> None:
+    """Write GPUs and speed of each node, and the constants that run times follow from."""
+    first = cluster.first_gpu
+    nodes = [
+        {"gpus": list(range(int(first[node]), int(first[node + 1]))), "speed": float(scenarios.speed[scenario, node])}
+        for node in range(cluster.speed.size)
+    ]
+    content = {
+        "nodes": nodes,
+        "node_penalty": rules.node_penalty,
+        # JSON has no infinity: null is "never saved"
+        "checkpoint": rules.checkpoint_s if math.isfinite(rules.checkpoint_s) else None,
+        "restart": rules.restart_s,
+        "rate": "free" if rules.ring else "simple",
+    }
+    _write(path, json.dumps(content, indent=1) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", "give another path", path=path) from error

@@ -1,0 +1,155 @@
+"""Problems from what users bring: a cluster file, jobs, recorded faults; or the preset's draws of a cluster."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.cluster_file import ClusterSetup, draw_faults
+from ..cluster.errors import InputError
+from ..cluster.fault_trace import FaultTrace, outages_on
+from ..cluster.faults.replay import Outages, replay
+from ..cluster.hetero64 import hetero64
+from ..cluster.scenarios import ORDERS, Rules, Scenarios, stack
+from ..cluster.topology import Cluster
+from ..cluster.windows import sample_windows
+from ..cluster.workload import Workload
+from .batch import Problem
+
+WINDOW_JOBS = 96
+LOAD = 0.85
+HETERO64_CAPACITY = 112  # GPUs of speed 1 that 32 of speed 1 and 32 of speed 2.5 are worth
+HETERO64_LARGEST = 48  # GPUs; all 64 are up at once about 15 % of the time only
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """What may be chosen: the order of jobs, how long one may be overtaken, and whether policies may wait."""
+
+    order: str = "fifo"
+    ageing_s: float = float("inf")
+    waiting: bool = False
+
+    def over(self, rules: Rules) -> Rules:
+        """Return rules with this regime."""
+        return rules._replace(order=ORDERS[self.order], ageing_s=self.ageing_s, waiting=self.waiting)
+
+
+def hetero64_problem(scenarios: int, seed: int, regime: Regime) -> Problem:
+    """Return scenarios of the preset `hetero64`."""
+    cluster, drawn, process, rules = hetero64(scenarios, seed)
+    return Problem(cluster, drawn, process, regime.over(rules))
+
+
+def window_problem(
+    workload: Workload,
+    regime: Regime,
+    *,
+    windows: int,
+    runs: int,
+    part: tuple[float, float],
+    seed: int,
+    load: float = LOAD,
+) -> Problem:
+    """Return windows of a trace on clusters of the preset `hetero64`, several draws for each window.
+
+    Scenario i plays window i // runs. Jobs that ask more than 48 GPUs get 48.
+
+    Args:
+        workload: The whole trace.
+        regime: What may be chosen.
+        windows: Windows of 96 consecutive jobs, or of as many as the part has.
+        runs: Draws of speeds, lemon and faults for each window.
+        part: The share of the trace, in order of time, that windows come from.
+        seed: Of windows and draws.
+        load: Offered load that arrivals are scaled to, on the cluster's speed.
+    """
+    cluster, drawn, process, rules = hetero64(windows * runs, seed, jobs=1)
+    found = windows_of(
+        workload, windows, part=part, seed=seed, load=load, max_gpus=HETERO64_LARGEST, capacity=HETERO64_CAPACITY
+    )
+    scenarios = stack(
+        cluster,
+        [window for window in found for _ in range(runs)],
+        fault_seed=drawn.fault_seed,
+        source_rate_per_s=drawn.source_rate_per_s,
+        speed=drawn.speed,
+    )
+    return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(rules)))
+
+
+def windows_of(
+    workload: Workload, windows: int, *, part: tuple[float, float], seed: int, load: float | None, max_gpus: int,
+    capacity: int,
+) -> list[Workload]:  # fmt: skip
+    """Return windows of consecutive jobs; shorter ones if the part of the trace has fewer than 96."""
+    jobs = min(WINDOW_JOBS, max(1, int(workload.jobs * part[1]) - int(workload.jobs * part[0]) - 1))
+    rng = np.random.default_rng(seed)
+    return sample_windows(
+        workload, jobs, windows, rng, first=part[0], last=part[1], max_gpus=max_gpus, load=load, cluster_gpus=capacity
+    )
+
+
+def cluster_problem(
+    setup: ClusterSetup,
+    workloads: Sequence[Workload],
+    regime: Regime,
+    *,
+    runs: int,
+    seed: int,
+    faults: FaultTrace | None = None,
+) -> Problem:
+    """Return workloads on a cluster file's cluster, several draws of its faults for each.
+
+    Scenario i plays workload i // runs. Recorded faults, if given, take the place of the file's fault model; every
+    scenario meets the same ones, and policies know their average rate only.
+
+    Raises:
+        InputError: If a job asks more GPUs than the cluster has.
+    """
+    cluster = setup.cluster
+    for workload in workloads:
+        check_fits(workload, cluster)
+    count = len(workloads) * runs
+    seeds = np.random.default_rng(seed).integers(0, 2**32, count)
+    hazard: NDArray[np.float64] | None = None
+    if faults is None:
+        draws = [draw_faults(setup, int(one)) for one in seeds]
+        rates, process = np.stack([draw[0] for draw in draws]), draws[0][1]
+    else:
+        outages = outages_on(faults, cluster, rng=np.random.default_rng(seed))
+        rates, process = replay(cluster, setup.hazard_per_s, Outages(*outages), seed)
+        # A node's outage takes all its GPUs: each bears its share of the mean rate of a node.
+        per_node = faults.start_s.size / max(faults.span_s, 1.0) / max(400, len(faults.node_ids))
+        hazard = per_node / np.diff(cluster.first_gpu)[cluster.gpu_node]
+    scenarios = stack(
+        cluster,
+        [workload for workload in workloads for _ in range(runs)],
+        fault_seed=seeds,
+        source_rate_per_s=rates,
+        hazard_per_s=hazard,
+    )
+    return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(setup.rules)))
+
+
+def check_fits(workload: Workload, cluster: Cluster) -> None:
+    """Refuse a workload with a job that the cluster can never hold.
+
+    Raises:
+        InputError: Naming the first such job.
+    """
+    for job in np.flatnonzero(workload.gpus > cluster.gpu_node.size)[:1]:
+        raise InputError(
+            f"job {workload.ids[job]} asks {workload.gpus[job]} GPUs of a cluster that has {cluster.gpu_node.size}",
+            "give a larger cluster, or cut such jobs with --max-gpus",
+        )
+
+
+def until_overload(cluster: Cluster, scenarios: Scenarios, rules: Rules) -> Rules:
+    """Return rules that cut a simulation off when it would not end: long after all work could have been done."""
+    work = (scenarios.work_s * scenarios.gpus).sum(axis=1).max(initial=0.0)
+    slowest = float(scenarios.speed.min())
+    last_s = float(scenarios.submit_s.max(initial=0.0))
+    longest_s = float(scenarios.work_s.max(initial=0.0)) / slowest
+    return rules._replace(limit_s=last_s + 50.0 * work / slowest / cluster.gpu_node.size + 1000.0 * longest_s)

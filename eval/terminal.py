@@ -1,0 +1,51 @@
+"""Small tables for the terminal: one run, and the statistics of a trace."""
+
+from typing import TYPE_CHECKING
+
+from ..cluster.outcome import Outcome, metrics
+from ..cluster.scenarios import Scenarios
+from ..cluster.trace_statistics import TraceStatistics
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_run(console: "Console", outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> None:
+    """Print the figures of one scenario's run."""
+    figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+    rows = {
+        "makespan": f"{figures.makespan_s[0] / 3600:.2f} h",
+        "mean JCT": f"{figures.mean_jct_s[0] / 3600:.2f} h",
+        "p99 JCT": f"{figures.p99_jct_s[0] / 3600:.2f} h",
+        "useful utilisation": f"{100 * figures.useful_utilisation[0]:.1f} %",
+        "GPU-hours lost to faults": f"{figures.lost_gpu_s[0] / 3600:.1f}",
+        "restarts": f"{figures.restarts[0]:.0f}",
+    }
+    _print(console, rows)
+
+
+def print_trace(console: "Console", name: str, statistics: TraceStatistics, gpus: int | None) -> None:
+    """Print what a trace holds; with `gpus`, also the load that it offers to so many."""
+    sizes = "  ".join(f"{size}: {count}" for size, count in statistics.sizes[:16])
+    rows = {
+        "format": name,
+        "jobs": f"{statistics.jobs} ({statistics.left_out} rows left out)",
+        "span": f"{statistics.span_s / 86400:.1f} days",
+        "work": f"{statistics.gpu_hours:,.0f} GPU-hours",
+        "run time": f"mean {statistics.mean_work_s / 3600:.2f} h; "
+        + ", ".join(f"{100 * at:.0f} %: {work_s / 3600:.2f} h" for at, work_s in statistics.work_s),
+        "arrivals": f"coefficient of variation of gaps {statistics.gap_variation:.1f} (1 is Poisson)",
+        "GPUs: jobs": sizes + ("  ..." if len(statistics.sizes) > 16 else ""),
+    }
+    if gpus:
+        rows["load"] = f"{statistics.offered_load(gpus):.2f} on {gpus} GPUs"
+    _print(console, rows)
+
+
+def _print(console: "Console", rows: dict[str, str]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for title, text in rows.items():
+        table.add_row(title, text)
+    console.print(table)

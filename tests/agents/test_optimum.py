@@ -1,0 +1,32 @@
+"""Every heuristic of the compiled engine against the exact optimum."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.scenarios import ORDERS, Scenarios
+from longshore.cluster.topology import Cluster, grid_cluster
+from tests.bounds import optimal_makespan_s
+from tests.compiled_runs import play_heuristic
+from tests.strategies import Case
+from tests.test_bounds import RULES, batch, batches, fault_free
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches(), st.sampled_from(sorted(ORDERS.values())))
+def test_no_heuristic_ends_before_the_optimum(made: tuple[Cluster, Scenarios], order: int) -> None:
+    cluster, scenarios = made
+    optimum_s = optimal_makespan_s(cluster, scenarios, 0, RULES)
+    for name in HEURISTICS:
+        for waiting in (True, False):
+            rules = RULES._replace(order=order, waiting=waiting)
+            outcome = play_heuristic(Case(cluster, scenarios, 0, fault_free(cluster), rules), name)[1]
+            assert outcome.makespan_s[0] >= optimum_s, name
+
+
+def test_expected_finish_reaches_the_optimum_where_looking_one_job_ahead_is_enough() -> None:
+    cluster = grid_cluster(2, 1, speed=np.array([1.0, 2.0]))
+    scenarios = batch(cluster, [(1, 4.0), (1, 4.0), (1, 4.0)])
+    outcome = play_heuristic(Case(cluster, scenarios, 0, fault_free(cluster), RULES), "eft-wait")[1]
+    assert outcome.makespan_s[0] == optimal_makespan_s(cluster, scenarios, 0, RULES) == 4.0

@@ -1,0 +1,72 @@
+"""Cases played by the compiled engine: whole runs by a heuristic, or one decision at a time."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.protocol import Policy
+from longshore.cluster.engine import advance, reset, start, wait
+from longshore.cluster.event_log import events_of
+from longshore.cluster.order import may_wait
+from longshore.cluster.outcome import Event, Outcome
+from longshore.cluster.placing import take_gpu
+from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.cluster.state import Simulation, allocate_log
+from tests.reference_faults import plain_uniform
+from tests.strategies import Case
+
+EVENTS, ENTRIES = 20_000, 400_000  # room that no test fills
+
+
+def compiled(case: Case, *, rows: int = 1) -> Simulation:
+    """Return a simulation of a case that keeps the events of row 0."""
+    log = allocate_log(EVENTS, ENTRIES)
+    return simulation_of(case.cluster, case.scenarios, case.process, case.rules, rows=rows, log=log)
+
+
+def at_first_decision(case: Case) -> Simulation:
+    sim = compiled(case)
+    reset(sim, 0, case.row)
+    assert advance(sim, 0)
+    return sim
+
+
+def read_out(sim: Simulation) -> tuple[list[Event], Outcome]:
+    assert sim.log.size[1] == 0, "the log is full"
+    return events_of(sim.log), outcome_of(sim, slice(0, 1))
+
+
+def play_heuristic(case: Case, name: str) -> tuple[list[Event], Outcome]:
+    return play_policy(case, HEURISTICS[name])
+
+
+def play_policy(case: Case, policy: Policy) -> tuple[list[Event], Outcome]:
+    sim = compiled(case)
+    policy.play(sim, np.array([case.row], dtype=np.int64))
+    return read_out(sim)
+
+
+def play_script(case: Case, seed: int, wait_share: float) -> tuple[list[Event], Outcome]:
+    """Play what `scripted` of the reference policies would choose."""
+    sim = compiled(case)
+    reset(sim, 0, case.row)
+    while advance(sim, 0):
+        turn = int(sim.state.decisions[0])
+        if may_wait(sim, 0) and plain_uniform(seed, turn, 1000) < wait_share:
+            wait(sim, 0)
+            continue
+        left = usable(sim).tolist()
+        for i in range(int(sim.state.need[0])):
+            take_gpu(sim, 0, left.pop(int(plain_uniform(seed, turn, i) * len(left))))
+        start(sim, 0)
+    return read_out(sim)
+
+
+def usable(sim: Simulation) -> NDArray[np.int64]:
+    """Return the GPUs of row 0 that can be picked, ascending."""
+    return np.flatnonzero((sim.state.gpu_job[0] < 0) & (sim.state.gpu_down[0] == 0))
+
+
+def picks(sim: Simulation) -> list[int]:
+    """Return the GPUs picked for the job that is due in row 0, ascending."""
+    return np.flatnonzero(sim.state.gpu_job[0] == sim.state.current[0]).tolist()

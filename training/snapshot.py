@@ -1,0 +1,74 @@
+"""A training run at the moment between two updates, written so that it goes on exactly where it was."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sb3_contrib import MaskablePPO
+
+from ..cluster.errors import CheckpointError
+from ..envs.sb3 import PlacementVecEnv
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv) -> None:
+    """Write weights, optimiser, random numbers, counters and all environments; nothing is pickled.
+
+    The file is replaced at once or not at all.
+    """
+    arrays: Arrays = {f"network/{name}": tensor.numpy() for name, tensor in model.policy.state_dict().items()}
+    for index, state in model.policy.optimizer.state_dict()["state"].items():
+        arrays |= {f"adam/{index}/{name}": np.asarray(value) for name, value in state.items()}
+    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 (Stable-Baselines3 shuffles with it)
+    assert name == "MT19937"
+    arrays |= {"numpy/keys": np.asarray(keys), "numpy/rest": np.array([position, has_gauss, gauss])}
+    arrays |= {"torch": torch.get_rng_state().numpy(), "episode_starts": np.asarray(model._last_episode_starts)}
+    arrays["counters"] = np.array([model.num_timesteps, model._n_updates])
+    arrays |= {f"state/{field}": value for field, value in env.batch.sim.state._asdict().items()}
+    arrays |= {f"batch/{field}": value for field, value in env.batch.arrays().items()}
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content.getvalue())
+    part.replace(path)
+
+
+def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv) -> None:
+    """Put a fresh model and its environments where a snapshot was taken.
+
+    Raises:
+        CheckpointError: If the file is damaged or belongs to another run.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays: Arrays = {name: file[name] for name in file.files}
+        _restore(arrays, model, env)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or of another run: {error}; remove its folder to begin anew"
+        ) from error
+
+
+def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
+    network = {name: torch.from_numpy(arrays[f"network/{name}"]) for name in model.policy.state_dict()}
+    model.policy.load_state_dict(network)
+    adam = model.policy.optimizer.state_dict()
+    adam["state"] = {
+        index: {name: torch.from_numpy(arrays[f"adam/{index}/{name}"]) for name in ("step", "exp_avg", "exp_avg_sq")}
+        for index in adam["param_groups"][0]["params"]
+    }
+    model.policy.optimizer.load_state_dict(adam)
+    position, has_gauss, gauss = arrays["numpy/rest"]
+    np.random.set_state(("MT19937", arrays["numpy/keys"], int(position), int(has_gauss), float(gauss)))  # noqa: NPY002
+    torch.set_rng_state(torch.from_numpy(arrays["torch"]))
+    model.num_timesteps, model._n_updates = (int(count) for count in arrays["counters"])
+    for field, value in env.batch.sim.state._asdict().items():
+        value[...] = arrays[f"state/{field}"]
+    for field, value in env.batch.arrays().items():
+        value[...] = arrays[f"batch/{field}"]
+    model._last_obs = env.batch.observations.copy()
+    model._last_episode_starts = arrays["episode_starts"]

@@ -1,0 +1,62 @@
+"""How a policy in training fares against the best heuristic, on scenarios that it never trains on."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..agents.heuristics import HEURISTICS
+from ..agents.protocol import Policy
+from ..cluster.outcome import metrics
+from ..cluster.simulation import outcome_of, simulation_of
+from ..cluster.state import Simulation
+from ..envs.batch import Problem
+
+
+class Score(NamedTuple):
+    """A policy against the best heuristic, by the goal of the problem."""
+
+    mean_s: float  # of the goal
+    percent: float  # difference of the means in per cent of the heuristic's, below 0 is better
+    half_width: float  # of the 95 % interval of that, normal approximation
+
+
+class Validation:
+    """Scenarios to validate on, with every heuristic of the same actions already played.
+
+    The goal is the makespan if all jobs are there from the start, and else the mean JCT.
+
+    Args:
+        problem: What is played.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._sim = simulation_of(
+            problem.cluster, problem.scenarios, problem.process, problem.rules, rows=problem.scenarios.jobs.size
+        )
+        self.goal = "mean_jct" if problem.scenarios.submit_s.any() else "makespan"
+        rivals = [policy for policy in HEURISTICS.values() if problem.rules.waiting or not policy.waits]
+        played = {policy.name: self._play(policy) for policy in rivals}
+        self.best = min(played, key=lambda name: float(played[name].mean()))
+        self._best_s = played[self.best]
+
+    def _play(self, policy: Policy) -> NDArray[np.float64]:
+        return goal_s(self._sim, policy, self.problem, self.goal)
+
+    def score(self, policy: Policy) -> Score:
+        """Play a policy and compare it with the best heuristic, paired by scenario."""
+        values = self._play(policy)
+        difference = values - self._best_s
+        scale = 100.0 / self._best_s.mean()
+        half_width = 1.96 * difference.std(ddof=1) / np.sqrt(difference.size) * scale if difference.size > 1 else np.inf
+        return Score(float(values.mean()), float(difference.mean() * scale), float(half_width))
+
+
+def goal_s(sim: Simulation, policy: Policy, problem: Problem, goal: str) -> NDArray[np.float64]:
+    """Return makespan or mean JCT of each scenario under a policy, shape (scenarios,)."""
+    scenarios = problem.scenarios
+    policy.play(sim, np.arange(scenarios.jobs.size))
+    gpus = problem.cluster.gpu_node.size
+    figures = metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, gpus)
+    return figures.makespan_s if goal == "makespan" else figures.mean_jct_s
