@@ -15,8 +15,8 @@ TIE = 1e-9  # run times that differ by less, relatively, are equal: they come ou
 def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float) -> tuple[float, int]:
     """Return the expected run time of a job on the first `count` nodes of `trial_set`, and the hole that it leaves.
 
-    The set must hold the job, and each node must give something. Each expected fault costs `fault_loss_s`, relatively to
-    the run time; 0 gives the fault-free run time.
+    The set must hold the job, and each node must give something. Each expected fault adds `fault_loss_s`, relatively
+    to the run time; 0 gives the fault-free run time.
     """
     state, cluster = sim.state, sim.cluster
     scenario = state.scenario[row]
@@ -78,10 +78,10 @@ def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: 
 
 
 @kernel
-def _tight_set(sim: Simulation, row: int, job: int, least_speed: float, lemons: bool, first: int, after: int) -> int:
+def _tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: int, after: int, lemons: int) -> int:
     """Write into `trial_set` nodes of at least a speed: most free first, the last with the smallest hole.
 
-    Only nodes `first` to `after` - 1 count, and lemons only if asked for. Returns the number of nodes; 0 if they do
+    Only nodes `first` to `after` - 1 count, and lemons only if `lemons` is 1. Returns the number of nodes; 0 if they do
     not hold the job. Taken nodes are marked in `trial_free` by a minus for the while.
     """
     state = sim.state
@@ -95,7 +95,7 @@ def _tight_set(sim: Simulation, row: int, job: int, least_speed: float, lemons: 
             here = free[row, node]
             if here <= 0 or sim.scenarios.speed[scenario, node] < least_speed:
                 continue
-            if sim.traits.lemon[scenario, node] == 1 and not lemons:
+            if sim.traits.lemon[scenario, node] > lemons:
                 continue
             if best < 0:
                 best = node
@@ -124,11 +124,11 @@ def _best_of_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> 
     best = (math.inf, 0, 0)
     speed = sim.traits.max_speed[scenario]
     while speed > 0.0:
-        for lemons in (True, False):
+        for lemons in (1, 0):
             for rack in range(-1, racks if racks > 1 else 0):
                 first = 0 if rack < 0 else cluster.first_node[rack]
                 after = speeds.size if rack < 0 else cluster.first_node[rack + 1]
-                count = _tight_set(sim, row, job, speed, lemons, first, after)
+                count = _tight_set(sim, row, job, speed, first, after, lemons)
                 if count > 0:
                     best = keep_if_better(sim, row, job, count, fault_loss_s, best)
         slower = 0.0

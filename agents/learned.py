@@ -14,6 +14,9 @@ from ..envs.units import units_of
 from .networks import MlpNetwork, SetNetwork
 from .schema import Schema
 
+# Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.
+TIE = 1e-4
+
 
 class LearnedPolicy:
     """Takes the most probable open action at every pick (SPEC R4, R8).
@@ -61,7 +64,8 @@ class LearnedPolicy:
             logits = self.network(torch.from_numpy(observations))[0].numpy()
         # A policy that never learned to wait has no logit for it, and one that did may not be allowed to.
         actions = min(logits.shape[1], masks.shape[1])
-        chosen: NDArray[np.int64] = np.where(masks[:, :actions], logits[:, :actions], -np.inf).argmax(axis=1)
+        open_logits = np.where(masks[:, :actions], logits[:, :actions], -np.inf)
+        chosen: NDArray[np.int64] = (open_logits >= open_logits.max(axis=1, keepdims=True) - TIE).argmax(axis=1)
         return chosen
 
     def _arrays(self, sim: Simulation, rows: int) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float32]]:

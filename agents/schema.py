@@ -7,15 +7,13 @@ from pydantic import BaseModel, ConfigDict
 from ..cluster.errors import CheckpointError
 from ..envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
 
-FORMAT = 1  # of the file; raised when older readers could misread it
-
 
 class Schema(BaseModel):
     """Everything that must agree between a network and its use."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     longshore: str  # version that wrote it
     algorithm: str
     network: Literal["mlp", "set"]
@@ -45,7 +43,7 @@ def check_features(schema: Schema, source: str) -> None:
     names = feature_names(schema.action, schema.observation)
     for kind, theirs, ours in zip(("global", "item"), (schema.globals, schema.features), names, strict=True):
         if theirs != ours:
-            odd = sorted(set(theirs) ^ set(ours)) or ["their order"]
+            odd = sorted(set(theirs) - set(ours)) or sorted(set(ours) - set(theirs)) or ["their order"]
             raise CheckpointError(
                 f"{source} was made with other {kind} features ({odd[0]}; {len(theirs)} of them, this version has "
                 f"{len(ours)}); use Longshore {schema.longshore}, or train it again"

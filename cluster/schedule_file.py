@@ -2,13 +2,33 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .errors import InputError
 from .outcome import Event
+from .output_file import write_text
 from .scenarios import Rules, Scenarios
 from .topology import Cluster
+
+NEVER_S = 1e18
+
+
+def unique_ids(ids: Sequence[str]) -> tuple[str, ...]:
+    """Return ids of which no two are equal: jobs after the first of an id are called ID#2, ID#3, ...
+
+    Ids that are unique stay as they are, also where they end so.
+    """
+    used, copies, unique = set(ids), Counter[str](), list[str]()
+    for name in ids:
+        copies[name] += 1
+        chosen = name
+        while copies[name] > 1 and chosen in used:
+            chosen = f"{name}#{copies[name]}"
+            copies[name] += chosen in used
+        used.add(chosen)
+        unique.append(chosen)
+    return tuple(unique)
 
 
 def write_events(path: Path, events: Iterable[Event], ids: Sequence[str]) -> None:
@@ -24,7 +44,7 @@ def write_events(path: Path, events: Iterable[Event], ids: Sequence[str]) -> Non
         )
         for event in events
     )
-    _write(path, "".join(line + "\n" for line in lines))
+    write_text(path, "".join(line + "\n" for line in lines))
 
 
 def write_jobs(path: Path, scenarios: Scenarios, scenario: int, ids: Sequence[str]) -> None:
@@ -38,7 +58,7 @@ def write_jobs(path: Path, scenarios: Scenarios, scenario: int, ids: Sequence[st
         }
         for job, name in enumerate(ids)
     ]
-    _write(path, json.dumps(jobs, indent=1) + "\n")
+    write_text(path, json.dumps(jobs, indent=1) + "\n")
 
 
 def write_cluster(path: Path, cluster: Cluster, rules: Rules, scenarios: Scenarios, scenario: int) -> None:
@@ -51,16 +71,9 @@ def write_cluster(path: Path, cluster: Cluster, rules: Rules, scenarios: Scenari
     content = {
         "nodes": nodes,
         "node_penalty": rules.node_penalty,
-        # JSON has no infinity: null is "never saved"
-        "checkpoint": rules.checkpoint_s if math.isfinite(rules.checkpoint_s) else None,
+        # JSON has no infinity: no run reaches this, so nothing is ever saved
+        "checkpoint": rules.checkpoint_s if math.isfinite(rules.checkpoint_s) else NEVER_S,
         "restart": rules.restart_s,
         "rate": "free" if rules.ring else "simple",
     }
-    _write(path, json.dumps(content, indent=1) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", "give another path", path=path) from error
+    write_text(path, json.dumps(content, indent=1) + "\n")

@@ -1,10 +1,11 @@
 """Many placement environments played side by side by one compiled step; what all environment classes stand on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cluster.hetero64 import hetero64
 from ..cluster.scenarios import FaultProcess, Rules, Scenarios
 from ..cluster.simulation import simulation_of
 from ..cluster.topology import Cluster
@@ -16,6 +17,7 @@ from .units import units_of
 
 ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION}
 OBSERVATIONS = {"source": SOURCE, "full": FULL}
+POOL = 1024  # scenarios of the preset that are drawn where no problem is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,12 @@ class Problem:
     scenarios: Scenarios
     process: FaultProcess
     rules: Rules
+
+
+def chosen_problem(problem: Problem | None, waiting: bool | None) -> Problem:  # noqa: FBT001 (both come as options)
+    """Return the problem, or scenarios of the preset `hetero64` by seed 0, with waiting as asked for."""
+    played = Problem(*hetero64(POOL, 0)) if problem is None else problem
+    return played if waiting is None else replace(played, rules=played.rules._replace(waiting=waiting))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,14 @@ class Batch:
         problem: What is played.
         view: How it is seen and acted on.
         rows: Environments.
+
+    Attributes:
+        actions: Number of actions.
+        observations: What is seen, shape (rows, size); 0 where an episode has ended.
+        masks: Open actions, shape (rows, actions); none where an episode has ended.
+        rewards: Of the last step, shape (rows,).
+        ended: Whether the last step ended the episode, shape (rows,).
+        steps: Steps since the beginning of the episode, shape (rows,).
     """
 
     def __init__(self, problem: Problem, view: View, rows: int) -> None:
@@ -74,6 +90,8 @@ class Batch:
         self.ended = np.zeros(rows, dtype=np.bool_)
         self._table = np.zeros((rows, nodes * NODE_COUNT), dtype=np.float32)
         self._next = np.arange(rows, dtype=np.int64)
+        self._paid_s = np.zeros(rows, dtype=np.float64)
+        self.steps = np.zeros(rows, dtype=np.int64)
 
     def reset(self, first: int = 0) -> None:
         """Put every row at the first decision of a scenario: row r at number first + r."""
@@ -81,9 +99,16 @@ class Batch:
         self.reset_rows(np.arange(self.rows, dtype=np.int64))
 
     def reset_rows(self, rows: NDArray[np.int64]) -> None:
-        """Put some rows at the first decision of their next scenarios."""
+        """Put some rows at the first decision of their next scenarios.
+
+        Raises:
+            ValueError: If a scenario has none.
+        """
         scenarios = self._next[rows] % self.problem.scenarios.jobs.size
         self._next[rows] += self.rows
+        self._paid_s[rows] = 0.0
+        self.steps[rows] = 0
+        ended = np.zeros(self.rows, dtype=np.bool_)
         begin_rows(
             self.sim,
             ACTIONS[self.view.action],
@@ -94,17 +119,55 @@ class Batch:
             self.observations,
             self.masks,
             self._table,
-            np.zeros(self.rows, dtype=np.bool_),
+            ended,
         )
+        if ended.any():
+            scenario = self.sim.state.scenario[np.flatnonzero(ended)[0]]
+            raise ValueError(f"scenario {scenario} asks no decision: no jobs, or no usable GPUs for them in time")
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return what changes beside the simulation's state, so that a run can be kept and taken up again."""
-        return {"observations": self.observations, "masks": self.masks, "next": self._next}
+        return {
+            "observations": self.observations,
+            "masks": self.masks,
+            "next": self._next,
+            "paid_s": self._paid_s,
+            "steps": self.steps,
+        }
 
-    def cut_off(self, row: int) -> bool:
-        """Say whether a row that has ended did so with jobs unfinished, at the rules' time limit."""
+    def cut_off(self) -> NDArray[np.bool_]:
+        """Say which rows have ended with jobs unfinished, at the rules' time limit; shape (rows,)."""
         state = self.sim.state
-        return bool(state.finished[row] < self.problem.scenarios.jobs[state.scenario[row]])
+        unfinished: NDArray[np.bool_] = state.finished < self.problem.scenarios.jobs[state.scenario]
+        return self.ended & unfinished
+
+    def returns(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the sum of rewards so far of some rows, without their rounding; shape of `rows`."""
+        return -self._paid_s[rows] / self.units.ideal_s[self.sim.state.scenario[rows]]
+
+    def nearest_open(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the actions with each closed one replaced by the next open one above it, the first after the last.
+
+        Args:
+            chosen: Actions, shape (rows,).
+
+        Raises:
+            ValueError: If one is no action, or the shape is another.
+        """
+        self._check_actions(chosen)
+        nearest = chosen.astype(np.int64)
+        rows = np.flatnonzero(~self.masks[np.arange(self.rows), chosen])
+        if rows.size:
+            above = (chosen[rows, None] + np.arange(self.actions)) % self.actions
+            nearest[rows] = above[np.arange(rows.size), self.masks[rows[:, None], above].argmax(axis=1)]
+        return nearest
+
+    def _check_actions(self, chosen: NDArray[np.int64]) -> None:
+        if chosen.shape != (self.rows,):
+            raise ValueError(f"actions have shape {chosen.shape}, expected {(self.rows,)}")
+        outside = np.flatnonzero((chosen < 0) | (chosen >= self.actions))
+        if outside.size:
+            raise ValueError(f"action {chosen[outside[0]]} of row {outside[0]} is none of 0 to {self.actions - 1}")
 
     def step(self, chosen: NDArray[np.int64]) -> None:
         """Carry out one allowed action in every row; rows that end stay at their end until they are reset.
@@ -115,13 +178,12 @@ class Batch:
         Raises:
             ValueError: If an action is closed: the simulation is left as it was.
         """
-        if chosen.shape != (self.rows,):
-            raise ValueError(f"actions have shape {chosen.shape}, expected {(self.rows,)}")
-        inside = (chosen >= 0) & (chosen < self.actions)
-        allowed = inside & self.masks[np.arange(self.rows), np.where(inside, chosen, 0)]
-        if not allowed.all():
-            row = int(np.flatnonzero(~allowed)[0])
+        self._check_actions(chosen)
+        closed = np.flatnonzero(~self.masks[np.arange(self.rows), chosen])
+        if closed.size:
+            row = closed[0]
             raise ValueError(f"action {chosen[row]} of row {row} is masked; open: {np.flatnonzero(self.masks[row])}")
+        self.steps += 1
         step_rows(
             self.sim,
             ACTIONS[self.view.action],
@@ -133,6 +195,7 @@ class Batch:
             self.observations,
             self.masks,
             self._table,
+            self._paid_s,
             self.rewards,
             self.ended,
         )

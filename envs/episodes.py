@@ -2,26 +2,41 @@
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..cluster.outcome import metrics
 from ..cluster.simulation import outcome_of
 from .batch import Batch
 
 
-def episode_summary(batch: Batch, row: int) -> dict[str, Any]:
-    """Return the metrics of a row that has just ended, in the form that Stable-Baselines3's monitors use.
+def episode_summaries(batch: Batch, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Return the metrics of rows that have just ended, in the form that Stable-Baselines3's monitors use.
 
-    `r` is the return in units of the ideal time, `l` the decisions, and the others are in seconds, GPU-seconds and
-    counts.
+    `r` is the return (the sum of the rewards, in units of the scenario's ideal time), `l` the steps, `decisions` the
+    placements and waits; the others are in seconds, GPU-seconds and counts. Where the episode was cut off, `finished`
+    is less than the jobs, `makespan_s` the time of the last event, and figures of completion times are not a number.
+
+    Args:
+        batch: The environments.
+        rows: Those that ended, shape (some,).
     """
-    scenario = int(batch.sim.state.scenario[row])
-    scenarios = batch.problem.scenarios
-    outcome = outcome_of(batch.sim, slice(row, row + 1))
-    jobs = slice(scenario, scenario + 1)
-    gpus = batch.problem.cluster.gpu_node.size
-    figures = metrics(outcome, scenarios.jobs[jobs], scenarios.gpus[jobs], scenarios.submit_s[jobs], gpus)
-    return {
-        "r": -float(outcome.makespan_s[0] / batch.units.ideal_s[scenario]),
-        "l": int(outcome.decisions[0]),
-        "scenario": scenario,
-        **{name: float(values[0]) for name, values in figures._asdict().items()},
+    played = batch.sim.state.scenario[rows]
+    scenarios, gpus = batch.problem.scenarios, batch.problem.cluster.gpu_node.size
+    outcome = outcome_of(batch.sim, rows)
+    figures = metrics(outcome, scenarios.jobs[played], scenarios.gpus[played], scenarios.submit_s[played], gpus)
+    unfinished = batch.cut_off()[rows]
+    for jct_s in (figures.mean_jct_s, figures.p99_jct_s):
+        jct_s[unfinished] = np.nan
+    columns = {
+        "r": batch.returns(rows),
+        "l": batch.steps[rows],
+        "scenario": played,
+        "decisions": outcome.decisions,
+        "finished": outcome.finished,
+        **figures._asdict(),
     }
+    return [
+        dict(zip(columns, row, strict=True))
+        for row in zip(*(column.tolist() for column in columns.values()), strict=True)
+    ]

@@ -102,13 +102,15 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, ta
         left_s = expected_end_s(sim, row, job) - now_s
         first_s, last_s = min(first_s, left_s), max(last_s, left_s)
         left = np.float32(_clip(left_s / unit_s))
-        gpu = state.first_gpu[row, job]
+        gpu, seen = state.first_gpu[row, job], -1
         while gpu >= 0:
             sum_s += left_s
-            node = items + NODE_COUNT * sim.cluster.gpu_node[gpu]
-            table[at, node + FIRST_END] = min(table[at, node + FIRST_END], left)
-            table[at, node + LAST_END] = max(table[at, node + LAST_END], left)
-            gpu = state.gpu_next[row, gpu]
+            node = sim.cluster.gpu_node[gpu]
+            if node != seen:
+                first = items + NODE_COUNT * node
+                table[at, first + FIRST_END] = min(table[at, first + FIRST_END], left)
+                table[at, first + LAST_END] = max(table[at, first + LAST_END], left)
+            gpu, seen = state.gpu_next[row, gpu], node
     out[at, NEXT_END] = _clip(first_s / unit_s) if first_s < math.inf else 0.0
     out[at, LAST_OF_ALL] = _clip(last_s / unit_s)
     out[at, MEAN_END] = _clip(sum_s / unit_s / state.gpu_job.shape[1])
@@ -145,12 +147,13 @@ def _write_capacity(sim: Simulation, row: int, out: Rows, at: int, first: int) -
         speed = high if i == 0 else low
         usable, gpus, empty, nodes = 0, 0, 0, 0
         for node in range(speeds.size):
-            if speeds[node] == speed:
-                size = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
-                usable += state.free[row, node]
-                gpus += size
-                empty += state.free[row, node] == size
-                nodes += 1
+            size = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
+            free = state.free[row, node]
+            counts = int(speeds[node] == speed)  # multiplied rather than branched on: no processor guesses speeds
+            usable += counts * free
+            gpus += counts * size
+            empty += counts * (free == size)
+            nodes += counts
         out[at, first + i] = usable / gpus
         out[at, first + 2 + i] = empty / nodes
 
@@ -197,10 +200,10 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
     scenario = state.scenario[row]
     size = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
     free, taken, need = state.free[row, node], state.taken[row, node], state.need[row]
-    down, busy = 0, 0
-    for gpu in range(cluster.first_gpu[node], cluster.first_gpu[node + 1]):
-        down += state.gpu_down[row, gpu] > 0
-        busy += state.gpu_job[row, gpu] >= 0
+    down = 0
+    if state.down[row] > 0:
+        for gpu in range(cluster.first_gpu[node], cluster.first_gpu[node + 1]):
+            down += state.gpu_down[row, gpu] > 0
     gives = min(need, free)
     speed = sim.scenarios.speed[scenario, node]
     out[at, first] = free / size
@@ -214,7 +217,7 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
     out[at, first + 7] = sim.traits.lemon[scenario, node]
     out[at, first + 8] = taken / size
     out[at, first + 9] = down / size
-    out[at, first + 10] = (busy - taken) / size
+    out[at, first + 10] = (size - free - down - taken) / size  # a GPU that is down serves nobody
     out[at, first + NODE_COUNT - 1] = gives / need
 
 
@@ -252,9 +255,8 @@ def write_full(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, tab
     nodes = state.free.shape[1]
     for node in range(nodes):
         state.trial_free[row, node] = state.free[row, node]
-        for feature in range(NODE_COUNT):
-            table[at, items + NODE_COUNT * node + feature] = 0.0
         table[at, items + NODE_COUNT * node + FIRST_END] = CLIP
+        table[at, items + NODE_COUNT * node + LAST_END] = 0.0
     places = order_nodes(sim, row)
     last_s = _write_ends(sim, row, unit_s, out, at, table, items)
     best_s, best_speed = math.inf, 0.0
@@ -271,6 +273,9 @@ def write_full(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, tab
         if state.free[row, node] > 0:
             run = (state.trial_run_s[row, node], state.trial_speed[row, node])
             _write_run(sim, row, unit_s, run, best_s, last_s, table, at, first, node)
+        else:
+            for feature in range(RUN, SPEED_EXCESS + 1):
+                table[at, first + feature] = 0.0
     _write_globals(sim, row, unit_s, best_s, best_speed, out, at)
 
 
@@ -288,7 +293,14 @@ def write_gpus(sim: Simulation, row: int, table: Rows, out: Rows, at: int) -> No
         out[at, column + 3] = 1.0 if picked else 0.0
         column += 4
         first = NODE_COUNT * sim.cluster.gpu_node[gpu]
-        for feature in range(NODE_COUNT):
+        # Four are read before four are written: the compiler, which cannot know that the arrays do not overlap, then
+        # moves them as one. One by one takes three times as long.
+        for feature in range(0, NODE_COUNT - 3, 4):
+            a, b = table[at, first + feature], table[at, first + feature + 1]
+            c, d = table[at, first + feature + 2], table[at, first + feature + 3]
+            out[at, column + feature], out[at, column + feature + 1] = a, b
+            out[at, column + feature + 2], out[at, column + feature + 3] = c, d
+        for feature in range(NODE_COUNT - NODE_COUNT % 4, NODE_COUNT):
             out[at, column + feature] = table[at, first + feature]
         column += NODE_COUNT
 

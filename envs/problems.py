@@ -12,7 +12,7 @@ from ..cluster.fault_trace import FaultTrace, outages_on
 from ..cluster.faults.replay import Outages, replay
 from ..cluster.hetero64 import hetero64
 from ..cluster.scenarios import ORDERS, Rules, Scenarios, stack
-from ..cluster.topology import Cluster
+from ..cluster.topology import Cluster, speed_sum
 from ..cluster.windows import sample_windows
 from ..cluster.workload import Workload
 from .batch import Problem
@@ -83,12 +83,29 @@ def windows_of(
     workload: Workload, windows: int, *, part: tuple[float, float], seed: int, load: float | None, max_gpus: int,
     capacity: int,
 ) -> list[Workload]:  # fmt: skip
-    """Return windows of consecutive jobs; shorter ones if the part of the trace has fewer than 96."""
-    jobs = min(WINDOW_JOBS, max(1, int(workload.jobs * part[1]) - int(workload.jobs * part[0]) - 1))
+    """Return windows of 96 consecutive jobs; of all of them if the part of the trace has fewer.
+
+    Raises:
+        InputError: If the part has none.
+    """
+    jobs = min(WINDOW_JOBS, jobs_within(workload, part))
+    if jobs == 0:
+        problem = f"the part from {part[0]:g} to {part[1]:g} of a trace of {workload.jobs} jobs has none"
+        raise InputError(problem, "give a longer trace", field="--trace")
     rng = np.random.default_rng(seed)
     return sample_windows(
         workload, jobs, windows, rng, first=part[0], last=part[1], max_gpus=max_gpus, load=load, cluster_gpus=capacity
     )
+
+
+def jobs_within(workload: Workload, part: tuple[float, float]) -> int:
+    """Return how many jobs a part of a workload has, given as shares of its jobs in order of submission."""
+    return round(part[1] * workload.jobs) - round(part[0] * workload.jobs)
+
+
+def capacity_of(cluster: Cluster) -> int:
+    """Return how many GPUs of speed 1 a cluster is worth, at least 1; loads are offered to so many."""
+    return max(1, round(speed_sum(cluster)))
 
 
 def cluster_problem(

@@ -26,7 +26,7 @@ def potential_s(sim: Simulation, row: int) -> float:
     for i in range(state.running[row]):
         job = state.run_heap[row, i]
         left_gpu_s += gpus[job] * (state.end_s[row, job] - state.now_s[row])
-    return -left_gpu_s / state.gpu_job.shape[1]
+    return float(-left_gpu_s / state.gpu_job.shape[1])
 
 
 @kernel
@@ -37,7 +37,7 @@ def cost_so_far_s(sim: Simulation, row: int, reward: int) -> float:
     """
     state = sim.state
     if reward == DT:
-        return state.now_s[row]
+        return float(state.now_s[row])
     if reward == POTENTIAL:
-        return state.now_s[row] - potential_s(sim, row)
-    return state.job_time_s[row] / sim.scenarios.jobs[state.scenario[row]]
+        return float(state.now_s[row] - potential_s(sim, row))
+    return float(state.job_time_s[row] / sim.scenarios.jobs[state.scenario[row]])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from .batch import Batch, Problem, View
-from .episodes import episode_summary
+from .episodes import episode_summaries
 
 
 class PlacementVecEnv(VecEnv):
@@ -52,13 +52,14 @@ class PlacementVecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         rewards, ended = batch.rewards.copy(), batch.ended.copy()
         over = np.flatnonzero(ended)
-        for row in over:
-            infos[row] = {
-                "episode": episode_summary(batch, int(row)),
-                "terminal_observation": batch.observations[row].copy(),
-                "TimeLimit.truncated": batch.cut_off(int(row)),
-            }
         if over.size:
+            cut_off = batch.cut_off()
+            for row, summary in zip(over, episode_summaries(batch, over), strict=True):
+                infos[row] = {
+                    "episode": summary,
+                    "terminal_observation": batch.observations[row].copy(),
+                    "TimeLimit.truncated": bool(cut_off[row]),
+                }
             batch.reset_rows(over)
         return batch.observations.copy(), rewards, ended, infos
 

@@ -76,6 +76,7 @@ def step_rows(
     out: Rows,
     masks: NDArray[np.bool_],
     table: Rows,
+    paid_s: NDArray[np.float64],
     rewards: NDArray[np.float32],
     ended: NDArray[np.bool_],
 ) -> None:
@@ -94,6 +95,8 @@ def step_rows(
         out: Takes the observations, shape (rows, size).
         masks: Holds the masks of the step before and takes the new ones, shape (rows, actions).
         table: Scratch, shape (rows, nodes x features).
+        paid_s: Cost of each episode that rewards have paid for, shape (rows,); 0 at its beginning, so that time
+            before the first decision counts too.
         rewards: Takes the rewards, shape (rows,).
         ended: Takes whether the episode is over, shape (rows,).
     """
@@ -101,10 +104,11 @@ def step_rows(
         scenario = sim.state.scenario[row]
         rewards[row] = 0.0
         ended[row] = False
-        before_s = cost_so_far_s(sim, row, reward)
         if pick(sim, row, action, chosen[row]):
             ended[row] = not advance(sim, row)
-            rewards[row] = (before_s - cost_so_far_s(sim, row, reward)) / ideal_s[scenario]
+            cost_s = cost_so_far_s(sim, row, reward)
+            rewards[row] = (paid_s[row] - cost_s) / ideal_s[scenario]
+            paid_s[row] = cost_s
         if ended[row]:
             out[row] = 0.0
             masks[row] = False

@@ -1,11 +1,13 @@
 """`longshore evaluate`: from what was asked to tables, figures and files."""
 
+import logging
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..agents.heuristics import HEURISTICS
 from ..agents.protocol import Policy
@@ -15,25 +17,39 @@ from ..cluster.errors import InputError
 from ..cluster.fault_trace import read_fault_trace
 from ..cluster.generator import generate
 from ..cluster.outcome import Event, Outcome
+from ..cluster.output_file import check_outputs
 from ..cluster.profiles import PROFILES
-from ..cluster.topology import speed_sum
+from ..cluster.scenarios import Scenarios
 from ..cluster.traces.detect import read_trace
 from ..cluster.windows import with_gpus_cut
 from ..cluster.workload import Workload
 from ..envs.batch import Problem
-from ..envs.problems import LOAD, WINDOW_JOBS, Regime, cluster_problem, hetero64_problem, window_problem, windows_of
+from ..envs.problems import (
+    LOAD,
+    WINDOW_JOBS,
+    Regime,
+    capacity_of,
+    cluster_problem,
+    hetero64_problem,
+    jobs_within,
+    window_problem,
+    windows_of,
+)
 from .comparison import Comparison, compare
 from .figures import pictures
 from .play import play_all, play_recorded, rivals
 from .report import write_json, write_report
-from .table import terminal_table
+from .table import terminal_tables
+from .terminal import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+log = logging.getLogger(__name__)
+
 TESTED_PART = (0.7, 1.0)  # of a trace, in order of time: presets train and validate on what comes before
-RUNS = 8
-WINDOWS = 24
+WORKLOADS = 200
+WINDOWS, RUNS = 24, 8  # of a trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +61,7 @@ class EvaluationRequest:
     cluster: Path | None
     faults: Path | None
     regime: Regime
-    workloads: int
+    workloads: int | None
     runs: int | None
     load: float | None
     seed: int
@@ -56,7 +72,7 @@ class EvaluationRequest:
     date: str
 
 
-def evaluate_request(request: EvaluationRequest, console: "Console") -> None:
+def evaluate_request(request: EvaluationRequest, console: "Console", progress: Progress) -> None:
     """Play all policies, print the table, and write the report.
 
     Raises:
@@ -64,88 +80,150 @@ def evaluate_request(request: EvaluationRequest, console: "Console") -> None:
         PluginError: If a policy is not known.
         CheckpointError: If a checkpoint cannot be used.
     """
-    learned = [find_policy(name) for name in request.policies]
-    problem, runs, what = _problem(request)
-    policies = _policies(request, learned, problem)
-    scenarios = problem.scenarios.jobs.size
-    console.print(f"{what}: {scenarios} scenarios, {len(policies)} policies, the same faults for each")
-    with console.status("starting ...") as status:
-        outcomes = play_all(problem, policies, lambda name: status.update(f"playing {name} ..."))
-        status.update("intervals ...")
+    _check(request)
+    with progress("reading the input"):
+        named = [find_policy(name) for name in dict.fromkeys(request.policies)]
+        problem, what = _problem(request)
+    policies = _policies(request, named, problem)
+    _introduce(console, what, problem, policies)
+    with progress("playing") as tell:
+        places = {policy.name: place for place, policy in enumerate(policies, start=1)}
+        outcomes = play_all(problem, policies, lambda name: tell(f"playing {name} ({places[name]} of {len(policies)})"))
+        tell("computing intervals")
         comparison = compare(
             outcomes,
             problem.scenarios,
             problem.cluster.gpu_node.size,
             heuristics=[policy.name for policy in policies if policy.name in HEURISTICS],
-            groups=np.arange(scenarios) // runs,
+            groups=same_jobs(problem.scenarios),
         )
-    console.print(terminal_table(comparison))
-    facts = _facts(request, problem, what)
+    for table in terminal_tables(comparison, console.width):
+        console.print(table)
+    facts = _facts(request, problem, what, named)
     title = f"Longshore: {what}"
     if request.json_out:
         write_json(request.json_out, comparison, title=title, facts=facts)
-        console.print(f"figures: {request.json_out}")
+        console.print(f"figures: {request.json_out}", soft_wrap=True)
     if request.report:
-        with console.status("drawing the report ..."):
+        with progress("drawing the report"):
             events = _events(problem, policies, comparison, outcomes)
             drawn = pictures(comparison, outcomes, problem.scenarios, events=events, gpu_node=problem.cluster.gpu_node)
             write_report(request.report, comparison, drawn, title=title, facts=facts)
-        console.print(f"report: {request.report}")
+        console.print(f"report: {request.report}", soft_wrap=True)
 
 
-def _policies(request: EvaluationRequest, learned: list[Policy], problem: Problem) -> list[Policy]:
-    """Return who plays: those asked for, and all heuristics that have the same actions."""
-    asked = {policy.name: policy for policy in learned}
-    if len(asked) < len(learned):
-        raise InputError("two policies have one name", "rename a checkpoint", field="--policy")
-    others = rivals(list(HEURISTICS.values()), problem) if request.heuristics else [HEURISTICS["eft"]]
-    return [*asked.values(), *(policy for policy in others if policy.name not in asked)]
-
-
-def _problem(request: EvaluationRequest) -> tuple[Problem, int, str]:
-    """Return what is played, how many scenarios in a row share a workload, and what to call it."""
+def _check(request: EvaluationRequest) -> None:
+    """Refuse options that cannot be followed, before anything takes time."""
+    inputs = {"--trace": request.trace, "--cluster": request.cluster, "--faults": request.faults}
+    inputs |= {f"--policy {name}": Path(name) for name in request.policies if name.endswith(".zip")}
+    check_outputs({"--report": request.report, "--json": request.json_out}, inputs)
     if request.cluster is not None:
-        return _cluster_problem(request, request.cluster)
+        return
     if request.faults is not None:
         raise InputError("recorded faults need a cluster", "give --cluster", field="--faults")
+    if request.trace is None and request.load is not None:
+        raise InputError("the preset submits all jobs at once", "give --trace or --cluster", field="--load")
+    if request.trace is None and request.runs is not None:
+        raise InputError("the preset draws faults anew for each workload", "set --workloads", field="--runs")
+
+
+def _introduce(console: "Console", what: str, problem: Problem, policies: list[Policy]) -> None:
+    """Say what is played, and which policies cannot do here what they are made for."""
+    count = problem.scenarios.jobs.size
+    jobs = ", ".join(
+        dict.fromkeys(str(number) for number in (problem.scenarios.jobs.min(), problem.scenarios.jobs.max()))
+    )
+    console.print(f"{what}: {count} scenarios of {jobs} jobs, {len(policies)} policies, the same faults for each")
+    if problem.rules.waiting:
+        return
+    playing = {policy.name for policy in policies}
+    absent = [policy.name for policy in HEURISTICS.values() if policy.waits and policy.name not in playing]
+    if absent:
+        console.print(f"left out: {', '.join(absent)}, which differ from others only with --waiting")
+    bound = [policy.name for policy in policies if policy.waits]
+    if bound:
+        log.warning("%s would wait for better GPUs, but may not; allow it with --waiting", ", ".join(bound))
+
+
+def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem) -> list[Policy]:
+    """Return who plays: those asked for, and all heuristics that have the same actions."""
+    asked = {policy.name: policy for policy in named}
+    if len(asked) < len(named):
+        raise InputError("two policies have one name", "rename a checkpoint", field="--policy")
+    for policy in named:
+        if HEURISTICS.get(policy.name, policy) != policy:
+            raise InputError(f"{policy.name!r} is the name of a heuristic", "rename the checkpoint", field="--policy")
+    if request.heuristics:
+        others = rivals(list(HEURISTICS.values()), problem)
+    else:  # someone must be the bar
+        others = [] if asked.keys() & HEURISTICS.keys() else [HEURISTICS["eft"]]
+    return [*named, *(policy for policy in others if policy.name not in asked)]
+
+
+def _problem(request: EvaluationRequest) -> tuple[Problem, str]:
+    """Return what is played, and what to call it."""
+    if request.cluster is not None:
+        return _cluster_problem(request, request.cluster)
     if request.trace is None:
-        return hetero64_problem(request.workloads, request.seed, request.regime), 1, "preset hetero64"
-    runs = request.runs or RUNS
+        return hetero64_problem(request.workloads or WORKLOADS, request.seed, request.regime), "preset hetero64"
+    workload = read_trace(request.trace)
+    part = _tested_part(request.trace, workload)
     problem = window_problem(
-        read_trace(request.trace),
+        workload,
         request.regime,
-        windows=min(request.workloads, WINDOWS),
-        runs=runs,
-        part=TESTED_PART,
+        windows=request.workloads or WINDOWS,
+        runs=request.runs or RUNS,
+        part=part,
         seed=request.seed,
         load=request.load or LOAD,
     )
-    return problem, runs, f"windows of {request.trace.name}"
+    return problem, f"windows of {request.trace.name}"
 
 
-def _cluster_problem(request: EvaluationRequest, path: Path) -> tuple[Problem, int, str]:
+def _tested_part(path: Path, workload: Workload) -> tuple[float, float]:
+    """Return the last part of a trace, or all of it where that part does not hold a window."""
+    if jobs_within(workload, TESTED_PART) >= WINDOW_JOBS:
+        return TESTED_PART
+    log.warning(
+        "%s: it has %d jobs, too few to keep the first 70 %% for training; windows come from all of it",
+        path, workload.jobs,
+    )  # fmt: skip
+    return 0.0, 1.0
+
+
+def _cluster_problem(request: EvaluationRequest, path: Path) -> tuple[Problem, str]:
     setup = read_cluster(path)
-    gpus, capacity = setup.cluster.gpu_node.size, round(speed_sum(setup.cluster))
+    capacity, largest = capacity_of(setup.cluster), max(1, setup.cluster.gpu_node.size * 3 // 4)
+    load = request.load or LOAD
     workloads: list[Workload]
     if request.trace is None:
-        runs, load = request.runs or 1, request.load or LOAD
+        runs = request.runs or 1
         rng = np.random.default_rng(request.seed)
         workloads = [
-            with_gpus_cut(
-                generate(PROFILES["philly"], WINDOW_JOBS, load=load, cluster_gpus=capacity, rng=rng), gpus * 3 // 4
-            )
-            for _ in range(request.workloads)
+            with_gpus_cut(generate(PROFILES["philly"], WINDOW_JOBS, load=load, cluster_gpus=capacity, rng=rng), largest)
+            for _ in range(request.workloads or WORKLOADS)
         ]
         what = f"generated jobs on {setup.name}"
     else:
         runs = request.runs or RUNS
+        trace = read_trace(request.trace)
         workloads = windows_of(
-            read_trace(request.trace), min(request.workloads, WINDOWS), part=TESTED_PART, seed=request.seed,
-            load=request.load or LOAD, max_gpus=max(1, gpus * 3 // 4), capacity=capacity,
+            trace, request.workloads or WINDOWS, part=_tested_part(request.trace, trace), seed=request.seed,
+            load=load, max_gpus=largest, capacity=capacity,
         )  # fmt: skip
         what = f"windows of {request.trace.name} on {setup.name}"
     faults = read_fault_trace(request.faults) if request.faults else None
-    return cluster_problem(setup, workloads, request.regime, runs=runs, seed=request.seed, faults=faults), runs, what
+    return cluster_problem(setup, workloads, request.regime, runs=runs, seed=request.seed, faults=faults), what
+
+
+def same_jobs(scenarios: Scenarios) -> NDArray[np.intp]:
+    """Return a label of each scenario, shape (scenarios,), the same where the jobs are the same.
+
+    Such scenarios are no independent evidence, however their faults differ.
+    """
+    jobs = np.hstack([scenarios.submit_s, scenarios.work_s, scenarios.gpus])
+    labels: NDArray[np.intp] = np.unique(jobs, axis=0, return_inverse=True)[1]
+    return labels
 
 
 def _events(
@@ -160,12 +238,13 @@ def _events(
     return {name: play_recorded(problem, by_name[name], typical)[1] for name in dict.fromkeys(shown)}
 
 
-def _facts(request: EvaluationRequest, problem: Problem, what: str) -> dict[str, str]:
+def _facts(request: EvaluationRequest, problem: Problem, what: str, named: list[Policy]) -> dict[str, str]:
     cluster, regime = problem.cluster, request.regime
     ageing = "" if np.isinf(regime.ageing_s) else f", ageing bound {regime.ageing_s / 3600:g} h"
     return {
         "command": request.command,
         "workload": what,
+        **{f"policy {policy.name}": policy.about for policy in named if policy.name not in HEURISTICS},
         "cluster": f"{cluster.gpu_node.size} GPUs on {cluster.speed.size} nodes",
         "order": f"{regime.order}{ageing}; policies {'may' if regime.waiting else 'may not'} wait for better GPUs",
         "seed": str(request.seed),

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from ..cluster.output_file import write_text
 from .comparison import METRICS, Comparison
 from .figures import Picture
 from .losses import losses
@@ -54,7 +55,7 @@ def write_report(
         meanings=_meanings(comparison),
         facts="".join(_definition(name, value, code=name.lower() == "command") for name, value in facts.items()),
     )
-    path.write_text(page, encoding="utf-8")
+    write_text(path, page)
 
 
 def write_json(path: Path, comparison: Comparison, *, title: str, facts: Mapping[str, str]) -> None:
@@ -74,7 +75,7 @@ def write_json(path: Path, comparison: Comparison, *, title: str, facts: Mapping
             for name, shares in zip(comparison.policies, comparison.wins.tolist(), strict=True)
         },
     }
-    path.write_text(json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def summary(comparison: Comparison) -> str:
@@ -134,7 +135,7 @@ def _main_table(comparison: Comparison) -> str:
 
 
 def _main_row(row: Row) -> str:
-    kind = {"best heuristic": "baseline", "heuristic": "", "learned": "learned"}[row.kind]
+    kind = {"best heuristic": "baseline", "heuristic": "", "challenger": "challenger"}[row.kind]
     tag = f'<span class="tag">{row.kind}</span>' if kind else ""
     cells = [_td(cell.text, "best" if cell.best else "") for cell in row.cells]
     versus = [_td(text, row.versus.verdict) for text in (row.versus.text, row.interval)]

@@ -1,6 +1,7 @@
 """The table of a comparison: the same cells for the terminal and for the report."""
 
 import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -36,11 +37,19 @@ class Row(NamedTuple):
     """One policy."""
 
     policy: str
-    kind: Literal["best heuristic", "heuristic", "learned"]
+    kind: Literal["best heuristic", "heuristic", "challenger"]
     cells: tuple[Cell, ...]  # one for each metric
     versus: Cell  # the goal's difference to the best heuristic in per cent
     interval: str  # of that difference
     worse_in: str  # share of scenarios
+
+
+class Column(NamedTuple):
+    """A column for the terminal."""
+
+    title: str
+    second: str  # unit, or more of the title
+    cells: list[tuple[str, str]]  # (policies,) text and style
 
 
 def unit_of(comparison: Comparison, metric: int) -> Unit:
@@ -85,7 +94,7 @@ def _row(comparison: Comparison, policy: int) -> Row:
         return Row(name, "best heuristic", _cells(comparison, policy), versus, interval="", worse_in="")
     return Row(
         policy=name,
-        kind="heuristic" if name in comparison.heuristics else "learned",
+        kind="heuristic" if name in comparison.heuristics else "challenger",
         cells=_cells(comparison, policy),
         versus=relative_cell(comparison, policy, comparison.goal),
         interval=interval_text(comparison.relative_percent, policy, comparison.goal),
@@ -149,24 +158,90 @@ def caption(comparison: Comparison) -> str:
     )
 
 
-def terminal_table(comparison: Comparison) -> "Table":
-    """Return the table for a terminal of 120 columns or more.
+def terminal_tables(comparison: Comparison, width: int) -> list["Table"]:
+    """Return the tables for a terminal of so many columns: figures, then differences to the best heuristic.
 
-    The best mean of each column is bold; the comparison with the best heuristic is green or red where its interval
-    leaves out 0.
+    A table that is too wide is cut into several, each with the policies' names. The best mean of each column is bold;
+    a difference to the best heuristic is green or red where its interval leaves out 0.
     """
+    parts = [*_parts(comparison, _mean_columns(comparison), width)]
+    parts[-1].caption = caption(comparison)
+    if len(comparison.policies) == 1:
+        return parts
+    differences = [*_parts(comparison, _difference_columns(comparison), width)]
+    differences[0].title = f"Difference to {comparison.best_heuristic} in %, scenario by scenario"
+    return [*parts, *differences]
+
+
+def _mean_columns(comparison: Comparison) -> list[Column]:
+    """Return the columns of figures, then those that compare the goal with the best heuristic."""
+    listed = rows(comparison)
+    columns = [
+        Column(title, unit, [(row.cells[metric].text, "bold" if row.cells[metric].best else "") for row in listed])
+        for metric, (title, unit) in enumerate(titles(comparison))
+    ]
+    styles = [STYLES[row.versus.verdict] for row in listed]
+    texts = ([row.versus.text for row in listed], [row.interval for row in listed], [row.worse_in for row in listed])
+    colours = (styles, styles, [""] * len(listed))
+    columns += [
+        Column(title, second, list(zip(text, colour, strict=True)))
+        for (title, second), text, colour in zip(versus_titles(comparison), texts, colours, strict=True)
+    ]
+    return columns
+
+
+def _difference_columns(comparison: Comparison) -> list[Column]:
+    """Return the difference to the best heuristic in per cent for each metric."""
+    return [
+        Column(
+            metric.title,
+            f"{metric.better} best",
+            [_difference(comparison, policy, index) for policy in range(len(comparison.policies))],
+        )
+        for index, metric in enumerate(METRICS)
+    ]
+
+
+def _difference(comparison: Comparison, policy: int, metric: int) -> tuple[str, str]:
+    value, low, high = (float(part[policy, metric]) for part in comparison.relative_percent)
+    if comparison.policies[policy] == comparison.best_heuristic or np.isnan(value):
+        return "-", ""
+    text = f"{value:+.1f}" if abs(value) >= 0.05 else "0.0"
+    if not np.isnan(low):
+        text += f" ±{(high - low) / 2:.1f}"
+    return text, STYLES[verdict(comparison, policy, metric)]
+
+
+def _parts(comparison: Comparison, columns: list[Column], width: int) -> Iterator["Table"]:
+    """Yield tables of as many columns as fit."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    endless = Console(width=10_000)
+    shown: list[Column] = []
+    for column in columns:
+        table = _table(comparison, [*shown, column])
+        if shown and Measurement.get(endless, endless.options, table).maximum > width:
+            yield _table(comparison, shown)
+            shown = []
+        shown.append(column)
+    yield _table(comparison, shown)
+
+
+def _table(comparison: Comparison, columns: list[Column]) -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), caption=caption(comparison), caption_justify="left")
-    table.add_column("\n\npolicy", overflow="fold", min_width=10)
-    for title, unit in (*titles(comparison), *versus_titles(comparison)):
-        table.add_column(Text(_header(title, unit)), justify="right", no_wrap=True)
-    for row in rows(comparison):
-        cells = [Text(cell.text, style="bold" if cell.best else "") for cell in row.cells]
-        versus = [Text(text, style=STYLES[row.versus.verdict]) for text in (row.versus.text, row.interval)]
-        table.add_row(Text(row.policy, style=_name_style(row)), *cells, *versus, row.worse_in)
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), title_justify="left", caption_justify="left", title_style="bold"
+    )
+    table.add_column("\n\npolicy", overflow="fold", max_width=28)
+    for column in columns:
+        table.add_column(Text(_header(column.title, column.second)), justify="right", no_wrap=True)
+    for index, row in enumerate(rows(comparison)):
+        cells = [Text(text, style=style) for text, style in (column.cells[index] for column in columns)]
+        table.add_row(Text(row.policy, style=_name_style(row)), *cells)
     return table
 
 
@@ -186,4 +261,4 @@ def versus_titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
 
 
 def _name_style(row: Row) -> str:
-    return {"learned": "bold cyan", "best heuristic": "bold", "heuristic": ""}[row.kind]
+    return {"challenger": "bold cyan", "best heuristic": "bold", "heuristic": ""}[row.kind]

@@ -1,6 +1,8 @@
-"""Small tables for the terminal: one run, and the statistics of a trace."""
+"""What the terminal shows besides a comparison: progress, one run, and the statistics of a trace."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..cluster.outcome import Outcome, metrics
 from ..cluster.scenarios import Scenarios
@@ -8,6 +10,9 @@ from ..cluster.trace_statistics import TraceStatistics
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+Tell: TypeAlias = Callable[[str], None]  # shows what is being done
+Progress: TypeAlias = Callable[[str], AbstractContextManager[Tell]]  # begins with what is done first
 
 
 def print_run(console: "Console", outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> None:

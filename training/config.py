@@ -1,13 +1,16 @@
 """What a training run was asked to do, kept in its folder as config.json."""
 
-import difflib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..cluster.errors import InputError
+from ..cluster.yaml_file import nearest
 from .presets import PRESETS, Hyperparameters
+
+MOST_STEPS = 1e15  # decades at any speed
 
 
 class TrainingConfig(BaseModel):
@@ -43,25 +46,30 @@ def config_of(
     Raises:
         InputError: If a value is not known or values do not go together, naming the option.
     """
-    if preset not in PRESETS:
-        close = difflib.get_close_matches(preset, PRESETS, n=1)
-        fix = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PRESETS)}"
-        raise InputError(f"there is no preset {preset!r}", fix, field="--preset")
+    for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
+                         "reward": reward or "dt"}.items():  # fmt: skip
+        _check_known(field, value, get_args(TrainingConfig.model_fields[field].annotation))
+    _check_known("preset", preset, PRESETS)
     if observation == "source" and action != "gpu":
         raise InputError("the source's state has one entry per GPU", "add --action gpu", field="--observation")
     if PRESETS[preset].needs_trace and trace is None:
         raise InputError(f"{preset} trains on windows of a trace", "give its file", field="--trace")
-    try:
-        return TrainingConfig.model_validate(
-            {
-                "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
-                "action": action, "observation": observation, "reward": reward or PRESETS[preset].reward,
-                "waiting": waiting, "trace": str(trace) if trace else None, "threads": threads,
-            }
-        )  # fmt: skip
-    except (ValidationError, OverflowError, ValueError) as error:
-        if not isinstance(error, ValidationError):
-            raise InputError(f"{steps} is no number of steps", "write one such as 2e6", field="--steps") from error
-        first = error.errors()[0]
-        option = {"algorithm": "algo"}.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise InputError(f"{first['input']!r}: {first['msg']}", field=f"--{option}") from error
+    if not PRESETS[preset].needs_trace and trace is not None:
+        raise InputError(f"{preset} draws its own jobs", "leave the trace out, or take another preset", field="--trace")
+    if trace is not None and not trace.is_file():
+        raise InputError(f"{trace} is no file", "check the path", field="--trace")
+    if not 1 <= steps <= MOST_STEPS:
+        raise InputError(f"{steps:g} is no number of steps", "write one such as 2e6", field="--steps")
+    return TrainingConfig.model_validate(
+        {
+            "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
+            "action": action, "observation": observation, "reward": reward or PRESETS[preset].reward,
+            "waiting": waiting, "trace": str(trace) if trace else None, "threads": threads,
+        }
+    )  # fmt: skip
+
+
+def _check_known(field: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        option = {"algorithm": "algo"}.get(field, field)
+        raise InputError(f"there is no {option} {value!r}", nearest(value, known), field=f"--{option}")

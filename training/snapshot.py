@@ -1,6 +1,7 @@
 """A training run at the moment between two updates, written so that it goes on exactly where it was."""
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,10 @@ def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv) -> None:
         CheckpointError: If the file is damaged or belongs to another run.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             arrays: Arrays = {name: file[name] for name in file.files}
         _restore(arrays, model, env)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"{path} is damaged or of another run: {error}; remove its folder to begin anew"
         ) from error
@@ -60,6 +61,7 @@ def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
     adam["state"] = {
         index: {name: torch.from_numpy(arrays[f"adam/{index}/{name}"]) for name in ("step", "exp_avg", "exp_avg_sq")}
         for index in adam["param_groups"][0]["params"]
+        if f"adam/{index}/step" in arrays  # a head that is not used gets no gradient, and has no state
     }
     model.policy.optimizer.load_state_dict(adam)
     position, has_gauss, gauss = arrays["numpy/rest"]

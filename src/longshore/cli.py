@@ -1,22 +1,29 @@
 """The command line. Heavy modules are imported by the command that needs them, so that --help is instant."""
 
+import io
 import logging
+import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .cluster.errors import InputError, LongshoreError
+from .cluster.errors import LongshoreError, PluginError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .cluster.topology import Cluster
-    from .cluster.workload import Workload
     from .envs.problems import Regime
+    from .training.run import Progress as Stand
+
+PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
+FIRST_USE = "starting (the first use compiles for half a minute)"
+INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,7 +34,7 @@ trace_app = typer.Typer(no_args_is_help=True, help="Look at job traces, convert 
 app.add_typer(trace_app, name="trace")
 
 
-class Order(str, Enum):
+class Order(StrEnum):
     """Order regimes (docs/simulator.md)."""
 
     fifo = "fifo"
@@ -36,12 +43,19 @@ class Order(str, Enum):
     shortest = "shortest"
 
 
-class Estimates(str, Enum):
+class Estimates(StrEnum):
     """What policies know of run times (docs/clusters.md)."""
 
     exact = "exact"
     log_normal = "log-normal"
     class_mean = "class-mean"
+
+
+def _number(value: float | None) -> float | None:
+    """Refuse what is no number: nan passes every bound."""
+    if value is not None and value != value:
+        raise typer.BadParameter("nan is no number")
+    return value
 
 
 ClusterOption = Annotated[Path | None, typer.Option("--cluster", help="Cluster file (YAML; see examples/).")]
@@ -51,11 +65,30 @@ FaultsOption = Annotated[
 ]
 OrderOption = Annotated[Order, typer.Option(help="Which waiting job may start next.")]
 AgeingOption = Annotated[
-    float, typer.Option("--ageing-h", min=0.0, help="Hours after which a waiting job is overtaken by nobody.")
+    float,
+    typer.Option(
+        "--ageing-h", min=0.0, callback=_number, help="Hours after which a waiting job is overtaken by nobody."
+    ),
 ]
 WaitingOption = Annotated[bool, typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")]
-MaxGpusOption = Annotated[int | None, typer.Option(min=1, help="Cut jobs that ask more GPUs to so many.")]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**62, help="Of everything that is drawn.")]
+MaxGpusOption = Annotated[
+    int | None, typer.Option(min=1, max=2**31 - 1, help="Cut jobs that ask more GPUs to so many.")
+]
+LoadOption = Annotated[
+    float | None, typer.Option(min=0.01, max=100.0, callback=_number, help="Scale arrivals to this offered load.")
+]
+
+
+@app.callback()
+def _longshore(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(f"Longshore {version_of('longshore')}")
+        raise typer.Exit
 
 
 @app.command()
@@ -68,9 +101,13 @@ def simulate(
     ageing_h: AgeingOption = float("inf"),
     waiting: WaitingOption = False,
     estimates: Annotated[Estimates, typer.Option(help="What policies know of run times.")] = Estimates.exact,
-    sigma: Annotated[float, typer.Option(min=0.0, help="Spread of log-normal estimates.")] = 0.5,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Only the first so many jobs; 200 without a trace.")] = None,
-    load: Annotated[float | None, typer.Option(min=0.01, help="Scale arrivals to this offered load.")] = None,
+    sigma: Annotated[
+        float, typer.Option(min=0.0, max=5.0, callback=_number, help="Spread of log-normal estimates.")
+    ] = 0.5,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=10**6, help="Only the first so many jobs; 200 without a trace.")
+    ] = None,
+    load: LoadOption = None,
     max_gpus: MaxGpusOption = None,
     seed: SeedOption = 0,
     events: Annotated[Path | None, typer.Option(help="Write the schedule here (JSON lines).")] = None,
@@ -81,71 +118,15 @@ def simulate(
 
     Without a trace, jobs are generated like those of a Philly cluster at a load of 0.8.
     """
-    import numpy as np
+    with _progress(FIRST_USE):
+        from .eval.simulate import SimulationRequest, simulate_request
 
-    from .agents.registry import find_policy
-    from .cluster import schedule_file
-    from .cluster.cluster_file import read_cluster
-    from .cluster.estimates import with_estimates
-    from .cluster.fault_trace import read_fault_trace
-    from .cluster.windows import offered_load
-    from .cluster.topology import speed_sum
-    from .envs.problems import cluster_problem
-    from .eval.play import play_recorded
-    from .eval.terminal import print_run
-
-    setup = read_cluster(cluster)
-    chosen = find_policy(policy)
-    workload = _workload(trace, jobs, load, max_gpus, seed, setup.cluster)
-    workload = with_estimates(workload, estimates.value, sigma=sigma, rng=np.random.default_rng(seed))
-    recorded = read_fault_trace(faults) if faults else None
-    regime = _regime(order, ageing_h, waiting)
-    problem = cluster_problem(setup, [workload], regime, runs=1, seed=seed, faults=recorded)
-    offered = offered_load(workload, round(speed_sum(setup.cluster)))
-    console = _console()
-    console.print(f"{workload.jobs} jobs on {setup.cluster.gpu_node.size} GPUs under {chosen.name}")
-    if np.isfinite(offered) and offered > 1.0:
-        _warn(f"overload: the jobs arrive with {offered:.2f} times the work that the cluster can do; waits will grow")
-    with console.status("simulating ..."):
-        outcome, happened = play_recorded(problem, chosen, 0)
-    if events:
-        schedule_file.write_events(events, happened, workload.ids)
-    if jobs_out:
-        schedule_file.write_jobs(jobs_out, problem.scenarios, 0, workload.ids)
-    if cluster_out:
-        schedule_file.write_cluster(cluster_out, setup.cluster, problem.rules, problem.scenarios, 0)
-    print_run(console, outcome, problem.scenarios, setup.cluster.gpu_node.size)
-    if outcome.finished[0] < workload.jobs:
-        raise InputError(
-            f"{workload.jobs - outcome.finished[0]} of {workload.jobs} jobs had not ended after "
-            f"{outcome.makespan_s[0] / 3600:.0f} h, and the simulation was cut off",
-            "the load is too high, or faults are more frequent than checkpoints",
-        )
-
-
-def _workload(
-    trace: Path | None, jobs: int | None, load: float | None, max_gpus: int | None, seed: int, cluster: "Cluster"
-) -> "Workload":
-    """Return the jobs of a trace, or generated ones."""
-    import numpy as np
-
-    from .cluster.generator import generate
-    from .cluster.profiles import PROFILES
-    from .cluster.topology import speed_sum
-    from .cluster.traces.detect import read_trace
-    from .cluster.windows import scaled_to_load, with_gpus_cut
-    from .cluster.workload import first_jobs
-
-    gpus, capacity = cluster.gpu_node.size, round(speed_sum(cluster))
-    if trace is None:
-        rng = np.random.default_rng(seed)
-        workload = generate(PROFILES["philly"], jobs or 200, load=load or 0.8, cluster_gpus=capacity, rng=rng)
-        return with_gpus_cut(workload, min(max_gpus or gpus, gpus))
-    workload = first_jobs(read_trace(trace), jobs)
-    if workload.left_out:
-        _warn(f"{trace}: {workload.left_out} rows ask no GPU or never ran, and are left out")
-    workload = with_gpus_cut(workload, max_gpus)
-    return workload if load is None else scaled_to_load(workload, load, capacity)
+    request = SimulationRequest(
+        cluster=cluster, policy=policy, trace=trace, faults=faults, regime=_regime(order, ageing_h, waiting),
+        estimates=estimates.value, sigma=sigma, jobs=jobs, load=load, max_gpus=max_gpus, seed=seed, events=events,
+        jobs_out=jobs_out, cluster_out=cluster_out,
+    )  # fmt: skip
+    simulate_request(request, _console(), _progress)
 
 
 @app.command()
@@ -164,38 +145,33 @@ def train(
     threads: Annotated[int, typer.Option(min=1, help="Threads of the network's arithmetic.")] = 2,
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from .training.config import config_of
-    from .training.run import Progress as Stand
-    from .training.run import train as run
+    with _progress(FIRST_USE):
+        from .training.config import config_of
+        from .training.run import train as run
 
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, trace=trace, threads=threads,
     )  # fmt: skip
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-    with Progress(*columns, TimeRemainingColumn(), console=_console()) as bar:
-        task = bar.add_task("compiling and playing the heuristics ...", total=config.steps)
-
-        def tell(stand: Stand) -> None:
-            score = f", {stand.score.percent:+.1f} % against {stand.rival}" if stand.score else ""
-            text = f"{stand.steps / 1e6:.2f} M steps, {stand.steps_per_s:,.0f}/s{score}"
-            bar.update(task, completed=stand.steps, description=text)
-
+    with _training_progress(config.steps) as tell:
         result = run(config, logdir, tell)
     state = "trained" if result.finished else "interrupted; the same command goes on"
     typer.echo(
         f"{state}: {result.best}, {result.score.percent:+.2f} % (+- {result.score.half_width:.2f}) against "
         f"{result.rival} on {result.scenarios} validation workloads\nFigures: tensorboard --logdir {logdir}"
     )
+    if not result.finished:
+        raise typer.Exit(INTERRUPTED)
 
 
 @app.command()
 def evaluate(
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="A checkpoint or a name; may be given several times. All heuristics play too."),
+        typer.Option(
+            help="A checkpoint (NAME.zip) or a name from `longshore policies`; may be given several times. "
+            "All heuristics play too."
+        ),
     ] = None,
     trace: TraceOption = None,
     cluster: ClusterOption = None,
@@ -203,28 +179,37 @@ def evaluate(
     order: OrderOption = Order.fifo,
     ageing_h: AgeingOption = float("inf"),
     waiting: WaitingOption = False,
-    workloads: Annotated[int, typer.Option(min=1, help="Workloads, or windows of the trace.")] = 200,
-    runs: Annotated[int | None, typer.Option(min=1, help="Fault draws for each window; 8 for traces.")] = None,
-    load: Annotated[float | None, typer.Option(min=0.01, help="Offered load of windows; 0.85.")] = None,
+    workloads: Annotated[
+        int | None, typer.Option(min=1, max=10**5, help="Workloads (200), or windows of the trace (24).")
+    ] = None,
+    runs: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**4, help="Draws of faults for each window (8) or workload of a cluster file (1)."),
+    ] = None,
+    load: LoadOption = None,
     seed: SeedOption = 2026,
-    heuristics: Annotated[bool, typer.Option("--heuristics/--no-heuristics", help="All heuristics as rivals.")] = True,
+    heuristics: Annotated[
+        bool,
+        typer.Option("--heuristics/--no-heuristics", help="All heuristics as rivals; else eft, if none is named."),
+    ] = True,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the same figures here.")] = None,
 ) -> None:
     """Compare policies on the same workloads and faults.
 
-    Without a trace and a cluster: the preset hetero64. With a trace: windows of 96 jobs from its last 30 %. With a
-    cluster file: its cluster and faults, and generated jobs if there is no trace.
+    Without a trace and a cluster: the preset hetero64. With a trace: windows of 96 jobs from its last 30 %, at a load
+    of 0.85. With a cluster file: its cluster and faults, and generated jobs if there is no trace.
     """
-    from .eval.command import EvaluationRequest, evaluate_request
+    with _progress(FIRST_USE):
+        from .eval.command import EvaluationRequest, evaluate_request
 
     request = EvaluationRequest(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults,
         regime=_regime(order, ageing_h, waiting), workloads=workloads, runs=runs, load=load, seed=seed,
         heuristics=heuristics, report=report, json_out=json_out,
-        command="longshore " + " ".join(sys.argv[1:]), date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=shlex.join(["longshore", *sys.argv[1:]]), date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
-    evaluate_request(request, _console())
+    evaluate_request(request, _console(), _progress)
 
 
 @trace_app.command()
@@ -268,7 +253,7 @@ def sample(
     jobs: Annotated[int, typer.Option(min=1, help="Consecutive jobs of the window.")] = 96,
     first: Annotated[float, typer.Option(min=0.0, max=1.0, help="Take it after this share of the trace.")] = 0.0,
     last: Annotated[float, typer.Option(min=0.0, max=1.0, help="Take it before this share of the trace.")] = 1.0,
-    load: Annotated[float | None, typer.Option(min=0.01, help="Scale arrivals to this offered load.")] = None,
+    load: LoadOption = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that the load is offered to.")] = 64,
     max_gpus: MaxGpusOption = None,
     seed: SeedOption = 0,
@@ -291,13 +276,21 @@ def sample(
 @app.command()
 def policies() -> None:
     """List the policies that can be named."""
+    from importlib.resources import files
+
     from .agents.registry import find_policy, policy_names
 
     for name in policy_names():
-        found = find_policy(name)
-        note = " (needs --waiting to differ)" if found.waits else ""
-        typer.echo(f"{name:16s} {found.about}{note}")
-    typer.echo("\nA checkpoint (NAME.zip, as `longshore train` writes) is named by its path.")
+        try:
+            found = find_policy(name)
+        except PluginError as error:
+            typer.echo(f"{name:16s} cannot be used: {error}")
+        else:
+            typer.echo(f"{name:16s} {found.about}{' (only with --waiting)' if found.waits else ''}")
+    typer.echo("\nA learned policy is named by the path of its checkpoint (NAME.zip, as `longshore train` writes).")
+    shipped = sorted(str(path) for path in (files("longshore") / "checkpoints").iterdir() if path.name.endswith(".zip"))
+    if shipped:
+        typer.echo("Shipped: " + ", ".join(shipped))
 
 
 def _regime(order: Order, ageing_h: float, waiting: bool) -> "Regime":
@@ -307,20 +300,58 @@ def _regime(order: Order, ageing_h: float, waiting: bool) -> "Regime":
 
 
 def _console() -> "Console":
+    """Return standard output, in which names and paths are shown as they are."""
     from rich.console import Console
 
-    return Console()
+    console = Console(markup=False, highlight=False)
+    return console if console.is_terminal else Console(markup=False, highlight=False, width=PIPE_COLUMNS)
 
 
-def _warn(message: str) -> None:
-    typer.echo(f"longshore: warning: {message}", err=True)
+@contextmanager
+def _progress(first: str) -> Iterator[Callable[[str], None]]:
+    """Show on standard error what is being done: in a status line, or line by line where that is no terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    if console.is_terminal:
+        with console.status(Text(f"{first} ...")) as status:
+            yield lambda text: status.update(Text(f"{text} ..."))
+    else:
+        typer.echo(f"{first} ...", err=True)
+        yield lambda text: typer.echo(f"{text} ...", err=True)
+
+
+@contextmanager
+def _training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
+    """Show on standard error how far training is: a bar, or a line for each update where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console, first = Console(stderr=True), "compiling and playing the heuristics ..."
+    if not console.is_terminal:
+        typer.echo(first, err=True)
+        yield lambda stand: typer.echo(f"{100 * min(1.0, stand.steps / steps):3.0f} %  {_stand_text(stand)}", err=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(first, total=steps)
+        yield lambda stand: bar.update(task, completed=stand.steps, description=_stand_text(stand))
+
+
+def _stand_text(stand: "Stand") -> str:
+    score = f", {stand.score.percent:+.1f} % against {stand.rival}" if stand.score else ""
+    return f"{stand.steps / 1e6:.2f} M steps, {stand.steps_per_s:,.0f}/s{score}"
 
 
 def main() -> None:
     """Run the command line; what the outside did wrong becomes one line and exit status 2."""
-    logging.basicConfig(format="longshore: %(message)s", level=logging.WARNING)
+    logging.basicConfig(format="longshore: warning: %(message)s", level=logging.WARNING, force=True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows ASCII only shows a question mark
     try:
-        app()
+        app(prog_name="longshore")
     except LongshoreError as error:
-        typer.echo(f"longshore: {error}", err=True)
+        typer.echo(f"longshore: {' '.join(str(error).split())}", err=True)
         sys.exit(2)

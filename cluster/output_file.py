@@ -1,0 +1,59 @@
+"""Files that a command writes: refused before the long work if they cannot be written, so that no result is lost."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from .errors import InputError
+
+
+def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]) -> None:
+    """Refuse outputs that cannot be written, that are one file, or that are a file which is read.
+
+    Args:
+        outputs: Path of each option that names a file to write; None where it is not given.
+        inputs: Path of each option that names a file to read.
+
+    Raises:
+        InputError: Naming the option.
+    """
+    taken = {path.resolve(): option for option, path in inputs.items() if path is not None}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        problem, fix = _obstacle(path)
+        if problem:
+            raise InputError(f"{path}: {problem}", fix, field=option)
+        other = taken.setdefault(path.resolve(), option)
+        if other != option and not _is_device(path):
+            raise InputError(f"{path} is also the file of {other}", "give another path", field=option)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, in place of an older one.
+
+    Raises:
+        InputError: If it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", "give another path", path=path) from error
+
+
+def _obstacle(path: Path) -> tuple[str, str]:
+    """Return what stands against writing a file and what to do about it, both empty if nothing does."""
+    try:
+        if path.is_dir():
+            return "is a folder", "give the path of a file"
+        if not path.exists() and not path.parent.is_dir():
+            return f"there is no folder {path.parent}", "make it, or give another path"
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            return "may not be written", "give another path"
+    except OSError as error:  # such as a name that is too long
+        return f"cannot be written: {error.strerror}", "give another path"
+    return "", ""
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file()

@@ -1,0 +1,131 @@
+"""One cluster as a Gymnasium environment."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import ResetNeeded
+from numpy.typing import NDArray
+
+from .batch import Batch, Problem, View, chosen_problem
+from .episodes import episode_summaries
+from .picture import PICTURES
+
+
+class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """Placement of jobs on one cluster, one GPU or node a step; `longshore/Placement-v0` (docs/environments.md).
+
+    Observation: Box of shape (size,), see envs/layout.py. Action: Discrete, a GPU or a node, and waiting as the last
+    one where the rules allow it. Reward: see envs/rewards.py; the best gamma is 1. An episode is one scenario: it
+    terminates when all jobs have ended and is truncated at the rules' time limit.
+
+    `info["action_mask"]` (int8, 1 is open) says which actions can be taken, and so does `action_masks()` for
+    sb3-contrib. A closed action stands for the nearest open one above it, the first after the last, and
+    `info["masked_action"]` is then True: agents that know no masks meet a well-defined problem, and whoever uses masks
+    can see that none was passed by. `info["metrics"]` of the last step has what envs/episodes.py tells.
+
+    A seed is the number of a scenario (modulo how many there are), and so is `options={"scenario": i}`, which goes
+    before it; without either, the next scenario follows.
+
+    Args:
+        problem: What is played; the preset `hetero64` if left out.
+        action: `node` or `gpu`.
+        observation: `full` or `source`.
+        reward: `potential`, `dt` or `jct`.
+        waiting: Whether letting the next event pass is an action; as the problem's rules say if left out.
+        render_mode: `ansi` (text), `rgb_array` (image) or none.
+
+    Raises:
+        ValueError: If an option is not known.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": list(PICTURES), "render_fps": 4}  # noqa: RUF012 (as the base class)
+
+    def __init__(
+        self,
+        problem: Problem | None = None,
+        *,
+        action: str = "node",
+        observation: str = "full",
+        reward: str = "potential",
+        waiting: bool | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        if render_mode is not None and render_mode not in PICTURES:
+            raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
+        self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward), 1)
+        self.observation_space = spaces.Box(self.batch.low, self.batch.high, dtype=np.float32)
+        self.action_space = spaces.Discrete(self.batch.actions)
+        self.render_mode = render_mode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin an episode: the scenario of the option or the seed, or else the next one.
+
+        Raises:
+            ValueError: If an option is not known, or there is no such scenario.
+        """
+        super().reset(seed=seed)
+        first = first_scenario(self.batch.problem, seed, options)
+        if first is None:
+            self.batch.reset_rows(np.zeros(1, dtype=np.int64))
+        else:
+            self.batch.reset(first)
+        return self.batch.observations[0].copy(), {"action_mask": self._mask()}
+
+    def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Take a GPU or a node for the job that is due, or wait.
+
+        Raises:
+            ValueError: If the number is no action.
+            ResetNeeded: If no episode is going on.
+        """
+        self._check_begun()
+        chosen = np.array([action], dtype=np.int64)
+        taken = self.batch.nearest_open(chosen)
+        self.batch.step(taken)
+        ended, cut_off = bool(self.batch.ended[0]), bool(self.batch.cut_off()[0])
+        info = {"action_mask": self._mask(), "masked_action": bool(taken[0] != chosen[0])}
+        if ended:
+            info["metrics"] = episode_summaries(self.batch, np.zeros(1, dtype=np.int64))[0]
+        return self.batch.observations[0].copy(), float(self.batch.rewards[0]), ended and not cut_off, cut_off, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return the open actions, shape (actions,)."""
+        masks: NDArray[np.bool_] = self.batch.masks[0].copy()
+        return masks
+
+    def render(self) -> str | NDArray[np.uint8] | None:
+        """Return a picture of the cluster in the mode that was chosen at the beginning."""
+        if self.render_mode is None:
+            gymnasium.logger.warn("render() shows nothing without a render_mode, such as 'ansi' or 'rgb_array'")
+            return None
+        return PICTURES[self.render_mode](self.batch, 0)
+
+    def _mask(self) -> NDArray[np.int8]:
+        mask: NDArray[np.int8] = self.batch.masks[0].astype(np.int8)
+        return mask
+
+    def _check_begun(self) -> None:
+        if not self.batch.masks[0].any():
+            raise ResetNeeded("no episode is going on; call reset() first")
+
+
+def first_scenario(problem: Problem, seed: int | None, options: dict[str, Any] | None) -> int | None:
+    """Return the scenario that a reset asks for; None for the next one.
+
+    Raises:
+        ValueError: If an option is not known, or there is no such scenario.
+    """
+    scenarios = problem.scenarios.jobs.size
+    given = dict(options or {})
+    scenario = given.pop("scenario", None)
+    if given:
+        raise ValueError(f"{next(iter(given))!r} is no option of reset; the only one is 'scenario'")
+    if scenario is None:
+        return None if seed is None else seed % scenarios
+    if not 0 <= scenario < scenarios:
+        raise ValueError(f"there is no scenario {scenario}, only 0 to {scenarios - 1}")
+    return int(scenario)

@@ -1,0 +1,128 @@
+"""Many clusters in one process as a Gymnasium vector environment."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from .batch import Batch, Problem, View, chosen_problem
+from .episodes import episode_summaries
+from .picture import PICTURES
+from .placement import first_scenario
+
+Step = tuple[
+    NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
+]  # observations, rewards, terminations, truncations, infos
+
+
+class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[Any]]):
+    """PlacementEnv many times over in one compiled step; `gymnasium.make_vec("longshore/Placement-v0", num_envs=n)`.
+
+    Spaces, rewards, masks and closed actions are as in PlacementEnv. `infos["action_mask"]` has shape (num_envs,
+    actions). Environments that end begin anew in the same step (AutoresetMode.SAME_STEP): their last observation and
+    info, with the metrics, are in `infos["final_obs"]` and `infos["final_info"]`.
+
+    Environment r begins with the scenario of the seed or option plus r and plays every num_envs-th from there on.
+
+    Args:
+        num_envs: Environments.
+        problem: What is played; the preset `hetero64` if left out.
+        action: `node` or `gpu`.
+        observation: `full` or `source`.
+        reward: `potential`, `dt` or `jct`.
+        waiting: Whether letting the next event pass is an action; as the problem's rules say if left out.
+        render_mode: `ansi` (text), `rgb_array` (image) or none.
+
+    Raises:
+        ValueError: If an option is not known.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012 (as the base class)
+        "render_modes": list(PICTURES),
+        "render_fps": 4,
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+    }
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        problem: Problem | None = None,
+        *,
+        action: str = "node",
+        observation: str = "full",
+        reward: str = "potential",
+        waiting: bool | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        if render_mode is not None and render_mode not in PICTURES:
+            raise ValueError(f"{render_mode!r} is none of {', '.join(PICTURES)}")
+        self.batch = Batch(chosen_problem(problem, waiting), View(action, observation, reward), num_envs)
+        self.num_envs, self.render_mode = num_envs, render_mode
+        self.single_observation_space = spaces.Box(self.batch.low, self.batch.high, dtype=np.float32)
+        self.single_action_space = spaces.Discrete(self.batch.actions)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._everyone = np.ones(num_envs, dtype=np.bool_)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin an episode in every environment.
+
+        Raises:
+            ValueError: If an option is not known, or there is no such scenario.
+        """
+        super().reset(seed=seed)
+        first = first_scenario(self.batch.problem, seed, options)
+        if first is None:
+            self.batch.reset_rows(np.arange(self.num_envs, dtype=np.int64))
+        else:
+            self.batch.reset(first)
+        return self.batch.observations.copy(), self._masks()
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        """Carry out one action in every environment, and begin anew where that ends an episode.
+
+        Raises:
+            ValueError: If a number is no action.
+        """
+        batch = self.batch
+        chosen = np.asarray(actions)
+        taken = batch.nearest_open(chosen)
+        batch.step(taken)
+        passed_by, ended = taken != chosen, batch.ended.copy()
+        rewards, cut_off = batch.rewards.astype(np.float64), batch.cut_off()
+        infos = self._begin_anew(np.flatnonzero(ended), passed_by) if ended.any() else {}
+        infos |= self._masks()
+        infos |= {"masked_action": passed_by & ~ended, "_masked_action": ~ended}
+        return batch.observations.copy(), rewards, ended & ~cut_off, cut_off, infos
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return the open actions of every environment, shape (num_envs, actions)."""
+        return self.batch.masks.copy()
+
+    def render(self) -> tuple[str | NDArray[np.uint8], ...] | None:
+        """Return a picture of every cluster in the mode that was chosen at the beginning."""
+        if self.render_mode is None:
+            return None
+        return tuple(PICTURES[self.render_mode](self.batch, row) for row in range(self.num_envs))
+
+    def _masks(self) -> dict[str, Any]:
+        return {"action_mask": self.batch.masks.astype(np.int8), "_action_mask": self._everyone.copy()}
+
+    def _begin_anew(self, rows: NDArray[np.int64], passed_by: NDArray[np.bool_]) -> dict[str, Any]:
+        """Return the last observations and infos of rows that ended, which then begin anew."""
+        infos: dict[str, Any] = {}
+        for row, metrics in zip(rows, episode_summaries(self.batch, rows), strict=True):
+            info = {
+                "action_mask": self.batch.masks[row].astype(np.int8),
+                "masked_action": bool(passed_by[row]),
+                "metrics": metrics,
+            }
+            final = {"final_obs": self.batch.observations[row].copy(), "final_info": info}
+            infos = self._add_info(infos, final, int(row))
+        self.batch.reset_rows(rows)
+        return infos

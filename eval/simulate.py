@@ -1,0 +1,136 @@
+"""`longshore simulate`: one workload under one policy, and its schedule as files."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..agents.protocol import Policy
+from ..agents.registry import find_policy
+from ..cluster import schedule_file
+from ..cluster.cluster_file import read_cluster
+from ..cluster.errors import InputError
+from ..cluster.estimates import EstimateKind, with_estimates
+from ..cluster.fault_trace import read_fault_trace
+from ..cluster.generator import generate
+from ..cluster.output_file import check_outputs
+from ..cluster.profiles import PROFILES
+from ..cluster.topology import Cluster
+from ..cluster.traces.detect import read_trace
+from ..cluster.windows import offered_load, scaled_to_load, with_gpus_cut
+from ..cluster.workload import Workload, first_jobs
+from ..envs.batch import Problem
+from ..envs.problems import Regime, capacity_of, cluster_problem
+from .play import play_recorded
+from .terminal import Progress, print_run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+log = logging.getLogger(__name__)
+
+GENERATED_JOBS, GENERATED_LOAD = 200, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationRequest:
+    """What is to be simulated, and where the schedule goes. Paths left None are not read or written."""
+
+    cluster: Path
+    policy: str
+    trace: Path | None
+    faults: Path | None
+    regime: Regime
+    estimates: EstimateKind
+    sigma: float
+    jobs: int | None
+    load: float | None
+    max_gpus: int | None
+    seed: int
+    events: Path | None
+    jobs_out: Path | None
+    cluster_out: Path | None
+
+
+def simulate_request(request: SimulationRequest, console: "Console", progress: Progress) -> None:
+    """Run the simulation, write the schedule and print the run's figures.
+
+    Raises:
+        InputError: If a file or an option cannot be used, or the run had to be cut off.
+        PluginError: If the policy is not known.
+        CheckpointError: If the checkpoint cannot be used.
+    """
+    outputs = {"--events": request.events, "--jobs-out": request.jobs_out, "--cluster-out": request.cluster_out}
+    inputs = {"--cluster": request.cluster, "--trace": request.trace, "--faults": request.faults}
+    check_outputs(outputs, inputs)
+    with progress("reading the input") as tell:
+        policy = find_policy(request.policy)
+        problem, workload = _problem(request)
+        tell(f"simulating {workload.jobs} jobs under {policy.name}")
+        outcome, happened = play_recorded(problem, policy, 0)
+    ids = _written_ids(workload)
+    if request.events:
+        schedule_file.write_events(request.events, happened, ids)
+    if request.jobs_out:
+        schedule_file.write_jobs(request.jobs_out, problem.scenarios, 0, ids)
+    if request.cluster_out:
+        schedule_file.write_cluster(request.cluster_out, problem.cluster, problem.rules, problem.scenarios, 0)
+    gpus = problem.cluster.gpu_node.size
+    console.print(f"{workload.jobs} jobs on {gpus} GPUs under {policy.name}")
+    _warn_of_waiting(policy, request.regime)
+    print_run(console, outcome, problem.scenarios, gpus)
+    for path in filter(None, outputs.values()):
+        console.print(f"written: {path}", soft_wrap=True)
+    if outcome.finished[0] < workload.jobs:
+        raise InputError(
+            f"{workload.jobs - outcome.finished[0]} of {workload.jobs} jobs had not ended after "
+            f"{outcome.makespan_s[0] / 3600:.0f} h, and the simulation was cut off",
+            "the load is too high, or faults are more frequent than checkpoints",
+        )
+
+
+def _problem(request: SimulationRequest) -> tuple[Problem, Workload]:
+    setup = read_cluster(request.cluster)
+    workload = _workload(request, setup.cluster)
+    rng = np.random.default_rng(request.seed)
+    workload = with_estimates(workload, request.estimates, sigma=request.sigma, rng=rng)
+    faults = read_fault_trace(request.faults) if request.faults else None
+    problem = cluster_problem(setup, [workload], request.regime, runs=1, seed=request.seed, faults=faults)
+    offered = offered_load(workload, capacity_of(setup.cluster))
+    if np.isfinite(offered) and offered > 1.0:
+        log.warning("overload: jobs arrive with %.2f times the work that the cluster can do; waits will grow", offered)
+    return problem, workload
+
+
+def _workload(request: SimulationRequest, cluster: Cluster) -> Workload:
+    """Return the jobs of the trace, or generated ones."""
+    gpus, capacity = cluster.gpu_node.size, capacity_of(cluster)
+    if request.trace is None:
+        rng, load = np.random.default_rng(request.seed), request.load or GENERATED_LOAD
+        workload = generate(
+            PROFILES["philly"], request.jobs or GENERATED_JOBS, load=load, cluster_gpus=capacity, rng=rng
+        )
+        return with_gpus_cut(workload, min(request.max_gpus or gpus, gpus))
+    workload = first_jobs(read_trace(request.trace), request.jobs)
+    if workload.left_out:
+        log.warning("%s: %d rows ask no GPU or never ran, and are left out", request.trace, workload.left_out)
+    if request.jobs and request.jobs > workload.jobs:
+        log.warning("%s: it has %d jobs, not %d", request.trace, workload.jobs, request.jobs)
+    workload = with_gpus_cut(workload, request.max_gpus)
+    return workload if request.load is None else scaled_to_load(workload, request.load, capacity)
+
+
+def _written_ids(workload: Workload) -> tuple[str, ...]:
+    """Return the ids for the files, in which each job must have its own."""
+    ids = schedule_file.unique_ids(workload.ids)
+    renamed = [(old, new) for old, new in zip(workload.ids, ids, strict=True) if old != new]
+    if renamed:
+        log.warning("%d jobs have the id of an earlier one; such as %r is written as %r", len(renamed), *renamed[0])
+    return ids
+
+
+def _warn_of_waiting(policy: Policy, regime: Regime) -> None:
+    if policy.waits and not regime.waiting:
+        log.warning("%s would wait for better GPUs, but may not; allow it with --waiting", policy.name)

@@ -1,0 +1,39 @@
+"""Small problems and random masked play for the tests of environments."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longshore.cluster.hetero64 import hetero64
+from longshore.cluster.scenarios import ORDERS
+from longshore.envs.batch import Batch, Problem
+from tests.strategies import Case
+
+
+def small_problem(
+    scenarios: int = 8, *, nodes: int = 4, jobs: int = 12, order: str = "fifo", waiting: bool = False, faults: float = 1
+) -> Problem:
+    """Return a shrunken `hetero64` with so many times the faults."""
+    cluster, drawn, process, rules = hetero64(scenarios, 5, nodes=nodes, jobs=jobs)
+    drawn = drawn._replace(source_rate_per_s=drawn.source_rate_per_s * faults)
+    return Problem(cluster, drawn, process, rules._replace(order=ORDERS[order], waiting=waiting))
+
+
+def problem_of(case: Case) -> Problem:
+    return Problem(case.cluster, case.scenarios, case.process, case.rules)
+
+
+def open_actions(masks: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return a random open action of each row; 0 where none is open."""
+    drawn: NDArray[np.int64] = (rng.random(masks.shape, dtype=np.float32) * masks).argmax(axis=1)
+    return drawn
+
+
+def steps_of_episode(batch: Batch, scenario: int, rng: np.random.Generator) -> Iterator[None]:
+    """Play row 0 of a batch of one at random; yields at every decision and after the last step."""
+    batch.reset(scenario)
+    yield
+    while batch.masks[0].any():
+        batch.step(open_actions(batch.masks, rng))
+        yield

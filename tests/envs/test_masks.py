@@ -1,0 +1,67 @@
+"""What masks promise, over a million random steps."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from longshore.cluster.state import Simulation
+from longshore.envs.batch import Batch, View
+from tests.envs.random_play import open_actions, small_problem
+
+ROWS, STEPS = 625, 200  # times eight combinations: a million steps
+
+
+@pytest.mark.parametrize("order", ["fifo", "easy"])
+@pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.parametrize("action", ["node", "gpu"])
+def test_exactly_what_can_be_taken_is_open_and_no_gpu_serves_two_jobs(action: str, waiting: bool, order: str) -> None:  # noqa: FBT001
+    problem = small_problem(64, order=order, waiting=waiting, faults=2)
+    batch = Batch(problem, View(action=action, observation="source"), ROWS)
+    rng, waits, stops = np.random.default_rng(6), 0, 0
+    batch.reset()
+    for _ in range(STEPS):
+        chosen = open_actions(batch.masks, rng)
+        batch.step(chosen)
+        waits += int(waiting and (chosen == batch.actions - 1).sum())
+        check_masks(batch)
+        check_counts(batch.sim)
+        stops += int(batch.sim.state.stops[batch.ended].sum())
+        batch.reset_rows(np.flatnonzero(batch.ended))
+    assert stops > 0
+    assert (waits > 0) == waiting
+
+
+def usable_gpus(sim: Simulation) -> NDArray[np.bool_]:
+    """Return which GPUs are up and hold no job, shape (rows, gpus)."""
+    usable: NDArray[np.bool_] = (sim.state.gpu_job < 0) & (sim.state.gpu_down == 0)
+    return usable
+
+
+def check_masks(batch: Batch) -> None:
+    state, going = batch.sim.state, ~batch.ended
+    usable = usable_gpus(batch.sim)
+    of_node = np.logical_or.reduceat(usable, batch.problem.cluster.first_gpu[:-1], axis=1)
+    items = of_node if batch.view.action == "node" else usable
+    assert (batch.masks[going, : items.shape[1]] == items[going]).all()
+    assert batch.masks[going].any(axis=1).all()
+    assert not batch.masks[batch.ended].any()
+    if batch.problem.rules.waiting:
+        first_pick = (state.gpu_job != state.current[:, None]).all(axis=1)
+        assert (batch.masks[going, -1] == ((state.running > 0) & first_pick)[going]).all()
+
+
+def check_counts(sim: Simulation) -> None:
+    """Compare counts with the GPUs themselves: every job holds what it needs, and nothing is counted twice."""
+    state, rows = sim.state, np.arange(sim.state.scenario.size)
+    usable, first_gpu = usable_gpus(sim), sim.cluster.first_gpu[:-1]
+    assert (state.free == np.add.reduceat(usable, first_gpu, axis=1, dtype=np.int64)).all()
+    assert (state.usable == usable.sum(axis=1)).all()
+    assert not ((state.gpu_job >= 0) & (state.gpu_down > 0)).any()
+    jobs = state.run_place.shape[1]
+    row, gpu = np.nonzero(state.gpu_job >= 0)
+    held = np.bincount(row * jobs + state.gpu_job[row, gpu], minlength=rows.size * jobs).reshape(-1, jobs)
+    gpus = sim.scenarios.gpus[state.scenario]
+    expected = np.where(state.run_place >= 0, gpus, 0)
+    due = state.current >= 0
+    expected[rows[due], state.current[due]] = (gpus[rows, state.current] - state.need)[due]
+    assert (held == expected).all()

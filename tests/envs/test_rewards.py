@@ -1,0 +1,72 @@
+"""What rewards sum to."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.cluster.outcome import metrics
+from longshore.cluster.simulation import outcome_of
+from longshore.envs.batch import Batch, View
+from longshore.envs.episodes import episode_summaries
+from tests.envs.random_play import problem_of, steps_of_episode
+from tests.strategies import Case, cases
+
+PLAYS = {"action": st.sampled_from(("node", "gpu")), "seed": st.integers(0, 2**32 - 1)}
+
+
+def rewards_of(batch: Batch, case: Case, seed: int) -> list[float]:
+    """Return the rewards of one episode of random open actions."""
+    steps = steps_of_episode(batch, case.row, np.random.default_rng(seed))
+    next(steps)
+    return [float(batch.rewards[0]) for _ in steps]
+
+
+def ideal_s(case: Case) -> float:
+    """Return the time that all work would take on the whole cluster at its speed."""
+    scenarios, row = case.scenarios, case.row
+    speed = scenarios.speed[row][case.cluster.gpu_node].sum()
+    return float((scenarios.work_s[row] * scenarios.gpus[row]).sum() / speed)
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=cases(), reward=st.sampled_from(("dt", "potential")), **PLAYS)
+def test_time_and_potential_sum_to_the_makespan_over_the_ideal_time(
+    case: Case, action: str, reward: str, seed: int
+) -> None:
+    batch = Batch(problem_of(case), View(action=action, observation="source", reward=reward), 1)
+    rewards = rewards_of(batch, case, seed)
+    expected = -float(batch.sim.state.now_s[0]) / ideal_s(case)
+    assert batch.sim.state.finished[0] == case.scenarios.jobs[case.row]
+    assert sum(rewards) == pytest.approx(expected, abs=1e-5 * float(np.abs(rewards).sum()))
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=cases(), **PLAYS)
+def test_jct_sums_to_the_mean_completion_time_over_the_ideal_time(case: Case, action: str, seed: int) -> None:
+    batch = Batch(problem_of(case), View(action=action, observation="source", reward="jct"), 1)
+    rewards = rewards_of(batch, case, seed)
+    scenarios, row = case.scenarios, slice(case.row, case.row + 1)
+    figures = metrics(
+        outcome_of(batch.sim),
+        scenarios.jobs[row],
+        scenarios.gpus[row],
+        scenarios.submit_s[row],
+        case.cluster.gpu_node.size,
+    )
+    assert sum(rewards) == pytest.approx(-figures.mean_jct_s[0] / ideal_s(case), rel=1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=cases(), reward=st.sampled_from(("dt", "potential", "jct")), **PLAYS)
+def test_the_summary_tells_the_sum_of_rewards_and_the_number_of_steps(
+    case: Case, action: str, reward: str, seed: int
+) -> None:
+    batch = Batch(problem_of(case), View(action=action, observation="source", reward=reward), 1)
+    rewards = rewards_of(batch, case, seed)
+    summary = episode_summaries(batch, np.array([0]))[0]
+    assert summary["r"] == pytest.approx(sum(rewards), abs=1e-5 * float(np.abs(rewards).sum()))
+    assert summary["l"] == len(rewards)
+    assert summary["r"] == pytest.approx(
+        -(summary["mean_jct_s"] if reward == "jct" else summary["makespan_s"]) / ideal_s(case)
+    )

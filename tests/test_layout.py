@@ -1,0 +1,53 @@
+import ast
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("cluster", "envs", "agents", "training", "eval", "scheduler")
+LINKS = (*ROOMS, "checkpoints")
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_room_is_linked_into_the_package(name: str) -> None:
+    link = ROOT / "src" / "longshore" / name
+    assert link.is_symlink(), f"{link} is no link: set `git config core.symlinks true` and check out again"
+    assert not link.readlink().is_absolute()
+    assert link.resolve() == ROOT / name
+
+
+def test_only_rooms_are_packages_at_the_top() -> None:
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == {*ROOMS, "benchmarks"}
+
+
+def sources() -> list[Path]:
+    return [path for room in (*ROOMS, "src", "tests", "benchmarks") for path in (ROOT / room).rglob("*.py")]
+
+
+def test_no_module_imports_a_room_by_its_bare_name() -> None:
+    # From the checkout's root `import envs` would find the folder and load it a second time.
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names = [node.module]
+            assert not {name.split(".")[0] for name in names} & set(ROOMS), path
+
+
+def test_no_file_is_longer_than_500_lines() -> None:
+    assert [path for path in sources() if len(path.read_text().splitlines()) > 500] == []
+
+
+def test_checkpoints_are_found_in_the_package() -> None:
+    names = {entry.name for entry in (files("longshore") / "checkpoints").iterdir()}
+    assert {"hetero64.zip", "hetero64.md"} <= names
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    code = "import sys, longshore.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"torch", "numba", "numpy", "pandas", "polars", "matplotlib", "gymnasium", "ray", "ortools"}

@@ -1,0 +1,130 @@
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from longshore.agents.checkpoint import load_policy
+from longshore.cluster.errors import CheckpointError, InputError
+from longshore.training.config import TrainingConfig, config_of
+from longshore.training.presets import Hyperparameters
+from longshore.training.run import BEST, SNAPSHOT, Progress, train
+
+SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)
+
+
+def small(steps: int = 1024, **changes: object) -> TrainingConfig:
+    config = TrainingConfig(
+        preset="hetero64", steps=steps, seed=0, reward="potential", hyperparameters=SMALL, threads=1
+    )
+    return config.model_copy(update=changes)
+
+
+@pytest.fixture(autouse=True)
+def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longshore.training.presets.TRAINING_SCENARIOS", 64)
+    monkeypatch.setattr("longshore.training.presets.VALIDATION_SCENARIOS", 16)
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in load_policy(path).network.state_dict().items()}
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return all((a[name] == b[name]).all() for name in a)
+
+
+def test_the_same_run_gives_the_same_policy(tmp_path: Path) -> None:
+    first, second = (train(small(), tmp_path / name) for name in "ab")
+    assert first.score == second.score
+    assert same(weights(first.folder / "policy.zip"), weights(second.folder / "policy.zip"))
+
+
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole = train(small(2048), tmp_path / "whole")
+
+    pressed: list[int] = []
+
+    def interrupt(progress: Progress) -> None:
+        if progress.steps == 1024 and not pressed:
+            pressed.append(progress.steps)
+            signal.raise_signal(signal.SIGINT)
+
+    stopped = train(small(2048), tmp_path / "parts", interrupt)
+    assert not stopped.finished
+    resumed = train(small(2048), tmp_path / "parts")
+    assert resumed.finished
+    assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
+
+
+def test_a_run_that_is_over_is_not_trained_again(tmp_path: Path) -> None:
+    first = train(small(), tmp_path)
+    before = (first.folder / BEST).read_bytes()
+    again = train(small(), tmp_path)
+    assert again.score == first.score
+    assert (first.folder / BEST).read_bytes() == before
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    train(small(), tmp_path)
+    with pytest.raises(InputError, match="reward"):
+        train(small(reward="dt"), tmp_path)
+
+
+def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
+    folder = train(small(), tmp_path).folder
+    (folder / SNAPSHOT).write_bytes(b"PK\x03\x04 rubbish")
+    with pytest.raises(CheckpointError, match="damaged"):
+        train(small(2048), tmp_path)
+
+
+def test_tensorboard_shows_every_documented_name(tmp_path: Path) -> None:
+    folder = train(small(2048), tmp_path).folder
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    documented = {
+        line.split("`")[1]
+        for line in (Path(__file__).parents[2] / "docs" / "training.md").read_text().splitlines()
+        if line.startswith("| `") and "/" in line.split("`")[1]
+    }
+    assert set(events.Tags()["scalars"]) == documented
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"preset": "hetero46"}, "did you mean 'hetero64'"),
+        ({"preset": "philly"}, "--trace"),
+        ({"observation": "source"}, "--action gpu"),
+        ({"algorithm": "dqn"}, "--algo"),
+        ({"network": "gnn"}, "--network"),
+        ({"reward": "money"}, "--reward"),
+        ({"steps": float("inf")}, "--steps"),
+        ({"steps": float("nan")}, "--steps"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_its_option(changes: dict[str, object], told: str) -> None:
+    asked: dict[str, object] = {
+        "preset": "hetero64", "algorithm": "ppo", "steps": 1e6, "seed": 0, "network": "set", "action": "node",
+        "observation": "full", "reward": None, "waiting": False, "trace": None, "threads": 1,
+    }  # fmt: skip
+    with pytest.raises(InputError, match=told):
+        config_of(**(asked | changes))  # type: ignore[arg-type]
+
+
+def test_training_draws_share_no_scenario_with_validation() -> None:
+    from longshore.cluster.hetero64 import hetero64
+    from longshore.training import presets
+
+    trained = hetero64(64, presets.TRAINING_SEED)[1].work_s
+    validated = hetero64(64, presets.VALIDATION_SEED)[1].work_s
+    assert not np.isin(trained, validated).any()
+
+
+def test_a_validation_takes_the_best_rival_of_the_same_actions() -> None:
+    from longshore.envs.problems import Regime, hetero64_problem
+    from longshore.training.validation import Validation
+
+    assert Validation(hetero64_problem(64, 3, Regime())).best in {"eft", "eft-hazard"}
+    assert Validation(hetero64_problem(64, 3, Regime(waiting=True))).best == "patient"
