@@ -12,6 +12,8 @@ from torch import Tensor
 
 from .networks import NETWORKS, Layout
 
+CLOSED = -1e8  # logit of an action that may not be taken, as in sb3-contrib
+
 
 class MaskedPolicy(MaskableActorCriticPolicy):
     """Actor and critic of agents/networks.py under the interface of MaskablePPO.
@@ -40,14 +42,8 @@ class MaskedPolicy(MaskableActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         self.network = NETWORKS[self.network_name](self.layout)
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
         self.action_dist = make_masked_proba_distribution(self.action_space)
-
-    def _distribution(self, logits: Tensor, action_masks: np.ndarray | None) -> MaskableDistribution:
-        distribution = self.action_dist.proba_distribution(action_logits=logits)
-        if action_masks is not None:
-            distribution.apply_masking(action_masks)
-        return distribution
 
     def forward(
         self,
@@ -57,24 +53,45 @@ class MaskedPolicy(MaskableActorCriticPolicy):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return actions, values of shape (batch, 1), and log-probabilities."""
         logits, values = self.network(obs)
-        distribution = self._distribution(logits, action_masks)
-        actions = distribution.get_actions(deterministic=deterministic)
-        return actions, values.unsqueeze(-1), distribution.log_prob(actions)
+        log_probabilities = _masked(logits, action_masks)
+        if deterministic:
+            actions = log_probabilities.argmax(dim=1)
+        else:
+            actions = torch.multinomial(log_probabilities.exp(), 1).squeeze(1)
+        return actions, values.unsqueeze(-1), _of_actions(log_probabilities, actions)
 
     def evaluate_actions(
         self, obs: Tensor, actions: Tensor, action_masks: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return values of shape (batch, 1), log-probabilities and entropies under the masks of collection."""
         logits, values = self.network(obs)
-        distribution = self._distribution(logits, action_masks)
-        return values.unsqueeze(-1), distribution.log_prob(actions), distribution.entropy()
+        log_probabilities = _masked(logits, action_masks)
+        entropies = -(log_probabilities.exp() * log_probabilities).sum(dim=1)
+        return values.unsqueeze(-1), _of_actions(log_probabilities, actions), entropies
 
     def get_distribution(self, obs: PyTorchObs, action_masks: np.ndarray | None = None) -> MaskableDistribution:
         """Return the masked distribution over actions."""
-        return self._distribution(self.network(obs)[0], action_masks)
+        distribution = self.action_dist.proba_distribution(action_logits=self.network(obs)[0])
+        if action_masks is not None:
+            distribution.apply_masking(action_masks)
+        return distribution
 
     def predict_values(self, obs: PyTorchObs) -> Tensor:
         """Return values of shape (batch, 1)."""
         assert isinstance(obs, torch.Tensor)
         values: Tensor = self.network.values(obs).unsqueeze(-1)
         return values
+
+
+# sb3-contrib's distribution does the same with thrice the operations, which is a tenth of an update.
+def _masked(logits: Tensor, masks: np.ndarray | Tensor | None) -> Tensor:
+    """Return log-probabilities, those of closed actions so low that their probability is 0; shape (batch, actions)."""
+    if masks is not None:
+        is_open = torch.as_tensor(masks, dtype=torch.bool).reshape(logits.shape)
+        logits = logits.masked_fill(~is_open, CLOSED)
+    return logits.log_softmax(dim=1)
+
+
+def _of_actions(log_probabilities: Tensor, actions: Tensor) -> Tensor:
+    """Return the log-probability of each row's action, shape (batch,)."""
+    return log_probabilities.gather(1, actions.long().unsqueeze(1)).squeeze(1)

@@ -1,12 +1,45 @@
 """Actor-critic networks: the source's five layers, and one scorer shared by all GPUs or nodes."""
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 SOURCE_LAYERS = (256, 196, 196, 128)  # SPEC R3
+
+
+class _SigmoidTanh(torch.autograd.Function):
+    """The hyperbolic tangent as 2 sigmoid(2x) - 1.
+
+    It is off by 2e-7 at most. torch.tanh takes four times as long and was half of a network's time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = (2.0 * x).sigmoid_().mul_(2.0).sub_(1.0)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        slope: Tensor = torch.ops.aten.tanh_backward(gradient, y)
+        return slope
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Return the hyperbolic tangent of every element."""
+    y: Tensor = _SigmoidTanh.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
+class Tanh(nn.Module):
+    """`tanh` as a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the hyperbolic tangent of every element."""
+        return tanh(x)
 
 
 class Layout(NamedTuple):
@@ -22,7 +55,7 @@ class Layout(NamedTuple):
 def _stack(sizes: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+        layers += [nn.Linear(inputs, outputs), Tanh()]
     return nn.Sequential(*layers)
 
 
@@ -60,14 +93,15 @@ class SetNetwork(nn.Module):
         super().__init__()
         self.layout, self.width = layout, width
         self.item = nn.Linear(layout.features, width)
-        self.context = nn.Sequential(nn.Linear(layout.globals + 2 * width, width), nn.Tanh())
+        self.context = nn.Sequential(nn.Linear(layout.globals + 2 * width, width), Tanh())
         self.mix_item = nn.Linear(width, width)
         self.mix_context = nn.Linear(width, width, bias=False)
         self.score = nn.Linear(width, 1)
         self.direct = nn.Linear(layout.features, 1, bias=False)
         self.wait = nn.Linear(width, 1)
-        self.value = nn.Sequential(nn.Linear(layout.globals + 2 * width, width), nn.Tanh(), nn.Linear(width, width),
-                                   nn.Tanh(), nn.Linear(width, 1))  # fmt: skip
+        self.value = nn.Sequential(
+            nn.Linear(layout.globals + 2 * width, width), Tanh(), nn.Linear(width, width), Tanh(), nn.Linear(width, 1)
+        )
         with torch.no_grad():
             for layer in (self.score, self.direct, self.wait):
                 layer.weight *= 0.1  # a nearly uniform policy to begin with
@@ -75,7 +109,7 @@ class SetNetwork(nn.Module):
     def _embed(self, observation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         layout = self.layout
         items = observation[:, layout.globals :].reshape(observation.shape[0], -1, layout.features)
-        embedded = torch.tanh(self.item(items))
+        embedded = tanh(self.item(items))
         pooled = torch.cat((observation[:, : layout.globals], embedded.mean(1), embedded.amax(1)), 1)
         return items, embedded, pooled
 
@@ -83,7 +117,7 @@ class SetNetwork(nn.Module):
         """Return logits of shape (batch, actions) and values of shape (batch,)."""
         items, embedded, pooled = self._embed(observation)
         context = self.context(pooled)
-        mixed = torch.tanh(self.mix_item(embedded) + self.mix_context(context).unsqueeze(1))
+        mixed = tanh(self.mix_item(embedded) + self.mix_context(context).unsqueeze(1))
         logits = (self.score(mixed) + self.direct(items)).squeeze(-1)
         if self.layout.waiting:
             logits = torch.cat((logits, self.wait(context)), 1)

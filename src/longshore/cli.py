@@ -140,7 +140,7 @@ def simulate(
 def train(
     preset: Annotated[str, typer.Option(help="hetero64, philly or itp (the last two need --trace).")] = "hetero64",
     algo: Annotated[str, typer.Option(help="ppo: masked PPO.")] = "ppo",
-    steps: Annotated[float, typer.Option(min=1, help="Environment steps, such as 2e6.")] = 4e6,
+    steps: Annotated[float, typer.Option(min=1, help="Environment steps, such as 2e6.")] = 2e6,
     seed: Annotated[int, typer.Option(min=0, max=999_999, help="Of weights, scenarios and sampling.")] = 0,
     logdir: Annotated[Path, typer.Option(help="Where the run's folder goes; TensorBoard reads it.")] = Path("runs"),
     network: Annotated[str, typer.Option(help="set (any cluster size) or mlp (the source's five layers).")] = "set",

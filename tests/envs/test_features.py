@@ -16,7 +16,7 @@ from tests.strategies import Case, cases
 STEPS = 60  # of one random problem
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
 def test_the_full_observation_is_what_its_description_says(case: Case, action: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action), 1)

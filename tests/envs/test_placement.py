@@ -1,5 +1,7 @@
 """The scalar environment."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -21,27 +23,23 @@ def hand_problem(*, limit_s: float = float("inf")) -> Problem:
     """Two nodes of two GPUs, of which GPU 3 is down from the start; jobs of 1, 2 and 2 GPUs and 100 s each."""
     cluster = grid_cluster(2, 2, speed=np.array([1.0, 2.0]))
     work = workload_of(("a", "b", "c"), np.array([1, 2, 2], np.int32), np.full(3, 100.0), np.zeros(3))
-    _, _, process, rules = vars_of(small_problem())
+    preset = small_problem()
     return Problem(
         cluster,
         stack(cluster, [work], fault_seed=np.array([1]), source_rate_per_s=np.zeros(7)),
-        process._replace(
+        preset.process._replace(
             outage_first=np.array([0, 0, 0, 0, 1, 1, 1, 1], np.int32),
             outage_start_s=np.zeros(1),
             outage_end_s=np.full(1, OUTAGE_END_S),
         ),
-        rules._replace(limit_s=limit_s),
+        preset.rules._replace(limit_s=limit_s),
     )
 
 
-def vars_of(problem: Problem) -> tuple:  # type: ignore[type-arg]
-    return problem.cluster, problem.scenarios, problem.process, problem.rules
-
-
-def play(env: PlacementEnv, draws: int, **reset: int) -> list[bytes]:
+def play(env: PlacementEnv, draws: int, seed: int | None = None) -> list[bytes]:
     """Return all that an episode of random open actions shows, as bytes."""
     rng = np.random.default_rng(draws)
-    observation, info = env.reset(**reset)
+    observation, info = env.reset(seed=seed)
     seen, ended = [observation.tobytes(), info["action_mask"].tobytes()], False
     while not ended:
         action = rng.choice(np.flatnonzero(env.action_masks()))
@@ -68,8 +66,9 @@ def test_the_same_seed_and_actions_give_the_same_episode_in_the_same_and_in_anot
 def test_a_seed_is_a_scenario_and_without_one_the_next_follows() -> None:
     env = PlacementEnv(small_problem(scenarios=4))
     scenarios = []
-    for reset in ({}, {}, {"seed": 7}, {}, {}, {"options": {"scenario": 2}}, {"seed": 1, "options": {"scenario": 0}}):
-        env.reset(**reset)  # type: ignore[arg-type]
+    resets: list[dict[str, Any]] = [{}, {}, {"seed": 7}, {}, {}, {"options": {"scenario": 2}}]
+    for reset in [*resets, {"seed": 1, "options": {"scenario": 0}}]:
+        env.reset(**reset)
         scenarios.append(scenario_of(env))
     assert scenarios == [0, 1, 3, 0, 1, 2, 0]
 
@@ -150,10 +149,8 @@ def test_an_episode_is_truncated_at_the_time_limit_and_completion_times_are_then
 
 
 def test_a_scenario_without_a_decision_is_refused() -> None:
-    problem = hand_problem()
-    never = Problem(problem.cluster, problem.scenarios, problem.process, problem.rules._replace(limit_s=-1.0))
     with pytest.raises(ValueError, match="scenario 0 asks no decision"):
-        PlacementEnv(never).reset()
+        PlacementEnv(hand_problem(limit_s=-1.0)).reset()
 
 
 @pytest.mark.parametrize("action", ["node", "gpu"])
@@ -181,7 +178,7 @@ def test_gymnasium_counts_the_same_return_and_length(action: str, reward: str) -
     env.reset(seed=0)
     ended = False
     while not ended:
-        _, _, ended, _, info = env.step(env.action_space.sample())  # type: ignore[assignment]
+        _, _, ended, _, info = env.step(env.action_space.sample())
     assert info["episode"]["r"] == pytest.approx(info["metrics"]["r"], rel=1e-5)
     assert info["episode"]["l"] == info["metrics"]["l"]
 

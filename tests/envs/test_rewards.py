@@ -29,7 +29,7 @@ def ideal_s(case: Case) -> float:
     return float((scenarios.work_s[row] * scenarios.gpus[row]).sum() / speed)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(case=cases(), reward=st.sampled_from(("dt", "potential")), **PLAYS)
 def test_time_and_potential_sum_to_the_makespan_over_the_ideal_time(
     case: Case, action: str, reward: str, seed: int
@@ -41,7 +41,7 @@ def test_time_and_potential_sum_to_the_makespan_over_the_ideal_time(
     assert sum(rewards) == pytest.approx(expected, abs=1e-5 * float(np.abs(rewards).sum()))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(case=cases(), **PLAYS)
 def test_jct_sums_to_the_mean_completion_time_over_the_ideal_time(case: Case, action: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action, observation="source", reward="jct"), 1)

@@ -54,8 +54,8 @@ def test_masked_ppo_learns_on_the_scalar_environment_too() -> None:
     env = PlacementEnv(small_problem(jobs=6))
     model = MaskablePPO("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=1, gamma=1.0, seed=1, device="cpu")
     model.learn(128)
-    mean, deviation = evaluate_policy(model, VecMonitor(PlacementVecEnv(small_problem(jobs=6), View(), 2)), 4)
-    assert mean < 0 <= deviation
+    mean, _ = evaluate_policy(model, VecMonitor(PlacementVecEnv(small_problem(jobs=6), View(), 2)), 4)
+    assert np.less(mean, 0)
 
 
 def test_summaries_of_episodes_agree_with_a_monitor_that_counts_for_itself() -> None:
@@ -80,15 +80,17 @@ def test_it_answers_what_sb3s_own_vector_of_scalar_environments_answers() -> Non
     ours = PlacementVecEnv(problem, View(), 3)
     theirs = DummyVecEnv([lambda: PlacementEnv(problem)] * 3)
     rng, told = np.random.default_rng(2), 0
-    assert (ours.reset() == theirs.reset()).all()
+    assert np.array_equal(ours.reset(), np.asarray(theirs.reset()))
     for _ in range(40):
         masks = get_action_masks(ours)
         assert (masks == get_action_masks(theirs)).all()
         actions = open_actions(masks, rng)
-        observed, rewards, ended, infos = ours.step(actions)
-        for one, other in zip((observed, rewards, ended), theirs.step(actions)[:3], strict=True):
-            assert (one == other).all()
-        for row in np.flatnonzero(ended):
+        *seen, infos = ours.step(actions)
+        *expected, _ = theirs.step(actions)
+        assert all(
+            np.array_equal(np.asarray(one), np.asarray(other)) for one, other in zip(seen, expected, strict=True)
+        )
+        for row in np.flatnonzero(np.asarray(seen[2])):
             other = theirs.buf_infos[row]
             assert (infos[row]["terminal_observation"] == other["terminal_observation"]).all()
             assert infos[row]["TimeLimit.truncated"] == other["TimeLimit.truncated"]
@@ -134,7 +136,7 @@ def test_sb3s_questions_are_answered_for_the_rows_that_are_asked_for() -> None:
     assert env.get_attr("render_mode", [0, 2]) == [None, None]
     assert not env.has_attr("nothing")
     assert len(env.env_method("action_masks", indices=1)) == 1
-    assert env.env_is_wrapped(type(env)) == [False] * 3  # type: ignore[arg-type]
+    assert env.env_is_wrapped(type(env)) == [False] * 3
     with pytest.raises(AttributeError, match="'fly'"):
         env.env_method("fly")
-    assert VecNormalize(env, norm_reward=False).reset().shape == (3, env.batch.observations.shape[1])
+    assert np.asarray(VecNormalize(env, norm_reward=False).reset()).shape == env.batch.observations.shape

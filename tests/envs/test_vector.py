@@ -92,8 +92,9 @@ def alike(ours: Any, theirs: Any) -> bool:
 def test_a_seed_is_the_first_rows_scenario_and_without_one_all_go_on() -> None:
     env = PlacementVectorEnv(3, small_problem(scenarios=10))
     scenarios = []
-    for reset in ({}, {}, {"seed": 14}, {"options": {"scenario": 9}}):
-        env.reset(**reset)  # type: ignore[arg-type]
+    resets: list[dict[str, Any]] = [{}, {}, {"seed": 14}, {"options": {"scenario": 9}}]
+    for reset in resets:
+        env.reset(**reset)
         scenarios.append(env.batch.sim.state.scenario.tolist())
     assert scenarios == [[0, 1, 2], [3, 4, 5], [4, 5, 6], [9, 0, 1]]
 

@@ -1,0 +1,83 @@
+"""How fast the simulator plays whole workloads by the heuristic `pack`, on one core and with faults."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from longshore.agents.heuristics import PACK
+from longshore.cluster.generator import Arrivals, generate
+from longshore.cluster.hetero64 import hetero64
+from longshore.cluster.profiles import PROFILES
+from longshore.cluster.scenarios import ORDERS, stack
+from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.cluster.state import Simulation
+
+from .harness import Row, main, medians, seconds
+
+SEED = 2026
+ROUNDS = 7
+JOBS = 100_000
+LOAD = 0.8
+HETERO64, LARGE, LARGE_DEEP = "hetero64: 64 GPUs, 64 jobs", "4,096 GPUs, 4,096 jobs", "4,096 GPUs, 16,384 jobs"
+ARRIVALS, AT_ONCE, EASY = (
+    f"100,000 jobs on 1,024 GPUs, {how}" for how in ("arriving at load 0.8", "all at once", "the same, EASY")
+)
+
+
+def preset(scenarios: int, nodes: int, jobs: int) -> Simulation:
+    """Return a simulation with a row for each of so many scenarios of the preset, or of a larger one like it."""
+    return simulation_of(*hetero64(scenarios, SEED, nodes=nodes, jobs=jobs), rows=scenarios)
+
+
+def long_run(arrivals: Arrivals, order: str) -> Simulation:
+    """Return a simulation of one long workload like the trace Philly's, on 128 nodes with the preset's faults."""
+    cluster, drawn, process, rules = hetero64(1, SEED, nodes=128, jobs=1)
+    workload = generate(
+        PROFILES["philly"],
+        JOBS,
+        load=LOAD,
+        cluster_gpus=cluster.gpu_node.size,
+        rng=np.random.default_rng(SEED),
+        arrivals=arrivals,
+    )
+    scenarios = stack(
+        cluster,
+        [workload],
+        fault_seed=drawn.fault_seed,
+        source_rate_per_s=drawn.source_rate_per_s,
+        speed=drawn.speed,
+    )
+    return simulation_of(cluster, scenarios, process, rules._replace(order=ORDERS[order]))
+
+
+def play(sim: Simulation) -> None:
+    """Play the first scenario in the first row, the second in the second, and so on."""
+    PACK.play(sim, np.arange(sim.state.now_s.size))
+
+
+def measure() -> Iterator[Row]:
+    """Yield job events (submissions, starts, stops, finishes) a second, and the time of long workloads."""
+    sims = {
+        HETERO64: preset(1000, 8, 64),
+        LARGE: preset(8, 512, 4096),
+        LARGE_DEEP: preset(2, 512, 16_384),
+        ARRIVALS: long_run("profile", "fifo"),
+        AT_ONCE: long_run("batch", "fifo"),
+        EASY: long_run("profile", "easy"),
+    }
+    taken_s = medians({name: partial(seconds, partial(play, sim)) for name, sim in sims.items()}, ROUNDS)
+    outcomes = {name: outcome_of(sim) for name, sim in sims.items()}
+    per_s = {name: float(outcome.job_events.sum()) / taken_s[name] for name, outcome in outcomes.items()}
+    yield Row(HETERO64, per_s[HETERO64], "events/s", least=2_000_000)
+    yield Row(LARGE, per_s[LARGE], "events/s", least=300_000)
+    yield Row(LARGE_DEEP, per_s[LARGE_DEEP], "events/s", least=300_000)
+    yield Row(ARRIVALS, taken_s[ARRIVALS], "s", most=3)
+    yield Row(AT_ONCE, taken_s[AT_ONCE], "s", most=3)
+    yield Row(EASY, taken_s[EASY], "s")
+    for name, outcome in outcomes.items():
+        yield Row(f"{name}: stops by faults", float(outcome.stops.sum()), "stops", least=1)
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,33 @@
+"""docs/environments.md does what it says."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from longshore.envs.batch import Batch, View
+from longshore.envs.episodes import episode_summaries
+from longshore.envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
+from longshore.envs.rewards import REWARDS
+from tests.envs.random_play import small_problem
+
+PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["gymnasium", "sb3", "batched"])
+def test_an_example_of_the_page_runs(example: str, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(example)
+    runpy.run_path(str(tmp_path / "example.py"))
+
+
+def test_the_page_counts_features_and_names_rewards_and_metrics() -> None:
+    batch = Batch(small_problem(), View(), 1)
+    batch.reset()
+    page = PAGE.read_text()
+    assert f"{len(GLOBALS)} numbers" in page
+    assert f"then {len(NODE_FEATURES)} for each node" in page
+    assert f"or {len(GPU_FEATURES)} for each GPU" in page
+    names = [*REWARDS, *episode_summaries(batch, batch.steps * 0)[0]]
+    assert [name for name in names if f"`{name}`" not in page] == []
