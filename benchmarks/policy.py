@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
 from longshore.agents.checkpoint import load_policy
 from longshore.agents.heuristics import EFT
 from longshore.envs.problems import Regime, hetero64_problem
