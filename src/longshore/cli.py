@@ -71,7 +71,7 @@ AgeingOption = Annotated[
     ),
 ]
 WaitingOption = Annotated[bool, typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs.")]
-SeedOption = Annotated[int, typer.Option(min=0, max=2**62, help="Of everything that is drawn.")]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of everything that is drawn.")]
 MaxGpusOption = Annotated[
     int | None, typer.Option(min=1, max=2**31 - 1, help="Cut jobs that ask more GPUs to so many.")
 ]
@@ -204,8 +204,11 @@ def evaluate(
 ) -> None:
     """Compare policies on the same workloads and faults.
 
-    Without a trace and a cluster: the preset hetero64. With a trace: windows of 96 jobs from its last 30 %, at a load
-    of 0.85. With a cluster file: its cluster and faults, and generated jobs if there is no trace.
+    Without a trace and a cluster: the preset hetero64.
+
+    With a trace: windows of 96 jobs from its last 30 %, at a load of 0.85.
+
+    With a cluster file: its cluster and faults, generated jobs if no trace.
     """
     with _progress(FIRST_USE):
         from .eval.command import EvaluationRequest, evaluate_request
