@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+import zlib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -95,5 +96,14 @@ def _read(path: Path) -> tuple[Schema, dict[str, np.ndarray]]:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"{path}: {SCHEMA}: {place}: {first['msg']}; it was made by another version") from error
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        KeyError,
+        ValueError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
         raise CheckpointError(f"{path} is no checkpoint or is damaged: {error}") from error

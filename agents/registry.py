@@ -34,10 +34,12 @@ def find_policy(name: str) -> Policy:
     if name not in registered:
         close = difflib.get_close_matches(name, registered, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "`longshore policies` lists them"
-        raise PluginError(f"there is no policy {name!r}; {hint} A learned one is named by its checkpoint (NAME.zip)")
+        raise PluginError(
+            f"there is no policy {name!r}; {hint}, and a learned one is named by its checkpoint (NAME.zip)"
+        )
     try:
         found = registered[name].load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a stranger's module may fail in any way
         raise PluginError(f"policy {name!r} ({registered[name].value}) cannot be imported: {error}") from error
     policy = found() if isinstance(found, type) else found
     if not isinstance(policy, Policy):

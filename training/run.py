@@ -72,13 +72,13 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = lambda progress: No
         InputError: If the folder holds a run of another configuration, or the problem cannot be built.
         CheckpointError: If the folder's snapshot is damaged.
     """
+    preset = PRESETS[config.preset]
+    trace = Path(config.trace) if config.trace else None
+    problem, validated_on = preset.build(config.seed, trace, Regime(waiting=config.waiting))
     folder = _open_folder(config, logdir)
     torch.set_num_threads(config.threads)
     # Checks of every tensor cost a sixth of the time; masks and shapes are asserted where they arise.
     Distribution.set_default_validate_args(value=False)
-    preset = PRESETS[config.preset]
-    trace = Path(config.trace) if config.trace else None
-    problem, validated_on = preset.build(config.seed, trace, Regime(waiting=config.waiting))
     view = View(config.action, config.observation, config.reward)
     env = PlacementVecEnv(problem, view, config.hyperparameters.rows)
     schema = schema_of(
