@@ -42,7 +42,7 @@ class MaskedPolicy(MaskableActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         self.network = NETWORKS[self.network_name](self.layout)
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
         self.action_dist = make_masked_proba_distribution(self.action_space)
 
     def forward(

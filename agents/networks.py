@@ -22,7 +22,7 @@ class _SigmoidTanh(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         slope: Tensor = torch.ops.aten.tanh_backward(gradient, y)
         return slope
@@ -99,8 +99,9 @@ class SetNetwork(nn.Module):
         self.score = nn.Linear(width, 1)
         self.direct = nn.Linear(layout.features, 1, bias=False)
         self.wait = nn.Linear(width, 1)
-        self.value = nn.Sequential(nn.Linear(layout.globals + 2 * width, width), Tanh(), nn.Linear(width, width), Tanh(),
-                                   nn.Linear(width, 1))  # fmt: skip
+        self.value = nn.Sequential(
+            nn.Linear(layout.globals + 2 * width, width), Tanh(), nn.Linear(width, width), Tanh(), nn.Linear(width, 1)
+        )
         with torch.no_grad():
             for layer in (self.score, self.direct, self.wait):
                 layer.weight *= 0.1  # a nearly uniform policy to begin with

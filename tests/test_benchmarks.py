@@ -1,0 +1,76 @@
+"""The harness of the benchmarks on tiny measures; the benchmarks themselves are not run here."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import Row, main, medians
+
+
+def measure_one_of_each() -> Iterator[Row]:
+    yield Row("rings", 636906.5, "calls/s", least=1000)
+    yield Row("start", 0.25, "s", most=0.5)
+    yield Row("makespan", 45.0, "h", least=44.0, most=46.0)
+    yield Row("for information", 3.0, "h")
+
+
+def measure_a_miss() -> Iterator[Row]:
+    yield Row("fast enough", 2.0, "1/s", least=1.0)
+    yield Row("too slow", 4.0, "s", most=3.0)
+
+
+def exit_status(arguments: list[str], *, missing: bool = False) -> object:
+    with pytest.raises(SystemExit) as end:
+        main(measure_a_miss if missing else measure_one_of_each, arguments)
+    return end.value.code
+
+
+def test_a_table_has_a_line_for_each_row_with_value_unit_bar_and_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status([]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["name", "value", "unit", "bar", "ok"],
+        ["rings", "636906", "calls/s", ">=", "1000", "True"],
+        ["start", "0.25", "s", "<=", "0.5", "True"],
+        ["makespan", "45", "h", "44", "to", "46", "True"],
+        ["for", "information", "3", "h"],
+    ]
+
+
+def test_a_missed_bar_ends_with_status_1_after_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status([], missing=True) == 1
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["ok", "True", "False"]
+
+
+def test_the_results_file_says_when_on_what_and_from_which_sources(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    assert exit_status(["--json", str(path)], missing=True) == 1
+    report = json.loads(path.read_text())
+    assert list(report) == ["date", "git", "machine", "results"]
+    assert set(report["machine"]) == {"cpu", "cores", "memory_bytes", "python"}
+    assert report["results"] == {
+        "test_benchmarks": [
+            {"name": "fast enough", "value": 2.0, "unit": "1/s", "bar": ">= 1", "ok": True},
+            {"name": "too slow", "value": 4.0, "unit": "s", "bar": "<= 3", "ok": False},
+        ]
+    }
+
+
+@pytest.mark.parametrize("bar", [{"least": 1.0}, {"most": 1.0}, {"least": 0.0, "most": 1.0}])
+def test_a_figure_that_is_no_number_misses_every_bar(bar: dict[str, float]) -> None:
+    assert not Row("broken", math.nan, "s", **bar).ok
+
+
+def test_compared_parts_take_turns_and_their_first_calls_do_not_count() -> None:
+    calls: list[str] = []
+    given = {"a": iter([100.0, 1.0, 3.0, 2.0]), "b": iter([100.0, 5.0, 4.0, 6.0])}
+
+    def part(name: str) -> float:
+        calls.append(name)
+        return next(given[name])
+
+    assert medians({"a": lambda: part("a"), "b": lambda: part("b")}, rounds=3) == {"a": 2.0, "b": 5.0}
+    assert "".join(calls) == "abababab"
