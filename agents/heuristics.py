@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cluster.placing import undo_picks
 from ..cluster.state import Simulation
 from . import node_rules, play
 
@@ -33,7 +34,7 @@ class Heuristic:
         """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
         if play.decide(sim, row, self.rule, self.patience):
             return True
-        play.undo_picks(sim, row)
+        undo_picks(sim, row)
         return False
 
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:

@@ -14,7 +14,6 @@ from ..envs.units import units_of
 from .networks import MlpNetwork, SetNetwork
 from .schema import Schema
 
-
 # Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.
 TIE = 1e-4
 

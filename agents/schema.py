@@ -7,15 +7,13 @@ from pydantic import BaseModel, ConfigDict
 from ..cluster.errors import CheckpointError
 from ..envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
 
-FORMAT = 1  # of the file; raised when older readers could misread it
-
 
 class Schema(BaseModel):
     """Everything that must agree between a network and its use."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     longshore: str  # version that wrote it
     algorithm: str
     network: Literal["mlp", "set"]

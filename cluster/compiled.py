@@ -36,5 +36,6 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 def kernel(function: Function) -> Function:
     """Compile a function on its first call, and keep the code for later runs."""
-    compiled: Function = numba.njit(cache=True, error_model="numpy", _nrt=False)(function)
+    # _nrt: nothing is allocated in a kernel, so nothing need be counted (docs/decisions/0001)
+    compiled: Function = numba.njit(cache=True, error_model="numpy", _nrt=False)(function)  # type: ignore[call-overload]
     return compiled

@@ -27,10 +27,10 @@ class Field(NamedTuple):
     """Where a field stands in the table, and what kernels take it for."""
 
     word: int
-    type: types.Type
+    type: Any  # Numba's types do not tell what their subclasses have
 
 
-class Struct(types.Type):  # type: ignore[misc]
+class Struct(types.Type):
     """Kernel type of a simulation (no part) or of one of its named tuples (that part).
 
     The name holds a digest of the layout, so that code compiled for another one is never taken from a cache.
@@ -85,14 +85,14 @@ def _words(name: str, value: Any) -> tuple[list[int], types.Type]:
 
 
 @register_model(Struct)
-class _StructModel(models.PrimitiveModel):  # type: ignore[misc]
+class _StructModel(models.PrimitiveModel):
     """A word: the address of the table."""
 
     def __init__(self, dmm: Any, fe_type: Struct) -> None:
-        super().__init__(dmm, fe_type, WORD)
+        super().__init__(dmm, fe_type, WORD)  # type: ignore[no-untyped-call]
 
 
-@unbox(Struct)
+@unbox(Struct)  # type: ignore[untyped-decorator]
 def _unbox(typ: Struct, obj: Any, c: Any) -> NativeValue:
     address = c.pyapi.object_getattr_string(obj, "address")
     word = c.pyapi.long_as_longlong(address)
@@ -101,17 +101,17 @@ def _unbox(typ: Struct, obj: Any, c: Any) -> NativeValue:
 
 
 @infer_getattr
-class _StructAttributes(AttributeTemplate):  # type: ignore[misc]
+class _StructAttributes(AttributeTemplate):
     key = Struct
 
-    def generic_resolve(self, typ: Struct, attr: str) -> types.Type | None:
+    def generic_resolve(self, typ: Struct, attr: str) -> Any:  # type: ignore[override]
         if not typ.part:
             return Struct(attr) if attr in _LAYOUT else None
         field = _LAYOUT[typ.part].get(attr)
         return field.type if field else None
 
 
-@lower_getattr_generic(Struct)
+@lower_getattr_generic(Struct)  # type: ignore[untyped-decorator]
 def _read(context: Any, builder: Any, typ: Struct, value: Any, attr: str) -> Any:
     if not typ.part:
         return value

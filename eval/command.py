@@ -86,7 +86,7 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
         problem, what = _problem(request)
     policies = _policies(request, named, problem)
     _introduce(console, what, problem, policies)
-    with progress("playing") as tell:
+    with progress("setting up") as tell:
         places = {policy.name: place for place, policy in enumerate(policies, start=1)}
         outcomes = play_all(problem, policies, lambda name: tell(f"playing {name} ({places[name]} of {len(policies)})"))
         tell("computing intervals")
@@ -185,7 +185,7 @@ def _tested_part(path: Path, workload: Workload) -> tuple[float, float]:
     if jobs_within(workload, TESTED_PART) >= WINDOW_JOBS:
         return TESTED_PART
     log.warning(
-        "%s: it has %d jobs, too few to keep the first 70 %% for training; windows come from all of it",
+        "%s: only %d jobs, too few to keep the first 70 %% for training; windows come from all of it",
         path, workload.jobs,
     )  # fmt: skip
     return 0.0, 1.0

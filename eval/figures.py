@@ -102,7 +102,7 @@ def forest(comparison: Comparison) -> Picture:
     rows = [index for index, name in enumerate(comparison.policies) if name != comparison.best_heuristic]
     with _style():
         figure = Figure(figsize=(WIDTH_INCHES, 2.5 + 0.44 * len(rows)))
-        figure.set_layout_engine("constrained", hspace=0.06)
+        figure.set_layout_engine("constrained", hspace=0.06, wspace=0.05)
         axes = figure.subplots(2, 3, sharey=True)
         for metric, ax in enumerate(axes.flat):
             _forest_panel(ax, comparison, metric, rows)

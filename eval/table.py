@@ -169,7 +169,7 @@ def terminal_tables(comparison: Comparison, width: int) -> list["Table"]:
     if len(comparison.policies) == 1:
         return parts
     differences = [*_parts(comparison, _difference_columns(comparison), width)]
-    differences[0].title = f"Difference to {comparison.best_heuristic} in %, scenario by scenario"
+    differences[0].title = f"\nDifference to {comparison.best_heuristic} in %, scenario by scenario"
     return [*parts, *differences]
 
 

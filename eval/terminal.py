@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ..cluster.outcome import Outcome, metrics
 from ..cluster.scenarios import Scenarios
 from ..cluster.trace_statistics import TraceStatistics
+from .table import time_unit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,10 +19,11 @@ Progress: TypeAlias = Callable[[str], AbstractContextManager[Tell]]  # begins wi
 def print_run(console: "Console", outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> None:
     """Print the figures of one scenario's run."""
     figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+    unit, scale = time_unit(float(figures.makespan_s[0]))
     rows = {
-        "makespan": f"{figures.makespan_s[0] / 3600:.2f} h",
-        "mean JCT": f"{figures.mean_jct_s[0] / 3600:.2f} h",
-        "p99 JCT": f"{figures.p99_jct_s[0] / 3600:.2f} h",
+        "makespan": f"{figures.makespan_s[0] * scale:.2f} {unit}",
+        "mean JCT": f"{figures.mean_jct_s[0] * scale:.2f} {unit}",
+        "p99 JCT": f"{figures.p99_jct_s[0] * scale:.2f} {unit}",
         "useful utilisation": f"{100 * figures.useful_utilisation[0]:.1f} %",
         "GPU-hours lost to faults": f"{figures.lost_gpu_s[0] / 3600:.1f}",
         "restarts": f"{figures.restarts[0]:.0f}",
@@ -48,9 +50,6 @@ def print_trace(console: "Console", name: str, statistics: TraceStatistics, gpus
 
 
 def _print(console: "Console", rows: dict[str, str]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    width = max(map(len, rows))
     for title, text in rows.items():
-        table.add_row(title, text)
-    console.print(table)
+        console.print(f"{title:{width}}  {text}", soft_wrap=True)

@@ -50,7 +50,7 @@ def clusters(draw: st.DrawFn, least: int, most: int) -> Cluster:
         speed=speed,
         peak_flops=speed * 125e12,
         memory_bytes=np.full(nodes, 32e9),
-        intra_bytes_per_s=numbers(draw, nodes, (25e9, 150e9, 300e9)),
+        intra_bytes_per_s=numbers(draw, nodes, (2e9, 150e9, 300e9)),
         nic_bytes_per_s=numbers(draw, nodes, (3.125e9, 12.5e9, 25e9)),
         uplink_bytes_per_s=numbers(draw, racks, (2e9, 6.25e9, 50e9)),
     )
@@ -154,7 +154,8 @@ def longest_run_s(cluster: Cluster, its_rules: Rules, work: Workload) -> float:
     """Return a time that no run of the workload's jobs exceeds on any placement."""
     nodes = cluster.speed.size
     simple = (1 + its_rules.node_penalty * (nodes - 1)) / min(SPEEDS)
-    slowest_link = min(cluster.nic_bytes_per_s.min(), cluster.uplink_bytes_per_s.min())
+    links = (cluster.intra_bytes_per_s, cluster.nic_bytes_per_s, cluster.uplink_bytes_per_s)
+    slowest_link = min(float(link.min()) for link in links)
     ring = (work.compute_s / min(SPEEDS) + 2 * work.parameter_bytes / slowest_link) / work.compute_s
     factor = ring if its_rules.ring else np.full(work.jobs, simple)
     return float((work.work_s * factor).max()) + its_rules.restart_s

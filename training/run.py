@@ -21,6 +21,7 @@ from torch.distributions import Distribution
 from ..agents.checkpoint import layout_of, save_policy, schema_of
 from ..agents.learned import LearnedPolicy
 from ..agents.masked_policy import MaskedPolicy
+from ..agents.networks import MlpNetwork, SetNetwork
 from ..agents.schema import Schema
 from ..cluster.errors import InputError
 from ..envs.batch import View
@@ -34,6 +35,7 @@ from .validation import Score, Validation
 log = logging.getLogger(__name__)
 
 VALIDATIONS = 12  # in a run, spread evenly
+NEVER = 1_000_000_000  # updates between Stable-Baselines3's own lines: metrics are written by the callback
 CONFIG, SNAPSHOT, POLICY, BEST, SCORE = "config.json", "snapshot.npz", "policy.zip", "best.zip", "score.json"
 
 
@@ -94,7 +96,7 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = lambda progress: No
     if left > 0:
         with _interruptible(watch):
             with suppress(_Stop):
-                model.learn(left, callback=watch, reset_num_timesteps=model.num_timesteps == 0, log_interval=None)
+                model.learn(left, callback=watch, reset_num_timesteps=model.num_timesteps == 0, log_interval=NEVER)
             watch.conclude()
     finished = model.num_timesteps >= config.steps
     assert watch.best is not None
@@ -196,7 +198,7 @@ class _Watch(BaseCallback):
         due = self.num_timesteps - self._validated_at >= self.config.steps / VALIDATIONS
         if due and self.num_timesteps < self.config.steps:
             self._validate()
-            save_snapshot(self.folder / SNAPSHOT, self.model, self.env)
+            save_snapshot(self.folder / SNAPSHOT, self._ppo(), self.env)
         self.logger.dump(self.num_timesteps)
         self.tell(Progress(self.num_timesteps, self._steps_per_s(), self.latest, self.validation.best))
         if self.interrupted:
@@ -215,7 +217,13 @@ class _Watch(BaseCallback):
         self._episodes.clear()
 
     def _policy(self) -> LearnedPolicy:
-        return LearnedPolicy("policy", self.schema, self.model.policy.network)
+        network = self.model.policy.network
+        assert isinstance(network, MlpNetwork | SetNetwork)
+        return LearnedPolicy("policy", self.schema, network)
+
+    def _ppo(self) -> MaskablePPO:
+        assert isinstance(self.model, MaskablePPO)
+        return self.model
 
     def _validate(self) -> None:
         self._validated_at = self.num_timesteps
@@ -236,7 +244,7 @@ class _Watch(BaseCallback):
         if self._episodes:
             self._record_rollout()
         self._validate()
-        save_snapshot(self.folder / SNAPSHOT, self.model, self.env)
+        save_snapshot(self.folder / SNAPSHOT, self._ppo(), self.env)
         self.logger.dump(self.num_timesteps)
         self.tell(Progress(self.num_timesteps, self._steps_per_s(), self.latest, self.validation.best))
 

@@ -80,15 +80,22 @@ LoadOption = Annotated[
 ]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"Longshore {version('longshore')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _longshore(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Show the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
 ) -> None:
-    if version:
-        from importlib.metadata import version as version_of
-
-        typer.echo(f"Longshore {version_of('longshore')}")
-        raise typer.Exit
+    """Take the options that stand before a command."""
+    del version  # its callback has shown it
 
 
 @app.command()
@@ -133,7 +140,7 @@ def simulate(
 def train(
     preset: Annotated[str, typer.Option(help="hetero64, philly or itp (the last two need --trace).")] = "hetero64",
     algo: Annotated[str, typer.Option(help="ppo: masked PPO.")] = "ppo",
-    steps: Annotated[float, typer.Option(min=1, help="Environment steps, such as 2e6.")] = 4e6,
+    steps: Annotated[float, typer.Option(min=1, help="Environment steps, such as 2e6.")] = 2e6,
     seed: Annotated[int, typer.Option(min=0, max=999_999, help="Of weights, scenarios and sampling.")] = 0,
     logdir: Annotated[Path, typer.Option(help="Where the run's folder goes; TensorBoard reads it.")] = Path("runs"),
     network: Annotated[str, typer.Option(help="set (any cluster size) or mlp (the source's five layers).")] = "set",
@@ -238,9 +245,11 @@ def convert(
     ] = None,
 ) -> None:
     """Write a trace in Longshore's own format, which every command reads."""
+    from .cluster.output_file import check_outputs
     from .cluster.trace_statistics import write_trace
     from .cluster.traces.detect import read_trace
 
+    check_outputs({"OUTPUT": output}, {"FILE": file})
     workload = read_trace(file, trace_format=trace_format)
     write_trace(workload, output)
     typer.echo(f"{output}: {workload.jobs} jobs ({workload.left_out} rows left out)")
@@ -261,10 +270,12 @@ def sample(
     """Write a window of consecutive jobs."""
     import numpy as np
 
+    from .cluster.output_file import check_outputs
     from .cluster.trace_statistics import write_trace
     from .cluster.traces.detect import read_trace
     from .cluster.windows import sample_windows
 
+    check_outputs({"OUTPUT": output}, {"FILE": file})
     rng = np.random.default_rng(seed)
     window = sample_windows(
         read_trace(file), jobs, 1, rng, first=first, last=last, max_gpus=max_gpus, load=load, cluster_gpus=gpus
@@ -276,8 +287,6 @@ def sample(
 @app.command()
 def policies() -> None:
     """List the policies that can be named."""
-    from importlib.resources import files
-
     from .agents.registry import find_policy, policy_names
 
     for name in policy_names():
@@ -288,9 +297,8 @@ def policies() -> None:
         else:
             typer.echo(f"{name:16s} {found.about}{' (only with --waiting)' if found.waits else ''}")
     typer.echo("\nA learned policy is named by the path of its checkpoint (NAME.zip, as `longshore train` writes).")
-    shipped = sorted(str(path) for path in (files("longshore") / "checkpoints").iterdir() if path.name.endswith(".zip"))
-    if shipped:
-        typer.echo("Shipped: " + ", ".join(shipped))
+    for path in sorted((Path(__file__).parent / "checkpoints").glob("*.zip")):
+        typer.echo(f"Shipped: {path}")
 
 
 def _regime(order: Order, ageing_h: float, waiting: bool) -> "Regime":
@@ -309,34 +317,39 @@ def _console() -> "Console":
 
 @contextmanager
 def _progress(first: str) -> Iterator[Callable[[str], None]]:
-    """Show on standard error what is being done: in a status line, or line by line where that is no terminal."""
-    from rich.console import Console
+    """Show what is being done: in a status line, or line by line where the output is no terminal."""
     from rich.text import Text
 
-    console = Console(stderr=True, markup=False, highlight=False)
+    console = _console()
     if console.is_terminal:
         with console.status(Text(f"{first} ...")) as status:
             yield lambda text: status.update(Text(f"{text} ..."))
     else:
-        typer.echo(f"{first} ...", err=True)
-        yield lambda text: typer.echo(f"{text} ...", err=True)
+        console.print(f"{first} ...")
+        yield lambda text: console.print(f"{text} ...")
 
 
 @contextmanager
 def _training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
-    """Show on standard error how far training is: a bar, or a line for each update where that is no terminal."""
-    from rich.console import Console
+    """Show how far training is: a bar, or a line for each update where the output is no terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console, first = Console(stderr=True), "compiling and playing the heuristics ..."
+    console, first = _console(), "compiling and playing the heuristics ..."
     if not console.is_terminal:
-        typer.echo(first, err=True)
-        yield lambda stand: typer.echo(f"{100 * min(1.0, stand.steps / steps):3.0f} %  {_stand_text(stand)}", err=True)
+        console.print(first)
+        yield lambda stand: console.print(f"{100 * min(1.0, stand.steps / steps):3.0f} %  {_stand_text(stand)}")
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(first, total=steps)
         yield lambda stand: bar.update(task, completed=stand.steps, description=_stand_text(stand))
+
+
+class _Warnings(logging.Handler):
+    """Shows warnings on standard error as it is at the moment: a status line moves out of their way."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(f"longshore: warning: {record.getMessage()}", err=True)
 
 
 def _stand_text(stand: "Stand") -> str:
@@ -346,7 +359,7 @@ def _stand_text(stand: "Stand") -> str:
 
 def main() -> None:
     """Run the command line; what the outside did wrong becomes one line and exit status 2."""
-    logging.basicConfig(format="longshore: warning: %(message)s", level=logging.WARNING, force=True)
+    logging.basicConfig(handlers=[_Warnings()], level=logging.WARNING, force=True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that knows ASCII only shows a question mark

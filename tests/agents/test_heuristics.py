@@ -97,6 +97,12 @@ def test_expected_finish_counts_the_expected_loss_by_faults() -> None:
     assert choice("eft-hazard", 2, cluster, DOWN, hazard, checkpoint_s=math.inf, restart_s=15.0) == [6, 7]
 
 
+def test_among_many_nodes_sets_without_lemons_are_looked_at() -> None:
+    hazard = [1e-3] * 2 + [1e-6] * 18  # the first of ten nodes, which fits as well as the others
+    assert choice("eft", 2, grid_cluster(10, 2), (), hazard) == [0, 1]
+    assert choice("eft-hazard", 2, grid_cluster(10, 2), (), hazard) == [2, 3]
+
+
 @pytest.mark.parametrize(("name", "patience"), [("patient", 0.4), ("eft-wait", 1.0), ("eft-hazard", 0.0)])
 @settings(deadline=None)
 @given(busy_s=st.floats(1.0, 100.0), work_s=st.floats(1.0, 1000.0))

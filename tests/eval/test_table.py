@@ -4,37 +4,48 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from longshore.eval.comparison import compare
+from longshore.eval.comparison import Comparison, compare
 from longshore.eval.losses import losses
-from longshore.eval.table import caption, rows, terminal_table, titles
+from longshore.eval.table import caption, rows, terminal_tables, titles
 from tests.eval.runs import CLUSTER_GPUS, comparison, finishes, outcome, scenarios
 
 LEARNED = "<b>ppo</b> $x$"
 
 
-def printed(count: int) -> str:
-    console = Console(file=io.StringIO(), width=120)
-    console.print(terminal_table(comparison(count)))
+def shown(found: Comparison, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in terminal_tables(found, width):
+        console.print(table)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 @pytest.mark.parametrize("count", [1, 12])
-def test_the_table_shows_every_cell_within_120_columns(count: int) -> None:
-    text = printed(count)
-    assert max(len(line) for line in text.splitlines()) <= 120
+@pytest.mark.parametrize("width", [60, 80, 120, 160])
+def test_the_tables_show_every_cell_at_any_width(count: int, width: int) -> None:
+    text = shown(comparison(count), width)
+    assert max(len(line) for line in text.splitlines()) <= width
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     for row in rows(comparison(count)):
-        assert all(word in text for word in row.policy.split())
         assert all(cell.text in text for cell in (*row.cells, row.versus))
+
+
+def test_a_table_that_is_cut_repeats_the_policies() -> None:
+    wide, narrow = shown(comparison(12), 160), shown(comparison(12), 80)
+    assert wide.count("random") == 2  # figures and differences
+    assert narrow.count("random") == 4
 
 
 def test_markup_in_a_name_is_text() -> None:
     runs = {"[red]pack[/red]": outcome(finishes(2))}
-    console = Console(file=io.StringIO(), width=120)
-    console.print(terminal_table(compare(runs, scenarios(2), CLUSTER_GPUS, heuristics=runs)))
-    assert isinstance(console.file, io.StringIO)
-    assert "[red]pack[/red]" in console.file.getvalue()
+    assert "[red]pack[/red]" in shown(compare(runs, scenarios(2), CLUSTER_GPUS, heuristics=runs), 120)
+
+
+def test_each_metric_has_its_difference_to_the_best_heuristic() -> None:
+    differences = shown(comparison(12), 160).partition("Difference to pack")[2]
+    line = next(line for line in differences.splitlines() if line.strip().startswith("random"))
+    assert line.split()[1] == "+30.0"  # makespan
+    assert line.split().count("+100.0") == 1  # twice as many restarts
 
 
 def test_the_learned_policy_wins_and_random_loses() -> None:

@@ -1,0 +1,316 @@
+"""The command line as a user meets it: bad input in this process, the main paths as processes of their own."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from longshore import cli
+from tests.schedule_checker import check_schedule
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / ".." / "shared" / "data"
+HETERO64, SMALL = ROOT / "examples" / "hetero64.yaml", ROOT / "examples" / "small.yaml"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real traces in ../shared/data are absent")
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+class Command:
+    """Runs the command line in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> Done:
+        self.monkeypatch.setattr(sys, "argv", ["longshore", *map(str, arguments)])
+        try:
+            cli.main()
+        except SystemExit as end:
+            return Done(int(end.code or 0), *self.capsys.readouterr())
+        raise AssertionError("main returns only by SystemExit")
+
+
+@pytest.fixture
+def longshore(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capsys)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with files that are not what they should be."""
+    (tmp_path / "broken.yaml").write_text("a: [1\nb: }")
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(bytes(range(256)) * 20)
+    (tmp_path / "binary.zip").write_bytes(bytes(range(256)) * 20)
+    (tmp_path / "text").write_text("hello\n")
+    (tmp_path / "one.csv").write_text("id,gpus,work_s,submit_s\na,1,100,0\n")
+    (tmp_path / "twins.csv").write_text("id,gpus,work_s,submit_s\na,1,100,0\na,2,100,5\na#2,1,50,9\na,1,9,9\n")
+    (tmp_path / "large.csv").write_text("id,gpus,work_s,submit_s\na,1,100,0\nbig,65,100,5\n")
+    return tmp_path
+
+
+def process(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "longshore", *map(str, arguments)]
+
+
+def schedule(*arguments: object, at: Path) -> list[object]:
+    written = ("--events", at / "events.jsonl", "--jobs-out", at / "jobs.json", "--cluster-out", at / "cluster.json")
+    return ["simulate", *arguments, *written]
+
+
+def checked(at: Path) -> Counter[str]:
+    """Check the schedule in a folder, and return how often each kind of event is in it."""
+    events = [json.loads(line) for line in (at / "events.jsonl").read_text().splitlines()]
+    jobs: list[dict[str, Any]] = json.loads((at / "jobs.json").read_text())
+    check_schedule(events, jobs, json.loads((at / "cluster.json").read_text()))
+    return Counter(event["event"] for event in events)
+
+
+def faulty(cluster: Path, at: Path) -> Path:
+    """Return a cluster file with faults that stop jobs every few hours."""
+    text = cluster.read_text().replace("1.8518518518518518e-7", "2e-6").replace("1.2e-6", "1e-4")
+    copy = at / cluster.name
+    copy.write_text(text)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options"),
+    [
+        (HETERO64, "--policy pack"),
+        (HETERO64, "--policy eft-hazard --order easy --seed 3"),
+        (HETERO64, "--policy patient --waiting --order shortest --ageing-h 24 --estimates log-normal"),
+        (SMALL, "--policy spread --order easy-shortest --estimates class-mean"),
+        (SMALL, "--policy consolidate --waiting"),
+        (SMALL, "--policy replacement --load 0.5 --max-gpus 24"),
+    ],
+)
+def test_anybody_can_check_a_schedule(longshore: Command, tmp_path: Path, cluster: Path, options: str) -> None:
+    done = longshore(*schedule("--cluster", faulty(cluster, tmp_path), "--jobs", 120, *options.split(), at=tmp_path))
+    assert done.status == 0, done.err
+    events = checked(tmp_path)
+    assert events["submit"] == events["finish"] == 120
+    assert events["stop"] > 0
+    assert events["start"] == 120 + events["stop"]
+
+
+@needs_data
+def test_real_jobs_meet_real_faults(longshore: Command, tmp_path: Path) -> None:
+    trace, faults = DATA / "traces" / "itp_cluster03.csv", DATA / "faults" / "fault_trace.json"
+    options = ("--cluster", HETERO64, "--trace", trace, "--faults", faults, "--max-gpus", 48)
+    done = longshore(*schedule(*options, "--load", 0.7, "--seed", 5, at=tmp_path))
+    assert done.status == 0, done.err
+    assert checked(tmp_path)["fault"] > 0
+
+
+def test_the_same_command_writes_the_same_files_in_another_process(longshore: Command, tmp_path: Path) -> None:
+    places = tmp_path / "a", tmp_path / "b"
+    for place in places:
+        place.mkdir()
+    options = ("--cluster", faulty(HETERO64, tmp_path), "--policy", "random", "--jobs", 50, "--seed", 7)
+    longshore(*schedule(*options, at=places[0]))
+    subprocess.run(process(*schedule(*options, at=places[1])), check=True, capture_output=True)
+    for name in ("events.jsonl", "jobs.json", "cluster.json"):
+        assert (places[0] / name).read_bytes() == (places[1] / name).read_bytes()
+
+
+def test_jobs_of_one_id_are_told_apart(longshore: Command, folder: Path) -> None:
+    done = longshore(*schedule("--cluster", HETERO64, "--trace", folder / "twins.csv", at=folder))
+    assert "2 jobs have the id of an earlier one; such as 'a' is written as 'a#3'" in done.err
+    assert [job["id"] for job in json.loads((folder / "jobs.json").read_text())] == ["a", "a#3", "a#2", "a#4"]
+    assert checked(folder)["finish"] == 4
+
+
+def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(HETERO64.read_text().replace("checkpoint_s: 3600", "checkpoint_s: .inf"))
+    done = longshore(*schedule("--cluster", cluster, "--jobs", 120, at=tmp_path))
+    assert done.status == 0, done.err
+    assert "Infinity" not in (tmp_path / "cluster.json").read_text()
+    assert checked(tmp_path)["stop"] > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("simulate --cluster {broken.yaml}", "broken.yaml:2: not YAML"),
+        ("simulate --cluster {empty}", "the file is empty"),
+        ("simulate --cluster {binary}", "is not UTF-8"),
+        ("simulate --cluster {.}", "Is a directory"),
+        ("simulate --cluster {nowhere}", "No such file"),
+        ("simulate --cluster {HETERO64} --trace {.}", "Is a directory"),
+        ("simulate --cluster {HETERO64} --trace {empty}", "the file is empty"),
+        ("simulate --cluster {HETERO64} --trace {binary}", "is not UTF-8"),
+        ("simulate --cluster {HETERO64} --trace {text}", "no format begins with 'hello'"),
+        ("simulate --cluster {HETERO64} --trace {large.csv}", "job big asks 65 GPUs"),
+        ("simulate --cluster {HETERO64} --faults {text}", "is not a JSON list"),
+        ("simulate --cluster {HETERO64} --faults {.}", "Is a directory"),
+        ("simulate --cluster {HETERO64} --policy pakc", "did you mean 'pack'?"),
+        ("simulate --cluster {HETERO64} --policy {nowhere.zip}", "there is no such checkpoint"),
+        ("simulate --cluster {HETERO64} --policy {binary.zip}", "is no checkpoint or is damaged"),
+        ("simulate --cluster {HETERO64} --events {.}", "--events: "),
+        ("simulate --cluster {HETERO64} --events {no/where}", "there is no folder"),
+        ("simulate --cluster {HETERO64} --events {x} --jobs-out {x}", "is also the file of --events"),
+        ("simulate --cluster {HETERO64} --cluster-out {HETERO64}", "is also the file of --cluster"),
+        ("evaluate --policy {binary.zip}", "is no checkpoint or is damaged"),
+        ("evaluate --report {no/report.html}", "--report: "),
+        ("evaluate --json {.}", "is a folder"),
+        ("evaluate --faults {text}", "give --cluster"),
+        ("evaluate --load 1", "--load: the preset submits all jobs at once"),
+        ("evaluate --runs 3", "--runs: "),
+        ("train --steps inf", "--steps: inf is no number of steps"),
+        ("train --steps 1e400", "--steps: inf is no number of steps"),
+        ("train --preset hetreo64", "did you mean 'hetero64'?"),
+        ("train --network cnn", "--network: there is no network 'cnn'; known: set, mlp"),
+        ("train --algo dqn", "--algo: there is no algo 'dqn'"),
+        ("train --reward jtc", "--reward: there is no reward 'jtc'; did you mean 'jct'?"),
+        ("train --action rack", "--action: "),
+        ("train --observation source", "add --action gpu"),
+        ("train --preset philly", "--trace: "),
+        ("train --preset philly --trace {nowhere} --logdir {runs}", "is no file"),
+        ("train --trace {one.csv}", "hetero64 draws its own jobs"),
+        ("train --logdir {empty}", "cannot write here"),
+        ("trace inspect {nowhere}", "No such file"),
+        ("trace inspect {one.csv} --format csv", "no trace format is called 'csv'"),
+        ("trace convert {one.csv} {one.csv}", "is also the file of FILE"),
+        ("trace convert {one.csv} {no/where.csv}", "there is no folder"),
+        ("trace sample {one.csv} {out.csv}", "has 1 jobs, a window 96"),
+    ],
+)
+def test_bad_input_is_answered_in_one_line(longshore: Command, folder: Path, command: str, says: str) -> None:
+    names = {word[1:-1] for word in command.split() if word.startswith("{")}
+    places = {name: str(HETERO64 if name == "HETERO64" else folder / name) for name in names}
+    done = longshore(*(places.get(word.strip("{}"), word) for word in command.split()))
+    assert done.status == 2
+    assert done.err.startswith("longshore: ")
+    assert done.err.count("\n") == 1
+    assert says in done.err
+    assert not any(line.startswith(("simulating", "playing")) for line in done.out.splitlines())
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "simulate",
+        "simulate --cluster x --oder fifo",
+        "simulate --cluster x --order lifo",
+        "simulate --cluster x --load nan",
+        "simulate --cluster x --load inf",
+        "simulate --cluster x --sigma 1e300",
+        "simulate --cluster x --ageing-h nan",
+        "simulate --cluster x --jobs 0",
+        "simulate --cluster x --seed 99999999999999999999",
+        "evaluate --workloads many",
+        "train --steps nan",
+        "trace inspect",
+        "fly",
+    ],
+)
+def test_wrong_usage_ends_with_2(longshore: Command, command: str) -> None:
+    done = longshore(*command.split())
+    assert done.status == 2
+    assert "Usage: longshore" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("command", ["", "simulate", "train", "evaluate", "policies", "trace", "trace sample"])
+def test_every_command_explains_itself(longshore: Command, command: str) -> None:
+    done = longshore(*command.split(), "--help")
+    assert done.status == 0
+    assert f"Usage: longshore {command}".strip() in done.out
+
+
+def test_the_version_is_told(longshore: Command) -> None:
+    assert longshore("--version").out.startswith("Longshore 0.")
+
+
+def test_help_is_instant_because_it_imports_nothing_heavy() -> None:
+    code = """
+import sys
+from longshore.cli import main
+sys.argv = ["longshore", "--help"]
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stderr.split()}
+    assert "typer" in loaded
+    assert not loaded & {"torch", "numba", "polars", "matplotlib", "pandas", "scipy", "stable_baselines3", "gymnasium"}
+
+
+def test_ctrl_c_ends_with_130_and_without_a_traceback() -> None:
+    command = process("evaluate", "--workloads", 3000)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if line.startswith("playing"):
+                running.send_signal(signal.SIGINT)
+                break
+        _, err = running.communicate()
+    assert running.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_leaves_early_is_no_error_to_read_about() -> None:
+    command = process("policies")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == ""
+
+
+def test_progress_goes_line_by_line_where_there_is_no_terminal(longshore: Command) -> None:
+    done = longshore("simulate", "--cluster", HETERO64, "--jobs", 5)
+    assert [line for line in done.out.splitlines() if line.endswith("...")] == [
+        "starting (the first use compiles for half a minute) ...",
+        "reading the input ...",
+        "simulating 5 jobs under pack ...",
+    ]
+
+
+def test_an_overloaded_cluster_is_warned_of(longshore: Command) -> None:
+    done = longshore("simulate", "--cluster", HETERO64, "--jobs", 50, "--load", 3)
+    assert done.status == 0
+    assert "longshore: warning: overload: " in done.err
+
+
+def test_a_trace_is_converted_sampled_and_inspected(longshore: Command, folder: Path) -> None:
+    converted, window = folder / "converted.csv", folder / "window.csv"
+    assert "4 jobs" in longshore("trace", "convert", folder / "twins.csv", converted).out
+    assert longshore("trace", "sample", converted, window, "--jobs", 2, "--seed", 1).status == 0
+    shown = longshore("trace", "inspect", window, "--gpus", 8).out
+    assert [line.split()[0] for line in shown.splitlines()][:2] == ["format", "jobs"]
+    assert "2 (0 rows left out)" in shown
+
+
+def test_policies_are_listed_also_when_one_of_them_is_broken(
+    longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(tmp_path, "broken = nowhere:POLICY")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = longshore("policies")
+    assert done.status == 0
+    assert "pack " in done.out
+    assert "broken           cannot be used: " in done.out
+
+
+def register(at: Path, policies: str) -> None:
+    """Make a folder look like an installed package that registers policies."""
+    metadata = at / "theirs-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[longshore.policies]\n{policies}\n")
