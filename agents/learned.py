@@ -10,7 +10,6 @@ from ..envs.batch import ACTIONS, OBSERVATIONS
 from ..envs.features import NODE_COUNT
 from ..envs.layout import observation_size
 from ..envs.stepping import begin_rows, choose_item, continue_rows, see
-from ..envs.units import units_of
 from .networks import MlpNetwork, SetNetwork
 from .schema import Schema
 
@@ -46,12 +45,11 @@ class LearnedPolicy:
         Raises:
             CheckpointError: If the network is tied to another number of GPUs or nodes.
         """
-        trained = len(self.schema.node_gpus) if self.schema.action == "node" else self.schema.gpus
-        tied = self.schema.network == "mlp"
-        if tied and (self._items(sim) != trained or sim.cluster.gpu_node.size != self.schema.gpus):
+        sizes = tuple(int(gpus) for gpus in np.diff(sim.cluster.first_gpu))
+        if self.schema.network == "mlp" and sizes != self.schema.node_gpus:
             raise CheckpointError(
                 f"{self.name} was trained for {self.schema.gpus} GPUs on {len(self.schema.node_gpus)} nodes, this "
-                f"cluster has {sim.cluster.gpu_node.size} on {sim.cluster.speed.size}; use a policy with a `set` "
+                f"cluster has {sum(sizes)} on {len(sizes)}, or other numbers on a node; use a policy with a `set` "
                 "network, or train one for this cluster"
             )
 
@@ -79,9 +77,8 @@ class LearnedPolicy:
         self.check(sim)
         observations, masks, table = self._arrays(sim, 1)
         action, observation = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
-        unit_s = units_of(sim.cluster, sim.scenarios).typical_s[sim.state.scenario[row]]
         while sim.state.need[row] > 0:
-            see(sim, row, unit_s, action, observation, observations, masks, table)
+            see(sim, row, action, observation, observations, masks, table)
             chosen = int(self.choose(observations, masks)[0])
             if chosen == self._items(sim):
                 return False
@@ -92,13 +89,10 @@ class LearnedPolicy:
         """Play one scenario in each row side by side, all decisions of a step in one forward pass."""
         self.check(sim)
         observations, masks, table = self._arrays(sim, scenarios.size)
-        units = units_of(sim.cluster, sim.scenarios)
         kinds = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
         ended = np.zeros(scenarios.size, dtype=np.bool_)
-        begin_rows(
-            sim, *kinds, units.typical_s, np.arange(scenarios.size), scenarios, observations, masks, table, ended
-        )
+        begin_rows(sim, *kinds, np.arange(scenarios.size), scenarios, observations, masks, table, ended)
         while not ended.all():
             rows = np.flatnonzero(~ended)
             chosen = self.choose(observations[rows], masks[rows])
-            continue_rows(sim, *kinds, units.typical_s, rows, chosen, observations, masks, table, ended)
+            continue_rows(sim, *kinds, rows, chosen, observations, masks, table, ended)

@@ -1,11 +1,14 @@
 """What a checkpoint was made for, written beside its weights and compared before they are used."""
 
+from importlib.metadata import version
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from ..cluster.errors import CheckpointError
 from ..envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
+
+MOST_GPUS = 1_000_000  # as in cluster files
 
 
 class Schema(BaseModel):
@@ -26,6 +29,13 @@ class Schema(BaseModel):
     gpus: int
     node_gpus: tuple[int, ...]  # GPUs of each node there
 
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> "Schema":
+        actions = len(self.node_gpus) if self.action == "node" and self.observation == "full" else self.gpus
+        if self.gpus != sum(self.node_gpus) or self.items != actions or not 0 < self.gpus <= MOST_GPUS:
+            raise ValueError(f"{self.gpus} GPUs and {self.items} items do not go with nodes of {self.node_gpus[:8]}")
+        return self
+
 
 def feature_names(action: str, observation: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of global features and of each item's features, in order."""
@@ -40,6 +50,8 @@ def check_features(schema: Schema, source: str) -> None:
     Raises:
         CheckpointError: If they differ, naming the first that does.
     """
+    if _release(schema.longshore) > _release(version("longshore")):
+        raise CheckpointError(f"{source} was made by Longshore {schema.longshore}, newer than this one; upgrade")
     names = feature_names(schema.action, schema.observation)
     for kind, theirs, ours in zip(("global", "item"), (schema.globals, schema.features), names, strict=True):
         if theirs != ours:
@@ -48,3 +60,9 @@ def check_features(schema: Schema, source: str) -> None:
                 f"{source} was made with other {kind} features ({odd[0]}; {len(theirs)} of them, this version has "
                 f"{len(ours)}); use Longshore {schema.longshore}, or train it again"
             )
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, (0,) if there is none."""
+    parts = [part for part in text.split(".")[:2] if part.isdecimal()]
+    return tuple(int(part) for part in parts) or (0,)

@@ -68,6 +68,7 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.moment[row] = -1
     state.finished[row] = 0
     state.submitted[row] = 0
+    state.estimates_s[row] = 0.0
     state.head[row] = -1
     state.tail[row] = -1
     state.queued[row] = 0
@@ -313,6 +314,7 @@ def _live_through(sim: Simulation, row: int, time_s: float) -> None:
         begin_event(sim, row, SUBMIT, job)
         _enqueue_last(sim, row, job)
         state.submitted[row] += 1
+        state.estimates_s[row] += sim.scenarios.estimate_s[state.scenario[row], job]
         state.job_events[row] += 1
 
 

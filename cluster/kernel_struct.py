@@ -20,7 +20,6 @@ from numba.np.numpy_support import from_dtype
 from numpy.typing import NDArray
 
 WORD = ir.IntType(64)
-WORDS_PER_FIELD = 3  # address and two extents of an array, or one number
 
 
 class Field(NamedTuple):

@@ -7,7 +7,7 @@ from .placing import least_slowdown
 from .scenarios import ORDERS
 from .state import Simulation
 
-FIFO, EASY, EASY_SHORTEST, SHORTEST = (ORDERS[name] for name in ("fifo", "easy", "easy-shortest", "shortest"))
+FIFO, EASY, SHORTEST = ORDERS["fifo"], ORDERS["easy"], ORDERS["shortest"]
 
 
 @kernel

@@ -1,7 +1,5 @@
 """Random numbers as a function of counters, so that every policy meets the same faults."""
 
-import math
-
 from .compiled import kernel
 
 MASK = 0xFFFFFFFF
@@ -32,13 +30,3 @@ def uniform(seed: int, source: int, k: int) -> float:
         left, right = high ^ key ^ right, product & MASK
         key = (key + 0x9E3779B9) & MASK
     return (float((left >> 6) * 67108864 + (right >> 6)) + 0.5) * INVERSE
-
-
-@kernel
-def normal(seed: int, source: int, k: int) -> float:
-    """Return a standard normal number that depends on the three counters only (Box and Muller, 1958).
-
-    Uses the uniform numbers 2k and 2k + 1 of the source.
-    """
-    radius = math.sqrt(-2.0 * math.log(uniform(seed, source, 2 * k)))
-    return radius * math.cos(2.0 * math.pi * uniform(seed, source, 2 * k + 1))

@@ -21,6 +21,7 @@ class State(NamedTuple):
     moment: Ints  # (rows,) counts the moments at which something happened
     finished: Ints  # (rows,) jobs that ended
     submitted: Ints  # (rows,) jobs that were submitted
+    estimates_s: Floats  # (rows,) sum of their estimates, as submitted
     head: Ints  # (rows,) first job of the queue, -1 when empty
     tail: Ints  # (rows,) last job of the queue, -1 when empty
     queued: Ints  # (rows,) jobs in the queue

@@ -8,20 +8,6 @@ from .errors import InputError
 from .workload import Workload
 
 
-def split(workload: Workload, fraction: float) -> tuple[Workload, Workload]:
-    """Return the jobs before and those after a point of the order of submission; no job is in both.
-
-    Args:
-        workload: Jobs in order of submission.
-        fraction: Share of the jobs in the first part, 0 to 1.
-
-    Raises:
-        ValueError: If the fraction is not from 0 to 1.
-    """
-    cut = _cut(workload, fraction)
-    return _jobs(workload, 0, cut), _jobs(workload, cut, workload.jobs)
-
-
 def sample_windows(
     workload: Workload,
     jobs: int,
@@ -33,10 +19,12 @@ def sample_windows(
     max_gpus: int | None = None,
     load: float | None = None,
     cluster_gpus: int,
+    disjoint: bool = False,
 ) -> list[Workload]:
     """Return windows of consecutive jobs, each starting at 0.
 
-    Windows of one call may overlap; those of parts that do not overlap (such as 0 to 0.6 and 0.7 to 1) share no job.
+    Windows of one call may overlap, unless they are asked to be disjoint; those of parts that do not overlap (such
+    as 0 to 0.6 and 0.7 to 1) share no job.
 
     Args:
         workload: Where the windows are taken from.
@@ -48,6 +36,7 @@ def sample_windows(
         max_gpus: Jobs that ask more get this many; left as they are if None.
         load: Offered load to which each window's arrivals are scaled; left as they are if None.
         cluster_gpus: GPUs that the load is offered to.
+        disjoint: Take windows that share no job, at most as many as there are.
 
     Raises:
         InputError: If the part has fewer jobs than a window.
@@ -59,7 +48,12 @@ def sample_windows(
     if end - begin < jobs:
         problem = f"the part from {first:g} to {last:g} of the trace has {max(0, end - begin)} jobs, a window {jobs}"
         raise InputError(problem, "take a longer trace, a larger part or shorter windows")
-    starts = rng.integers(begin, end - jobs + 1, count)
+    if disjoint:
+        blocks = (end - begin) // jobs
+        offset = begin + rng.integers(0, end - begin - blocks * jobs + 1)
+        starts = offset + jobs * np.sort(rng.choice(blocks, min(count, blocks), replace=False))
+    else:
+        starts = rng.integers(begin, end - jobs + 1, count)
     windows = [with_gpus_cut(_jobs(workload, int(start), int(start) + jobs), max_gpus) for start in starts]
     return windows if load is None else [scaled_to_load(window, load, cluster_gpus) for window in windows]
 

@@ -13,7 +13,6 @@ from .features import NODE_COUNT
 from .layout import bounds, observation_size
 from .rewards import REWARDS
 from .stepping import FULL, GPU_ACTION, NODE_ACTION, SOURCE, begin_rows, step_rows
-from .units import units_of
 
 ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION}
 OBSERVATIONS = {"source": SOURCE, "full": FULL}
@@ -56,6 +55,14 @@ class View:
                 raise ValueError(f"{value!r} is none of {', '.join(known)}")
 
 
+def ideal_time_s(problem: Problem) -> NDArray[np.float64]:
+    """Return the work of each scenario over the speed of its whole cluster, shape (scenarios,): the unit of rewards."""
+    work = (problem.scenarios.work_s * problem.scenarios.gpus).sum(axis=1)
+    speed = (problem.scenarios.speed * np.diff(problem.cluster.first_gpu)).sum(axis=1)
+    ideal_s: NDArray[np.float64] = np.maximum(work / speed, 1e-9)
+    return ideal_s
+
+
 class Batch:
     """Rows of environments. Arrays are views of the present step and are overwritten by the next.
 
@@ -79,7 +86,7 @@ class Batch:
     def __init__(self, problem: Problem, view: View, rows: int) -> None:
         self.problem, self.view, self.rows = problem, view, rows
         self.sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=rows)
-        self.units = units_of(problem.cluster, problem.scenarios)
+        self.ideal_s = ideal_time_s(problem)
         nodes, gpus = problem.cluster.speed.size, problem.cluster.gpu_node.size
         size = observation_size(view.observation, view.action, gpus, nodes)
         self.low, self.high = bounds(view.observation, size, gpus)
@@ -113,7 +120,6 @@ class Batch:
             self.sim,
             ACTIONS[self.view.action],
             OBSERVATIONS[self.view.observation],
-            self.units.typical_s,
             rows,
             scenarios,
             self.observations,
@@ -143,7 +149,7 @@ class Batch:
 
     def returns(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the sum of rewards so far of some rows, without their rounding; shape of `rows`."""
-        return -self._paid_s[rows] / self.units.ideal_s[self.sim.state.scenario[rows]]
+        return -self._paid_s[rows] / self.ideal_s[self.sim.state.scenario[rows]]
 
     def nearest_open(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the actions with each closed one replaced by the next open one above it, the first after the last.
@@ -189,8 +195,7 @@ class Batch:
             ACTIONS[self.view.action],
             OBSERVATIONS[self.view.observation],
             REWARDS[self.view.reward],
-            self.units.typical_s,
-            self.units.ideal_s,
+            self.ideal_s,
             np.ascontiguousarray(chosen, dtype=np.int64),
             self.observations,
             self.masks,

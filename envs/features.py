@@ -239,19 +239,25 @@ def _write_run(
 
 
 @kernel
-def write_full(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, table: Rows, items: int) -> None:
+def time_unit_s(sim: Simulation, row: int) -> float:
+    """Return the unit of times: the mean estimate of the jobs submitted so far, which a live scheduler knows too."""
+    return float(sim.state.estimates_s[row] / sim.state.submitted[row])
+
+
+@kernel
+def write_full(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items: int) -> None:
     """Write the features of a decision.
 
     Args:
         sim: The simulation; a job must be due in the row.
         row: Row of the decision.
-        unit_s: Unit of times.
         out: Takes the global features, shape (rows, at least the global features).
         at: Row of `out` and `table`.
         table: Takes the nodes' features from column `items` on, shape (rows, items + nodes x features); may be `out`.
         items: First column of the nodes.
     """
     state = sim.state
+    unit_s = time_unit_s(sim, row)
     nodes = state.free.shape[1]
     for node in range(nodes):
         state.trial_free[row, node] = state.free[row, node]

@@ -4,7 +4,8 @@
 can be used and 1 when it is busy, faulty or picked.
 
 `full` is a row of global features and then a row of features for each item: a node, or a GPU with its node's features.
-Times are divided by the mean estimate of the scenario's jobs (the unit), and everything is clipped to [-CLIP, CLIP].
+Times are divided by the mean estimate of the jobs submitted so far (the unit), and everything is clipped to
+[-CLIP, CLIP].
 The size of a node is its number of GPUs. A waiting job's expected run time is its restart cost, if it was stopped
 before, and its estimated work times the slowdown of the placement (docs/simulator.md).
 

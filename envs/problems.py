@@ -18,6 +18,7 @@ from ..cluster.workload import Workload
 from .batch import Problem
 
 WINDOW_JOBS = 96
+RUNS, LEAST_SCENARIOS = 8, 64
 LOAD = 0.85
 HETERO64_CAPACITY = 112  # GPUs of speed 1 that 32 of speed 1 and 32 of speed 2.5 are worth
 HETERO64_LARGEST = 48  # GPUs; all 64 are up at once about 15 % of the time only
@@ -47,10 +48,11 @@ def window_problem(
     regime: Regime,
     *,
     windows: int,
-    runs: int,
+    runs: int | None,
     part: tuple[float, float],
     seed: int,
     load: float = LOAD,
+    disjoint: bool = False,
 ) -> Problem:
     """Return windows of a trace on clusters of the preset `hetero64`, several draws for each window.
 
@@ -60,15 +62,18 @@ def window_problem(
         workload: The whole trace.
         regime: What may be chosen.
         windows: Windows of 96 consecutive jobs, or of as many as the part has.
-        runs: Draws of speeds, lemon and faults for each window.
+        runs: Draws of speeds, lemon and faults for each window; if None, 8, and more where windows are few.
         part: The share of the trace, in order of time, that windows come from.
         seed: Of windows and draws.
         load: Offered load that arrivals are scaled to, on the cluster's speed.
+        disjoint: Take windows that share no job, and fewer if there are not so many.
     """
-    cluster, drawn, process, rules = hetero64(windows * runs, seed, jobs=1)
     found = windows_of(
-        workload, windows, part=part, seed=seed, load=load, max_gpus=HETERO64_LARGEST, capacity=HETERO64_CAPACITY
-    )
+        workload, windows, part=part, seed=seed, load=load, max_gpus=HETERO64_LARGEST, capacity=HETERO64_CAPACITY,
+        disjoint=disjoint,
+    )  # fmt: skip
+    runs = runs or enough_runs(len(found))
+    cluster, drawn, process, rules = hetero64(len(found) * runs, seed, jobs=1)
     scenarios = stack(
         cluster,
         [window for window in found for _ in range(runs)],
@@ -79,9 +84,14 @@ def window_problem(
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(rules)))
 
 
+def enough_runs(windows: int) -> int:
+    """Return how many draws of faults to take for each window: 8, and more where windows are few."""
+    return max(RUNS, -(-LEAST_SCENARIOS // windows))
+
+
 def windows_of(
     workload: Workload, windows: int, *, part: tuple[float, float], seed: int, load: float | None, max_gpus: int,
-    capacity: int,
+    capacity: int, disjoint: bool,
 ) -> list[Workload]:  # fmt: skip
     """Return windows of 96 consecutive jobs; of all of them if the part of the trace has fewer.
 
@@ -94,8 +104,9 @@ def windows_of(
         raise InputError(problem, "give a longer trace", field="--trace")
     rng = np.random.default_rng(seed)
     return sample_windows(
-        workload, jobs, windows, rng, first=part[0], last=part[1], max_gpus=max_gpus, load=load, cluster_gpus=capacity
-    )
+        workload, jobs, windows, rng, first=part[0], last=part[1], max_gpus=max_gpus, load=load, cluster_gpus=capacity,
+        disjoint=disjoint,
+    )  # fmt: skip
 
 
 def jobs_within(workload: Workload, part: tuple[float, float]) -> int:

@@ -17,16 +17,14 @@ Rows = NDArray[np.float32]
 
 
 @kernel
-def observe(
-    sim: Simulation, row: int, unit_s: float, action: int, observation: int, out: Rows, at: int, table: Rows
-) -> None:
+def observe(sim: Simulation, row: int, action: int, observation: int, out: Rows, at: int, table: Rows) -> None:
     """Write what is seen at a decision into row `at` of `out`; `table` is scratch for the features of nodes."""
     if observation == SOURCE:
         write_source(sim, row, out, at)
     elif action == NODE_ACTION:
-        write_full(sim, row, unit_s, out, at, out, GLOBAL_COUNT)
+        write_full(sim, row, out, at, out, GLOBAL_COUNT)
     else:
-        write_full(sim, row, unit_s, out, at, table, 0)
+        write_full(sim, row, out, at, table, 0)
         write_gpus(sim, row, table, out, at)
 
 
@@ -70,7 +68,6 @@ def step_rows(
     action: int,
     observation: int,
     reward: int,
-    typical_s: NDArray[np.float64],
     ideal_s: NDArray[np.float64],
     chosen: NDArray[np.int64],
     out: Rows,
@@ -89,7 +86,6 @@ def step_rows(
         action: GPU_ACTION or NODE_ACTION.
         observation: SOURCE or FULL.
         reward: A value of REWARDS.
-        typical_s: Unit of observations, shape (scenarios,).
         ideal_s: Unit of rewards, shape (scenarios,).
         chosen: Actions, shape (rows,).
         out: Takes the observations, shape (rows, size).
@@ -114,14 +110,13 @@ def step_rows(
             masks[row] = False
         else:
             write_mask(sim, row, action, masks, row)
-            observe(sim, row, typical_s[scenario], action, observation, out, row, table)
+            observe(sim, row, action, observation, out, row, table)
 
 
 @kernel
 def see(
     sim: Simulation,
     row: int,
-    unit_s: float,
     action: int,
     observation: int,
     out: Rows,
@@ -130,7 +125,7 @@ def see(
 ) -> None:
     """Write mask and observation of one row's decision into the first row of the arrays."""
     write_mask(sim, row, action, masks, 0)
-    observe(sim, row, unit_s, action, observation, out, 0, table)
+    observe(sim, row, action, observation, out, 0, table)
 
 
 @kernel
@@ -147,7 +142,6 @@ def begin_rows(
     sim: Simulation,
     action: int,
     observation: int,
-    typical_s: NDArray[np.float64],
     rows: NDArray[np.int64],
     scenarios: NDArray[np.int64],
     out: Rows,
@@ -162,7 +156,7 @@ def begin_rows(
         ended[row] = not advance(sim, row)
         if not ended[row]:
             write_mask(sim, row, action, masks, row)
-            observe(sim, row, typical_s[scenarios[i]], action, observation, out, row, table)
+            observe(sim, row, action, observation, out, row, table)
 
 
 @kernel
@@ -170,7 +164,6 @@ def continue_rows(
     sim: Simulation,
     action: int,
     observation: int,
-    typical_s: NDArray[np.float64],
     rows: NDArray[np.int64],
     chosen: NDArray[np.int64],
     out: Rows,
@@ -185,4 +178,4 @@ def continue_rows(
             ended[row] = not advance(sim, row)
         if not ended[row]:
             write_mask(sim, row, action, masks, row)
-            observe(sim, row, typical_s[sim.state.scenario[row]], action, observation, out, row, table)
+            observe(sim, row, action, observation, out, row, table)

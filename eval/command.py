@@ -25,11 +25,13 @@ from ..cluster.windows import with_gpus_cut
 from ..cluster.workload import Workload
 from ..envs.batch import Problem
 from ..envs.problems import (
+    HETERO64_LARGEST,
     LOAD,
     WINDOW_JOBS,
     Regime,
     capacity_of,
     cluster_problem,
+    enough_runs,
     hetero64_problem,
     jobs_within,
     window_problem,
@@ -49,7 +51,7 @@ log = logging.getLogger(__name__)
 
 TESTED_PART = (0.7, 1.0)  # of a trace, in order of time: presets train and validate on what comes before
 WORKLOADS = 200
-WINDOWS, RUNS = 24, 8  # of a trace
+WINDOWS = 24  # of a trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +168,30 @@ def _problem(request: EvaluationRequest) -> tuple[Problem, str]:
         return _cluster_problem(request, request.cluster)
     if request.trace is None:
         return hetero64_problem(request.workloads or WORKLOADS, request.seed, request.regime), "preset hetero64"
-    workload = read_trace(request.trace)
+    workload = _trace(request.trace, HETERO64_LARGEST)
     part = _tested_part(request.trace, workload)
     problem = window_problem(
         workload,
         request.regime,
         windows=request.workloads or WINDOWS,
-        runs=request.runs or RUNS,
+        runs=request.runs,
         part=part,
         seed=request.seed,
         load=request.load or LOAD,
+        disjoint=True,
     )
     return problem, f"windows of {request.trace.name}"
+
+
+def _trace(path: Path, largest: int) -> Workload:
+    """Return the jobs of a trace, and say what is not played as it was recorded."""
+    workload = read_trace(path)
+    if workload.left_out:
+        log.warning("%s: %d rows ask no GPU or never ran, and are left out", path, workload.left_out)
+    cut = int((workload.gpus > largest).sum())
+    if cut:
+        log.warning("%s: %d of %d jobs ask more than %d GPUs, and get so many", path, cut, workload.jobs, largest)
+    return workload
 
 
 def _tested_part(path: Path, workload: Workload) -> tuple[float, float]:
@@ -205,12 +219,12 @@ def _cluster_problem(request: EvaluationRequest, path: Path) -> tuple[Problem, s
         ]
         what = f"generated jobs on {setup.name}"
     else:
-        runs = request.runs or RUNS
-        trace = read_trace(request.trace)
+        trace = _trace(request.trace, largest)
         workloads = windows_of(
             trace, request.workloads or WINDOWS, part=_tested_part(request.trace, trace), seed=request.seed,
-            load=load, max_gpus=largest, capacity=capacity,
+            load=load, max_gpus=largest, capacity=capacity, disjoint=True,
         )  # fmt: skip
+        runs = request.runs or enough_runs(len(workloads))
         what = f"windows of {request.trace.name} on {setup.name}"
     faults = read_fault_trace(request.faults) if request.faults else None
     return cluster_problem(setup, workloads, request.regime, runs=runs, seed=request.seed, faults=faults), what

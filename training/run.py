@@ -18,7 +18,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import HParam, configure
 from torch.distributions import Distribution
 
-from ..agents.checkpoint import layout_of, save_policy, schema_of
+from ..agents.checkpoint import layout_of, load_policy, save_policy, schema_of
 from ..agents.learned import LearnedPolicy
 from ..agents.masked_policy import MaskedPolicy
 from ..agents.networks import MlpNetwork, SetNetwork
@@ -99,6 +99,8 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = lambda progress: No
                 model.learn(left, callback=watch, reset_num_timesteps=model.num_timesteps == 0, log_interval=NEVER)
             watch.conclude()
     finished = model.num_timesteps >= config.steps
+    if watch.best is None:
+        watch.score_again()
     assert watch.best is not None
     seconds = time.monotonic() - began
     rival, scenarios = watch.validation.best, validated_on.scenarios.jobs.size
@@ -174,8 +176,14 @@ class _Watch(BaseCallback):
         self._episodes: list[dict[str, float]] = []
         self._began_at, self._began = 0, time.monotonic()
         self._validated_at = 0
-        if (folder / SCORE).exists():
-            self.best = Score(**json.loads((folder / SCORE).read_text()))
+        self._read_score()
+
+    def _read_score(self) -> None:
+        """Take up the best validation so far; one that cannot be read is made again."""
+        path = self.folder / SCORE
+        if path.exists() and (self.folder / BEST).exists():
+            with suppress(ValueError, TypeError):
+                self.best = Score(**json.loads(path.read_text()))
 
     def _on_training_start(self) -> None:
         self._began_at, self._began = self.num_timesteps, time.monotonic()
@@ -195,7 +203,8 @@ class _Watch(BaseCallback):
         if self.num_timesteps == self._began_at:
             return
         self._record_rollout()
-        due = self.num_timesteps - self._validated_at >= self.config.steps / VALIDATIONS
+        every = self.config.steps / VALIDATIONS
+        due = self.num_timesteps // every > self._validated_at // every
         if due and self.num_timesteps < self.config.steps:
             self._validate()
             save_snapshot(self.folder / SNAPSHOT, self._ppo(), self.env)
@@ -225,7 +234,7 @@ class _Watch(BaseCallback):
         assert isinstance(self.model, MaskablePPO)
         return self.model
 
-    def _validate(self) -> None:
+    def _validate(self, *, for_best: bool = True) -> None:
         self._validated_at = self.num_timesteps
         policy = self._policy()
         score = self.latest = self.validation.score(policy)
@@ -233,17 +242,26 @@ class _Watch(BaseCallback):
         self.logger.record("validation/half_width", score.half_width)
         self.logger.record(f"validation/{self.validation.goal}_h", score.mean_s / 3600.0)
         save_policy(self.folder / POLICY, self.schema, policy.network)
-        if self.best is None or score.mean_s < self.best.mean_s:
+        if self.best is None or (for_best and score.mean_s < self.best.mean_s):
             self.best = score
             save_policy(self.folder / BEST, self.schema, policy.network)
-            (self.folder / SCORE).write_text(json.dumps(score._asdict()) + "\n")
+            part = self.folder / (SCORE + ".part")
+            part.write_text(json.dumps(score._asdict()) + "\n")
+            part.replace(self.folder / SCORE)
         self.model.policy.set_training_mode(True)
+
+    def score_again(self) -> None:
+        """Validate a finished run whose score was lost, by its latest policy."""
+        policy = load_policy(self.folder / POLICY)
+        self.best = self.validation.score(policy)
+        save_policy(self.folder / BEST, self.schema, policy.network)
 
     def conclude(self) -> None:
         """Validate and keep the run as it stands, between two updates."""
         if self._episodes:
             self._record_rollout()
-        self._validate()
+        # A stop is no validation that an uninterrupted run would have had.
+        self._validate(for_best=self.num_timesteps >= self.config.steps)
         save_snapshot(self.folder / SNAPSHOT, self._ppo(), self.env)
         self.logger.dump(self.num_timesteps)
         self.tell(Progress(self.num_timesteps, self._steps_per_s(), self.latest, self.validation.best))

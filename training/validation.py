@@ -49,8 +49,16 @@ class Validation:
         values = self._play(policy)
         difference = values - self._best_s
         scale = 100.0 / self._best_s.mean()
-        half_width = 1.96 * difference.std(ddof=1) / np.sqrt(difference.size) * scale if difference.size > 1 else np.inf
+        independent = self._by_workload(difference)
+        spread = independent.std(ddof=1) / np.sqrt(independent.size) if independent.size > 1 else np.inf
+        half_width = 1.96 * spread * scale
         return Score(float(values.mean()), float(difference.mean() * scale), float(half_width))
+
+    def _by_workload(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the mean over the scenarios of each workload: its fault draws are no independent evidence."""
+        _, workload = np.unique(self.problem.scenarios.work_s, axis=0, return_inverse=True)
+        means: NDArray[np.float64] = np.bincount(workload, weights=values) / np.bincount(workload)
+        return means
 
 
 def goal_s(sim: Simulation, policy: Policy, problem: Problem, goal: str) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .training.run import Progress as Stand
 
 PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
+MOST_GPUS = 1_000_000  # as in cluster files
 FIRST_USE = "starting (the first use compiles for half a minute)"
 INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
 
@@ -149,9 +151,11 @@ def train(
     reward: Annotated[str | None, typer.Option(help="potential, dt or jct; the preset's own if left out.")] = None,
     waiting: WaitingOption = False,
     trace: TraceOption = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the network's arithmetic.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of the network's arithmetic.")] = 2,
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
+    # PyTorch's threads else spin while they wait, which starves them where the cores have other work too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with _progress(FIRST_USE):
         from .training.config import config_of
         from .training.run import train as run
@@ -228,7 +232,7 @@ def inspect(
     trace_format: Annotated[
         str | None, typer.Option("--format", help="Its format, if it is not to be guessed.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Also show the load on so many GPUs.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, max=MOST_GPUS, help="Also show the load on so many GPUs.")] = None,
 ) -> None:
     """Show the statistics of a trace."""
     from .cluster.trace_statistics import describe
@@ -266,7 +270,7 @@ def sample(
     first: Annotated[float, typer.Option(min=0.0, max=1.0, help="Take it after this share of the trace.")] = 0.0,
     last: Annotated[float, typer.Option(min=0.0, max=1.0, help="Take it before this share of the trace.")] = 1.0,
     load: LoadOption = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that the load is offered to.")] = 64,
+    gpus: Annotated[int, typer.Option(min=1, max=MOST_GPUS, help="GPUs that the load is offered to.")] = 64,
     max_gpus: MaxGpusOption = None,
     seed: SeedOption = 0,
 ) -> None:

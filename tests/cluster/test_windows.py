@@ -1,4 +1,4 @@
-"""Windows and splits of workloads."""
+"""Windows of workloads."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.errors import InputError
-from longshore.cluster.windows import offered_load, sample_windows, scaled_to_load, split, with_gpus_cut
+from longshore.cluster.windows import offered_load, sample_windows, scaled_to_load, with_gpus_cut
 from longshore.cluster.workload import Workload, workload_of
 
 
@@ -20,12 +20,13 @@ def workload(jobs: int, seed: int = 0) -> Workload:
 FRACTIONS = st.floats(0, 1)
 
 
-@given(st.integers(0, 50), FRACTIONS)
-def test_a_split_loses_no_job_and_repeats_none(jobs: int, fraction: float) -> None:
-    whole = workload(jobs)
-    before, after = split(whole, fraction)
-    assert before.ids + after.ids == whole.ids
-    assert np.array_equal(np.concatenate([before.work_s, after.work_s]), whole.work_s)
+@given(st.integers(1, 12), st.integers(1, 30), st.integers(0, 9))
+def test_disjoint_windows_share_no_job_and_are_as_many_as_there_are(size: int, count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    windows = sample_windows(workload(100), size, count, rng, cluster_gpus=64, disjoint=True)
+    jobs = [job for window in windows for job in window.ids]
+    assert len(set(jobs)) == len(jobs)
+    assert len(windows) == min(count, 100 // size)
 
 
 @given(st.integers(20, 200), FRACTIONS, st.integers(0, 20))
@@ -91,7 +92,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(InputError, match="the trace has 5 jobs, a window 6"):
         sample_windows(whole, 6, 1, rng, first=0.5, cluster_gpus=8)
     with pytest.raises(ValueError, match="fraction"):
-        split(whole, 1.5)
+        sample_windows(whole, 2, 1, rng, last=1.5, cluster_gpus=8)
     with pytest.raises(ValueError, match="at least 1 job"):
         sample_windows(whole, 0, 1, rng, cluster_gpus=8)
     with pytest.raises(ValueError, match="more than 0"):

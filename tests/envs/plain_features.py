@@ -18,7 +18,7 @@ class Decision:
     def __init__(self, batch: Batch, row: int) -> None:
         state, scenarios, scenario = batch.sim.state, batch.sim.scenarios, int(batch.sim.state.scenario[row])
         self.rules, self.cluster = batch.problem.rules, batch.problem.cluster
-        self.unit_s = float(batch.problem.scenarios.estimate_s[scenario, : scenarios.jobs[scenario]].mean())
+        self.unit_s = float(scenarios.estimate_s[scenario, : int(state.submitted[row])].mean())
         self.now_s = float(state.now_s[row])
         self.job = int(state.current[row])
         self.gpus = scenarios.gpus[scenario].tolist()
