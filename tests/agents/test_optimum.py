@@ -1,14 +1,18 @@
-"""Every heuristic of the compiled engine against the exact optimum."""
+"""Every heuristic of the compiled engine, and untrained networks, against the exact optimum."""
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longshore.agents.checkpoint import network_of, schema_of
 from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.learned import LearnedPolicy
 from longshore.cluster.scenarios import ORDERS, Scenarios
 from longshore.cluster.topology import Cluster, grid_cluster
 from tests.bounds import optimal_makespan_s
-from tests.compiled_runs import play_heuristic
+from tests.compiled_runs import play_heuristic, play_policy
 from tests.strategies import Case
 from tests.test_bounds import RULES, batch, batches, fault_free
 
@@ -23,6 +27,27 @@ def test_no_heuristic_ends_before_the_optimum(made: tuple[Cluster, Scenarios], o
             rules = RULES._replace(order=order, waiting=waiting)
             outcome = play_heuristic(Case(cluster, scenarios, 0, fault_free(cluster), rules), name)[1]
             assert outcome.makespan_s[0] >= optimum_s, name
+
+
+@pytest.mark.parametrize("action", ["node", "gpu"])
+@settings(deadline=None, max_examples=40)
+@given(batches(), st.sampled_from(sorted(ORDERS.values())), st.integers(0, 9))
+def test_no_network_ends_before_the_optimum(
+    action: str, made: tuple[Cluster, Scenarios], order: int, weights: int
+) -> None:
+    cluster, scenarios = made
+    optimum_s = optimal_makespan_s(cluster, scenarios, 0, RULES)
+    torch.manual_seed(weights)
+    for waiting in (True, False):
+        schema = schema_of(
+            algorithm="ppo", network="set", action=action, observation="full", waiting=waiting,
+            node_gpus=tuple(np.diff(cluster.first_gpu).tolist()),
+        )  # fmt: skip
+        policy = LearnedPolicy("untrained", schema, network_of(schema))
+        rules = RULES._replace(order=order, waiting=waiting)
+        outcome = play_policy(Case(cluster, scenarios, 0, fault_free(cluster), rules), policy)[1]
+        assert outcome.finished[0] == scenarios.jobs[0]
+        assert outcome.makespan_s[0] >= optimum_s
 
 
 def test_expected_finish_reaches_the_optimum_where_looking_one_job_ahead_is_enough() -> None:
