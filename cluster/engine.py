@@ -10,7 +10,7 @@ from .compiled import kernel
 from .event_log import FAULT, FINISH, REPAIR, START, STOP, SUBMIT, begin_event, log_placement, name_gpu
 from .fault_process import next_fault_s, repaired_s
 from .heap import heapify, push, remove, sink
-from .order import estimated_work_s, expected_end_s, keeps_reservation, next_job
+from .order import estimated_work_s, expected_end_s, keeps_reservation, next_ageing_s, next_job
 from .placing import begin_picks, picked_slowdown, undo_picks
 from .state import Simulation
 
@@ -281,9 +281,9 @@ def _change_source(sim: Simulation, row: int, source: int) -> None:
 def _next_time_s(sim: Simulation, row: int) -> float:
     """Return when something happens next, inf for never."""
     state = sim.state
-    time_s = math.inf
+    time_s = next_ageing_s(sim, row)
     if state.running[row] > 0:
-        time_s = state.end_s[row, state.run_heap[row, 0]]
+        time_s = min(time_s, state.end_s[row, state.run_heap[row, 0]])
     if state.source_count[row] > 0:
         time_s = min(time_s, state.source_s[row, state.source_heap[row, 0]])
     if state.submitted[row] < sim.scenarios.jobs[state.scenario[row]]:

@@ -111,12 +111,29 @@ def _longest_waiting_aged(sim: Simulation, row: int) -> int:
     best = -1
     job = state.head[row]
     while job >= 0:
-        if state.now_s[row] - state.queued_s[row, job] >= sim.rules.ageing_s and (
+        # The sum, not the difference: `next_ageing_s` sets the clock to it, and rounding must not undo that.
+        if state.now_s[row] >= state.queued_s[row, job] + sim.rules.ageing_s and (
             best < 0 or state.queued_s[row, job] < state.queued_s[row, best]
         ):
             best = job
         job = state.next_job[row, job]
     return best
+
+
+@kernel
+def next_ageing_s(sim: Simulation, row: int) -> float:
+    """Return when a waiting job next reaches the ageing bound, inf for never."""
+    state = sim.state
+    least_s = math.inf
+    if sim.rules.ageing_s == math.inf:
+        return least_s
+    job = state.head[row]
+    while job >= 0:
+        aged_s = state.queued_s[row, job] + sim.rules.ageing_s
+        if state.now_s[row] < aged_s < least_s:
+            least_s = aged_s
+        job = state.next_job[row, job]
+    return least_s
 
 
 @kernel

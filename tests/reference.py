@@ -248,10 +248,11 @@ def renew_estimate(state: ReferenceState, job: Job) -> None:
 
 
 def next_moment(state: ReferenceState) -> float:
-    """Return the time of the next finish, turn of a fault source or submission."""
+    """Return the time of the next finish, turn of a fault source or submission, or when the next job has aged."""
     times = [job.end_s for job in state.jobs]
     times += [source.outage[1] if source.down else source.outage[0] for source in state.sources]
     times += [job.submit_s for job in state.jobs[state.submitted :]]
+    times += [aged_s(state, job) for job in state.queue if not aged(state, job)]
     if min(times) == math.inf:
         raise RuntimeError(f"jobs {state.queue} wait for ever: nothing runs, fails, returns or is submitted")
     return min(times)
@@ -363,7 +364,13 @@ def usable_gpus(state: ReferenceState) -> list[int]:
 
 
 def aged(state: ReferenceState, job: int) -> bool:
-    return state.now_s - state.jobs[job].queued_s >= state.rules.ageing_s
+    # Compared with the moment itself: now - queued may round to less than the bound at that moment.
+    return state.now_s >= aged_s(state, job)
+
+
+def aged_s(state: ReferenceState, job: int) -> float:
+    """Return when a waiting job reaches the ageing bound."""
+    return state.jobs[job].queued_s + state.rules.ageing_s
 
 
 def may_wait(state: ReferenceState, job: int) -> bool:

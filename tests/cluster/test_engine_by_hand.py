@@ -12,6 +12,7 @@ from tests.compiled_runs import play_heuristic
 from tests.strategies import Case
 from tests.test_reference import BLOCKED, Jobs, hand_case
 
+HOUR_S = 3600.0
 Outages = dict[int, list[tuple[float, float]]]  # of fault sources
 
 
@@ -157,6 +158,24 @@ def test_nobody_overtakes_a_job_that_has_waited_too_long(order: str) -> None:
     case = hand_case(grid_cluster(1, 2), jobs, order=ORDERS[order], ageing_s=60.0)
     assert (1, 100.0) in starts(case)
     assert all(at <= 60.0 or at >= 210.0 for job, at in starts(case) if job > 1)
+
+
+@pytest.mark.parametrize(
+    ("ageing_s", "submit_s", "start_s"),
+    [
+        (math.inf, 0.0, 10 * HOUR_S),
+        (HOUR_S, 0.0, HOUR_S),
+        (HOUR_S, 496.4, 496.4 + HOUR_S),  # that sum less 496.4 is by rounding below an hour
+    ],
+)
+def test_a_job_that_waits_by_choice_starts_when_it_reaches_the_ageing_bound(
+    ageing_s: float, submit_s: float, start_s: float
+) -> None:
+    # The fast node is taken for 10 h; after that it saves job 1 60 h against the slow one, which is free.
+    jobs: Jobs = [(8, 10 * HOUR_S, 0.0), (8, 20 * HOUR_S, submit_s)]
+    cluster = grid_cluster(2, 8, speed=np.array([0.25, 1.0]))
+    case = hand_case(cluster, jobs, ageing_s=ageing_s, waiting=True)
+    assert starts(case, "patient") == [(0, 0.0), (1, start_s)]
 
 
 def test_an_estimate_that_is_outlived_doubles_until_the_expected_end_lies_ahead() -> None:
