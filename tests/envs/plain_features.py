@@ -116,7 +116,7 @@ class Decision:
         return (math.inf if need else self.run_s(given)), slowest
 
     def may_wait(self) -> bool:
-        aged = any(self.now_s - self.queued_s[job] >= self.rules.ageing_s for job in self.queue)
+        aged = any(self.now_s >= self.queued_s[job] + self.rules.ageing_s for job in self.queue)
         return self.rules.waiting and bool(self.started) and not aged
 
 
