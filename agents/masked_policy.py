@@ -1,5 +1,6 @@
 """Our networks as policies of sb3-contrib's MaskablePPO."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
+from .chunks import in_chunks
 from .networks import NETWORKS, Layout
 
 CLOSED = -1e8  # logit of an action that may not be taken, as in sb3-contrib
@@ -24,6 +26,7 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         lr_schedule: Learning rate by progress.
         network: A name of NETWORKS.
         layout: How the network reads observations.
+        threads: Cores that learning takes.
         kwargs: What else MaskableActorCriticPolicy takes.
     """
 
@@ -35,9 +38,11 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         *,
         network: str,
         layout: Layout,
+        threads: int = 1,
         **kwargs: Any,
     ) -> None:
         self.network_name, self.layout = network, Layout(*layout)
+        self.pool = ThreadPoolExecutor(threads)
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
@@ -64,7 +69,7 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         self, obs: Tensor, actions: Tensor, action_masks: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return values of shape (batch, 1), log-probabilities and entropies under the masks of collection."""
-        logits, values = self.network(obs)
+        logits, values = in_chunks(self.network, self.pool, obs)
         log_probabilities = _masked(logits, action_masks)
         entropies = -(log_probabilities.exp() * log_probabilities).sum(dim=1)
         return values.unsqueeze(-1), _of_actions(log_probabilities, actions), entropies

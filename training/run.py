@@ -76,7 +76,7 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = lambda progress: No
     trace = Path(config.trace) if config.trace else None
     problem, validated_on = preset.build(config.seed, trace, Regime(waiting=config.waiting))
     folder = _open_folder(config, logdir)
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(1)  # learning has its own (agents/chunks.py)
     # Checks of every tensor cost a sixth of the time; masks and shapes are asserted where they arise.
     Distribution.set_default_validate_args(value=False)
     view = View(config.action, config.observation, config.reward)
@@ -145,7 +145,7 @@ def _model(config: TrainingConfig, env: PlacementVecEnv, schema: Schema) -> Mask
         clip_range=parameters.clip,
         ent_coef=parameters.entropy,
         vf_coef=parameters.value,
-        policy_kwargs={"network": config.network, "layout": layout_of(schema)},
+        policy_kwargs={"network": config.network, "layout": layout_of(schema), "threads": config.threads},
         seed=config.seed,
         device="cpu",
     )

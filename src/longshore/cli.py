@@ -2,7 +2,6 @@
 
 import io
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -151,11 +150,9 @@ def train(
     reward: Annotated[str | None, typer.Option(help="potential, dt or jct; the preset's own if left out.")] = None,
     waiting: WaitingOption = False,
     trace: TraceOption = None,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of the network's arithmetic.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="Cores that learning takes; results are the same.")] = 2,
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
-    # PyTorch's threads else spin while they wait, which starves them where the cores have other work too.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with _progress(FIRST_USE):
         from .training.config import config_of
         from .training.run import train as run
