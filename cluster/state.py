@@ -60,6 +60,29 @@ class State(NamedTuple):
     trial_speed: Floats  # (rows, nodes) scratch: slowest speed of that run
     trial_set: Ints  # (rows, nodes) scratch: nodes of a set, in the order in which they give
     best_set: Ints  # (rows, nodes) scratch: the best such set found
+    # The short list of moves that is looked at (moves.py)
+    node_class: Ints  # (rows, nodes) class of a node with free GPUs: nodes of a class are alike
+    offer_s: Floats  # (rows, offers) run time of a set that may become a move
+    offer_hole: Ints  # (rows, offers)
+    offer_size: Ints  # (rows, offers) its number of nodes
+    offer_sign: NDArray[np.int64]  # (rows, offers) the same for sets of the same classes
+    offer_node: Ints  # (rows, offers x nodes) its nodes, in the order in which they give
+    moves: Ints  # (rows,) moves in the list
+    base_waits: Ints  # (rows,) 1 if waiting is the first of them
+    move_job: Ints  # (rows, moves) job that it starts, now or after a wait
+    move_delay_s: Floats  # (rows, moves) how long it waits first, 0 for a start at once
+    move_s: Floats  # (rows, moves) run time
+    move_hole: Ints  # (rows, moves)
+    move_size: Ints  # (rows, moves) nodes
+    move_sign: NDArray[np.int64]  # (rows, moves)
+    move_node: Ints  # (rows, moves x nodes)
+    # Scratch: jobs that are imagined to start (look_ahead.py)
+    ahead_start_s: Floats  # (rows, ahead) start, inf if never
+    ahead_end_s: Floats  # (rows, ahead) end
+    ahead_job: Ints  # (rows, ahead)
+    ahead_size: Ints  # (rows, ahead) nodes, 0 once its GPUs are free again
+    ahead_node: Ints  # (rows, ahead x nodes)
+    ahead_gives: Ints  # (rows, ahead x nodes) GPUs that each of them gives
     # GPUs
     gpu_job: Ints  # (rows, gpus) job that holds it, -1 when free
     gpu_down: Ints  # (rows, gpus) fault sources that hold it out of service
@@ -149,11 +172,22 @@ class Simulation:
         self._numba_type_ = Struct()
 
 
+MOVES = 16  # at most so many moves are compared at a decision
+FINISH_OFFERS, TIGHT_OFFERS, SLOW_OFFERS = 7, 3, 2
+OFFERS = FINISH_OFFERS + TIGHT_OFFERS + SLOW_OFFERS
+AHEAD = 7  # the move's own job, and six more
+
 _PER = {
     "nodes": (
         "free", "taken", "trial_free", "trial_order", "trial_bit", "trial_run_s", "trial_speed", "trial_set",
-        "best_set",
+        "best_set", "node_class",
     ),
+    "offers": ("offer_s", "offer_hole", "offer_size", "offer_sign"),
+    "offer_nodes": ("offer_node",),
+    "moves": ("move_job", "move_delay_s", "move_s", "move_hole", "move_size", "move_sign"),
+    "move_nodes": ("move_node",),
+    "ahead": ("ahead_start_s", "ahead_end_s", "ahead_job", "ahead_size"),
+    "ahead_nodes": ("ahead_node", "ahead_gives"),
     "gpus": ("gpu_job", "gpu_down", "gpu_next"),
     "sources": ("source_s", "source_k", "source_failed", "source_heap", "source_place"),
     "jobs": (
@@ -162,14 +196,21 @@ _PER = {
         "ends_job",
     ),
 }  # fmt: skip
-_LONG = ("job_events", "decisions")
+_LONG = ("job_events", "decisions", "offer_sign", "move_sign")
 _FLOATS = ("slowdown", "trial_speed", "picked_speed", "picked_intra", "picked_nic", "picked_uplink", "picked_hazard")
 
 
 def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int) -> State:
     """Return zeroed state for so many clusters; `reset` of the engine fills it."""
+    nodes = cluster.speed.size
     sizes = {
-        "nodes": cluster.speed.size,
+        "nodes": nodes,
+        "offers": OFFERS,
+        "offer_nodes": OFFERS * nodes,
+        "moves": MOVES,
+        "move_nodes": MOVES * nodes,
+        "ahead": AHEAD,
+        "ahead_nodes": AHEAD * nodes,
         "gpus": cluster.gpu_node.size,
         "sources": fault_sources(cluster),
         "jobs": scenarios.gpus.shape[1],
