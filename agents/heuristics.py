@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.placing import undo_picks
+from ..cluster.scenarios import Rules
 from ..cluster.state import Simulation
 from . import node_rules, play
 
@@ -74,3 +75,8 @@ HEURISTICS = {
         EFT_WAIT, PATIENT, REPLACEMENT,
     )
 }  # fmt: skip
+
+
+def rivals(rules: Rules) -> list[Heuristic]:
+    """Return the heuristics that have the same actions: where nobody may wait, not those that differ by waiting."""
+    return [policy for policy in HEURISTICS.values() if rules.waiting or not policy.waits]

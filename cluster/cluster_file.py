@@ -237,16 +237,8 @@ def _node_names(file: YamlFile, racks: list[_Rack]) -> tuple[str, ...]:
 def _fault_configuration(file: YamlFile, section: dict[str, object]) -> FaultConfiguration:
     """Return the `faults` section as the configuration of its model."""
     if "model" not in section:
-        raise file.error(("faults", "model"), "is missing", f"add it; known: {', '.join(_drawn_models())}")
+        raise file.error(("faults", "model"), "is missing", f"add it; known: {', '.join(FAULT_MODELS)}")
     name = section["model"]
     if not isinstance(name, str) or name not in FAULT_MODELS:
-        raise file.error(("faults", "model"), f"{name!r} is not a fault model", nearest(str(name), _drawn_models()))
-    configuration = FAULT_MODELS[name].configuration
-    if configuration is None:
-        fix = f"give the fault trace by itself, or write one of {', '.join(_drawn_models())}"
-        raise file.error(("faults", "model"), f"{name!r} takes its outages from a fault trace", fix)
-    return validated(file, configuration, section, ("faults",))
-
-
-def _drawn_models() -> list[str]:
-    return [name for name, model in FAULT_MODELS.items() if model.configuration is not None]
+        raise file.error(("faults", "model"), f"{name!r} is not a fault model", nearest(str(name), FAULT_MODELS))
+    return validated(file, FAULT_MODELS[name].configuration, section, ("faults",))

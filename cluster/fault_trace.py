@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from .errors import InputError
-from .scenarios import fault_sources
+from .scenarios import FaultProcess, fault_sources
 from .topology import Cluster
 from .traces.json_array import read_json_array
 
@@ -36,14 +36,7 @@ class FaultTrace:
     start_s: NDArray[np.float64]  # (outages,) seconds from the start of the trace
     end_s: NDArray[np.float64]  # (outages,) not before the start; equal for a fault that was over at once
     span_s: float  # time of the last event
-
-
-class ReplayedOutages(NamedTuple):
-    """Outages of each fault source, as the fields of FaultProcess with these names hold them."""
-
-    outage_first: NDArray[np.int32]  # (sources + 1,) those of source s are outage_first[s] to [s + 1] - 1
-    outage_start_s: NDArray[np.float64]  # (outages,)
-    outage_end_s: NDArray[np.float64]  # (outages,)
+    nodes: int = NODES_IN_TRACE  # that were watched, those that never failed included
 
 
 def read_fault_trace(path: Path) -> FaultTrace:
@@ -72,17 +65,11 @@ def read_fault_trace(path: Path) -> FaultTrace:
         start_s=np.array([start_s for _, start_s, _ in outages]),
         end_s=np.array([end_s for _, _, end_s in outages]),
         span_s=last_s,
+        nodes=max(NODES_IN_TRACE, len(of_node)),
     )
 
 
-def outages_on(
-    trace: FaultTrace,
-    cluster: Cluster,
-    *,
-    nodes_in_trace: int = NODES_IN_TRACE,
-    offset_s: float = 0.0,
-    rng: np.random.Generator,
-) -> ReplayedOutages:
+def replay(trace: FaultTrace, cluster: Cluster, rng: np.random.Generator) -> FaultProcess:
     """Give each node of a cluster the faults of a node of the trace, drawn at random.
 
     No node of the trace is drawn again before all have been drawn; where a cluster is larger than the trace, some of
@@ -91,27 +78,31 @@ def outages_on(
     Args:
         trace: What happened.
         cluster: Where it is to happen; a node loses all its GPUs, however many they are.
-        nodes_in_trace: Nodes that were watched, healthy ones included; at least those that failed count.
-        offset_s: Moment of the trace at which the simulation begins; outages that last then begin at 0.
         rng: Draws the nodes.
 
-    Raises:
-        ValueError: If the offset is negative.
+    Returns:
+        The process, for sources of rate 0.
     """
-    if offset_s < 0:
-        raise ValueError(f"offset_s is {offset_s}, expected 0 or more")
     nodes, gpus = cluster.speed.size, cluster.gpu_node.size
-    pool = max(nodes_in_trace, len(trace.node_ids))
-    drawn = np.concatenate([rng.permutation(pool) for _ in range(-(-nodes // pool))])[:nodes]
-    rows = [np.flatnonzero((trace.node == node) & (trace.end_s > offset_s)) for node in drawn]
+    drawn = np.concatenate([rng.permutation(trace.nodes) for _ in range(-(-nodes // trace.nodes))])[:nodes]
+    rows = [np.flatnonzero(trace.node == node) for node in drawn]
     first = np.zeros(fault_sources(cluster) + 1, dtype=np.int32)
     first[gpus + 1 : gpus + nodes + 1] = [row.size for row in rows]
     row = np.concatenate(rows)
-    return ReplayedOutages(
+    return FaultProcess(
+        shape=1.0,
+        repair_mean_s=1.0,
+        repair_sigma=0.0,
+        transient_probability=0.0,
         outage_first=np.cumsum(first, dtype=np.int32),
-        outage_start_s=np.maximum(trace.start_s[row] - offset_s, 0.0),
-        outage_end_s=trace.end_s[row] - offset_s,
+        outage_start_s=trace.start_s[row],
+        outage_end_s=trace.end_s[row],
     )
+
+
+def node_faults_per_s(trace: FaultTrace) -> float:
+    """Return the mean rate of faults of a node, over all that were watched."""
+    return trace.start_s.size / max(trace.span_s, 1.0) / trace.nodes
 
 
 def _moment(numbered: tuple[int, FaultEvent]) -> tuple[float, bool]:

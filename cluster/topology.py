@@ -25,13 +25,15 @@ class Cluster(NamedTuple):
     uplink_bytes_per_s: NDArray[np.float64]  # (racks,) bandwidth between the rack and others
 
 
+REFERENCE_FLOPS = 125e12  # of a GPU of speed 1: a V100's
+
+
 def grid_cluster(
     nodes: int,
     gpus_per_node: int,
     *,
     speed: NDArray[np.float64] | None = None,
     nodes_per_rack: int = 0,
-    reference_flops: float = 125e12,
 ) -> Cluster:
     """Return a cluster of equal-sized nodes, with the bandwidths of a common InfiniBand installation.
 
@@ -40,7 +42,6 @@ def grid_cluster(
         gpus_per_node: GPUs of each.
         speed: Relative speed of each node's GPUs, shape (nodes,); 1 everywhere if left out.
         nodes_per_rack: Nodes of each rack; 0 puts all in one.
-        reference_flops: Peak FLOP/s of a GPU of speed 1.
     """
     speeds = np.ones(nodes) if speed is None else np.asarray(speed, dtype=np.float64)
     rack = np.arange(nodes) // (nodes_per_rack or nodes)
@@ -52,7 +53,7 @@ def grid_cluster(
         first_node=np.append(np.searchsorted(rack, np.arange(racks)), nodes).astype(np.int32),
         node_type=np.unique(speeds, return_inverse=True)[1].astype(np.int32),
         speed=speeds,
-        peak_flops=speeds * reference_flops,
+        peak_flops=speeds * REFERENCE_FLOPS,
         memory_bytes=np.full(nodes, 32e9),
         intra_bytes_per_s=np.full(nodes, 150e9),
         nic_bytes_per_s=np.full(nodes, 12.5e9),

@@ -65,21 +65,12 @@ def with_gpus_cut(workload: Workload, max_gpus: int | None) -> Workload:
     return dataclasses.replace(workload, gpus=np.minimum(workload.gpus, np.int32(max_gpus)))
 
 
-def offered_load(workload: Workload, cluster_gpus: int) -> float:
-    """Return the work of all jobs over what the cluster can do between the first and the last submission.
-
-    The sum of gpus x work over cluster_gpus x span; infinite if all jobs are submitted at once.
-    """
-    span_s = float(workload.submit_s[-1] - workload.submit_s[0]) if workload.jobs else 0.0
-    return _gpu_s(workload) / (cluster_gpus * span_s) if span_s > 0 else float("inf")
-
-
 def scaled_to_load(workload: Workload, load: float, cluster_gpus: int) -> Workload:
     """Return the workload with its submissions stretched or squeezed to a load; jobs submitted at once stay so.
 
     Args:
         workload: Jobs, of which the first is submitted at 0.
-        load: Offered load, more than 0.
+        load: Offered load (cluster/trace_statistics.py), more than 0.
         cluster_gpus: GPUs that it is offered to.
 
     Raises:
@@ -90,13 +81,8 @@ def scaled_to_load(workload: Workload, load: float, cluster_gpus: int) -> Worklo
     span_s = float(workload.submit_s[-1]) if workload.jobs else 0.0
     if span_s == 0:
         return workload
-    return dataclasses.replace(
-        workload, submit_s=workload.submit_s / span_s * (_gpu_s(workload) / (load * cluster_gpus))
-    )
-
-
-def _gpu_s(workload: Workload) -> float:
-    return float(workload.gpus @ workload.work_s)
+    gpu_s = float(workload.gpus @ workload.work_s)
+    return dataclasses.replace(workload, submit_s=workload.submit_s / span_s * (gpu_s / (load * cluster_gpus)))
 
 
 def _cut(workload: Workload, fraction: float) -> int:

@@ -9,18 +9,22 @@ from ..cluster.compiled import kernel
 from ..cluster.order import estimated_work_s, expected_end_s, expected_run_s, may_wait
 from ..cluster.placing import SEVERAL_RACKS, order_nodes, slowdown_of
 from ..cluster.state import Simulation
-from .layout import CLIP, GLOBALS, LOOK_AHEAD, NODE_FEATURES
+from .layout import (
+    AHEAD_COUNT,
+    AHEAD_ESTIMATE,
+    AHEAD_GPUS,
+    CLIP,
+    GLOBAL,
+    GLOBALS,
+    LOOK_AHEAD,
+    NODE,
+    NODE_FEATURES,
+    OWN,
+)
 
 Rows = NDArray[np.float32]
 GLOBAL_COUNT, NODE_COUNT = len(GLOBALS), len(NODE_FEATURES)
-FIRST_END, LAST_END, RUN, RUN_OVER_BEST, BEST, END_OVER_LAST, COMMITTED, SPEED_EXCESS = (
-    NODE_FEATURES.index(name)
-    for name in (
-        "first_end", "last_end", "run", "run_over_best", "best", "end_over_last", "committed", "speed_excess",
-    )
-)  # fmt: skip
-AHEAD = GLOBALS.index("ahead_gpus_0")
-NEXT_END, LAST_OF_ALL, MEAN_END = (GLOBALS.index(name) for name in ("next_end", "last_end", "mean_end"))
+OWN_COUNT = len(OWN)
 
 
 @kernel
@@ -108,12 +112,12 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, ta
             node = sim.cluster.gpu_node[gpu]
             if node != seen:
                 first = items + NODE_COUNT * node
-                table[at, first + FIRST_END] = min(table[at, first + FIRST_END], left)
-                table[at, first + LAST_END] = max(table[at, first + LAST_END], left)
+                table[at, first + NODE.first_end] = min(table[at, first + NODE.first_end], left)
+                table[at, first + NODE.last_end] = max(table[at, first + NODE.last_end], left)
             gpu, seen = state.gpu_next[row, gpu], node
-    out[at, NEXT_END] = _clip(first_s / unit_s) if first_s < math.inf else 0.0
-    out[at, LAST_OF_ALL] = _clip(last_s / unit_s)
-    out[at, MEAN_END] = _clip(sum_s / unit_s / state.gpu_job.shape[1])
+    out[at, GLOBAL.next_end] = _clip(first_s / unit_s) if first_s < math.inf else 0.0
+    out[at, GLOBAL.last_end] = _clip(last_s / unit_s)
+    out[at, GLOBAL.mean_end] = _clip(sum_s / unit_s / state.gpu_job.shape[1])
     return last_s
 
 
@@ -127,16 +131,16 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
         if job == current:
             job = state.next_job[row, job]
         if job < 0:
-            out[at, AHEAD + 2 * i] = 0.0
-            out[at, AHEAD + 2 * i + 1] = 0.0
+            out[at, AHEAD_GPUS + AHEAD_COUNT * i] = 0.0
+            out[at, AHEAD_ESTIMATE + AHEAD_COUNT * i] = 0.0
             continue
-        out[at, AHEAD + 2 * i] = _clip(sim.scenarios.gpus[scenario, job] / size)
-        out[at, AHEAD + 2 * i + 1] = _clip(estimated_work_s(sim, row, job) / unit_s)
+        out[at, AHEAD_GPUS + AHEAD_COUNT * i] = _clip(sim.scenarios.gpus[scenario, job] / size)
+        out[at, AHEAD_ESTIMATE + AHEAD_COUNT * i] = _clip(estimated_work_s(sim, row, job) / unit_s)
         job = state.next_job[row, job]
 
 
 @kernel
-def _write_capacity(sim: Simulation, row: int, out: Rows, at: int, first: int) -> None:
+def _write_capacity(sim: Simulation, row: int, out: Rows, at: int) -> None:
     """Write how many GPUs and wholly free nodes of the highest and the lowest speed are usable, as shares."""
     state, cluster = sim.state, sim.cluster
     speeds = sim.scenarios.speed[state.scenario[row]]
@@ -154,8 +158,8 @@ def _write_capacity(sim: Simulation, row: int, out: Rows, at: int, first: int) -
             gpus += counts * size
             empty += counts * (free == size)
             nodes += counts
-        out[at, first + i] = usable / gpus
-        out[at, first + 2 + i] = empty / nodes
+        out[at, GLOBAL.usable_fastest if i == 0 else GLOBAL.usable_slowest] = usable / gpus
+        out[at, GLOBAL.empty_fastest if i == 0 else GLOBAL.empty_slowest] = empty / nodes
 
 
 @kernel
@@ -172,24 +176,24 @@ def _write_globals(
         size = max(size, sim.cluster.first_gpu[node + 1] - sim.cluster.first_gpu[node])
         largest = max(largest, state.free[row, node])
     gpus = sim.scenarios.gpus[scenario, job]
-    out[at, 0] = _clip(gpus / size)
-    out[at, 1] = math.log2(gpus) / 5.0
-    out[at, 2] = state.need[row] / gpus
-    out[at, 3] = _clip(estimated_work_s(sim, row, job) / unit_s)
-    out[at, 4] = 1.0 if state.stops[row, job] > 0 else 0.0
-    out[at, 5] = _clip(state.saved_s[row, job] / unit_s)
-    out[at, 6] = _clip(float(state.picked_nodes[row]))
-    out[at, 7] = state.picked_speed[row] / high if state.picked_nodes[row] > 0 else 1.0
-    out[at, 8] = _clip(best_s / unit_s)
-    out[at, 9] = best_speed / high
-    out[at, 10] = state.usable[row] / cluster_gpus
-    out[at, 11] = state.busy[row] / cluster_gpus
-    out[at, 12] = state.down[row] / cluster_gpus
-    _write_capacity(sim, row, out, at, 13)
-    out[at, 17] = largest / size
-    out[at, 18] = math.log1p(float(state.queued[row])) / 4.0
-    out[at, 19] = _clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
-    out[at, 23] = 1.0 if may_wait(sim, row) else 0.0
+    out[at, GLOBAL.gpus_per_node_size] = _clip(gpus / size)
+    out[at, GLOBAL.log2_gpus] = math.log2(gpus) / 5.0
+    out[at, GLOBAL.need_share] = state.need[row] / gpus
+    out[at, GLOBAL.estimate] = _clip(estimated_work_s(sim, row, job) / unit_s)
+    out[at, GLOBAL.restarted] = 1.0 if state.stops[row, job] > 0 else 0.0
+    out[at, GLOBAL.saved] = _clip(state.saved_s[row, job] / unit_s)
+    out[at, GLOBAL.picked_nodes] = _clip(float(state.picked_nodes[row]))
+    out[at, GLOBAL.picked_speed] = state.picked_speed[row] / high if state.picked_nodes[row] > 0 else 1.0
+    out[at, GLOBAL.best_run] = _clip(best_s / unit_s)
+    out[at, GLOBAL.best_speed] = best_speed / high
+    out[at, GLOBAL.usable] = state.usable[row] / cluster_gpus
+    out[at, GLOBAL.busy] = state.busy[row] / cluster_gpus
+    out[at, GLOBAL.down] = state.down[row] / cluster_gpus
+    _write_capacity(sim, row, out, at)
+    out[at, GLOBAL.largest_free] = largest / size
+    out[at, GLOBAL.queued] = math.log1p(float(state.queued[row])) / 4.0
+    out[at, GLOBAL.queued_gpu_time] = _clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
+    out[at, GLOBAL.may_wait] = 1.0 if may_wait(sim, row) else 0.0
     _write_queue(sim, row, unit_s, size, out, at)
 
 
@@ -206,19 +210,19 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
             down += state.gpu_down[row, gpu] > 0
     gives = min(need, free)
     speed = sim.scenarios.speed[scenario, node]
-    out[at, first] = free / size
-    out[at, first + 1] = 1.0 if free >= need else 0.0
-    out[at, first + 2] = gives / size
-    out[at, first + 3] = (free - gives) / size
-    out[at, first + 4] = speed / sim.traits.max_speed[scenario]
-    out[at, first + 5] = 1.0 if speed < state.picked_speed[row] and state.picked_nodes[row] > 0 else 0.0
+    out[at, first + NODE.free] = free / size
+    out[at, first + NODE.fits] = 1.0 if free >= need else 0.0
+    out[at, first + NODE.gives] = gives / size
+    out[at, first + NODE.hole] = (free - gives) / size
+    out[at, first + NODE.speed] = speed / sim.traits.max_speed[scenario]
+    out[at, first + NODE.slows] = 1.0 if speed < state.picked_speed[row] and state.picked_nodes[row] > 0 else 0.0
     faults = gives * sim.traits.node_hazard_per_s[scenario, node] * run_s if gives > 0 else 0.0
-    out[at, first + 6] = _clip(faults)
-    out[at, first + 7] = sim.traits.lemon[scenario, node]
-    out[at, first + 8] = taken / size
-    out[at, first + 9] = down / size
-    out[at, first + 10] = (size - free - down - taken) / size  # a GPU that is down serves nobody
-    out[at, first + NODE_COUNT - 1] = gives / need
+    out[at, first + NODE.faults] = _clip(faults)
+    out[at, first + NODE.lemon] = sim.traits.lemon[scenario, node]
+    out[at, first + NODE.taken] = taken / size
+    out[at, first + NODE.down] = down / size
+    out[at, first + NODE.busy] = (size - free - down - taken) / size  # a GPU that is down serves nobody
+    out[at, first + NODE.share_of_job] = gives / need
 
 
 @kernel
@@ -230,12 +234,12 @@ def _write_run(
     scenario, job = sim.state.scenario[row], sim.state.current[row]
     run_s, slowest = run
     share = sim.scenarios.gpus[scenario, job] / sim.state.gpu_job.shape[1]
-    table[at, first + RUN] = _clip(run_s / unit_s)
-    table[at, first + RUN_OVER_BEST] = _clip(run_s / best_s - 1.0)
-    table[at, first + BEST] = 1.0 if run_s <= best_s * (1.0 + 1e-9) else 0.0
-    table[at, first + END_OVER_LAST] = _clip((run_s - last_s) / unit_s)
-    table[at, first + COMMITTED] = _clip(share * run_s / unit_s)
-    table[at, first + SPEED_EXCESS] = _clip(sim.scenarios.speed[scenario, node] / slowest - 1.0)
+    table[at, first + NODE.run] = _clip(run_s / unit_s)
+    table[at, first + NODE.run_over_best] = _clip(run_s / best_s - 1.0)
+    table[at, first + NODE.best] = 1.0 if run_s <= best_s * (1.0 + 1e-9) else 0.0
+    table[at, first + NODE.end_over_last] = _clip((run_s - last_s) / unit_s)
+    table[at, first + NODE.committed] = _clip(share * run_s / unit_s)
+    table[at, first + NODE.speed_excess] = _clip(sim.scenarios.speed[scenario, node] / slowest - 1.0)
 
 
 @kernel
@@ -261,8 +265,8 @@ def write_full(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items
     nodes = state.free.shape[1]
     for node in range(nodes):
         state.trial_free[row, node] = state.free[row, node]
-        table[at, items + NODE_COUNT * node + FIRST_END] = CLIP
-        table[at, items + NODE_COUNT * node + LAST_END] = 0.0
+        table[at, items + NODE_COUNT * node + NODE.first_end] = CLIP
+        table[at, items + NODE_COUNT * node + NODE.last_end] = 0.0
     places = order_nodes(sim, row)
     last_s = _write_ends(sim, row, unit_s, out, at, table, items)
     best_s, best_speed = math.inf, 0.0
@@ -280,7 +284,7 @@ def write_full(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items
             run = (state.trial_run_s[row, node], state.trial_speed[row, node])
             _write_run(sim, row, unit_s, run, best_s, last_s, table, at, first, node)
         else:
-            for feature in range(RUN, SPEED_EXCESS + 1):
+            for feature in range(NODE.run, NODE.speed_excess + 1):
                 table[at, first + feature] = 0.0
     _write_globals(sim, row, unit_s, best_s, best_speed, out, at)
 
@@ -293,11 +297,11 @@ def write_gpus(sim: Simulation, row: int, table: Rows, out: Rows, at: int) -> No
     for gpu in range(state.gpu_job.shape[1]):
         held, down = state.gpu_job[row, gpu] >= 0, state.gpu_down[row, gpu] > 0
         picked = held and state.gpu_job[row, gpu] == state.current[row]
-        out[at, column] = 0.0 if held or down else 1.0
-        out[at, column + 1] = 1.0 if held and not picked else 0.0
-        out[at, column + 2] = 1.0 if down else 0.0
-        out[at, column + 3] = 1.0 if picked else 0.0
-        column += 4
+        out[at, column + OWN.usable] = 0.0 if held or down else 1.0
+        out[at, column + OWN.gpu_busy] = 1.0 if held and not picked else 0.0
+        out[at, column + OWN.gpu_down] = 1.0 if down else 0.0
+        out[at, column + OWN.picked] = 1.0 if picked else 0.0
+        column += OWN_COUNT
         first = NODE_COUNT * sim.cluster.gpu_node[gpu]
         # Four are read before four are written: the compiler, which cannot know that the arrays do not overlap, then
         # moves them as one. One by one takes three times as long.

@@ -16,64 +16,91 @@ the shortest expected run time is taken, the first of equals; so it is with the 
 most usable GPUs first. A node without usable GPUs has no completion, and its features of one are 0.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 CLIP = 8.0
 LOOK_AHEAD = 6  # jobs of the queue that are described one by one
 
+
+class GlobalFeatures(NamedTuple):
+    """Features of the decision as a whole, but for those of the queue: each field is a column."""
+
+    gpus_per_node_size: int  # GPUs that the job needs, over the size of the largest node
+    log2_gpus: int  # its base 2 logarithm of GPUs, over 5
+    need_share: int  # share of them still to pick
+    estimate: int  # estimated work that it has left
+    restarted: int  # 1 if the job was stopped before
+    saved: int  # work that its checkpoints hold
+    picked_nodes: int  # nodes that were picked for it
+    picked_speed: int  # slowest speed picked, over the fastest of the cluster; 1 before the first pick
+    best_run: int  # shortest expected run time of the best completions of all nodes
+    best_speed: int  # slowest speed of that completion, over the fastest of the cluster
+    usable: int  # share of all GPUs
+    busy: int  # share that runs jobs, picks not counted
+    down: int  # share out of service
+    usable_fastest: int  # usable GPUs on nodes of the highest speed, as a share of theirs
+    usable_slowest: int  # the same for the lowest speed
+    empty_fastest: int  # wholly free nodes of the highest speed, as a share of theirs
+    empty_slowest: int  # the same for the lowest speed
+    largest_free: int  # most usable GPUs of a node, over the size of the largest
+    queued: int  # natural logarithm of 1 + the jobs that wait, the one that is due among them, over 4
+    queued_gpu_time: int  # their estimated work x GPUs, over GPUs of the cluster x unit x 4
+    next_end: int  # time until the next expected end of a running job, 0 if none runs
+    last_end: int  # time until the last expected end, 0 if none runs
+    mean_end: int  # time until the GPU's job is expected to end, 0 where none runs; mean of all GPUs
+    may_wait: int  # 1 if the policy may let the next event pass
+
+
+class NodeFeatures(NamedTuple):
+    """Features of a node: each field is a column, counted from the node's first."""
+
+    free: int  # usable GPUs over size
+    fits: int  # 1 if all GPUs still needed fit
+    gives: int  # GPUs that it would give, over size
+    hole: int  # GPUs that it would have left, over size
+    speed: int  # over the fastest of the cluster
+    slows: int  # 1 if it is slower than all picks, of which there are some
+    faults: int  # expected of the GPUs that it would give: their number x mean hazard of the node x best run time
+    lemon: int  # 1 if its mean hazard is over 5 times the lower median of all nodes
+    taken: int  # GPUs picked here, over size
+    down: int  # GPUs out of service, over size
+    busy: int  # GPUs that run jobs, over size
+    first_end: int  # time until the first expected end of a job here, CLIP if nothing runs
+    last_end: int  # time until the last, 0 if nothing runs
+    run: int  # expected run time of the best completion with this node
+    run_over_best: int  # that over the shortest of all nodes, less 1
+    best: int  # 1 if no other node has a shorter one
+    end_over_last: int  # that run time, less the time until the last expected end in the cluster
+    committed: int  # GPU-time of that run, over GPUs of the cluster x unit
+    speed_excess: int  # speed of the node over the slowest of that completion, less 1
+    share_of_job: int  # GPUs that it would give, over those still needed
+
+
+class OwnFeatures(NamedTuple):
+    """What a GPU does not share with its node, 1 or 0: each field is a column, counted from the GPU's first."""
+
+    usable: int
+    gpu_busy: int  # it runs another job
+    gpu_down: int  # it is out of service
+    picked: int  # it is picked for the job that is due
+
+
+# Kernels write by these columns, so that the order stands in the classes above and nowhere else.
+GLOBAL = GlobalFeatures(*range(len(GlobalFeatures._fields)))
+NODE = NodeFeatures(*range(len(NodeFeatures._fields)))
+OWN = OwnFeatures(*range(len(OwnFeatures._fields)))
+AHEAD_GPUS, AHEAD_ESTIMATE = len(GLOBAL), len(GLOBAL) + 1  # of the first job of the queue behind the one that is due
+AHEAD_COUNT = 2  # columns of each of these jobs: GPUs over the size of the largest node, and estimated work
+
 GLOBALS = (
-    "gpus_per_node_size",  # GPUs that the job needs, over the size of the largest node
-    "log2_gpus",  # its base 2 logarithm of GPUs, over 5
-    "need_share",  # share of them still to pick
-    "estimate",  # estimated work that it has left
-    "restarted",  # 1 if the job was stopped before
-    "saved",  # work that its checkpoints hold
-    "picked_nodes",  # nodes that were picked for it
-    "picked_speed",  # slowest speed picked, over the fastest of the cluster; 1 before the first pick
-    "best_run",  # shortest expected run time of the best completions of all nodes
-    "best_speed",  # slowest speed of that completion, over the fastest of the cluster
-    "usable",  # share of all GPUs
-    "busy",  # share that runs jobs, picks not counted
-    "down",  # share out of service
-    "usable_fastest",  # usable GPUs on nodes of the highest speed, as a share of theirs
-    "usable_slowest",  # the same for the lowest speed
-    "empty_fastest",  # wholly free nodes of the highest speed, as a share of theirs
-    "empty_slowest",  # the same for the lowest speed
-    "largest_free",  # most usable GPUs of a node, over the size of the largest
-    "queued",  # natural logarithm of 1 + the jobs that wait, the one that is due among them, over 4
-    "queued_gpu_time",  # their estimated work x GPUs, over GPUs of the cluster x unit x 4
-    "next_end",  # time until the next expected end of a running job, 0 if none runs
-    "last_end",  # time until the last expected end, 0 if none runs
-    "mean_end",  # time until the GPU's job is expected to end, 0 where none runs; mean of all GPUs
-    "may_wait",  # 1 if the policy may let the next event pass
-    # The first jobs of the queue, without the one that is due: GPUs over the size of the largest node, estimated work
+    *GlobalFeatures._fields,
     *(f"{name}_{i}" for i in range(LOOK_AHEAD) for name in ("ahead_gpus", "ahead_estimate")),
 )
-NODE_FEATURES = (
-    "free",  # usable GPUs over size
-    "fits",  # 1 if all GPUs still needed fit
-    "gives",  # GPUs that it would give, over size
-    "hole",  # GPUs that it would have left, over size
-    "speed",  # over the fastest of the cluster
-    "slows",  # 1 if it is slower than all picks, of which there are some
-    "faults",  # expected faults of the GPUs that it would give: their number x mean hazard of the node x best run time
-    "lemon",  # 1 if its mean hazard is over 5 times the lower median of all nodes
-    "taken",  # GPUs picked here, over size
-    "down",  # GPUs out of service, over size
-    "busy",  # GPUs that run jobs, over size
-    "first_end",  # time until the first expected end of a job here, CLIP if nothing runs
-    "last_end",  # time until the last, 0 if nothing runs
-    "run",  # expected run time of the best completion with this node
-    "run_over_best",  # that over the shortest of all nodes, less 1
-    "best",  # 1 if no other node has a shorter one
-    "end_over_last",  # that run time, less the time until the last expected end in the cluster
-    "committed",  # GPU-time of that run, over GPUs of the cluster x unit
-    "speed_excess",  # speed of the node over the slowest of that completion, less 1
-    "share_of_job",  # GPUs that it would give, over those still needed
-)
-# 1 or 0: usable, runs another job, is out of service, is picked for the job that is due; then those of its node
-GPU_FEATURES = ("usable", "gpu_busy", "gpu_down", "picked", *NODE_FEATURES)
+NODE_FEATURES = NodeFeatures._fields
+GPU_FEATURES = (*OwnFeatures._fields, *NODE_FEATURES)  # a GPU's own, then those of its node
 
 
 def observation_size(observation: str, action: str, gpus: int, nodes: int) -> int:

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from ..cluster.cluster_file import ClusterSetup, draw_faults
 from ..cluster.errors import InputError
-from ..cluster.fault_trace import FaultTrace, outages_on
-from ..cluster.faults.replay import Outages, replay
+from ..cluster.fault_trace import FaultTrace, node_faults_per_s, replay
 from ..cluster.hetero64 import hetero64
-from ..cluster.scenarios import ORDERS, Rules, Scenarios, stack
+from ..cluster.scenarios import ORDERS, Rules, Scenarios, fault_sources, stack
+from ..cluster.streams import Stream, stream
 from ..cluster.topology import Cluster, speed_sum
 from ..cluster.windows import sample_windows
 from ..cluster.workload import Workload
@@ -102,7 +102,7 @@ def windows_of(
     if jobs == 0:
         problem = f"the part from {part[0]:g} to {part[1]:g} of a trace of {workload.jobs} jobs has none"
         raise InputError(problem, "give a longer trace", field="--trace")
-    rng = np.random.default_rng(seed)
+    rng = stream(seed, Stream.WINDOWS)
     return sample_windows(
         workload, jobs, windows, rng, first=part[0], last=part[1], max_gpus=max_gpus, load=load, cluster_gpus=capacity,
         disjoint=disjoint,
@@ -140,17 +140,15 @@ def cluster_problem(
     for workload in workloads:
         check_fits(workload, cluster)
     count = len(workloads) * runs
-    seeds = np.random.default_rng(seed).integers(0, 2**32, count)
+    seeds = stream(seed, Stream.FAULTS).integers(0, 2**32, count)
     hazard: NDArray[np.float64] | None = None
     if faults is None:
         draws = [draw_faults(setup, int(one)) for one in seeds]
         rates, process = np.stack([draw[0] for draw in draws]), draws[0][1]
     else:
-        outages = outages_on(faults, cluster, rng=np.random.default_rng(seed))
-        rates, process = replay(cluster, setup.hazard_per_s, Outages(*outages), seed)
+        rates, process = np.zeros(fault_sources(cluster)), replay(faults, cluster, stream(seed, Stream.OUTAGES))
         # A node's outage takes all its GPUs: each bears its share of the mean rate of a node.
-        per_node = faults.start_s.size / max(faults.span_s, 1.0) / max(400, len(faults.node_ids))
-        hazard = per_node / np.diff(cluster.first_gpu)[cluster.gpu_node]
+        hazard = node_faults_per_s(faults) / np.diff(cluster.first_gpu)[cluster.gpu_node]
     scenarios = stack(
         cluster,
         [workload for workload in workloads for _ in range(runs)],

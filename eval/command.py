@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.heuristics import HEURISTICS
+from ..agents.heuristics import HEURISTICS, rivals
 from ..agents.protocol import Policy
 from ..agents.registry import find_policy
 from ..cluster.cluster_file import read_cluster
@@ -20,6 +20,7 @@ from ..cluster.outcome import Event, Outcome
 from ..cluster.output_file import check_outputs
 from ..cluster.profiles import PROFILES
 from ..cluster.scenarios import Scenarios
+from ..cluster.streams import Stream, stream
 from ..cluster.traces.detect import read_trace
 from ..cluster.windows import with_gpus_cut
 from ..cluster.workload import Workload
@@ -39,7 +40,7 @@ from ..envs.problems import (
 )
 from .comparison import Comparison, compare
 from .figures import pictures
-from .play import play_all, play_recorded, rivals
+from .play import play_all, play_recorded
 from .report import write_json, write_report
 from .table import terminal_tables
 from .terminal import Progress
@@ -156,7 +157,7 @@ def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem)
         if HEURISTICS.get(policy.name, policy) != policy:
             raise InputError(f"{policy.name!r} is the name of a heuristic", "rename the checkpoint", field="--policy")
     if request.heuristics:
-        others = rivals(list(HEURISTICS.values()), problem)
+        others: list[Policy] = [*rivals(problem.rules)]
     else:  # someone must be the bar
         others = [] if asked.keys() & HEURISTICS.keys() else [HEURISTICS["eft"]]
     return [*named, *(policy for policy in others if policy.name not in asked)]
@@ -212,7 +213,7 @@ def _cluster_problem(request: EvaluationRequest, path: Path) -> tuple[Problem, s
     workloads: list[Workload]
     if request.trace is None:
         runs = request.runs or 1
-        rng = np.random.default_rng(request.seed)
+        rng = stream(request.seed, Stream.JOBS)
         workloads = [
             with_gpus_cut(generate(PROFILES["philly"], WINDOW_JOBS, load=load, cluster_gpus=capacity, rng=rng), largest)
             for _ in range(request.workloads or WORKLOADS)

@@ -12,11 +12,6 @@ from ..cluster.state import allocate_log
 from ..envs.batch import Problem
 
 
-def rivals(policies: Sequence[Policy], problem: Problem) -> list[Policy]:
-    """Return the policies that have the problem's actions: where nobody may wait, not those that differ by waiting."""
-    return [policy for policy in policies if problem.rules.waiting or not policy.waits]
-
-
 def play_all(
     problem: Problem, policies: Sequence[Policy], tell: Callable[[str], None] = lambda name: None
 ) -> dict[str, Outcome]:

@@ -17,9 +17,11 @@ from ..cluster.fault_trace import read_fault_trace
 from ..cluster.generator import generate
 from ..cluster.output_file import check_outputs
 from ..cluster.profiles import PROFILES
+from ..cluster.streams import Stream, stream
 from ..cluster.topology import Cluster
+from ..cluster.trace_statistics import describe
 from ..cluster.traces.detect import read_trace
-from ..cluster.windows import offered_load, scaled_to_load, with_gpus_cut
+from ..cluster.windows import scaled_to_load, with_gpus_cut
 from ..cluster.workload import Workload, first_jobs
 from ..envs.batch import Problem
 from ..envs.problems import Regime, capacity_of, cluster_problem
@@ -94,11 +96,11 @@ def simulate_request(request: SimulationRequest, console: "Console", progress: P
 def _problem(request: SimulationRequest) -> tuple[Problem, Workload]:
     setup = read_cluster(request.cluster)
     workload = _workload(request, setup.cluster)
-    rng = np.random.default_rng(request.seed)
+    rng = stream(request.seed, Stream.ESTIMATES)
     workload = with_estimates(workload, request.estimates, sigma=request.sigma, rng=rng)
     faults = read_fault_trace(request.faults) if request.faults else None
     problem = cluster_problem(setup, [workload], request.regime, runs=1, seed=request.seed, faults=faults)
-    offered = offered_load(workload, capacity_of(setup.cluster))
+    offered = describe(workload).offered_load(capacity_of(setup.cluster))
     if np.isfinite(offered) and offered > 1.0:
         log.warning("overload: jobs arrive with %.2f times the work that the cluster can do; waits will grow", offered)
     return problem, workload
@@ -108,7 +110,7 @@ def _workload(request: SimulationRequest, cluster: Cluster) -> Workload:
     """Return the jobs of the trace, or generated ones."""
     gpus, capacity = cluster.gpu_node.size, capacity_of(cluster)
     if request.trace is None:
-        rng, load = np.random.default_rng(request.seed), request.load or GENERATED_LOAD
+        rng, load = stream(request.seed, Stream.JOBS), request.load or GENERATED_LOAD
         workload = generate(
             PROFILES["philly"], request.jobs or GENERATED_JOBS, load=load, cluster_gpus=capacity, rng=rng
         )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.heuristics import HEURISTICS
+from ..agents.heuristics import rivals
 from ..agents.protocol import Policy
 from ..cluster.outcome import metrics
 from ..cluster.simulation import outcome_of, simulation_of
@@ -36,8 +36,7 @@ class Validation:
             problem.cluster, problem.scenarios, problem.process, problem.rules, rows=problem.scenarios.jobs.size
         )
         self.goal = "mean_jct" if problem.scenarios.submit_s.any() else "makespan"
-        rivals = [policy for policy in HEURISTICS.values() if problem.rules.waiting or not policy.waits]
-        played = {policy.name: self._play(policy) for policy in rivals}
+        played = {policy.name: self._play(policy) for policy in rivals(problem.rules)}
         self.best = min(played, key=lambda name: float(played[name].mean()))
         self._best_s = played[self.best]
 

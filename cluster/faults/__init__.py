@@ -1,6 +1,7 @@
 """Fault models: how often the GPUs, nodes and racks of a cluster fail, and how they recover.
 
 A model is a configuration (the `faults` section of a cluster file) and a function that builds fault rates from it.
+Recorded faults are no model: they come from a file of their own (cluster/fault_trace.py).
 """
 
 from collections.abc import Callable
@@ -11,14 +12,13 @@ from .correlated import Correlated, correlated
 from .exponential import Exponential, exponential
 from .lemon import Lemon, lemon
 from .none import NoFaults, none
-from .replay import replay
 from .weibull import Weibull, weibull
 
 
 class FaultModel(NamedTuple):
     """One way in which a cluster fails."""
 
-    configuration: type[FaultConfiguration] | None  # None: made from a fault trace, not from a cluster file
+    configuration: type[FaultConfiguration]
     build: Callable[..., FaultDraw]  # of (cluster, hazard_per_s, configuration, seed)
 
 
@@ -28,5 +28,4 @@ FAULT_MODELS = {
     "weibull": FaultModel(Weibull, weibull),
     "lemon": FaultModel(Lemon, lemon),
     "correlated": FaultModel(Correlated, correlated),
-    "replay": FaultModel(None, replay),
 }

@@ -140,7 +140,11 @@ WRONG = [
         "c.yaml:19:racks.1.nodes.0: the name 'last' cannot stand for 3 nodes;",
     ),
     ("model: lemon", "model: lemons", "c.yaml:21:faults.model: 'lemons' is not a fault model; did you mean 'lemon'?"),
-    ("model: lemon", "model: replay", "c.yaml:21:faults.model: 'replay' takes its outages from a fault trace; give"),
+    (
+        "model: lemon",
+        "model: replay",
+        "c.yaml:21:faults.model: 'replay' is not a fault model; known: none",
+    ),
     ("model: lemon", "modle: lemon", "c.yaml:20:faults.model: is missing; add it; known: none, exponential"),
     ("model: lemon", "model: lemon\n  shape: 0", "c.yaml:22:faults.shape: '0' cannot be used; it should be greater"),
     (

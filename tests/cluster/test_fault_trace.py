@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.errors import InputError
-from longshore.cluster.fault_trace import FaultTrace, ReplayedOutages, outages_on, read_fault_trace
-from longshore.cluster.scenarios import fault_sources
+from longshore.cluster.fault_trace import FaultTrace, node_faults_per_s, read_fault_trace, replay
+from longshore.cluster.scenarios import FaultProcess, fault_sources
 from longshore.cluster.topology import grid_cluster
 
 DAY_S = 86_400
@@ -33,12 +33,12 @@ def in_days(trace: FaultTrace) -> list[tuple[str, float, float]]:
     ]
 
 
-def of_source(outages: ReplayedOutages, source: int) -> list[tuple[float, float]]:
+def of_source(outages: FaultProcess, source: int) -> list[tuple[float, float]]:
     rows = slice(outages.outage_first[source], outages.outage_first[source + 1])
     return list(zip(outages.outage_start_s[rows].tolist(), outages.outage_end_s[rows].tolist(), strict=True))
 
 
-def of_nodes(outages: ReplayedOutages) -> list[list[tuple[float, float]]]:
+def of_nodes(outages: FaultProcess) -> list[list[tuple[float, float]]]:
     gpus = CLUSTER.gpu_node.size
     return [of_source(outages, gpus + node) for node in range(CLUSTER.speed.size)]
 
@@ -101,16 +101,17 @@ def test_a_file_that_is_no_fault_trace_is_refused(content: str, tmp_path: Path) 
         read_fault_trace(path)
 
 
-def trace_of(nodes: int) -> FaultTrace:
-    """Return a trace in which node i is down from second 10 i + 1 to 10 i + 5 and then for 3 s."""
+def trace_of(nodes: int, watched: int = 0) -> FaultTrace:
+    """Return a trace in which node i is down from second 10 i + 1 to 10 i + 5 and then for 3 s, and others never."""
     node = np.repeat(np.arange(nodes, dtype=np.int32), 2)
     start_s = 10.0 * node + np.tile([1.0, 7.0], nodes)
     end_s = 10.0 * node + np.tile([5.0, 10.0], nodes)
-    return FaultTrace(tuple(f"n{index}" for index in range(nodes)), node, start_s, end_s, float(end_s[-1]))
+    names = tuple(f"n{index}" for index in range(nodes))
+    return FaultTrace(names, node, start_s, end_s, float(end_s[-1]), nodes=watched or nodes)
 
 
 def test_each_node_of_the_cluster_gets_the_outages_of_another_node_of_the_trace() -> None:
-    outages = outages_on(trace_of(6), CLUSTER, nodes_in_trace=6, rng=np.random.default_rng(1))
+    outages = replay(trace_of(6), CLUSTER, np.random.default_rng(1))
     by_node = of_nodes(outages)
     assert sorted(by_node) == [[(10.0 * i + 1, 10.0 * i + 5), (10.0 * i + 7, 10.0 * i + 10)] for i in range(6)]
     assert by_node != sorted(by_node)
@@ -120,34 +121,25 @@ def test_each_node_of_the_cluster_gets_the_outages_of_another_node_of_the_trace(
 
 
 def test_nodes_that_never_fail_are_drawn_as_often_as_others() -> None:
-    rng, trace = np.random.default_rng(0), trace_of(3)
-    failing = [sum(map(bool, of_nodes(outages_on(trace, CLUSTER, nodes_in_trace=12, rng=rng)))) for _ in range(300)]
+    rng, trace = np.random.default_rng(0), trace_of(3, watched=12)
+    failing = [sum(map(bool, of_nodes(replay(trace, CLUSTER, rng)))) for _ in range(300)]
     assert np.isclose(np.mean(failing), 6 * 3 / 12, atol=0.15)
 
 
 def test_the_same_seed_draws_the_same_faults() -> None:
-    first, second = (outages_on(trace_of(9), CLUSTER, rng=np.random.default_rng(5)) for _ in range(2))
+    first, second = (replay(trace_of(9), CLUSTER, np.random.default_rng(5)) for _ in range(2))
     assert of_nodes(first) == of_nodes(second)
 
 
 def test_a_cluster_larger_than_the_trace_uses_every_node_once_before_any_twice() -> None:
-    outages = outages_on(trace_of(3), CLUSTER, nodes_in_trace=3, rng=np.random.default_rng(2))
+    outages = replay(trace_of(3), CLUSTER, np.random.default_rng(2))
     by_node = of_nodes(outages)
     assert sorted(by_node[:3]) == sorted(by_node[3:])
     assert len({str(node) for node in by_node}) == 3
 
 
-def test_an_offset_cuts_off_what_is_over_and_shortens_what_lasts() -> None:
-    one_node = grid_cluster(1, 2)
-    outages = outages_on(trace_of(1), one_node, nodes_in_trace=1, offset_s=3.0, rng=np.random.default_rng(0))
-    assert of_source(outages, 2) == [(0.0, 2.0), (4.0, 7.0)]
-    late = outages_on(trace_of(1), one_node, nodes_in_trace=1, offset_s=5.0, rng=np.random.default_rng(0))
-    assert of_source(late, 2) == [(2.0, 5.0)]
-
-
-def test_a_negative_offset_is_wrong_use() -> None:
-    with pytest.raises(ValueError, match="offset_s is -1"):
-        outages_on(trace_of(1), CLUSTER, offset_s=-1, rng=np.random.default_rng(0))
+def test_the_rate_of_a_node_counts_those_that_never_failed() -> None:
+    assert node_faults_per_s(trace_of(3, watched=12)) == 6 / 30.0 / 12
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="the real fault trace, ../shared/data/faults, is not here")

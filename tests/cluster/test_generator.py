@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.generator import Arrivals, generate, weibull_shape
 from longshore.cluster.profiles import PROFILES, QUANTILE_LEVELS, Profile, SizeClass, fit
-from longshore.cluster.windows import offered_load
+from longshore.cluster.trace_statistics import describe
 from longshore.cluster.workload import Workload, workload_of
 
 TRACES = Path(__file__).parents[2] / ".." / "shared" / "data" / "traces"
@@ -88,7 +88,7 @@ def test_the_load_is_met_and_no_job_outgrows_the_cluster(
 ) -> None:
     rng = np.random.default_rng(seed)
     made = generate(PROFILES[name], jobs, load=load, cluster_gpus=cluster_gpus, rng=rng)
-    assert np.isclose(offered_load(made, cluster_gpus), load)
+    assert np.isclose(describe(made).offered_load(cluster_gpus), load)
     assert made.gpus.max() <= cluster_gpus
     assert made.submit_s[0] == 0
     assert (np.diff(made.submit_s) >= 0).all()

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.errors import InputError
-from longshore.cluster.windows import offered_load, sample_windows, scaled_to_load, with_gpus_cut
+from longshore.cluster.trace_statistics import describe
+from longshore.cluster.windows import sample_windows, scaled_to_load, with_gpus_cut
 from longshore.cluster.workload import Workload, workload_of
 
 
@@ -52,7 +53,7 @@ def test_a_window_is_consecutive_jobs_with_gpus_cut_at_the_load(size: int, seed:
         assert np.array_equal(window.work_s, whole.work_s[start : start + size])
         assert window.submit_s[0] == 0
         if size > 1:
-            assert np.isclose(offered_load(window, 64), load)
+            assert np.isclose(describe(window).offered_load(64), load)
 
 
 def test_without_a_load_the_gaps_stay_as_they_were() -> None:
@@ -70,13 +71,13 @@ def test_every_start_of_the_part_is_drawn() -> None:
 
 def test_the_load_is_work_over_what_the_cluster_can_do() -> None:
     jobs = workload_of(("a", "b"), np.array([2, 4], dtype=np.int32), np.array([30.0, 10.0]), np.array([0.0, 50.0]))
-    assert offered_load(jobs, 4) == 100 / 200
+    assert describe(jobs).offered_load(4) == 100 / 200
     assert scaled_to_load(jobs, 1.0, 4).submit_s.tolist() == [0, 25]
 
 
 def test_a_batch_has_no_load_to_scale() -> None:
     batch = workload_of(("a", "b"), np.array([2, 4], dtype=np.int32), np.array([30.0, 10.0]), np.zeros(2))
-    assert offered_load(batch, 4) == float("inf")
+    assert describe(batch).offered_load(4) == float("inf")
     assert not scaled_to_load(batch, 0.5, 4).submit_s.any()
 
 

@@ -10,6 +10,7 @@ from longshore.envs.batch import Batch
 from longshore.envs.layout import CLIP, GLOBALS, GPU_FEATURES, LOOK_AHEAD, NODE_FEATURES
 
 Completion = tuple[float, float]  # expected run time in s, slowest speed
+OF_COMPLETION = ("run", "run_over_best", "best", "end_over_last", "committed", "speed_excess")  # 0 without one
 
 
 class Decision:
@@ -206,7 +207,7 @@ def _node(seen: Decision, node: int, completion: Completion | None, best_s: floa
         "share_of_job": gives / need,
     }
     return (
-        values | dict.fromkeys(NODE_FEATURES[13:19], 0.0)
+        values | dict.fromkeys(OF_COMPLETION, 0.0)
         if completion is None
         else values | _run(seen, node, completion, best_s)
     )

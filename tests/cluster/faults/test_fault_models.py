@@ -13,7 +13,6 @@ from longshore.cluster.faults.configuration import DEFAULT_HAZARD_PER_S, REPAIR_
 from longshore.cluster.faults.correlated import Correlated, correlated
 from longshore.cluster.faults.exponential import Exponential, exponential
 from longshore.cluster.faults.lemon import Lemon, lemon
-from longshore.cluster.faults.replay import Outages, replay
 from longshore.cluster.faults.weibull import Weibull, weibull
 from longshore.cluster.random import uniform
 from longshore.cluster.scenarios import fault_sources
@@ -22,7 +21,7 @@ from longshore.cluster.topology import Cluster, grid_cluster
 CLUSTER = grid_cluster(6, 4, nodes_per_rack=4)  # two racks, of 4 and of 2 nodes
 GPUS = 24
 HAZARD_PER_S = np.linspace(1e-6, 3e-6, GPUS)
-MODELS = [name for name, model in FAULT_MODELS.items() if model.configuration is not None]
+MODELS = list(FAULT_MODELS)
 
 
 def up_times_s(rates: np.ndarray, shape: float, source: int, seed: int, count: int) -> np.ndarray:
@@ -33,7 +32,6 @@ def up_times_s(rates: np.ndarray, shape: float, source: int, seed: int, count: i
 
 def draw(name: str, seed: int = 0, cluster: Cluster = CLUSTER, hazard_per_s: np.ndarray = HAZARD_PER_S) -> FaultDraw:
     model = FAULT_MODELS[name]
-    assert model.configuration is not None
     return model.build(cluster, hazard_per_s, model.configuration(model=name), seed)
 
 
@@ -124,30 +122,3 @@ def test_what_follows_a_fault_is_taken_from_the_configuration() -> None:
     _, process = exponential(CLUSTER, HAZARD_PER_S, configuration, 0)
     assert process[:4] == (1.0, 7.0, 0.0, 0.25)
     assert weibull(CLUSTER, HAZARD_PER_S, Weibull(shape=2.0), 0)[1].shape == 2.0
-
-
-def outages(first: list[int], start_s: list[float], end_s: list[float]) -> Outages:
-    return Outages(np.array(first, dtype=np.int32), np.array(start_s), np.array(end_s))
-
-
-def test_replayed_outages_are_kept_and_nothing_else_fails() -> None:
-    cluster = grid_cluster(1, 1)  # sources: GPU, node, rack
-    rates, process = replay(cluster, np.ones(1), outages([0, 0, 2, 2], [5.0, 20.0], [10.0, 30.0]), 0)
-    assert not rates.any()
-    assert process.outage_first.tolist() == [0, 0, 2, 2]
-    assert process.outage_end_s.tolist() == [10.0, 30.0]
-
-
-@pytest.mark.parametrize(
-    ("first", "start_s", "end_s"),
-    [
-        ([0, 1], [1.0], [2.0]),  # sources are missing
-        ([0, 0, 2, 3], [1.0, 5.0], [2.0, 6.0]),  # more outages than there are
-        ([0, 0, 2, 2], [5.0, 1.0], [6.0, 2.0]),  # out of order
-        ([0, 0, 2, 2], [1.0, 2.0], [3.0, 4.0]),  # overlapping
-        ([0, 0, 1, 1], [2.0], [1.0]),  # ends before it starts
-    ],
-)
-def test_impossible_outages_are_refused(first: list[int], start_s: list[float], end_s: list[float]) -> None:
-    with pytest.raises(ValueError, match="outages"):
-        replay(grid_cluster(1, 1), np.ones(1), outages(first, start_s, end_s), 0)

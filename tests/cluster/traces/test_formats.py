@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.cluster.errors import InputError
-from longshore.cluster.traces import openb
 from longshore.cluster.traces.detect import detect_format, read_trace
 from longshore.cluster.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload
 from tests.cluster.traces.small_traces import EXAMPLES, KALOS, MURI, OWN, SEREN, SWF, written
@@ -80,15 +78,3 @@ def test_a_trace_longer_than_a_chunk_is_read_whole(tmp_path: Path) -> None:
     workload = read_trace(written(tmp_path, content))
     assert workload.jobs == rows
     assert np.array_equal(workload.work_s, np.arange(1, rows + 1))
-
-
-def test_openb_nodes_give_gpus_and_model_of_each_node(tmp_path: Path) -> None:
-    path = written(tmp_path, "sn,cpu_milli,memory_mib,gpu,model\nn0,1,1,2,P100\nn1,1,1,0,\nn2,1,1,8,G2\n")
-    nodes = openb.read_openb_nodes(path)
-    assert (nodes.names, nodes.gpus.tolist(), nodes.models) == (("n0", "n2"), [2, 8], ("P100", "G2"))
-
-
-def test_a_node_list_without_gpus_is_an_error(tmp_path: Path) -> None:
-    path = written(tmp_path, "sn,gpu,model\nn1,0,\n")
-    with pytest.raises(InputError, match="no node with a GPU"):
-        openb.read_openb_nodes(path)
