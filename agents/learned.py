@@ -9,7 +9,7 @@ from ..cluster.state import Simulation
 from ..envs.batch import ACTIONS, OBSERVATIONS
 from ..envs.features import NODE_COUNT
 from ..envs.layout import observation_size
-from ..envs.stepping import begin_rows, choose_item, continue_rows, see
+from ..envs.stepping import begin_rows, continue_rows, see
 from .networks import MlpNetwork, SetNetwork
 from .schema import Schema
 

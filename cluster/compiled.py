@@ -37,5 +37,5 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def kernel(function: Function) -> Function:
     """Compile a function on its first call, and keep the code for later runs."""
     # _nrt: nothing is allocated in a kernel, so nothing need be counted (docs/decisions/0001)
-    compiled: Function = numba.njit(cache=True, error_model="numpy", _nrt=False)(function)  # type: ignore[call-overload]
+    compiled: Function = numba.njit(cache=True, error_model="numpy", _nrt=False, nogil=True)(function)  # type: ignore[call-overload]
     return compiled

@@ -10,11 +10,11 @@ from ..cluster.scenarios import FaultProcess, Rules, Scenarios
 from ..cluster.simulation import simulation_of
 from ..cluster.topology import Cluster
 from .features import NODE_COUNT
-from .layout import bounds, observation_size
+from .layout import action_count, bounds, observation_size
 from .rewards import REWARDS
-from .stepping import FULL, GPU_ACTION, NODE_ACTION, SOURCE, begin_rows, step_rows
+from .stepping import CANDIDATE_ACTION, FULL, GPU_ACTION, NODE_ACTION, SOURCE, begin_rows, step_rows
 
-ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION}
+ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION, "candidate": CANDIDATE_ACTION}
 OBSERVATIONS = {"source": SOURCE, "full": FULL}
 POOL = 1024  # scenarios of the preset that are drawn where no problem is given
 
@@ -90,7 +90,7 @@ class Batch:
         nodes, gpus = problem.cluster.speed.size, problem.cluster.gpu_node.size
         size = observation_size(view.observation, view.action, gpus, nodes)
         self.low, self.high = bounds(view.observation, size, gpus)
-        self.actions = (nodes if view.action == "node" else gpus) + int(problem.rules.waiting)
+        self.actions = action_count(view.action, gpus, nodes, waiting=problem.rules.waiting)
         self.observations = np.zeros((rows, size), dtype=np.float32)
         self.masks = np.zeros((rows, self.actions), dtype=np.bool_)
         self.rewards = np.zeros(rows, dtype=np.float32)

@@ -21,6 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cluster.state import MOVES
+from .move_layout import MOVE_FEATURES, MOVE_GLOBALS
+
 CLIP = 8.0
 LOOK_AHEAD = 6  # jobs of the queue that are described one by one
 
@@ -107,7 +110,16 @@ def observation_size(observation: str, action: str, gpus: int, nodes: int) -> in
     """Return the length of an observation."""
     if observation == "source":
         return 2 + gpus
+    if action == "candidate":
+        return len(MOVE_GLOBALS) + MOVES * len(MOVE_FEATURES)
     return len(GLOBALS) + (nodes * len(NODE_FEATURES) if action == "node" else gpus * len(GPU_FEATURES))
+
+
+def action_count(action: str, gpus: int, nodes: int, *, waiting: bool) -> int:
+    """Return the number of actions. Waiting is the last one if it is allowed, but one of the moves of `candidate`."""
+    if action == "candidate":
+        return MOVES
+    return (nodes if action == "node" else gpus) + int(waiting)
 
 
 def bounds(observation: str, size: int, cluster_gpus: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

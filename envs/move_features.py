@@ -18,7 +18,10 @@ Rows = NDArray[np.float32]
 MOVE_GLOBAL_COUNT, MOVE_COUNT = len(MOVE_GLOBALS), len(MOVE_FEATURES)
 SCANNED = 256  # jobs of the queue that are looked at one by one
 
-USABLE, BUSY, DOWN, USABLE_FASTEST, LARGEST_FREE, QUEUED, BY_SIZE, NEXT_END, LAST_END, RUNNING, DRAIN, NEXT_LARGE, LONGEST, MAY_WAIT = (
+(
+    USABLE, BUSY, DOWN, USABLE_FASTEST, LARGEST_FREE, QUEUED, BY_SIZE, NEXT_END, LAST_END, RUNNING, DRAIN, NEXT_LARGE,
+    LONGEST, MAY_WAIT,
+) = (
     MOVE_GLOBALS.index(name)
     for name in (
         "usable", "busy", "down", "usable_fastest", "largest_free", "queued", "queued_gpu_time_0", "next_end",

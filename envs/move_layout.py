@@ -10,7 +10,6 @@ from ..cluster.state import AHEAD
 
 SIZES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
 QUANTILES = 5  # of the nodes' drain times: least, quarters, most
-LARGE = "largest_job"
 
 MOVE_GLOBALS = (
     "gpus_per_node_size",  # GPUs of the job that is due, over the size of the largest node

@@ -5,20 +5,48 @@ from numpy.typing import NDArray
 
 from ..cluster.compiled import kernel
 from ..cluster.engine import advance, reset, start, wait
+from ..cluster.moves import pick_move
 from ..cluster.order import may_wait
 from ..cluster.placing import take_gpu, take_node
-from ..cluster.state import Simulation
+from ..cluster.state import MOVES, Simulation
 from .features import GLOBAL_COUNT, write_full, write_gpus, write_source
+from .move_features import write_moves
 from .rewards import cost_so_far_s
 
-GPU_ACTION, NODE_ACTION = 0, 1
+GPU_ACTION, NODE_ACTION, CANDIDATE_ACTION = 0, 1, 2
 SOURCE, FULL = 0, 1
 Rows = NDArray[np.float32]
 
 
 @kernel
-def observe(sim: Simulation, row: int, action: int, observation: int, out: Rows, at: int, table: Rows) -> None:
-    """Write what is seen at a decision into row `at` of `out`; `table` is scratch for the features of nodes."""
+def show(
+    sim: Simulation,
+    row: int,
+    action: int,
+    observation: int,
+    out: Rows,
+    masks: NDArray[np.bool_],
+    table: Rows,
+    at: int,
+) -> None:
+    """Write what is seen at a decision, and which actions may be taken, into row `at` of `out` and `masks`.
+
+    Args:
+        sim: The simulation; a job must be due in the row.
+        row: Row of the decision.
+        action: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
+        observation: SOURCE or FULL.
+        out: Takes the observation.
+        masks: Takes the mask.
+        table: Scratch for the features of nodes.
+        at: Row of the three.
+    """
+    if action == CANDIDATE_ACTION:
+        moves = write_moves(sim, row, out, at)
+        for move in range(MOVES):
+            masks[at, move] = move < moves
+        return
+    write_mask(sim, row, action, masks, at)
     if observation == SOURCE:
         write_source(sim, row, out, at)
     elif action == NODE_ACTION:
@@ -48,15 +76,28 @@ def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], a
 
 
 @kernel
-def pick(sim: Simulation, row: int, action: int, chosen: int) -> bool:
-    """Carry out an allowed action; True if a decision is complete, so that the clock may go on."""
+def choose(sim: Simulation, row: int, action: int, chosen: int) -> bool:
+    """Pick a GPU, a node or a whole move for the job that is due; False, with nothing picked, to wait."""
+    if action == CANDIDATE_ACTION:
+        return pick_move(sim, row, chosen)
     state = sim.state
     items = state.free.shape[1] if action == NODE_ACTION else state.gpu_job.shape[1]
     if chosen == items:
+        return False
+    if action == NODE_ACTION:
+        take_node(sim, row, chosen)
+    else:
+        take_gpu(sim, row, chosen)
+    return True
+
+
+@kernel
+def pick(sim: Simulation, row: int, action: int, chosen: int) -> bool:
+    """Carry out an allowed action; True if a decision is complete, so that the clock may go on."""
+    if not choose(sim, row, action, chosen):
         wait(sim, row)
         return True
-    choose_item(sim, row, action, chosen)
-    if state.need[row] > 0:
+    if sim.state.need[row] > 0:
         return False
     start(sim, row)
     return True
@@ -83,7 +124,7 @@ def step_rows(
 
     Args:
         sim: The simulation, of as many rows.
-        action: GPU_ACTION or NODE_ACTION.
+        action: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
         observation: SOURCE or FULL.
         reward: A value of REWARDS.
         ideal_s: Unit of rewards, shape (scenarios,).
@@ -109,8 +150,7 @@ def step_rows(
             out[row] = 0.0
             masks[row] = False
         else:
-            write_mask(sim, row, action, masks, row)
-            observe(sim, row, action, observation, out, row, table)
+            show(sim, row, action, observation, out, masks, table, row)
 
 
 @kernel
@@ -124,17 +164,7 @@ def see(
     table: Rows,
 ) -> None:
     """Write mask and observation of one row's decision into the first row of the arrays."""
-    write_mask(sim, row, action, masks, 0)
-    observe(sim, row, action, observation, out, 0, table)
-
-
-@kernel
-def choose_item(sim: Simulation, row: int, action: int, chosen: int) -> None:
-    """Pick a GPU or a node, and start nothing."""
-    if action == NODE_ACTION:
-        take_node(sim, row, chosen)
-    else:
-        take_gpu(sim, row, chosen)
+    show(sim, row, action, observation, out, masks, table, 0)
 
 
 @kernel
@@ -155,8 +185,7 @@ def begin_rows(
         reset(sim, row, scenarios[i])
         ended[row] = not advance(sim, row)
         if not ended[row]:
-            write_mask(sim, row, action, masks, row)
-            observe(sim, row, action, observation, out, row, table)
+            show(sim, row, action, observation, out, masks, table, row)
 
 
 @kernel
@@ -177,5 +206,4 @@ def continue_rows(
         if pick(sim, row, action, chosen[i]):
             ended[row] = not advance(sim, row)
         if not ended[row]:
-            write_mask(sim, row, action, masks, row)
-            observe(sim, row, action, observation, out, row, table)
+            show(sim, row, action, observation, out, masks, table, row)
