@@ -1,0 +1,78 @@
+"""The card of a stored policy: how it was trained, what it reached, and where it loses."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+TEXT = """\
+# {name}
+
+{of_demo}Places jobs node by node on clusters of any size; trained on the preset `hetero64` \
+(64 GPUs of two speeds with a lemon node, 64 jobs at once, strict FIFO, no waiting).
+
+| | |
+| --- | --- |
+| algorithm, network | masked PPO from random weights, `set`; actions `node`, observation `full`, reward `potential` |
+| command | `longshore {command}`; this is its `best.zip` |
+| time | {training.seconds:.0f} s on one thread, wall time, compilation and validations included |
+| machine, date | {machine} |
+| validation | makespan {training.percent:.2f} % (+- {training.half_width:.2f}) against `{training.rival}`, \
+the best heuristic of the same actions, {training.workloads:,} workloads |
+| held out | makespan {held_out.percent:.2f} % against `eft`, upper end of the 95 % interval {held_out.high:.2f} %, \
+{held_out.workloads:,} workloads with their fault seeds, paired; worse than `eft` on {held_out.worse:.0f} % of them \
+(`make bench-policy`) |
+
+Weights alone never run code: the zip holds a JSON schema and NumPy arrays. \
+A version whose features differ refuses it.
+
+Where it loses: where waiting is allowed, `patient` is 15 % below `eft` and beats it. \
+Run times and hazards were exact in training; on traces with arrivals, and on other clusters, \
+compare it with the heuristics first (`longshore evaluate --trace ... --cluster ...`).
+"""
+
+
+class Training(NamedTuple):
+    """A training run and its best validation."""
+
+    seconds: float  # wall time
+    rival: str  # best heuristic on the validation workloads
+    workloads: int  # validated on
+    percent: float  # difference of the mean makespans in per cent of the rival's, below 0 is better
+    half_width: float  # of its 95 % interval
+
+
+class HeldOut(NamedTuple):
+    """A policy against `eft` on workloads that neither training nor validation saw."""
+
+    workloads: int
+    percent: float  # difference of the mean makespans in per cent of `eft`'s
+    high: float  # upper end of its 95 % interval
+    worse: float  # per cent of the workloads on which it is worse
+
+
+def card(name: str, command: Sequence[str], training: Training, held_out: HeldOut, machine: str) -> str:
+    """Return the card of a policy, in Markdown.
+
+    Args:
+        name: Of the checkpoint, without `.zip`; `hetero64` is the one that the demo plays.
+        command: Arguments of `longshore` that train it.
+        training: Its training run.
+        held_out: Its held-out figures.
+        machine: Where and when, as `machine_text` says it.
+    """
+    of_demo = "The policy of `make demo`. " if name == "hetero64" else ""
+    return TEXT.format(
+        name=name, of_demo=of_demo, command=" ".join(command), training=training, held_out=held_out, machine=machine
+    )
+
+
+def machine_text(stamp: Mapping[str, object], torch: str) -> str:
+    """Return machine and date of a run in words, from its stamp and the version of PyTorch."""
+    machine = stamp["machine"]
+    assert isinstance(machine, dict)
+    cpu, memory = machine["cpu"], round(machine["memory_bytes"] / 2**30)
+    article = "an" if cpu[0] in "AEIO" else "a"
+    python = ".".join(machine["python"].split(".")[:2])
+    return (
+        f"{machine['cores']} cores of {article} {cpu}, {memory} GiB, Python {python}, torch {torch.split('+')[0]}, "
+        f"{str(stamp['date'])[:10]}"
+    )

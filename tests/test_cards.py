@@ -1,0 +1,58 @@
+"""Cards of stored policies: what is beside a checkpoint is what the benchmark would write there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.card import HeldOut, Training, card, machine_text
+from benchmarks.policy import SEEDS, checkpoint, command
+
+STAMP = {
+    "date": "2026-11-21T08:19:14+00:00",
+    "machine": {"cpu": "AMD EPYC", "cores": 2, "memory_bytes": 25_276_502_016, "python": "3.11.7"},
+}
+NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    """Return the numbers that stand where the pattern has #."""
+    found = re.search(re.escape(pattern).replace(r"\#", NUMBER), text)
+    assert found is not None, pattern
+    return [float(number.replace(",", "")) for number in found.groups()]
+
+
+def written_again(path: Path) -> str:
+    """Return the card that the figures of a stored card would give."""
+    text = path.read_text(encoding="utf-8")
+    seconds, percent, half_width, workloads = (
+        *numbers("| time | # s on one thread", text),
+        *numbers("| makespan # % (+- #) against `eft`, the best heuristic of the same actions, # workloads", text),
+    )
+    percent_out, _, high, held, worse = numbers(
+        "| held out | makespan # % against `eft`, upper end of the # % interval # %, # workloads with their fault "
+        "seeds, paired; worse than `eft` on # % of them", text,
+    )  # fmt: skip
+    training = Training(seconds, "eft", int(workloads), percent, half_width)
+    machine = re.search(r"\| machine, date \| (.*) \|", text)
+    assert machine is not None
+    seed = int(numbers("--seed #", text)[0])
+    return card(path.stem, command(seed), training, HeldOut(int(held), percent_out, high, worse), machine[1])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stored_card_is_what_its_figures_give(seed: int) -> None:
+    path = checkpoint(seed).with_suffix(".md")
+    # How busy the machine was may be added to the time.
+    assert re.sub(r"(validations included), .* \|", r"\1 |", path.read_text(encoding="utf-8")) == written_again(path)
+
+
+def test_machine_and_date_are_told_in_words() -> None:
+    told = machine_text(STAMP, "2.13.0+cpu")
+    assert told == "2 cores of an AMD EPYC, 24 GiB, Python 3.11, torch 2.13.0, 2026-11-21"
+
+
+def test_only_the_policy_of_the_demo_says_so() -> None:
+    figures = Training(300.0, "eft", 1000, -4.0, 0.7), HeldOut(500, -4.0, -3.0, 35.0)
+    told = {name: "`make demo`" in card(name, command(0), *figures, "") for name in ("hetero64", "hetero64-1")}
+    assert told == {"hetero64": True, "hetero64-1": False}
