@@ -147,6 +147,8 @@ def train(
     action: Annotated[str, typer.Option(help="node or gpu: what one step picks.")] = "node",
     observation: Annotated[str, typer.Option(help="full, or source: [n, t, s] only, with gpu actions.")] = "full",
     reward: Annotated[str | None, typer.Option(help="potential, dt or jct; the preset's own if left out.")] = None,
+    order: OrderOption = Order.fifo,
+    ageing_h: AgeingOption = float("inf"),
     waiting: WaitingOption = False,
     trace: TraceOption = None,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Cores that learning takes; results are the same.")] = 2,
@@ -159,6 +161,7 @@ def train(
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, trace=trace, threads=threads,
+        order=order.value, ageing_h=ageing_h,
     )  # fmt: skip
     with _training_progress(config.steps) as tell:
         result = run(config, logdir, tell)
