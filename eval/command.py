@@ -12,11 +12,11 @@ from ..agents.protocol import Policy
 from ..agents.registry import find_policy
 from ..cluster.errors import InputError
 from ..cluster.outcome import Event, Outcome, overloaded
-from ..cluster.output_file import check_outputs
+from ..cluster.output_file import check_outputs, make_folder
 from ..cluster.scenarios import Scenarios, same_jobs
 from ..envs.batch import Problem
 from .comparison import Comparison, compare
-from .figures import pictures
+from .figures import pictures, write_pictures
 from .play import play_all, play_recorded
 from .report import write_json, write_report
 from .setting import EvaluationRequest, Setting, setting_of
@@ -67,12 +67,16 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
     if request.json_out:
         write_json(request.json_out, comparison, title=title, facts=facts)
         console.print(f"figures: {request.json_out}", soft_wrap=True)
-    if request.report:
-        with progress("drawing the report"):
+    if request.report or request.pictures:
+        with progress("drawing"):
             events = _events(problem, policies, comparison, outcomes)
             drawn = pictures(comparison, outcomes, problem.scenarios, events=events, gpu_node=problem.cluster.gpu_node)
+        if request.report:
             write_report(request.report, comparison, drawn, title=title, facts=facts)
-        console.print(f"report: {request.report}", soft_wrap=True)
+            console.print(f"report: {request.report}", soft_wrap=True)
+        if request.pictures:
+            write_pictures(request.pictures, drawn)
+            console.print(f"pictures: {request.pictures}", soft_wrap=True)
 
 
 def _check(request: EvaluationRequest) -> None:
@@ -80,6 +84,8 @@ def _check(request: EvaluationRequest) -> None:
     inputs = {"--trace": request.trace, "--cluster": request.cluster, "--faults": request.faults}
     inputs |= {f"--policy {name}": Path(name) for name in request.policies if name.endswith(".zip")}
     check_outputs({"--report": request.report, "--json": request.json_out}, inputs)
+    if request.pictures is not None:
+        make_folder(request.pictures, "--pictures")
     if request.cluster is not None:
         return
     if request.faults is not None:

@@ -55,6 +55,7 @@ class EvaluationRequest:
     seed: int
     heuristics: bool
     report: Path | None
+    pictures: Path | None  # a folder
     json_out: Path | None
     command: str
     date: str

@@ -216,6 +216,7 @@ def evaluate(
         typer.Option("--heuristics/--no-heuristics", help="All heuristics as rivals; else eft, if none is named."),
     ] = True,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
+    pictures: Annotated[Path | None, typer.Option(help="Write the report's figures as files into this folder.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the same figures here.")] = None,
 ) -> None:
     """Compare policies on the same workloads and faults.
@@ -234,7 +235,7 @@ def evaluate(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults,
         regime=_regime(order, ageing_h, waiting), workloads=workloads, runs=runs, load=load,
         max_gpus=max_gpus, estimates=estimates.value if estimates else None, sigma=sigma, seed=seed,
-        heuristics=heuristics, report=report, json_out=json_out,
+        heuristics=heuristics, report=report, pictures=pictures, json_out=json_out,
         command=shlex.join(["longshore", *sys.argv[1:]]), date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
     evaluate_request(request, _console(), _progress)
