@@ -13,7 +13,7 @@ TEXT = """\
 | --- | --- |
 | algorithm, network | masked PPO from random weights, `set`; actions `node`, observation `full`, reward `potential` |
 | command | `longshore {command}`; this is its `best.zip` |
-| time | {training.seconds:.0f} s on one thread, wall time, compilation and validations included |
+| time | {training.seconds:.0f} s wall time on two cores, compilation and validations included |
 | machine, date | {machine} |
 | validation | makespan {training.percent:.2f} % (+- {training.half_width:.2f}) against `{training.rival}`, \
 the best heuristic of the same actions, {training.workloads:,} workloads |

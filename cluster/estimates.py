@@ -6,10 +6,13 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from .scenarios import Scenarios, same_jobs
 from .workload import Workload
 
 EstimateKind = Literal["exact", "log-normal", "class-mean"]
 ESTIMATE_KINDS: tuple[EstimateKind, ...] = get_args(EstimateKind)
+MOST_SIGMA = 5.0  # a factor of 150 is then no rare error; far larger ones would give 0 or infinity
+SHORTEST_S = 1e-9  # or the work, if that is shorter: an estimate of 0 would stay 0 however often it is doubled
 
 
 def with_estimates(
@@ -28,22 +31,58 @@ def with_estimates(
         rng: Draws the errors, for `log-normal`.
 
     Raises:
-        ValueError: If the kind is not known, sigma is negative or not finite, or `log-normal` has no rng.
+        ValueError: If the kind is not known, sigma is not from 0 to 5, or `log-normal` has no rng.
     """
+    return dataclasses.replace(workload, estimate_s=_estimates_s(workload.gpus, workload.work_s, kind, sigma, rng))
+
+
+def with_scenario_estimates(
+    scenarios: Scenarios, kind: EstimateKind, *, sigma: float = 0.0, rng: np.random.Generator | None = None
+) -> Scenarios:
+    """Return scenarios with other estimates, as `with_estimates` gives them for each workload.
+
+    Scenarios that play the same workload share its estimates, and those of the first workloads do not depend on how
+    many others there are.
+
+    Args:
+        scenarios: What is played.
+        kind: See `with_estimates`.
+        sigma: See there.
+        rng: See there.
+
+    Raises:
+        ValueError: As `with_estimates`.
+    """
+    label = same_jobs(scenarios)
+    first = np.unique(label, return_index=True)[1]
+    table = np.zeros((first.size, scenarios.work_s.shape[1]))
+    for row in np.sort(first):
+        jobs = scenarios.jobs[row]
+        table[label[row], :jobs] = _estimates_s(
+            scenarios.gpus[row, :jobs], scenarios.work_s[row, :jobs], kind, sigma, rng
+        )
+    return scenarios._replace(estimate_s=table[label])
+
+
+def _estimates_s(
+    gpus: NDArray[np.int32], work_s: NDArray[np.float64], kind: str, sigma: float, rng: np.random.Generator | None
+) -> NDArray[np.float64]:
     if kind == "exact":
-        return dataclasses.replace(workload, estimate_s=workload.work_s.copy())
+        return work_s.copy()
     if kind == "class-mean":
-        return dataclasses.replace(workload, estimate_s=_class_means_s(workload))
+        return _class_means_s(gpus, work_s)
     if kind != "log-normal":
         raise ValueError(f"{kind!r} is not a kind of estimate; known: {', '.join(ESTIMATE_KINDS)}")
-    if rng is None or not 0 <= sigma < np.inf:
-        raise ValueError(f"log-normal estimates need an rng and a sigma of at least 0; got {sigma}")
-    error = np.exp(sigma * rng.standard_normal(workload.jobs))
-    return dataclasses.replace(workload, estimate_s=workload.work_s * error)
+    if rng is None or not 0 <= sigma <= MOST_SIGMA:
+        raise ValueError(f"log-normal estimates need an rng and a sigma from 0 to {MOST_SIGMA:g}; got {sigma}")
+    error = np.exp(sigma * rng.standard_normal(work_s.size))
+    # The product of a tiny work and a tiny error could be 0.
+    estimates_s: NDArray[np.float64] = np.maximum(work_s * error, np.minimum(work_s, SHORTEST_S))
+    return estimates_s
 
 
-def _class_means_s(workload: Workload) -> NDArray[np.float64]:
-    _, size = np.unique(workload.gpus, return_inverse=True)
-    log_sum = np.bincount(size, weights=np.log(workload.work_s))
+def _class_means_s(gpus: NDArray[np.int32], work_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, size = np.unique(gpus, return_inverse=True)
+    log_sum = np.bincount(size, weights=np.log(work_s))
     means_s: NDArray[np.float64] = np.exp(log_sum / np.bincount(size))[size]
     return means_s

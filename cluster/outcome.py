@@ -5,6 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .scenarios import Scenarios
+
+OVERLOADED_SHARE = 0.25  # of the GPU-time of all jobs; at a load of 4/3 so much waits at the last submission
 EVENT_KINDS = ("submit", "start", "stop", "finish", "fault", "repair")
 
 
@@ -69,3 +72,34 @@ def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], 
         lost_gpu_s=lost,
         restarts=outcome.stops.sum(axis=1).astype(np.float64),
     )
+
+
+def overloaded(outcome: Outcome, scenarios: Scenarios) -> NDArray[np.bool_]:
+    """Say which scenarios asked more than the cluster could do under this policy, shape (scenarios,).
+
+    A scenario is overloaded if it was cut off before all its jobs had ended; or if, at the last submission, jobs with
+    more than a quarter of the workload's GPU-time had never started, and with more than at half that time, so that the
+    queue grew to the end. A batch, of which all jobs are submitted at 0, is never so.
+
+    Args:
+        outcome: What the simulation gave.
+        scenarios: What was played.
+
+    Source: docs/simulator.md, "Overload".
+    """
+    gpu_s = scenarios.gpus * scenarios.work_s
+    last_s = scenarios.submit_s.max(axis=1, initial=0.0)
+    end, half = (_waiting_gpu_s(outcome, scenarios, gpu_s, moment_s) for moment_s in (last_s, last_s / 2))
+    grew = (end > half) & (end > OVERLOADED_SHARE * gpu_s.sum(axis=1))
+    told: NDArray[np.bool_] = grew | (outcome.finished < scenarios.jobs)
+    return told
+
+
+def _waiting_gpu_s(
+    outcome: Outcome, scenarios: Scenarios, gpu_s: NDArray[np.float64], moment_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the GPU-time of the jobs that wait for their first start at a moment of each scenario."""
+    start_s = np.where(outcome.first_start_s < 0.0, np.inf, outcome.first_start_s)
+    waits = (scenarios.submit_s <= moment_s[:, None]) & (start_s > moment_s[:, None])
+    waiting: NDArray[np.float64] = (gpu_s * waits).sum(axis=1)
+    return waiting

@@ -41,6 +41,20 @@ def write_text(path: Path, text: str) -> None:
         raise InputError(f"cannot be written: {error.strerror}", "give another path", path=path) from error
 
 
+def make_folder(path: Path, option: str) -> None:
+    """Make a folder to write into, unless it is there.
+
+    Raises:
+        InputError: If that cannot be, or nothing may be written there, naming the option.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be made: {error.strerror}", "give another folder", field=option) from error
+    if not os.access(path, os.W_OK):
+        raise InputError(f"{path}: may not be written", "give another folder", field=option)
+
+
 def _obstacle(path: Path) -> tuple[str, str]:
     """Return what stands against writing a file and what to do about it, both empty if nothing does."""
     try:

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import InputError
 from .topology import Cluster
 from .workload import Workload
 
@@ -82,7 +83,12 @@ def stack(
         speed: Shape (scenarios, nodes), if it differs between scenarios.
         hazard_per_s: What policies know, shape (gpus,) or (scenarios, gpus); the true rates if left out, where a
             GPU bears the rate of its own source and those of its node and rack.
+
+    Raises:
+        InputError: If the work or the estimate of a job is not finite or not above 0.
     """
+    for workload in workloads:
+        check_times(workload)
     scenarios, jobs = len(workloads), max(workload.jobs for workload in workloads)
     rates = np.broadcast_to(source_rate_per_s, (scenarios, fault_sources(cluster))).astype(np.float64)
     if hazard_per_s is None:
@@ -103,6 +109,30 @@ def stack(
         source_rate_per_s=rates,
         fault_seed=np.asarray(fault_seed, dtype=np.int64),
     )
+
+
+def check_times(workload: Workload) -> None:
+    """Refuse jobs that no simulation could end: an estimate of 0 that is outlived is 0 also when it is doubled.
+
+    Raises:
+        InputError: Naming the first such job.
+    """
+    for what, times_s in (("work", workload.work_s), ("an estimate", workload.estimate_s)):
+        for job in np.flatnonzero(~((times_s > 0) & (times_s < np.inf)))[:1]:
+            raise InputError(
+                f"job {workload.ids[job]} has {what} of {times_s[job]:g} s",
+                "times must be finite and more than 0; correct or drop the job",
+            )
+
+
+def same_jobs(scenarios: Scenarios) -> NDArray[np.intp]:
+    """Return a label of each scenario, shape (scenarios,), the same where the jobs are the same.
+
+    Such scenarios are no independent evidence, however their faults differ.
+    """
+    jobs = np.hstack([scenarios.submit_s, scenarios.work_s, scenarios.gpus])
+    labels: NDArray[np.intp] = np.unique(jobs, axis=0, return_inverse=True)[1]
+    return labels
 
 
 Number = TypeVar("Number", bound=np.generic)

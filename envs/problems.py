@@ -22,6 +22,12 @@ RUNS, LEAST_SCENARIOS = 8, 64
 LOAD = 0.85
 HETERO64_CAPACITY = 112  # GPUs of speed 1 that 32 of speed 1 and 32 of speed 2.5 are worth
 HETERO64_LARGEST = 48  # GPUs; all 64 are up at once about 15 % of the time only
+HETERO64_GPUS, HETERO64_JOBS = 64, 64
+GIB = 2**30
+MOST_BYTES = 10 * GIB
+# For each job of each scenario 44 bytes of what is given, 120 of state, and for each of 14 policies that are compared
+# 28 of outcome and 8 of JCT, some of it twice; for each GPU also what its node and its fault sources hold.
+JOB_BYTES, GPU_BYTES = 800, 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,12 @@ class Regime:
 
 
 def hetero64_problem(scenarios: int, seed: int, regime: Regime) -> Problem:
-    """Return scenarios of the preset `hetero64`."""
+    """Return scenarios of the preset `hetero64`.
+
+    Raises:
+        InputError: If they would take too much memory.
+    """
+    check_size(scenarios, HETERO64_JOBS, HETERO64_GPUS)
     cluster, drawn, process, rules = hetero64(scenarios, seed)
     return Problem(cluster, drawn, process, regime.over(rules))
 
@@ -52,11 +63,12 @@ def window_problem(
     part: tuple[float, float],
     seed: int,
     load: float = LOAD,
+    max_gpus: int = HETERO64_LARGEST,
     disjoint: bool = False,
 ) -> Problem:
     """Return windows of a trace on clusters of the preset `hetero64`, several draws for each window.
 
-    Scenario i plays window i // runs. Jobs that ask more than 48 GPUs get 48.
+    Scenario i plays window i // runs.
 
     Args:
         workload: The whole trace.
@@ -66,14 +78,21 @@ def window_problem(
         part: The share of the trace, in order of time, that windows come from.
         seed: Of windows and draws.
         load: Offered load that arrivals are scaled to, on the cluster's speed.
+        max_gpus: Jobs that ask more get so many.
         disjoint: Take windows that share no job, and fewer if there are not so many.
+
+    Raises:
+        InputError: If the part has no job, a job asks more than 64 GPUs, or it would take too much memory.
     """
     found = windows_of(
-        workload, windows, part=part, seed=seed, load=load, max_gpus=HETERO64_LARGEST, capacity=HETERO64_CAPACITY,
+        workload, windows, part=part, seed=seed, load=load, max_gpus=max_gpus, capacity=HETERO64_CAPACITY,
         disjoint=disjoint,
     )  # fmt: skip
     runs = runs or enough_runs(len(found))
+    check_size(len(found) * runs, found[0].jobs, HETERO64_GPUS)
     cluster, drawn, process, rules = hetero64(len(found) * runs, seed, jobs=1)
+    for window in found:
+        check_fits(window, cluster)
     scenarios = stack(
         cluster,
         [window for window in found for _ in range(runs)],
@@ -134,9 +153,10 @@ def cluster_problem(
     scenario meets the same ones, and policies know their average rate only.
 
     Raises:
-        InputError: If a job asks more GPUs than the cluster has.
+        InputError: If a job asks more GPUs than the cluster has, or it would take too much memory.
     """
     cluster = setup.cluster
+    check_size(len(workloads) * runs, max(workload.jobs for workload in workloads), cluster.gpu_node.size)
     for workload in workloads:
         check_fits(workload, cluster)
     count = len(workloads) * runs
@@ -169,6 +189,26 @@ def check_fits(workload: Workload, cluster: Cluster) -> None:
         raise InputError(
             f"job {workload.ids[job]} asks {workload.gpus[job]} GPUs of a cluster that has {cluster.gpu_node.size}",
             "give a larger cluster, or cut such jobs with --max-gpus",
+        )
+
+
+def check_size(scenarios: int, jobs: int, gpus: int) -> None:
+    """Refuse what would take more than some 10 GiB of arrays, before they are made.
+
+    Args:
+        scenarios: Workloads times draws of faults.
+        jobs: Of the longest workload.
+        gpus: Of the cluster.
+
+    Raises:
+        InputError: Saying what to lower.
+    """
+    needed_bytes = scenarios * (jobs * JOB_BYTES + gpus * GPU_BYTES)
+    if needed_bytes > MOST_BYTES:
+        raise InputError(
+            f"{scenarios:,} scenarios of {jobs:,} jobs on {gpus:,} GPUs would take {needed_bytes / GIB:,.0f} GiB of "
+            f"memory, more than {MOST_BYTES // GIB}",
+            "lower --workloads, --runs or --jobs",
         )
 
 

@@ -3,11 +3,13 @@
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cluster.errors import InputError
 from ..cluster.outcome import Event, Outcome
 from ..cluster.scenarios import Scenarios
 from .comparison import METRICS, Comparison
@@ -54,6 +56,7 @@ STYLE: dict[str, object] = {
 class Picture(NamedTuple):
     """A figure, drawn."""
 
+    name: str  # of its file, with the ending
     title: str
     caption: str  # what it shows and how to read it
     mime: Literal["image/svg+xml", "image/png"]
@@ -95,6 +98,20 @@ def pictures(
     return drawn
 
 
+def write_pictures(folder: Path, drawn: Sequence[Picture]) -> None:
+    """Write each picture as a file of its name.
+
+    Raises:
+        InputError: If one cannot be written.
+    """
+    for picture in drawn:
+        try:
+            (folder / picture.name).write_bytes(picture.data)
+        except OSError as error:
+            problem = f"cannot be written: {error.strerror}"
+            raise InputError(problem, "give another folder", path=folder / picture.name) from error
+
+
 def forest(comparison: Comparison) -> Picture:
     """Return the relative difference of every policy to the best heuristic, with intervals, for every metric."""
     from matplotlib.figure import Figure
@@ -117,7 +134,7 @@ def forest(comparison: Comparison) -> Picture:
             f"of the means{interval}. Filled: better; open: worse. The blue line is the best heuristic. An "
             "arrow stands for what lies outside the panel."
         )
-        return _svg(figure, "Every policy against the best heuristic", caption)
+        return _svg(figure, "differences", "Every policy against the best heuristic", caption)
 
 
 def _forest_panel(ax: "Axes", comparison: Comparison, metric: int, rows: list[int]) -> None:
@@ -173,7 +190,7 @@ def differences(comparison: Comparison, policy: str) -> Picture:
             f"{policy} against {comparison.best_heuristic}. Left: each scenario's difference, sorted; hatched bars are "
             "scenarios in which it is worse. Right: change of mean JCT by the number of GPUs that a job needs."
         )
-        return _svg(figure, f"Where {policy} wins and where it loses", caption)
+        return _svg(figure, "workloads", f"Where {policy} wins and where it loses", caption)
 
 
 def _scenario_panel(ax: "Axes", comparison: Comparison, policy: str) -> None:
@@ -231,7 +248,7 @@ def jct_distribution(comparison: Comparison, outcomes: Mapping[str, Outcome], sc
         ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
         ax.grid()
         caption = "For every policy, the share of all jobs that were done within a time after their submission."
-        return _svg(figure, "Job completion times", f"{caption} Further left is better.")
+        return _svg(figure, "jct", "Job completion times", f"{caption} Further left is better.")
 
 
 def _draw_steps(ax: "Axes", comparison: Comparison, jct: Mapping[str, NDArray[np.float64]], scale: float) -> None:
@@ -268,7 +285,7 @@ def use(comparison: Comparison, events: Mapping[str, Sequence[Event]], cluster_g
         caption = (
             "GPUs that run a job, wait for one, or are out of service, in one scenario. Idle time at the end is the"
         )
-        return _svg(figure, "Busy, idle and down over time", f"{caption} tail in which the last jobs run alone.")
+        return _svg(figure, "use", "Busy, idle and down over time", f"{caption} tail in which the last jobs run alone.")
 
 
 def _use_panel(ax: "Axes", spent: Spells, cluster_gpus: int, scale: float) -> None:
@@ -308,7 +325,7 @@ def gantt(events: Mapping[str, Sequence[Event]], gpu_node: NDArray[np.int32]) ->
             ax.set(ylim=(lines - 0.5, -0.5), ylabel="node" if by_node else "GPU")
         axes[-1].set_xlim(0, 1.01 * max(listed[-1].time_s for listed in events.values()) * scale)
         axes[-1].set_xlabel(f"time ({name})")
-        return _png(figure, "Schedules of one scenario", _gantt_caption(by_node=by_node))
+        return _png(figure, "gantt", "Schedules of one scenario", _gantt_caption(by_node=by_node))
 
 
 def _gantt_caption(*, by_node: bool) -> str:
@@ -369,14 +386,14 @@ def _short(name: str) -> str:
     return name if len(name) <= 28 else name[:27] + "\u2026"
 
 
-def _svg(figure: "Figure", title: str, caption: str) -> Picture:
+def _svg(figure: "Figure", name: str, title: str, caption: str) -> Picture:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return Picture(title, caption, "image/svg+xml", buffer.getvalue())
+    return Picture(f"{name}.svg", title, caption, "image/svg+xml", buffer.getvalue())
 
 
-def _png(figure: "Figure", title: str, caption: str) -> Picture:
+def _png(figure: "Figure", name: str, title: str, caption: str) -> Picture:
     """Return a picture of points: a schedule has too many shapes for a drawing of lines."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
-    return Picture(title, caption, "image/png", buffer.getvalue())
+    return Picture(f"{name}.png", title, caption, "image/png", buffer.getvalue())

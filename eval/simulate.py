@@ -15,6 +15,7 @@ from ..cluster.errors import InputError
 from ..cluster.estimates import EstimateKind, with_estimates
 from ..cluster.fault_trace import read_fault_trace
 from ..cluster.generator import generate
+from ..cluster.outcome import overloaded
 from ..cluster.output_file import check_outputs
 from ..cluster.profiles import PROFILES
 from ..cluster.streams import Stream, stream
@@ -82,6 +83,8 @@ def simulate_request(request: SimulationRequest, console: "Console", progress: P
     gpus = problem.cluster.gpu_node.size
     console.print(f"{workload.jobs} jobs on {gpus} GPUs under {policy.name}")
     _warn_of_waiting(policy, request.regime)
+    if overloaded(outcome, problem.scenarios)[0]:
+        log.warning("overload: under %s the queue grew until the last submission, or the run was cut off", policy.name)
     print_run(console, outcome, problem.scenarios, gpus)
     for path in filter(None, outputs.values()):
         console.print(f"written: {path}", soft_wrap=True)

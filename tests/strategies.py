@@ -128,7 +128,8 @@ def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6)) -> Case:
         cluster,
         works,
         fault_seed=np.array(draw(st.lists(st.integers(0, 2**32 - 1), min_size=len(works), max_size=len(works)))),
-        source_rate_per_s=rates(draw, process, longest_s),
+        # Also few faults in a repair time: else a job of many GPUs hardly ever finds them all up.
+        source_rate_per_s=rates(draw, process, max(longest_s, process.repair_mean_s)),
         speed=speed,
         hazard_per_s=draw(st.none() | hazards(cluster.gpu_node.size)),
     )

@@ -168,6 +168,8 @@ def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tm
         ("evaluate --faults {text}", "give --cluster"),
         ("evaluate --load 1", "--load: the preset submits all jobs at once"),
         ("evaluate --runs 3", "--runs: "),
+        ("evaluate --max-gpus 8", "--max-gpus: the preset's jobs ask 32 GPUs at most"),
+        ("evaluate --cluster {HETERO64} --workloads 100000 --runs 10000", "lower --workloads, --runs or --jobs"),
         ("train --steps inf", "--steps: inf is no number of steps"),
         ("train --steps 1e400", "--steps: inf is no number of steps"),
         ("train --preset hetreo64", "did you mean 'hetero64'?"),
@@ -212,6 +214,8 @@ def test_bad_input_is_answered_in_one_line(longshore: Command, folder: Path, com
         "simulate --cluster x --jobs 0",
         "simulate --cluster x --seed 99999999999999999999",
         "evaluate --workloads many",
+        "evaluate --estimates guess",
+        "evaluate --sigma 6",
         "train --steps nan",
         "trace inspect",
         "fly",
@@ -283,9 +287,11 @@ def test_progress_goes_line_by_line_where_there_is_no_terminal(longshore: Comman
 
 
 def test_an_overloaded_cluster_is_warned_of(longshore: Command) -> None:
-    done = longshore("simulate", "--cluster", HETERO64, "--jobs", 50, "--load", 3)
+    done = longshore("simulate", "--cluster", HETERO64, "--jobs", 600, "--load", 1.5)
     assert done.status == 0
-    assert "longshore: warning: overload: " in done.err
+    assert "longshore: warning: overload: jobs arrive with 1.50 times the work" in done.err
+    assert "longshore: warning: overload: under pack the queue grew" in done.err
+    assert longshore("simulate", "--cluster", HETERO64, "--jobs", 600, "--load", 0.5).err == ""
 
 
 def test_a_trace_is_converted_sampled_and_inspected(longshore: Command, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """What a training run was asked to do, kept in its folder as config.json."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args
@@ -8,8 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..cluster.errors import InputError
 from ..cluster.yaml_file import nearest
+from ..envs.problems import Regime
 from .presets import PRESETS, Hyperparameters
 
+OrderName = Literal["fifo", "easy", "easy-shortest", "shortest"]  # ORDERS of cluster/scenarios.py
 MOST_STEPS = 1e15  # decades at any speed
 
 
@@ -27,6 +30,8 @@ class TrainingConfig(BaseModel):
     observation: Literal["full", "source"] = "full"
     reward: Literal["potential", "dt", "jct"]
     waiting: bool = False
+    order: OrderName = "fifo"
+    ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
     trace: str | None = None
     hyperparameters: Hyperparameters = Hyperparameters()
     threads: int = Field(default=2, ge=1)
@@ -34,12 +39,21 @@ class TrainingConfig(BaseModel):
     @property
     def name(self) -> str:
         """Name of the run's folder."""
-        return "-".join((self.preset, self.algorithm, *(["wait"] if self.waiting else []), str(self.seed)))
+        order = [self.order] if self.order != "fifo" else []
+        ageing = [f"age{self.ageing_h:g}h"] if self.ageing_h is not None else []
+        waiting = ["wait"] if self.waiting else []
+        return "-".join((self.preset, self.algorithm, *waiting, *order, *ageing, str(self.seed)))
+
+    @property
+    def regime(self) -> Regime:
+        """What may be chosen, in training and in validation."""
+        return Regime(self.order, math.inf if self.ageing_h is None else self.ageing_h * 3600.0, self.waiting)
 
 
 def config_of(
     *, preset: str, algorithm: str, steps: float, seed: int, network: str, action: str, observation: str,
-    reward: str | None, waiting: bool, trace: Path | None, threads: int,
+    reward: str | None, waiting: bool, trace: Path | None, threads: int, order: str = "fifo",
+    ageing_h: float = math.inf,
 ) -> TrainingConfig:  # fmt: skip
     """Return the configuration that a user asked for.
 
@@ -47,7 +61,7 @@ def config_of(
         InputError: If a value is not known or values do not go together, naming the option.
     """
     for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
-                         "reward": reward or "dt"}.items():  # fmt: skip
+                         "reward": reward or "dt", "order": order}.items():  # fmt: skip
         _check_known(field, value, get_args(TrainingConfig.model_fields[field].annotation))
     _check_known("preset", preset, PRESETS)
     if observation == "source" and action != "gpu":
@@ -65,6 +79,7 @@ def config_of(
             "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
             "action": action, "observation": observation, "reward": reward or PRESETS[preset].reward,
             "waiting": waiting, "trace": str(trace) if trace else None, "threads": threads,
+            "order": order, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
         }
     )  # fmt: skip
 

@@ -25,7 +25,6 @@ from ..agents.networks import MlpNetwork, SetNetwork
 from ..agents.schema import Schema
 from ..cluster.errors import InputError
 from ..envs.batch import View
-from ..envs.problems import Regime
 from ..envs.sb3 import PlacementVecEnv
 from .config import TrainingConfig
 from .presets import PRESETS
@@ -74,7 +73,7 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = lambda progress: No
     """
     preset = PRESETS[config.preset]
     trace = Path(config.trace) if config.trace else None
-    problem, validated_on = preset.build(config.seed, trace, Regime(waiting=config.waiting))
+    problem, validated_on = preset.build(config.seed, trace, config.regime)
     folder = _open_folder(config, logdir)
     torch.set_num_threads(1)  # learning has its own (agents/chunks.py)
     # Checks of every tensor cost a sixth of the time; masks and shapes are asserted where they arise.

@@ -56,10 +56,15 @@ def _jobs(path: Path) -> Jobs:
     ids, gpus, work_s, submit_s = [], [], [], []
     for line, job in read_json_array(path, PhillyJob):
         ids.append(job.jobid)
-        gpus.append(sum(len(machine.gpus) for machine in job.attempts[-1].detail) if job.attempts else 0)
+        gpus.append(_most_gpus(job))
         work_s.append(sum(_run_times_s(path, line, job)))
         submit_s.append(_time_s(path, line, "submitted_time", job.submitted_time))
     return jobs_of(tuple(ids), np.array(gpus, dtype=np.int64), np.array(work_s), np.array(submit_s))
+
+
+def _most_gpus(job: PhillyJob) -> int:
+    """Return the GPUs of the largest attempt: any of them, also the last, may lack its detail."""
+    return max((sum(len(machine.gpus) for machine in attempt.detail) for attempt in job.attempts), default=0)
 
 
 def _run_times_s(path: Path, line: int, job: PhillyJob) -> Iterator[float]:

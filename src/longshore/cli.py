@@ -72,6 +72,7 @@ AgeingOption = Annotated[
     ),
 ]
 WaitingOption = Annotated[bool, typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs.")]
+SigmaOption = Annotated[float, typer.Option(min=0.0, max=5.0, callback=_number, help="Spread of log-normal estimates.")]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of everything that is drawn.")]
 MaxGpusOption = Annotated[
     int | None, typer.Option(min=1, max=2**31 - 1, help="Cut jobs that ask more GPUs to so many.")
@@ -109,9 +110,7 @@ def simulate(
     ageing_h: AgeingOption = float("inf"),
     waiting: WaitingOption = False,
     estimates: Annotated[Estimates, typer.Option(help="What policies know of run times.")] = Estimates.exact,
-    sigma: Annotated[
-        float, typer.Option(min=0.0, max=5.0, callback=_number, help="Spread of log-normal estimates.")
-    ] = 0.5,
+    sigma: SigmaOption = 0.5,
     jobs: Annotated[
         int | None, typer.Option(min=1, max=10**6, help="Only the first so many jobs; 200 without a trace.")
     ] = None,
@@ -148,6 +147,8 @@ def train(
     action: Annotated[str, typer.Option(help="node or gpu: what one step picks.")] = "node",
     observation: Annotated[str, typer.Option(help="full, or source: [n, t, s] only, with gpu actions.")] = "full",
     reward: Annotated[str | None, typer.Option(help="potential, dt or jct; the preset's own if left out.")] = None,
+    order: OrderOption = Order.fifo,
+    ageing_h: AgeingOption = float("inf"),
     waiting: WaitingOption = False,
     trace: TraceOption = None,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Cores that learning takes; results are the same.")] = 2,
@@ -160,6 +161,7 @@ def train(
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, trace=trace, threads=threads,
+        order=order.value, ageing_h=ageing_h,
     )  # fmt: skip
     with _training_progress(config.steps) as tell:
         result = run(config, logdir, tell)
@@ -187,6 +189,11 @@ def evaluate(
     order: OrderOption = Order.fifo,
     ageing_h: AgeingOption = float("inf"),
     waiting: WaitingOption = False,
+    estimates: Annotated[
+        Estimates | None,
+        typer.Option(help="What policies know of run times; if left out, what the trace says, or else exact."),
+    ] = None,
+    sigma: SigmaOption = 0.5,
     workloads: Annotated[
         int | None, typer.Option(min=1, max=10**5, help="Workloads (200), or windows of the trace (24).")
     ] = None,
@@ -195,12 +202,21 @@ def evaluate(
         typer.Option(min=1, max=10**4, help="Draws of faults for each window (8) or workload of a cluster file (1)."),
     ] = None,
     load: LoadOption = None,
+    max_gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=2**31 - 1,
+            help="Cut jobs that ask more GPUs to so many: 3/4 of the cluster, 48 for windows without a cluster file.",
+        ),
+    ] = None,
     seed: SeedOption = 2026,
     heuristics: Annotated[
         bool,
         typer.Option("--heuristics/--no-heuristics", help="All heuristics as rivals; else eft, if none is named."),
     ] = True,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
+    pictures: Annotated[Path | None, typer.Option(help="Write the report's figures as files into this folder.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the same figures here.")] = None,
 ) -> None:
     """Compare policies on the same workloads and faults.
@@ -212,12 +228,14 @@ def evaluate(
     With a cluster file: its cluster and faults, generated jobs if no trace.
     """
     with _progress(FIRST_USE):
-        from .eval.command import EvaluationRequest, evaluate_request
+        from .eval.command import evaluate_request
+        from .eval.setting import EvaluationRequest
 
     request = EvaluationRequest(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults,
-        regime=_regime(order, ageing_h, waiting), workloads=workloads, runs=runs, load=load, seed=seed,
-        heuristics=heuristics, report=report, json_out=json_out,
+        regime=_regime(order, ageing_h, waiting), workloads=workloads, runs=runs, load=load,
+        max_gpus=max_gpus, estimates=estimates.value if estimates else None, sigma=sigma, seed=seed,
+        heuristics=heuristics, report=report, pictures=pictures, json_out=json_out,
         command=shlex.join(["longshore", *sys.argv[1:]]), date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
     evaluate_request(request, _console(), _progress)

@@ -1,9 +1,22 @@
 """Estimates that differ from the truth."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from longshore.cluster.estimates import ESTIMATE_KINDS, EstimateKind, with_estimates
+from longshore.cluster.errors import InputError
+from longshore.cluster.estimates import (
+    ESTIMATE_KINDS,
+    MOST_SIGMA,
+    EstimateKind,
+    with_estimates,
+    with_scenario_estimates,
+)
+from longshore.cluster.scenarios import Scenarios, fault_sources, stack
+from longshore.cluster.topology import grid_cluster
 from longshore.cluster.workload import Workload, workload_of
 
 
@@ -46,5 +59,43 @@ def test_errors_without_randomness_or_of_unknown_kind_are_refused() -> None:
         with_estimates(workload(3), "log-normal", sigma=0.5)
     with pytest.raises(ValueError, match="got -1"):
         with_estimates(workload(3), "log-normal", sigma=-1, rng=np.random.default_rng(0))
+    with pytest.raises(ValueError, match=r"a sigma from 0 to 5; got 5\.1"):
+        with_estimates(workload(3), "log-normal", sigma=5.1, rng=np.random.default_rng(0))
     with pytest.raises(ValueError, match="'guess' is not a kind of estimate; known: exact, log-normal, class-mean"):
         with_estimates(workload(3), "guess")  # type: ignore[arg-type]
+
+
+@given(st.sampled_from(ESTIMATE_KINDS), st.floats(0, MOST_SIGMA), st.lists(st.floats(1e-300, 1e11), min_size=1))
+def test_no_estimate_of_a_job_with_work_is_0_or_infinite(kind: EstimateKind, sigma: float, work_s: list[float]) -> None:
+    jobs = len(work_s)
+    ones = np.ones(jobs, dtype=np.int32)
+    asked = workload_of(("a",) * jobs, ones, np.array(work_s), np.zeros(jobs))
+    found_s = with_estimates(asked, kind, sigma=sigma, rng=np.random.default_rng(0)).estimate_s
+    assert ((found_s > 0) & (found_s < np.inf)).all()
+
+
+@pytest.mark.parametrize("estimate_s", [0.0, -1.0, np.inf, np.nan])
+def test_estimates_that_could_never_be_outlived_are_refused(estimate_s: float) -> None:
+    wrong = replace(workload(3), estimate_s=np.array([5.0, estimate_s, 5.0]))
+    with pytest.raises(InputError, match=rf"job 1 has an estimate of {estimate_s:g} s; times must be finite"):
+        stacked([wrong])
+
+
+def stacked(workloads: list[Workload]) -> Scenarios:
+    cluster = grid_cluster(1, 8)
+    rates = np.zeros(fault_sources(cluster))
+    return stack(cluster, workloads, fault_seed=np.arange(len(workloads)), source_rate_per_s=rates)
+
+
+def test_scenarios_of_one_workload_share_its_estimates_whatever_else_is_played() -> None:
+    first, second = workload(4), replace(workload(2), gpus=np.array([3, 3], dtype=np.int32))
+
+    def estimates_s(*workloads: Workload) -> np.ndarray:
+        rng = np.random.default_rng(1)
+        return with_scenario_estimates(stacked(list(workloads)), "log-normal", sigma=0.5, rng=rng).estimate_s
+
+    found_s = estimates_s(second, first, second)
+    assert np.array_equal(found_s[0], found_s[2])
+    assert not found_s[0, 2:].any()
+    assert np.array_equal(found_s[0, :2], estimates_s(second)[0])
+    assert (found_s[1] > 0).all()

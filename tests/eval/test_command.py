@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,18 @@ from rich.console import Console
 
 from longshore.agents.checkpoint import network_of, save_policy, schema_of
 from longshore.cluster.errors import InputError
+from longshore.cluster.scenarios import same_jobs
 from longshore.envs.problems import Regime
-from longshore.eval.command import EvaluationRequest, evaluate_request, same_jobs
+from longshore.eval.command import evaluate_request
+from longshore.eval.setting import EvaluationRequest, setting_of
 from longshore.eval.terminal import Tell
 from tests.eval.runs import scenarios
 from tests.test_cli import HETERO64, register
 
 ASKED = EvaluationRequest(
-    policies=(), trace=None, cluster=None, faults=None, regime=Regime(), workloads=3, runs=None, load=None, seed=1,
-    heuristics=True, report=None, json_out=None, command="longshore evaluate", date="2026-11-21",
+    policies=(), trace=None, cluster=None, faults=None, regime=Regime(), workloads=3, runs=None, load=None,
+    max_gpus=None, estimates=None, sigma=0.5, seed=1, heuristics=True, report=None, pictures=None, json_out=None,
+    command="longshore evaluate", date="2026-11-21",
 )  # fmt: skip
 
 
@@ -39,6 +43,13 @@ def figures(request: EvaluationRequest, at: Path) -> dict[str, Any]:
     answer(replace(request, json_out=at / "figures.json"))
     document: dict[str, Any] = json.loads((at / "figures.json").read_text())
     return document
+
+
+def short_trace(at: Path) -> Path:
+    """Write 40 jobs of 1 to 8 GPUs, and one that never ran."""
+    rows = "".join(f"j{i},{1 + i % 8},3600,{i * 60}\n" for i in range(40))
+    (at / "short.csv").write_text("id,gpus,work_s,submit_s\n" + rows + "never,1,0,9\n")
+    return at / "short.csv"
 
 
 def untrained(path: Path, *, waiting: bool = False) -> Path:
@@ -108,9 +119,9 @@ def test_two_checkpoints_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_short_trace_is_played_whole_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trace = tmp_path / "short.csv"
-    trace.write_text("id,gpus,work_s,submit_s\n" + "".join(f"j{i},{1 + i % 8},3600,{i * 60}\n" for i in range(40)))
-    request = replace(ASKED, trace=trace, cluster=HETERO64, runs=2, policies=("pack", "eft"), heuristics=False)
+    request = replace(
+        ASKED, trace=short_trace(tmp_path), cluster=HETERO64, runs=2, policies=("pack", "eft"), heuristics=False
+    )
     said = answer(request)
     assert "2 scenarios of 40 jobs" in said
     assert "only 40 jobs, too few" in caplog.text
@@ -123,3 +134,69 @@ def test_scenarios_with_the_same_jobs_share_a_label() -> None:
     labels = same_jobs(drawn)
     assert labels[0] == labels[2] == labels[3] != labels[1]
     assert np.unique(labels).size == 2
+
+
+def test_estimates_change_what_policies_know_and_nothing_else() -> None:
+    plain, other = (setting_of(replace(ASKED, estimates=kind)).problem.scenarios for kind in (None, "log-normal"))
+    again = setting_of(replace(ASKED, estimates="log-normal")).problem.scenarios
+    assert np.array_equal(plain.estimate_s, plain.work_s)
+    assert not np.isclose(other.estimate_s, plain.estimate_s).any()
+    assert np.array_equal(other.estimate_s, again.estimate_s)
+    for name, values in plain._asdict().items():
+        assert name == "estimate_s" or np.array_equal(values, getattr(other, name)), name
+
+
+def test_the_runs_of_a_window_share_its_estimates(tmp_path: Path) -> None:
+    request = replace(ASKED, trace=short_trace(tmp_path), cluster=HETERO64, runs=3, estimates="log-normal")
+    problem, _, facts = setting_of(request)
+    assert np.ptp(problem.scenarios.estimate_s, axis=0).max() == 0.0
+    assert facts["estimates"] == "log-normal, sigma 0.5"
+
+
+def test_what_is_not_played_as_recorded_is_among_the_facts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    request = replace(ASKED, trace=short_trace(tmp_path), runs=1, policies=("eft",), heuristics=False)
+    facts = figures(replace(request, max_gpus=6), tmp_path)["facts"]
+    assert facts["jobs cut"] == "10 of 40 jobs ask more than 6 GPUs, and get so many"
+    assert facts["jobs left out"] == "1 rows ask no GPU or never ran, and are left out"
+    assert facts["part of the trace"].startswith("only 40 jobs")
+    assert facts["jobs cut"] in caplog.text
+    assert "jobs cut" not in figures(request, tmp_path)["facts"]
+
+
+@pytest.mark.parametrize("cluster", [None, HETERO64])
+def test_a_cut_beyond_the_cluster_lets_too_large_jobs_be_refused(cluster: Path | None, tmp_path: Path) -> None:
+    trace = tmp_path / "large.csv"
+    trace.write_text("id,gpus,work_s,submit_s\na,1,100,0\nbig,99,100,5\n")
+    with pytest.raises(InputError, match="job big asks 65 GPUs of a cluster that has 64"):
+        setting_of(replace(ASKED, trace=trace, cluster=cluster, max_gpus=65))
+    assert setting_of(replace(ASKED, trace=trace, cluster=cluster)).problem.scenarios.gpus.max() == 48
+
+
+def test_policies_that_a_load_overwhelms_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    request = replace(ASKED, cluster=HETERO64, policies=("eft", "pack"), heuristics=False, workloads=12)
+    calm = figures(replace(request, load=0.3), tmp_path)["facts"]["overload"]
+    assert "overload" not in caplog.text
+    heavy = figures(replace(request, load=3.0), tmp_path)["facts"]["overload"]
+    most = r"\((9|10|11|12) of 12 scenarios\)"
+    assert not re.search(most, calm)
+    assert re.fullmatch(rf"eft {most}, pack {most}", heavy)
+    assert "overload: the queue grew until the last submission" in caplog.text
+    assert heavy in caplog.text
+
+
+@pytest.mark.parametrize("changes", [{"workloads": 10**5, "runs": 100}, {"workloads": 10**9, "cluster": None}])
+def test_what_no_memory_holds_is_refused_before_it_is_made(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="GiB of memory, more than 10; lower --workloads, --runs or --jobs"):
+        setting_of(replace(ASKED, **({"cluster": HETERO64} | changes)))
+
+
+def test_pictures_of_the_report_are_files_of_their_own(tmp_path: Path) -> None:
+    said = answer(replace(ASKED, pictures=tmp_path / "new" / "pictures"))
+    written = {path.name: path.read_bytes() for path in (tmp_path / "new" / "pictures").iterdir()}
+    assert "pictures" in said
+    assert written.keys() == {"differences.svg", "workloads.svg", "jct.svg", "use.svg", "gantt.png"}
+    assert written["gantt.png"].startswith(b"\x89PNG")
+    assert all(b"<svg" in data for name, data in written.items() if name.endswith(".svg"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="--pictures"):
+        answer(replace(ASKED, pictures=tmp_path / "file"))

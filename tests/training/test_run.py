@@ -1,5 +1,7 @@
 import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -7,8 +9,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from longshore.agents.checkpoint import load_policy
 from longshore.cluster.errors import CheckpointError, InputError
+from longshore.cluster.scenarios import ORDERS
+from longshore.envs.batch import Problem
+from longshore.envs.problems import Regime
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.presets import Hyperparameters
+from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.run import BEST, SNAPSHOT, Progress, train
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)
@@ -100,6 +105,7 @@ def test_tensorboard_shows_every_documented_name(tmp_path: Path) -> None:
         ({"algorithm": "dqn"}, "--algo"),
         ({"network": "gnn"}, "--network"),
         ({"reward": "money"}, "--reward"),
+        ({"order": "lifo"}, "--order"),
         ({"steps": float("inf")}, "--steps"),
         ({"steps": float("nan")}, "--steps"),
     ],
@@ -113,6 +119,30 @@ def test_what_cannot_be_trained_is_refused_by_its_option(changes: dict[str, obje
         config_of(**(asked | changes))  # type: ignore[arg-type]
 
 
+def test_the_order_regime_is_kept_named_and_left_out_where_it_is_the_default() -> None:
+    plain, ordered = small(), small(waiting=True, order="shortest", ageing_h=24.0)
+    assert (plain.name, plain.regime) == ("hetero64-ppo-0", Regime())
+    assert (ordered.name, ordered.regime) == (
+        "hetero64-ppo-wait-shortest-age24h-0",
+        Regime("shortest", 86400.0, waiting=True),
+    )
+    assert TrainingConfig.model_validate_json(ordered.model_dump_json()) == ordered
+    assert set(get_args(TrainingConfig.model_fields["order"].annotation)) == set(ORDERS)
+
+
+def test_training_and_validation_play_by_the_order_regime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Problem] = []
+    preset = PRESETS["hetero64"]
+
+    def build(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
+        built.extend(preset.build(seed, trace, regime))
+        return built[0], built[1]
+
+    monkeypatch.setitem(PRESETS, "hetero64", replace(preset, build=build))
+    train(small(256, order="shortest", ageing_h=24.0), tmp_path)
+    assert [(problem.rules.order, problem.rules.ageing_s) for problem in built] == [(ORDERS["shortest"], 86400.0)] * 2
+
+
 def test_training_draws_share_no_scenario_with_validation() -> None:
     from longshore.cluster.hetero64 import hetero64
     from longshore.training import presets
@@ -123,7 +153,7 @@ def test_training_draws_share_no_scenario_with_validation() -> None:
 
 
 def test_a_validation_takes_the_best_rival_of_the_same_actions() -> None:
-    from longshore.envs.problems import Regime, hetero64_problem
+    from longshore.envs.problems import hetero64_problem
     from longshore.training.validation import Validation
 
     assert Validation(hetero64_problem(64, 3, Regime())).best in {"eft", "eft-hazard"}

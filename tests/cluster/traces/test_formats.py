@@ -1,5 +1,6 @@
 """Each format on a few rows whose jobs are worked out by hand."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,20 @@ def test_rows_that_were_submitted_together_keep_their_order(tmp_path: Path) -> N
 def test_seren_and_kalos_give_the_time_between_start_and_end(tmp_path: Path) -> None:
     seren, kalos = read_trace(written(tmp_path, SEREN)), read_trace(written(tmp_path, KALOS))
     assert (seren.work_s[0], kalos.work_s[0]) == (117, 70)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "gpus"),
+    [
+        ([["g0", "g1"], []], 2),  # the last has no detail
+        ([[], ["g0"], ["g0", "g1", "g2"], ["g0"]], 3),
+    ],
+)
+def test_a_philly_job_has_the_gpus_of_its_largest_attempt(attempts: list[list[str]], gpus: int, tmp_path: Path) -> None:
+    times = {"start_time": "2017-10-09 07:01:00", "end_time": "2017-10-09 07:02:00"}
+    tries = [times | {"detail": [{"ip": "m1", "gpus": names}] if names else []} for names in attempts]
+    job = {"jobid": "a", "submitted_time": "2017-10-09 07:00:00", "attempts": tries}
+    assert jobs_of(read_trace(written(tmp_path, json.dumps([job])))) == [("a", gpus, 60 * len(attempts), 0)]
 
 
 def test_muri_gives_compute_time_and_the_size_of_known_models(tmp_path: Path) -> None:

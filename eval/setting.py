@@ -1,0 +1,160 @@
+"""What `longshore evaluate` plays, from what was asked."""
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from ..cluster.cluster_file import ClusterSetup, read_cluster
+from ..cluster.estimates import EstimateKind, with_scenario_estimates
+from ..cluster.fault_trace import read_fault_trace
+from ..cluster.generator import generate
+from ..cluster.profiles import PROFILES
+from ..cluster.streams import Stream, stream
+from ..cluster.traces.detect import read_trace
+from ..cluster.windows import with_gpus_cut
+from ..cluster.workload import Workload
+from ..envs.batch import Problem
+from ..envs.problems import (
+    HETERO64_LARGEST,
+    LOAD,
+    WINDOW_JOBS,
+    Regime,
+    capacity_of,
+    check_size,
+    cluster_problem,
+    enough_runs,
+    hetero64_problem,
+    jobs_within,
+    window_problem,
+    windows_of,
+)
+
+log = logging.getLogger(__name__)
+
+TESTED_PART = (0.7, 1.0)  # of a trace, in order of time: presets train and validate on what comes before
+WORKLOADS = 200
+WINDOWS = 24  # of a trace
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """What is to be compared, and where the results go. Paths left None are not read or written."""
+
+    policies: tuple[str, ...]
+    trace: Path | None
+    cluster: Path | None
+    faults: Path | None
+    regime: Regime
+    workloads: int | None
+    runs: int | None
+    load: float | None
+    max_gpus: int | None
+    estimates: EstimateKind | None  # of the trace if None, and exact where jobs are drawn
+    sigma: float
+    seed: int
+    heuristics: bool
+    report: Path | None
+    pictures: Path | None  # a folder
+    json_out: Path | None
+    command: str
+    date: str
+
+
+class Setting(NamedTuple):
+    """What is played."""
+
+    problem: Problem
+    what: str  # to call it
+    facts: dict[str, str]  # what is not played as it was recorded or drawn
+
+
+def setting_of(request: EvaluationRequest) -> Setting:
+    """Return what is to be played.
+
+    Raises:
+        InputError: If a file or an option cannot be used, or it would take too much memory.
+        PluginError: If a trace format cannot be used.
+    """
+    setting = _setting(request)
+    if request.estimates is None:
+        return setting
+    rng = stream(request.seed, Stream.ESTIMATES)
+    problem, sigma = setting.problem, request.sigma
+    scenarios = with_scenario_estimates(problem.scenarios, request.estimates, sigma=sigma, rng=rng)
+    spread = f", sigma {sigma:g}" if request.estimates == "log-normal" else ""
+    facts = setting.facts | {"estimates": request.estimates + spread}
+    return setting._replace(problem=replace(problem, scenarios=scenarios), facts=facts)
+
+
+def _setting(request: EvaluationRequest) -> Setting:
+    if request.cluster is not None:
+        return _on_cluster(request, read_cluster(request.cluster))
+    if request.trace is None:
+        problem = hetero64_problem(request.workloads or WORKLOADS, request.seed, request.regime)
+        return Setting(problem, "preset hetero64", {})
+    largest = request.max_gpus or HETERO64_LARGEST
+    workload, part, facts = _trace(request.trace, largest)
+    problem = window_problem(
+        workload,
+        request.regime,
+        windows=request.workloads or WINDOWS,
+        runs=request.runs,
+        part=part,
+        seed=request.seed,
+        load=request.load or LOAD,
+        max_gpus=largest,
+        disjoint=True,
+    )
+    return Setting(problem, f"windows of {request.trace.name}", facts)
+
+
+def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
+    largest = request.max_gpus or max(1, setup.cluster.gpu_node.size * 3 // 4)
+    if request.trace is None:
+        runs, what = request.runs or 1, f"generated jobs on {setup.name}"
+        workloads, facts = _generated(request, setup, largest)
+    else:
+        trace, part, facts = _trace(request.trace, largest)
+        workloads = windows_of(
+            trace, request.workloads or WINDOWS, part=part, seed=request.seed, load=request.load or LOAD,
+            max_gpus=largest, capacity=capacity_of(setup.cluster), disjoint=True,
+        )  # fmt: skip
+        runs, what = request.runs or enough_runs(len(workloads)), f"windows of {request.trace.name} on {setup.name}"
+    faults = read_fault_trace(request.faults) if request.faults else None
+    problem = cluster_problem(setup, workloads, request.regime, runs=runs, seed=request.seed, faults=faults)
+    return Setting(problem, what, facts)
+
+
+def _generated(request: EvaluationRequest, setup: ClusterSetup, largest: int) -> tuple[list[Workload], dict[str, str]]:
+    gpus, capacity = setup.cluster.gpu_node.size, capacity_of(setup.cluster)
+    count = request.workloads or WORKLOADS
+    check_size(count * (request.runs or 1), WINDOW_JOBS, gpus)
+    rng = stream(request.seed, Stream.JOBS)
+    load = request.load or LOAD
+    drawn = [generate(PROFILES["philly"], WINDOW_JOBS, load=load, cluster_gpus=capacity, rng=rng) for _ in range(count)]
+    most = min(largest, gpus)
+    cut = sum(int((workload.gpus > most).sum()) for workload in drawn)
+    return [with_gpus_cut(workload, most) for workload in drawn], _cut_fact(cut, count * WINDOW_JOBS, most)
+
+
+def _trace(path: Path, largest: int) -> tuple[Workload, tuple[float, float], dict[str, str]]:
+    """Return the jobs of a trace, the part that is played, and what is not played as it was recorded, also said."""
+    workload = read_trace(path)
+    part = TESTED_PART if jobs_within(workload, TESTED_PART) >= WINDOW_JOBS else (0.0, 1.0)
+    facts = _cut_fact(int((workload.gpus > largest).sum()), workload.jobs, largest)
+    if workload.left_out:
+        facts["jobs left out"] = f"{workload.left_out} rows ask no GPU or never ran, and are left out"
+    if part != TESTED_PART:
+        facts["part of the trace"] = (
+            f"only {workload.jobs} jobs, too few to keep the first 70 % for training; windows come from all of it"
+        )
+    for fact in facts.values():
+        log.warning("%s: %s", path, fact)
+    return workload, part, facts
+
+
+def _cut_fact(cut: int, jobs: int, largest: int) -> dict[str, str]:
+    if not cut:
+        return {}
+    return {"jobs cut": f"{cut} of {jobs} jobs ask more than {largest} GPUs, and get so many"}

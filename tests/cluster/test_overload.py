@@ -1,0 +1,62 @@
+"""When a cluster was asked more than it could do."""
+
+import numpy as np
+import pytest
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.hetero64 import fault_process, rules
+from longshore.cluster.outcome import overloaded
+from longshore.cluster.scenarios import fault_sources, stack
+from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.cluster.topology import grid_cluster
+from longshore.cluster.windows import scaled_to_load
+from longshore.cluster.workload import workload_of
+from tests.eval.runs import outcome, scenarios
+
+
+def overloaded_at(load: float, *, order: int = 0, jobs: int = 400, limit_s: float = np.inf) -> bool:
+    """Return whether Poisson arrivals of exponential jobs overload 8 GPUs without faults."""
+    rng = np.random.default_rng(3)
+    submit_s, work_s = np.cumsum(rng.exponential(1.0, jobs)), rng.exponential(100.0, jobs)
+    drawn = workload_of(tuple(map(str, range(jobs))), np.ones(jobs, dtype=np.int32), work_s, submit_s)
+    workload = scaled_to_load(drawn, load, 8)
+    cluster = grid_cluster(1, 8)
+    played = stack(
+        cluster, [workload], fault_seed=np.zeros(1, dtype=np.int64), source_rate_per_s=np.zeros(fault_sources(cluster))
+    )
+    its_rules = rules()._replace(order=order, limit_s=limit_s)
+    sim = simulation_of(cluster, played, fault_process(), its_rules)
+    HEURISTICS["pack"].play(sim, np.array([0]))
+    return bool(overloaded(outcome_of(sim), played)[0])
+
+
+@pytest.mark.parametrize("order", [0, 3])
+@pytest.mark.parametrize(("load", "told"), [(0.5, False), (0.8, False), (1.5, True), (3.0, True)])
+def test_a_load_beyond_what_the_cluster_can_do_is_told(load: float, told: bool, order: int) -> None:  # noqa: FBT001
+    assert overloaded_at(load, order=order) == told
+
+
+def test_a_run_that_was_cut_off_is_overloaded_however_low_the_load() -> None:
+    assert overloaded_at(0.5, limit_s=2000.0)
+
+
+def test_a_batch_waits_but_is_not_overloaded() -> None:
+    late = outcome(np.full((1, 4), 9e5))._replace(first_start_s=np.array([[0.0, 1.0, 2e5, 3e5]]))
+    assert not overloaded(late, scenarios(1)).any()
+
+
+def test_the_queue_must_hold_a_quarter_and_more_than_at_half_time() -> None:
+    """Jobs of 1, 2, 3 and 8 GPUs and an hour each are submitted at 0, 10, 20 and 30 s; half time is 15 s."""
+    arriving = scenarios(4, arrival_s=10.0)
+    starts_s = np.array(
+        [
+            [0.0, 10.0, 20.0, 31.0],  # 8 of 14 wait at the end, none at half time
+            [0.0, 10.0, 20.0, 30.0],  # nobody waits
+            [0.0, 10.0, 40.0, 30.0],  # 3 of 14 are less than a quarter
+            [40.0, 40.0, 40.0, 30.0],  # 6 of 14, and 3 at half time
+        ]
+    )
+    played = outcome(np.full((4, 4), 9e3))._replace(first_start_s=starts_s)
+    assert overloaded(played, arriving).tolist() == [True, False, False, True]
+    drained = played._replace(first_start_s=np.array([[40.0, 40.0, 20.0, 30.0]] * 4))  # 3 of 14 at both
+    assert not overloaded(drained, arriving).any()
