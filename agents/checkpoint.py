@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from ..cluster.errors import CheckpointError
 from .learned import LearnedPolicy
-from .networks import NETWORKS, Layout, MlpNetwork, SetNetwork
-from .schema import Schema, check_features, feature_names
+from .moves_policy import MovesPolicy
+from .networks import NETWORKS, Layout, MovesNetwork, Network
+from .schema import Schema, check_features, feature_names, item_count
 
 SCHEMA, WEIGHTS = "schema.json", "weights.npz"
 LARGEST_BYTES = 1 << 30  # more than any policy of ours needs; a bomb needs more
@@ -25,29 +26,29 @@ def schema_of(
 ) -> Schema:
     """Return the schema of a network for a cluster whose nodes have so many GPUs."""
     names = feature_names(action, observation)
-    gpus = sum(node_gpus)
     return Schema.model_validate(
         {
             "longshore": version("longshore"), "algorithm": algorithm, "network": network, "action": action,
             "observation": observation, "waiting": waiting, "globals": names[0], "features": names[1],
-            "items": len(node_gpus) if action == "node" and observation == "full" else gpus, "gpus": gpus,
-            "node_gpus": node_gpus,
+            "items": item_count(action, observation, node_gpus), "gpus": sum(node_gpus), "node_gpus": node_gpus,
         }
     )  # fmt: skip
 
 
-def network_of(schema: Schema) -> MlpNetwork | SetNetwork:
+def network_of(schema: Schema) -> Network:
     """Return an untrained network for a schema, its parameters random (SPEC R1)."""
     return NETWORKS[schema.network](layout_of(schema))
 
 
 def layout_of(schema: Schema) -> Layout:
     """Return how a network reads the observations of a schema."""
-    actions = len(schema.node_gpus) if schema.action == "node" else schema.gpus
-    return Layout(len(schema.globals), schema.items, len(schema.features), actions, schema.waiting)
+    nodes, candidate = len(schema.node_gpus), schema.action == "candidate"
+    actions = schema.items if candidate else nodes if schema.action == "node" else schema.gpus
+    # Waiting is one of the moves of `candidate`, and else an action of its own.
+    return Layout(len(schema.globals), schema.items, len(schema.features), actions, schema.waiting and not candidate)
 
 
-def save_policy(path: Path, schema: Schema, network: MlpNetwork | SetNetwork) -> None:
+def save_policy(path: Path, schema: Schema, network: Network) -> None:
     """Write a checkpoint; the same policy gives the same bytes. An existing file is replaced at once or not at all."""
     weights = io.BytesIO()
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
@@ -78,7 +79,14 @@ def load_policy(path: Path) -> LearnedPolicy:
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise CheckpointError(f"{path}: some weights are not finite; train it again")
     network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-    return LearnedPolicy(path.stem, schema, network)
+    return policy_of(path.stem, schema, network)
+
+
+def policy_of(name: str, schema: Schema, network: Network) -> LearnedPolicy:
+    """Return a network under the policy protocol."""
+    if isinstance(network, MovesNetwork):
+        return MovesPolicy(name, schema, network)
+    return LearnedPolicy(name, schema, network)
 
 
 def _read(path: Path) -> tuple[Schema, dict[str, np.ndarray]]:

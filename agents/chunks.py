@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .networks import MlpNetwork, SetNetwork
+from .networks import Network
 
 ROWS = 1024  # of a chunk
 
@@ -22,7 +22,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, network: MlpNetwork | SetNetwork, pool: ThreadPoolExecutor, observation: Tensor, *parameters: Tensor
+        ctx: Any, network: Network, pool: ThreadPoolExecutor, observation: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         def part(chunk: Tensor) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():  # autograd has it off in here, and a new thread has its own setting
@@ -48,7 +48,7 @@ class _Chunked(torch.autograd.Function):
         return None, None, None, *of_parameters
 
 
-def in_chunks(network: MlpNetwork | SetNetwork, pool: ThreadPoolExecutor, observation: Tensor) -> tuple[Tensor, Tensor]:
+def in_chunks(network: Network, pool: ThreadPoolExecutor, observation: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the network does, logits of shape (batch, actions) and values of shape (batch,), with gradients.
 
     Args:

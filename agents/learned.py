@@ -9,8 +9,8 @@ from ..cluster.state import Simulation
 from ..envs.batch import ACTIONS, OBSERVATIONS
 from ..envs.features import NODE_COUNT
 from ..envs.layout import observation_size
-from ..envs.stepping import begin_rows, continue_rows, see
-from .networks import MlpNetwork, SetNetwork
+from ..envs.stepping import begin_rows, choose, continue_rows, see
+from .networks import Network
 from .schema import Schema
 
 # Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.
@@ -26,7 +26,7 @@ class LearnedPolicy:
         network: The trained network.
     """
 
-    def __init__(self, name: str, schema: Schema, network: MlpNetwork | SetNetwork) -> None:
+    def __init__(self, name: str, schema: Schema, network: Network) -> None:
         self.name, self.schema, self.network = name, schema, network.eval()
 
     @property
@@ -82,7 +82,7 @@ class LearnedPolicy:
             chosen = int(self.choose(observations, masks)[0])
             if chosen == self._items(sim):
                 return False
-            choose_item(sim, row, action, chosen)
+            choose(sim, row, action, chosen)
         return True
 
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:

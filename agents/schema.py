@@ -6,7 +6,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from ..cluster.errors import CheckpointError
+from ..cluster.state import MOVES
 from ..envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
+from ..envs.move_layout import MOVE_FEATURES, MOVE_GLOBALS
 
 MOST_GPUS = 1_000_000  # as in cluster files
 
@@ -19,28 +21,37 @@ class Schema(BaseModel):
     format: Literal[1] = 1
     longshore: str  # version that wrote it
     algorithm: str
-    network: Literal["mlp", "set"]
-    action: Literal["gpu", "node"]
+    network: Literal["mlp", "set", "moves"]
+    action: Literal["gpu", "node", "candidate"]
     observation: Literal["source", "full"]
     waiting: bool
     globals: tuple[str, ...]  # names of the global features, in order
     features: tuple[str, ...]  # names of each item's features, in order
-    items: int  # GPUs or nodes of the cluster that it was trained on
+    items: int  # GPUs or nodes of the cluster that it was trained on, or moves
     gpus: int
     node_gpus: tuple[int, ...]  # GPUs of each node there
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> "Schema":
-        actions = len(self.node_gpus) if self.action == "node" and self.observation == "full" else self.gpus
-        if self.gpus != sum(self.node_gpus) or self.items != actions or not 0 < self.gpus <= MOST_GPUS:
+        items = item_count(self.action, self.observation, self.node_gpus)
+        if self.gpus != sum(self.node_gpus) or self.items != items or not 0 < self.gpus <= MOST_GPUS:
             raise ValueError(f"{self.gpus} GPUs and {self.items} items do not go with nodes of {self.node_gpus[:8]}")
         return self
+
+
+def item_count(action: str, observation: str, node_gpus: tuple[int, ...]) -> int:
+    """Return how many items an observation of a cluster describes, whose nodes have so many GPUs."""
+    if action == "candidate":
+        return MOVES
+    return len(node_gpus) if action == "node" and observation == "full" else sum(node_gpus)
 
 
 def feature_names(action: str, observation: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of global features and of each item's features, in order."""
     if observation == "source":
         return ("gpus", "estimate_h"), ("used",)
+    if action == "candidate":
+        return MOVE_GLOBALS, MOVE_FEATURES
     return GLOBALS, NODE_FEATURES if action == "node" else GPU_FEATURES
 
 

@@ -21,7 +21,7 @@ from torch.distributions import Distribution
 from ..agents.checkpoint import layout_of, load_policy, save_policy, schema_of
 from ..agents.learned import LearnedPolicy
 from ..agents.masked_policy import MaskedPolicy
-from ..agents.networks import MlpNetwork, SetNetwork
+from ..agents.networks import Network
 from ..agents.schema import Schema
 from ..cluster.errors import InputError
 from ..envs.batch import View
@@ -226,7 +226,7 @@ class _Watch(BaseCallback):
 
     def _policy(self) -> LearnedPolicy:
         network = self.model.policy.network
-        assert isinstance(network, MlpNetwork | SetNetwork)
+        assert isinstance(network, Network)
         return LearnedPolicy("policy", self.schema, network)
 
     def _ppo(self) -> MaskablePPO:

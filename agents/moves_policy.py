@@ -1,0 +1,38 @@
+"""A trained network over whole moves under the policy protocol."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.moves import pick_move
+from ..cluster.state import MOVES, Simulation
+from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
+from .forward import moves_weights
+from .learned import LearnedPolicy
+from .move_play import decide_by_network, play_by_network
+from .networks import MovesNetwork
+from .schema import Schema
+
+
+class MovesPolicy(LearnedPolicy):
+    """Takes the move of the largest logit, in one compiled pass for clusters of any size.
+
+    Args:
+        name: Its name in tables.
+        schema: What the network was made for.
+        network: The trained network; later changes to it do not reach the policy.
+    """
+
+    def __init__(self, name: str, schema: Schema, network: MovesNetwork) -> None:
+        super().__init__(name, schema, network)
+        self.weights = moves_weights(network)
+        self._seen = np.zeros((1, MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT), dtype=np.float32)
+        self._logits = np.zeros((1, MOVES), dtype=np.float32)
+
+    def place(self, sim: Simulation, row: int) -> bool:
+        """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
+        move = decide_by_network(sim, row, self.weights, int(self.waits), self._seen, self._logits)
+        return bool(pick_move(sim, row, move))
+
+    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        """Play one scenario in each row, from its beginning to its end."""
+        play_by_network(sim, scenarios, self.weights, int(self.waits), self._seen, self._logits)
