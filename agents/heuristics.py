@@ -38,6 +38,10 @@ class Heuristic:
         undo_picks(sim, row)
         return False
 
+    def play_on(self, sim: Simulation, row: int) -> None:
+        """Play a row from where it stands to its end."""
+        play.play_on(sim, row, self.rule, self.patience)
+
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play one scenario in each row, from its beginning to its end."""
         play.play(sim, scenarios, self.rule, self.patience)

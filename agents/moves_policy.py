@@ -8,7 +8,7 @@ from ..cluster.state import MOVES, Simulation
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
 from .forward import moves_weights
 from .learned import LearnedPolicy
-from .move_play import decide_by_network, play_by_network
+from .move_play import decide_by_network, play_by_network, play_on_by_network
 from .networks import MovesNetwork
 from .schema import Schema
 
@@ -32,6 +32,10 @@ class MovesPolicy(LearnedPolicy):
         """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
         move = decide_by_network(sim, row, self.weights, int(self.waits), self._seen, self._logits)
         return bool(pick_move(sim, row, move))
+
+    def play_on(self, sim: Simulation, row: int) -> None:
+        """Play a row from where it stands to its end."""
+        play_on_by_network(sim, row, self.weights, int(self.waits), self._seen, self._logits)
 
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play one scenario in each row, from its beginning to its end."""

@@ -20,6 +20,7 @@ def _reset_sources(sim: Simulation, row: int) -> None:
     state = sim.state
     count = 0
     for source in range(state.source_s.shape[1]):
+        state.source_since_s[row, source] = 0.0
         state.source_k[row, source] = 0
         state.source_failed[row, source] = 0
         state.source_place[row, source] = -1
@@ -261,6 +262,7 @@ def _change_source(sim: Simulation, row: int, source: int) -> None:
     state = sim.state
     first, after = _source_gpus(sim, source)
     fails = state.source_failed[row, source] == 0
+    state.source_since_s[row, source] = state.now_s[row]
     if fails:
         _lose_gpus(sim, row, first, after)
         state.source_s[row, source] = repaired_s(sim, row, source)

@@ -89,6 +89,7 @@ class State(NamedTuple):
     gpu_next: Ints  # (rows, gpus) next GPU of the same job, -1 at the end
     # Fault sources
     source_s: Floats  # (rows, sources) time of the next fault or repair
+    source_since_s: Floats  # (rows, sources) when it last failed or came back
     source_k: Ints  # (rows, sources) faults so far
     source_failed: Ints  # (rows, sources) 1 while it holds its GPUs out of service
     source_heap: Ints  # (rows, sources) heap of sources by `source_s`
@@ -189,7 +190,7 @@ _PER = {
     "ahead": ("ahead_start_s", "ahead_end_s", "ahead_job", "ahead_size"),
     "ahead_nodes": ("ahead_node", "ahead_gives"),
     "gpus": ("gpu_job", "gpu_down", "gpu_next"),
-    "sources": ("source_s", "source_k", "source_failed", "source_heap", "source_place"),
+    "sources": ("source_s", "source_since_s", "source_k", "source_failed", "source_heap", "source_place"),
     "jobs": (
         "guess_s", "saved_s", "start_s", "end_s", "overhead_s", "slowdown", "queued_s", "first_start_s", "finish_s",
         "lost_s", "stops", "passed", "next_job", "previous_job", "first_gpu", "run_heap", "run_place", "ends_s",

@@ -1,0 +1,150 @@
+"""Any policy, improved at decision time: its alternatives are tried out in imagined futures.
+
+Source: rollout algorithms (Tesauro and Galperin, NIPS 1996; Bertsekas and Castanon, 1998); docs/policies.md, Rollouts.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.engine import advance, reset, start, wait
+from ..cluster.imagine import FUTURE, PRESENT, TRIAL, copy_row, draw_future, imagination_of, recall
+from ..cluster.moves import list_moves, pick_move
+from ..cluster.placing import undo_picks
+from ..cluster.state import Simulation
+from .move_play import take_move
+from .protocol import Policy
+
+
+@runtime_checkable
+class Base(Policy, Protocol):
+    """A policy that can go on from any moment."""
+
+    def play_on(self, sim: Simulation, row: int) -> None:
+        """Play a row from where it stands to its end."""
+        ...
+
+
+GOALS = ("makespan", "jct")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How much is tried out at a decision.
+
+    Args:
+        futures: Imagined futures, the same for all moves.
+        width: Moves that are tried beside the base's.
+        budget_s: Time for a decision, which at most one more try passes; futures are given up for it.
+    """
+
+    futures: int = 8
+    width: int = 12
+    budget_s: float = float("inf")
+
+
+class Rollout:
+    """Takes the move that, followed by the base policy, does best in imagined futures.
+
+    It leaves the base's own choice only for a mean gain of over one standard error of the paired differences.
+
+    Args:
+        base: Decides in the imagined futures, and by default.
+        search: How much is tried out.
+        goal: What is minimised, of GOALS.
+        seed: Of the imagined futures.
+    """
+
+    def __init__(self, base: Base, search: Search, goal: str, seed: int = 0) -> None:
+        self.base, self.search, self.goal, self.seed = base, search, goal, seed
+        self._imagined: tuple[Simulation, Simulation] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in tables."""
+        return f"rollout:{self.base.name}"
+
+    @property
+    def about(self) -> str:
+        """One line of description."""
+        return f"{self.base.name}, its alternatives tried out in {self.search.futures} imagined futures"
+
+    @property
+    def waits(self) -> bool:
+        """Whether its base waits."""
+        return self.base.waits
+
+    def _imagination(self, sim: Simulation) -> Simulation:
+        if self._imagined is None or self._imagined[0] is not sim:
+            self._imagined = (sim, imagination_of(sim))
+        return self._imagined[1]
+
+    def gains(self, sim: Simulation, row: int) -> NDArray[np.float64]:
+        """Return by how much each move of the list is better than the base's own, in seconds, shape (futures, moves).
+
+        Futures that the budget cut off are left out. The list stands in the imagination's row PRESENT.
+        """
+        began = time.perf_counter()
+        imagined = self._imagination(sim)
+        recall(imagined, sim, row)
+        moves = min(list_moves(imagined, PRESENT), 1 + self.search.width)
+        gains = np.zeros((self.search.futures, moves))
+        for future in range(self.search.futures):
+            copy_row(imagined, PRESENT, FUTURE)
+            draw_future(imagined, self._seed(sim, row, future))
+            base_s = self._cost_s(imagined, -1)
+            for move in range(moves):
+                if time.perf_counter() - began > self.search.budget_s:
+                    return gains[:future]
+                gains[future, move] = base_s - self._cost_s(imagined, move)
+        return gains
+
+    def _seed(self, sim: Simulation, row: int, future: int) -> int:
+        """Return the key of a future: it depends on the decision and on nothing that is not known."""
+        decision = int(sim.state.decisions[row])
+        return (self.seed * 1_000_003 + decision * 8191 + future * 104_729 + 1) & 0xFFFFFFFF
+
+    def _cost_s(self, imagined: Simulation, move: int) -> float:
+        """Return what a move comes to in the future that stands in row FUTURE; the base's own choice for -1."""
+        copy_row(imagined, FUTURE, TRIAL)
+        if move >= 0:
+            take_move(imagined, TRIAL, move)
+        self.base.play_on(imagined, TRIAL)
+        state = imagined.state
+        return float((state.now_s if self.goal == "makespan" else state.job_time_s)[TRIAL])
+
+    def choose(self, sim: Simulation, row: int) -> int:
+        """Return the number of the move to take, -1 for the base's own choice."""
+        gains = self.gains(sim, row)
+        if gains.shape[0] < 2:
+            return -1
+        mean_s = gains.mean(axis=0)
+        error_s = gains.std(axis=0, ddof=1) / np.sqrt(gains.shape[0])
+        best = int(np.argmax(mean_s))
+        return best if mean_s[best] > error_s[best] else -1
+
+    def place(self, sim: Simulation, row: int) -> bool:
+        """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
+        move = self.choose(sim, row)
+        if move < 0:
+            return self.base.place(sim, row)
+        list_moves(sim, row)
+        return bool(pick_move(sim, row, move))
+
+    def play_on(self, sim: Simulation, row: int) -> None:
+        """Play a row from where it stands to its end."""
+        while advance(sim, row):
+            if self.place(sim, row):
+                start(sim, row)
+            else:
+                undo_picks(sim, row)
+                wait(sim, row)
+
+    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        """Play one scenario in each row, from its beginning to its end."""
+        for row, scenario in enumerate(scenarios):
+            reset(sim, row, scenario)
+            self.play_on(sim, row)
