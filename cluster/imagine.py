@@ -24,7 +24,7 @@ REPAIR_TRIES = 64  # draws of a repair time that is longer than what has passed 
 
 def imagination_of(sim: Simulation) -> Simulation:
     """Return a simulation of three rows in which decisions of another can be tried out."""
-    one = Scenarios(*(np.array(array[:1]) for array in sim.scenarios))
+    one = Scenarios(*map(_first, sim.scenarios))
     process = sim.process
     if process.outage_start_s.size:  # recorded faults are the future; their mean length is experience
         process = process._replace(
@@ -34,6 +34,10 @@ def imagination_of(sim: Simulation) -> Simulation:
             outage_end_s=np.zeros(0),
         )
     return simulation_of(sim.cluster, one, process, sim.rules, rows=3)
+
+
+def _first(array: Any) -> Any:
+    return array[:1].copy()
 
 
 def recall(imagined: Simulation, sim: Simulation, row: int) -> None:

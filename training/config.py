@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..cluster.errors import InputError
 from ..cluster.yaml_file import nearest
 from ..envs.problems import Regime
-from .presets import PRESETS, Hyperparameters
+from .presets import PRESETS, GroupParameters, Hyperparameters
 
 OrderName = Literal["fifo", "easy", "easy-shortest", "shortest"]  # ORDERS of cluster/scenarios.py
 MOST_STEPS = 1e15  # decades at any speed
@@ -22,18 +22,19 @@ class TrainingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     preset: str
-    algorithm: Literal["ppo"] = "ppo"
+    algorithm: Literal["ppo", "group"] = "ppo"
     steps: int = Field(gt=0)  # of all environments together
     seed: int = Field(ge=0, lt=1_000_000)
-    network: Literal["set", "mlp"] = "set"
-    action: Literal["node", "gpu"] = "node"
+    network: Literal["set", "mlp", "moves"] = "set"
+    action: Literal["node", "gpu", "candidate"] = "node"
     observation: Literal["full", "source"] = "full"
     reward: Literal["potential", "dt", "jct"]
     waiting: bool = False
     order: OrderName = "fifo"
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
     trace: str | None = None
-    hyperparameters: Hyperparameters = Hyperparameters()
+    hyperparameters: Hyperparameters = Hyperparameters()  # of PPO
+    group: GroupParameters = GroupParameters()  # of the group-relative policy gradient
     threads: int = Field(default=2, ge=1)
 
     @property
@@ -51,19 +52,25 @@ class TrainingConfig(BaseModel):
 
 
 def config_of(
-    *, preset: str, algorithm: str, steps: float, seed: int, network: str, action: str, observation: str,
+    *, preset: str, algorithm: str, steps: float, seed: int, network: str | None, action: str | None, observation: str,
     reward: str | None, waiting: bool, trace: Path | None, threads: int, order: str = "fifo",
     ageing_h: float = math.inf,
 ) -> TrainingConfig:  # fmt: skip
-    """Return the configuration that a user asked for.
+    """Return the configuration that a user asked for; network and action that fit the algorithm if they are None.
 
     Raises:
         InputError: If a value is not known or values do not go together, naming the option.
     """
+    action = action or ("candidate" if algorithm == "group" else "node")
+    network = network or ("moves" if action == "candidate" else "set")
     for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
                          "reward": reward or "dt", "order": order}.items():  # fmt: skip
         _check_known(field, value, get_args(TrainingConfig.model_fields[field].annotation))
     _check_known("preset", preset, PRESETS)
+    if (network == "moves") != (action == "candidate"):
+        raise InputError("the network `moves` scores candidates", "give both or none", field="--network")
+    if algorithm == "group" and action != "candidate":
+        raise InputError("group learns to choose among candidates", "leave --action out", field="--action")
     if observation == "source" and action != "gpu":
         raise InputError("the source's state has one entry per GPU", "add --action gpu", field="--observation")
     if PRESETS[preset].needs_trace and trace is None:

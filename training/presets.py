@@ -31,6 +31,18 @@ class Hyperparameters:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupParameters:
+    """Of the group-relative policy gradient."""
+
+    groups: int = 64  # scenarios between two updates
+    runs: int = 8  # of each, on the same faults
+    group_minibatch: int = 2048  # decisions
+    group_learning_rate: float = 1e-3  # falls linearly to 0
+    group_clip: float = 0.2
+    group_entropy: float = 0.02
+
+
+@dataclass(frozen=True, slots=True)
 class Preset:
     """A problem that can be trained on by name.
 

@@ -1,7 +1,9 @@
-"""A training run at the moment between two updates, written so that it goes on exactly where it was."""
+"""A run of PPO at the moment between two updates, written so that it goes on exactly where it was."""
 
 import io
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +11,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sb3_contrib import MaskablePPO
+from torch import nn
+from torch.optim import Optimizer
 
 from ..cluster.errors import CheckpointError
 from ..envs.sb3 import PlacementVecEnv
+
+SNAPSHOT = "snapshot.npz"
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv) -> None:
-    """Write weights, optimiser, random numbers, counters and all environments; nothing is pickled.
-
-    The file is replaced at once or not at all.
-    """
-    arrays: Arrays = {f"network/{name}": tensor.numpy() for name, tensor in model.policy.state_dict().items()}
-    for index, state in model.policy.optimizer.state_dict()["state"].items():
-        arrays |= {f"adam/{index}/{name}": np.asarray(value) for name, value in state.items()}
+    """Write weights, optimiser, random numbers, counters and all environments; nothing is pickled."""
+    arrays = learned_arrays(model.policy, model.policy.optimizer)
     name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 (Stable-Baselines3 shuffles with it)
     assert name == "MT19937"
     arrays |= {"numpy/keys": np.asarray(keys), "numpy/rest": np.array([position, has_gauss, gauss])}
@@ -31,11 +32,52 @@ def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv) -> None:
     arrays["counters"] = np.array([model.num_timesteps, model._n_updates])
     arrays |= {f"state/{field}": value for field, value in env.batch.sim.state._asdict().items()}
     arrays |= {f"batch/{field}": value for field, value in env.batch.arrays().items()}
+    write_arrays(path, arrays)
+
+
+def learned_arrays(network: nn.Module, optimizer: Optimizer) -> Arrays:
+    """Return the weights of a network and the moments of its Adam."""
+    arrays: Arrays = {f"network/{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        arrays |= {f"adam/{index}/{name}": np.asarray(value) for name, value in state.items()}
+    return arrays
+
+
+def restore_learned(arrays: Arrays, network: nn.Module, optimizer: Optimizer) -> None:
+    """Put a network and its Adam where `learned_arrays` found them."""
+    network.load_state_dict({name: torch.from_numpy(arrays[f"network/{name}"]) for name in network.state_dict()})
+    adam = optimizer.state_dict()
+    adam["state"] = {
+        index: {name: torch.from_numpy(arrays[f"adam/{index}/{name}"]) for name in ("step", "exp_avg", "exp_avg_sq")}
+        for index in adam["param_groups"][0]["params"]
+        if f"adam/{index}/step" in arrays  # a head that is not used gets no gradient, and has no state
+    }
+    optimizer.load_state_dict(adam)
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays into a file, which is replaced at once or not at all."""
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
     part = path.with_name(path.name + ".part")
     part.write_bytes(content.getvalue())
     part.replace(path)
+
+
+@contextmanager
+def read_arrays(path: Path) -> Iterator[Arrays]:
+    """Read arrays for use under the context.
+
+    Raises:
+        CheckpointError: If the file is damaged, or its use fails as that of another run's would.
+    """
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+            yield {name: file[name] for name in file.files}
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{path} is damaged or of another run: {error}; remove its folder to begin anew"
+        ) from error
 
 
 def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv) -> None:
@@ -44,26 +86,12 @@ def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv) -> None:
     Raises:
         CheckpointError: If the file is damaged or belongs to another run.
     """
-    try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            arrays: Arrays = {name: file[name] for name in file.files}
+    with read_arrays(path) as arrays:
         _restore(arrays, model, env)
-    except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
-        raise CheckpointError(
-            f"{path} is damaged or of another run: {error}; remove its folder to begin anew"
-        ) from error
 
 
 def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
-    network = {name: torch.from_numpy(arrays[f"network/{name}"]) for name in model.policy.state_dict()}
-    model.policy.load_state_dict(network)
-    adam = model.policy.optimizer.state_dict()
-    adam["state"] = {
-        index: {name: torch.from_numpy(arrays[f"adam/{index}/{name}"]) for name in ("step", "exp_avg", "exp_avg_sq")}
-        for index in adam["param_groups"][0]["params"]
-        if f"adam/{index}/step" in arrays  # a head that is not used gets no gradient, and has no state
-    }
-    model.policy.optimizer.load_state_dict(adam)
+    restore_learned(arrays, model.policy, model.policy.optimizer)
     position, has_gauss, gauss = arrays["numpy/rest"]
     np.random.set_state(("MT19937", arrays["numpy/keys"], int(position), int(has_gauss), float(gauss)))  # noqa: NPY002
     torch.set_rng_state(torch.from_numpy(arrays["torch"]))

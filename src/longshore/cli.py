@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from .envs.problems import Regime
-    from .training.run import Progress as Stand
+    from .training.keeper import Progress as Stand
 
 PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
 MOST_GPUS = 1_000_000  # as in cluster files
@@ -139,12 +139,18 @@ def simulate(
 @app.command()
 def train(
     preset: Annotated[str, typer.Option(help="hetero64, philly or itp (the last two need --trace).")] = "hetero64",
-    algo: Annotated[str, typer.Option(help="ppo: masked PPO.")] = "ppo",
+    algo: Annotated[str, typer.Option(help="ppo (masked PPO) or group (group-relative policy gradient).")] = "ppo",
     steps: Annotated[float, typer.Option(min=1, help="Environment steps, such as 2e6.")] = 2e6,
     seed: Annotated[int, typer.Option(min=0, max=999_999, help="Of weights, scenarios and sampling.")] = 0,
     logdir: Annotated[Path, typer.Option(help="Where the run's folder goes; TensorBoard reads it.")] = Path("runs"),
-    network: Annotated[str, typer.Option(help="set (any cluster size) or mlp (the source's five layers).")] = "set",
-    action: Annotated[str, typer.Option(help="node or gpu: what one step picks.")] = "node",
+    network: Annotated[
+        str | None,
+        typer.Option(help="set (any cluster size), mlp (the source's five layers), or moves, for candidates."),
+    ] = None,
+    action: Annotated[
+        str | None,
+        typer.Option(help="node, gpu, or candidate (a whole placement): what one step picks; group: candidate."),
+    ] = None,
     observation: Annotated[str, typer.Option(help="full, or source: [n, t, s] only, with gpu actions.")] = "full",
     reward: Annotated[str | None, typer.Option(help="potential, dt or jct; the preset's own if left out.")] = None,
     order: OrderOption = Order.fifo,

@@ -13,8 +13,10 @@ from longshore.cluster.scenarios import ORDERS
 from longshore.envs.batch import Problem
 from longshore.envs.problems import Regime
 from longshore.training.config import TrainingConfig, config_of
+from longshore.training.keeper import BEST, Progress
 from longshore.training.presets import PRESETS, Hyperparameters
-from longshore.training.run import BEST, SNAPSHOT, Progress, train
+from longshore.training.run import train
+from longshore.training.snapshot import SNAPSHOT
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)
 

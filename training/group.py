@@ -1,0 +1,237 @@
+"""Group-relative policy gradient: runs of one scenario, on the same faults, measured against each other.
+
+No critic: what a run does better than the others of its group is the advantage of every decision in it.
+
+Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/training.md.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..agents.checkpoint import layout_of
+from ..agents.forward import moves_weights
+from ..agents.move_play import Record, sample_runs
+from ..agents.networks import MovesNetwork
+from ..cluster.outcome import Metrics, metrics
+from ..cluster.simulation import outcome_of, simulation_of
+from ..cluster.state import MOVES, Simulation
+from ..envs.batch import Problem
+from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
+from .keeper import Keeper
+from .snapshot import SNAPSHOT, learned_arrays, read_arrays, restore_learned, write_arrays
+
+CHUNKS = 8  # of a minibatch, one after the other on each thread
+CLOSED = -1e9  # logit of a move that the list does not have
+PARTS = 4  # simulations that collect; not the threads, so that their number changes nothing
+
+
+class Runs:
+    """A number of runs collected at once.
+
+    Args:
+        problem: What is played.
+        rows: Runs, a multiple of PARTS.
+        pool: Threads.
+    """
+
+    def __init__(self, problem: Problem, rows: int, pool: ThreadPoolExecutor) -> None:
+        self.problem, self.rows, self.pool = problem, rows, pool
+        part = rows // PARTS
+        args = problem.cluster, problem.scenarios, problem.process, problem.rules
+        self._sims = [simulation_of(*args, rows=part) for _ in range(PARTS)]
+        self._records = [_record(part * 2 * problem.scenarios.gpus.shape[1]) for _ in range(PARTS)]
+
+    def collect(self, network: MovesNetwork, scenarios: NDArray[np.int64], seed: int) -> tuple[Record, Metrics]:
+        """Play a scenario in each row by sampled moves; return all decisions and the runs' figures."""
+        part = self.rows // PARTS
+
+        def one(index: int) -> tuple[Record, Metrics]:
+            mine = scenarios[index * part : (index + 1) * part]
+            record = self._records[index]
+            record.size[0] = 0
+            while not sample_runs(self._sims[index], mine, moves_weights(network), seed, index * part, record):
+                record = self._records[index] = _record(2 * record.chosen.size)
+            return record, self._metrics(self._sims[index], mine)
+
+        records, figures = zip(*self.pool.map(one, range(PARTS)), strict=True)
+        return _joined(records), Metrics(*(np.concatenate(values) for values in zip(*figures, strict=True)))
+
+    def _metrics(self, sim: Simulation, played: NDArray[np.int64]) -> Metrics:
+        scenarios = self.problem.scenarios
+        gpus = self.problem.cluster.gpu_node.size
+        return metrics(
+            outcome_of(sim), scenarios.jobs[played], scenarios.gpus[played], scenarios.submit_s[played], gpus
+        )
+
+
+def _record(decisions: int) -> Record:
+    return Record(
+        seen=np.zeros((decisions, MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT), np.float32),
+        logits=np.zeros((decisions, MOVES), np.float32),
+        moves=np.zeros(decisions, np.int32),
+        chosen=np.zeros(decisions, np.int64),
+        log_probability=np.zeros(decisions, np.float32),
+        row=np.zeros(decisions, np.int32),
+        size=np.zeros(1, np.int64),
+    )
+
+
+def _joined(records: tuple[Record, ...]) -> Record:
+    """Return the decisions of several records in one."""
+    columns = zip(*(tuple(array[: record.size[0]] for array in record[:-1]) for record in records), strict=True)
+    arrays = [np.concatenate(column) for column in columns]
+    return Record(*arrays, np.array([arrays[0].shape[0]]))
+
+
+def advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return by how much each run is better than the others of its group, over the spread of that.
+
+    Args:
+        cost: Shape (groups, runs).
+
+    Returns:
+        Shape (groups, runs), of mean 0 in each group; 0 where no run differs from any other.
+    """
+    runs = cost.shape[1]
+    gains = (cost.mean(axis=1, keepdims=True) - cost) * (runs / (runs - 1))
+    spread = float(gains.std())
+    scaled: NDArray[np.float64] = gains / spread if spread > 0.0 else np.zeros_like(gains)
+    return scaled
+
+
+class GroupLearner:
+    """A network and its optimiser, updated by groups of runs.
+
+    Args:
+        problem: What is played.
+        keeper: Keeps the run.
+    """
+
+    def __init__(self, problem: Problem, keeper: Keeper) -> None:
+        config = keeper.config
+        torch.manual_seed(config.seed)
+        self.keeper, self.parameters, self.problem = keeper, config.group, problem
+        self.network = MovesNetwork(layout_of(keeper.schema))
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.group_learning_rate)
+        self.rng = np.random.default_rng(config.seed)
+        self.pool = ThreadPoolExecutor(config.threads)
+        self.runs = Runs(problem, self.parameters.groups * self.parameters.runs, self.pool)
+        self.steps = 0
+
+    def update(self) -> None:
+        """Collect groups of runs and learn from them."""
+        groups, runs = self.parameters.groups, self.parameters.runs
+        drawn = self.rng.integers(0, self.problem.scenarios.jobs.size, groups)
+        seed = int(self.rng.integers(0, 2**32))
+        record, figures = self.runs.collect(self.network, np.repeat(drawn, runs), seed)
+        gains = advantages(self._cost(figures).reshape(groups, runs)).reshape(-1)
+        self._learn(record, torch.from_numpy(gains[record.row].astype(np.float32)))
+        self.steps += int(record.size[0])
+        self._note(figures)
+
+    def _cost(self, figures: Metrics) -> NDArray[np.float64]:
+        """Return what is minimised: the makespan, or the mean JCT relative to its group's.
+
+        In hours, groups of long jobs would drown the others.
+        """
+        if self.keeper.validation.goal == "makespan":
+            return figures.makespan_s
+        jct = figures.mean_jct_s.reshape(self.parameters.groups, -1)
+        relative: NDArray[np.float64] = (jct / jct.mean(axis=1, keepdims=True)).reshape(-1)
+        return relative
+
+    def _learn(self, record: Record, gains: Tensor) -> None:
+        """Take a step of Adam for each minibatch of decisions that had a choice."""
+        left = max(1.0 - self.steps / self.keeper.config.steps, 0.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.parameters.group_learning_rate * left
+        choices = np.flatnonzero(record.moves > 1)
+        order = torch.from_numpy(self.rng.permutation(choices))
+        tensors = [torch.from_numpy(array) for array in record[:-1]]
+        for minibatch in torch.split(order, self.parameters.group_minibatch):
+            # Chunks of decisions with equally long lists are narrow.
+            rows = minibatch[torch.argsort(tensors[2][minibatch], stable=True)]
+            self._step(tensors, gains, rows)
+
+    def _step(self, tensors: list[Tensor], gains: Tensor, rows: Tensor) -> None:
+        parameters = [tensor for name, tensor in self.network.named_parameters() if not name.startswith("value")]
+
+        def gradients(part: Tensor) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(self._loss(tensors, gains, part) / rows.numel(), parameters)
+
+        chunks = self.pool.map(gradients, torch.split(rows, -(-rows.numel() // CHUNKS)))
+        for parameter, parts in zip(parameters, zip(*chunks, strict=True), strict=True):
+            parameter.grad = torch.stack(parts).sum(0)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        self.optimizer.step()
+
+    def _loss(self, tensors: list[Tensor], gains: Tensor, rows: Tensor) -> Tensor:
+        """Return the sum of PPO's clipped objective and the entropy over some decisions, to be minimised."""
+        seen, _, moves, chosen, before, _ = (tensor[rows] for tensor in tensors)
+        most = int(moves.max())
+        logits = self.network(seen[:, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT])[0]
+        closed = torch.arange(most) >= moves[:, None]
+        log_probabilities = logits.masked_fill(closed, CLOSED).log_softmax(dim=1)
+        ratio = (log_probabilities.gather(1, chosen[:, None]).squeeze(1) - before).exp()
+        clip, gain = self.parameters.group_clip, gains[rows]
+        objective = torch.minimum(ratio * gain, ratio.clamp(1.0 - clip, 1.0 + clip) * gain).sum()
+        entropy = -(log_probabilities.exp() * log_probabilities).sum()
+        loss: Tensor = -objective - self.parameters.group_entropy * entropy
+        return loss
+
+    def _note(self, figures: Metrics) -> None:
+        record = self.keeper.logger.record
+        record("rollout/makespan_h", float(figures.makespan_s.mean()) / 3600.0)
+        record("rollout/mean_jct_h", float(figures.mean_jct_s.mean()) / 3600.0)
+        record("rollout/lost_gpu_h", float(figures.lost_gpu_s.mean()) / 3600.0)
+        record("rollout/restarts", float(figures.restarts.mean()))
+        cost = self._cost(figures).reshape(self.parameters.groups, -1)
+        record("group/spread_percent", float((cost.std(axis=1) / cost.mean(axis=1)).mean()) * 100.0)
+
+    def save(self) -> None:
+        """Write everything that the run needs to go on."""
+        arrays = learned_arrays(self.network, self.optimizer)
+        state = self.rng.bit_generator.state["state"]
+        words = [state["state"] >> shift & 0xFFFFFFFFFFFFFFFF for shift in (0, 64)]
+        words += [state["inc"] >> shift & 0xFFFFFFFFFFFFFFFF for shift in (0, 64)]
+        rest = [self.rng.bit_generator.state["has_uint32"], self.rng.bit_generator.state["uinteger"]]
+        arrays |= {"rng": np.array(words + rest, dtype=np.uint64), "steps": np.array([self.steps])}
+        write_arrays(self.keeper.folder / SNAPSHOT, arrays)
+
+    def load(self) -> None:
+        """Go on where `save` left the run.
+
+        Raises:
+            CheckpointError: If the file is damaged or belongs to another run.
+        """
+        with read_arrays(self.keeper.folder / SNAPSHOT) as arrays:
+            restore_learned(arrays, self.network, self.optimizer)
+            low, high, inc_low, inc_high, has, rest = (int(word) for word in arrays["rng"])
+            self.rng.bit_generator.state = {
+                "bit_generator": "PCG64",
+                "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low},
+                "has_uint32": has,
+                "uinteger": rest,
+            }
+            self.steps = int(arrays["steps"][0])
+
+
+def learn_by_groups(problem: Problem, keeper: Keeper) -> int:
+    """Train until the run's steps are done or it is interrupted; return the steps."""
+    learner = GroupLearner(problem, keeper)
+    if (keeper.folder / SNAPSHOT).exists():
+        learner.load()
+    keeper.begin(learner.steps)
+    while learner.steps < keeper.config.steps and not keeper.interrupted:
+        learner.update()
+        over = learner.steps >= keeper.config.steps or keeper.interrupted
+        if over or keeper.is_due(learner.steps):
+            # A stop is no validation that an uninterrupted run would have had.
+            keeper.validate(learner.network, learner.steps, for_best=not keeper.interrupted)
+            learner.save()
+        keeper.note(learner.steps)
+    return learner.steps

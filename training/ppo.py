@@ -1,0 +1,123 @@
+"""Masked PPO on the batched environment, by sb3-contrib."""
+
+from contextlib import suppress
+
+import numpy as np
+from sb3_contrib import MaskablePPO
+from stable_baselines3.common.callbacks import BaseCallback
+from torch.distributions import Distribution
+
+from ..agents.checkpoint import layout_of
+from ..agents.masked_policy import MaskedPolicy
+from ..agents.networks import Network
+from ..envs.batch import Problem, View
+from ..envs.sb3 import PlacementVecEnv
+from .keeper import Keeper
+from .snapshot import SNAPSHOT, load_snapshot, save_snapshot
+
+NEVER = 1_000_000_000  # updates between Stable-Baselines3's own lines: metrics are written by the callback
+
+
+def learn_by_ppo(problem: Problem, keeper: Keeper) -> int:
+    """Train until the run's steps are done or it is interrupted; return the steps."""
+    # Checks of every tensor cost a sixth of the time; masks and shapes are asserted where they arise.
+    Distribution.set_default_validate_args(value=False)
+    config, snapshot = keeper.config, keeper.folder / SNAPSHOT
+    env = PlacementVecEnv(problem, View(config.action, config.observation, config.reward), config.hyperparameters.rows)
+    model = _model(keeper, env)
+    model.set_logger(keeper.logger)
+    if snapshot.exists():
+        model._last_obs = env.reset()
+        load_snapshot(snapshot, model, env)
+    left = config.steps - model.num_timesteps
+    if left > 0:
+        watch = _Watch(keeper, env)
+        with suppress(_Stop):
+            model.learn(left, callback=watch, reset_num_timesteps=model.num_timesteps == 0, log_interval=NEVER)
+        watch.conclude()
+    return int(model.num_timesteps)
+
+
+def _model(keeper: Keeper, env: PlacementVecEnv) -> MaskablePPO:
+    config = keeper.config
+    parameters = config.hyperparameters
+    return MaskablePPO(
+        MaskedPolicy,
+        env,
+        learning_rate=lambda left: parameters.learning_rate * left,
+        n_steps=parameters.steps,
+        batch_size=parameters.minibatch,
+        n_epochs=parameters.epochs,
+        gamma=1.0,
+        gae_lambda=parameters.gae_lambda,
+        clip_range=parameters.clip,
+        ent_coef=parameters.entropy,
+        vf_coef=parameters.value,
+        policy_kwargs={"network": config.network, "layout": layout_of(keeper.schema), "threads": config.threads},
+        seed=config.seed,
+        device="cpu",
+    )
+
+
+class _Stop(Exception):  # noqa: N818 (it is no error)
+    """Ends learning between two updates."""
+
+
+class _Watch(BaseCallback):
+    """Has the run kept between updates, and stops it when it is interrupted."""
+
+    def __init__(self, keeper: Keeper, env: PlacementVecEnv) -> None:
+        super().__init__()
+        self.keeper, self.env = keeper, env
+        self._began_at = 0
+        self._episodes: list[dict[str, float]] = []
+
+    def _on_training_start(self) -> None:
+        self._began_at = self.num_timesteps
+        self.keeper.begin(self.num_timesteps)
+
+    def _on_step(self) -> bool:
+        self._episodes += [info["episode"] for info in self.locals["infos"] if info]
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps == self._began_at:
+            return
+        self._record_episodes()
+        if self.keeper.is_due(self.num_timesteps):
+            self._validate()
+        self.keeper.note(self.num_timesteps)
+        if self.keeper.interrupted:
+            raise _Stop
+
+    def _record_episodes(self) -> None:
+        if self._episodes:
+            for name, (label, unit) in EPISODE.items():
+                self.logger.record(f"rollout/{label}", float(np.mean([it[name] for it in self._episodes])) / unit)
+        self._episodes.clear()
+
+    def _validate(self, *, for_best: bool = True) -> None:
+        network = self.model.policy.network
+        assert isinstance(network, Network)
+        assert isinstance(self.model, MaskablePPO)
+        self.keeper.validate(network, self.num_timesteps, for_best=for_best)
+        self.model.policy.set_training_mode(True)
+        save_snapshot(self.keeper.folder / SNAPSHOT, self.model, self.env)
+
+    def conclude(self) -> None:
+        """Validate and keep the run as it stands, between two updates."""
+        self._record_episodes()
+        # A stop is no validation that an uninterrupted run would have had.
+        self._validate(for_best=self.num_timesteps >= self.keeper.config.steps)
+        self.keeper.note(self.num_timesteps)
+
+
+# Figures of an episode: name in TensorBoard (docs/training.md) and unit
+EPISODE = {
+    "makespan_s": ("makespan_h", 3600.0),
+    "mean_jct_s": ("mean_jct_h", 3600.0),
+    "lost_gpu_s": ("lost_gpu_h", 3600.0),
+    "useful_utilisation": ("useful_utilisation", 1.0),
+    "restarts": ("restarts", 1.0),
+    "r": ("return", 1.0),
+}
