@@ -25,9 +25,9 @@ HETERO64_LARGEST = 48  # GPUs; all 64 are up at once about 15 % of the time only
 HETERO64_GPUS, HETERO64_JOBS = 64, 64
 GIB = 2**30
 MOST_BYTES = 10 * GIB
-# For each job of each scenario 44 bytes of what is given, 120 of state, and for each of 14 policies that are compared
-# 28 of outcome and 8 of JCT, some of it twice; for each GPU also what its node and its fault sources hold.
-JOB_BYTES, GPU_BYTES = 800, 120
+# For each job of each scenario 44 bytes of what is given, 136 of state, and for each of 14 policies that are compared
+# 36 of outcome and 8 of JCT, some of it twice; for each GPU also what its node and its fault sources hold.
+JOB_BYTES, GPU_BYTES = 950, 120
 
 
 @dataclass(frozen=True, slots=True)

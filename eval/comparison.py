@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.errors import InputError
-from ..cluster.outcome import Metrics, Outcome, metrics
+from ..cluster.outcome import Outcome, metrics
 from ..cluster.scenarios import Scenarios
 from .statistics import Estimates, ratio_estimates, unit_sums
 
@@ -119,7 +119,7 @@ def compare(
     """
     _check(outcomes, scenarios, heuristics, groups)
     goal_index = _goal(goal, scenarios)
-    table = {name: np.array(_metrics(outcome, scenarios, cluster_gpus)) for name, outcome in outcomes.items()}
+    table = {name: _metrics(outcome, scenarios, cluster_gpus) for name, outcome in outcomes.items()}
     ranked = sorted(table, key=lambda name: _cost(table[name], goal_index).mean())
     best = next(name for name in ranked if name in heuristics)
     values = np.array([table[name] for name in ranked])
@@ -191,8 +191,9 @@ def _goal(goal: str | None, scenarios: Scenarios) -> int:
     return names.index(goal)
 
 
-def _metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Metrics:
-    return metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+def _metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> NDArray[np.float64]:
+    figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+    return np.array([getattr(figures, metric.name) for metric in METRICS])
 
 
 def _cost(values: NDArray[np.float64], metric: int) -> NDArray[np.float64]:

@@ -85,7 +85,7 @@ def simulate_request(request: SimulationRequest, console: "Console", progress: P
     _warn_of_waiting(policy, request.regime)
     if overloaded(outcome, problem.scenarios)[0]:
         log.warning("overload: under %s the queue grew until the last submission, or the run was cut off", policy.name)
-    print_run(console, outcome, problem.scenarios, gpus)
+    print_run(console, outcome, problem.scenarios, gpus, request.regime.ageing_s)
     for path in filter(None, outputs.values()):
         console.print(f"written: {path}", soft_wrap=True)
     if outcome.finished[0] < workload.jobs:
