@@ -150,7 +150,8 @@ def cluster_problem(
     """Return workloads on a cluster file's cluster, several draws of its faults for each.
 
     Scenario i plays workload i // runs. Recorded faults, if given, take the place of the file's fault model; every
-    scenario meets the same ones, and policies know their average rate only.
+    scenario meets the same ones. Policies then know the hazards of the cluster file; only if those are all 0, the mean
+    rate of the recorded fleet.
 
     Raises:
         InputError: If a job asks more GPUs than the cluster has, or it would take too much memory.
@@ -167,8 +168,7 @@ def cluster_problem(
         rates, process = np.stack([draw[0] for draw in draws]), draws[0][1]
     else:
         rates, process = np.zeros(fault_sources(cluster)), replay(faults, cluster, stream(seed, Stream.OUTAGES))
-        # A node's outage takes all its GPUs: each bears its share of the mean rate of a node.
-        hazard = node_faults_per_s(faults) / np.diff(cluster.first_gpu)[cluster.gpu_node]
+        hazard = _known_hazard_per_s(setup, faults)
     scenarios = stack(
         cluster,
         [workload for workload in workloads for _ in range(runs)],
@@ -177,6 +177,17 @@ def cluster_problem(
         hazard_per_s=hazard,
     )
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(setup.rules)))
+
+
+def _known_hazard_per_s(setup: ClusterSetup, faults: FaultTrace) -> NDArray[np.float64]:
+    """Return what policies know of recorded faults, shape (gpus,): what the cluster file says, if it says anything.
+
+    The mean rate of the trace comes from what is about to be played; no scheduler knows it beforehand.
+    """
+    if (setup.hazard_per_s > 0.0).any():
+        return setup.hazard_per_s
+    # A node's outage takes all its GPUs: each bears its share of the mean rate of a node.
+    return node_faults_per_s(faults) / np.diff(setup.cluster.first_gpu)[setup.cluster.gpu_node]
 
 
 def check_fits(workload: Workload, cluster: Cluster) -> None:
