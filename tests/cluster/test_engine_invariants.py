@@ -1,7 +1,7 @@
 """What holds for every run of the compiled engine, whatever the policy."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -105,8 +105,8 @@ def checkpointed_s(run_s: float, checkpoint_s: float) -> float:
 @given(cases(), NAMES, st.sampled_from((0.0, 30.0, 100.0)))
 def test_nobody_overtakes_a_job_that_has_aged(case: Case, name: str, ageing_s: float) -> None:
     events, outcome = play_heuristic(case._replace(rules=case.rules._replace(ageing_s=ageing_s)), name)
-    wait_s, entered_s = Counter[int](), dict[int, float]()
-    queue: list[int] = []  # in the order of fifo
+    wait_s, entered_s = defaultdict[int, float](float), dict[int, float]()
+    queue: list[int] = []
     for event in events:
         if event.kind in ("submit", "stop"):
             queue.insert(0 if event.kind == "stop" else len(queue), event.job)
@@ -114,13 +114,25 @@ def test_nobody_overtakes_a_job_that_has_aged(case: Case, name: str, ageing_s: f
         elif event.kind == "start":
             since_s = {job: entered_s[job] - wait_s[job] for job in queue}
             aged = [job for job in queue if event.time_s >= since_s[job] + ageing_s]
-            if case.rules.order == ORDERS["fifo"]:
-                assert event.job == queue[0]
-            elif aged:
+            if aged and case.rules.order != ORDERS["fifo"]:
                 assert event.job == min(aged, key=since_s.__getitem__)
             queue.remove(event.job)
             wait_s[event.job] += event.time_s - entered_s[event.job]
     assert outcome.wait_s[0] == pytest.approx([wait_s[job] for job in range(outcome.wait_s.shape[1])])
+
+
+@settings(deadline=None, max_examples=60)
+@given(cases(), NAMES, st.sampled_from((0.0, 30.0, 100.0)))
+def test_under_fifo_a_stopped_job_starts_before_all_that_were_behind_it(case: Case, name: str, ageing_s: float) -> None:
+    rules = case.rules._replace(order=ORDERS["fifo"], ageing_s=ageing_s)
+    queue: list[int] = []
+    for event in play_heuristic(case._replace(rules=rules), name)[0]:
+        if event.kind == "stop":
+            queue.insert(0, event.job)
+        elif event.kind == "submit":
+            queue.append(event.job)
+        elif event.kind == "start":
+            assert event.job == queue.pop(0)
 
 
 @settings(deadline=None, max_examples=60)

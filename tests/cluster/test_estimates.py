@@ -58,8 +58,8 @@ def test_the_class_mean_is_geometric_over_earlier_jobs_of_the_same_size() -> Non
 
 @given(st.lists(st.tuples(st.sampled_from((1, 2, 8)), st.floats(1.0, 1e6)), min_size=1, max_size=20), st.data())
 def test_the_class_mean_does_not_know_what_comes_later(drawn: list[tuple[int, float]], data: st.DataObject) -> None:
-    gpus, work_s = (np.array(column) for column in zip(*drawn, strict=True))
-    jobs = workload_of(("a",) * len(drawn), gpus, work_s, np.arange(len(drawn)))
+    gpus, work_s = np.array([size for size, _ in drawn], dtype=np.int32), np.array([each_s for _, each_s in drawn])
+    jobs = workload_of(("a",) * len(drawn), gpus, work_s, np.arange(float(len(drawn))))
     at = data.draw(st.integers(0, len(drawn) - 1))
     later = np.arange(len(drawn)) >= at
     changed = replace(jobs, work_s=np.where(later, 2 * work_s, work_s))
