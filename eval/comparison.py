@@ -110,7 +110,7 @@ def compare(
         heuristics: Names of the policies that are heuristics, at least one.
         confidence: Probability that the intervals aim to cover.
         groups: Label of each scenario, shape (scenarios,): scenarios of one label depend on each other (several
-            fault seeds of one trace window) and count as one unit of the intervals. Every scenario by itself if left out.
+            fault seeds of one trace window) and are one unit of the intervals. Every scenario by itself if left out.
         goal: Metric that ranks the policies; if left out, makespan where all jobs are submitted at 0, else mean JCT.
 
     Raises:

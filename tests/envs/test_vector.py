@@ -58,8 +58,8 @@ def test_every_row_shows_to_the_bit_what_a_scalar_environment_shows(action: str,
     assert episodes.sum() > ROWS
 
 
-@pytest.mark.parametrize("waiting", [False, True])
-def test_it_answers_what_gymnasiums_own_vector_of_scalar_environments_answers(waiting: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("waiting", ["off", "on"])
+def test_it_answers_what_gymnasiums_own_vector_of_scalar_environments_answers(waiting: str) -> None:
     problem = small_problem(scenarios=1, jobs=6)  # one scenario: the two go through several in another order
 
     def scalar() -> PlacementEnv:
