@@ -11,7 +11,7 @@ from ..cluster.profiles import PROFILES
 from ..cluster.workload import Workload
 from ..cluster.yaml_file import nearest
 
-PROFILE, ARRIVALS = "philly", "profile"
+PROFILE = "philly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class JobsRequest:
 
     def draw(self, jobs: int, *, load: float, capacity: int, rng: np.random.Generator) -> Workload:
         """Return one workload for a cluster that is worth so many GPUs of speed 1."""
-        profile, arrivals = PROFILES[self.profile or PROFILE], self.arrivals or ARRIVALS
-        return generate(profile, jobs, load=load, cluster_gpus=capacity, rng=rng, arrivals=arrivals)
+        profile = PROFILES[self.profile or PROFILE]
+        return generate(profile, jobs, load=load, cluster_gpus=capacity, rng=rng, arrivals=self.arrivals or "profile")
 
     @property
     def text(self) -> str:
         """What is drawn, in words; empty if nothing was asked."""
         if self.profile is None and self.arrivals is None:
             return ""
-        arrivals = "its own" if self.arrivals in (None, ARRIVALS) else self.arrivals
+        arrivals = "its own" if self.arrivals in (None, "profile") else self.arrivals
         return f"drawn from the profile {self.profile or PROFILE}, arrivals {arrivals}"

@@ -169,7 +169,7 @@ def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tm
         ("evaluate --trace {one.csv} --arrivals poisson", "--arrivals: a trace has its own jobs"),
         ("evaluate --cluster {HETERO64} --profile x", "known: philly, philly-long, itp, itp-short"),
         ("evaluate --profile itp", "--profile: the preset hetero64 draws its own jobs; give --cluster"),
-        ("evaluate --policy {.}", "is a folder; name a checkpoint in it, such as "),
+        ("evaluate --policy {.}", "is a folder; a learned policy is named by its checkpoint, such as "),
         ("evaluate --policy {binary.zip}", "is no checkpoint or is damaged"),
         ("evaluate --report {no/report.html}", "--report: "),
         ("evaluate --json {.}", "is a folder"),
@@ -304,22 +304,22 @@ def test_an_overloaded_cluster_is_warned_of(longshore: Command) -> None:
     assert longshore("simulate", "--cluster", HETERO64, "--jobs", 600, "--load", 0.5).err == ""
 
 
-def swf(at: Path) -> Path:
-    """Write two jobs that run 100 s: one asked for 900 s, one for no time."""
-    rows = [f"{job} 0 -1 100 1 -1 -1 1 {asked_s} -1 1 -1 -1 -1 -1 -1 -1 -1\n" for job, asked_s in ((1, 900), (2, -1))]
-    (at / "jobs.swf").write_text("".join(rows))
-    return at / "jobs.swf"
-
-
-@pytest.mark.parametrize(("options", "known_s"), [((), [900, 100]), (("--estimates", "exact"), [100, 100])])
+@pytest.mark.parametrize(("options", "order"), [((), ["1", "3", "2"]), (("--estimates", "exact"), ["1", "2", "3"])])
 def test_estimates_are_the_traces_own_unless_others_are_asked_for(
-    longshore: Command, tmp_path: Path, options: tuple[str, ...], known_s: list[float]
+    longshore: Command, tmp_path: Path, options: tuple[str, ...], order: list[str]
 ) -> None:
-    done = longshore(*schedule("--cluster", HETERO64, "--trace", swf(tmp_path), *options, at=tmp_path))
+    trace = tmp_path / "jobs.swf"  # each takes all GPUs; the second is shorter than the third, but asked for more time
+    trace.write_text(
+        "".join(
+            f"{job} {submit_s} -1 {run_s} 64 -1 -1 64 {asked_s} -1 1 -1 -1 -1 -1 -1 -1 -1\n"
+            for job, submit_s, run_s, asked_s in ((1, 0, 100, 100), (2, 1, 50, 900), (3, 1, 60, 80))
+        )
+    )
+    options = ("--order", "shortest", *options)
+    done = longshore(*schedule("--cluster", HETERO64, "--trace", trace, *options, at=tmp_path))
     assert done.status == 0, done.err
-    jobs = json.loads((tmp_path / "jobs.json").read_text())
-    assert [job["estimate_s"] for job in jobs] == known_s
-    assert [job["work_s"] for job in jobs] == [100, 100]
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["job"] for event in events if event["event"] == "start"] == order
 
 
 def test_generated_jobs_look_like_the_profile_and_arrive_as_asked(longshore: Command, tmp_path: Path) -> None:
@@ -332,9 +332,9 @@ def test_generated_jobs_look_like_the_profile_and_arrive_as_asked(longshore: Com
     plain, named = jobs(), jobs("--profile", "philly", "--arrivals", "profile")
     assert plain == named
     batch = jobs("--arrivals", "batch")
-    assert {job["submit_s"] for job in batch} == {0.0}
-    assert [job["work_s"] for job in batch] == [job["work_s"] for job in plain]
-    assert [job["work_s"] for job in jobs("--profile", "itp")] != [job["work_s"] for job in plain]
+    assert {job["submit"] for job in batch} == {0.0}
+    assert [job["work"] for job in batch] == [job["work"] for job in plain]
+    assert [job["work"] for job in jobs("--profile", "itp")] != [job["work"] for job in plain]
 
 
 def test_a_comparison_on_generated_jobs_says_what_they_look_like(longshore: Command, tmp_path: Path) -> None:

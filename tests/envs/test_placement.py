@@ -85,7 +85,7 @@ def test_a_reset_refuses_what_it_does_not_know(options: dict[str, int], words: s
 @pytest.mark.parametrize("option", ["action", "observation", "reward", "render_mode"])
 def test_an_unknown_option_is_answered_with_the_known_ones(option: str) -> None:
     with pytest.raises(ValueError, match="'neither' is none of"):
-        PlacementEnv(small_problem(), **{option: "neither"})  # type: ignore[arg-type]
+        PlacementEnv(small_problem(), **{option: "neither"})
 
 
 def test_a_closed_action_stands_for_the_next_open_one_above_it_and_is_told() -> None:

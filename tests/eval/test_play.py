@@ -5,6 +5,7 @@ import pytest
 
 from longshore.agents.checkpoint import load_policy
 from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.protocol import Policy
 from longshore.cluster.outcome import Outcome
 from longshore.eval.play import play_all
 from tests.envs.random_play import small_problem
@@ -14,7 +15,8 @@ HETERO64 = Path(__file__).parents[2] / "checkpoints" / "hetero64.zip"
 
 @pytest.mark.parametrize("chunk", [1, 3, 4])
 def test_scenarios_played_in_chunks_end_as_those_played_at_once(chunk: int) -> None:
-    problem, policies = small_problem(8, faults=2, order="easy"), [HEURISTICS["random"], load_policy(HETERO64)]
+    problem = small_problem(8, faults=2, order="easy")
+    policies: list[Policy] = [HEURISTICS["random"], load_policy(HETERO64)]
     whole, parts = (play_all(problem, policies, chunk=size) for size in (100, chunk))
     for policy in policies:
         for name in Outcome._fields:
