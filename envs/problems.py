@@ -128,6 +128,11 @@ def windows_of(
     )  # fmt: skip
 
 
+def disjoint_windows(workload: Workload, part: tuple[float, float]) -> int:
+    """Return how many windows that share no job a part of a workload has room for, at least 1."""
+    return max(1, jobs_within(workload, part) // WINDOW_JOBS)
+
+
 def jobs_within(workload: Workload, part: tuple[float, float]) -> int:
     """Return how many jobs a part of a workload has, given as shares of its jobs in order of submission."""
     return round(part[1] * workload.jobs) - round(part[0] * workload.jobs)

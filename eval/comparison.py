@@ -65,7 +65,7 @@ class Comparison:
     best_heuristic: str
     goal: int  # index of the metric that ranks the policies
     confidence: float
-    unit: NDArray[np.intp]  # (scenarios,) unit that the bootstrap draws: the scenario, or its group
+    unit: NDArray[np.intp]  # (scenarios,) independent unit: the scenario, or its group
     values: NDArray[np.float64]  # (policies, metrics, scenarios)
     mean: Estimates  # (policies, metrics)
     difference: Estimates  # (policies, metrics) policy minus best heuristic
@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def units(self) -> int:
-        """Number of units that the bootstrap draws from."""
+        """Number of independent units, which intervals rest on."""
         return int(self.unit.max()) + 1
 
     @property
@@ -110,7 +110,7 @@ def compare(
         heuristics: Names of the policies that are heuristics, at least one.
         confidence: Probability that the intervals aim to cover.
         groups: Label of each scenario, shape (scenarios,): scenarios of one label depend on each other (several
-            fault seeds of one trace window) and are resampled together. Every scenario by itself if left out.
+            fault seeds of one trace window) and are one unit of the intervals. Every scenario by itself if left out.
         goal: Metric that ranks the policies; if left out, makespan where all jobs are submitted at 0, else mean JCT.
 
     Raises:
