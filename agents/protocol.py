@@ -14,8 +14,12 @@ class Policy(Protocol):
 
     A decision is due in a row of a simulation when `longshore.cluster.engine.advance` has returned True for it. The
     policy picks GPUs with `take_gpu` or `take_node` of `longshore.cluster.placing`; the caller then starts the job or
-    takes the picks back. Nothing else of the simulation may be changed, and `state.end_s` and the log, which know the
-    future, may not be read.
+    takes the picks back. Nothing else of the simulation may be changed.
+
+    What no scheduler can know may not be read: `scenarios.work_s` (the estimates are for that), rows of `scenarios`
+    for jobs not yet submitted, `scenarios.fault_seed` and `source_rate_per_s`, the outages of `process`, and of the
+    state `end_s`, the order of `run_heap`, `source_s` and its heap, `source_k`, and the log. The contract tests change
+    all of it before `place` and demand the same choice; only `random` and `best-of-random` draw from the fault seed.
     """
 
     @property

@@ -33,6 +33,10 @@ def find_policy(name: str) -> Policy:
     registered = _registered()
     if name not in registered:
         close = difflib.get_close_matches(name, registered, n=1)
+        if Path(name).is_dir():
+            raise PluginError(
+                f"{name} is a folder; a learned policy is named by its checkpoint, such as {Path(name) / 'NAME.zip'}"
+            )
         hint = f"did you mean {close[0]!r}?" if close else "`longshore policies` lists them"
         raise PluginError(
             f"there is no policy {name!r}; {hint}, and a learned one is named by its checkpoint (NAME.zip)"

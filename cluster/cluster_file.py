@@ -9,15 +9,21 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .faults import FAULT_MODELS
-from .faults.configuration import DEFAULT_HAZARD_PER_S, FaultConfiguration, FaultDraw, Positive
+from .faults.configuration import DEFAULT_HAZARD_PER_S, FaultConfiguration, FaultDraw
 from .scenarios import ORDERS, Rules
 from .topology import Cluster
 from .yaml_file import Place, YamlFile, nearest, read_yaml, validated
 
 MAX_GPUS = 1_000_000
+# Far beyond any hardware, and close enough that sums and quotients of run times stay finite.
+LEAST_SPEED, MOST_SPEED = 1e-6, 1e6
 
 Count = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+Flops = Annotated[float, Field(ge=1e6, le=1e24)]
+Bytes = Annotated[float, Field(ge=1, le=1e18)]
+BytesPerS = Annotated[float, Field(ge=1, le=1e18)]
+Speed = Annotated[float, Field(ge=LEAST_SPEED, le=MOST_SPEED)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -29,11 +35,11 @@ class NodeType(_Section):
     """A kind of node; its GPUs are all alike."""
 
     gpus: Count
-    peak_flops: Positive  # of one GPU, FLOP/s
-    memory_bytes: Positive  # of one GPU
-    speed: Positive | None = None  # of one GPU; peak_flops over that of the reference type if left out
-    intra_bytes_per_s: Positive = 150e9  # between two GPUs of the node: NVLink of a V100
-    nic_bytes_per_s: Positive = 12.5e9  # between the node and others of its rack: 100 Gbit/s
+    peak_flops: Flops  # of one GPU, FLOP/s
+    memory_bytes: Bytes  # of one GPU
+    speed: Speed | None = None  # of one GPU; peak_flops over that of the reference type if left out
+    intra_bytes_per_s: BytesPerS = 150e9  # between two GPUs of the node: NVLink of a V100
+    nic_bytes_per_s: BytesPerS = 12.5e9  # between the node and others of its rack: 100 Gbit/s
     hazard_per_s: NotNegative = DEFAULT_HAZARD_PER_S  # faults of one GPU
 
 
@@ -57,7 +63,7 @@ class Rack(_Section):
 
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1, strict=False)]
     count: Count = 1
-    uplink_bytes_per_s: Positive = 50e9  # between the rack and others: 400 Gbit/s
+    uplink_bytes_per_s: BytesPerS = 50e9  # between the rack and others: 400 Gbit/s
 
 
 class RunTime(_Section):
@@ -119,6 +125,7 @@ def read_cluster(path: Path) -> ClusterSetup:
     _check_references(file, content)
     racks = _racks(content)
     reference = content.node_types[content.reference_type or next(iter(content.node_types))]
+    _check_speeds(file, content, reference)
     cluster = _cluster(content, racks, reference)
     hazard_per_s = np.repeat(_node_hazards_per_s(content, racks), np.diff(cluster.first_gpu))
     return ClusterSetup(
@@ -156,6 +163,16 @@ def _check_references(file: YamlFile, content: ClusterFile) -> None:
             gpus += rack.count * group.count * known[group.type].gpus
     if gpus > MAX_GPUS:
         raise file.error(("racks",), f"the cluster has {gpus} GPUs", f"write counts that give at most {MAX_GPUS}")
+
+
+def _check_speeds(file: YamlFile, content: ClusterFile, reference: NodeType) -> None:
+    """Refuse types whose speed, where it follows from peak_flops, is too far from that of the reference type."""
+    for name, node_type in content.node_types.items():
+        speed = _speed(node_type, reference)
+        if not LEAST_SPEED <= speed <= MOST_SPEED:
+            problem = f"{name!r} is {speed:g} times as fast as the reference type"
+            fix = f"correct peak_flops, or set speed, from {LEAST_SPEED:g} to {MOST_SPEED:g}"
+            raise file.error(("node_types", name, "peak_flops"), problem, fix)
 
 
 def _racks(content: ClusterFile) -> list[_Rack]:

@@ -42,6 +42,7 @@ def _reset_jobs(sim: Simulation, row: int, scenario: int) -> None:
         state.first_start_s[row, job] = -1.0 if job < sim.scenarios.jobs[scenario] else 0.0
         state.finish_s[row, job] = 0.0
         state.lost_s[row, job] = 0.0
+        state.wait_s[row, job] = 0.0
         state.stops[row, job] = 0
         state.passed[row, job] = -1
         state.first_gpu[row, job] = -1
@@ -96,10 +97,19 @@ def _queued_gpu_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
+def _count_in(sim: Simulation, row: int, job: int) -> None:
+    """Begin a stay in the queue; the stays before it count as if they had led up to it."""
+    state = sim.state
+    state.entered_s[row, job] = state.now_s[row]
+    state.queued_s[row, job] = state.now_s[row] - state.wait_s[row, job]
+    state.queued[row] += 1
+    state.queued_gpu_s[row] += _queued_gpu_s(sim, row, job)
+
+
+@kernel
 def _enqueue_last(sim: Simulation, row: int, job: int) -> None:
     state = sim.state
     tail = state.tail[row]
-    state.queued_s[row, job] = state.now_s[row]
     state.previous_job[row, job] = tail
     state.next_job[row, job] = -1
     if tail < 0:
@@ -107,15 +117,13 @@ def _enqueue_last(sim: Simulation, row: int, job: int) -> None:
     else:
         state.next_job[row, tail] = job
     state.tail[row] = job
-    state.queued[row] += 1
-    state.queued_gpu_s[row] += _queued_gpu_s(sim, row, job)
+    _count_in(sim, row, job)
 
 
 @kernel
 def _enqueue_first(sim: Simulation, row: int, job: int) -> None:
     state = sim.state
     head = state.head[row]
-    state.queued_s[row, job] = state.now_s[row]
     state.previous_job[row, job] = -1
     state.next_job[row, job] = head
     if head < 0:
@@ -123,8 +131,7 @@ def _enqueue_first(sim: Simulation, row: int, job: int) -> None:
     else:
         state.previous_job[row, head] = job
     state.head[row] = job
-    state.queued[row] += 1
-    state.queued_gpu_s[row] += _queued_gpu_s(sim, row, job)
+    _count_in(sim, row, job)
 
 
 @kernel
@@ -139,6 +146,8 @@ def _dequeue(sim: Simulation, row: int, job: int) -> None:
         state.tail[row] = before
     else:
         state.previous_job[row, after] = before
+    # A sum of stays: now - queued_s would differ by rounding between jobs that waited equally long.
+    state.wait_s[row, job] += state.now_s[row] - state.entered_s[row, job]
     state.queued[row] -= 1
     # Sums of floating numbers drift; an empty queue holds nothing.
     left_s = state.queued_gpu_s[row] - _queued_gpu_s(sim, row, job)

@@ -12,6 +12,7 @@ from .workload import Workload
 EstimateKind = Literal["exact", "log-normal", "class-mean"]
 ESTIMATE_KINDS: tuple[EstimateKind, ...] = get_args(EstimateKind)
 MOST_SIGMA = 5.0  # a factor of 150 is then no rare error; far larger ones would give 0 or infinity
+FIRST_S = 3600.0  # class mean of a workload's first job, before which there is no other
 SHORTEST_S = 1e-9  # or the work, if that is shorter: an estimate of 0 would stay 0 however often it is doubled
 
 
@@ -22,7 +23,8 @@ def with_estimates(
 
     - `exact`: the work itself.
     - `log-normal`: the work times a log-normal error of median 1, so that over- and underestimates are equally likely.
-    - `class-mean`: the geometric mean of the work of all the workload's jobs that ask as many GPUs.
+    - `class-mean`: the geometric mean of the work of the jobs before it, in order of submission, that ask as many GPUs;
+      of all jobs before it if none of them does, and an hour for the first job.
 
     Args:
         workload: The jobs.
@@ -82,7 +84,15 @@ def _estimates_s(
 
 
 def _class_means_s(gpus: NDArray[np.int32], work_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, size = np.unique(gpus, return_inverse=True)
-    log_sum = np.bincount(size, weights=np.log(work_s))
-    means_s: NDArray[np.float64] = np.exp(log_sum / np.bincount(size))[size]
+    logs = np.log(work_s)
+    means = _means_before(logs, np.log(FIRST_S))
+    for size in np.unique(gpus):
+        jobs = np.flatnonzero(gpus == size)
+        means[jobs] = _means_before(logs[jobs], means[jobs[0]])
+    means_s: NDArray[np.float64] = np.exp(means)
     return means_s
+
+
+def _means_before(values: NDArray[np.float64], first: float) -> NDArray[np.float64]:
+    """Return the mean of all values before each, shape (values,); the first is given."""
+    return np.append(first, np.cumsum(values[:-1]) / np.arange(1, values.size))[: values.size]

@@ -105,8 +105,11 @@ def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
 
 
 @kernel
-def _longest_waiting_aged(sim: Simulation, row: int) -> int:
-    """Return the job that has waited longest among those past the ageing bound, -1 if there is none."""
+def _aged_job(sim: Simulation, row: int) -> int:
+    """Return the job that has waited longest among those past the ageing bound, -1 if there is none.
+
+    Under `fifo` that is the head or none: the bound must not let anybody overtake it.
+    """
     state = sim.state
     best = -1
     job = state.head[row]
@@ -116,13 +119,13 @@ def _longest_waiting_aged(sim: Simulation, row: int) -> int:
             best < 0 or state.queued_s[row, job] < state.queued_s[row, best]
         ):
             best = job
-        job = state.next_job[row, job]
+        job = state.next_job[row, job] if sim.rules.order != FIFO else -1
     return best
 
 
 @kernel
 def next_ageing_s(sim: Simulation, row: int) -> float:
-    """Return when a waiting job next reaches the ageing bound, inf for never."""
+    """Return when a waiting job next reaches the ageing bound, inf for never; under `fifo`, when the head does."""
     state = sim.state
     least_s = math.inf
     if sim.rules.ageing_s == math.inf:
@@ -132,7 +135,7 @@ def next_ageing_s(sim: Simulation, row: int) -> float:
         aged_s = state.queued_s[row, job] + sim.rules.ageing_s
         if state.now_s[row] < aged_s < least_s:
             least_s = aged_s
-        job = state.next_job[row, job]
+        job = state.next_job[row, job] if sim.rules.order != FIFO else -1
     return least_s
 
 
@@ -185,7 +188,7 @@ def next_job(sim: Simulation, row: int) -> int:
         return -1
     gpus = sim.scenarios.gpus[state.scenario[row]]
     if sim.rules.ageing_s < math.inf:
-        aged = _longest_waiting_aged(sim, row)
+        aged = _aged_job(sim, row)
         if aged >= 0:
             state.aged[row] = 1
             return aged if gpus[aged] <= state.usable[row] else -1

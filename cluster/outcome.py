@@ -29,6 +29,7 @@ class Outcome(NamedTuple):
     lost_s: NDArray[
         np.float64
     ]  # (scenarios, jobs) run time that no checkpoint holds, restarts included, summed over stops
+    wait_s: NDArray[np.float64]  # (scenarios, jobs) time in the queue, summed over all stays
     makespan_s: NDArray[np.float64]  # (scenarios,) end of the last job
     busy_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time held by jobs
     down_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time out of service until the makespan
@@ -47,6 +48,7 @@ class Metrics(NamedTuple):
     useful_utilisation: NDArray[np.float64]  # share of all GPU-time until the makespan that did work which was kept
     lost_gpu_s: NDArray[np.float64]  # GPU-time lost to faults: since the last checkpoint, restart included
     restarts: NDArray[np.float64]  # stops by faults
+    longest_wait_s: NDArray[np.float64]  # of a job in the queue, over all its stays; also of jobs that never ended
 
 
 def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], submit_s: NDArray[np.float64],
@@ -71,6 +73,7 @@ def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], 
         useful_utilisation=useful / np.maximum(outcome.makespan_s * cluster_gpus, 1e-9),
         lost_gpu_s=lost,
         restarts=outcome.stops.sum(axis=1).astype(np.float64),
+        longest_wait_s=outcome.wait_s.max(axis=1),
     )
 
 

@@ -29,6 +29,16 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path 
             raise InputError(f"{path} is also the file of {other}", "give another path", field=option)
 
 
+def check_csv(option: str, path: Path) -> None:
+    """Refuse an output that would hold CSV under the suffix of another format; none at all is fine.
+
+    Raises:
+        InputError: Naming the option.
+    """
+    if path.suffix.lower() not in ("", ".csv"):
+        raise InputError(f"{path}: only csv is written, not {path.suffix!r}", "end it in .csv", field=option)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file, in place of an older one.
 

@@ -48,10 +48,10 @@ class Rules(NamedTuple):
     reference_gpus: int  # ring model: GPUs of a reference node
     reference_intra_bytes_per_s: float
     reference_nic_bytes_per_s: float
-    checkpoint_s: float  # work between two checkpoints
+    checkpoint_s: float  # running, the restart excluded, between two checkpoints
     restart_s: float  # overhead of each start after the first
     order: int  # order regime, an index of ORDERS
-    ageing_s: float  # a job that has waited this long is overtaken by nobody
+    ageing_s: float  # a job that has been in the queue this long in all is overtaken by nobody
     waiting: bool  # a policy may let the next event pass
     limit_s: float = math.inf  # the simulation is cut off here, for workloads that never end
 

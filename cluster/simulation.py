@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from .outcome import Outcome
 from .scenarios import FaultProcess, Rules, Scenarios
-from .state import Log, Simulation, allocate_log, allocate_state, traits_of
+from .state import Log, Simulation, State, allocate_log, allocate_state, traits_of
 from .topology import Cluster
 
 
@@ -62,6 +62,7 @@ def outcome_of(sim: Simulation, rows: NDArray[np.int64] | slice = slice(None)) -
         first_start_s=state.first_start_s[rows].copy(),
         stops=state.stops[rows].copy(),
         lost_s=state.lost_s[rows].copy(),
+        wait_s=_waits_s(state, rows),
         makespan_s=state.now_s[rows].copy(),
         busy_gpu_s=state.busy_gpu_s[rows].copy(),
         down_gpu_s=state.down_gpu_s[rows].copy(),
@@ -70,3 +71,12 @@ def outcome_of(sim: Simulation, rows: NDArray[np.int64] | slice = slice(None)) -
         job_events=state.job_events[rows].copy(),
         decisions=state.decisions[rows].copy(),
     )
+
+
+def _waits_s(state: State, rows: NDArray[np.int64] | slice) -> NDArray[np.float64]:
+    """Return how long each job has been in the queue, shape (some rows, jobs); stays that last count until now."""
+    submitted = np.arange(state.wait_s.shape[1]) < state.submitted[rows][:, None]
+    stays = submitted & (state.run_place[rows] < 0) & (state.finish_s[rows] == 0.0)
+    lasting_s = np.where(stays, state.now_s[rows][:, None] - state.entered_s[rows], 0.0)
+    waits_s: NDArray[np.float64] = state.wait_s[rows] + lasting_s
+    return waits_s

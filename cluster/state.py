@@ -102,7 +102,9 @@ class State(NamedTuple):
     end_s: Floats  # (rows, jobs) true end of the run in progress
     overhead_s: Floats  # (rows, jobs) restart cost of the run in progress
     slowdown: Floats  # (rows, jobs) run time over work on the present placement
-    queued_s: Floats  # (rows, jobs) when it came into the queue
+    entered_s: Floats  # (rows, jobs) when it last came into the queue
+    wait_s: Floats  # (rows, jobs) total time of its finished stays in the queue
+    queued_s: Floats  # (rows, jobs) entered_s - wait_s: since when it would have waited, without its runs
     first_start_s: Floats  # (rows, jobs) -1 before
     finish_s: Floats  # (rows, jobs)
     lost_s: Floats  # (rows, jobs)
@@ -192,9 +194,9 @@ _PER = {
     "gpus": ("gpu_job", "gpu_down", "gpu_next"),
     "sources": ("source_s", "source_since_s", "source_k", "source_failed", "source_heap", "source_place"),
     "jobs": (
-        "guess_s", "saved_s", "start_s", "end_s", "overhead_s", "slowdown", "queued_s", "first_start_s", "finish_s",
-        "lost_s", "stops", "passed", "next_job", "previous_job", "first_gpu", "run_heap", "run_place", "ends_s",
-        "ends_job",
+        "guess_s", "saved_s", "start_s", "end_s", "overhead_s", "slowdown", "entered_s", "wait_s", "queued_s",
+        "first_start_s", "finish_s", "lost_s", "stops", "passed", "next_job", "previous_job", "first_gpu", "run_heap",
+        "run_place", "ends_s", "ends_job",
     ),
 }  # fmt: skip
 _LONG = ("job_events", "decisions", "offer_sign", "move_sign")

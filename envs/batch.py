@@ -16,6 +16,7 @@ from .stepping import CANDIDATE_ACTION, FULL, GPU_ACTION, NODE_ACTION, SOURCE, b
 
 ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION, "candidate": CANDIDATE_ACTION}
 OBSERVATIONS = {"source": SOURCE, "full": FULL}
+WAITING = {"off": False, "on": True}
 POOL = 1024  # scenarios of the preset that are drawn where no problem is given
 
 
@@ -29,10 +30,18 @@ class Problem:
     rules: Rules
 
 
-def chosen_problem(problem: Problem | None, waiting: bool | None) -> Problem:  # noqa: FBT001 (both come as options)
-    """Return the problem, or scenarios of the preset `hetero64` by seed 0, with waiting as asked for."""
+def chosen_problem(problem: Problem | None, waiting: str | None) -> Problem:
+    """Return the problem, or scenarios of the preset `hetero64` by seed 0, with waiting `on` or `off` if that is given.
+
+    Raises:
+        ValueError: If waiting is neither.
+    """
     played = Problem(*hetero64(POOL, 0)) if problem is None else problem
-    return played if waiting is None else replace(played, rules=played.rules._replace(waiting=waiting))
+    if waiting is None:
+        return played
+    if waiting not in WAITING:
+        raise ValueError(f"waiting is {waiting!r}, expected 'off', 'on', or None for what the problem's rules say")
+    return replace(played, rules=played.rules._replace(waiting=WAITING[waiting]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ HETERO64_LARGEST = 48  # GPUs; all 64 are up at once about 15 % of the time only
 HETERO64_GPUS, HETERO64_JOBS = 64, 64
 GIB = 2**30
 MOST_BYTES = 10 * GIB
-# For each job of each scenario 44 bytes of what is given, 120 of state, and for each of 14 policies that are compared
-# 28 of outcome and 8 of JCT, some of it twice; for each GPU also what its node and its fault sources hold.
-JOB_BYTES, GPU_BYTES = 800, 120
+# For each job of each scenario 44 bytes of what is given, 136 of state, and for each of 14 policies that are compared
+# 36 of outcome and 8 of JCT, some of it twice; for each GPU also what its node and its fault sources hold.
+JOB_BYTES, GPU_BYTES = 950, 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,11 @@ def windows_of(
     )  # fmt: skip
 
 
+def disjoint_windows(workload: Workload, part: tuple[float, float]) -> int:
+    """Return how many windows that share no job a part of a workload has room for, at least 1."""
+    return max(1, jobs_within(workload, part) // WINDOW_JOBS)
+
+
 def jobs_within(workload: Workload, part: tuple[float, float]) -> int:
     """Return how many jobs a part of a workload has, given as shares of its jobs in order of submission."""
     return round(part[1] * workload.jobs) - round(part[0] * workload.jobs)
@@ -150,7 +155,8 @@ def cluster_problem(
     """Return workloads on a cluster file's cluster, several draws of its faults for each.
 
     Scenario i plays workload i // runs. Recorded faults, if given, take the place of the file's fault model; every
-    scenario meets the same ones, and policies know their average rate only.
+    scenario meets the same ones. Policies then know the hazards of the cluster file; only if those are all 0, the mean
+    rate of the recorded fleet.
 
     Raises:
         InputError: If a job asks more GPUs than the cluster has, or it would take too much memory.
@@ -167,8 +173,7 @@ def cluster_problem(
         rates, process = np.stack([draw[0] for draw in draws]), draws[0][1]
     else:
         rates, process = np.zeros(fault_sources(cluster)), replay(faults, cluster, stream(seed, Stream.OUTAGES))
-        # A node's outage takes all its GPUs: each bears its share of the mean rate of a node.
-        hazard = node_faults_per_s(faults) / np.diff(cluster.first_gpu)[cluster.gpu_node]
+        hazard = _known_hazard_per_s(setup, faults)
     scenarios = stack(
         cluster,
         [workload for workload in workloads for _ in range(runs)],
@@ -177,6 +182,17 @@ def cluster_problem(
         hazard_per_s=hazard,
     )
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(setup.rules)))
+
+
+def _known_hazard_per_s(setup: ClusterSetup, faults: FaultTrace) -> NDArray[np.float64]:
+    """Return what policies know of recorded faults, shape (gpus,): what the cluster file says, if it says anything.
+
+    The mean rate of the trace comes from what is about to be played; no scheduler knows it beforehand.
+    """
+    if (setup.hazard_per_s > 0.0).any():
+        return setup.hazard_per_s
+    # A node's outage takes all its GPUs: each bears its share of the mean rate of a node.
+    return node_faults_per_s(faults) / np.diff(setup.cluster.first_gpu)[setup.cluster.gpu_node]
 
 
 def check_fits(workload: Workload, cluster: Cluster) -> None:

@@ -33,7 +33,8 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         action: `node` or `gpu`.
         observation: `full` or `source`.
         reward: `potential`, `dt` or `jct`.
-        waiting: Whether letting the next event pass is an action; as the problem's rules say if left out.
+        waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
+            out.
         render_mode: `ansi` (text), `rgb_array` (image) or none.
 
     Raises:
@@ -54,7 +55,7 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
         action: str = "node",
         observation: str = "full",
         reward: str = "potential",
-        waiting: bool | None = None,
+        waiting: str | None = None,
         render_mode: str | None = None,
     ) -> None:
         if render_mode is not None and render_mode not in PICTURES:

@@ -1,6 +1,7 @@
 """`longshore evaluate`: from what was asked to tables, figures and files."""
 
 import logging
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from .play import play_all, play_recorded
 from .report import write_json, write_report
 from .setting import EvaluationRequest, Setting, setting_of
 from .table import terminal_tables
-from .terminal import Progress
+from .terminal import Progress, Tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,8 +48,7 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
     policies = _policies(request, named, problem)
     _introduce(console, what, problem, policies)
     with progress("setting up") as tell:
-        places = {policy.name: place for place, policy in enumerate(policies, start=1)}
-        outcomes = play_all(problem, policies, lambda name: tell(f"playing {name} ({places[name]} of {len(policies)})"))
+        outcomes = play_all(problem, policies, _teller(tell, policies, problem.scenarios.jobs.size))
         overload = overload_text(outcomes, problem.scenarios, least_share=0.0)
         if heavy := overload_text(outcomes, problem.scenarios, least_share=OVERLOADED_SHARE):
             log.warning("overload: the queue grew until the last submission, or the run was cut off, under %s", heavy)
@@ -86,10 +86,14 @@ def _check(request: EvaluationRequest) -> None:
     check_outputs({"--report": request.report, "--json": request.json_out}, inputs)
     if request.pictures is not None:
         make_folder(request.pictures, "--pictures")
+    request.drawn.check(request.trace, request.load)
     if request.cluster is not None:
         return
     if request.faults is not None:
         raise InputError("recorded faults need a cluster", "give --cluster", field="--faults")
+    if request.drawn.text and request.trace is None:
+        field = "--profile" if request.drawn.profile else "--arrivals"
+        raise InputError("the preset hetero64 draws its own jobs", "give --cluster", field=field)
     if request.trace is None and request.load is not None:
         raise InputError("the preset submits all jobs at once", "give --trace or --cluster", field="--load")
     if request.trace is None and request.max_gpus is not None:
@@ -116,11 +120,22 @@ def _introduce(console: "Console", what: str, problem: Problem, policies: list[P
         log.warning("%s would wait for better GPUs, but may not; allow it with --waiting", ", ".join(bound))
 
 
+def _teller(tell: Tell, policies: list[Policy], scenarios: int) -> Callable[[str, int], None]:
+    """Return what says who plays, and how many scenarios it has played."""
+    places = {policy.name: place for place, policy in enumerate(policies, start=1)}
+
+    def say(name: str, played: int) -> None:
+        stand = f", {played:,} of {scenarios:,}" if played else ""
+        tell(f"playing {name} ({places[name]} of {len(policies)}){stand}")
+
+    return say
+
+
 def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem) -> list[Policy]:
     """Return who plays: those asked for, and all heuristics that have the same actions."""
     asked = {policy.name: policy for policy in named}
-    if len(asked) < len(named):
-        raise InputError("two policies have one name", "rename a checkpoint", field="--policy")
+    for name in (policy.name for policy in named if asked[policy.name] is not policy):
+        raise InputError(f"two policies are called {name!r}", "rename one of the checkpoints", field="--policy")
     for policy in named:
         if HEURISTICS.get(policy.name, policy) != policy:
             raise InputError(f"{policy.name!r} is the name of a heuristic", "rename the checkpoint", field="--policy")

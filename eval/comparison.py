@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.errors import InputError
-from ..cluster.outcome import Metrics, Outcome, metrics
+from ..cluster.outcome import Outcome, metrics
 from ..cluster.scenarios import Scenarios
 from .statistics import Estimates, ratio_estimates, unit_sums
 
@@ -65,7 +65,7 @@ class Comparison:
     best_heuristic: str
     goal: int  # index of the metric that ranks the policies
     confidence: float
-    unit: NDArray[np.intp]  # (scenarios,) unit that the bootstrap draws: the scenario, or its group
+    unit: NDArray[np.intp]  # (scenarios,) independent unit: the scenario, or its group
     values: NDArray[np.float64]  # (policies, metrics, scenarios)
     mean: Estimates  # (policies, metrics)
     difference: Estimates  # (policies, metrics) policy minus best heuristic
@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def units(self) -> int:
-        """Number of units that the bootstrap draws from."""
+        """Number of independent units, which intervals rest on."""
         return int(self.unit.max()) + 1
 
     @property
@@ -110,7 +110,7 @@ def compare(
         heuristics: Names of the policies that are heuristics, at least one.
         confidence: Probability that the intervals aim to cover.
         groups: Label of each scenario, shape (scenarios,): scenarios of one label depend on each other (several
-            fault seeds of one trace window) and are resampled together. Every scenario by itself if left out.
+            fault seeds of one trace window) and are one unit of the intervals. Every scenario by itself if left out.
         goal: Metric that ranks the policies; if left out, makespan where all jobs are submitted at 0, else mean JCT.
 
     Raises:
@@ -119,7 +119,7 @@ def compare(
     """
     _check(outcomes, scenarios, heuristics, groups)
     goal_index = _goal(goal, scenarios)
-    table = {name: np.array(_metrics(outcome, scenarios, cluster_gpus)) for name, outcome in outcomes.items()}
+    table = {name: _metrics(outcome, scenarios, cluster_gpus) for name, outcome in outcomes.items()}
     ranked = sorted(table, key=lambda name: _cost(table[name], goal_index).mean())
     best = next(name for name in ranked if name in heuristics)
     values = np.array([table[name] for name in ranked])
@@ -191,8 +191,9 @@ def _goal(goal: str | None, scenarios: Scenarios) -> int:
     return names.index(goal)
 
 
-def _metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Metrics:
-    return metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+def _metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> NDArray[np.float64]:
+    figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+    return np.array([getattr(figures, metric.name) for metric in METRICS])
 
 
 def _cost(values: NDArray[np.float64], metric: int) -> NDArray[np.float64]:

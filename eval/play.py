@@ -11,24 +11,36 @@ from ..cluster.simulation import outcome_of, simulation_of
 from ..cluster.state import allocate_log
 from ..envs.batch import Problem
 
+CHUNK = 4096  # scenarios that are played side by side: more are no faster, but take memory and show no progress
+
 
 def play_all(
-    problem: Problem, policies: Sequence[Policy], tell: Callable[[str], None] = lambda name: None
+    problem: Problem,
+    policies: Sequence[Policy],
+    tell: Callable[[str, int], None] = lambda name, played: None,
+    *,
+    chunk: int = CHUNK,
 ) -> dict[str, Outcome]:
     """Play every scenario under every policy.
 
     Args:
         problem: What is played.
         policies: Who plays, each on the same faults.
-        tell: Called with the name of a policy before it plays.
+        tell: Called with the name of a policy and how many scenarios it has played, before each chunk of them.
+        chunk: Scenarios that are played at once; outcomes do not depend on it.
     """
-    rows = problem.scenarios.jobs.size
+    scenarios = problem.scenarios.jobs.size
+    rows = min(chunk, scenarios)
     sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=rows)
     outcomes = {}
     for policy in policies:
-        tell(policy.name)
-        policy.play(sim, np.arange(rows))
-        outcomes[policy.name] = outcome_of(sim)
+        parts = []
+        for first in range(0, scenarios, rows):
+            tell(policy.name, first)
+            played = np.arange(first, min(first + rows, scenarios))
+            policy.play(sim, played)
+            parts.append(outcome_of(sim, slice(played.size)))
+        outcomes[policy.name] = Outcome(*map(np.concatenate, zip(*parts, strict=True)))
     return outcomes
 
 

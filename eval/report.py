@@ -13,7 +13,7 @@ from ..cluster.output_file import write_text
 from .comparison import METRICS, Comparison
 from .figures import Picture
 from .losses import losses
-from .statistics import Estimates
+from .statistics import FEWEST_RESAMPLED, Estimates
 from .table import (
     Row,
     caption,
@@ -215,10 +215,13 @@ def _meanings(comparison: Comparison) -> str:
         "Difference of the means in per cent of the best heuristic's. The best heuristic is the one with the best mean "
         f"{goal} on these very scenarios, so the bar is set as high as these heuristics allow."
     )
+    method = "BCa bootstrap over scenarios or their groups, the same draws for both policies"
+    if comparison.units < FEWEST_RESAMPLED:
+        method = "t-interval over scenarios or their groups, which are few"
     meanings["interval"] = (
-        f"Where the true mean lies with {confidence} confidence (BCa bootstrap over scenarios or their groups, the "
-        "same draws for both policies). A mean's interval holds the variety of scenarios too; a difference is taken "
-        "scenario by scenario, so it can be clear where the intervals of the means overlap."
+        f"Where the true mean lies with {confidence} confidence ({method}). "
+        "A mean's interval holds the variety of scenarios too; a difference is taken scenario by scenario, so it can "
+        "be clear where the intervals of the means overlap."
     )
     return "".join(_definition(term, meaning, code=False) for term, meaning in meanings.items())
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from ..cluster.cluster_file import ClusterSetup, read_cluster
 from ..cluster.estimates import EstimateKind, with_scenario_estimates
 from ..cluster.fault_trace import read_fault_trace
-from ..cluster.generator import generate
-from ..cluster.profiles import PROFILES
 from ..cluster.streams import Stream, stream
 from ..cluster.traces.detect import read_trace
 from ..cluster.windows import with_gpus_cut
@@ -23,12 +21,14 @@ from ..envs.problems import (
     capacity_of,
     check_size,
     cluster_problem,
+    disjoint_windows,
     enough_runs,
     hetero64_problem,
     jobs_within,
     window_problem,
     windows_of,
 )
+from .generated import JobsRequest
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class EvaluationRequest:
     max_gpus: int | None
     estimates: EstimateKind | None  # of the trace if None, and exact where jobs are drawn
     sigma: float
+    drawn: JobsRequest
     seed: int
     heuristics: bool
     report: Path | None
@@ -94,7 +95,7 @@ def _setting(request: EvaluationRequest) -> Setting:
         problem = hetero64_problem(request.workloads or WORKLOADS, request.seed, request.regime)
         return Setting(problem, "preset hetero64", {})
     largest = request.max_gpus or HETERO64_LARGEST
-    workload, part, facts = _trace(request.trace, largest)
+    workload, part, facts = _trace(request, request.trace, largest)
     problem = window_problem(
         workload,
         request.regime,
@@ -115,7 +116,7 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
         runs, what = request.runs or 1, f"generated jobs on {setup.name}"
         workloads, facts = _generated(request, setup, largest)
     else:
-        trace, part, facts = _trace(request.trace, largest)
+        trace, part, facts = _trace(request, request.trace, largest)
         workloads = windows_of(
             trace, request.workloads or WINDOWS, part=part, seed=request.seed, load=request.load or LOAD,
             max_gpus=largest, capacity=capacity_of(setup.cluster), disjoint=True,
@@ -132,13 +133,16 @@ def _generated(request: EvaluationRequest, setup: ClusterSetup, largest: int) ->
     check_size(count * (request.runs or 1), WINDOW_JOBS, gpus)
     rng = stream(request.seed, Stream.JOBS)
     load = request.load or LOAD
-    drawn = [generate(PROFILES["philly"], WINDOW_JOBS, load=load, cluster_gpus=capacity, rng=rng) for _ in range(count)]
+    drawn = [request.drawn.draw(WINDOW_JOBS, load=load, capacity=capacity, rng=rng) for _ in range(count)]
     most = min(largest, gpus)
     cut = sum(int((workload.gpus > most).sum()) for workload in drawn)
-    return [with_gpus_cut(workload, most) for workload in drawn], _cut_fact(cut, count * WINDOW_JOBS, most)
+    asked = {"jobs": request.drawn.text} if request.drawn.text else {}
+    return [with_gpus_cut(workload, most) for workload in drawn], asked | _cut_fact(cut, count * WINDOW_JOBS, most)
 
 
-def _trace(path: Path, largest: int) -> tuple[Workload, tuple[float, float], dict[str, str]]:
+def _trace(
+    request: EvaluationRequest, path: Path, largest: int
+) -> tuple[Workload, tuple[float, float], dict[str, str]]:
     """Return the jobs of a trace, the part that is played, and what is not played as it was recorded, also said."""
     workload = read_trace(path)
     part = TESTED_PART if jobs_within(workload, TESTED_PART) >= WINDOW_JOBS else (0.0, 1.0)
@@ -149,6 +153,9 @@ def _trace(path: Path, largest: int) -> tuple[Workload, tuple[float, float], dic
         facts["part of the trace"] = (
             f"only {workload.jobs} jobs, too few to keep the first 70 % for training; windows come from all of it"
         )
+    asked, room = request.workloads or WINDOWS, disjoint_windows(workload, part)
+    if room < asked:
+        facts["windows"] = f"{room} of {asked} windows: more would overlap"
     for fact in facts.values():
         log.warning("%s: %s", path, fact)
     return workload, part, facts

@@ -14,10 +14,8 @@ from ..cluster.cluster_file import read_cluster
 from ..cluster.errors import InputError
 from ..cluster.estimates import EstimateKind, with_estimates
 from ..cluster.fault_trace import read_fault_trace
-from ..cluster.generator import generate
 from ..cluster.outcome import overloaded
 from ..cluster.output_file import check_outputs
-from ..cluster.profiles import PROFILES
 from ..cluster.streams import Stream, stream
 from ..cluster.topology import Cluster
 from ..cluster.trace_statistics import describe
@@ -26,6 +24,7 @@ from ..cluster.windows import scaled_to_load, with_gpus_cut
 from ..cluster.workload import Workload, first_jobs
 from ..envs.batch import Problem
 from ..envs.problems import Regime, capacity_of, cluster_problem
+from .generated import JobsRequest
 from .play import play_recorded
 from .terminal import Progress, print_run
 
@@ -46,8 +45,9 @@ class SimulationRequest:
     trace: Path | None
     faults: Path | None
     regime: Regime
-    estimates: EstimateKind
+    estimates: EstimateKind | None  # of the trace if None, and exact where jobs are drawn
     sigma: float
+    drawn: JobsRequest
     jobs: int | None
     load: float | None
     max_gpus: int | None
@@ -68,6 +68,7 @@ def simulate_request(request: SimulationRequest, console: "Console", progress: P
     outputs = {"--events": request.events, "--jobs-out": request.jobs_out, "--cluster-out": request.cluster_out}
     inputs = {"--cluster": request.cluster, "--trace": request.trace, "--faults": request.faults}
     check_outputs(outputs, inputs)
+    request.drawn.check(request.trace, request.load)
     with progress("reading the input") as tell:
         policy = find_policy(request.policy)
         problem, workload = _problem(request)
@@ -85,7 +86,7 @@ def simulate_request(request: SimulationRequest, console: "Console", progress: P
     _warn_of_waiting(policy, request.regime)
     if overloaded(outcome, problem.scenarios)[0]:
         log.warning("overload: under %s the queue grew until the last submission, or the run was cut off", policy.name)
-    print_run(console, outcome, problem.scenarios, gpus)
+    print_run(console, outcome, problem.scenarios, gpus, request.regime.ageing_s)
     for path in filter(None, outputs.values()):
         console.print(f"written: {path}", soft_wrap=True)
     if outcome.finished[0] < workload.jobs:
@@ -99,8 +100,9 @@ def simulate_request(request: SimulationRequest, console: "Console", progress: P
 def _problem(request: SimulationRequest) -> tuple[Problem, Workload]:
     setup = read_cluster(request.cluster)
     workload = _workload(request, setup.cluster)
-    rng = stream(request.seed, Stream.ESTIMATES)
-    workload = with_estimates(workload, request.estimates, sigma=request.sigma, rng=rng)
+    if request.estimates is not None:
+        rng = stream(request.seed, Stream.ESTIMATES)
+        workload = with_estimates(workload, request.estimates, sigma=request.sigma, rng=rng)
     faults = read_fault_trace(request.faults) if request.faults else None
     problem = cluster_problem(setup, [workload], request.regime, runs=1, seed=request.seed, faults=faults)
     offered = describe(workload).offered_load(capacity_of(setup.cluster))
@@ -114,9 +116,7 @@ def _workload(request: SimulationRequest, cluster: Cluster) -> Workload:
     gpus, capacity = cluster.gpu_node.size, capacity_of(cluster)
     if request.trace is None:
         rng, load = stream(request.seed, Stream.JOBS), request.load or GENERATED_LOAD
-        workload = generate(
-            PROFILES["philly"], request.jobs or GENERATED_JOBS, load=load, cluster_gpus=capacity, rng=rng
-        )
+        workload = request.drawn.draw(request.jobs or GENERATED_JOBS, load=load, capacity=capacity, rng=rng)
         return with_gpus_cut(workload, min(request.max_gpus or gpus, gpus))
     workload = first_jobs(read_trace(request.trace), request.jobs)
     if workload.left_out:

@@ -1,4 +1,4 @@
-"""Intervals for means and ratios of paired runs, by the bootstrap over scenarios or groups of scenarios."""
+"""Intervals for means and ratios of paired runs over scenarios or groups of them: bootstrap, or t where few."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+FEWEST_RESAMPLED = 10  # units: fewer have too few different resamples, and their bootstrap is far too narrow
 RESAMPLES = 9999  # the ends of a 95 % interval then differ between seeds by about 1 % of its width
 RESAMPLES_AT_ONCE = 250  # bounds memory: rows x 250 x units numbers
 SEED = 20260101  # fixed, so that the same outcomes always give the same report
@@ -36,9 +37,10 @@ def ratio_estimates(
 ) -> Estimates:
     """Return the ratio of the sums of each row, with its interval.
 
-    Units are drawn with replacement, the same ones for numerator and denominator and for all rows (paired). With a
-    count of ones as denominator this is the bootstrap of a mean. The interval is BCa, which allows for skew; where
-    BCa is not defined it is the percentile interval, and a ratio that no resample changes is its own interval.
+    With ones or counts as denominator the ratio is a mean. From 10 units on, units are drawn with replacement, the
+    same ones for numerator and denominator and for all rows (paired). The interval is BCa, which allows for skew;
+    where BCa is not defined it is the percentile interval, and a ratio that no resample changes is its own interval.
+    Fewer units get a t-interval of the linearised ratio (see `_t_interval`).
 
     Args:
         numerator: Sums of each unit, shape (rows, units).
@@ -46,14 +48,47 @@ def ratio_estimates(
         confidence: Probability that the interval aims to cover, between 0 and 1.
 
     Returns:
-        Estimates of shape (rows,); without interval where there is one unit, or where resamples have no ratio.
+        Estimates of shape (rows,); without interval where there is one unit, or where resamples (of few units: one
+        of them) have no ratio.
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapters 6 and 14.
     """
     value = _ratio(numerator, denominator)
     none = np.full(value.shape, np.nan)
-    if numerator.shape[-1] < 2 or not value.size:
+    units = numerator.shape[-1]
+    if units < 2 or not value.size:
         return Estimates(value, none, none.copy())
+    ends = _t_interval if units < FEWEST_RESAMPLED else _bootstrap_interval
+    return Estimates(value, *ends(numerator, denominator, confidence))
+
+
+def _t_interval(
+    numerator: NDArray[np.float64], denominator: NDArray[np.float64], confidence: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return both ends of ratio ± t x standard error, with t of units - 1 degrees of freedom, each of shape (rows,).
+
+    The standard error of r = sum(a) / sum(b) over k units is that of the sum of a - r b, which is r linearised:
+    sqrt(k / (k - 1) x sum((a - r b) ** 2)) / sum(b). With b = 1 this is the t-interval of a mean.
+
+    Source: Cochran, Sampling Techniques (1977), chapter 6 (ratio estimates), without finite population.
+    """
+    value, units = _ratio(numerator, denominator), numerator.shape[-1]
+    residual = numerator - value[:, None] * denominator
+    error = np.sqrt(units / (units - 1) * (residual**2).sum(axis=-1))
+    reach = (
+        stats.t.ppf((1 + confidence) / 2, units - 1)
+        * error
+        / np.where(np.isnan(value), np.nan, denominator.sum(axis=-1))
+    )
+    reach = np.where((denominator != 0).all(axis=-1), np.abs(reach), np.nan)
+    return value - reach, value + reach
+
+
+def _bootstrap_interval(
+    numerator: NDArray[np.float64], denominator: NDArray[np.float64], confidence: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return both ends of the BCa interval, each of shape (rows,), or what takes its place."""
+    value = _ratio(numerator, denominator)
     low, high, distribution = _bootstrap(numerator, denominator, confidence)
     tail = 50 * (1 - confidence)
     defined = np.isfinite(distribution).all(axis=-1)
@@ -64,7 +99,7 @@ def ratio_estimates(
         np.where(constant, value, np.where(defined & np.isfinite(low) & np.isfinite(high), bca, plain))
         for bca, plain in ((low, percentile[0]), (high, percentile[1]))
     ]
-    return Estimates(value, *ends)
+    return ends[0], ends[1]
 
 
 def _bootstrap(numerator: NDArray[np.float64], denominator: NDArray[np.float64], confidence: float) -> tuple[Any, ...]:

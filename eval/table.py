@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from .comparison import METRICS, Comparison
-from .statistics import Estimates
+from .statistics import FEWEST_RESAMPLED, Estimates
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -151,9 +151,9 @@ def caption(comparison: Comparison) -> str:
     if comparison.units < 2:
         return f"{scenarios}: no intervals. The last columns compare {goal} with {comparison.best_heuristic}."
     grouped = f" in {comparison.units} groups" if comparison.units < comparison.scenarios else ""
-    few = " Under 10 units these are too narrow." if comparison.units < 10 else ""
+    kind = "bootstrap intervals" if comparison.units >= FEWEST_RESAMPLED else "t-intervals"
     return (
-        f"{scenarios}{grouped}; means with {100 * comparison.confidence:g} % bootstrap intervals.{few} "
+        f"{scenarios}{grouped}; means with {100 * comparison.confidence:g} % {kind}. "
         f"The last columns compare {goal} with {comparison.best_heuristic}, scenario by scenario."
     )
 

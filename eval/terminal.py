@@ -1,5 +1,6 @@
 """What the terminal shows besides a comparison: progress, one run, and the statistics of a trace."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,8 +17,10 @@ Tell: TypeAlias = Callable[[str], None]  # shows what is being done
 Progress: TypeAlias = Callable[[str], AbstractContextManager[Tell]]  # begins with what is done first
 
 
-def print_run(console: "Console", outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> None:
-    """Print the figures of one scenario's run."""
+def print_run(
+    console: "Console", outcome: Outcome, scenarios: Scenarios, cluster_gpus: int, ageing_s: float = math.inf
+) -> None:
+    """Print the figures of one scenario's run; with an ageing bound, also how many jobs waited longer."""
     figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
     unit, scale = time_unit(float(figures.makespan_s[0]))
     rows = {
@@ -27,7 +30,12 @@ def print_run(console: "Console", outcome: Outcome, scenarios: Scenarios, cluste
         "useful utilisation": f"{100 * figures.useful_utilisation[0]:.1f} %",
         "GPU-hours lost to faults": f"{figures.lost_gpu_s[0] / 3600:.1f}",
         "restarts": f"{figures.restarts[0]:.0f}",
+        "longest wait": f"{figures.longest_wait_s[0] * scale:.2f} {unit}",
     }
+    if ageing_s < math.inf:
+        # 1e-9: a job that starts when it reaches the bound may by rounding have waited a little more.
+        longer = int((outcome.wait_s[0] > ageing_s * (1 + 1e-9)).sum())
+        rows["waited over the bound"] = f"{longer} of {scenarios.jobs[0]} jobs (bound: {ageing_s / 3600:g} h)"
     _print(console, rows)
 
 

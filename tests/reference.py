@@ -30,7 +30,8 @@ class Job:
     parameter_bytes: float
     work_s: float
     saved_s: float = 0.0  # of that work, what checkpoints hold
-    queued_s: float = 0.0  # when it last came into the queue
+    entered_s: float = 0.0  # when it last came into the queue
+    wait_s: float = 0.0  # in the queue, over the stays before that
     placement: list[int] = field(default_factory=list)  # ascending, empty unless it runs
     start_s: float = 0.0  # of the present run
     overhead_s: float = 0.0
@@ -252,7 +253,7 @@ def next_moment(state: ReferenceState) -> float:
     times = [job.end_s for job in state.jobs]
     times += [source.outage[1] if source.down else source.outage[0] for source in state.sources]
     times += [job.submit_s for job in state.jobs[state.submitted :]]
-    times += [aged_s(state, job) for job in state.queue if not aged(state, job)]
+    times += [aged_s(state, job) for job in bounded(state) if not aged(state, job)]
     if min(times) == math.inf:
         raise RuntimeError(f"jobs {state.queue} wait for ever: nothing runs, fails, returns or is submitted")
     return min(times)
@@ -320,7 +321,7 @@ def stop(state: ReferenceState, index: int) -> None:
     while job.estimate_s <= job.saved_s:
         job.estimate_s *= 2
     vacate(state, job)
-    job.queued_s = state.now_s
+    job.entered_s = state.now_s
     state.queue.insert(0, index)
 
 
@@ -335,7 +336,7 @@ def vacate(state: ReferenceState, job: Job) -> None:
 def submit_jobs(state: ReferenceState) -> None:
     while state.submitted < len(state.jobs) and state.jobs[state.submitted].submit_s == state.now_s:
         note(state, "submit", state.submitted, [])
-        state.jobs[state.submitted].queued_s = state.now_s
+        state.jobs[state.submitted].entered_s = state.now_s
         state.queue.append(state.submitted)
         state.submitted += 1
 
@@ -370,7 +371,17 @@ def aged(state: ReferenceState, job: int) -> bool:
 
 def aged_s(state: ReferenceState, job: int) -> float:
     """Return when a waiting job reaches the ageing bound."""
-    return state.jobs[job].queued_s + state.rules.ageing_s
+    return waits_since_s(state, job) + state.rules.ageing_s
+
+
+def waits_since_s(state: ReferenceState, job: int) -> float:
+    """Return when a waiting job would have come into the queue, had all its stays there been one."""
+    return state.jobs[job].entered_s - state.jobs[job].wait_s
+
+
+def bounded(state: ReferenceState) -> list[int]:
+    """Return the waiting jobs that the ageing bound is for: under strict FIFO the head only."""
+    return state.queue[:1] if state.rules.order == FIFO else state.queue
 
 
 def may_wait(state: ReferenceState, job: int) -> bool:
@@ -387,16 +398,17 @@ def offered(state: ReferenceState) -> int | None:
         return first
     if aged(state, first) or state.rules.order == FIFO:
         return None
-    return next((job for job in followers(state, first) if job in ready and could_pass(state, first, job)), None)
+    others = [job for job in followers(state, first) if job in ready]
+    return next((job for job in others if passes(state, first, job, least_slowdown(state, job))), None)
 
 
 def leader(state: ReferenceState) -> int | None:
     """Return the job that no other may delay: the one that aged longest, else the first by the order regime."""
     if not state.queue:
         return None
-    too_long = [job for job in state.queue if aged(state, job)]
+    too_long = [job for job in bounded(state) if aged(state, job)]
     if too_long:
-        return min(too_long, key=lambda job: state.jobs[job].queued_s)
+        return min(too_long, key=lambda job: waits_since_s(state, job))
     if state.rules.order == SHORTEST:
         return min(state.queue, key=lambda job: estimated_work_s(state, job))
     return state.queue[0]
@@ -419,11 +431,6 @@ def reservation(state: ReferenceState, first: int) -> tuple[float, int]:
         if extra >= 0:
             return shadow_s, extra
     return math.inf, 0
-
-
-def could_pass(state: ReferenceState, first: int, job: int) -> bool:
-    """Say whether a job's fastest possible run would not delay the first job."""
-    return passes(state, first, job, least_slowdown(state, job))
 
 
 def passes(state: ReferenceState, first: int, job: int, factor: float) -> bool:
@@ -458,6 +465,7 @@ def check_placement(state: ReferenceState, job: int, gpus: list[int]) -> None:
 def start(state: ReferenceState, index: int, gpus: list[int]) -> None:
     job = state.jobs[index]
     state.queue.remove(index)
+    job.wait_s += state.now_s - job.entered_s
     job.placement, job.start_s = gpus, state.now_s
     job.slowdown, job.overhead_s = slowdown(state, index, gpus), overhead_s(state, index)
     job.end_s = state.now_s + (job.overhead_s + (job.work_s - job.saved_s) * job.slowdown)
@@ -481,6 +489,7 @@ def outcome(state: ReferenceState, columns: int) -> Outcome:
         first_start_s=padded([job.first_start_s for job in state.jobs]),
         stops=padded([job.stops for job in state.jobs]).astype(np.int32),
         lost_s=padded([job.lost_s for job in state.jobs]),
+        wait_s=padded([job.wait_s for job in state.jobs]),
         makespan_s=np.array([makespan_s]),
         busy_gpu_s=np.array([state.busy_gpu_s]),
         down_gpu_s=np.array([state.down_gpu_s + sum(still_down)]),

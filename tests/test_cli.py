@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from longshore import cli
+from longshore.cluster.profiles import PROFILES
 from tests.schedule_checker import check_schedule
 
 ROOT = Path(__file__).parent.parent
@@ -162,6 +163,13 @@ def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tm
         ("simulate --cluster {HETERO64} --events {no/where}", "there is no folder"),
         ("simulate --cluster {HETERO64} --events {x} --jobs-out {x}", "is also the file of --events"),
         ("simulate --cluster {HETERO64} --cluster-out {HETERO64}", "is also the file of --cluster"),
+        ("simulate --cluster {HETERO64} --profile itpp", "--profile: there is no profile 'itpp'; did you mean 'itp'?"),
+        ("simulate --cluster {HETERO64} --trace {one.csv} --profile itp", "--profile: a trace has its own jobs"),
+        ("simulate --cluster {HETERO64} --arrivals batch --load 1", "--load: a batch submits all jobs at once"),
+        ("evaluate --trace {one.csv} --arrivals poisson", "--arrivals: a trace has its own jobs"),
+        ("evaluate --cluster {HETERO64} --profile x", "known: philly, philly-long, itp, itp-short"),
+        ("evaluate --profile itp", "--profile: the preset hetero64 draws its own jobs; give --cluster"),
+        ("evaluate --policy {.}", "is a folder; a learned policy is named by its checkpoint, such as "),
         ("evaluate --policy {binary.zip}", "is no checkpoint or is damaged"),
         ("evaluate --report {no/report.html}", "--report: "),
         ("evaluate --json {.}", "is a folder"),
@@ -186,6 +194,8 @@ def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tm
         ("trace inspect {one.csv} --format csv", "no trace format is called 'csv'"),
         ("trace convert {one.csv} {one.csv}", "is also the file of FILE"),
         ("trace convert {one.csv} {no/where.csv}", "there is no folder"),
+        ("trace convert {one.csv} {out.xlsx}", "out.xlsx: only csv is written, not '.xlsx'; end it in .csv"),
+        ("trace sample {one.csv} {out.parquet} --jobs 1", "OUTPUT: "),
         ("trace sample {one.csv} {out.csv}", "has 1 jobs, a window 96"),
     ],
 )
@@ -292,6 +302,54 @@ def test_an_overloaded_cluster_is_warned_of(longshore: Command) -> None:
     assert "longshore: warning: overload: jobs arrive with 1.50 times the work" in done.err
     assert "longshore: warning: overload: under pack the queue grew" in done.err
     assert longshore("simulate", "--cluster", HETERO64, "--jobs", 600, "--load", 0.5).err == ""
+
+
+@pytest.mark.parametrize(("options", "order"), [((), ["1", "3", "2"]), (("--estimates", "exact"), ["1", "2", "3"])])
+def test_estimates_are_the_traces_own_unless_others_are_asked_for(
+    longshore: Command, tmp_path: Path, options: tuple[str, ...], order: list[str]
+) -> None:
+    trace = tmp_path / "jobs.swf"  # each takes all GPUs; the second is shorter than the third, but asked for more time
+    trace.write_text(
+        "".join(
+            f"{job} {submit_s} -1 {run_s} 64 -1 -1 64 {asked_s} -1 1 -1 -1 -1 -1 -1 -1 -1\n"
+            for job, submit_s, run_s, asked_s in ((1, 0, 100, 100), (2, 1, 50, 900), (3, 1, 60, 80))
+        )
+    )
+    options = ("--order", "shortest", *options)
+    done = longshore(*schedule("--cluster", HETERO64, "--trace", trace, *options, at=tmp_path))
+    assert done.status == 0, done.err
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["job"] for event in events if event["event"] == "start"] == order
+
+
+def test_generated_jobs_look_like_the_profile_and_arrive_as_asked(longshore: Command, tmp_path: Path) -> None:
+    def jobs(*options: str) -> list[dict[str, Any]]:
+        done = longshore(*schedule("--cluster", HETERO64, "--jobs", 60, *options, at=tmp_path))
+        assert done.status == 0, done.err
+        drawn: list[dict[str, Any]] = json.loads((tmp_path / "jobs.json").read_text())
+        return drawn
+
+    plain, named = jobs(), jobs("--profile", "philly", "--arrivals", "profile")
+    assert plain == named
+    batch = jobs("--arrivals", "batch")
+    assert {job["submit"] for job in batch} == {0.0}
+    assert [job["work"] for job in batch] == [job["work"] for job in plain]
+    assert [job["work"] for job in jobs("--profile", "itp")] != [job["work"] for job in plain]
+
+
+def test_a_comparison_on_generated_jobs_says_what_they_look_like(longshore: Command, tmp_path: Path) -> None:
+    options = ("--cluster", SMALL, "--policy", "pack", "--no-heuristics", "--workloads", 1)
+    written = tmp_path / "figures.json"
+    done = longshore("evaluate", *options, "--profile", "itp-short", "--arrivals", "batch", "--json", written)
+    assert done.status == 0, done.err
+    document = json.loads(written.read_text())
+    assert document["facts"]["jobs"] == "drawn from the profile itp-short, arrivals batch"
+    assert document["goal"] == "makespan_s"
+
+
+def test_every_profile_is_named_by_the_help() -> None:
+    named = cli.ProfileOption.__metadata__[0].help  # type: ignore[attr-defined]
+    assert all(name in named for name in PROFILES)
 
 
 def test_a_trace_is_converted_sampled_and_inspected(longshore: Command, folder: Path) -> None:

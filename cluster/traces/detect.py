@@ -1,10 +1,10 @@
 """Finding the format of a trace, among ours and those that other packages register."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Protocol, cast
 
 from ..errors import InputError, PluginError
 from ..workload import Workload
@@ -13,19 +13,18 @@ from .text import read_head, shown
 GROUP = "longshore.traces"
 
 
-class TraceFormat(Protocol):
-    """What a module (or any object) must offer to be a trace format.
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """What a module (or any object) must offer to be a trace format, under these names.
 
-    `sniff` is given the first 4,096 characters of a file and says whether the file is in this format; it looks at as
-    little as sets the format apart, so that `read` can name what is missing. `read` returns the jobs in seconds, or
-    raises InputError with the line and column.
+    Args:
+        sniff: Is given the first 4,096 characters of a file and says whether the file is in this format; looks at as
+            little as sets the format apart, so that `read` can name what is missing.
+        read: Returns the jobs in seconds, or raises InputError with the line and column.
     """
 
-    def sniff(self, head: str) -> bool:
-        """Return whether a file that begins so is in this format."""
-
-    def read(self, path: Path) -> Workload:
-        """Read the file."""
+    sniff: Callable[[str], bool]
+    read: Callable[[Path], Workload]
 
 
 def registered_formats() -> dict[str, str]:
@@ -64,7 +63,7 @@ def load_format(name: str, formats: Mapping[str, str] | None = None) -> TraceFor
     for function in ("sniff", "read"):
         if not callable(getattr(loaded, function, None)):
             raise PluginError(f"trace format {name!r} ({known[name]}) has no function {function}")
-    return cast("TraceFormat", loaded)
+    return TraceFormat(loaded.sniff, loaded.read)
 
 
 def detect_format(path: Path, formats: Mapping[str, str] | None = None) -> str:

@@ -52,6 +52,14 @@ class Estimates(StrEnum):
     class_mean = "class-mean"
 
 
+class Arrivals(StrEnum):
+    """How generated jobs arrive (docs/clusters.md)."""
+
+    profile = "profile"
+    poisson = "poisson"
+    batch = "batch"
+
+
 def _number(value: float | None) -> float | None:
     """Refuse what is no number: nan passes every bound."""
     if value is not None and value != value:
@@ -72,6 +80,16 @@ AgeingOption = Annotated[
     ),
 ]
 WaitingOption = Annotated[bool, typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs.")]
+EstimatesOption = Annotated[
+    Estimates | None,
+    typer.Option(help="What policies know of run times; if left out, what the trace says, or else exact."),
+]
+ProfileOption = Annotated[
+    str | None, typer.Option(help="Of generated jobs: philly (the default), philly-long, itp or itp-short.")
+]
+ArrivalsOption = Annotated[
+    Arrivals | None, typer.Option(help="Of generated jobs; as in the profile, with bursts, if left out.")
+]
 SigmaOption = Annotated[float, typer.Option(min=0.0, max=5.0, callback=_number, help="Spread of log-normal estimates.")]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of everything that is drawn.")]
 MaxGpusOption = Annotated[
@@ -79,6 +97,36 @@ MaxGpusOption = Annotated[
 ]
 LoadOption = Annotated[
     float | None, typer.Option(min=0.01, max=100.0, callback=_number, help="Scale arrivals to this offered load.")
+]
+RivalsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A checkpoint (NAME.zip) or a name from `longshore policies`; may be given several times. "
+        "All heuristics play too."
+    ),
+]
+WorkloadsOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=10**5, help="Workloads (200), or windows of the trace (24, or as many as share no job)."),
+]
+RunsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=10**4,
+        help="Draws of faults for each window (8; more if windows are few), or for each generated workload (1).",
+    ),
+]
+ShareOfGpusOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2**31 - 1,
+        help="Cut jobs that ask more GPUs to so many: 3/4 of the cluster, 48 for windows without a cluster file.",
+    ),
+]
+HeuristicsOption = Annotated[
+    bool, typer.Option("--heuristics/--no-heuristics", help="All heuristics as rivals; else eft, if none is named.")
 ]
 
 
@@ -109,8 +157,10 @@ def simulate(
     order: OrderOption = Order.fifo,
     ageing_h: AgeingOption = float("inf"),
     waiting: WaitingOption = False,
-    estimates: Annotated[Estimates, typer.Option(help="What policies know of run times.")] = Estimates.exact,
+    estimates: EstimatesOption = None,
     sigma: SigmaOption = 0.5,
+    profile: ProfileOption = None,
+    arrivals: ArrivalsOption = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, max=10**6, help="Only the first so many jobs; 200 without a trace.")
     ] = None,
@@ -126,12 +176,14 @@ def simulate(
     Without a trace, jobs are generated like those of a Philly cluster at a load of 0.8.
     """
     with _progress(FIRST_USE):
+        from .eval.generated import JobsRequest
         from .eval.simulate import SimulationRequest, simulate_request
 
     request = SimulationRequest(
         cluster=cluster, policy=policy, trace=trace, faults=faults, regime=_regime(order, ageing_h, waiting),
-        estimates=estimates.value, sigma=sigma, jobs=jobs, load=load, max_gpus=max_gpus, seed=seed, events=events,
-        jobs_out=jobs_out, cluster_out=cluster_out,
+        estimates=estimates.value if estimates else None, sigma=sigma,
+        drawn=JobsRequest(profile, arrivals.value if arrivals else None),
+        jobs=jobs, load=load, max_gpus=max_gpus, seed=seed, events=events, jobs_out=jobs_out, cluster_out=cluster_out,
     )  # fmt: skip
     simulate_request(request, _console(), _progress)
 
@@ -182,45 +234,23 @@ def train(
 
 @app.command()
 def evaluate(
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A checkpoint (NAME.zip) or a name from `longshore policies`; may be given several times. "
-            "All heuristics play too."
-        ),
-    ] = None,
+    policy: RivalsOption = None,
     trace: TraceOption = None,
     cluster: ClusterOption = None,
     faults: FaultsOption = None,
     order: OrderOption = Order.fifo,
     ageing_h: AgeingOption = float("inf"),
     waiting: WaitingOption = False,
-    estimates: Annotated[
-        Estimates | None,
-        typer.Option(help="What policies know of run times; if left out, what the trace says, or else exact."),
-    ] = None,
+    estimates: EstimatesOption = None,
     sigma: SigmaOption = 0.5,
-    workloads: Annotated[
-        int | None, typer.Option(min=1, max=10**5, help="Workloads (200), or windows of the trace (24).")
-    ] = None,
-    runs: Annotated[
-        int | None,
-        typer.Option(min=1, max=10**4, help="Draws of faults for each window (8) or workload of a cluster file (1)."),
-    ] = None,
+    profile: ProfileOption = None,
+    arrivals: ArrivalsOption = None,
+    workloads: WorkloadsOption = None,
+    runs: RunsOption = None,
     load: LoadOption = None,
-    max_gpus: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=2**31 - 1,
-            help="Cut jobs that ask more GPUs to so many: 3/4 of the cluster, 48 for windows without a cluster file.",
-        ),
-    ] = None,
+    max_gpus: ShareOfGpusOption = None,
     seed: SeedOption = 2026,
-    heuristics: Annotated[
-        bool,
-        typer.Option("--heuristics/--no-heuristics", help="All heuristics as rivals; else eft, if none is named."),
-    ] = True,
+    heuristics: HeuristicsOption = True,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     pictures: Annotated[Path | None, typer.Option(help="Write the report's figures as files into this folder.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the same figures here.")] = None,
@@ -235,12 +265,14 @@ def evaluate(
     """
     with _progress(FIRST_USE):
         from .eval.command import evaluate_request
+        from .eval.generated import JobsRequest
         from .eval.setting import EvaluationRequest
 
     request = EvaluationRequest(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults,
         regime=_regime(order, ageing_h, waiting), workloads=workloads, runs=runs, load=load,
-        max_gpus=max_gpus, estimates=estimates.value if estimates else None, sigma=sigma, seed=seed,
+        max_gpus=max_gpus, estimates=estimates.value if estimates else None, sigma=sigma,
+        drawn=JobsRequest(profile, arrivals.value if arrivals else None), seed=seed,
         heuristics=heuristics, report=report, pictures=pictures, json_out=json_out,
         command=shlex.join(["longshore", *sys.argv[1:]]), date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
@@ -273,10 +305,11 @@ def convert(
     ] = None,
 ) -> None:
     """Write a trace in Longshore's own format, which every command reads."""
-    from .cluster.output_file import check_outputs
+    from .cluster.output_file import check_csv, check_outputs
     from .cluster.trace_statistics import write_trace
     from .cluster.traces.detect import read_trace
 
+    check_csv("OUTPUT", output)
     check_outputs({"OUTPUT": output}, {"FILE": file})
     workload = read_trace(file, trace_format=trace_format)
     write_trace(workload, output)
@@ -298,11 +331,12 @@ def sample(
     """Write a window of consecutive jobs."""
     import numpy as np
 
-    from .cluster.output_file import check_outputs
+    from .cluster.output_file import check_csv, check_outputs
     from .cluster.trace_statistics import write_trace
     from .cluster.traces.detect import read_trace
     from .cluster.windows import sample_windows
 
+    check_csv("OUTPUT", output)
     check_outputs({"OUTPUT": output}, {"FILE": file})
     rng = np.random.default_rng(seed)
     window = sample_windows(

@@ -178,6 +178,19 @@ def test_a_job_that_waits_by_choice_starts_when_it_reaches_the_ageing_bound(
     assert starts(case, "patient") == [(0, 0.0), (1, start_s)]
 
 
+def test_a_stop_does_not_restart_the_age_of_a_job() -> None:
+    jobs: Jobs = [(1, 30.0, 0.0), (1, 100.0, 0.0), (1, 35.0, 40.0), (1, 10.0, 50.0)]
+    case = hand_case(grid_cluster(1, 1), jobs, {0: [(40.0, 45.0)]}, order=ORDERS["shortest"], ageing_s=60.0)
+    # Job 1 waits 30 s, runs, and is stopped at 40 s: it has waited 60 s at 70 s, so at 80 s job 3 may not overtake it.
+    assert starts(case) == [(0, 0.0), (1, 30.0), (2, 45.0), (1, 80.0), (3, 185.0)]
+    assert run(case)[1].wait_s.tolist() == [[0.0, 70.0, 5.0, 135.0]]
+
+
+def test_a_run_that_is_cut_off_counts_waits_that_last() -> None:
+    case = hand_case(grid_cluster(1, 1), [(1, 30.0, 0.0), (1, 90.0, 10.0), (1, 5.0, 20.0)], limit_s=100.0)
+    assert run(case)[1].wait_s.tolist() == [[0.0, 20.0, 10.0]]  # the last thing that happens is a start at 30 s
+
+
 def test_an_estimate_that_is_outlived_doubles_until_the_expected_end_lies_ahead() -> None:
     jobs: Jobs = [(1, 100.0, 0.0), (2, 50.0, 0.0), (1, 30.0, 35.0), (1, 60.0, 40.0)]
     case = hand_case(grid_cluster(1, 2), jobs, estimate_s=[10.0, 50.0, 30.0, 60.0], order=ORDERS["easy"])

@@ -1,6 +1,7 @@
 """What holds for every run of the compiled engine, whatever the policy."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -103,14 +104,47 @@ def checkpointed_s(run_s: float, checkpoint_s: float) -> float:
 @settings(deadline=None, max_examples=60)
 @given(cases(), NAMES, st.sampled_from((0.0, 30.0, 100.0)))
 def test_nobody_overtakes_a_job_that_has_aged(case: Case, name: str, ageing_s: float) -> None:
-    events, _ = play_heuristic(case._replace(rules=case.rules._replace(ageing_s=ageing_s)), name)
-    queued_s: dict[int, float] = {}
+    events, outcome = play_heuristic(case._replace(rules=case.rules._replace(ageing_s=ageing_s)), name)
+    wait_s, entered_s = defaultdict[int, float](float), dict[int, float]()
+    queue: list[int] = []
     for event in events:
         if event.kind in ("submit", "stop"):
-            queued_s[event.job] = event.time_s
+            queue.insert(0 if event.kind == "stop" else len(queue), event.job)
+            entered_s[event.job] = event.time_s
         elif event.kind == "start":
-            since_s = queued_s.pop(event.job)
-            assert not [job for job, at in queued_s.items() if event.time_s >= at + ageing_s and at < since_s]
+            since_s = {job: entered_s[job] - wait_s[job] for job in queue}
+            aged = [job for job in queue if event.time_s >= since_s[job] + ageing_s]
+            if aged and case.rules.order != ORDERS["fifo"]:
+                assert event.job == min(aged, key=since_s.__getitem__)
+            queue.remove(event.job)
+            wait_s[event.job] += event.time_s - entered_s[event.job]
+    assert outcome.wait_s[0] == pytest.approx([wait_s[job] for job in range(outcome.wait_s.shape[1])])
+
+
+@settings(deadline=None, max_examples=60)
+@given(cases(), NAMES, st.sampled_from((0.0, 30.0, 100.0)))
+def test_under_fifo_a_stopped_job_starts_before_all_that_were_behind_it(case: Case, name: str, ageing_s: float) -> None:
+    rules = case.rules._replace(order=ORDERS["fifo"], ageing_s=ageing_s)
+    queue: list[int] = []
+    for event in play_heuristic(case._replace(rules=rules), name)[0]:
+        if event.kind == "stop":
+            queue.insert(0, event.job)
+        elif event.kind == "submit":
+            queue.append(event.job)
+        elif event.kind == "start":
+            assert event.job == queue.pop(0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(cases(), NAMES, st.sampled_from((0.0, 30.0, 100.0)))
+def test_under_fifo_and_without_waiting_the_ageing_bound_changes_nothing(
+    case: Case, name: str, ageing_s: float
+) -> None:
+    rules = case.rules._replace(order=ORDERS["fifo"], waiting=False, ageing_s=math.inf)
+    bounded = rules._replace(ageing_s=ageing_s)
+    (events, outcome), (others, other) = (play_heuristic(case._replace(rules=each), name) for each in (rules, bounded))
+    assert events == others
+    assert outcome.decisions == other.decisions
 
 
 @settings(deadline=None, max_examples=60)

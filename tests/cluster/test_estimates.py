@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from longshore.cluster.errors import InputError
 from longshore.cluster.estimates import (
     ESTIMATE_KINDS,
+    FIRST_S,
     MOST_SIGMA,
     EstimateKind,
     with_estimates,
@@ -48,10 +49,22 @@ def test_sigma_0_is_exact() -> None:
     assert np.array_equal(estimated.estimate_s, jobs.work_s)
 
 
-def test_the_class_mean_is_geometric_over_jobs_of_the_same_size() -> None:
-    gpus, work_s = np.array([1, 8, 1, 8, 2], dtype=np.int32), np.array([10.0, 5.0, 1000.0, 5.0, 7.0])
-    jobs = workload_of(tuple("abcde"), gpus, work_s, np.zeros(5))
-    assert np.allclose(with_estimates(jobs, "class-mean").estimate_s, [100, 5, 100, 5, 7])
+def test_the_class_mean_is_geometric_over_earlier_jobs_of_the_same_size() -> None:
+    gpus, work_s = np.array([1, 1, 8, 1, 8, 2], dtype=np.int32), np.array([10.0, 1000.0, 5.0, 7.0, 3.0, 9.0])
+    jobs = workload_of(tuple("abcdef"), gpus, work_s, np.arange(6.0))
+    expected_s = [FIRST_S, 10, 100, 100, 5, (10 * 1000 * 5 * 7 * 3) ** 0.2]
+    assert np.allclose(with_estimates(jobs, "class-mean").estimate_s, expected_s)
+
+
+@given(st.lists(st.tuples(st.sampled_from((1, 2, 8)), st.floats(1.0, 1e6)), min_size=1, max_size=20), st.data())
+def test_the_class_mean_does_not_know_what_comes_later(drawn: list[tuple[int, float]], data: st.DataObject) -> None:
+    gpus, work_s = np.array([size for size, _ in drawn], dtype=np.int32), np.array([each_s for _, each_s in drawn])
+    jobs = workload_of(("a",) * len(drawn), gpus, work_s, np.arange(float(len(drawn))))
+    at = data.draw(st.integers(0, len(drawn) - 1))
+    later = np.arange(len(drawn)) >= at
+    changed = replace(jobs, work_s=np.where(later, 2 * work_s, work_s))
+    found_s, others_s = (with_estimates(each, "class-mean").estimate_s for each in (jobs, changed))
+    assert np.array_equal(found_s[: at + 1], others_s[: at + 1])
 
 
 def test_errors_without_randomness_or_of_unknown_kind_are_refused() -> None:

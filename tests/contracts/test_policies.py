@@ -1,43 +1,27 @@
 """What every policy must do, whoever wrote it: heuristics, networks of random weights, and one that is shipped."""
 
-from pathlib import Path
+from copy import deepcopy
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from longshore.agents.checkpoint import load_policy, network_of, schema_of
 from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.learned import LearnedPolicy
 from longshore.agents.protocol import Policy
-from longshore.agents.registry import find_policy, policy_names
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.order import may_wait
 from longshore.cluster.placing import undo_picks
 from longshore.cluster.state import Simulation
 from tests.compiled_runs import compiled, picks, play_policy, read_out, usable
+from tests.policies_under_test import POLICIES
 from tests.strategies import Case, cases
 
-
-def untrained(*, action: str, waiting: bool) -> LearnedPolicy:
-    """Return a policy of random weights, for clusters of any size."""
-    torch.manual_seed(3)
-    schema = schema_of(
-        algorithm="ppo", network="set", action=action, observation="full", waiting=waiting, node_gpus=(8,) * 8
-    )
-    return LearnedPolicy(f"untrained-{action}{'-waiting' * waiting}", schema, network_of(schema))
-
-
-CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
-LEARNED: list[Policy] = [
-    *(untrained(action=action, waiting=waiting) for action in ("node", "gpu") for waiting in (False, True)),
-    load_policy(CHECKPOINTS / "hetero64.zip"),
-]
-POLICIES = {policy.name: policy for policy in [*map(find_policy, policy_names()), *LEARNED]}
 # Scratch; links between picks, which mean nothing once these are undone; and estimates, which double when somebody
 # looks at one that was outlived, and so are the same whoever looks.
 FREE_TO_CHANGE = {"best_set", "ends_s", "ends_job", "gpu_next", "guess_s"}
+
+DRAW_FROM_THE_SEED = {"random", "best-of-random"}
 
 
 def remember(sim: Simulation) -> dict[str, bytes]:
@@ -66,6 +50,29 @@ def place_checked(policy: Policy, sim: Simulation) -> bool:
     assert policy.place(sim, 0) == places, "it decides otherwise when asked again"
     assert picks(sim) == chosen
     return places
+
+
+def disturb(sim: Simulation, rng: np.random.Generator, *, seed: bool) -> None:
+    """Change what nobody can know at a decision: true run times, faults to come, and jobs that are not submitted.
+
+    A simulation that was disturbed is good for `place` only: its engine's bookkeeping no longer fits.
+    """
+    scenarios, state, scenario = sim.scenarios, sim.state, sim.state.scenario[0]
+    scenarios.work_s[:] *= rng.uniform(0.1, 10.0, scenarios.work_s.shape)
+    running = state.run_place[0] >= 0
+    state.end_s[0, running] = state.now_s[0] + rng.uniform(1e-3, 1e6, int(running.sum()))
+    state.source_s[:] = state.now_s[0] + rng.uniform(1e-3, 1e6, state.source_s.shape)
+    state.source_k[:] += rng.integers(0, 9, state.source_k.shape, dtype=np.int32)
+    scenarios.source_rate_per_s[:] *= rng.uniform(0.0, 10.0, scenarios.source_rate_per_s.shape)
+    sim.process.outage_start_s[:] += 1e6
+    sim.process.outage_end_s[:] += 2e6
+    later = slice(int(state.submitted[0]), int(scenarios.jobs[scenario]))
+    for known in (scenarios.gpus, scenarios.estimate_s, scenarios.compute_s, scenarios.parameter_bytes):
+        known[scenario, later] = rng.permutation(known[scenario, later])
+    state.guess_s[0, later] = scenarios.estimate_s[scenario, later]
+    scenarios.submit_s[scenario, later] += rng.uniform(0.0, 1e6)
+    if seed:
+        scenarios.fault_seed[:] = rng.integers(0, 2**32, scenarios.fault_seed.shape)
 
 
 def test_every_heuristic_is_registered() -> None:
@@ -106,3 +113,26 @@ def test_a_policy_does_not_wait_where_waiting_is_off(case: Case, name: str) -> N
     while advance(sim, 0):
         assert POLICIES[name].place(sim, 0)
         start(sim, 0)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(deadline=None, max_examples=20)
+@given(case=cases(), decisions=st.integers(0, 15), seed=st.integers(0, 2**32 - 1))
+def test_a_policy_does_not_see_what_nobody_can_know(case: Case, decisions: int, seed: int, name: str) -> None:
+    policy = POLICIES[name]
+    plain, disturbed = (compiled(deepcopy(case)) for _ in range(2))
+    for sim in (plain, disturbed):
+        reset(sim, 0, case.row)
+        due = advance(sim, 0)
+        for _ in range(decisions):
+            if not due:
+                break
+            if policy.place(sim, 0):
+                start(sim, 0)
+            else:
+                wait(sim, 0)
+            due = advance(sim, 0)
+    if due:
+        disturb(disturbed, np.random.default_rng(seed), seed=name not in DRAW_FROM_THE_SEED)
+        assert policy.place(disturbed, 0) == policy.place(plain, 0)
+        assert picks(disturbed) == picks(plain)

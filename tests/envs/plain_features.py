@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from longshore.cluster.scenarios import ORDERS
 from longshore.envs.batch import Batch
 from longshore.envs.layout import CLIP, GLOBALS, GPU_FEATURES, LOOK_AHEAD, NODE_FEATURES
 
@@ -117,7 +118,8 @@ class Decision:
         return (math.inf if need else self.run_s(given)), slowest
 
     def may_wait(self) -> bool:
-        aged = any(self.now_s >= self.queued_s[job] + self.rules.ageing_s for job in self.queue)
+        due = self.queue[:1] if self.rules.order == ORDERS["fifo"] else self.queue
+        aged = any(self.now_s >= self.queued_s[job] + self.rules.ageing_s for job in due)
         return self.rules.waiting and bool(self.started) and not aged
 
 

@@ -12,11 +12,11 @@ from longshore.envs.placement import PlacementEnv
 from tests.envs.random_play import small_problem
 
 NAME = "longshore/Placement-v0"
-OPTIONS = list(product(("node", "gpu"), ("full", "source"), ("potential", "dt", "jct"), (False, True)))
+OPTIONS = list(product(("node", "gpu"), ("full", "source"), ("potential", "dt", "jct"), ("off", "on")))
 
 
 @pytest.mark.parametrize(("action", "observation", "reward", "waiting"), OPTIONS)
-def test_both_checkers_accept_the_environment(action: str, observation: str, reward: str, waiting: bool) -> None:  # noqa: FBT001
+def test_both_checkers_accept_the_environment(action: str, observation: str, reward: str, waiting: str) -> None:
     problem = small_problem(order="easy", faults=2)
     env = gymnasium.make(
         NAME, problem=problem, action=action, observation=observation, reward=reward, waiting=waiting
@@ -33,7 +33,7 @@ def test_both_checkers_accept_what_comes_without_options() -> None:
 
 
 def test_a_random_agent_that_knows_no_masks_comes_to_the_end_behind_gymnasiums_own_wrappers() -> None:
-    env = gymnasium.make(f"{longshore.envs.__name__}:{NAME}", problem=small_problem(), waiting=True)
+    env = gymnasium.make(f"{longshore.envs.__name__}:{NAME}", problem=small_problem(), waiting="on")
     env.reset(seed=1)
     env.action_space.seed(2)
     ended = False

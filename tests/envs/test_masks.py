@@ -1,5 +1,7 @@
 """What masks promise, over a million random steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -8,16 +10,25 @@ from longshore.cluster.state import Simulation
 from longshore.envs.batch import Batch, View
 from tests.envs.random_play import open_actions, small_problem
 
-ROWS, STEPS = 625, 200  # times eight combinations: a million steps
+ROWS, STEPS = 500, 105  # times twenty combinations: a million steps
 
 
-@pytest.mark.parametrize("order", ["fifo", "easy"])
+@pytest.mark.parametrize(
+    ("order", "ageing_s"),
+    [("fifo", np.inf), ("easy", np.inf), ("easy-shortest", np.inf), ("shortest", np.inf), ("shortest", 7200.0)],
+)
 @pytest.mark.parametrize("waiting", [False, True])
 @pytest.mark.parametrize("action", ["node", "gpu"])
-def test_exactly_what_can_be_taken_is_open_and_no_gpu_serves_two_jobs(action: str, waiting: bool, order: str) -> None:  # noqa: FBT001
+def test_exactly_what_can_be_taken_is_open_and_no_gpu_serves_two_jobs(
+    action: str,
+    waiting: bool,  # noqa: FBT001
+    order: str,
+    ageing_s: float,
+) -> None:
     problem = small_problem(64, order=order, waiting=waiting, faults=2)
+    problem = replace(problem, rules=problem.rules._replace(ageing_s=ageing_s))
     batch = Batch(problem, View(action=action, observation="source"), ROWS)
-    rng, waits, stops = np.random.default_rng(6), 0, 0
+    rng, waits, stops, aged = np.random.default_rng(6), 0, 0, 0
     batch.reset()
     for _ in range(STEPS):
         chosen = open_actions(batch.masks, rng)
@@ -25,10 +36,12 @@ def test_exactly_what_can_be_taken_is_open_and_no_gpu_serves_two_jobs(action: st
         waits += int(waiting and (chosen == batch.actions - 1).sum())
         check_masks(batch)
         check_counts(batch.sim)
+        aged += int(batch.sim.state.aged[~batch.ended].sum())
         stops += int(batch.sim.state.stops[batch.ended].sum())
         batch.reset_rows(np.flatnonzero(batch.ended))
     assert stops > 0
     assert (waits > 0) == waiting
+    assert (aged > 0) == np.isfinite(ageing_s)
 
 
 def usable_gpus(sim: Simulation) -> NDArray[np.bool_]:
@@ -47,7 +60,8 @@ def check_masks(batch: Batch) -> None:
     assert not batch.masks[batch.ended].any()
     if batch.problem.rules.waiting:
         first_pick = (state.gpu_job != state.current[:, None]).all(axis=1)
-        assert (batch.masks[going, -1] == ((state.running > 0) & first_pick)[going]).all()
+        may_wait = state.now_s < state.queued_s[np.arange(going.size), state.current] + batch.problem.rules.ageing_s
+        assert (batch.masks[going, -1] == ((state.running > 0) & first_pick & may_wait)[going]).all()
 
 
 def check_counts(sim: Simulation) -> None:

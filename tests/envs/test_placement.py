@@ -8,6 +8,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import RecordEpisodeStatistics
 
+import longshore.envs
 from longshore.cluster.scenarios import stack
 from longshore.cluster.topology import grid_cluster
 from longshore.cluster.workload import workload_of
@@ -84,7 +85,7 @@ def test_a_reset_refuses_what_it_does_not_know(options: dict[str, int], words: s
 @pytest.mark.parametrize("option", ["action", "observation", "reward", "render_mode"])
 def test_an_unknown_option_is_answered_with_the_known_ones(option: str) -> None:
     with pytest.raises(ValueError, match="'neither' is none of"):
-        PlacementEnv(small_problem(), **{option: "neither"})  # type: ignore[arg-type]
+        PlacementEnv(small_problem(), **{option: "neither"})
 
 
 def test_a_closed_action_stands_for_the_next_open_one_above_it_and_is_told() -> None:
@@ -154,13 +155,13 @@ def test_a_scenario_without_a_decision_is_refused() -> None:
 
 
 @pytest.mark.parametrize("action", ["node", "gpu"])
-@pytest.mark.parametrize("waiting", [False, True])
-def test_waiting_is_one_more_action_where_the_rules_have_it(action: str, waiting: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("waiting", ["off", "on"])
+def test_waiting_is_one_more_action_where_it_is_on(action: str, waiting: str) -> None:
     env = PlacementEnv(hand_problem(), action=action, waiting=waiting)
     env.reset()
     items = {"node": 2, "gpu": 4}[action]
-    assert env.action_space == gymnasium.spaces.Discrete(items + waiting)
-    if waiting:
+    assert env.action_space == gymnasium.spaces.Discrete(items + (waiting == "on"))
+    if waiting == "on":
         assert not env.action_masks()[items]  # no job runs
         env.step(0)
         assert env.action_masks()[items]
@@ -168,7 +169,14 @@ def test_waiting_is_one_more_action_where_the_rules_have_it(action: str, waiting
 
 def test_the_rules_say_whether_waiting_is_allowed_if_the_option_does_not() -> None:
     assert PlacementEnv(small_problem(waiting=True)).batch.problem.rules.waiting
-    assert not PlacementEnv(small_problem(waiting=True), waiting=False).batch.problem.rules.waiting
+    assert not PlacementEnv(small_problem(waiting=True), waiting="off").batch.problem.rules.waiting
+
+
+@pytest.mark.parametrize("waiting", ["maybe", True, 1])
+def test_waiting_is_on_or_off_and_nothing_else(waiting: Any) -> None:
+    for make in (gymnasium.make, gymnasium.make_vec):
+        with pytest.raises(ValueError, match=f"waiting is {waiting!r}, expected 'off', 'on', or None"):
+            make(f"{longshore.envs.__name__}:longshore/Placement-v0", problem=small_problem(), waiting=waiting)
 
 
 @pytest.mark.parametrize("action", ["node", "gpu"])

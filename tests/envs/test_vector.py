@@ -32,8 +32,8 @@ def test_make_vec_gives_the_batched_twin() -> None:
 def test_every_row_shows_to_the_bit_what_a_scalar_environment_shows(action: str, observation: str, reward: str) -> None:
     problem = small_problem(scenarios=ROWS * 3 - 1, jobs=3, faults=2, order="easy", waiting=True)
     options = {"action": action, "observation": observation, "reward": reward}
-    batched = PlacementVectorEnv(ROWS, problem, **options)  # type: ignore[arg-type]
-    scalar = [PlacementEnv(problem, **options) for _ in range(ROWS)]  # type: ignore[arg-type]
+    batched = PlacementVectorEnv(ROWS, problem, **options)
+    scalar = [PlacementEnv(problem, **options) for _ in range(ROWS)]
     rng, episodes = np.random.default_rng(1), np.zeros(ROWS, dtype=int)
     seen, infos = batched.reset(seed=0)
     expected = [env.reset(options={"scenario": row}) for row, env in enumerate(scalar)]
@@ -58,8 +58,8 @@ def test_every_row_shows_to_the_bit_what_a_scalar_environment_shows(action: str,
     assert episodes.sum() > ROWS
 
 
-@pytest.mark.parametrize("waiting", [False, True])
-def test_it_answers_what_gymnasiums_own_vector_of_scalar_environments_answers(waiting: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("waiting", ["off", "on"])
+def test_it_answers_what_gymnasiums_own_vector_of_scalar_environments_answers(waiting: str) -> None:
     problem = small_problem(scenarios=1, jobs=6)  # one scenario: the two go through several in another order
 
     def scalar() -> PlacementEnv:

@@ -55,6 +55,7 @@ def outcome(finish_s: NDArray[np.float64], *, stops: int = 0, lost_s: float = 0.
         first_start_s=np.zeros_like(finish_s),
         stops=np.full(finish_s.shape, stops, dtype=np.int32),
         lost_s=np.full(finish_s.shape, lost_s),
+        wait_s=np.zeros_like(finish_s),
         makespan_s=finish_s.max(axis=1),
         busy_gpu_s=(finish_s * GPUS).sum(axis=1),
         down_gpu_s=none,

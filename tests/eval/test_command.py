@@ -15,6 +15,7 @@ from longshore.cluster.errors import InputError
 from longshore.cluster.scenarios import same_jobs
 from longshore.envs.problems import Regime
 from longshore.eval.command import evaluate_request
+from longshore.eval.generated import JobsRequest
 from longshore.eval.setting import EvaluationRequest, setting_of
 from longshore.eval.terminal import Tell
 from tests.eval.runs import scenarios
@@ -22,8 +23,8 @@ from tests.test_cli import HETERO64, register
 
 ASKED = EvaluationRequest(
     policies=(), trace=None, cluster=None, faults=None, regime=Regime(), workloads=3, runs=None, load=None,
-    max_gpus=None, estimates=None, sigma=0.5, seed=1, heuristics=True, report=None, pictures=None, json_out=None,
-    command="longshore evaluate", date="2026-11-21",
+    max_gpus=None, estimates=None, sigma=0.5, drawn=JobsRequest(), seed=1, heuristics=True, report=None,
+    pictures=None, json_out=None, command="longshore evaluate", date="2026-11-21",
 )  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def test_a_checkpoint_may_not_take_the_name_of_a_heuristic(tmp_path: Path) -> No
 def test_two_checkpoints_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     paths = untrained(tmp_path / "a" / "mine.zip"), untrained(tmp_path / "mine.zip")
-    with pytest.raises(InputError, match="two policies have one name"):
+    with pytest.raises(InputError, match="two policies are called 'mine'; rename one of the checkpoints"):
         answer(replace(ASKED, policies=tuple(map(str, paths))))
 
 
@@ -126,6 +127,18 @@ def test_a_short_trace_is_played_whole_and_that_is_said(tmp_path: Path, caplog: 
     assert "2 scenarios of 40 jobs" in said
     assert "only 40 jobs, too few" in caplog.text
     assert "no intervals" in said  # one window only, however often it is drawn
+
+
+def test_fewer_windows_than_asked_for_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trace = tmp_path / "long.csv"  # 300 jobs in its last 30 %: 3 windows of 96
+    rows = "".join(f"j{i},{1 + i % 8},{3600 + i},{i * 60}\n" for i in range(1000))
+    trace.write_text("id,gpus,work_s,submit_s\n" + rows)
+    for cluster in (None, HETERO64):
+        setting = setting_of(replace(ASKED, trace=trace, cluster=cluster, workloads=None, runs=2))
+        assert setting.facts["windows"] == "3 of 24 windows: more would overlap"
+        assert np.unique(same_jobs(setting.problem.scenarios)).size * 2 == setting.problem.scenarios.jobs.size == 6
+    assert "3 of 24 windows: more would overlap" in caplog.text
+    assert "windows" not in setting_of(replace(ASKED, trace=trace, workloads=3)).facts
 
 
 def test_scenarios_with_the_same_jobs_share_a_label() -> None:

@@ -51,15 +51,35 @@ def test_the_interval_of_a_ratio_does_not_depend_on_its_unit(factor: float) -> N
     assert np.allclose(plain, scaled, rtol=1e-9)
 
 
+def test_three_units_get_the_t_interval_of_their_differences() -> None:
+    found = ratio_estimates(np.array([[-1.0, -2.0, -3.0]]), np.ones((1, 3)), confidence=0.95)
+    # Mean -2, standard deviation 1, so the standard error is 1 / sqrt(3) = 0.57735; t(0.975, 2) = 4.30265.
+    assert np.allclose([part[0] for part in found], [-2.0, -2.0 - 2.48414, -2.0 + 2.48414], atol=1e-5)
+
+
+def test_three_units_of_unequal_weight_get_the_t_interval_of_the_linearised_ratio() -> None:
+    found = ratio_estimates(np.array([[2.0, 4.0, 3.0]]), np.array([[1.0, 1.0, 4.0]]), confidence=0.95)
+    # r = 9 / 6 = 1.5; residuals 0.5, 2.5, -3; s = sqrt(3 / 2 * 15.5) / 6 = 0.803638; times 4.30265 is 3.457774.
+    assert np.allclose([part[0] for part in found], [1.5, 1.5 - 3.457774, 1.5 + 3.457774], atol=1e-5)
+
+
+def test_intervals_of_few_units_cover_the_true_mean_as_often_as_they_say() -> None:
+    samples = np.random.default_rng(8).normal(1.0, 1.0, (4000, 3))
+    found = ratio_estimates(samples, np.ones_like(samples), confidence=0.9)
+    assert 0.885 < np.mean((found.low < 1.0) & (found.high > 1.0)) < 0.915
+
+
 def test_one_unit_has_no_interval() -> None:
     found = ratio_estimates(np.array([[6.0]]), np.array([[2.0]]), confidence=0.95)
     assert found.value[0] == 3.0
     assert np.isnan([found.low[0], found.high[0]]).all()
 
 
-def test_a_ratio_to_nothing_is_missing_and_one_that_may_become_so_has_no_interval() -> None:
-    below = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
-    found = ratio_estimates(np.ones((2, 3)), below, confidence=0.95)
+@pytest.mark.parametrize("units", [3, 12])
+def test_a_ratio_to_nothing_is_missing_and_one_that_may_become_so_has_no_interval(units: int) -> None:
+    below = np.zeros((2, units))
+    below[1, -1] = 2.0
+    found = ratio_estimates(np.ones((2, units)), below, confidence=0.95)
     assert np.isnan(found.value[0])
-    assert found.value[1] == 1.5
+    assert found.value[1] == units / 2
     assert np.isnan([found.low, found.high]).all()

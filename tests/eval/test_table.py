@@ -66,10 +66,10 @@ def test_times_are_shown_in_a_unit_that_suits_them(scale: float, unit: str) -> N
     assert rows(found)[0].cells[0].text == "10.0 ±0.0"
 
 
-def test_the_caption_says_when_intervals_are_missing_or_too_narrow() -> None:
+def test_the_caption_says_which_intervals_there_are() -> None:
     assert "no intervals" in caption(comparison(1))
-    assert "too narrow" in caption(comparison(5))
-    assert "too narrow" not in caption(comparison(12))
+    assert "means with 95 % t-intervals." in caption(comparison(9))
+    assert "means with 95 % bootstrap intervals." in caption(comparison(10))
 
 
 def test_a_policy_that_is_better_everywhere_has_no_losses() -> None:

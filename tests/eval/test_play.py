@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longshore.agents.checkpoint import load_policy
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.protocol import Policy
+from longshore.cluster.outcome import Outcome
+from longshore.eval.play import play_all
+from tests.envs.random_play import small_problem
+
+HETERO64 = Path(__file__).parents[2] / "checkpoints" / "hetero64.zip"
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4])
+def test_scenarios_played_in_chunks_end_as_those_played_at_once(chunk: int) -> None:
+    problem = small_problem(8, faults=2, order="easy")
+    policies: list[Policy] = [HEURISTICS["random"], load_policy(HETERO64)]
+    whole, parts = (play_all(problem, policies, chunk=size) for size in (100, chunk))
+    for policy in policies:
+        for name in Outcome._fields:
+            one, other = (getattr(outcomes[policy.name], name) for outcomes in (whole, parts))
+            assert one.shape[0] == 8
+            assert np.array_equal(one, other), name
+
+
+def test_each_chunk_is_told_before_it_is_played() -> None:
+    told: list[tuple[str, int]] = []
+    policies = [HEURISTICS["pack"], HEURISTICS["eft"]]
+    play_all(small_problem(7), policies, lambda *stand: told.append(stand), chunk=3)
+    assert told == [(name, played) for name in ("pack", "eft") for played in (0, 3, 6)]
