@@ -82,9 +82,11 @@ def _record(decisions: int) -> Record:
 
 def _joined(records: tuple[Record, ...]) -> Record:
     """Return the decisions of several records in one."""
-    columns = zip(*(tuple(array[: record.size[0]] for array in record[:-1]) for record in records), strict=True)
-    arrays = [np.concatenate(column) for column in columns]
-    return Record(*arrays, np.array([arrays[0].shape[0]]))
+    fields = {
+        name: np.concatenate([getattr(record, name)[: record.size[0]] for record in records])
+        for name in Record._fields[:-1]
+    }
+    return Record(**fields, size=np.array([fields["row"].size]))
 
 
 def advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
