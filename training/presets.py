@@ -40,6 +40,7 @@ class GroupParameters:
     group_learning_rate: float = 1e-3  # falls linearly to 0
     group_clip: float = 0.2
     group_entropy: float = 0.02
+    group_lag: float = 0.95  # weight of each further decision in advantages
 
 
 @dataclass(frozen=True, slots=True)
