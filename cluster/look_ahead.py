@@ -6,8 +6,11 @@ Each job starts as soon as enough GPUs are free, on the quick set (node_sets.py)
 import math
 
 from .compiled import kernel
+from .order import estimated_work_s
 from .node_sets import imagine_end, imagine_now, quick_set
 from .state import AHEAD, Simulation
+
+PATIENCE = 0.4
 
 
 @kernel
@@ -78,6 +81,43 @@ def imagine_move(sim: Simulation, row: int, move: int) -> tuple[float, int, int]
 
 
 @kernel
+def _wait_for_better(
+    sim: Simulation, row: int, places: int, job: int, time_s: float, at: int, usable: int
+) -> tuple[float, int, int]:
+    """Let time pass to the end that `patient` would wait for; return the time, the next end and the usable GPUs."""
+    if not sim.rules.waiting:
+        return time_s, at, usable
+    state = sim.state
+    nodes = state.free.shape[1]
+    scenario = state.scenario[row]
+    now_s, before_at, before_usable = time_s, at, usable
+    run_s = quick_set(sim, row, job)[0]
+    least_s = estimated_work_s(sim, row, job) / sim.traits.max_speed[scenario]
+    best_s, most_s = time_s, 0.0
+    for node in range(nodes):
+        state.kept_free[row, node] = state.trial_free[row, node]
+    for place in range(places):
+        state.kept_size[row, place] = state.ahead_size[row, place]
+    tries = 0
+    while tries < 4:
+        time_s, at, usable = _release(sim, row, places, at, state.running[row], usable)
+        if time_s == math.inf or PATIENCE * (run_s - least_s) - (time_s - now_s) <= most_s:
+            break
+        gain_s = PATIENCE * (run_s - quick_set(sim, row, job)[0]) - (time_s - now_s)
+        if gain_s > most_s:
+            best_s, most_s = time_s, gain_s
+        tries += 1
+    for node in range(nodes):
+        state.trial_free[row, node] = state.kept_free[row, node]
+    for place in range(places):
+        state.ahead_size[row, place] = state.kept_size[row, place]
+    time_s, at, usable = now_s, before_at, before_usable
+    while time_s < best_s:
+        time_s, at, usable = _release(sim, row, places, at, state.running[row], usable)
+    return time_s, at, usable
+
+
+@kernel
 def imagine_queue(sim: Simulation, row: int, time_s: float, at: int, usable: int) -> int:
     """Imagine the next jobs after a move, whose `imagine_move` gave the arguments; return how many jobs have a place.
 
@@ -97,6 +137,7 @@ def imagine_queue(sim: Simulation, row: int, time_s: float, at: int, usable: int
             state.ahead_start_s[row, places] = math.inf
             state.ahead_end_s[row, places] = math.inf
             return places + 1
+        time_s, at, usable = _wait_for_better(sim, row, places, job, time_s, at, usable)
         run_s, _, size = quick_set(sim, row, job)
         _imagine_start(sim, row, places, job, time_s, run_s, size)
         usable -= gpus[job]

@@ -80,6 +80,8 @@ class State(NamedTuple):
     ahead_start_s: Floats  # (rows, ahead) start, inf if never
     ahead_end_s: Floats  # (rows, ahead) end
     ahead_job: Ints  # (rows, ahead)
+    kept_free: Ints  # (rows, nodes)
+    kept_size: Ints  # (rows, AHEAD)
     ahead_size: Ints  # (rows, ahead) nodes, 0 once its GPUs are free again
     ahead_node: Ints  # (rows, ahead x nodes)
     ahead_gives: Ints  # (rows, ahead x nodes) GPUs that each of them gives
@@ -183,13 +185,13 @@ AHEAD = 7  # the move's own job, and six more
 _PER = {
     "nodes": (
         "free", "taken", "trial_free", "trial_order", "trial_bit", "trial_run_s", "trial_speed", "trial_set",
-        "best_set", "node_class",
+        "best_set", "node_class", "kept_free",
     ),
     "offers": ("offer_s", "offer_hole", "offer_size", "offer_sign"),
     "offer_nodes": ("offer_node",),
     "moves": ("move_job", "move_delay_s", "move_s", "move_hole", "move_size", "move_sign"),
     "move_nodes": ("move_node",),
-    "ahead": ("ahead_start_s", "ahead_end_s", "ahead_job", "ahead_size"),
+    "ahead": ("ahead_start_s", "ahead_end_s", "ahead_job", "ahead_size", "kept_size"),
     "ahead_nodes": ("ahead_node", "ahead_gives"),
     "gpus": ("gpu_job", "gpu_down", "gpu_next"),
     "sources": ("source_s", "source_since_s", "source_k", "source_failed", "source_heap", "source_place"),
