@@ -180,7 +180,8 @@ class Simulation:
 MOVES = 16  # at most so many moves are compared at a decision
 FINISH_OFFERS, TIGHT_OFFERS, SLOW_OFFERS = 7, 3, 2
 OFFERS = FINISH_OFFERS + TIGHT_OFFERS + SLOW_OFFERS
-AHEAD = 7  # the move's own job, and six more
+AHEAD = 33  # jobs that are imagined, the move's own first
+SHOWN = 7  # of which so many are shown one by one
 
 _PER = {
     "nodes": (

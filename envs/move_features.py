@@ -9,7 +9,7 @@ from ..cluster.compiled import kernel
 from ..cluster.look_ahead import imagine_move, imagine_queue
 from ..cluster.moves import is_wait, list_moves
 from ..cluster.order import estimated_work_s, may_wait
-from ..cluster.state import AHEAD, MOVES, Simulation
+from ..cluster.state import AHEAD, MOVES, SHOWN, Simulation
 from .features import time_unit_s
 from .layout import CLIP
 from .move_layout import MOVE_FEATURES, MOVE_GLOBALS, QUANTILES, SIZES
@@ -228,9 +228,10 @@ def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: 
             if state.ahead_end_s[row, place] < math.inf:
                 sum_s += state.ahead_end_s[row, place] - now_s
                 latest_s = max(latest_s, state.ahead_end_s[row, place] - now_s)
-        out[at, column] = start
-        out[at, column + 1] = end
-        column += 2
+        if place < SHOWN:
+            out[at, column] = start
+            out[at, column + 1] = end
+            column += 2
     out[at, first + AHEAD_SUM] = _clip(sum_s / unit_s / AHEAD)
     out[at, first + AHEAD_SUM + 1] = _clip(latest_s / unit_s)
 

@@ -6,7 +6,7 @@ delay + run time, expected faults included. The jobs ahead are those that cluste
 that the list does not have are zero.
 """
 
-from ..cluster.state import AHEAD
+from ..cluster.state import SHOWN
 
 SIZES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
 QUANTILES = 5  # of the nodes' drain times: least, quarters, most
@@ -62,7 +62,7 @@ MOVE_FEATURES = (
     "left_largest",  # most usable GPUs then left on a node, over the size of the largest
     "left_empty",  # wholly free nodes then left, as a share of all
     "takes_lemon",  # share of its GPUs on lemons
-    *(f"{name}_{job}" for job in range(1, AHEAD) for name in ("ahead_start", "ahead_end")),  # CLIP if never, 0 if none
+    *(f"{name}_{job}" for job in range(1, SHOWN) for name in ("ahead_start", "ahead_end")),  # CLIP if never, 0 if none
     "ahead_sum",  # sum of the ends ahead, its own finish included, over 7
     "ahead_last",  # last of all ends, those of running jobs included
     "ahead_sum_over_base",
