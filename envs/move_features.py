@@ -17,6 +17,7 @@ from .move_layout import MOVE_FEATURES, MOVE_GLOBALS, QUANTILES, SIZES
 Rows = NDArray[np.float32]
 MOVE_GLOBAL_COUNT, MOVE_COUNT = len(MOVE_GLOBALS), len(MOVE_FEATURES)
 SCANNED = 256  # jobs of the queue that are looked at one by one
+NO_LARGE = 5  # jobs that are told to be before the next large one where there is none
 
 (
     USABLE, BUSY, DOWN, USABLE_FASTEST, LARGEST_FREE, QUEUED, BY_SIZE, NEXT_END, LAST_END, RUNNING, DRAIN, NEXT_LARGE,
@@ -75,7 +76,7 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
     for place in range(SIZES):
         out[at, BY_SIZE + place] = _clip(out[at, BY_SIZE + place])
     if large < 0:
-        out[at, NEXT_LARGE] = math.log1p(float(place)) / 4.0
+        out[at, NEXT_LARGE] = math.log1p(float(NO_LARGE)) / 4.0
     out[at, NEXT_LARGE + 1] = gpus[large] / cluster_gpus if large >= 0 else 0.0
     out[at, LONGEST] = _clip(longest_s / unit_s)
     out[at, LONGEST + 1] = gpus[longest] / cluster_gpus if longest >= 0 else 0.0
