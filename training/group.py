@@ -101,7 +101,9 @@ def advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
     runs = cost.shape[1]
     gains = (cost.mean(axis=1, keepdims=True) - cost) * (runs / (runs - 1))
     spread = float(gains.std())
-    scaled: NDArray[np.float64] = gains / spread if spread > 0.0 else np.zeros_like(gains)
+    # 1e-12: where all runs cost the same, rounding leaves gains that would be blown up
+    differs = spread > 1e-12 * float(np.abs(cost).mean())
+    scaled: NDArray[np.float64] = gains / spread if differs else np.zeros_like(gains)
     return scaled
 
 
@@ -227,13 +229,17 @@ def learn_by_groups(problem: Problem, keeper: Keeper) -> int:
     learner = GroupLearner(problem, keeper)
     if (keeper.folder / SNAPSHOT).exists():
         learner.load()
-    keeper.begin(learner.steps)
-    while learner.steps < keeper.config.steps and not keeper.interrupted:
+    begun, total = learner.steps, keeper.config.steps
+    keeper.begin(begun)
+    while learner.steps < total and not keeper.interrupted:
         learner.update()
-        over = learner.steps >= keeper.config.steps or keeper.interrupted
-        if over or keeper.is_due(learner.steps):
-            # A stop is no validation that an uninterrupted run would have had.
-            keeper.validate(learner.network, learner.steps, for_best=not keeper.interrupted)
+        if keeper.is_due(learner.steps):
+            keeper.validate(learner.network, learner.steps)
             learner.save()
+        keeper.note(learner.steps)
+    if learner.steps > begun:
+        # A stop is no validation that an uninterrupted run would have had.
+        keeper.validate(learner.network, learner.steps, for_best=learner.steps >= total)
+        learner.save()
         keeper.note(learner.steps)
     return learner.steps
