@@ -60,6 +60,11 @@ def test_observations_of_moves_are_finite_and_within_their_bounds_and_all_and_on
         assert batch.masks[0].sum() == batch.sim.state.moves[0]
 
 
+def test_the_sources_observation_of_candidates_is_refused() -> None:
+    with pytest.raises(ValueError, match="'source' describes no candidates"):
+        View(action="candidate", observation="source")
+
+
 def test_extreme_numbers_stay_within_the_bounds() -> None:
     problem = small_problem(waiting=True)
     work_s = np.where(np.arange(problem.scenarios.work_s.shape[1]) % 2, 1e-3, 1e12) + 0.0 * problem.scenarios.work_s
