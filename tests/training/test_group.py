@@ -61,7 +61,8 @@ def test_an_advantage_is_what_a_run_does_better_than_the_mean_of_the_others() ->
     got = advantages(np.array([[8.0, 10.0, 12.0], [5.0, 5.0, 5.0]]))
     spread = np.sqrt((9.0 + 9.0) / 6.0)
     assert got == pytest.approx(np.array([[3.0, 0.0, -3.0], [0.0, 0.0, 0.0]]) / spread)
-    assert (advantages(np.full((2, 3), 0.1)) == 0.0).all()  # of which the mean is not 0.1, by rounding
+    alike = np.repeat([[0.1], [0.7], [1.0]], 3, axis=1)  # by rounding, the means are others
+    assert (advantages(alike) == 0.0).all()
 
 
 COSTS = arrays.arrays(
