@@ -113,10 +113,10 @@ def test_the_gradient_is_that_of_reinforce_where_the_network_is_the_one_that_pla
     parameters = GroupParameters(groups=2, runs=2, group_entropy=0.0)
     learner = learner_of(tmp_path, small_problem(waiting=True), config(1, group=parameters))
     record = collected(learner)
-    rows = np.arange(16)
+    rows = list(range(16))
     gains = torch.linspace(-2.0, 1.0, int(record.size[0]))
     policy = [tensor for name, tensor in learner.network.named_parameters() if not name.startswith("value")]
-    loss = learner._loss([torch.from_numpy(array) for array in record[:-1]], gains, torch.from_numpy(rows))
+    loss = learner._loss([torch.from_numpy(array) for array in record[:-1]], gains, torch.tensor(rows))
     got = torch.autograd.grad(loss, policy)
     chosen = [log_probabilities(learner.network, record, at)[record.chosen[at]] for at in rows]
     expected = torch.autograd.grad(-(torch.stack(chosen) * gains[:16]).sum(), policy)
