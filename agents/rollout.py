@@ -95,11 +95,15 @@ class Rollout:
         for future in range(self.search.futures):
             copy_row(imagined, PRESENT, FUTURE)
             draw_future(imagined, self._seed(sim, row, future))
-            base_s = self._cost_s(imagined, -1)
-            for move in range(moves):
+            base_s = 0.0
+            for move in range(-1, moves):  # the base's own choice first
                 if time.perf_counter() - began > self.search.budget_s:
                     return gains[:future]
-                gains[future, move] = base_s - self._cost_s(imagined, move)
+                cost_s = self._cost_s(imagined, move)
+                if move < 0:
+                    base_s = cost_s
+                else:
+                    gains[future, move] = base_s - cost_s
         return gains
 
     def _seed(self, sim: Simulation, row: int, future: int) -> int:

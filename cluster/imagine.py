@@ -103,11 +103,11 @@ def draw_future(imagined: Simulation, seed: int) -> None:
     state, process = imagined.state, imagined.process
     imagined.scenarios.fault_seed[0] = seed
     now_s = state.now_s[FUTURE]
-    count = 0
+    count, k = 0, 0
     for source in range(state.source_s.shape[1]):
         rate = imagined.scenarios.source_rate_per_s[0, source]
-        k = state.source_k[FUTURE, source]
         passed_s = now_s - state.source_since_s[FUTURE, source]
+        state.source_k[FUTURE, source] = k  # counted anew, so that nothing hangs on counters of the true process
         state.source_place[FUTURE, source] = -1
         if state.source_failed[FUTURE, source] == 1:
             left_s = _repair_left_s(seed, source, k, passed_s, process.repair_mean_s, process.repair_sigma)

@@ -60,8 +60,9 @@ def _sign(sim: Simulation, row: int, count: int) -> int:
     state = sim.state
     total = 0
     for place in range(count):
-        mixed = (state.node_class[row, state.trial_set[row, place]] + 1) * MULTIPLIER
-        total += (mixed ^ (mixed >> 29)) & 0xFFFFFFFFFFFF
+        number = int(state.node_class[row, state.trial_set[row, place]]) + 1
+        mixed = (number * MULTIPLIER) & 0xFFFFFFFFFFFF  # compiled code wraps at 64 bits, plain Python does not
+        total += mixed ^ (mixed >> 29)
     return total
 
 

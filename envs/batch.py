@@ -49,8 +49,9 @@ class View:
     """How a policy sees and acts.
 
     Args:
-        action: `gpu` (one GPU a step, SPEC R4) or `node` (one node a step, which gives as many free GPUs as needed).
-        observation: `source` (SPEC R2) or `full` (envs/layout.py).
+        action: `gpu` (one GPU a step, SPEC R4), `node` (one node a step, which gives as many free GPUs as needed) or
+            `candidate` (a whole placement or wait out of a short list, cluster/moves.py).
+        observation: `source` (SPEC R2) or `full` (envs/layout.py); `candidate` has its own, envs/move_layout.py.
         reward: `dt`, `potential` or `jct` (envs/rewards.py).
     """
 
@@ -62,6 +63,8 @@ class View:
         for value, known in ((self.action, ACTIONS), (self.observation, OBSERVATIONS), (self.reward, REWARDS)):
             if value not in known:
                 raise ValueError(f"{value!r} is none of {', '.join(known)}")
+        if self.action == "candidate" and self.observation == "source":
+            raise ValueError("the observation 'source' describes no candidates; take 'full', or the action 'gpu'")
 
 
 def ideal_time_s(problem: Problem) -> NDArray[np.float64]:

@@ -59,23 +59,21 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
     cluster_gpus = state.gpu_job.shape[1]
     for place in range(SIZES):
         out[at, BY_SIZE + place] = 0.0
-    large, longest, longest_s = -1, -1, 0.0
+    large, before, longest, longest_s = -1, 0, -1, 0.0
     job, place = state.head[row], 0
     while job >= 0 and place < SCANNED:
         work_s = estimated_work_s(sim, row, job)
         out[at, BY_SIZE + _size_class(gpus[job])] += work_s * gpus[job] / (4.0 * unit_s * cluster_gpus)
         if job != current:
             if large < 0 and gpus[job] >= size:
-                large = job
-                out[at, NEXT_LARGE] = math.log1p(float(place)) / 4.0
+                large, before = job, place
             if work_s > longest_s:
                 longest, longest_s = job, work_s
         place += 1
         job = state.next_job[row, job]
-    for place in range(SIZES):
-        out[at, BY_SIZE + place] = _clip(out[at, BY_SIZE + place])
-    if large < 0:
-        out[at, NEXT_LARGE] = math.log1p(float(place)) / 4.0
+    out[at, NEXT_LARGE] = math.log1p(float(before if large >= 0 else place)) / 4.0
+    for kind in range(SIZES):
+        out[at, BY_SIZE + kind] = _clip(out[at, BY_SIZE + kind])
     out[at, NEXT_LARGE + 1] = gpus[large] / cluster_gpus if large >= 0 else 0.0
     out[at, LONGEST] = _clip(longest_s / unit_s)
     out[at, LONGEST + 1] = gpus[longest] / cluster_gpus if longest >= 0 else 0.0

@@ -31,7 +31,7 @@ MOVE_GLOBALS = (
     "last_end",  # time until the last expected end, 0 if none runs
     "running_gpu_time",  # GPU-time that running jobs are expected to take still, over GPUs of the cluster x unit
     *(f"drain_{quantile}" for quantile in range(QUANTILES)),  # time until a node's last job is expected to end
-    "next_large",  # jobs of the queue before the first that needs as many GPUs as the largest node, logarithm as above
+    "next_large",  # jobs of the queue before the next that fills the largest node, all if none does, logarithm as above
     "next_large_gpus",  # its GPUs, over those of the cluster
     "longest",  # longest estimated work in the queue, the job that is due left out
     "longest_gpus",  # its GPUs, over those of the cluster

@@ -14,11 +14,12 @@ from .picture import PICTURES
 
 
 class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Placement of jobs on one cluster, one GPU or node a step; `longshore/Placement-v0` (docs/environments.md).
+    """Placement of jobs on one cluster, a GPU, node or move a step; `longshore/Placement-v0` (docs/environments.md).
 
     Observation: Box of shape (size,), see envs/layout.py. Action: Discrete, a GPU or a node, and waiting as the last
-    one where the rules allow it. Reward: see envs/rewards.py; the best gamma is 1. An episode is one scenario: it
-    terminates when all jobs have ended and is truncated at the rules' time limit.
+    one where the rules allow it; or a move of the list (docs/policies.md, Moves). Reward: see envs/rewards.py; the best
+    gamma is 1. An episode is one scenario: it terminates when all jobs have ended and is truncated at the rules' time
+    limit.
 
     `info["action_mask"]` (int8, 1 is open) says which actions can be taken, and so does `action_masks()` for
     sb3-contrib. A closed action stands for the nearest open one above it, the first after the last, and
@@ -30,8 +31,8 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     Args:
         problem: What is played; the preset `hetero64` if left out.
-        action: `node` or `gpu`.
-        observation: `full` or `source`.
+        action: `node`, `gpu` or `candidate`.
+        observation: `full`, or `source` but for candidates.
         reward: `potential`, `dt` or `jct`.
         waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
             out.
@@ -77,7 +78,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self.batch.observations[0].copy(), {"action_mask": self._mask()}
 
     def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Take a GPU or a node for the job that is due, or wait.
+        """Take a GPU, a node or a whole move for the job that is due, or wait.
 
         Raises:
             ValueError: If the number is no action.

@@ -30,8 +30,8 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
     Args:
         num_envs: Environments.
         problem: What is played; the preset `hetero64` if left out.
-        action: `node` or `gpu`.
-        observation: `full` or `source`.
+        action: `node`, `gpu` or `candidate`.
+        observation: `full`, or `source` but for candidates.
         reward: `potential`, `dt` or `jct`.
         waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
             out.

@@ -158,7 +158,8 @@ class GroupLearner:
             self.parameters.group_lag, np.empty((groups * runs, width)), np.empty((groups, width)), gains,
         )  # fmt: skip
         choices = record.moves > 1
-        spread = float(gains[choices].std())
+        # 1e-9: where all runs cost the same, rounding leaves gains that would be blown up
+        spread = max(float(gains[choices].std()), 1e-9)
         left_after = (cost_s[record.row] - record.spent_s) / record.unit_s
         self.error = float(np.abs(left_after - left).mean() / left_after.mean())
         return Batch(
@@ -246,13 +247,17 @@ def learn_by_groups(problem: Problem, keeper: Keeper) -> int:
     learner = GroupLearner(problem, keeper)
     if (keeper.folder / SNAPSHOT).exists():
         learner.load()
-    keeper.begin(learner.steps)
-    while learner.steps < keeper.config.steps and not keeper.interrupted:
+    begun, total = learner.steps, keeper.config.steps
+    keeper.begin(begun)
+    while learner.steps < total and not keeper.interrupted:
         learner.update()
-        over = learner.steps >= keeper.config.steps or keeper.interrupted
-        if over or keeper.is_due(learner.steps):
-            # A stop is no validation that an uninterrupted run would have had.
-            keeper.validate(learner.network, learner.steps, for_best=not keeper.interrupted)
+        if keeper.is_due(learner.steps):
+            keeper.validate(learner.network, learner.steps)
             learner.save()
+        keeper.note(learner.steps)
+    if learner.steps > begun:
+        # A stop is no validation that an uninterrupted run would have had.
+        keeper.validate(learner.network, learner.steps, for_best=learner.steps >= total)
+        learner.save()
         keeper.note(learner.steps)
     return learner.steps

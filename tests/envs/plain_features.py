@@ -132,7 +132,7 @@ def plain_features(batch: Batch, row: int) -> NDArray[np.float32]:
     seen = Decision(batch, row)
     completions = {node: seen.completion(node) for node in seen.most_usable_first()}
     best = min(completions.values(), key=lambda found: found[0])
-    values = _globals(seen, best)
+    values = plain_globals(seen, best)
     features = [values[name] for name in GLOBALS]
     of_node = [_node(seen, node, completions.get(node), best[0]) for node in seen.nodes]
     if batch.view.action == "node":
@@ -144,7 +144,7 @@ def plain_features(batch: Batch, row: int) -> NDArray[np.float32]:
     return np.array([clipped(value) for value in features], dtype=np.float32)
 
 
-def _globals(seen: Decision, best: Completion) -> dict[str, float]:
+def plain_globals(seen: Decision, best: Completion) -> dict[str, float]:
     job, gpus, cluster_gpus = seen.job, seen.gpus[seen.job], len(seen.gpu_node)
     largest, high = max(seen.size.values()), max(seen.speed)
     ends = {other: seen.time_left_s(other) / seen.unit_s for other in seen.started}

@@ -12,7 +12,8 @@ from longshore.envs.placement import PlacementEnv
 from tests.envs.random_play import small_problem
 
 NAME = "longshore/Placement-v0"
-OPTIONS = list(product(("node", "gpu"), ("full", "source"), ("potential", "dt", "jct"), ("off", "on")))
+SEEN = (("node", "full"), ("node", "source"), ("gpu", "full"), ("gpu", "source"), ("candidate", "full"))
+OPTIONS = [(*seen, *rest) for seen, *rest in product(SEEN, ("potential", "dt", "jct"), ("off", "on"))]
 
 
 @pytest.mark.parametrize(("action", "observation", "reward", "waiting"), OPTIONS)

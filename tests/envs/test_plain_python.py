@@ -25,7 +25,7 @@ def episode_digest(action: str) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("action", ["node", "gpu"])
+@pytest.mark.parametrize("action", ["node", "gpu", "candidate"])
 def test_plain_python_plays_what_compiled_code_plays_to_the_bit(action: str) -> None:
     code = f"from tests.envs.test_plain_python import episode_digest; print(episode_digest({action!r}))"
     plain = subprocess.run(

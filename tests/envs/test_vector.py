@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from longshore.envs.placement import PlacementEnv
 from longshore.envs.vector import PlacementVectorEnv
 from tests.envs.random_play import open_actions, small_problem
+from tests.envs.test_checkers import SEEN
 
 ROWS = 6
 
@@ -26,8 +27,7 @@ def test_make_vec_gives_the_batched_twin() -> None:
     assert type(gymnasium.make_vec("longshore/Placement-v0", num_envs=2)) is PlacementVectorEnv
 
 
-@pytest.mark.parametrize("action", ["node", "gpu"])
-@pytest.mark.parametrize("observation", ["full", "source"])
+@pytest.mark.parametrize(("action", "observation"), SEEN)
 @pytest.mark.parametrize("reward", ["dt", "potential", "jct"])
 def test_every_row_shows_to_the_bit_what_a_scalar_environment_shows(action: str, observation: str, reward: str) -> None:
     problem = small_problem(scenarios=ROWS * 3 - 1, jobs=3, faults=2, order="easy", waiting=True)

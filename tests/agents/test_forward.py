@@ -1,0 +1,142 @@
+"""The compiled network over moves against PyTorch, and all ways to play by it against each other."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.agents.checkpoint import network_of, schema_of
+from longshore.agents.forward import moves_weights, score_moves
+from longshore.agents.moves_policy import MovesPolicy
+from longshore.agents.networks import MovesNetwork
+from longshore.cluster.engine import advance, reset, start, wait
+from longshore.cluster.order import may_wait
+from longshore.cluster.outcome import Event
+from longshore.cluster.scenarios import ORDERS
+from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.cluster.state import MOVES, Simulation
+from longshore.envs.batch import Batch, Problem, View
+from tests.compiled_runs import compiled, play_policy, read_out
+from tests.envs.random_play import problem_of, small_problem
+from tests.plain_moves import decisions
+from tests.strategies import Case, cases
+
+SHARPEN = 100.0  # an untrained network's logits hardly differ: rounding must not decide
+
+
+def sharp_policy(seed: int, *, waits: bool) -> MovesPolicy:
+    """Return a policy of random weights whose logits lie well apart."""
+    schema = schema_of(
+        algorithm="group", network="moves", action="candidate", observation="full", waiting=waits, node_gpus=(8,) * 8
+    )
+    torch.manual_seed(seed)
+    network = network_of(schema)
+    assert isinstance(network, MovesNetwork)
+    with torch.no_grad():
+        network.score.weight *= SHARPEN
+    return MovesPolicy("sharp", schema, network)
+
+
+def case_of(problem: Problem, row: int) -> Case:
+    return Case(problem.cluster, problem.scenarios, row, problem.process, problem.rules)
+
+
+@settings(max_examples=40)
+@given(cases() | cases(nodes=(9, 12)), st.integers(0, 2**32 - 1))
+def test_the_compiled_forward_pass_gives_the_networks_logits(case: Case, seed: int) -> None:
+    policy = sharp_policy(seed, waits=True)
+    weights, logits = moves_weights(policy.network), np.zeros((1, MOVES), dtype=np.float32)  # type: ignore[arg-type]
+    for batch in decisions(problem_of(case), case.row, seed):
+        moves = int(batch.sim.state.moves[0])
+        score_moves(weights, batch.observations, 0, moves, logits)
+        with torch.inference_mode():
+            expected = policy.network(torch.from_numpy(batch.observations))[0].numpy()
+        np.testing.assert_allclose(logits[0, :moves], expected[0, :moves], rtol=1e-4, atol=1e-4)
+
+
+def play_one_by_one(case: Case, policy: MovesPolicy) -> list[Event]:
+    sim = compiled(case)
+    reset(sim, 0, case.row)
+    while advance(sim, 0):
+        if policy.place(sim, 0):
+            start(sim, 0)
+        else:
+            assert may_wait(sim, 0)
+            wait(sim, 0)
+    return read_out(sim)[0]
+
+
+def play_on_from_the_middle(case: Case, policy: MovesPolicy) -> list[Event]:
+    sim = compiled(case)
+    reset(sim, 0, case.row)
+    for _ in range(3):
+        if not advance(sim, 0):
+            break
+        if policy.place(sim, 0):
+            start(sim, 0)
+        else:
+            wait(sim, 0)
+    policy.play_on(sim, 0)
+    return read_out(sim)[0]
+
+
+def play_in_an_environment(case: Case, policy: MovesPolicy) -> list[Event]:
+    """Take the move of the largest logit, as PyTorch reckons it, in a batch of one row."""
+    batch = Batch(problem_of(case), View(action="candidate"), 1)
+    batch.sim = compiled(case)  # which keeps its events
+    batch.reset(case.row)
+    while batch.masks[0].any():
+        batch.step(policy.choose(batch.observations, batch.masks))
+    return read_out(batch.sim)[0]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("waiting", [False, True])
+def test_all_ways_to_play_lead_to_the_same_events(order: str, *, waiting: bool) -> None:
+    problem = small_problem(8, nodes=5, jobs=24, order=order, waiting=waiting, faults=4)
+    waits = 0
+    for row in range(8):
+        case, policy = case_of(problem, row), sharp_policy(row, waits=True)
+        events = play_policy(case, policy)[0]
+        assert play_one_by_one(case, policy) == events
+        assert play_on_from_the_middle(case, policy) == events
+        assert play_in_an_environment(case, policy) == events
+        waits += play_policy(case, policy)[1].decisions[0] > sum(event.kind == "start" for event in events)
+    if order == "fifo":  # elsewhere placements that are refused are decisions too
+        assert (waits > 0) == waiting
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_rows_that_are_played_side_by_side_play_as_each_does_alone(*, waiting: bool) -> None:
+    problem, policy = small_problem(8, jobs=24, order="easy", waiting=waiting, faults=4), sharp_policy(5, waits=True)
+    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=8)
+    policy.play(sim, np.arange(8))
+    alone = [play_policy(case_of(problem, row), policy)[1].finish_s[0] for row in range(8)]
+    assert (outcome_of(sim).finish_s == np.array(alone)).all()
+
+
+def test_a_policy_that_never_learned_to_wait_takes_its_best_move_that_does_not() -> None:
+    problem, policy = small_problem(8, jobs=24, waiting=True, faults=4), sharp_policy(0, waits=False)
+    waiting = sharp_policy(0, waits=True)
+    differ = 0
+    for row in range(8):
+        events, outcome = play_policy(case_of(problem, row), policy)
+        assert outcome.decisions[0] == sum(event.kind == "start" for event in events)
+        differ += events != play_policy(case_of(problem, row), waiting)[0]
+    assert differ > 0
+
+
+def finishes_s(sim: Simulation, policy: MovesPolicy) -> np.ndarray:
+    policy.play(sim, np.arange(4))
+    return outcome_of(sim).finish_s
+
+
+def test_later_changes_of_the_network_do_not_reach_the_policy() -> None:
+    problem, policy = small_problem(4), sharp_policy(1, waits=False)
+    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=4)
+    before = finishes_s(sim, policy)
+    with torch.no_grad():
+        for parameter in policy.network.parameters():
+            parameter.neg_()
+    assert (finishes_s(sim, policy) == before).all()

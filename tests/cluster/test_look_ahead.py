@@ -1,0 +1,103 @@
+"""What a move leads to, against its plain version, and on a case worked by hand."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.cluster.engine import advance, start
+from longshore.cluster.look_ahead import imagine_move, imagine_queue
+from longshore.cluster.moves import list_moves, pick_move
+from longshore.cluster.state import AHEAD, Simulation
+from longshore.cluster.topology import grid_cluster
+from longshore.envs.batch import Batch
+from tests.compiled_runs import at_first_decision
+from tests.envs.plain_features import Decision
+from tests.envs.random_play import problem_of, small_problem
+from tests.plain_moves import Ahead, decisions, listed, look_ahead
+from tests.strategies import Case, cases
+from tests.test_reference import hand_case
+
+
+def imagined(sim: Simulation, move: int) -> tuple[list[int], list[Ahead]]:
+    """Return the usable GPUs of each node when a move has started, and the jobs ahead."""
+    begin = imagine_move(sim, 0, move)
+    left = sim.state.trial_free[0].tolist()
+    count, state = imagine_queue(sim, 0, *begin), sim.state
+    ahead = [
+        Ahead(int(state.ahead_job[0, place]), float(state.ahead_start_s[0, place]), float(state.ahead_end_s[0, place]))
+        for place in range(count)
+    ]
+    return left, ahead
+
+
+def agree(batches: Iterator[Batch]) -> int:
+    """Compare every move of every decision with its plain version; return the number of jobs ahead."""
+    compared = 0
+    for batch in batches:
+        seen = Decision(batch, 0)
+        for number, move in enumerate(listed(batch.sim, 0)):
+            (left, ahead), (plain_left, plain_ahead) = imagined(batch.sim, number), look_ahead(seen, move)
+            assert left == list(plain_left.values())
+            assert [it.start_s for it in ahead] == pytest.approx([it.start_s for it in plain_ahead], rel=1e-9)
+            assert [it.end_s for it in ahead] == pytest.approx([it.end_s for it in plain_ahead], rel=1e-9)
+            # The job that never starts has no place of its own.
+            known = [job for job, _, end_s in ahead if end_s < math.inf]
+            assert known == [job for job, _, end_s in plain_ahead if end_s < math.inf]
+            compared += len(ahead)
+    return compared
+
+
+@settings(max_examples=60)
+@given(cases() | cases(nodes=(9, 12)), st.integers(0, 2**32 - 1))
+def test_jobs_ahead_are_those_of_the_plain_version(case: Case, seed: int) -> None:
+    agree(decisions(problem_of(case), case.row, seed))
+
+
+@pytest.mark.parametrize("order", ["fifo", "shortest"])
+def test_jobs_ahead_are_those_of_the_plain_version_on_a_busy_cluster(order: str) -> None:
+    problem = small_problem(2, nodes=5, jobs=40, order=order, waiting=True, faults=2)
+    assert agree(decisions(problem, 1, 4)) > 40 * AHEAD
+
+
+def test_what_is_imagined_of_the_base_comes_true_where_the_base_is_the_quick_set() -> None:
+    # On identical nodes without faults `eft-hazard` and the quick set agree on run times.
+    jobs = [(gpus, 10.0 * (1 + job), 0.0) for job, gpus in enumerate((2, 1, 2, 1, 2, 1))]
+    sim = at_first_decision(hand_case(grid_cluster(2, 2), jobs))
+    list_moves(sim, 0)
+    expected = imagined(sim, 0)[1]
+    assert len(expected) == len(jobs)
+    while advance(sim, 0):
+        list_moves(sim, 0)
+        assert pick_move(sim, 0, 0)
+        start(sim, 0)
+    assert [it.start_s for it in expected] == sim.state.first_start_s[0].tolist()
+    assert [it.end_s for it in expected] == sim.state.finish_s[0].tolist()
+
+
+def test_a_job_that_never_fits_ends_what_is_imagined() -> None:
+    # GPU 3 is down: the job of four GPUs cannot start by anybody's end, and the one behind it is not looked at.
+    case = hand_case(grid_cluster(2, 2), [(1, 10.0, 0.0), (4, 5.0, 0.0), (1, 5.0, 0.0)], {3: [(0.0, 1e9)]})
+    sim = at_first_decision(case)
+    list_moves(sim, 0)
+    assert [(it.start_s, it.end_s) for it in imagined(sim, 0)[1]] == [(0.0, 10.0), (math.inf, math.inf)]
+
+
+def test_a_wait_begins_when_the_job_that_it_waits_for_has_left() -> None:
+    # The fast node is taken until 10 s; the second job then runs 25 s there, and the third on the slow node is behind.
+    case = hand_case(
+        grid_cluster(2, 1, speed=np.array([4.0, 1.0])), [(1, 40.0, 0.0), (1, 100.0, 0.0), (1, 8.0, 0.0)], waiting=True
+    )
+    sim = at_first_decision(case)
+    list_moves(sim, 0)
+    pick_move(sim, 0, 0)
+    start(sim, 0)
+    assert advance(sim, 0)
+    list_moves(sim, 0)
+    assert sim.state.base_waits[0] == 1
+    left, ahead = imagined(sim, 0)
+    assert left == [0, 1]
+    assert ahead == [(1, 10.0, 35.0), (2, 10.0, 18.0)]

@@ -1,0 +1,112 @@
+"""The observation with `candidate` actions once more, from what envs/move_layout.py says of each feature."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longshore.cluster.state import MOVES
+from longshore.envs.batch import Batch
+from longshore.envs.move_layout import MOVE_FEATURES, MOVE_GLOBALS
+from tests.envs.plain_features import Decision, clipped, plain_globals
+from tests.plain_moves import AHEAD, Move, given_by, held, listed, look_ahead, node_hazard_per_s, usable_after
+
+NO_COMPLETION = (1.0, 1.0)  # of features that only the other observation has
+
+
+def plain_move_features(batch: Batch, row: int) -> NDArray[np.float32]:
+    """Return the observation of the decision that is due in a row, given the list of its moves."""
+    seen, moves = Decision(batch, row), listed(batch.sim, row)
+    values = plain_globals(seen, NO_COMPLETION) | _queue(seen) | _drains(seen)
+    values |= {"base_waits": moves[0].delay_s > 0.0, "moves": len(moves) / 16}
+    features = [clipped(values[name]) for name in MOVE_GLOBALS]
+    described = [_move(seen, move) for move in moves]
+    for number, values in enumerate(described):
+        values["base"] = number == 0
+        for name in ("finish", "committed", "ahead_sum", "ahead_last"):
+            values[f"{name}_over_base"] = clipped(values[name]) - clipped(described[0][name])
+        features += [clipped(values[name]) for name in MOVE_FEATURES]
+    features += [0.0] * (len(MOVE_FEATURES) * (MOVES - len(moves)))
+    return np.array(features, dtype=np.float32)
+
+
+def size_class(gpus: int) -> int:
+    """Return the class of a job: 1, 2, 3 to 4, 5 to 8, 9 to 16 or more GPUs."""
+    return sum(gpus > most for most in (1, 2, 4, 8, 16))
+
+
+def _queue(seen: Decision) -> dict[str, float]:
+    others = [job for job in seen.queue if job != seen.job]
+    size, cluster_gpus = max(seen.size.values()), len(seen.gpu_node)
+    values = {f"queued_gpu_time_{one}": 0.0 for one in range(6)}
+    for job in seen.queue:
+        share = seen.work_left_s(job) * seen.gpus[job] / (4 * seen.unit_s * cluster_gpus)
+        values[f"queued_gpu_time_{size_class(seen.gpus[job])}"] += share
+    large = next((job for job in others if seen.gpus[job] >= size), None)
+    before = len(seen.queue) if large is None else seen.queue.index(large)
+    longest = max(others, key=seen.work_left_s, default=None)
+    return values | {
+        "next_large": math.log(1 + before) / 4,
+        "next_large_gpus": 0.0 if large is None else seen.gpus[large] / cluster_gpus,
+        "longest": 0.0 if longest is None else seen.work_left_s(longest) / seen.unit_s,
+        "longest_gpus": 0.0 if longest is None else seen.gpus[longest] / cluster_gpus,
+    }
+
+
+def drain_s(seen: Decision, node: int) -> float:
+    """Return the time until a node's last job is expected to end."""
+    return max((seen.time_left_s(job) for job in seen.started if node in held(seen, job)), default=0.0)
+
+
+def _drains(seen: Decision) -> dict[str, float]:
+    drains = sorted(drain_s(seen, node) / seen.unit_s for node in seen.nodes)
+    values = {f"drain_{quarter}": drains[(len(drains) - 1) * quarter // 4] for quarter in range(5)}
+    left = [seen.time_left_s(job) for job in seen.gpu_job if job in seen.started]
+    return values | {"running_gpu_time": sum(left) / seen.unit_s / len(seen.gpu_node)}
+
+
+def _move(seen: Decision, move: Move) -> dict[str, float]:
+    gpus, cluster_gpus, size = seen.gpus[move.job], len(seen.gpu_node), max(seen.size.values())
+    given = given_by(usable_after(seen, move.delay_s), move.nodes, gpus)
+    finish_s, high = move.delay_s + move.run_s, max(seen.speed)
+    last_s = max((seen.time_left_s(job) for job in seen.started), default=0.0)
+    slowest = min(seen.speed[node] for node in given)
+    hazards = [node_hazard_per_s(seen, node) for node in seen.nodes]
+    median = sorted(hazards)[(len(hazards) - 1) // 2]
+    values = {
+        "exists": 1.0,
+        "waits": move.delay_s > 0.0,
+        "delay": move.delay_s / seen.unit_s,
+        "run": move.run_s / seen.unit_s,
+        "finish": finish_s / seen.unit_s,
+        "finish_over_last": (finish_s - last_s) / seen.unit_s,
+        "finish_over_drain": (finish_s - max(drain_s(seen, node) for node in given)) / seen.unit_s,
+        "faults": sum(count * hazards[node] for node, count in given.items()) * move.run_s,
+        "nodes": len(given) / 8,
+        "excess_nodes": (len(given) - math.ceil(gpus / size)) / 8,
+        "speed": slowest / high,
+        "wasted_speed": sum(count * (seen.speed[node] - slowest) for node, count in given.items()) / (gpus * high),
+        "hole": move.hole / size,
+        "committed": gpus * move.run_s / seen.unit_s / cluster_gpus,
+        "takes_lemon": sum(count for node, count in given.items() if hazards[node] > 5 * median) / gpus,
+    }
+    return values | _consequences(seen, move, last_s)
+
+
+def _consequences(seen: Decision, move: Move, last_s: float) -> dict[str, float]:
+    left, ahead = look_ahead(seen, move)
+    cluster_gpus, size, high = len(seen.gpu_node), max(seen.size.values()), max(seen.speed)
+    ends_s = [it.end_s - seen.now_s for it in ahead if it.end_s < math.inf]
+    values = {
+        "left_fastest": sum(gpus for node, gpus in left.items() if seen.speed[node] == high) / cluster_gpus,
+        "left_others": sum(gpus for node, gpus in left.items() if seen.speed[node] < high) / cluster_gpus,
+        "left_largest": max(left.values()) / size,
+        "left_empty": sum(gpus == seen.size[node] for node, gpus in left.items()) / len(left),
+        "ahead_sum": sum(ends_s) / seen.unit_s / AHEAD,
+        "ahead_last": max(*ends_s, last_s) / seen.unit_s,
+    }
+    for place in range(1, AHEAD):
+        start_s, end_s = (ahead[place].start_s, ahead[place].end_s) if place < len(ahead) else (seen.now_s, seen.now_s)
+        values[f"ahead_start_{place}"] = (start_s - seen.now_s) / seen.unit_s
+        values[f"ahead_end_{place}"] = (end_s - seen.now_s) / seen.unit_s
+    return values

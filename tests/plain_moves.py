@@ -1,0 +1,202 @@
+"""The moves of a decision and what they lead to once more: slow and plain, from docs/policies.md."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from longshore.cluster.scenarios import Rules
+from longshore.cluster.state import Simulation
+from longshore.envs.batch import Batch, Problem, View
+from tests.envs.plain_features import Decision
+from tests.envs.random_play import steps_of_episode
+from tests.reference_policies import earlier, greedy_set
+from tests.strategies import Case
+
+AHEAD = 7  # jobs that are imagined, the move's own among them
+DECISIONS = 40  # of one random episode
+
+
+class Move(NamedTuple):
+    """A move of the list."""
+
+    job: int
+    delay_s: float
+    run_s: float
+    hole: int
+    nodes: list[int]  # in the order in which they give
+
+
+class Ahead(NamedTuple):
+    """A job that is imagined to start; both times are inf if it never does."""
+
+    job: int
+    start_s: float
+    end_s: float
+
+
+def decisions(problem: Problem, scenario: int, seed: int) -> Iterator[Batch]:
+    """Play random moves; yields a batch of one row at each of the first decisions, its moves listed."""
+    batch = Batch(problem, View(action="candidate"), 1)
+    steps = steps_of_episode(batch, scenario, np.random.default_rng(seed))
+    for _ in zip(range(DECISIONS), steps, strict=False):
+        if batch.masks[0].any():
+            yield batch
+
+
+def listed(sim: Simulation, row: int) -> list[Move]:
+    state = sim.state
+    nodes = state.move_node[row].reshape(state.move_size.shape[1], -1)
+    return [
+        Move(
+            job=int(state.move_job[row, move]),
+            delay_s=float(state.move_delay_s[row, move]),
+            run_s=float(state.move_s[row, move]),
+            hole=int(state.move_hole[row, move]),
+            nodes=nodes[move, : state.move_size[row, move]].tolist(),
+        )
+        for move in range(int(state.moves[row]))
+    ]
+
+
+def for_job(seen: Decision, job: int) -> Decision:
+    """Return the same decision as if another job were due."""
+    other = copy(seen)
+    other.job = job
+    return other
+
+
+def end_s(seen: Decision, job: int) -> float:
+    """Return a running job's expected end."""
+    seen.time_left_s(job)  # doubles an estimate that was outlived
+    start_s, overhead_s, slowdown = seen.started[job]
+    return start_s + (overhead_s + seen.work_left_s(job) * slowdown)
+
+
+def held(seen: Decision, job: int) -> dict[int, int]:
+    """Return how many GPUs of each node a running job holds."""
+    nodes = [seen.gpu_node[gpu] for gpu, holder in enumerate(seen.gpu_job) if holder == job]
+    return {node: nodes.count(node) for node in nodes}
+
+
+def usable_after(seen: Decision, delay_s: float) -> dict[int, int]:
+    """Return the usable GPUs of each node once the jobs have left whose expected ends come within a delay."""
+    free = {node: seen.free(node) for node in seen.nodes}
+    for job in seen.started:
+        if end_s(seen, job) - seen.now_s <= delay_s:
+            add(free, held(seen, job), 1)
+    return free
+
+
+def add(free: dict[int, int], gpus: Mapping[int, int], sign: int) -> None:
+    for node, count in gpus.items():
+        free[node] += sign * count
+
+
+def given_by(free: Mapping[int, int], nodes: Iterable[int], need: int) -> dict[int, int]:
+    """Return how many GPUs each node gives, one after the other."""
+    given = {}
+    for node in nodes:
+        given[node] = min(need, free[node])
+        need -= given[node]
+    assert need == 0, "the set does not hold the job"
+    return given
+
+
+def node_hazard_per_s(seen: Decision, node: int) -> float:
+    hazards = [hazard for hazard, at in zip(seen.hazard_per_s, seen.gpu_node, strict=True) if at == node]
+    return float(sum(hazards) / len(hazards))
+
+
+def fault_loss_s(rules: Rules) -> float:
+    return (1.5 * rules.checkpoint_s if rules.checkpoint_s < math.inf else 0.0) + rules.restart_s
+
+
+def finish_s(seen: Decision, job: int, given: dict[int, int]) -> float:
+    """Return the run time of a job with what faults are expected to cost it."""
+    faults = sum(count * node_hazard_per_s(seen, node) for node, count in given.items())
+    return for_job(seen, job).run_s(given) * (1 + faults * fault_loss_s(seen.rules))
+
+
+def smallest_sets(free: Mapping[int, int], need: int) -> Iterator[list[int]]:
+    """Yield all sets of nodes that hold so many GPUs and of which none could be left out, most free first."""
+    nodes = sorted((node for node in free if free[node]), key=lambda node: (-free[node], node))
+    for count in range(1, len(nodes) + 1):
+        for chosen in map(list, combinations(nodes, count)):
+            total = sum(free[node] for node in chosen)
+            if total >= need > total - free[chosen[-1]]:
+                yield chosen
+
+
+def least_finish_s(seen: Decision, job: int, free: Mapping[int, int]) -> float:
+    """Return the shortest run time of a job, expected faults included, over all sets of nodes."""
+    need = seen.gpus[job]
+    return min(finish_s(seen, job, given_by(free, nodes, need)) for nodes in smallest_sets(free, need))
+
+
+def quick_set(seen: Decision, job: int, free: Mapping[int, int]) -> tuple[float, list[int]]:
+    """Return run time and nodes of the best tight set of nodes of at least each speed, faults left out of account."""
+    best: tuple[float, int, list[int]] | None = None
+    for speed in sorted(set(seen.speed), reverse=True):
+        fast = {node: gpus for node, gpus in free.items() if gpus and seen.speed[node] >= speed}
+        if sum(fast.values()) < seen.gpus[job]:
+            continue
+        nodes = greedy_set(fast, seen.gpus[job])
+        run_s = for_job(seen, job).run_s(given_by(free, nodes, seen.gpus[job]))
+        hole = sum(free[node] for node in nodes) - seen.gpus[job]
+        if best is None or earlier(run_s, hole, *best[:2]):
+            best = (run_s, hole, nodes)
+    assert best is not None
+    return best[0], best[2]
+
+
+def look_ahead(seen: Decision, move: Move) -> tuple[dict[int, int], list[Ahead]]:
+    """Imagine a move and the next jobs of the queue in order, each as soon as enough GPUs are free on its quick set.
+
+    Returns:
+        The GPUs of each node that are usable when the move has started, and the jobs, the move's own first; a job that
+        never starts is the last.
+    """
+    free = usable_after(seen, move.delay_s)
+    now_s = seen.now_s + move.delay_s
+    given = given_by(free, move.nodes, seen.gpus[move.job])
+    add(free, given, -1)
+    leaving = [
+        (end_s(seen, job), held(seen, job)) for job in seen.started if end_s(seen, job) - seen.now_s > move.delay_s
+    ]
+    leaving.append((now_s + move.run_s, given))
+    ahead, left = [Ahead(move.job, now_s, now_s + move.run_s)], dict(free)
+    for job in [job for job in seen.queue if job != move.job][: AHEAD - 1]:
+        while leaving and sum(free.values()) < seen.gpus[job]:
+            now_s = min(time_s for time_s, _ in leaving)
+            for time_s, gpus in leaving:
+                add(free, gpus if time_s <= now_s else {}, 1)
+            leaving = [(time_s, gpus) for time_s, gpus in leaving if time_s > now_s]
+        if sum(free.values()) < seen.gpus[job]:
+            return left, [*ahead, Ahead(job, math.inf, math.inf)]
+        run_s, nodes = quick_set(seen, job, free)
+        given = given_by(free, nodes, seen.gpus[job])
+        add(free, given, -1)
+        leaving.append((now_s + run_s, given))
+        ahead.append(Ahead(job, now_s, now_s + run_s))
+    return left, ahead
+
+
+def without_faults(case: Case) -> Case:
+    """Return the case with neither faults nor belief in any, exact estimates, and all jobs there at the start."""
+    scenarios = case.scenarios
+    process = case.process._replace(
+        outage_first=np.zeros_like(case.process.outage_first), outage_start_s=np.zeros(0), outage_end_s=np.zeros(0)
+    )
+    return case._replace(
+        process=process,
+        scenarios=scenarios._replace(
+            source_rate_per_s=np.zeros_like(scenarios.source_rate_per_s),
+            hazard_per_s=np.zeros_like(scenarios.hazard_per_s),
+            estimate_s=scenarios.work_s.copy(),
+            submit_s=np.zeros_like(scenarios.submit_s),
+        ),
+    )

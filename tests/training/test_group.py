@@ -1,0 +1,183 @@
+"""Learning from groups of runs that are measured against each other."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from longshore.agents.checkpoint import load_policy, schema_of
+from longshore.agents.move_play import Record
+from longshore.agents.moves_policy import MovesPolicy
+from longshore.agents.networks import MovesNetwork
+from longshore.envs.batch import Problem
+from longshore.envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
+from longshore.training.config import TrainingConfig
+from longshore.training.group import GroupLearner, advantages
+from longshore.training.keeper import Keeper, Progress
+from longshore.training.presets import GroupParameters
+from longshore.training.run import train
+from longshore.training.snapshot import SNAPSHOT
+from longshore.training.validation import Validation
+from tests.envs.random_play import small_problem
+from tests.training import test_learning
+from tests.training.test_learning import makespans_s
+
+TINY = GroupParameters(groups=4, runs=4, group_minibatch=256)
+SCHEMA = schema_of(
+    algorithm="group", network="moves", action="candidate", observation="full", waiting=False, node_gpus=(8,) * 8
+)
+
+
+def config(steps: int, **changes: object) -> TrainingConfig:
+    asked = TrainingConfig(
+        preset="hetero64", algorithm="group", steps=steps, seed=0, network="moves", action="candidate", reward="dt",
+        group=TINY, threads=1,
+    )  # fmt: skip
+    return asked.model_copy(update=changes)
+
+
+@pytest.fixture(autouse=True)
+def small_and_single_threaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("longshore.training.presets.TRAINING_SCENARIOS", 64)
+    monkeypatch.setattr("longshore.training.presets.VALIDATION_SCENARIOS", 16)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def learner_of(folder: Path, problem: Problem, asked: TrainingConfig) -> GroupLearner:
+    return GroupLearner(problem, Keeper(folder, SCHEMA, Validation(problem), asked, lambda progress: None))
+
+
+def test_an_advantage_is_what_a_run_does_better_than_the_mean_of_the_others() -> None:
+    # In the first group the others take 12, 10 and 8 s on average: 4, 0 and -4 s better; in the second all are alike.
+    got = advantages(np.array([[8.0, 10.0, 12.0], [5.0, 5.0, 5.0]]))
+    spread = np.sqrt((9.0 + 9.0) / 6.0)
+    assert got == pytest.approx(np.array([[3.0, 0.0, -3.0], [0.0, 0.0, 0.0]]) / spread)
+    alike = np.repeat([[0.1], [0.7], [1.0]], 3, axis=1)  # by rounding, the means are others
+    assert (advantages(alike) == 0.0).all()
+
+
+COSTS = arrays.arrays(
+    np.float64, st.tuples(st.integers(1, 6), st.integers(2, 8)), elements=st.integers(1, 10**6).map(float)
+)
+
+
+@given(COSTS, st.floats(0.1, 10.0), st.floats(-1e3, 1e3))
+def test_advantages_have_mean_nothing_and_depend_on_no_unit(costs: np.ndarray, scale: float, shift: float) -> None:
+    got = advantages(costs)
+    assert np.abs(got.mean(axis=1)).max() < 1e-6
+    if np.ptp(costs, axis=1).max() > 0.0:
+        assert got.std() == pytest.approx(1.0)
+        assert advantages(costs * scale + shift) == pytest.approx(got, abs=1e-4)
+
+
+def log_probabilities(network: MovesNetwork, record: Record, at: int) -> torch.Tensor:
+    """Return those of the moves of one decision, without any room for others."""
+    moves = int(record.moves[at])
+    seen = torch.from_numpy(record.seen[at : at + 1, : MOVE_GLOBAL_COUNT + moves * MOVE_COUNT])
+    logits: torch.Tensor = network(seen)[0][0]
+    return logits.log_softmax(0)
+
+
+def collected(learner: GroupLearner) -> Record:
+    runs = learner.parameters.groups * learner.parameters.runs
+    return learner.runs.collect(learner.network, np.arange(runs) // learner.parameters.runs, 11)[0]
+
+
+def test_sampled_moves_follow_the_networks_probabilities(tmp_path: Path) -> None:
+    learner = learner_of(tmp_path, small_problem(8, waiting=True), config(1, group=GroupParameters(groups=8, runs=32)))
+    with torch.no_grad():
+        learner.network.score.weight *= 100.0  # far from uniform
+    record = collected(learner)
+    surplus, variance = 0.0, 0.0
+    for at in range(record.size[0]):
+        with torch.no_grad():
+            told = log_probabilities(learner.network, record, at).numpy()
+        assert record.log_probability[at] == pytest.approx(told[record.chosen[at]], rel=1e-4, abs=1e-4)
+        first = float(np.exp(told[0]))
+        surplus += (record.chosen[at] == 0) - first
+        variance += first * (1.0 - first)
+    assert record.size[0] > 2000
+    assert abs(surplus) < 4.0 * np.sqrt(variance)
+
+
+def test_the_gradient_is_that_of_reinforce_where_the_network_is_the_one_that_played(tmp_path: Path) -> None:
+    parameters = GroupParameters(groups=2, runs=2, group_entropy=0.0)
+    learner = learner_of(tmp_path, small_problem(waiting=True), config(1, group=parameters))
+    record = collected(learner)
+    rows = list(range(16))
+    gains = torch.linspace(-2.0, 1.0, int(record.size[0]))
+    policy = [tensor for name, tensor in learner.network.named_parameters() if not name.startswith("value")]
+    loss = learner._loss([torch.from_numpy(array) for array in record[:-1]], gains, torch.tensor(rows))
+    got = torch.autograd.grad(loss, policy)
+    chosen = [log_probabilities(learner.network, record, at)[record.chosen[at]] for at in rows]
+    expected = torch.autograd.grad(-(torch.stack(chosen) * gains[:16]).sum(), policy)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_entropy_is_paid_for_each_decision(tmp_path: Path) -> None:
+    learner = learner_of(tmp_path, small_problem(), config(1, group=GroupParameters(groups=2, runs=2)))
+    record = collected(learner)
+    tensors = [torch.from_numpy(array) for array in record[:-1]]
+    loss = learner._loss(tensors, torch.zeros(int(record.size[0])), torch.arange(16)).item()
+    told = [log_probabilities(learner.network, record, at).detach() for at in range(16)]
+    entropy = -sum(float((one.exp() * one).sum()) for one in told)
+    assert loss == pytest.approx(-learner.parameters.group_entropy * entropy, rel=1e-4)
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in load_policy(path).network.state_dict().items()}
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return all((one[name] == other[name]).all() for name in one)
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(tmp_path: Path) -> None:
+    runs = {name: train(config(2500, **changes), tmp_path / name) for name, changes in {
+        "one": {}, "two": {"threads": 2}, "other": {"seed": 1}}.items()}  # fmt: skip
+    kept = {name: weights(run.folder / "policy.zip") for name, run in runs.items()}
+    assert same(kept["one"], kept["two"])
+    assert runs["one"].score == runs["two"].score
+    assert not same(kept["one"], kept["other"])
+
+
+@pytest.mark.parametrize("least", [1, 2500])  # before and after the first validation
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
+    least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longshore.training.keeper.VALIDATIONS", 2)
+    whole = train(config(4500), tmp_path / "whole")
+    pressed: list[int] = []
+
+    def interrupt(progress: Progress) -> None:
+        if progress.steps >= least and not pressed:
+            pressed.append(progress.steps)
+            signal.raise_signal(signal.SIGINT)
+
+    stopped = train(config(4500), tmp_path / "parts", interrupt)
+    assert not stopped.finished
+    with np.load(stopped.folder / SNAPSHOT) as kept:
+        assert kept["steps"].tolist() == pressed, "the update before the stop is lost"
+    resumed = train(config(4500), tmp_path / "parts")
+    assert resumed.finished
+    assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
+    assert (whole.folder / "best.zip").read_bytes() == (resumed.folder / "best.zip").read_bytes()
+
+
+def test_it_learns_within_twenty_updates_what_no_greedy_rule_finds(tmp_path: Path) -> None:
+    problem = test_learning.problem()  # the optimum is 8 s everywhere, and heuristics are over 20 % above it
+    parameters = GroupParameters(groups=32, runs=16, group_minibatch=256, group_learning_rate=3e-3)
+    learner = learner_of(tmp_path, problem, config(35_000, group=parameters))
+    for _ in range(20):
+        learner.update()
+    assert makespans_s(problem, MovesPolicy("learned", SCHEMA, learner.network)).mean() < 8.0 * 1.01
