@@ -11,7 +11,6 @@ from ..cluster.engine import advance, reset, start, wait
 from ..cluster.moves import is_wait, pick_move
 from ..cluster.random import uniform
 from ..cluster.state import Simulation
-from ..envs.features import time_unit_s
 from ..envs.move_features import Rows, write_moves
 from .forward import MovesWeights, score_moves
 
@@ -27,9 +26,6 @@ class Record(NamedTuple):
     chosen: NDArray[np.int64]  # (decisions,)
     log_probability: NDArray[np.float32]  # (decisions,)
     row: NDArray[np.int32]  # (decisions,)
-    starts: NDArray[np.int32]  # (decisions,) of jobs before it in its run
-    spent_s: NDArray[np.float64]  # (decisions,) what the run has cost so far: time, or mean time of jobs in the system
-    unit_s: NDArray[np.float64]  # (decisions,) unit of times in its features
     size: NDArray[np.int64]  # (1,)
 
 
@@ -102,14 +98,6 @@ def _sample(record: Record, at: int, moves: int, u: float) -> int:
 
 
 @kernel
-def spent_s(sim: Simulation, row: int, jct: int) -> float:
-    """Return what a run has cost so far: the time, or the mean over all jobs of their time in the system if `jct`."""
-    if jct:
-        return float(sim.state.job_time_s[row] / sim.scenarios.jobs[sim.state.scenario[row]])
-    return float(sim.state.now_s[row])
-
-
-@kernel
 def sample_runs(
     sim: Simulation,
     scenarios: NDArray[np.int64],
@@ -125,7 +113,7 @@ def sample_runs(
     """
     for row in range(scenarios.size):
         reset(sim, row, scenarios[row])
-        decision, starts = 0, 0
+        decision = 0
         while advance(sim, row):
             at = record.size[0]
             if at == record.chosen.size:
@@ -134,12 +122,7 @@ def sample_runs(
             score_moves(weights, record.seen, at, moves, record.logits)
             record.moves[at] = moves
             record.row[at] = first_row + row
-            record.starts[at] = starts
-            record.spent_s[at] = spent_s(sim, row, jct)
-            record.unit_s[at] = time_unit_s(sim, row)
             record.size[0] += 1
-            move = _sample(record, at, moves, uniform(seed, first_row + row, decision))
-            starts += 0 if is_wait(sim, row, move) else 1
-            take_move(sim, row, move)
+            take_move(sim, row, _sample(record, at, moves, uniform(seed, first_row + row, decision)))
             decision += 1
     return True

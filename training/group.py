@@ -6,7 +6,6 @@ Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/traini
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from ..cluster.state import MOVES, Simulation
 from ..envs.batch import Problem
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
 from .keeper import Keeper
-from .relative import write_advantages
 from .snapshot import SNAPSHOT, learned_arrays, read_arrays, restore_learned, write_arrays
 
 CHUNKS = 8  # of a minibatch, one after the other on each thread
@@ -40,8 +38,8 @@ class Runs:
         pool: Threads.
     """
 
-    def __init__(self, problem: Problem, rows: int, pool: ThreadPoolExecutor, *, jct: bool) -> None:
-        self.problem, self.rows, self.pool, self.jct = problem, rows, pool, int(jct)
+    def __init__(self, problem: Problem, rows: int, pool: ThreadPoolExecutor) -> None:
+        self.problem, self.rows, self.pool = problem, rows, pool
         part = rows // PARTS
         args = problem.cluster, problem.scenarios, problem.process, problem.rules
         self._sims = [simulation_of(*args, rows=part) for _ in range(PARTS)]
@@ -55,9 +53,7 @@ class Runs:
             mine = scenarios[index * part : (index + 1) * part]
             record = self._records[index]
             record.size[0] = 0
-            while not sample_runs(
-                self._sims[index], mine, moves_weights(network), seed, index * part, self.jct, record
-            ):
+            while not sample_runs(self._sims[index], mine, moves_weights(network), seed, index * part, record):
                 record = self._records[index] = _record(2 * record.chosen.size)
             return record, self._metrics(self._sims[index], mine)
 
@@ -80,9 +76,6 @@ def _record(decisions: int) -> Record:
         chosen=np.zeros(decisions, np.int64),
         log_probability=np.zeros(decisions, np.float32),
         row=np.zeros(decisions, np.int32),
-        starts=np.zeros(decisions, np.int32),
-        spent_s=np.zeros(decisions),
-        unit_s=np.zeros(decisions),
         size=np.zeros(1, np.int64),
     )
 
@@ -96,15 +89,22 @@ def _joined(records: tuple[Record, ...]) -> Record:
     return Record(**fields, size=np.array([fields["row"].size]))
 
 
-class Batch(NamedTuple):
-    """What is learned from, one entry for each decision."""
+def advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return by how much each run is better than the others of its group, over the spread of that.
 
-    seen: Tensor
-    moves: Tensor
-    chosen: Tensor
-    log_probability: Tensor
-    gain: Tensor
-    left: Tensor  # what the run still cost, in the unit of its features
+    Args:
+        cost: Shape (groups, runs).
+
+    Returns:
+        Shape (groups, runs), of mean 0 in each group; 0 where no run differs from any other.
+    """
+    runs = cost.shape[1]
+    gains = (cost.mean(axis=1, keepdims=True) - cost) * (runs / (runs - 1))
+    spread = float(gains.std())
+    # 1e-12: where all runs cost the same, rounding leaves gains that would be blown up
+    differs = spread > 1e-12 * float(np.abs(cost).mean())
+    scaled: NDArray[np.float64] = gains / spread if differs else np.zeros_like(gains)
+    return scaled
 
 
 class GroupLearner:
@@ -123,10 +123,8 @@ class GroupLearner:
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.group_learning_rate)
         self.rng = np.random.default_rng(config.seed)
         self.pool = ThreadPoolExecutor(config.threads)
-        self.jct = keeper.validation.goal != "makespan"
-        self.runs = Runs(problem, self.parameters.groups * self.parameters.runs, self.pool, jct=self.jct)
+        self.runs = Runs(problem, self.parameters.groups * self.parameters.runs, self.pool)
         self.steps = 0
-        self.error = 0.0
 
     def update(self) -> None:
         """Collect groups of runs and learn from them."""
@@ -134,55 +132,40 @@ class GroupLearner:
         drawn = self.rng.integers(0, self.problem.scenarios.jobs.size, groups)
         seed = int(self.rng.integers(0, 2**32))
         record, figures = self.runs.collect(self.network, np.repeat(drawn, runs), seed)
-        cost_s = figures.mean_jct_s if self.jct else figures.makespan_s
-        batch = self._batch(record, cost_s)
-        self._learn(record, batch)
+        gains = advantages(self._cost(figures).reshape(groups, runs)).reshape(-1)
+        self._learn(record, torch.from_numpy(gains[record.row].astype(np.float32)))
         self.steps += int(record.size[0])
-        self._note(figures, cost_s.reshape(groups, runs))
+        self._note(figures)
 
-    def _batch(self, record: Record, cost_s: NDArray[np.float64]) -> Batch:
-        """Return what is learned from the decisions of groups of runs that came to so much."""
-        groups, runs = self.parameters.groups, self.parameters.runs
-        seen = torch.from_numpy(record.seen)
-        with torch.no_grad():
-            chunks = torch.split(seen, -(-seen.shape[0] // CHUNKS))
-            left = torch.cat(list(self.pool.map(self.network.values, chunks))).numpy().astype(np.float64)
-        predicted_s = record.spent_s + record.unit_s * left
-        cost = cost_s.reshape(groups, runs)
-        # In hours, groups of long jobs would drown the others.
-        scale_s = cost.mean(axis=1, keepdims=True) if self.jct else np.full((groups, 1), cost.mean())
-        width = int(record.starts.max()) + 2
-        gains = np.empty(record.row.size)
-        write_advantages(
-            record.row, record.starts, predicted_s / scale_s[record.row // runs, 0], cost / scale_s,
-            self.parameters.group_lag, np.empty((groups * runs, width)), np.empty((groups, width)), gains,
-        )  # fmt: skip
-        choices = record.moves > 1
-        # 1e-9: where all runs cost the same, rounding leaves gains that would be blown up
-        spread = max(float(gains[choices].std()), 1e-9)
-        left_after = (cost_s[record.row] - record.spent_s) / record.unit_s
-        self.error = float(np.abs(left_after - left).mean() / left_after.mean())
-        return Batch(
-            seen, torch.from_numpy(record.moves), torch.from_numpy(record.chosen),
-            torch.from_numpy(record.log_probability), torch.from_numpy((gains / spread).astype(np.float32)),
-            torch.from_numpy(left_after.astype(np.float32)),
-        )  # fmt: skip
+    def _cost(self, figures: Metrics) -> NDArray[np.float64]:
+        """Return what is minimised: the makespan, or the mean JCT relative to its group's.
 
-    def _learn(self, record: Record, batch: Batch) -> None:
+        In hours, groups of long jobs would drown the others.
+        """
+        if self.keeper.validation.goal == "makespan":
+            return figures.makespan_s
+        jct = figures.mean_jct_s.reshape(self.parameters.groups, -1)
+        relative: NDArray[np.float64] = (jct / jct.mean(axis=1, keepdims=True)).reshape(-1)
+        return relative
+
+    def _learn(self, record: Record, gains: Tensor) -> None:
         """Take a step of Adam for each minibatch of decisions that had a choice."""
         left = max(1.0 - self.steps / self.keeper.config.steps, 0.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.parameters.group_learning_rate * left
-        order = torch.from_numpy(self.rng.permutation(np.flatnonzero(record.moves > 1)))
+        choices = np.flatnonzero(record.moves > 1)
+        order = torch.from_numpy(self.rng.permutation(choices))
+        tensors = [torch.from_numpy(array) for array in record[:-1]]
         for minibatch in torch.split(order, self.parameters.group_minibatch):
             # Chunks of decisions with equally long lists are narrow.
-            self._step(batch, minibatch[torch.argsort(batch.moves[minibatch], stable=True)])
+            rows = minibatch[torch.argsort(tensors[2][minibatch], stable=True)]
+            self._step(tensors, gains, rows)
 
-    def _step(self, batch: Batch, rows: Tensor) -> None:
-        parameters = list(self.network.parameters())
+    def _step(self, tensors: list[Tensor], gains: Tensor, rows: Tensor) -> None:
+        parameters = [tensor for name, tensor in self.network.named_parameters() if not name.startswith("value")]
 
         def gradients(part: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(self._loss(batch, part) / rows.numel(), parameters)
+            return torch.autograd.grad(self._loss(tensors, gains, part) / rows.numel(), parameters)
 
         chunks = self.pool.map(gradients, torch.split(rows, -(-rows.numel() // CHUNKS)))
         for parameter, parts in zip(parameters, zip(*chunks, strict=True), strict=True):
@@ -190,29 +173,28 @@ class GroupLearner:
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         self.optimizer.step()
 
-    def _loss(self, batch: Batch, rows: Tensor) -> Tensor:
-        """Return the sum over some decisions of PPO's clipped objective, the entropy and the critic's error."""
-        seen, moves, chosen, before, gain, left = (tensor[rows] for tensor in batch)
+    def _loss(self, tensors: list[Tensor], gains: Tensor, rows: Tensor) -> Tensor:
+        """Return the sum of PPO's clipped objective and the entropy over some decisions, to be minimised."""
+        seen, _, moves, chosen, before, _ = (tensor[rows] for tensor in tensors)
         most = int(moves.max())
-        logits, value = self.network(seen[:, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT])
+        logits = self.network(seen[:, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT])[0]
         closed = torch.arange(most) >= moves[:, None]
         log_probabilities = logits.masked_fill(closed, CLOSED).log_softmax(dim=1)
         ratio = (log_probabilities.gather(1, chosen[:, None]).squeeze(1) - before).exp()
-        clip = self.parameters.group_clip
+        clip, gain = self.parameters.group_clip, gains[rows]
         objective = torch.minimum(ratio * gain, ratio.clamp(1.0 - clip, 1.0 + clip) * gain).sum()
         entropy = -(log_probabilities.exp() * log_probabilities).sum()
-        error = torch.nn.functional.smooth_l1_loss(value, left, reduction="sum")
-        loss: Tensor = error - objective - self.parameters.group_entropy * entropy
+        loss: Tensor = -objective - self.parameters.group_entropy * entropy
         return loss
 
-    def _note(self, figures: Metrics, cost_s: NDArray[np.float64]) -> None:
+    def _note(self, figures: Metrics) -> None:
         record = self.keeper.logger.record
         record("rollout/makespan_h", float(figures.makespan_s.mean()) / 3600.0)
         record("rollout/mean_jct_h", float(figures.mean_jct_s.mean()) / 3600.0)
         record("rollout/lost_gpu_h", float(figures.lost_gpu_s.mean()) / 3600.0)
         record("rollout/restarts", float(figures.restarts.mean()))
-        record("group/spread_percent", float((cost_s.std(axis=1) / cost_s.mean(axis=1)).mean()) * 100.0)
-        record("group/critic_error_percent", self.error * 100.0)
+        cost = self._cost(figures).reshape(self.parameters.groups, -1)
+        record("group/spread_percent", float((cost.std(axis=1) / cost.mean(axis=1)).mean()) * 100.0)
 
     def save(self) -> None:
         """Write everything that the run needs to go on."""

@@ -37,10 +37,9 @@ class GroupParameters:
     groups: int = 64  # scenarios between two updates
     runs: int = 8  # of each, on the same faults
     group_minibatch: int = 2048  # decisions
-    group_learning_rate: float = 1e-3  # falls linearly to 0
+    group_learning_rate: float = 3e-3  # falls linearly to 0
     group_clip: float = 0.2
     group_entropy: float = 0.02
-    group_lag: float = 0.95  # weight of each further decision in advantages
 
 
 @dataclass(frozen=True, slots=True)
