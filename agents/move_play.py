@@ -99,13 +99,7 @@ def _sample(record: Record, at: int, moves: int, u: float) -> int:
 
 @kernel
 def sample_runs(
-    sim: Simulation,
-    scenarios: NDArray[np.int64],
-    weights: MovesWeights,
-    seed: int,
-    first_row: int,
-    jct: int,
-    record: Record,
+    sim: Simulation, scenarios: NDArray[np.int64], weights: MovesWeights, seed: int, first_row: int, record: Record
 ) -> bool:
     """Play one scenario in each row by sampled moves and record every decision; False if there was no room for all.
 
