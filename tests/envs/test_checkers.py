@@ -9,10 +9,11 @@ from stable_baselines3.common.env_checker import check_env as check_with_sb3
 
 import longshore.envs
 from longshore.envs.placement import PlacementEnv
+from longshore.envs.rewards import REWARDS
 from tests.envs.random_play import small_problem
 
 NAME = "longshore/Placement-v0"
-OPTIONS = list(product(("node", "gpu"), ("full", "source"), ("potential", "dt", "jct"), ("off", "on")))
+OPTIONS = list(product(("node", "gpu"), ("full", "source"), REWARDS, ("off", "on")))
 
 
 @pytest.mark.parametrize(("action", "observation", "reward", "waiting"), OPTIONS)
