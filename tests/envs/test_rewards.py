@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.node_rules import RANDOM, pick_by_rule
-from longshore.agents.play import DRAWS
 from longshore.cluster.engine import advance, reset, start
 from longshore.cluster.outcome import metrics
+from longshore.cluster.random_placing import DRAWS
 from longshore.cluster.simulation import outcome_of, simulation_of
 from longshore.envs.batch import Batch, View
 from longshore.envs.episodes import episode_summaries
