@@ -30,7 +30,8 @@ def carts() -> DummyVecEnv:
 def test_without_masks_it_comes_to_the_weights_of_stable_baselines3() -> None:
     theirs = A2C("MlpPolicy", carts(), **OPTIONS).learn(600)
     ours = MaskableA2C(OpenPolicy, carts(), policy_kwargs=dict(RMSPROP), **OPTIONS)
-    ours.policy.action_dist = theirs.policy.action_dist  # sb3-contrib's takes two softmaxes, which rounds
+    policy: Any = ours.policy
+    policy.action_dist = theirs.policy.action_dist  # sb3-contrib's takes two softmaxes, which rounds
     ours.learn(600, use_masking=False)
     expected = theirs.policy.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in ours.policy.state_dict().items())

@@ -120,7 +120,7 @@ def test_geppo_clips_around_the_policy_that_the_update_began_with() -> None:
     loss = geppo_loss(ratio, before, advantages, 0.1)
     # The smaller of 1.5 and 1.1, of 0.5 and 0.9, of -2 and -1.9, of -3 and -3.4.
     assert loss.item() == pytest.approx(-(1.1 + 0.5 - 2.0 - 3.4) / 4)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert ratio.grad is not None
     assert ratio.grad.tolist() == pytest.approx([0.0, -0.25, 0.25, 0.0])
 

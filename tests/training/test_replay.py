@@ -17,6 +17,7 @@ from longshore.envs.sb3 import PlacementVecEnv
 from longshore.training.a2c import RMSPROP, MaskableA2C, VtraceA2C
 from longshore.training.geppo import GePPO
 from longshore.training.off_policy import weighted_gae
+from longshore.training.ppo import NEVER
 from longshore.training.replay import Replay, gathered
 from longshore.training.rollouts import flat, judged, sample_bytes, unpacked
 from tests.envs.random_play import small_problem
@@ -48,8 +49,9 @@ def model_of(kind: type[MaskablePPO], kept: int, **changes: Any) -> tuple[Maskab
 
 
 def learned(model: MaskablePPO, replay: Replay | None, rollouts: int) -> dict[str, torch.Tensor]:
-    model.learn(rollouts * SAMPLES, callback=replay, log_interval=None)
-    weights: dict[str, torch.Tensor] = model.policy.network.state_dict()
+    model.learn(rollouts * SAMPLES, callback=replay, log_interval=NEVER)
+    network: Any = model.policy.network
+    weights: dict[str, torch.Tensor] = network.state_dict()
     return weights
 
 
@@ -150,14 +152,16 @@ def test_kept_masks_close_actions_for_probability_and_gradient(kind: type[Maskab
     log_probability, entropy = model.policy.evaluate_actions(
         observations, torch.from_numpy(actions), action_masks=torch.from_numpy(masks[at])
     )[1:]
+    assert entropy is not None
     model.policy.zero_grad()
     (log_probability.exp().sum() + entropy.sum()).backward()
-    last = model.policy.network.policy[-1]
+    network: Any = model.policy.network
+    last = network.policy[-1]
     assert not last.bias.grad[closed].any()
     assert not last.weight.grad[closed].any()
     assert last.bias.grad.any()
-    probabilities = model.policy.get_distribution(observations, masks[at]).distribution.probs
-    assert not probabilities[:, closed].any()
+    distribution: Any = model.policy.get_distribution(observations, masks[at]).distribution
+    assert not distribution.probs[:, closed].any()
 
 
 def test_rollouts_of_policies_too_far_away_are_left_out() -> None:
