@@ -154,7 +154,7 @@ def test_kept_masks_close_actions_for_probability_and_gradient(kind: type[Maskab
     )[1:]
     assert entropy is not None
     model.policy.zero_grad()
-    (log_probability.exp().sum() + entropy.sum()).backward()
+    (log_probability.exp().sum() + entropy.sum()).backward()  # type: ignore[no-untyped-call]
     network: Any = model.policy.network
     last = network.policy[-1]
     assert not last.bias.grad[closed].any()
