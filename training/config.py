@@ -97,7 +97,7 @@ def config_of(
             "action": action, "observation": observation, "reward": reward or own.reward, "replay": replay,
             "waiting": waiting, "trace": str(trace) if trace else None, "threads": threads,
             "order": order, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
-            "hyperparameters": asdict(own.hyperparameters(algorithm)),
+            "hyperparameters": asdict(own.hyperparameters(algorithm, replay)),
         }
     )  # fmt: skip
 

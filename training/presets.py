@@ -76,8 +76,11 @@ class Preset:
     ppo: Hyperparameters = Hyperparameters()
     a2c: Hyperparameters = A2C
 
-    def hyperparameters(self, algorithm: str) -> Hyperparameters:
-        """Return those that an algorithm has on this problem."""
+    def hyperparameters(self, algorithm: str, replay: str = "off") -> Hyperparameters:
+        """Return those that an algorithm has on this problem, with a kind of replay."""
+        if replay == "geppo":
+            # Its updates go half as far, so there are twice as many; two rollouts are a batch of PPO's, three are kept.
+            return replace(self.ppo, steps=self.ppo.steps // 2, kept=3)
         return self.a2c if algorithm == "a2c" else self.ppo
 
 

@@ -138,6 +138,15 @@ def test_vtrace_on_the_newest_rollout_alone_is_plain_a2c() -> None:
         assert torch.allclose(tensor, expected[name], atol=1e-4), name
 
 
+def test_geppo_on_the_newest_rollout_alone_is_plain_ppo() -> None:
+    whole: dict[str, Any] = {"batch_size": SAMPLES, "n_epochs": 4}
+    plain, _ = model_of(MaskablePPO, kept=1, **whole)
+    expected = learned(plain, None, 1)
+    model, replay = model_of(GePPO, kept=1, **whole)
+    for name, tensor in learned(model, replay, 1).items():
+        assert torch.allclose(tensor, expected[name], atol=1e-3), name
+
+
 @pytest.mark.parametrize("kind", [GePPO, VtraceA2C])
 def test_kept_masks_close_actions_for_probability_and_gradient(kind: type[MaskablePPO]) -> None:
     model, replay = model_of(kind, kept=3)
