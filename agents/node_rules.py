@@ -2,10 +2,8 @@
 
 from ..cluster.compiled import kernel
 from ..cluster.placing import take_node
-from ..cluster.random import uniform
+from ..cluster.random_placing import random_node
 from ..cluster.state import Simulation
-
-RANDOM_STREAM = 1 << 28  # counters of random placements, apart from those of fault sources
 
 FIRST_FIT, RANDOM, SPREAD, FASTEST, RELIABLE, PACK, PACK_HAZARD = range(7)
 
@@ -18,23 +16,6 @@ def first_fit_node(sim: Simulation, row: int) -> int:
     while free[row, node] == 0:
         node += 1
     return node
-
-
-@kernel
-def random_node(sim: Simulation, row: int, draw: int) -> int:
-    """Return a node with free GPUs, all equally likely, as a function of the row's decision and the draw."""
-    state = sim.state
-    nodes = 0
-    for node in range(state.free.shape[1]):
-        nodes += state.free[row, node] > 0
-    seed = sim.scenarios.fault_seed[state.scenario[row]]
-    left = int(uniform(seed, RANDOM_STREAM + draw, state.decisions[row]) * nodes)
-    for node in range(state.free.shape[1]):
-        if state.free[row, node] > 0:
-            if left == 0:
-                return node
-            left -= 1
-    return -1
 
 
 @kernel

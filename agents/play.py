@@ -7,6 +7,7 @@ from ..cluster.compiled import kernel
 from ..cluster.engine import advance, reset, start, wait
 from ..cluster.order import expected_fault_loss_s, may_wait
 from ..cluster.placing import picked_slowdown, undo_picks
+from ..cluster.random_placing import DRAWS
 from ..cluster.state import Simulation
 from .finish_rules import pick_by_finish
 from .node_rules import PACK, RANDOM, pick_by_rule
@@ -15,7 +16,6 @@ from .ring_rule import pick_stand_ins
 # Rules beyond those of node_rules, which are 0 to 6
 BEST_OF_RANDOM, CONSOLIDATE, EFT, EFT_HAZARD, PATIENT, REPLACEMENT = range(7, 13)
 TRIES = 8  # placements that best-of-random compares
-DRAWS = 1 << 12  # counters that one placement may use
 
 
 @kernel

@@ -92,13 +92,28 @@ def rules() -> Rules:
     )
 
 
-def _draws(scenarios: int, seed: int, first: int, nodes: int, jobs: int) -> _Draws:
-    """Draw a row of numbers for each scenario, of whole blocks: so row i stands at a known value of the counter."""
-    ends = np.cumsum([nodes, 1, 1, jobs, jobs, jobs])
-    blocks = -(-int(ends[-1]) // DRAWS_PER_BLOCK)
+def numbered_draws(scenarios: int, seed: int, first: int, count: int) -> NDArray[np.float64]:
+    """Return uniform numbers in [0, 1) of scenarios first, first + 1, ..., shape (scenarios, count).
+
+    Each row is of whole blocks, so that it stands at a known value of the counter.
+    """
+    blocks = -(-count // DRAWS_PER_BLOCK)
     rng = np.random.Generator(np.random.Philox(key=seed, counter=first * blocks))
-    rows = rng.random((scenarios, blocks * DRAWS_PER_BLOCK))
-    fast, lemon, fault_seed, size, radius, angle = np.split(rows[:, : ends[-1]], ends[:-1], axis=1)
+    return rng.random((scenarios, blocks * DRAWS_PER_BLOCK))[:, :count]
+
+
+def work_s(radius: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the work of jobs, log-normal, from two uniform numbers for each."""
+    # Box and Muller, 1958; 1 - u is never 0.
+    normal = np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * np.pi * angle)
+    work: NDArray[np.float64] = WORK_MEDIAN_S * np.exp(WORK_SIGMA * normal)
+    return work
+
+
+def _draws(scenarios: int, seed: int, first: int, nodes: int, jobs: int) -> _Draws:
+    ends = np.cumsum([nodes, 1, 1, jobs, jobs, jobs])
+    rows = numbered_draws(scenarios, seed, first, int(ends[-1]))
+    fast, lemon, fault_seed, size, radius, angle = np.split(rows, ends[:-1], axis=1)
     return _Draws(fast, lemon[:, 0], fault_seed[:, 0], size, radius, angle)
 
 
@@ -109,9 +124,7 @@ def _scenarios(cluster: Cluster, draws: _Draws) -> Scenarios:
     hazard = np.where(lemon, LEMON_FACTOR * GPU_FAULTS_PER_S, GPU_FAULTS_PER_S)
     rates = np.zeros((shape[0], fault_sources(cluster)))
     rates[:, : hazard.shape[1]] = hazard
-    # Box and Muller, 1958; 1 - u is never 0.
-    normal = np.sqrt(-2.0 * np.log1p(-draws.radius)) * np.cos(2.0 * np.pi * draws.angle)
-    work = WORK_MEDIAN_S * np.exp(WORK_SIGMA * normal)
+    work = work_s(draws.radius, draws.angle)
     return Scenarios(
         jobs=np.full(shape[0], shape[1], dtype=np.int32),
         gpus=JOB_GPUS[np.searchsorted(SIZE_BOUNDS, draws.size, side="right")],

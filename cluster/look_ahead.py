@@ -6,8 +6,8 @@ Each job starts as soon as enough GPUs are free, on the quick set (node_sets.py)
 import math
 
 from .compiled import kernel
-from .order import estimated_work_s
 from .node_sets import imagine_end, imagine_now, quick_set
+from .order import estimated_work_s
 from .state import AHEAD, Simulation
 
 PATIENCE = 0.4

@@ -11,7 +11,7 @@ from ..cluster.simulation import simulation_of
 from ..cluster.topology import Cluster
 from .features import NODE_COUNT
 from .layout import action_count, bounds, observation_size
-from .rewards import REWARDS
+from .rewards import REWARDS, random_makespan_s
 from .stepping import CANDIDATE_ACTION, FULL, GPU_ACTION, NODE_ACTION, SOURCE, begin_rows, step_rows
 
 ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION, "candidate": CANDIDATE_ACTION}
@@ -52,7 +52,7 @@ class View:
         action: `gpu` (one GPU a step, SPEC R4), `node` (one node a step, which gives as many free GPUs as needed) or
             `candidate` (a whole placement or wait out of a short list, cluster/moves.py).
         observation: `source` (SPEC R2) or `full` (envs/layout.py); `candidate` has its own, envs/move_layout.py.
-        reward: `dt`, `potential` or `jct` (envs/rewards.py).
+        reward: `dt`, `potential`, `jct` or `best_of_random` (envs/rewards.py).
     """
 
     action: str = "node"
@@ -98,7 +98,10 @@ class Batch:
     def __init__(self, problem: Problem, view: View, rows: int) -> None:
         self.problem, self.view, self.rows = problem, view, rows
         self.sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=rows)
-        self.ideal_s = ideal_time_s(problem)
+        self.unit_s = ideal_time_s(problem)
+        self._credit_s = np.zeros_like(self.unit_s)  # what the cost of each scenario is compared with
+        if view.reward == "best_of_random":
+            self.unit_s = self._credit_s = random_makespan_s(self.sim)
         nodes, gpus = problem.cluster.speed.size, problem.cluster.gpu_node.size
         size = observation_size(view.observation, view.action, gpus, nodes)
         self.low, self.high = bounds(view.observation, size, gpus)
@@ -125,7 +128,7 @@ class Batch:
         """
         scenarios = self._next[rows] % self.problem.scenarios.jobs.size
         self._next[rows] += self.rows
-        self._paid_s[rows] = 0.0
+        self._paid_s[rows] = self._credit_s[scenarios]
         self.steps[rows] = 0
         ended = np.zeros(self.rows, dtype=np.bool_)
         begin_rows(
@@ -161,7 +164,9 @@ class Batch:
 
     def returns(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the sum of rewards so far of some rows, without their rounding; shape of `rows`."""
-        return -self._paid_s[rows] / self.ideal_s[self.sim.state.scenario[rows]]
+        scenario = self.sim.state.scenario[rows]
+        paid: NDArray[np.float64] = (self._credit_s[scenario] - self._paid_s[rows]) / self.unit_s[scenario]
+        return paid
 
     def nearest_open(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the actions with each closed one replaced by the next open one above it, the first after the last.
@@ -207,7 +212,7 @@ class Batch:
             ACTIONS[self.view.action],
             OBSERVATIONS[self.view.observation],
             REWARDS[self.view.reward],
-            self.ideal_s,
+            self.unit_s,
             np.ascontiguousarray(chosen, dtype=np.int64),
             self.observations,
             self.masks,

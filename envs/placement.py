@@ -33,7 +33,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         problem: What is played; the preset `hetero64` if left out.
         action: `node`, `gpu` or `candidate`.
         observation: `full`, or `source` but for candidates.
-        reward: `potential`, `dt` or `jct`.
+        reward: `potential`, `dt`, `jct` or `best_of_random`.
         waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
             out.
         render_mode: `ansi` (text), `rgb_array` (image) or none.

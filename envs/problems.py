@@ -11,6 +11,7 @@ from ..cluster.errors import InputError
 from ..cluster.fault_trace import FaultTrace, node_faults_per_s, replay
 from ..cluster.hetero64 import hetero64
 from ..cluster.scenarios import ORDERS, Rules, Scenarios, fault_sources, stack
+from ..cluster.source import SOURCE_JOBS, source
 from ..cluster.streams import Stream, stream
 from ..cluster.topology import Cluster, speed_sum
 from ..cluster.windows import sample_windows
@@ -51,6 +52,17 @@ def hetero64_problem(scenarios: int, seed: int, regime: Regime) -> Problem:
     """
     check_size(scenarios, HETERO64_JOBS, HETERO64_GPUS)
     cluster, drawn, process, rules = hetero64(scenarios, seed)
+    return Problem(cluster, drawn, process, regime.over(rules))
+
+
+def source_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Problem:
+    """Return scenarios of the preset `source4` or `source64`, by the cluster's GPUs.
+
+    Raises:
+        InputError: If they would take too much memory.
+    """
+    check_size(scenarios, SOURCE_JOBS[gpus], gpus)
+    cluster, drawn, process, rules = source(scenarios, seed, gpus=gpus)
     return Problem(cluster, drawn, process, regime.over(rules))
 
 

@@ -11,7 +11,7 @@ from ..cluster.placing import take_gpu, take_node
 from ..cluster.state import MOVES, Simulation
 from .features import GLOBAL_COUNT, write_full, write_gpus, write_source
 from .move_features import write_moves
-from .rewards import cost_so_far_s
+from .rewards import BEST_OF_RANDOM, cost_so_far_s
 
 GPU_ACTION, NODE_ACTION, CANDIDATE_ACTION = 0, 1, 2
 SOURCE, FULL = 0, 1
@@ -109,7 +109,7 @@ def step_rows(
     action: int,
     observation: int,
     reward: int,
-    ideal_s: NDArray[np.float64],
+    unit_s: NDArray[np.float64],
     chosen: NDArray[np.int64],
     out: Rows,
     masks: NDArray[np.bool_],
@@ -127,13 +127,13 @@ def step_rows(
         action: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
         observation: SOURCE or FULL.
         reward: A value of REWARDS.
-        ideal_s: Unit of rewards, shape (scenarios,).
+        unit_s: Unit of rewards, shape (scenarios,).
         chosen: Actions, shape (rows,).
         out: Takes the observations, shape (rows, size).
         masks: Holds the masks of the step before and takes the new ones, shape (rows, actions).
         table: Scratch, shape (rows, nodes x features).
-        paid_s: Cost of each episode that rewards have paid for, shape (rows,); 0 at its beginning, so that time
-            before the first decision counts too.
+        paid_s: Cost of each episode that rewards have paid for, shape (rows,); at its beginning 0, so that time
+            before the first decision counts too, or what the makespan is compared with.
         rewards: Takes the rewards, shape (rows,).
         ended: Takes whether the episode is over, shape (rows,).
     """
@@ -143,9 +143,10 @@ def step_rows(
         ended[row] = False
         if pick(sim, row, action, chosen[row]):
             ended[row] = not advance(sim, row)
-            cost_s = cost_so_far_s(sim, row, reward)
-            rewards[row] = (paid_s[row] - cost_s) / ideal_s[scenario]
-            paid_s[row] = cost_s
+            if ended[row] or reward != BEST_OF_RANDOM:
+                cost_s = cost_so_far_s(sim, row, reward)
+                rewards[row] = (paid_s[row] - cost_s) / unit_s[scenario]
+                paid_s[row] = cost_s
         if ended[row]:
             out[row] = 0.0
             masks[row] = False

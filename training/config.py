@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,6 +14,7 @@ from ..envs.problems import Regime
 from .presets import PRESETS, GroupParameters, Hyperparameters
 
 OrderName = Literal["fifo", "easy", "easy-shortest", "shortest"]  # ORDERS of cluster/scenarios.py
+REPLAYS = {"ppo": ("off", "dynamic", "geppo"), "a2c": ("off", "dynamic", "vtrace")}  # by algorithm
 MOST_STEPS = 1e15  # decades at any speed
 
 
@@ -22,18 +24,19 @@ class TrainingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     preset: str
-    algorithm: Literal["ppo", "group"] = "ppo"
+    algorithm: Literal["ppo", "a2c", "group"] = "ppo"
     steps: int = Field(gt=0)  # of all environments together
     seed: int = Field(ge=0, lt=1_000_000)
     network: Literal["set", "mlp", "moves"] = "set"
     action: Literal["node", "gpu", "candidate"] = "node"
     observation: Literal["full", "source"] = "full"
-    reward: Literal["potential", "dt", "jct"]
+    reward: Literal["potential", "dt", "jct", "best_of_random"]
+    replay: Literal["off", "dynamic", "geppo", "vtrace"] = "off"
     waiting: bool = False
     order: OrderName = "fifo"
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
     trace: str | None = None
-    hyperparameters: Hyperparameters = Hyperparameters()  # of PPO
+    hyperparameters: Hyperparameters = Hyperparameters()  # of PPO and A2C
     group: GroupParameters = GroupParameters()  # of the group-relative policy gradient
     threads: int = Field(default=2, ge=1)
 
@@ -43,7 +46,9 @@ class TrainingConfig(BaseModel):
         order = [self.order] if self.order != "fifo" else []
         ageing = [f"age{self.ageing_h:g}h"] if self.ageing_h is not None else []
         waiting = ["wait"] if self.waiting else []
-        return "-".join((self.preset, self.algorithm, *waiting, *order, *ageing, str(self.seed)))
+        usual = PRESETS[self.preset].replay if self.algorithm in REPLAYS else "off"
+        replay = [f"replay-{self.replay}"] if self.replay != usual else []
+        return "-".join((self.preset, self.algorithm, *replay, *waiting, *order, *ageing, str(self.seed)))
 
     @property
     def regime(self) -> Regime:
@@ -52,30 +57,35 @@ class TrainingConfig(BaseModel):
 
 
 def config_of(
-    *, preset: str, algorithm: str, steps: float, seed: int, network: str | None, action: str | None, observation: str,
-    reward: str | None, waiting: bool, trace: Path | None, threads: int, order: str = "fifo",
-    ageing_h: float = math.inf,
+    *, preset: str, algorithm: str, steps: float, seed: int, network: str | None, action: str | None,
+    observation: str | None, reward: str | None, waiting: bool, trace: Path | None, threads: int, order: str = "fifo",
+    ageing_h: float = math.inf, replay: str | None = None,
 ) -> TrainingConfig:  # fmt: skip
-    """Return the configuration that a user asked for; network and action that fit the algorithm if they are None.
+    """Return the configuration that a user asked for; what is None is as the preset and the algorithm have it.
 
     Raises:
         InputError: If a value is not known or values do not go together, naming the option.
     """
-    action = action or ("candidate" if algorithm == "group" else "node")
-    network = network or ("moves" if action == "candidate" else "set")
-    for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
-                         "reward": reward or "dt", "order": order}.items():  # fmt: skip
-        _check_known(field, value, get_args(TrainingConfig.model_fields[field].annotation))
     _check_known("preset", preset, PRESETS)
+    own = PRESETS[preset]
+    action = action or ("candidate" if algorithm == "group" else own.action)
+    network = network or ("moves" if action == "candidate" else own.network)
+    observation = observation or (own.observation if action == own.action else "full")
+    replay = replay or (own.replay if algorithm in REPLAYS else "off")
+    for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
+                         "reward": reward or "dt", "order": order, "replay": replay}.items():  # fmt: skip
+        _check_known(field, value, get_args(TrainingConfig.model_fields[field].annotation))
     if (network == "moves") != (action == "candidate"):
         raise InputError("the network `moves` scores candidates", "give both or none", field="--network")
     if algorithm == "group" and action != "candidate":
         raise InputError("group learns to choose among candidates", "leave --action out", field="--action")
     if observation == "source" and action != "gpu":
         raise InputError("the source's state has one entry per GPU", "add --action gpu", field="--observation")
-    if PRESETS[preset].needs_trace and trace is None:
+    if replay not in (able := REPLAYS.get(algorithm, ("off",))):
+        raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
+    if own.needs_trace and trace is None:
         raise InputError(f"{preset} trains on windows of a trace", "give its file", field="--trace")
-    if not PRESETS[preset].needs_trace and trace is not None:
+    if not own.needs_trace and trace is not None:
         raise InputError(f"{preset} draws its own jobs", "leave the trace out, or take another preset", field="--trace")
     if trace is not None and not trace.is_file():
         raise InputError(f"{trace} is no file", "check the path", field="--trace")
@@ -84,9 +94,10 @@ def config_of(
     return TrainingConfig.model_validate(
         {
             "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
-            "action": action, "observation": observation, "reward": reward or PRESETS[preset].reward,
+            "action": action, "observation": observation, "reward": reward or own.reward, "replay": replay,
             "waiting": waiting, "trace": str(trace) if trace else None, "threads": threads,
             "order": order, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
+            "hyperparameters": asdict(own.hyperparameters(algorithm, replay)),
         }
     )  # fmt: skip
 

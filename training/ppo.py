@@ -1,6 +1,7 @@
-"""Masked PPO on the batched environment, by sb3-contrib."""
+"""Masked PPO and A2C on the batched environment, on the classes of sb3-contrib and Stable-Baselines3."""
 
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from sb3_contrib import MaskablePPO
@@ -10,30 +11,50 @@ from torch.distributions import Distribution
 from ..agents.checkpoint import layout_of
 from ..agents.masked_policy import MaskedPolicy
 from ..agents.networks import Network
+from ..cluster.errors import InputError
 from ..envs.batch import Problem, View
 from ..envs.sb3 import PlacementVecEnv
+from .a2c import RMSPROP, MaskableA2C, VtraceA2C
+from .geppo import GePPO
 from .keeper import Keeper
-from .snapshot import SNAPSHOT, load_snapshot, save_snapshot
+from .replay import Replay
+from .rollouts import sample_bytes
+from .snapshot import SNAPSHOT, Arrays, load_snapshot, save_snapshot
 
 NEVER = 1_000_000_000  # updates between Stable-Baselines3's own lines: metrics are written by the callback
+MOST_REPLAY_BYTES = 8 * 2**30
+MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
+    ("ppo", "off"): MaskablePPO,
+    ("ppo", "dynamic"): MaskablePPO,
+    ("ppo", "geppo"): GePPO,
+    ("a2c", "off"): MaskableA2C,
+    ("a2c", "dynamic"): MaskableA2C,
+    ("a2c", "vtrace"): VtraceA2C,
+}
 
 
 def learn_by_ppo(problem: Problem, keeper: Keeper) -> int:
-    """Train until the run's steps are done or it is interrupted; return the steps."""
+    """Train by PPO or A2C until the run's steps are done or it is interrupted; return the steps.
+
+    Raises:
+        InputError: If the replay would take too much memory.
+    """
     # Checks of every tensor cost a sixth of the time; masks and shapes are asserted where they arise.
     Distribution.set_default_validate_args(value=False)
     config, snapshot = keeper.config, keeper.folder / SNAPSHOT
     env = PlacementVecEnv(problem, View(config.action, config.observation, config.reward), config.hyperparameters.rows)
     model = _model(keeper, env)
     model.set_logger(keeper.logger)
+    replay = _replay(keeper, env, model)
     if snapshot.exists():
         model._last_obs = env.reset()
-        load_snapshot(snapshot, model, env)
+        load_snapshot(snapshot, model, env, replay.restore if replay else _nothing)
     left = config.steps - model.num_timesteps
     if left > 0:
-        watch = _Watch(keeper, env)
+        watch = _Watch(keeper, env, replay)
+        callbacks: list[BaseCallback] = [replay, watch] if replay else [watch]
         with suppress(_Stop):
-            model.learn(left, callback=watch, reset_num_timesteps=model.num_timesteps == 0, log_interval=NEVER)
+            model.learn(left, callback=callbacks, reset_num_timesteps=model.num_timesteps == 0, log_interval=NEVER)
         watch.conclude()
     return int(model.num_timesteps)
 
@@ -41,7 +62,8 @@ def learn_by_ppo(problem: Problem, keeper: Keeper) -> int:
 def _model(keeper: Keeper, env: PlacementVecEnv) -> MaskablePPO:
     config = keeper.config
     parameters = config.hyperparameters
-    return MaskablePPO(
+    policy: dict[str, Any] = {"network": config.network, "layout": layout_of(keeper.schema), "threads": config.threads}
+    return MODELS[config.algorithm, config.replay](
         MaskedPolicy,
         env,
         learning_rate=lambda left: parameters.learning_rate * left,
@@ -53,10 +75,32 @@ def _model(keeper: Keeper, env: PlacementVecEnv) -> MaskablePPO:
         clip_range=parameters.clip,
         ent_coef=parameters.entropy,
         vf_coef=parameters.value,
-        policy_kwargs={"network": config.network, "layout": layout_of(keeper.schema), "threads": config.threads},
+        policy_kwargs=policy | (RMSPROP if config.algorithm == "a2c" else {}),
         seed=config.seed,
         device="cpu",
     )
+
+
+def _replay(keeper: Keeper, env: PlacementVecEnv, model: MaskablePPO) -> Replay | None:
+    """Return what keeps the rollouts, none if the run learns without replay."""
+    config, parameters = keeper.config, keeper.config.hyperparameters
+    if config.replay == "off":
+        return None
+    samples = parameters.kept * parameters.rows * parameters.steps
+    taken = samples * sample_bytes(env.batch.observations.shape[1], env.batch.actions)
+    if taken > MOST_REPLAY_BYTES:
+        raise InputError(
+            f"replay of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",
+            "take a smaller observation, or leave replay off", field="--replay",
+        )  # fmt: skip
+    replay = Replay(parameters.kept, dynamic=config.replay == "dynamic")
+    if isinstance(model, GePPO | VtraceA2C):
+        model.replay = replay
+    return replay
+
+
+def _nothing(arrays: Arrays) -> None:
+    del arrays
 
 
 class _Stop(Exception):  # noqa: N818 (it is no error)
@@ -66,9 +110,9 @@ class _Stop(Exception):  # noqa: N818 (it is no error)
 class _Watch(BaseCallback):
     """Has the run kept between updates, and stops it when it is interrupted."""
 
-    def __init__(self, keeper: Keeper, env: PlacementVecEnv) -> None:
+    def __init__(self, keeper: Keeper, env: PlacementVecEnv, replay: Replay | None) -> None:
         super().__init__()
-        self.keeper, self.env = keeper, env
+        self.keeper, self.env, self.replay = keeper, env, replay
         self._began_at = 0
         self._episodes: list[dict[str, float]] = []
 
@@ -102,7 +146,8 @@ class _Watch(BaseCallback):
         assert isinstance(self.model, MaskablePPO)
         self.keeper.validate(network, self.num_timesteps, for_best=for_best)
         self.model.policy.set_training_mode(True)
-        save_snapshot(self.keeper.folder / SNAPSHOT, self.model, self.env)
+        more = self.replay.arrays() if self.replay else {}
+        save_snapshot(self.keeper.folder / SNAPSHOT, self.model, self.env, more)
 
     def conclude(self) -> None:
         """Validate and keep the run as it stands, between two updates."""

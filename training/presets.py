@@ -1,13 +1,14 @@
 """What can be trained by name: problems to train and validate on, and hyper-parameters that work there."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ..cluster.errors import InputError
 from ..cluster.traces.detect import read_trace
 from ..envs.batch import Problem
-from ..envs.problems import Regime, hetero64_problem, window_problem
+from ..envs.problems import Regime, hetero64_problem, source_problem, window_problem
 
 TRAINING_SCENARIOS = 16_384
 VALIDATION_SCENARIOS = 1000
@@ -17,7 +18,7 @@ TRAINED_PART, VALIDATED_PART = (0.0, 0.6), (0.6, 0.7)  # of a trace, in order of
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """Of masked PPO; gamma is 1 (rewards telescope to what is minimised)."""
+    """Of masked PPO and A2C; gamma is 1 (rewards telescope to what is minimised)."""
 
     rows: int = 512  # environments
     steps: int = 128  # of each environment between two updates
@@ -28,6 +29,11 @@ class Hyperparameters:
     clip: float = 0.2
     entropy: float = 0.003
     value: float = 0.5
+    kept: int = 4  # rollouts that replay draws on, the newest among them
+
+
+# A2C takes one step for each rollout, so rollouts are short, and advantages are those of its paper.
+A2C = Hyperparameters(steps=16, epochs=1, minibatch=512 * 16, learning_rate=7e-4, gae_lambda=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +57,31 @@ class Preset:
         needs_trace: Whether it trains on windows of a trace.
         build: From the seed, the trace and the regime to the problems to train and to validate on.
         reward: The reward that fits it.
+        action: What one step picks if nothing is said; so are the next three, for PPO and A2C.
+        observation: What is seen.
+        network: What decides.
+        replay: How earlier rollouts are learned from.
+        ppo: Hyper-parameters of PPO.
+        a2c: Of A2C.
     """
 
     about: str
     needs_trace: bool
     build: Callable[[int, Path | None, Regime], tuple[Problem, Problem]]
     reward: str
+    action: str = "node"
+    observation: str = "full"
+    network: str = "set"
+    replay: str = "off"
+    ppo: Hyperparameters = Hyperparameters()
+    a2c: Hyperparameters = A2C
+
+    def hyperparameters(self, algorithm: str, replay: str = "off") -> Hyperparameters:
+        """Return those that an algorithm has on this problem, with a kind of replay."""
+        if replay == "geppo":
+            # Its updates go half as far, so there are twice as many; two rollouts are a batch of PPO's, three are kept.
+            return replace(self.ppo, steps=self.ppo.steps // 2, kept=3)
+        return self.a2c if algorithm == "a2c" else self.ppo
 
 
 def _hetero64(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
@@ -77,6 +102,24 @@ def _windows(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Pr
     )
 
 
+def _source(gpus: int, seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
+    del trace
+    return (
+        source_problem(gpus, TRAINING_SCENARIOS, TRAINING_SEED + seed, regime),
+        # On 64 GPUs a workload takes 400 steps: validations of all would take most of a run.
+        source_problem(gpus, VALIDATION_SCENARIOS // (5 if gpus == 64 else 1), VALIDATION_SEED, regime),
+    )
+
+
+def _source_preset(gpus: int, about: str, rows: int) -> Preset:
+    """Return the source's method as printed: R2's state, R3's network, R4's action, R5's reward, R6's replay."""
+    return Preset(
+        about, needs_trace=False, build=partial(_source, gpus), reward="best_of_random", action="gpu",
+        observation="source", network="mlp", replay="dynamic",
+        ppo=Hyperparameters(rows=rows, minibatch=1024), a2c=replace(A2C, rows=2 * rows, minibatch=2 * rows * A2C.steps),
+    )  # fmt: skip
+
+
 PRESETS = {
     "hetero64": Preset(
         "64 jobs at once on 64 GPUs of two speeds, a lemon node", needs_trace=False, build=_hetero64, reward="potential"
@@ -93,4 +136,6 @@ PRESETS = {
         build=_windows,
         reward="jct",
     ),
+    "source4": _source_preset(4, "16 jobs at once on 4 GPUs alike but for their faults, the source's method", 64),
+    "source64": _source_preset(64, "64 jobs at once on 64 GPUs alike but for their faults, the source's method", 128),
 }

@@ -20,7 +20,11 @@ from .presets import PRESETS
 from .validation import Score, Validation
 
 CONFIG = "config.json"
-LEARNERS: dict[str, Callable[[Problem, Keeper], int]] = {"ppo": learn_by_ppo, "group": learn_by_groups}
+LEARNERS: dict[str, Callable[[Problem, Keeper], int]] = {
+    "ppo": learn_by_ppo,
+    "a2c": learn_by_ppo,
+    "group": learn_by_groups,
+}
 
 
 class Result(NamedTuple):

@@ -2,7 +2,7 @@
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from sb3_contrib import MaskablePPO
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, RMSprop
 
 from ..cluster.errors import CheckpointError
 from ..envs.sb3 import PlacementVecEnv
@@ -22,8 +22,8 @@ SNAPSHOT = "snapshot.npz"
 Arrays = dict[str, NDArray[Any]]
 
 
-def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv) -> None:
-    """Write weights, optimiser, random numbers, counters and all environments; nothing is pickled."""
+def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, more: Arrays) -> None:
+    """Write weights, optimiser, random numbers, counters, all environments and some more; nothing is pickled."""
     arrays = learned_arrays(model.policy, model.policy.optimizer)
     name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 (Stable-Baselines3 shuffles with it)
     assert name == "MT19937"
@@ -31,12 +31,12 @@ def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv) -> None:
     arrays |= {"torch": torch.get_rng_state().numpy(), "episode_starts": np.asarray(model._last_episode_starts)}
     arrays["counters"] = np.array([model.num_timesteps, model._n_updates])
     arrays |= {f"state/{field}": value for field, value in env.batch.sim.state._asdict().items()}
-    arrays |= {f"batch/{field}": value for field, value in env.batch.arrays().items()}
+    arrays |= {f"batch/{field}": value for field, value in env.batch.arrays().items()} | more
     write_arrays(path, arrays)
 
 
 def learned_arrays(network: nn.Module, optimizer: Optimizer) -> Arrays:
-    """Return the weights of a network and the moments of its Adam."""
+    """Return the weights of a network and the moments of its Adam or RMSprop."""
     arrays: Arrays = {f"network/{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         arrays |= {f"adam/{index}/{name}": np.asarray(value) for name, value in state.items()}
@@ -44,11 +44,12 @@ def learned_arrays(network: nn.Module, optimizer: Optimizer) -> Arrays:
 
 
 def restore_learned(arrays: Arrays, network: nn.Module, optimizer: Optimizer) -> None:
-    """Put a network and its Adam where `learned_arrays` found them."""
+    """Put a network and its optimiser where `learned_arrays` found them."""
     network.load_state_dict({name: torch.from_numpy(arrays[f"network/{name}"]) for name in network.state_dict()})
     adam = optimizer.state_dict()
+    moments = ("step", "square_avg") if isinstance(optimizer, RMSprop) else ("step", "exp_avg", "exp_avg_sq")
     adam["state"] = {
-        index: {name: torch.from_numpy(arrays[f"adam/{index}/{name}"]) for name in ("step", "exp_avg", "exp_avg_sq")}
+        index: {name: torch.from_numpy(arrays[f"adam/{index}/{name}"]) for name in moments}
         for index in adam["param_groups"][0]["params"]
         if f"adam/{index}/step" in arrays  # a head that is not used gets no gradient, and has no state
     }
@@ -57,10 +58,9 @@ def restore_learned(arrays: Arrays, network: nn.Module, optimizer: Optimizer) ->
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write arrays into a file, which is replaced at once or not at all."""
-    content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **arrays)
     part = path.with_name(path.name + ".part")
-    part.write_bytes(content.getvalue())
+    with part.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
     part.replace(path)
 
 
@@ -80,14 +80,21 @@ def read_arrays(path: Path) -> Iterator[Arrays]:
         ) from error
 
 
-def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv) -> None:
+def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, restore: Callable[[Arrays], None]) -> None:
     """Put a fresh model and its environments where a snapshot was taken.
+
+    Args:
+        path: The snapshot.
+        model: Of the same configuration.
+        env: Its environments.
+        restore: Takes up what else was saved.
 
     Raises:
         CheckpointError: If the file is damaged or belongs to another run.
     """
     with read_arrays(path) as arrays:
         _restore(arrays, model, env)
+        restore(arrays)
 
 
 def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:

@@ -190,8 +190,12 @@ def simulate(
 
 @app.command()
 def train(
-    preset: Annotated[str, typer.Option(help="hetero64, philly or itp (the last two need --trace).")] = "hetero64",
-    algo: Annotated[str, typer.Option(help="ppo (masked PPO) or group (group-relative policy gradient).")] = "ppo",
+    preset: Annotated[
+        str, typer.Option(help="hetero64, source4, source64; or philly, itp (with --trace).")
+    ] = "hetero64",
+    algo: Annotated[
+        str, typer.Option(help="ppo, a2c (both with masks), or group (group-relative policy gradient).")
+    ] = "ppo",
     steps: Annotated[float, typer.Option(min=1, help="Environment steps, such as 2e6.")] = 2e6,
     seed: Annotated[int, typer.Option(min=0, max=999_999, help="Of weights, scenarios and sampling.")] = 0,
     logdir: Annotated[Path, typer.Option(help="Where the run's folder goes; TensorBoard reads it.")] = Path("runs"),
@@ -203,8 +207,16 @@ def train(
         str | None,
         typer.Option(help="node, gpu, or candidate (a whole placement): what one step picks; group: candidate."),
     ] = None,
-    observation: Annotated[str, typer.Option(help="full, or source: [n, t, s] only, with gpu actions.")] = "full",
-    reward: Annotated[str | None, typer.Option(help="potential, dt or jct; the preset's own if left out.")] = None,
+    observation: Annotated[
+        str | None, typer.Option(help="full, or source: [n, t, s] only, with gpu actions; the preset's own.")
+    ] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="potential, dt, jct or best_of_random; the preset's own if left out.")
+    ] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(help="off; dynamic (the source's, unsound); geppo (ppo only); vtrace (a2c only); the preset's."),
+    ] = None,
     order: OrderOption = Order.fifo,
     ageing_h: AgeingOption = float("inf"),
     waiting: WaitingOption = False,
@@ -219,7 +231,7 @@ def train(
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, trace=trace, threads=threads,
-        order=order.value, ageing_h=ageing_h,
+        order=order.value, ageing_h=ageing_h, replay=replay,
     )  # fmt: skip
     with _training_progress(config.steps) as tell:
         result = run(config, logdir, tell)

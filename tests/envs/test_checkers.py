@@ -9,11 +9,12 @@ from stable_baselines3.common.env_checker import check_env as check_with_sb3
 
 import longshore.envs
 from longshore.envs.placement import PlacementEnv
+from longshore.envs.rewards import REWARDS
 from tests.envs.random_play import small_problem
 
 NAME = "longshore/Placement-v0"
 SEEN = (("node", "full"), ("node", "source"), ("gpu", "full"), ("gpu", "source"), ("candidate", "full"))
-OPTIONS = [(*seen, *rest) for seen, *rest in product(SEEN, ("potential", "dt", "jct"), ("off", "on"))]
+OPTIONS = [(*seen, *rest) for seen, *rest in product(SEEN, REWARDS, ("off", "on"))]
 
 
 @pytest.mark.parametrize(("action", "observation", "reward", "waiting"), OPTIONS)

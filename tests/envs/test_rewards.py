@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longshore.agents.node_rules import RANDOM, pick_by_rule
+from longshore.cluster.engine import advance, reset, start
 from longshore.cluster.outcome import metrics
-from longshore.cluster.simulation import outcome_of
+from longshore.cluster.random_placing import DRAWS
+from longshore.cluster.simulation import outcome_of, simulation_of
 from longshore.envs.batch import Batch, View
 from longshore.envs.episodes import episode_summaries
 from tests.envs.random_play import problem_of, steps_of_episode
@@ -70,3 +73,26 @@ def test_the_summary_tells_the_sum_of_rewards_and_the_number_of_steps(
     assert summary["r"] == pytest.approx(
         -(summary["mean_jct_s"] if reward == "jct" else summary["makespan_s"]) / ideal_s(case)
     )
+
+
+def random_makespan_s(case: Case, run: int) -> float:
+    """Return the makespan of a random run, decision by decision."""
+    sim = simulation_of(case.cluster, case.scenarios, case.process, case.rules)
+    reset(sim, 0, case.row)
+    while advance(sim, 0):
+        pick_by_rule(sim, 0, RANDOM, run * DRAWS)
+        start(sim, 0)
+    return float(sim.state.now_s[0])
+
+
+@settings(deadline=None, max_examples=40)
+@given(case=cases(), **PLAYS)
+def test_best_of_random_pays_at_the_end_by_how_much_five_random_runs_are_beaten(
+    case: Case, action: str, seed: int
+) -> None:
+    batch = Batch(problem_of(case), View(action=action, observation="source", reward="best_of_random"), 1)
+    *before, last = rewards_of(batch, case, seed)
+    random_s = min(random_makespan_s(case, run) for run in range(5))
+    assert not any(before)
+    assert last == pytest.approx((random_s - float(batch.sim.state.now_s[0])) / random_s, abs=1e-6)
+    assert episode_summaries(batch, np.array([0]))[0]["r"] == pytest.approx(last, abs=1e-6)

@@ -1,0 +1,184 @@
+"""What replay keeps, draws and learns from, on small environments whose episodes are also cut off."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sb3_contrib import MaskablePPO
+from stable_baselines3.common.logger import Logger
+
+from longshore.agents.checkpoint import layout_of, schema_of
+from longshore.agents.masked_policy import MaskedPolicy
+from longshore.envs.batch import View
+from longshore.envs.sb3 import PlacementVecEnv
+from longshore.training.a2c import RMSPROP, MaskableA2C, VtraceA2C
+from longshore.training.geppo import GePPO
+from longshore.training.off_policy import weighted_gae
+from longshore.training.ppo import NEVER
+from longshore.training.replay import Replay, gathered
+from longshore.training.rollouts import flat, judged, sample_bytes, unpacked
+from tests.envs.random_play import small_problem
+
+ROWS, STEPS = 8, 32
+SAMPLES = ROWS * STEPS
+ACTIONS = 32
+
+
+def model_of(kind: type[MaskablePPO], kept: int, **changes: Any) -> tuple[MaskablePPO, Replay]:
+    """Return a model on environments of 32 GPUs, some of whose episodes meet the time limit."""
+    problem = small_problem(16, faults=4)
+    problem = replace(problem, rules=problem.rules._replace(limit_s=20 * 3600.0))
+    schema = schema_of(
+        algorithm="ppo", network="mlp", action="gpu", observation="source", waiting=False, node_gpus=(8,) * 4
+    )
+    policy: dict[str, Any] = {"network": "mlp", "layout": layout_of(schema), "threads": 1}
+    options: dict[str, Any] = {
+        "learning_rate": 3e-3, "n_steps": STEPS, "batch_size": 64, "n_epochs": 3, "gamma": 1.0, "gae_lambda": 0.9,
+        "ent_coef": 0.01, "seed": 5, "device": "cpu",
+        "policy_kwargs": policy | (RMSPROP if issubclass(kind, MaskableA2C) else {}),
+    }  # fmt: skip
+    model = kind(MaskedPolicy, PlacementVecEnv(problem, View("gpu", "source", "potential"), ROWS), **options | changes)
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    kept_rollouts = Replay(kept, dynamic=kind in (MaskablePPO, MaskableA2C))
+    if isinstance(model, GePPO | VtraceA2C):
+        model.replay = kept_rollouts
+    return model, kept_rollouts
+
+
+def learned(model: MaskablePPO, replay: Replay | None, rollouts: int) -> dict[str, torch.Tensor]:
+    model.learn(rollouts * SAMPLES, callback=replay, log_interval=NEVER)
+    network: Any = model.policy.network
+    weights: dict[str, torch.Tensor] = network.state_dict()
+    return weights
+
+
+def figures(model: MaskablePPO) -> dict[str, Any]:
+    return dict(model.logger.name_to_value)
+
+
+def test_the_oldest_rollouts_fall_out_and_a_sample_takes_the_memory_that_is_told() -> None:
+    model, replay = model_of(GePPO, kept=3)
+    learned(model, replay, 5)
+    assert [int(rollout.update) for rollout in replay.rollouts] == [2, 3, 4]
+    newest = replay.rollouts[-1]
+    sampled = [array for array in newest if array.shape[:2] == (STEPS, ROWS)]
+    assert sum(array.nbytes for array in sampled) == SAMPLES * sample_bytes(newest.observations.shape[2], ACTIONS)
+
+
+def test_a_rollout_judged_by_the_policy_that_played_it_is_as_it_was() -> None:
+    model, replay = model_of(GePPO, kept=1, learning_rate=0.0)
+    learned(model, replay, 3)
+    rollout = replay.rollouts[0]
+    now = judged(model.policy, rollout)
+    assert now.log_probability == pytest.approx(rollout.log_probability, abs=1e-5)
+    assert now.values == pytest.approx(rollout.values, abs=1e-5)
+    weighed = replay.weighed(model.policy, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    assert rollout.cut_at.size > 0
+    assert weighed.advantages[0] == pytest.approx(rollout.advantages, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", [MaskablePPO, MaskableA2C])
+def test_the_dynamic_batch_has_as_many_samples_as_the_period_drawn_from_all_that_is_kept(
+    kind: type[MaskablePPO],
+) -> None:
+    model, replay = model_of(kind, kept=4)
+    learned(model, replay, 6)
+    buffer = model.rollout_buffer
+    assert buffer.rewards.size == SAMPLES
+    fields = {
+        "observations": buffer.observations.reshape(SAMPLES, -1),
+        "masks": np.packbits(buffer.action_masks.reshape(SAMPLES, -1) > 0, axis=1),
+        "log_probability": buffer.log_probs.reshape(SAMPLES),
+        "values": buffer.values.reshape(SAMPLES),
+        "advantages": buffer.advantages.reshape(SAMPLES),
+    }
+    drawn = [b"".join(np.ascontiguousarray(part[i]).tobytes() for part in fields.values()) for i in range(SAMPLES)]
+    ages = []
+    for rollout in replay.rollouts:
+        parts = [flat(getattr(rollout, name)) for name in fields]
+        known = {b"".join(np.ascontiguousarray(part[i]).tobytes() for part in parts) for i in range(SAMPLES)}
+        ages.append(sum(sample in known for sample in drawn) / SAMPLES)
+    assert sum(ages) >= 1.0
+    assert ages == pytest.approx([0.25] * 4, abs=0.1)
+    told = figures(model)
+    assert told["replay/age"] == pytest.approx(1.5, abs=0.2)
+    assert 0.3 < told["replay/effective_sample_size"] <= 1.0
+    assert told["replay/total_variation"] > 0.0
+
+
+def test_with_a_learning_rate_of_0_all_ratios_are_1_and_nothing_is_clipped() -> None:
+    model, replay = model_of(GePPO, kept=4, learning_rate=0.0)
+    learned(model, replay, 5)
+    told = figures(model)
+    assert told["train/clip_fraction"] == told["replay/clip_fraction"] == 0.0
+    assert told["replay/effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
+    for name in ("replay/total_variation", "replay/step_variation", "train/approx_kl"):
+        assert told[name] == pytest.approx(0.0, abs=1e-5)
+    assert replay.slowing == 1.0
+    weighed = replay.weighed(model.policy, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    assert np.stack(weighed.ratio) == pytest.approx(np.ones((4, STEPS, ROWS)), abs=1e-4)
+
+
+def test_an_update_that_goes_too_far_slows_the_next_ones_down() -> None:
+    model, replay = model_of(GePPO, kept=2, learning_rate=0.05)
+    learned(model, replay, 3)
+    assert replay.slowing < 1.0
+    rate = 0.05 * (replay.slowing * 1.03 if figures(model)["replay/step_variation"] > 0.2 / 3 else replay.slowing)
+    assert figures(model)["train/learning_rate"] == pytest.approx(rate)
+
+
+def test_vtrace_on_the_newest_rollout_alone_is_plain_a2c() -> None:
+    plain, _ = model_of(MaskableA2C, kept=1, gae_lambda=1.0)
+    expected = learned(plain, None, 4)
+    model, replay = model_of(VtraceA2C, kept=1, gae_lambda=1.0)  # made after that, as it seeds all that is drawn
+    for name, tensor in learned(model, replay, 4).items():
+        assert torch.allclose(tensor, expected[name], atol=1e-4), name
+
+
+def test_geppo_on_the_newest_rollout_alone_is_plain_ppo() -> None:
+    whole: dict[str, Any] = {"batch_size": SAMPLES, "n_epochs": 4}
+    plain, _ = model_of(MaskablePPO, kept=1, **whole)
+    expected = learned(plain, None, 1)
+    model, replay = model_of(GePPO, kept=1, **whole)
+    for name, tensor in learned(model, replay, 1).items():
+        assert torch.allclose(tensor, expected[name], atol=1e-3), name
+
+
+@pytest.mark.parametrize("kind", [GePPO, VtraceA2C])
+def test_kept_masks_close_actions_for_probability_and_gradient(kind: type[MaskablePPO]) -> None:
+    model, replay = model_of(kind, kept=3)
+    learned(model, replay, 4)
+    masks = unpacked(gathered((it.masks for it in replay.rollouts), np.arange(3 * SAMPLES)), ACTIONS)
+    closed = int((~masks).sum(axis=0).argmax())
+    at = np.flatnonzero(~masks[:, closed])
+    assert at.size > SAMPLES
+    observations = torch.from_numpy(gathered((it.observations for it in replay.rollouts), at))
+    actions = gathered((it.actions for it in replay.rollouts), at)
+    assert (actions != closed).all()
+    log_probability, entropy = model.policy.evaluate_actions(
+        observations, torch.from_numpy(actions), action_masks=torch.from_numpy(masks[at])
+    )[1:]
+    assert entropy is not None
+    model.policy.zero_grad()
+    (log_probability.exp().sum() + entropy.sum()).backward()  # type: ignore[no-untyped-call]
+    network: Any = model.policy.network
+    last = network.policy[-1]
+    assert not last.bias.grad[closed].any()
+    assert not last.weight.grad[closed].any()
+    assert last.bias.grad.any()
+    distribution: Any = model.policy.get_distribution(observations, masks[at]).distribution
+    assert not distribution.probs[:, closed].any()
+
+
+def test_rollouts_of_policies_too_far_away_are_left_out() -> None:
+    model, replay = model_of(GePPO, kept=3)
+    learned(model, replay, 3)
+    odd = replay.rollouts[0]
+    rare = odd.log_probability.copy()
+    rare.reshape(-1)[::50] -= 8.0  # a few samples that the present policy takes 3,000 times as readily
+    replay.rollouts[0] = odd._replace(log_probability=rare)
+    weighed = replay.weighed(model.policy, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
+    assert [int(rollout.update) for rollout in weighed.rollouts] == [1, 2]

@@ -1,0 +1,138 @@
+"""Runs of the source's method and of replay from end to end."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sb3_contrib import MaskablePPO
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from longshore.agents.checkpoint import layout_of, load_policy, schema_of
+from longshore.agents.masked_policy import MaskedPolicy
+from longshore.cluster.errors import InputError
+from longshore.envs.batch import View
+from longshore.envs.sb3 import PlacementVecEnv
+from longshore.training.a2c import RMSPROP, MaskableA2C
+from longshore.training.config import TrainingConfig, config_of
+from longshore.training.keeper import Progress
+from longshore.training.presets import PRESETS, Hyperparameters
+from longshore.training.run import train
+
+SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=2, kept=3)
+METHODS = [("ppo", "dynamic"), ("ppo", "geppo"), ("a2c", "dynamic"), ("a2c", "vtrace"), ("a2c", "off")]
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+
+
+def asked(**changes: object) -> TrainingConfig:
+    defaults: dict[str, object] = {
+        "preset": "source4", "algorithm": "ppo", "steps": 1e5, "seed": 0, "network": None, "action": None,
+        "observation": None, "reward": None, "waiting": False, "trace": None, "threads": 1,
+    }  # fmt: skip
+    return config_of(**(defaults | changes))  # type: ignore[arg-type]
+
+
+def small(steps: int = 1024, **changes: object) -> TrainingConfig:
+    return asked(**changes).model_copy(update={"hyperparameters": SMALL, "steps": steps})
+
+
+@pytest.fixture(autouse=True)
+def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longshore.training.presets.TRAINING_SCENARIOS", 64)
+    monkeypatch.setattr("longshore.training.presets.VALIDATION_SCENARIOS", 16)
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in load_policy(folder / "policy.zip").network.state_dict().items()}
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return all((a[name] == b[name]).all() for name in a)
+
+
+@pytest.mark.parametrize("preset", ["source4", "source64"])
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+def test_the_presets_of_the_source_train_its_method_if_nothing_else_is_said(preset: str, algorithm: str) -> None:
+    config = asked(preset=preset, algorithm=algorithm)
+    assert (config.action, config.observation, config.network) == ("gpu", "source", "mlp")
+    assert (config.reward, config.replay, config.name) == ("best_of_random", "dynamic", f"{preset}-{algorithm}-0")
+    assert config.hyperparameters == PRESETS[preset].hyperparameters(algorithm)
+
+
+def test_what_is_said_goes_before_the_preset() -> None:
+    config = asked(action="node", network="set", reward="dt", replay="off")
+    assert (config.action, config.observation, config.network) == ("node", "full", "set")
+    assert (config.reward, config.replay, config.name) == ("dt", "off", "source4-ppo-replay-off-0")
+    assert asked(preset="hetero64", replay="geppo").name == "hetero64-ppo-replay-geppo-0"
+    assert asked(preset="hetero64").replay == asked(preset="hetero64", algorithm="a2c").replay == "off"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "replay"), [("ppo", "vtrace"), ("a2c", "geppo"), ("group", "dynamic"), ("ppo", "all")]
+)
+def test_replay_of_another_algorithm_is_refused(algorithm: str, replay: str) -> None:
+    with pytest.raises(InputError, match="--replay"):
+        asked(preset="hetero64", algorithm=algorithm, replay=replay)
+
+
+def test_replay_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    config = small().model_copy(update={"hyperparameters": Hyperparameters(rows=16, steps=16, kept=10**7)})
+    with pytest.raises(InputError, match=r"--replay.* GiB"):
+        train(config, tmp_path)
+
+
+@pytest.mark.parametrize(("algorithm", "replay"), METHODS)
+def test_a_run_with_replay_that_was_interrupted_ends_as_if_it_had_not_been(
+    algorithm: str, replay: str, tmp_path: Path
+) -> None:
+    config = small(2048, algorithm=algorithm, replay=replay)
+    whole = train(config, tmp_path / "whole")
+    pressed: list[int] = []
+
+    def interrupt(progress: Progress) -> None:
+        if progress.steps == 1024 and not pressed:
+            pressed.append(progress.steps)
+            signal.raise_signal(signal.SIGINT)
+
+    assert not train(config, tmp_path / "parts", interrupt).finished
+    resumed = train(config, tmp_path / "parts")
+    assert resumed.finished
+    assert same(weights(whole.folder), weights(resumed.folder))
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+def test_without_replay_a_run_is_plain_ppo_or_a2c(algorithm: str, tmp_path: Path) -> None:
+    config = small(algorithm=algorithm, replay="off")
+    problem, _ = PRESETS["source4"].build(0, None, config.regime)
+    schema = schema_of(
+        algorithm=algorithm, network="mlp", action="gpu", observation="source", waiting=False, node_gpus=(1,) * 4
+    )
+    policy = {"network": "mlp", "layout": layout_of(schema)} | (RMSPROP if algorithm == "a2c" else {})
+    kind = MaskableA2C if algorithm == "a2c" else MaskablePPO
+    plain = kind(
+        MaskedPolicy, PlacementVecEnv(problem, View("gpu", "source", "best_of_random"), SMALL.rows),
+        learning_rate=lambda left: SMALL.learning_rate * left, n_steps=SMALL.steps, batch_size=SMALL.minibatch,
+        n_epochs=SMALL.epochs, gamma=1.0, gae_lambda=SMALL.gae_lambda, clip_range=SMALL.clip, ent_coef=SMALL.entropy,
+        vf_coef=SMALL.value, policy_kwargs=policy, seed=0, device="cpu",
+    )  # fmt: skip
+    plain.learn(config.steps)
+    network: Any = plain.policy.network
+    expected = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    assert same(expected, weights(train(config, tmp_path).folder))
+
+
+@pytest.mark.parametrize(("algorithm", "replay"), METHODS)
+def test_tensorboard_shows_every_name_that_is_documented_for_the_method(
+    algorithm: str, replay: str, tmp_path: Path
+) -> None:
+    folder = train(small(2048, algorithm=algorithm, replay=replay), tmp_path).folder
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    shown = {name for name in events.Tags()["scalars"] if name.startswith("replay/")}
+    rows = [line.split("|") for line in PAGE.read_text().splitlines() if "`replay/" in line and line.startswith("| ")]
+    assert shown == {row[2].split("`")[1] for row in rows if replay in row[1]}
+    if replay != "off":
+        values = {name: [event.value for event in events.Scalars(name)] for name in shown}
+        assert values["replay/age"][-1] == pytest.approx(1.0, abs=0.2)  # of three rollouts
+        assert all(0.0 < value <= 1.0 + 1e-6 for value in values["replay/effective_sample_size"])
