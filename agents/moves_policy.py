@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from ..cluster.moves import pick_move
 from ..cluster.state import MOVES, Simulation
-from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
-from .forward import moves_weights
+from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT, write_moves
+from .forward import moves_weights, score_moves
 from .learned import LearnedPolicy
 from .move_play import decide_by_network, play_by_network, play_on_by_network
 from .networks import MovesNetwork
@@ -32,6 +32,12 @@ class MovesPolicy(LearnedPolicy):
         """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
         move = decide_by_network(sim, row, self.weights, int(self.waits), self._seen, self._logits)
         return bool(pick_move(sim, row, move))
+
+    def scores(self, sim: Simulation, row: int) -> NDArray[np.float32]:
+        """List the moves of the decision that is due and return their logits, shape (moves,)."""
+        moves = write_moves(sim, row, self._seen, 0)
+        score_moves(self.weights, self._seen, 0, moves, self._logits)
+        return self._logits[0, :moves].copy()
 
     def play_on(self, sim: Simulation, row: int) -> None:
         """Play a row from where it stands to its end."""

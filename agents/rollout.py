@@ -28,6 +28,15 @@ class Base(Policy, Protocol):
         ...
 
 
+@runtime_checkable
+class Ranking(Base, Protocol):
+    """A base that scores the moves of the list; its own choice is the one of the largest score."""
+
+    def scores(self, sim: Simulation, row: int) -> NDArray[np.float32]:
+        """List the moves of the decision that is due and return their scores, shape (moves,)."""
+        ...
+
+
 GOALS = ("makespan", "jct")
 
 
@@ -83,28 +92,40 @@ class Rollout:
         return self._imagined[1]
 
     def gains(self, sim: Simulation, row: int) -> NDArray[np.float64]:
-        """Return by how much each move of the list is better than the base's own, in seconds, shape (futures, moves).
+        """Return by how much each move of the list is better than the base's own choice, in seconds.
 
-        Futures that the budget cut off are left out. The list stands in the imagination's row PRESENT.
+        Shape (futures, moves); nan for moves that were not tried. Futures that the budget cut off are left out. The
+        list stands in the imagination's row PRESENT.
         """
         began = time.perf_counter()
         imagined = self._imagination(sim)
         recall(imagined, sim, row)
-        moves = min(list_moves(imagined, PRESENT), 1 + self.search.width)
-        gains = np.zeros((self.search.futures, moves))
+        moves, tries = self._tries(imagined)
+        gains = np.full((self.search.futures, moves), np.nan)
+        if len(tries) == 1:
+            return gains[:0]
         for future in range(self.search.futures):
             copy_row(imagined, PRESENT, FUTURE)
             draw_future(imagined, self._seed(sim, row, future))
             base_s = 0.0
-            for move in range(-1, moves):  # the base's own choice first
+            for move in tries:
                 if time.perf_counter() - began > self.search.budget_s:
                     return gains[:future]
                 cost_s = self._cost_s(imagined, move)
-                if move < 0:
+                if move == tries[0]:
                     base_s = cost_s
-                else:
+                if move >= 0:
                     gains[future, move] = base_s - cost_s
         return gains
+
+    def _tries(self, imagined: Simulation) -> tuple[int, list[int]]:
+        """Return how many moves there are, and which are tried: first the base's own choice, -1 if it has no number."""
+        if isinstance(self.base, Ranking):
+            self._scores = self.base.scores(imagined, PRESENT)
+            order = np.argsort(-self._scores, kind="stable")
+            return self._scores.size, order[: 1 + self.search.width].tolist()
+        moves = min(list_moves(imagined, PRESENT), 1 + self.search.width)
+        return moves, [-1, *range(moves)]
 
     def _seed(self, sim: Simulation, row: int, future: int) -> int:
         """Return the key of a future: it depends on the decision and on nothing that is not known."""
@@ -125,10 +146,11 @@ class Rollout:
         gains = self.gains(sim, row)
         if gains.shape[0] < 2:
             return -1
-        mean_s = gains.mean(axis=0)
-        error_s = gains.std(axis=0, ddof=1) / np.sqrt(gains.shape[0])
+        tried = np.flatnonzero(~np.isnan(gains[0]))
+        mean_s = gains[:, tried].mean(axis=0)
+        error_s = gains[:, tried].std(axis=0, ddof=1) / np.sqrt(gains.shape[0])
         best = int(np.argmax(mean_s))
-        return best if mean_s[best] > error_s[best] else -1
+        return int(tried[best]) if mean_s[best] > error_s[best] else -1
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
