@@ -1,6 +1,7 @@
 """Policies by name: ours and those that other packages register, found without importing any until it is used."""
 
 import difflib
+import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from ..cluster.errors import PluginError
 from .protocol import Policy
 
 GROUP = "longshore.policies"
+ROLLOUT = "rollout:"
 
 
 def _registered() -> dict[str, EntryPoint]:
@@ -19,13 +21,29 @@ def policy_names() -> list[str]:
     return sorted(_registered())
 
 
+def _rollout(name: str) -> Policy:
+    from .rollout import rollout_of
+
+    base, _, budget = name.removeprefix(ROLLOUT).partition("@")
+    if not budget:
+        return rollout_of(find_policy(base))
+    time = re.fullmatch(r"(\d+(?:\.\d+)?)ms", budget)
+    if time is None:
+        raise PluginError(f"{name!r} has no time for a decision after '@'; write it as in rollout:patient@20ms")
+    return rollout_of(find_policy(base), float(time[1]))
+
+
 def find_policy(name: str) -> Policy:
-    """Return a policy by its registered name, or from a checkpoint by its path.
+    """Return a policy by its registered name, or from a checkpoint by its path, or rollouts of either.
+
+    `rollout:NAME` are rollouts of a policy, and `rollout:NAME@20ms` those that have so much time for a decision.
 
     Raises:
         PluginError: If nothing of that name is registered, or what is registered is no policy.
         CheckpointError: If the checkpoint is damaged or was made for another version.
     """
+    if name.startswith(ROLLOUT):
+        return _rollout(name)
     if name.endswith(".zip"):
         from .checkpoint import load_policy  # torch is imported only where a network is used
 

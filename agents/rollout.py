@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.engine import advance, reset, start, wait
+from ..cluster.errors import PluginError
 from ..cluster.imagine import FUTURE, PRESENT, TRIAL, copy_row, draw_future, imagination_of, recall
 from ..cluster.moves import list_moves, pick_move
 from ..cluster.placing import undo_picks
@@ -38,6 +39,7 @@ class Ranking(Base, Protocol):
 
 
 GOALS = ("makespan", "jct")
+RANKED_WIDTH = 2  # moves beside the base's own that are tried by default where the base ranks them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,18 @@ class Search:
     budget_s: float = float("inf")
 
 
+def rollout_of(base: Policy, budget_ms: float | None = None) -> "Rollout":
+    """Return rollouts of a policy with the default search, and so much time for a decision if it is given.
+
+    Raises:
+        PluginError: If the policy cannot go on from any moment.
+    """
+    if not isinstance(base, Base):
+        raise PluginError(f"policy {base.name!r} cannot be the base of rollouts: it has no play_on")
+    width = RANKED_WIDTH if isinstance(base, Ranking) else Search().width
+    return Rollout(base, Search(width=width, budget_s=float("inf") if budget_ms is None else budget_ms / 1000.0))
+
+
 class Rollout:
     """Takes the move that, followed by the base policy, does best in imagined futures.
 
@@ -63,11 +77,12 @@ class Rollout:
     Args:
         base: Decides in the imagined futures, and by default.
         search: How much is tried out.
-        goal: What is minimised, of GOALS.
+        goal: What is minimised, of GOALS; if None, the makespan while all known jobs were submitted at once, and then
+            the mean JCT.
         seed: Of the imagined futures.
     """
 
-    def __init__(self, base: Base, search: Search, goal: str, seed: int = 0) -> None:
+    def __init__(self, base: Base, search: Search, goal: str | None = None, seed: int = 0) -> None:
         self.base, self.search, self.goal, self.seed = base, search, goal, seed
         self._imagined: tuple[Simulation, Simulation] | None = None
 
@@ -138,8 +153,9 @@ class Rollout:
         if move >= 0:
             take_move(imagined, TRIAL, move)
         self.base.play_on(imagined, TRIAL)
-        state = imagined.state
-        return float((state.now_s if self.goal == "makespan" else state.job_time_s)[TRIAL])
+        state, jobs = imagined.state, imagined.scenarios.jobs[0]
+        goal = self.goal or ("jct" if imagined.scenarios.submit_s[0, :jobs].any() else "makespan")
+        return float((state.now_s if goal == "makespan" else state.job_time_s)[TRIAL])
 
     def choose(self, sim: Simulation, row: int) -> int:
         """Return the number of the move to take, -1 for the base's own choice."""

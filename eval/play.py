@@ -1,5 +1,6 @@
 """Playing policies on the same scenarios."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..cluster.state import allocate_log
 from ..envs.batch import Problem
 
 CHUNK = 4096  # scenarios that are played side by side: more are no faster, but take memory and show no progress
+FIRST, ENOUGH_S = 16, 0.25  # scenarios in the first chunk of a policy; chunks that take this long are large enough
 
 
 def play_all(
@@ -27,19 +29,23 @@ def play_all(
         problem: What is played.
         policies: Who plays, each on the same faults.
         tell: Called with the name of a policy and how many scenarios it has played, before each chunk of them.
-        chunk: Scenarios that are played at once; outcomes do not depend on it.
+        chunk: Scenarios that are played at once at most; outcomes do not depend on it.
     """
     scenarios = problem.scenarios.jobs.size
     rows = min(chunk, scenarios)
     sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=rows)
     outcomes = {}
     for policy in policies:
-        parts = []
-        for first in range(0, scenarios, rows):
+        parts, first, size = [], 0, min(FIRST, rows)
+        while first < scenarios:
             tell(policy.name, first)
-            played = np.arange(first, min(first + rows, scenarios))
+            played = np.arange(first, min(first + size, scenarios))
+            began = time.monotonic()
             policy.play(sim, played)
             parts.append(outcome_of(sim, slice(played.size)))
+            first += size
+            if time.monotonic() - began < ENOUGH_S:
+                size = min(4 * size, rows)
         outcomes[policy.name] = Outcome(*map(np.concatenate, zip(*parts, strict=True)))
     return outcomes
 

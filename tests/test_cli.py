@@ -169,6 +169,8 @@ def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tm
         ("evaluate --trace {one.csv} --arrivals poisson", "--arrivals: a trace has its own jobs"),
         ("evaluate --cluster {HETERO64} --profile x", "known: philly, philly-long, itp, itp-short"),
         ("evaluate --profile itp", "--profile: the preset hetero64 draws its own jobs; give --cluster"),
+        ("simulate --cluster {HETERO64} --policy rollout:patient@20", "as in rollout:patient@20ms"),
+        ("simulate --cluster {HETERO64} --policy rollout:pat", "did you mean 'patient'?"),
         ("evaluate --policy {.}", "is a folder; a learned policy is named by its checkpoint, such as "),
         ("evaluate --policy {binary.zip}", "is no checkpoint or is damaged"),
         ("evaluate --report {no/report.html}", "--report: "),
@@ -302,6 +304,13 @@ def test_an_overloaded_cluster_is_warned_of(longshore: Command) -> None:
     assert "longshore: warning: overload: jobs arrive with 1.50 times the work" in done.err
     assert "longshore: warning: overload: under pack the queue grew" in done.err
     assert longshore("simulate", "--cluster", HETERO64, "--jobs", 600, "--load", 0.5).err == ""
+
+
+@pytest.mark.parametrize("name", ["rollout:patient", "rollout:patient@2ms"])
+def test_rollouts_are_a_policy_like_any_other(longshore: Command, name: str) -> None:
+    done = longshore("simulate", "--cluster", HETERO64, "--jobs", 12, "--waiting", "--policy", name)
+    assert (done.status, done.err) == (0, "")
+    assert "12 jobs on 64 GPUs under rollout:patient" in done.out
 
 
 @pytest.mark.parametrize(("options", "order"), [((), ["1", "3", "2"]), (("--estimates", "exact"), ["1", "2", "3"])])

@@ -101,7 +101,7 @@ LoadOption = Annotated[
 RivalsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="A checkpoint (NAME.zip) or a name from `longshore policies`; may be given several times. "
+        help="A checkpoint (NAME.zip), a name from `longshore policies`, or rollout:NAME; may be given several times. "
         "All heuristics play too."
     ),
 ]
@@ -151,7 +151,9 @@ def _longshore(
 @app.command()
 def simulate(
     cluster: Annotated[Path, typer.Option(help="Cluster file (YAML; see examples/).")],
-    policy: Annotated[str, typer.Option(help="A name from `longshore policies`, or a checkpoint (NAME.zip).")] = "pack",
+    policy: Annotated[
+        str, typer.Option(help="A name from `longshore policies`, or a checkpoint (NAME.zip), or rollout:NAME.")
+    ] = "pack",
     trace: TraceOption = None,
     faults: FaultsOption = None,
     order: OrderOption = Order.fifo,
@@ -371,6 +373,8 @@ def policies() -> None:
         else:
             typer.echo(f"{name:16s} {found.about}{' (only with --waiting)' if found.waits else ''}")
     typer.echo("\nA learned policy is named by the path of its checkpoint (NAME.zip, as `longshore train` writes).")
+    typer.echo("rollout:NAME tries the alternatives of any of them out in imagined futures before it decides;")
+    typer.echo("rollout:NAME@20ms takes no more than so long for it.")
     for path in sorted((Path(__file__).parent / "checkpoints").glob("*.zip")):
         typer.echo(f"Shipped: {path}")
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS, Heuristic
+from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.rollout import Base, Rollout, Search
 from longshore.cluster.scenarios import ORDERS
 from longshore.cluster.state import Simulation
@@ -16,6 +17,7 @@ from longshore.cluster.topology import grid_cluster
 from tests.compiled_runs import at_first_decision, play_heuristic, play_policy
 from tests.plain_moves import without_faults
 from tests.plain_run import busy_case
+from tests.policies_under_test import POLICIES
 from tests.strategies import Case, cases
 from tests.test_reference import hand_case
 
@@ -99,3 +101,13 @@ def test_the_gain_of_the_bases_own_move_is_nothing() -> None:
     gains = Rollout(HEURISTICS["patient"], Search(futures=8), "jct").gains(at_first_decision(busy_case(ring=True)), 0)
     assert (gains[:, 0] == 0.0).all()
     assert (gains[:, 1:] != 0.0).any()
+
+
+def test_the_best_of_a_base_that_ranks_are_tried_and_no_others() -> None:
+    sim = at_first_decision(busy_case(ring=True))
+    base = next(policy for policy in POLICIES.values() if isinstance(policy, MovesPolicy) and policy.waits)
+    scores = base.scores(sim, 0)
+    gains = Rollout(base, Search(futures=2, width=1), "jct").gains(sim, 0)
+    tried = np.flatnonzero(~np.isnan(gains[0]))
+    assert set(tried) == set(np.argsort(-scores, kind="stable")[:2])
+    assert (gains[:, scores.argmax()] == 0.0).all()
