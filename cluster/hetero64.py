@@ -33,16 +33,17 @@ class _Draws(NamedTuple):
     size: NDArray[np.float64]  # (scenarios, jobs)
     radius: NDArray[np.float64]  # (scenarios, jobs)
     angle: NDArray[np.float64]  # (scenarios, jobs)
+    gap: NDArray[np.float64]  # (scenarios, jobs), or no jobs where all are submitted at the start
 
 
 def hetero64(
-    scenarios: int, seed: int, *, first: int = 0, nodes: int = 8, jobs: int = 64
+    scenarios: int, seed: int, *, first: int = 0, nodes: int = 8, jobs: int = 64, load: float | None = None
 ) -> tuple[Cluster, Scenarios, FaultProcess, Rules]:
-    """Return scenarios of the preset: 8 nodes of 8 GPUs, 64 jobs that are all submitted at the start.
+    """Return scenarios of the preset: 8 nodes of 8 GPUs, 64 jobs that are all submitted at the start, or over time.
 
     In each scenario a random half of the nodes is 2.5 times as fast as the others, and a random node is a lemon with
-    25 times the fault rate. Scenario i depends on `seed`, `first` + i, `nodes` and `jobs` only, not on how many are
-    drawn, so sets with ranges that do not meet share nothing.
+    25 times the fault rate. Scenario i depends on `seed`, `first` + i, `nodes`, `jobs` and `load` only, not on how many
+    are drawn, so sets with ranges that do not meet share nothing.
 
     Args:
         scenarios: How many to draw.
@@ -50,17 +51,31 @@ def hetero64(
         first: Number of the first scenario, at least 0.
         nodes: Nodes of 8 GPUs each, at least 4, so that the largest job (32 GPUs) fits.
         jobs: Jobs of each scenario.
+        load: Jobs arrive as a Poisson process that offers this share of the cluster's GPU-time, counted in GPUs of
+            speed 1; None submits all at once.
 
     Raises:
         ValueError: If a number is below its minimum.
     """
-    if scenarios < 1 or seed < 0 or first < 0 or nodes < 4 or jobs < 1:
+    if scenarios < 1 or seed < 0 or first < 0 or nodes < 4 or jobs < 1 or (load is not None and not load > 0.0):
         raise ValueError(
-            f"scenarios and jobs must be at least 1, seed and first at least 0, nodes at least 4; "
-            f"got {scenarios}, {jobs}, {seed}, {first}, {nodes}"
+            f"scenarios and jobs must be at least 1, seed and first at least 0, nodes at least 4, load above 0; "
+            f"got {scenarios}, {jobs}, {seed}, {first}, {nodes}, {load}"
         )
     cluster = grid_cluster(nodes, GPUS_PER_NODE)
-    return cluster, _scenarios(cluster, _draws(scenarios, seed, first, nodes, jobs)), fault_process(), rules()
+    draws = _draws(scenarios, seed, first, nodes, jobs, jobs if load is not None else 0)
+    drawn = _scenarios(cluster, draws)
+    if load is not None:
+        drawn = drawn._replace(submit_s=_arrivals_s(draws.gap, load, drawn.speed[0].sum() * GPUS_PER_NODE))
+    return cluster, drawn, fault_process(), rules()
+
+
+def _arrivals_s(gap: NDArray[np.float64], load: float, capacity: float) -> NDArray[np.float64]:
+    """Return when jobs are submitted, the first at 0, to a cluster worth so many GPUs of speed 1."""
+    gpu_s = float(JOB_GPUS @ JOB_GPUS_PROBABILITY) * WORK_MEDIAN_S * np.exp(WORK_SIGMA**2 / 2.0)
+    gaps_s = -np.log1p(-gap) * gpu_s / (load * capacity)
+    gaps_s[:, 0] = 0.0
+    return gaps_s.cumsum(axis=1)
 
 
 def fault_process() -> FaultProcess:
@@ -110,11 +125,11 @@ def work_s(radius: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[n
     return work
 
 
-def _draws(scenarios: int, seed: int, first: int, nodes: int, jobs: int) -> _Draws:
-    ends = np.cumsum([nodes, 1, 1, jobs, jobs, jobs])
+def _draws(scenarios: int, seed: int, first: int, nodes: int, jobs: int, gaps: int) -> _Draws:
+    ends = np.cumsum([nodes, 1, 1, jobs, jobs, jobs, gaps])
     rows = numbered_draws(scenarios, seed, first, int(ends[-1]))
-    fast, lemon, fault_seed, size, radius, angle = np.split(rows, ends[:-1], axis=1)
-    return _Draws(fast, lemon[:, 0], fault_seed[:, 0], size, radius, angle)
+    fast, lemon, fault_seed, size, radius, angle, gap, _ = np.split(rows, ends, axis=1)
+    return _Draws(fast, lemon[:, 0], fault_seed[:, 0], size, radius, angle, gap)
 
 
 def _scenarios(cluster: Cluster, draws: _Draws) -> Scenarios:

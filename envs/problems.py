@@ -44,14 +44,22 @@ class Regime:
         return rules._replace(order=ORDERS[self.order], ageing_s=self.ageing_s, waiting=self.waiting)
 
 
-def hetero64_problem(scenarios: int, seed: int, regime: Regime) -> Problem:
-    """Return scenarios of the preset `hetero64`.
+def hetero64_problem(
+    scenarios: int,
+    seed: int,
+    regime: Regime,
+    *,
+    nodes: int = HETERO64_GPUS // 8,
+    jobs: int = HETERO64_JOBS,
+    load: float | None = None,
+) -> Problem:
+    """Return scenarios of the preset `hetero64`, or of its like with other sizes (see `hetero64`).
 
     Raises:
         InputError: If they would take too much memory.
     """
-    check_size(scenarios, HETERO64_JOBS, HETERO64_GPUS)
-    cluster, drawn, process, rules = hetero64(scenarios, seed)
+    check_size(scenarios, jobs, 8 * nodes)
+    cluster, drawn, process, rules = hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load)
     return Problem(cluster, drawn, process, regime.over(rules))
 
 

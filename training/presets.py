@@ -13,6 +13,7 @@ from ..envs.problems import Regime, hetero64_problem, source_problem, window_pro
 TRAINING_SCENARIOS = 16_384
 VALIDATION_SCENARIOS = 1000
 TRAINING_SEED, VALIDATION_SEED = 1_000_000, 1  # of scenarios: no training seed below a million meets another set
+STREAM_JOBS, STREAM_LOAD = 128, 0.85
 TRAINED_PART, VALIDATED_PART = (0.0, 0.6), (0.6, 0.7)  # of a trace, in order of time; the rest is for tests
 
 
@@ -92,6 +93,14 @@ def _hetero64(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, P
     )
 
 
+def _stream(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
+    del trace
+    return (
+        hetero64_problem(TRAINING_SCENARIOS, TRAINING_SEED + seed, regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
+        hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
+    )
+
+
 def _windows(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
     if trace is None:
         raise InputError("this preset trains on windows of a trace", "give its file", field="--trace")
@@ -123,6 +132,12 @@ def _source_preset(gpus: int, about: str, rows: int) -> Preset:
 PRESETS = {
     "hetero64": Preset(
         "64 jobs at once on 64 GPUs of two speeds, a lemon node", needs_trace=False, build=_hetero64, reward="potential"
+    ),
+    "hetero64-stream": Preset(
+        "the same cluster, 128 jobs that arrive one by one at a load of 0.85",
+        needs_trace=False,
+        build=_stream,
+        reward="jct",
     ),
     "philly": Preset(
         "windows of a Philly trace on the same cluster, arrivals over time",

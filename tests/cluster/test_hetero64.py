@@ -63,3 +63,16 @@ def test_larger_variants_keep_the_shape_of_the_preset() -> None:
 def test_numbers_below_their_minimum_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least"):
         hetero64(**{"scenarios": 1, "seed": 0} | wrong)
+
+
+def test_jobs_arrive_as_a_poisson_process_that_offers_the_load() -> None:
+    cluster, drawn, _, _ = hetero64(2000, 4, jobs=128, load=0.85)
+    assert (drawn.submit_s[:, 0] == 0.0).all()
+    gaps_s = np.diff(drawn.submit_s, axis=1)
+    assert np.isclose(gaps_s.std(), gaps_s.mean(), rtol=0.02)  # exponential
+    capacity = drawn.speed[0].sum() * 8
+    assert capacity == 112.0
+    assert np.isclose((drawn.gpus * drawn.work_s).mean() / (capacity * gaps_s.mean()), 0.85, rtol=0.02)
+    assert cluster.gpu_node.size == 64
+    assert np.array_equal(hetero64(2, 4, first=7, jobs=128, load=0.85)[1].submit_s, drawn.submit_s[7:9])
+    assert not hetero64(2, 4)[1].submit_s.any()
