@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 from .compiled import kernel
-from .node_sets import PATIENCE, holding_level, imagine_end, imagine_now, least_run_s, quick_set
+from .node_sets import PATIENCE, TIE, holding_level, imagine_end, imagine_now, least_run_s, quick_set
 from .state import AHEAD, Ints, Simulation
 
 LOOKS = 4  # ends that a job looks at; more changed little in field trials on `hetero64`
@@ -119,7 +119,7 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
     """
     state, levels = sim.state, sim.traits.levels[sim.state.scenario[row]]
     run_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
-    best, best_s, most_s = moment, run_s, 0.0
+    best, best_s, most_s = moment, run_s, TIE * run_s
     bound_s, looks = least_run_s(sim, row, job, levels[0]), 0
     later = moment
     while looks < LOOKS:
