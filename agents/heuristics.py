@@ -5,12 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cluster.node_sets import PATIENCE
 from ..cluster.placing import undo_picks
 from ..cluster.scenarios import Rules
 from ..cluster.state import Simulation
 from . import node_rules, play
-
-PATIENCE = 0.4  # field trials on `hetero64`: a second of waiting must save 2.5 s of run time
 
 
 @dataclass(frozen=True, slots=True)

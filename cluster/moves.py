@@ -8,12 +8,11 @@ which no node could be left out, and nodes that are alike are one class: equal s
 import math
 
 from .compiled import kernel
-from .node_sets import ALL_SETS, TIE, best_set, imagine_end, imagine_now, set_cost, tight_set
+from .node_sets import ALL_SETS, PATIENCE, TIE, best_set, imagine_end, imagine_now, set_cost, tight_set
 from .order import expected_fault_loss_s, may_wait, sort_expected_ends
 from .placing import order_nodes, take_node
 from .state import FINISH_OFFERS, MOVES, OFFERS, TIGHT_OFFERS, Simulation
 
-PATIENCE = 0.4  # field trials on `hetero64`: a second of waiting must save 2.5 s of run time
 TIGHT, SLOW = FINISH_OFFERS, FINISH_OFFERS + TIGHT_OFFERS  # places of those offers
 MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so that sums of its multiples tell sets of classes apart
 
@@ -184,22 +183,18 @@ def _offer_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> No
     """Offer the tight sets of each speed, with and without lemons, in the whole cluster and in each rack."""
     cluster = sim.cluster
     scenario = sim.state.scenario[row]
-    speeds = sim.scenarios.speed[scenario]
+    levels, nodes = sim.traits.levels[scenario], sim.scenarios.speed.shape[1]
     racks = cluster.first_node.size - 1
-    speed = sim.traits.max_speed[scenario]
-    while speed > 0.0:
+    level = 0
+    while levels[level] > 0.0:
         for lemons in (1, 0):
             for rack in range(-1, racks if racks > 1 else 0):
                 first = 0 if rack < 0 else cluster.first_node[rack]
-                after = speeds.size if rack < 0 else cluster.first_node[rack + 1]
-                count = tight_set(sim, row, job, speed, first, after, lemons)
+                after = nodes if rack < 0 else cluster.first_node[rack + 1]
+                count = tight_set(sim, row, job, levels[level], first, after, lemons)
                 if count > 0:
                     _offer(sim, row, job, count, fault_loss_s)
-        slower = 0.0
-        for node in range(speeds.size):
-            if slower < speeds[node] < speed:
-                slower = speeds[node]
-        speed = slower
+        level += 1
 
 
 @kernel

@@ -80,11 +80,12 @@ class State(NamedTuple):
     ahead_start_s: Floats  # (rows, ahead) start, inf if never
     ahead_end_s: Floats  # (rows, ahead) end
     ahead_job: Ints  # (rows, ahead)
-    kept_free: Ints  # (rows, nodes)
-    kept_size: Ints  # (rows, AHEAD)
-    ahead_size: Ints  # (rows, ahead) nodes, 0 once its GPUs are free again
+    ahead_size: Ints  # (rows, ahead) its number of nodes
     ahead_node: Ints  # (rows, ahead x nodes)
     ahead_gives: Ints  # (rows, ahead x nodes) GPUs that each of them gives
+    ahead_order: Ints  # (rows, ahead) places of those that run, the first to end last
+    ahead_running: Ints  # (rows,) how many run
+    kept_free: Ints  # (rows, nodes) `trial_free` at the moment to which a look at later ends returns
     # GPUs
     gpu_job: Ints  # (rows, gpus) job that holds it, -1 when free
     gpu_down: Ints  # (rows, gpus) fault sources that hold it out of service
@@ -126,6 +127,7 @@ class Traits(NamedTuple):
     """What follows from the scenarios alone."""
 
     max_speed: Floats  # (scenarios,)
+    levels: Floats  # (scenarios, nodes + 1) the speeds that nodes have, each once, highest first, then 0
     node_hazard_per_s: Floats  # (scenarios, nodes) mean over the node's GPUs
     lemon: Ints  # (scenarios, nodes) 1 where that is over LEMON_FACTOR times the lower median of the nodes
 
@@ -138,7 +140,15 @@ def traits_of(cluster: Cluster, scenarios: Scenarios) -> Traits:
     hazard = np.add.reduceat(scenarios.hazard_per_s, cluster.first_gpu[:-1], axis=1) / np.diff(cluster.first_gpu)
     median = np.sort(hazard, axis=1)[:, (hazard.shape[1] - 1) // 2, None]
     lemon = (hazard > LEMON_FACTOR * median).astype(np.int32)
-    return Traits(scenarios.speed.max(axis=1), np.ascontiguousarray(hazard), lemon)
+    return Traits(scenarios.speed.max(axis=1), _levels(scenarios.speed), np.ascontiguousarray(hazard), lemon)
+
+
+def _levels(speed: Floats) -> Floats:
+    levels = np.zeros((speed.shape[0], speed.shape[1] + 1))
+    for scenario, speeds in enumerate(speed):
+        distinct = np.unique(speeds)[::-1]
+        levels[scenario, : distinct.size] = distinct
+    return levels
 
 
 class Log(NamedTuple):
@@ -192,7 +202,7 @@ _PER = {
     "offer_nodes": ("offer_node",),
     "moves": ("move_job", "move_delay_s", "move_s", "move_hole", "move_size", "move_sign"),
     "move_nodes": ("move_node",),
-    "ahead": ("ahead_start_s", "ahead_end_s", "ahead_job", "ahead_size", "kept_size"),
+    "ahead": ("ahead_start_s", "ahead_end_s", "ahead_job", "ahead_size", "ahead_order"),
     "ahead_nodes": ("ahead_node", "ahead_gives"),
     "gpus": ("gpu_job", "gpu_down", "gpu_next"),
     "sources": ("source_s", "source_since_s", "source_k", "source_failed", "source_heap", "source_place"),

@@ -244,7 +244,7 @@ def _write_move(sim: Simulation, row: int, move: int, size: int, last_s: float, 
     finish_s = delay_s + run_s
     start = imagine_move(sim, row, move)
     _write_left(sim, row, size, out, at, first)
-    places = imagine_queue(sim, row, *start)
+    places = imagine_queue(sim, row, start)
     out[at, first] = 1.0
     out[at, first + 1] = 1.0 if move == 0 else 0.0
     out[at, first + 2] = 1.0 if is_wait(sim, row, move) else 0.0

@@ -63,7 +63,7 @@ MOVE_FEATURES = (
     "left_empty",  # wholly free nodes then left, as a share of all
     "takes_lemon",  # share of its GPUs on lemons
     *(f"{name}_{job}" for job in range(1, SHOWN) for name in ("ahead_start", "ahead_end")),  # CLIP if never, 0 if none
-    "ahead_sum",  # sum of the ends ahead, its own finish included, over 7
+    "ahead_sum",  # sum of the ends of all jobs ahead, its own finish included, over AHEAD
     "ahead_last",  # last of all ends, those of running jobs included
     "ahead_sum_over_base",
     "ahead_last_over_base",

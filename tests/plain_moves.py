@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from itertools import combinations
+from itertools import chain, combinations, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +13,12 @@ from longshore.cluster.state import Simulation
 from longshore.envs.batch import Batch, Problem, View
 from tests.envs.plain_features import Decision
 from tests.envs.random_play import steps_of_episode
-from tests.reference_policies import earlier, greedy_set
+from tests.reference_policies import TIE, earlier, greedy_set
 from tests.strategies import Case
 
-AHEAD = 7  # jobs that are imagined, the move's own among them
+AHEAD = 33  # jobs that are imagined, the move's own among them
+SHOWN = 7  # of which so many are seen one by one
+LOOKS = 4  # ends that a job looks at, to wait for better GPUs
 DECISIONS = 40  # of one random episode
 
 
@@ -153,35 +155,65 @@ def quick_set(seen: Decision, job: int, free: Mapping[int, int]) -> tuple[float,
     return best[0], best[2]
 
 
+class Moment(NamedTuple):
+    """A moment that is imagined."""
+
+    now_s: float
+    free: dict[int, int]  # usable GPUs of each node
+    leaving: list[tuple[float, dict[int, int]]]  # end of each job that runs, and its GPUs of each node
+
+
+def moments(moment: Moment) -> Iterator[Moment]:
+    """Yield the moments after each of the next ends."""
+    while moment.leaving:
+        end_s, free = min(time_s for time_s, _ in moment.leaving), dict(moment.free)
+        for time_s, gpus in moment.leaving:
+            add(free, gpus if time_s == end_s else {}, 1)
+        moment = Moment(end_s, free, [(time_s, gpus) for time_s, gpus in moment.leaving if time_s > end_s])
+        yield moment
+
+
+def best_moment(seen: Decision, job: int, first: Moment) -> Moment:
+    """Return the moment at which a job starts that could start at the first: one that gains, or the first itself."""
+    if not seen.rules.waiting:
+        return first
+    run_s = quick_set(seen, job, first.free)[0]
+    gains_s = {first.now_s: TIE * run_s}
+    afterwards = {first.now_s: first}
+    for later in islice(moments(first), LOOKS):
+        later_s = quick_set(seen, job, later.free)[0]
+        gains_s[later.now_s] = 0.4 * (run_s - later_s) - (later.now_s - first.now_s)
+        afterwards[later.now_s] = later
+    return afterwards[max(gains_s, key=gains_s.__getitem__)]
+
+
 def look_ahead(seen: Decision, move: Move) -> tuple[dict[int, int], list[Ahead]]:
-    """Imagine a move and the next jobs of the queue in order, each as soon as enough GPUs are free on its quick set.
+    """Imagine a move and the next jobs of the queue in order, each on its quick set.
 
     Returns:
         The GPUs of each node that are usable when the move has started, and the jobs, the move's own first; a job that
         never starts is the last.
     """
-    free = usable_after(seen, move.delay_s)
+    left = usable_after(seen, move.delay_s)
     now_s = seen.now_s + move.delay_s
-    given = given_by(free, move.nodes, seen.gpus[move.job])
-    add(free, given, -1)
+    given = given_by(left, move.nodes, seen.gpus[move.job])
+    add(left, given, -1)
     leaving = [
         (end_s(seen, job), held(seen, job)) for job in seen.started if end_s(seen, job) - seen.now_s > move.delay_s
     ]
-    leaving.append((now_s + move.run_s, given))
-    ahead, left = [Ahead(move.job, now_s, now_s + move.run_s)], dict(free)
+    ahead = [Ahead(move.job, now_s, now_s + move.run_s)]
+    moment = Moment(now_s, dict(left), [*leaving, (now_s + move.run_s, given)])
     for job in [job for job in seen.queue if job != move.job][: AHEAD - 1]:
-        while leaving and sum(free.values()) < seen.gpus[job]:
-            now_s = min(time_s for time_s, _ in leaving)
-            for time_s, gpus in leaving:
-                add(free, gpus if time_s <= now_s else {}, 1)
-            leaving = [(time_s, gpus) for time_s, gpus in leaving if time_s > now_s]
-        if sum(free.values()) < seen.gpus[job]:
+        enough = (it for it in chain([moment], moments(moment)) if sum(it.free.values()) >= seen.gpus[job])
+        first = next(enough, None)
+        if first is None:
             return left, [*ahead, Ahead(job, math.inf, math.inf)]
-        run_s, nodes = quick_set(seen, job, free)
-        given = given_by(free, nodes, seen.gpus[job])
-        add(free, given, -1)
-        leaving.append((now_s + run_s, given))
-        ahead.append(Ahead(job, now_s, now_s + run_s))
+        moment = best_moment(seen, job, first)
+        run_s, nodes = quick_set(seen, job, moment.free)
+        given = given_by(moment.free, nodes, seen.gpus[job])
+        add(moment.free, given, -1)
+        moment.leaving.append((moment.now_s + run_s, given))
+        ahead.append(Ahead(job, moment.now_s, moment.now_s + run_s))
     return left, ahead
 
 

@@ -26,7 +26,7 @@ def imagined(sim: Simulation, move: int) -> tuple[list[int], list[Ahead]]:
     """Return the usable GPUs of each node when a move has started, and the jobs ahead."""
     begin = imagine_move(sim, 0, move)
     left = sim.state.trial_free[0].tolist()
-    count, state = imagine_queue(sim, 0, *begin), sim.state
+    count, state = imagine_queue(sim, 0, begin), sim.state
     ahead = [
         Ahead(int(state.ahead_job[0, place]), float(state.ahead_start_s[0, place]), float(state.ahead_end_s[0, place]))
         for place in range(count)
@@ -101,3 +101,30 @@ def test_a_wait_begins_when_the_job_that_it_waits_for_has_left() -> None:
     left, ahead = imagined(sim, 0)
     assert left == [0, 1]
     assert ahead == [(1, 10.0, 35.0), (2, 10.0, 18.0)]
+
+
+FAST_AND_SLOW = [(1, 40.0, 0.0), (1, 100.0, 0.0), (1, 8.0, 0.0)]  # alone they run 10, 25 and 2 s on the fast node
+
+
+def test_a_job_ahead_waits_for_a_better_node_if_that_saves_enough() -> None:
+    # The second job would run 100 s on the slow node: 0.4 (100 - 25) is more than the 10 s until the fast one is free.
+    case = hand_case(grid_cluster(2, 1, speed=np.array([4.0, 1.0])), FAST_AND_SLOW, waiting=True)
+    sim = at_first_decision(case)
+    list_moves(sim, 0)
+    assert imagined(sim, 0)[1] == [(0, 0.0, 10.0), (1, 10.0, 35.0), (2, 10.0, 18.0)]
+
+
+def test_no_job_ahead_waits_for_a_better_node_where_nobody_may_wait() -> None:
+    sim = at_first_decision(hand_case(grid_cluster(2, 1, speed=np.array([4.0, 1.0])), FAST_AND_SLOW))
+    list_moves(sim, 0)
+    assert imagined(sim, 0)[1] == [(0, 0.0, 10.0), (1, 0.0, 100.0), (2, 10.0, 12.0)]
+
+
+@pytest.mark.parametrize(("short", "last"), [(3, (4, 5.0, 30.0)), (4, (5, 0.0, 100.0))])
+def test_a_job_ahead_looks_at_no_more_than_four_ends(short: int, last: Ahead) -> None:
+    # The fast node is free at 5 s, after as many other ends as there are short jobs, which take slow nodes.
+    jobs = [(1, 20.0, 0.0), *((1, 1.0 + job, 0.0) for job in range(short)), (1, 100.0, 0.0)]
+    cluster = grid_cluster(6, 1, speed=np.array([4.0, 1.0, 1.0, 1.0, 1.0, 1.0]))
+    sim = at_first_decision(hand_case(cluster, jobs, waiting=True))
+    list_moves(sim, 0)
+    assert imagined(sim, 0)[1][-1] == last

@@ -9,7 +9,7 @@ from longshore.cluster.state import MOVES
 from longshore.envs.batch import Batch
 from longshore.envs.move_layout import MOVE_FEATURES, MOVE_GLOBALS
 from tests.envs.plain_features import Decision, clipped, plain_globals
-from tests.plain_moves import AHEAD, Move, given_by, held, listed, look_ahead, node_hazard_per_s, usable_after
+from tests.plain_moves import AHEAD, SHOWN, Move, given_by, held, listed, look_ahead, node_hazard_per_s, usable_after
 
 NO_COMPLETION = (1.0, 1.0)  # of features that only the other observation has
 
@@ -105,7 +105,7 @@ def _consequences(seen: Decision, move: Move, last_s: float) -> dict[str, float]
         "ahead_sum": sum(ends_s) / seen.unit_s / AHEAD,
         "ahead_last": max(*ends_s, last_s) / seen.unit_s,
     }
-    for place in range(1, AHEAD):
+    for place in range(1, SHOWN):
         start_s, end_s = (ahead[place].start_s, ahead[place].end_s) if place < len(ahead) else (seen.now_s, seen.now_s)
         values[f"ahead_start_{place}"] = (start_s - seen.now_s) / seen.unit_s
         values[f"ahead_end_{place}"] = (end_s - seen.now_s) / seen.unit_s
