@@ -30,6 +30,28 @@ compare it with the heuristics first (`longshore evaluate --trace ... --cluster 
 """
 
 
+MOVES_TEXT = """\
+# {name}
+
+Takes whole placements, or waits, on clusters of any size; trained on {setting}. Play it with `--waiting`.
+
+| | |
+| --- | --- |
+| algorithm, network | group-relative policy gradient from random weights, `moves`; actions `candidate` |
+| command | `longshore {command}`; this is its `best.zip` |
+| time | {training.seconds:.0f} s wall time on two cores, compilation and validations included |
+| machine, date | {machine} |
+| validation | {training.percent:.2f} % (+- {training.half_width:.2f}) against `{training.rival}`, \
+{training.workloads:,} workloads |
+| held out | {held_out.percent:.2f} % against `patient`, upper end of the 95 % interval {held_out.high:.2f} %, \
+{held_out.workloads:,} workloads with their fault seeds, paired; worse than `patient` on {held_out.worse:.0f} % of \
+them (`make bench-hetero64`) |
+
+Weights alone never run code: the zip holds a JSON schema and NumPy arrays. \
+A version whose features differ refuses it.
+"""
+
+
 class Training(NamedTuple):
     """A training run and its best validation."""
 
@@ -62,6 +84,16 @@ def card(name: str, command: Sequence[str], training: Training, held_out: HeldOu
     of_demo = "The policy of `make demo`. " if name == "hetero64" else ""
     return TEXT.format(
         name=name, of_demo=of_demo, command=" ".join(command), training=training, held_out=held_out, machine=machine
+    )
+
+
+def moves_card(name: str, command: Sequence[str], training: Training, held_out: HeldOut, machine: str) -> str:
+    """Return the card of a policy that takes whole placements, in Markdown; the arguments are those of `card`."""
+    setting = "the preset `hetero64` with waiting, for the makespan"
+    if name.startswith("hetero64-stream"):
+        setting = "the preset `hetero64-stream` with waiting, for the mean JCT"
+    return MOVES_TEXT.format(
+        name=name, setting=setting, command=" ".join(command), training=training, held_out=held_out, machine=machine
     )
 
 
