@@ -86,9 +86,8 @@ def compare(problem: Problem, policy: Policy, rival: Policy) -> Found:
 def cost_s(problem: Problem, policy: Policy) -> NDArray[np.float64]:
     """Return what each scenario costs under a policy, shape (scenarios,)."""
     outcome = play_all(problem, [policy])[policy.name]
-    if problem.scenarios.submit_s.any():
-        return (outcome.finish_s - problem.scenarios.submit_s).mean(axis=1)
-    return outcome.makespan_s
+    jct_s: NDArray[np.float64] = (outcome.finish_s - problem.scenarios.submit_s).mean(axis=1)
+    return jct_s if problem.scenarios.submit_s.any() else outcome.makespan_s
 
 
 def tuned_patient(problem: Problem) -> Policy:

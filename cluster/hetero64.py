@@ -75,7 +75,8 @@ def _arrivals_s(gap: NDArray[np.float64], load: float, capacity: float) -> NDArr
     gpu_s = float(JOB_GPUS @ JOB_GPUS_PROBABILITY) * WORK_MEDIAN_S * np.exp(WORK_SIGMA**2 / 2.0)
     gaps_s = -np.log1p(-gap) * gpu_s / (load * capacity)
     gaps_s[:, 0] = 0.0
-    return gaps_s.cumsum(axis=1)
+    arrivals_s: NDArray[np.float64] = gaps_s.cumsum(axis=1)
+    return arrivals_s
 
 
 def fault_process() -> FaultProcess:
