@@ -38,22 +38,21 @@ def turning_cases(draw: st.DrawFn) -> Case:
 @contextmanager
 def on_trial(sim: Simulation) -> Iterator[None]:
     """Undo all that is done to a simulation that keeps no events."""
-    kept = [array.copy() for array in sim.state]
+    arrays = sim.state._asdict().values()
+    kept = [array.copy() for array in arrays]
     yield
-    for array, was in zip(sim.state, kept, strict=True):
+    for array, was in zip(arrays, kept, strict=True):
         array[:] = was
 
 
 def offered_one_after_another(sim: Simulation) -> list[int]:
     """Return the first jobs that are offered at this moment if each is passed over, the one that is due among them."""
     with on_trial(sim):
-        moment, jobs = sim.state.moment[0], []
+        moment, jobs = sim.state.moment[0], list[int]()
         while len(jobs) <= OTHERS and sim.state.moment[0] == moment:
             jobs.append(int(sim.state.current[0]))
             wait(sim, 0)
             if not advance(sim, 0):
-                break
-            if sim.state.moment[0] != moment:
                 break
     return jobs
 
@@ -61,7 +60,7 @@ def offered_one_after_another(sim: Simulation) -> list[int]:
 def others_of(sim: Simulation) -> list[int]:
     with on_trial(sim):
         count = list_others(sim, 0)
-        return sim.state.other_job[0, :count].tolist()
+        return list(map(int, sim.state.other_job[0, :count]))
 
 
 @settings(max_examples=40)
@@ -185,10 +184,10 @@ def test_a_busy_cluster_offers_other_jobs_often() -> None:
     assert sum(jobs > 1 for jobs in turned) > len(turned) / 2
 
 
-def two_waiting(**rules: float) -> Simulation:
+def two_waiting(ageing_s: float = math.inf) -> Simulation:
     """A job runs until 10 s on one of four GPUs, and two wait, of which the first is due."""
     jobs = [(1, 10.0, 0.0), (2, 30.0, 0.0), (1, 5.0, 0.0)]
-    sim = at_first_decision(hand_case(grid_cluster(1, 4), jobs, order=ORDERS["easy"], waiting=True, **rules))
+    sim = at_first_decision(hand_case(grid_cluster(1, 4), jobs, order=ORDERS["easy"], waiting=True, ageing_s=ageing_s))
     take_node(sim, 0, 0)
     assert start(sim, 0)
     assert advance(sim, 0)
@@ -225,7 +224,7 @@ def test_a_job_that_would_delay_the_due_one_is_not_turned_to_and_nothing_changes
 
 
 def test_nobody_turns_away_from_an_aged_job() -> None:
-    sim = two_waiting(ageing_s=0.0)
+    sim = two_waiting(0.0)
     assert sim.state.current[0] == 1
     assert not turn_to(sim, 0, 2)
     assert list_moves(sim, 0) == 1
