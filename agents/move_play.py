@@ -30,14 +30,20 @@ class Record(NamedTuple):
 
 
 @kernel
+def _starts_due(sim: Simulation, row: int, move: int) -> bool:
+    """Say whether a move starts the job that is due at once, so that nobody waits for it."""
+    return bool(not is_wait(sim, row, move) and sim.state.move_job[row, move] == sim.state.current[row])
+
+
+@kernel
 def best_move(sim: Simulation, row: int, logits: Rows, moves: int, waits: int) -> int:
-    """Return the move of the largest logit, the first among equals; one that waits only if `waits` is 1."""
+    """Return the move of the largest logit, the first among equals; if `waits` is 0, one that starts the due job."""
     most = -math.inf
     for move in range(moves):
-        if waits or not is_wait(sim, row, move):
+        if waits or _starts_due(sim, row, move):
             most = max(most, logits[0, move])
     best = 0
-    while logits[0, best] < most - TIE or not (waits or not is_wait(sim, row, best)):
+    while logits[0, best] < most - TIE or not (waits or _starts_due(sim, row, best)):
         best += 1
     return best
 

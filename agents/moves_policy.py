@@ -29,7 +29,7 @@ class MovesPolicy(LearnedPolicy):
         self._logits = np.zeros((1, MOVES), dtype=np.float32)
 
     def place(self, sim: Simulation, row: int) -> bool:
-        """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
+        """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""
         move = decide_by_network(sim, row, self.weights, int(self.waits), self._seen, self._logits)
         return bool(pick_move(sim, row, move))
 

@@ -14,7 +14,10 @@ class Policy(Protocol):
 
     A decision is due in a row of a simulation when `longshore.cluster.engine.advance` has returned True for it. The
     policy picks GPUs with `take_gpu` or `take_node` of `longshore.cluster.placing`; the caller then starts the job or
-    takes the picks back. Nothing else of the simulation may be changed.
+    takes the picks back. Before its first pick it may turn to another job that the order regime allows, with `turn_to`
+    of `longshore.cluster.order`; the caller starts the one that is due then. `pick_move` of `longshore.cluster.moves`
+    does all of this, and where its move lets all jobs wait it says so in `rested` of the state. Nothing else of the
+    simulation may be changed.
 
     What no scheduler can know may not be read: `scenarios.work_s` (the estimates are for that), rows of `scenarios`
     for jobs not yet submitted, `scenarios.fault_seed` and `source_rate_per_s`, the outages of `process`, and of the
@@ -40,7 +43,8 @@ class Policy(Protocol):
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick all GPUs of the job that is due in a row, and return True; or pick none and return False to wait.
 
-        False is allowed only where `longshore.cluster.order.may_wait` says so.
+        False is allowed only where `longshore.cluster.order.may_wait` says so, and turning to another job where
+        `may_turn` does.
         """
         ...
 

@@ -169,7 +169,7 @@ class Rollout:
         return int(tried[best]) if mean_s[best] > error_s[best] else -1
 
     def place(self, sim: Simulation, row: int) -> bool:
-        """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
+        """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""
         move = self.choose(sim, row)
         if move < 0:
             return self.base.place(sim, row)

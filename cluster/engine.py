@@ -78,6 +78,7 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.busy[row] = 0
     state.down[row] = 0
     state.waited[row] = -2
+    state.rested[row] = -2
     state.current[row] = -1
     state.running[row] = 0
     state.busy_gpu_s[row] = 0.0
@@ -359,7 +360,7 @@ def pass_over(sim: Simulation, row: int) -> None:
 
 @kernel
 def wait(sim: Simulation, row: int) -> None:
-    """Let the next event pass instead of placing the current job."""
+    """Let the next event pass instead of placing the current job; the order regime may offer others before that."""
     sim.state.decisions[row] += 1
     sim.state.waited[row] = sim.state.moment[row]
     pass_over(sim, row)

@@ -1,15 +1,25 @@
 """The short list of moves at a decision: a job and a whole placement each, or waiting (docs/policies.md, Moves).
 
 The first move is that of the base heuristic, `patient` (`eft-hazard` where nobody may wait). The others are the sets of
-nodes with the earliest finish, the tightest sets, sets of slow nodes only, and waiting. Only minimal sets count, of
-which no node could be left out, and nodes that are alike are one class: equal sets appear once.
+nodes with the earliest finish, the tightest sets, sets of slow nodes only, sets for other jobs that may start at this
+moment, and waiting. Only minimal sets count, of which no node could be left out, and nodes that are alike are one
+class: equal sets appear once.
 """
 
 import math
 
 from .compiled import kernel
-from .node_sets import ALL_SETS, PATIENCE, TIE, best_set, imagine_end, imagine_now, set_cost, tight_set
-from .order import expected_fault_loss_s, may_wait, sort_expected_ends
+from .node_sets import ALL_SETS, PATIENCE, TIE, best_set, imagine_end, imagine_now, keep_if_better, set_cost, tight_set
+from .order import (
+    FIFO,
+    delays_nobody,
+    expected_fault_loss_s,
+    list_others,
+    may_turn,
+    may_wait,
+    sort_expected_ends,
+    turn_to,
+)
 from .placing import order_nodes, take_node
 from .state import FINISH_OFFERS, MOVES, OFFERS, TIGHT_OFFERS, Simulation
 
@@ -270,22 +280,81 @@ def _copy_move(sim: Simulation, row: int, source: int, target: int) -> None:
 
 
 @kernel
-def _add_offers(sim: Simulation, row: int, moves: int, job: int) -> int:
-    """Write the offers as further moves unless their like is among the `moves` so far; return how many there are."""
+def _try_best(sim: Simulation, row: int, job: int, count: int) -> bool:
+    """Copy `best_set` to `trial_set`; say whether the job may start on it at once, by the reservation in the state."""
+    state = sim.state
+    for place in range(count):
+        state.trial_set[row, place] = state.best_set[row, place]
+    return state.shadow_s[row] == math.inf or delays_nobody(sim, row, job, set_cost(sim, row, job, count, 0.0)[0])
+
+
+@kernel
+def _add_offers(sim: Simulation, row: int, moves: int, most: int, job: int) -> int:
+    """Write the offers as further moves, `most` in all, unless their like is among the `moves` so far; return how many.
+
+    Those that break the reservation are left out.
+    """
     state = sim.state
     nodes = state.free.shape[1]
     for place in range(OFFERS):
         size = state.offer_size[row, place]
-        known = size == 0
+        known = size == 0 or moves == most
         for move in range(moves):
             known = known or state.move_sign[row, move] == state.offer_sign[row, place]
         if known:
             continue
         for i in range(size):
             state.best_set[row, i] = state.offer_node[row, place * nodes + i]
-        found = (state.offer_s[row, place], state.offer_hole[row, place], size)
-        _keep_best(sim, row, moves, job, 0.0, found, state.offer_sign[row, place])
-        moves += 1
+        if _try_best(sim, row, job, size):
+            found = (state.offer_s[row, place], state.offer_hole[row, place], size)
+            _keep_best(sim, row, moves, job, 0.0, found, state.offer_sign[row, place])
+            moves += 1
+    return moves
+
+
+@kernel
+def _add_set(sim: Simulation, row: int, moves: int, job: int, found: tuple[float, int, int]) -> int:
+    """Write the set in `best_set` as a further move of another job, unless it is there or breaks the reservation."""
+    state = sim.state
+    if not _try_best(sim, row, job, found[2]):
+        return moves
+    sign = _sign(sim, row, found[2])
+    for move in range(moves):
+        if state.move_job[row, move] == job and state.move_sign[row, move] == sign:
+            return moves
+    _keep_best(sim, row, moves, job, 0.0, found, sign)
+    return moves + 1
+
+
+@kernel
+def _add_others(sim: Simulation, row: int, moves: int, most: int, others: int, fault_loss_s: float) -> int:
+    """Write moves of jobs that the policy may turn to, `most` moves in all: the best set of each, then the tightest."""
+    state = sim.state
+    for place in range(others):
+        if moves < most:
+            job = state.other_job[row, place]
+            moves = _add_set(sim, row, moves, job, best_set(sim, row, job, fault_loss_s))
+    for place in range(others):
+        if moves < most:
+            job = state.other_job[row, place]
+            count = tight_set(sim, row, job, 0.0, 0, state.free.shape[1], 1)
+            found = keep_if_better(sim, row, job, count, fault_loss_s, (math.inf, 0, 0))
+            moves = _add_set(sim, row, moves, job, found)
+    return moves
+
+
+@kernel
+def _add_all(sim: Simulation, row: int, moves: int, most: int, fault_loss_s: float) -> int:
+    """Write the offers and the moves of other jobs, each under the reservation that it must keep; return how many."""
+    state = sim.state
+    own = state.shadow_s[row], state.extra[row]
+    others = list_others(sim, row) if may_turn(sim, row) else 0
+    theirs = state.shadow_s[row], state.extra[row]
+    state.shadow_s[row], state.extra[row] = own
+    moves = _add_offers(sim, row, moves, most - others, state.current[row])
+    state.shadow_s[row], state.extra[row] = theirs
+    moves = _add_others(sim, row, moves, most, others, fault_loss_s)
+    state.shadow_s[row], state.extra[row] = own
     return moves
 
 
@@ -300,7 +369,8 @@ def list_moves(sim: Simulation, row: int) -> int:
     imagine_now(sim, row)
     found = best_set(sim, row, job, fault_loss_s)
     _keep_best(sim, row, 0, job, 0.0, found, 0)
-    wait = MOVES - 1
+    state.base_refused[row] = 0 if _try_best(sim, row, job, found[2]) else 1
+    at_once, wait = 0, MOVES - 1
     waiting = may_wait(sim, row)
     gain_s = -math.inf
     if waiting:
@@ -309,20 +379,19 @@ def list_moves(sim: Simulation, row: int) -> int:
     else:
         sort_expected_ends(sim, row)
     state.base_waits[row] = 1 if gain_s > TIE * found[0] else 0
+    if state.base_waits[row]:  # the base's own move comes first, and its best set at once second
+        at_once = 1
+        _copy_move(sim, row, 0, at_once)
+        _copy_move(sim, row, wait, 0)
     _offer_sets(sim, row, job, fault_loss_s)
+    first = at_once * state.free.shape[1]
     for place in range(found[2]):
-        state.trial_set[row, place] = state.move_node[row, place]
-    state.move_sign[row, 0] = _sign(sim, row, found[2])
-    moves = _add_offers(sim, row, 1, job)
-    if waiting:
+        state.trial_set[row, place] = state.move_node[row, first + place]
+    state.move_sign[row, at_once] = _sign(sim, row, found[2])
+    moves = _add_all(sim, row, at_once + 1, wait, fault_loss_s)
+    if waiting and (at_once == 0 or sim.rules.order != FIFO):  # under `fifo` the base's wait is one for all
         _copy_move(sim, row, wait, moves)
         moves += 1
-        if state.base_waits[row]:  # the base's own move comes first, and its next best choice second
-            _copy_move(sim, row, 0, wait)
-            _copy_move(sim, row, moves - 1, 0)
-            for move in range(moves - 1, 1, -1):
-                _copy_move(sim, row, move - 1, move)
-            _copy_move(sim, row, wait, 1)
     state.moves[row] = moves
     return moves
 
@@ -334,11 +403,24 @@ def is_wait(sim: Simulation, row: int, move: int) -> bool:
 
 
 @kernel
+def is_rest(sim: Simulation, row: int, move: int) -> bool:
+    """Say whether a move of the list lets all jobs wait; the base's own wait passes over the job that is due alone."""
+    return bool(move > 0 and sim.rules.order != FIFO and is_wait(sim, row, move))
+
+
+@kernel
 def pick_move(sim: Simulation, row: int, move: int) -> bool:
-    """Pick the GPUs of a move of the list; False, with nothing picked, if it is to wait."""
-    if is_wait(sim, row, move):
-        return False
+    """Pick the GPUs of a move of the list; False, with nothing picked, if it is to wait.
+
+    The move's job is then the one that is due. After a move that lets all jobs wait, `wait` ends the moment.
+    """
     state = sim.state
+    if is_wait(sim, row, move):
+        if is_rest(sim, row, move):
+            state.rested[row] = state.moment[row]
+        return False
+    if state.move_job[row, move] != state.current[row]:
+        turn_to(sim, row, state.move_job[row, move])
     first = move * state.free.shape[1]
     for place in range(state.move_size[row, move]):
         take_node(sim, row, state.move_node[row, first + place])

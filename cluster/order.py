@@ -3,9 +3,9 @@
 import math
 
 from .compiled import kernel
-from .placing import least_slowdown
+from .placing import begin_picks, least_slowdown
 from .scenarios import ORDERS
-from .state import Simulation
+from .state import OTHERS, Simulation
 
 FIFO, EASY, SHORTEST = ORDERS["fifo"], ORDERS["easy"], ORDERS["shortest"]
 
@@ -95,13 +95,19 @@ def _reserve(sim: Simulation, row: int, holder: int) -> None:
 
 
 @kernel
-def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
-    """Say whether the current job, started with this slowdown, delays nobody."""
+def delays_nobody(sim: Simulation, row: int, job: int, run_s: float) -> bool:
+    """Say whether a job that is expected to run so long keeps the reservation if it starts at once."""
     state = sim.state
-    job = state.current[row]
     if sim.scenarios.gpus[state.scenario[row], job] <= state.extra[row]:
         return True
-    return state.now_s[row] + expected_run_s(sim, row, job, slowdown) <= state.shadow_s[row]
+    return bool(state.now_s[row] + run_s <= state.shadow_s[row])
+
+
+@kernel
+def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
+    """Say whether the current job, started with this slowdown, delays nobody."""
+    job = sim.state.current[row]
+    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, slowdown))
 
 
 @kernel
@@ -155,22 +161,33 @@ def _shortest(sim: Simulation, row: int) -> int:
 
 
 @kernel
+def _holder(sim: Simulation, row: int) -> int:
+    """Return the job of the queue that holds the reservation."""
+    return _shortest(sim, row) if sim.rules.order == SHORTEST else sim.state.head[row]
+
+
+@kernel
+def _may_pass(sim: Simulation, row: int, job: int) -> bool:
+    """Say whether a job behind the holder of the reservation may start if its placement is the fastest possible."""
+    state = sim.state
+    if sim.scenarios.gpus[state.scenario[row], job] > state.usable[row] or state.passed[row, job] == state.moment[row]:
+        return False
+    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, least_slowdown(sim, row, job)))
+
+
+@kernel
 def _backfill(sim: Simulation, row: int, holder: int) -> int:
     """Return the job that may pass the holder of the reservation, -1 if there is none."""
     state = sim.state
-    scenario = state.scenario[row]
     by_estimate = sim.rules.order != EASY
     best, least_s = -1, math.inf
     job = state.head[row]
     while job >= 0:
-        gpus = sim.scenarios.gpus[scenario, job]
-        if job != holder and gpus <= state.usable[row] and state.passed[row, job] != state.moment[row]:
+        if job != holder and _may_pass(sim, row, job):
             work_s = estimated_work_s(sim, row, job)
-            run_s = expected_run_s(sim, row, job, least_slowdown(sim, row, job))
-            fits = gpus <= state.extra[row] or state.now_s[row] + run_s <= state.shadow_s[row]
-            if fits and not by_estimate:
+            if not by_estimate:
                 return job
-            if fits and work_s < least_s:
+            if work_s < least_s:
                 best, least_s = job, work_s
         job = state.next_job[row, job]
     return best
@@ -192,9 +209,11 @@ def next_job(sim: Simulation, row: int) -> int:
         if aged >= 0:
             state.aged[row] = 1
             return aged if gpus[aged] <= state.usable[row] else -1
+    if state.rested[row] == state.moment[row]:
+        return -1
     if sim.rules.order == FIFO:
         return head if gpus[head] <= state.usable[row] and state.waited[row] != state.moment[row] else -1
-    holder = _shortest(sim, row) if sim.rules.order == SHORTEST else head
+    holder = _holder(sim, row)
     if gpus[holder] <= state.usable[row] and state.passed[row, holder] != state.moment[row]:
         return holder
     if state.usable[row] == 0:
@@ -207,3 +226,57 @@ def next_job(sim: Simulation, row: int) -> int:
 def may_wait(sim: Simulation, row: int) -> bool:
     """Say whether the policy may let the next event pass instead of placing the current job."""
     return sim.rules.waiting and sim.state.running[row] > 0 and sim.state.aged[row] == 0
+
+
+@kernel
+def may_turn(sim: Simulation, row: int) -> bool:
+    """Say whether the policy may turn to another job than the one that is due: where it may let that one wait."""
+    return bool(sim.rules.order != FIFO and may_wait(sim, row))
+
+
+@kernel
+def list_others(sim: Simulation, row: int) -> int:
+    """Write the jobs that the policy may turn to into `other_job`; return their number, OTHERS at most.
+
+    They stand in the order in which they would be offered if each before were passed over. The state then holds the
+    reservation that they must keep, and no longer that of the job that is due.
+    """
+    state = sim.state
+    by_estimate = sim.rules.order != EASY
+    holder, due = _holder(sim, row), state.current[row]
+    _reserve(sim, row, holder)
+    others = state.other_job
+    count = 0
+    job = state.head[row]
+    while job >= 0 and (by_estimate or count < OTHERS):
+        if job not in (holder, due) and _may_pass(sim, row, job):
+            work_s = estimated_work_s(sim, row, job)
+            at = min(count, OTHERS)
+            while by_estimate and at > 0 and estimated_work_s(sim, row, others[row, at - 1]) > work_s:
+                if at < OTHERS:
+                    others[row, at] = others[row, at - 1]
+                at -= 1
+            if at < OTHERS:
+                others[row, at] = job
+                count = min(count + 1, OTHERS)
+        job = state.next_job[row, job]
+    return count
+
+
+@kernel
+def turn_to(sim: Simulation, row: int, job: int) -> bool:
+    """Make another job of the queue the one that is due, or the first again; False if the regime forbids it.
+
+    Nothing may be picked yet. The job must keep the reservation as if all jobs before it had been passed over, but they
+    were not: they are offered again at the same moment once it has started.
+    """
+    if job != next_job(sim, row):
+        if not may_turn(sim, row):
+            return False
+        holder = _holder(sim, row)
+        _reserve(sim, row, holder)
+        if job == holder or not _may_pass(sim, row, job):
+            next_job(sim, row)
+            return False
+    begin_picks(sim, row, job)
+    return True

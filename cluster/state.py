@@ -30,6 +30,7 @@ class State(NamedTuple):
     busy: Ints  # (rows,) GPUs that serve a job
     down: Ints  # (rows,) GPUs out of service
     waited: Ints  # (rows,) moment at which the policy last waited, -2 for never
+    rested: Ints  # (rows,) moment at which it last let all jobs wait, -2 for never
     # The decision that is due
     current: Ints  # (rows,) job to place, -1 for none
     aged: Ints  # (rows,) 1 if that job has reached the ageing bound
@@ -69,6 +70,8 @@ class State(NamedTuple):
     offer_node: Ints  # (rows, offers x nodes) its nodes, in the order in which they give
     moves: Ints  # (rows,) moves in the list
     base_waits: Ints  # (rows,) 1 if waiting is the first of them
+    base_refused: Ints  # (rows,) 1 if the first that does not wait, the base's set at once, breaks a reservation
+    other_job: Ints  # (rows, others) jobs that the policy may turn to
     move_job: Ints  # (rows, moves) job that it starts, now or after a wait
     move_delay_s: Floats  # (rows, moves) how long it waits first, 0 for a start at once
     move_s: Floats  # (rows, moves) run time
@@ -189,6 +192,7 @@ class Simulation:
 
 MOVES = 16  # at most so many moves are compared at a decision
 FINISH_OFFERS, TIGHT_OFFERS, SLOW_OFFERS = 7, 3, 2
+OTHERS = 5  # jobs that the policy may turn to
 OFFERS = FINISH_OFFERS + TIGHT_OFFERS + SLOW_OFFERS
 AHEAD = 33  # jobs that are imagined, the move's own first
 SHOWN = 7  # of which so many are shown one by one
@@ -202,6 +206,7 @@ _PER = {
     "offer_nodes": ("offer_node",),
     "moves": ("move_job", "move_delay_s", "move_s", "move_hole", "move_size", "move_sign"),
     "move_nodes": ("move_node",),
+    "others": ("other_job",),
     "ahead": ("ahead_start_s", "ahead_end_s", "ahead_job", "ahead_size", "ahead_order"),
     "ahead_nodes": ("ahead_node", "ahead_gives"),
     "gpus": ("gpu_job", "gpu_down", "gpu_next"),
@@ -225,6 +230,7 @@ def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int) -> State:
         "offer_nodes": OFFERS * nodes,
         "moves": MOVES,
         "move_nodes": MOVES * nodes,
+        "others": OTHERS,
         "ahead": AHEAD,
         "ahead_nodes": AHEAD * nodes,
         "gpus": cluster.gpu_node.size,

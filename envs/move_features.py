@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ..cluster.compiled import kernel
 from ..cluster.look_ahead import imagine_move, imagine_queue
-from ..cluster.moves import is_wait, list_moves
+from ..cluster.moves import is_rest, is_wait, list_moves
 from ..cluster.order import estimated_work_s, may_wait
 from ..cluster.state import AHEAD, MOVES, SHOWN, Simulation
 from .features import time_unit_s
@@ -28,11 +28,11 @@ SCANNED = 256  # jobs of the queue that are looked at one by one
         "last_end", "running_gpu_time", "drain_0", "next_large", "longest", "may_wait",
     )
 )  # fmt: skip
-FINISH, NODES, LEFT, AHEAD_FIRST, AHEAD_SUM, COMMITTED, FINISH_OVER_BASE, COMMITTED_OVER_BASE = (
+FINISH, NODES, LEFT, AHEAD_FIRST, AHEAD_SUM, COMMITTED, FINISH_OVER_BASE, COMMITTED_OVER_BASE, DUE = (
     MOVE_FEATURES.index(name)
     for name in (
         "finish", "nodes", "left_fastest", "ahead_start_1", "ahead_sum", "committed", "finish_over_base",
-        "committed_over_base",
+        "committed_over_base", "due",
     )
 )  # fmt: skip
 
@@ -235,6 +235,22 @@ def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: 
 
 
 @kernel
+def _write_job(sim: Simulation, row: int, move: int, unit_s: float, out: Rows, at: int, first: int) -> None:
+    """Write what a move's job is, and what becomes of the jobs that are offered."""
+    state = sim.state
+    job = state.move_job[row, move]
+    out[at, first + DUE] = 1.0 if job == state.current[row] else 0.0
+    out[at, first + DUE + 1] = math.log2(sim.scenarios.gpus[state.scenario[row], job]) / 5.0
+    out[at, first + DUE + 2] = _clip(estimated_work_s(sim, row, job) / unit_s)
+    waited_s = state.now_s[row] - state.queued_s[row, job]
+    # Rounding leaves a wait of nothing a little below 0.
+    out[at, first + DUE + 3] = _clip(math.log1p(max(waited_s, 0.0) / unit_s))
+    out[at, first + DUE + 4] = 1.0 if is_rest(sim, row, move) else 0.0
+    refused = state.base_refused[row] == 1 and move == state.base_waits[row]
+    out[at, first + DUE + 5] = 1.0 if refused else 0.0
+
+
+@kernel
 def _write_move(sim: Simulation, row: int, move: int, size: int, last_s: float, unit_s: float, out: Rows, at: int,
                 first: int, base: int) -> None:  # fmt: skip
     """Write one move; `base` is the column of the first, which is written already unless this is it."""
@@ -255,6 +271,7 @@ def _write_move(sim: Simulation, row: int, move: int, size: int, last_s: float, 
     out[at, first + COMMITTED] = _clip(gpus * run_s / unit_s / state.gpu_job.shape[1])
     _write_nodes(sim, row, move, finish_s, size, unit_s, out, at, first)
     _write_ahead(sim, row, places, last_s, unit_s, out, at, first)
+    _write_job(sim, row, move, unit_s, out, at, first)
     out[at, first + FINISH_OVER_BASE] = out[at, first + FINISH] - out[at, base + FINISH]
     out[at, first + COMMITTED_OVER_BASE] = out[at, first + COMMITTED] - out[at, base + COMMITTED]
     out[at, first + AHEAD_SUM + 2] = out[at, first + AHEAD_SUM] - out[at, base + AHEAD_SUM]

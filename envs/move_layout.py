@@ -67,4 +67,10 @@ MOVE_FEATURES = (
     "ahead_last",  # last of all ends, those of running jobs included
     "ahead_sum_over_base",
     "ahead_last_over_base",
+    "due",  # 1 if its job is the one that is due
+    "job_log2_gpus",  # base 2 logarithm of its job's GPUs, over 5
+    "job_estimate",  # estimated work that its job has left
+    "job_waited",  # natural logarithm of 1 + the time that its job has been in the queue
+    "rests",  # 1 if it lets all jobs wait until the next event, and not only the one that is due
+    "refused",  # 1 if it breaks the reservation, so that it only passes its job over
 )

@@ -77,7 +77,7 @@ def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], a
 
 @kernel
 def choose(sim: Simulation, row: int, action: int, chosen: int) -> bool:
-    """Pick a GPU, a node or a whole move for the job that is due; False, with nothing picked, to wait."""
+    """Pick a GPU, a node or a whole move for the job that is due or turned to; False, with nothing picked, to wait."""
     if action == CANDIDATE_ACTION:
         return pick_move(sim, row, chosen)
     state = sim.state

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.order import may_wait
+from longshore.cluster.order import may_wait, turn_to
 from longshore.cluster.placing import undo_picks
 from longshore.cluster.state import Simulation
 from tests.compiled_runs import compiled, picks, play_policy, read_out, usable
@@ -19,7 +19,10 @@ from tests.strategies import Case, cases
 
 # Scratch; links between picks, which mean nothing once these are undone; and estimates, which double when somebody
 # looks at one that was outlived, and so are the same whoever looks.
-FREE_TO_CHANGE = {"best_set", "ends_s", "ends_job", "gpu_next", "guess_s", "node_class", "base_waits", "moves"}
+FREE_TO_CHANGE = {
+    "best_set", "ends_s", "ends_job", "gpu_next", "guess_s", "node_class", "base_waits", "base_refused", "moves",
+    "other_job",
+}  # fmt: skip
 SCRATCH = ("trial_", "move_", "offer_", "ahead_")
 
 DRAW_FROM_THE_SEED = {"random", "best-of-random"}
@@ -38,14 +41,21 @@ def remember(sim: Simulation) -> dict[str, bytes]:
 def place_checked(policy: Policy, sim: Simulation) -> bool:
     """Let a policy decide, and check its decision."""
     before, could_be_used, waiting = remember(sim), set(usable(sim).tolist()), may_wait(sim, 0)
-    need = int(sim.state.need[0])
+    due, rested, gpus = int(sim.state.current[0]), int(sim.state.rested[0]), sim.scenarios.gpus[sim.state.scenario[0]]
     places = policy.place(sim, 0)
-    chosen = picks(sim)
+    chosen, job = picks(sim), int(sim.state.current[0])
+    turns = job != due
+    need = int(gpus[job])
     assert len(chosen) == (need if places else 0)
     assert sim.state.need[0] == need - len(chosen)
     assert set(chosen) <= could_be_used
-    assert places or (waiting and policy.waits)
+    assert (places and not turns) or (waiting and policy.waits)
     undo_picks(sim, 0)
+    if turns:
+        assert turn_to(sim, 0, due), "the first job can be due again"
+        assert turn_to(sim, 0, job), "the regime does not allow this job"
+        assert turn_to(sim, 0, due)
+    sim.state.rested[0] = rested if not places else sim.state.rested[0]
     after = remember(sim)
     assert [name for name, was in before.items() if after[name] != was] == []
     assert policy.place(sim, 0) == places, "it decides otherwise when asked again"
@@ -136,4 +146,5 @@ def test_a_policy_does_not_see_what_nobody_can_know(case: Case, decisions: int, 
     if due:
         disturb(disturbed, np.random.default_rng(seed), seed=name not in DRAW_FROM_THE_SEED)
         assert policy.place(disturbed, 0) == policy.place(plain, 0)
+        assert disturbed.state.current[0] == plain.state.current[0]
         assert picks(disturbed) == picks(plain)

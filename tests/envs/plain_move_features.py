@@ -5,7 +5,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.state import MOVES
+from longshore.cluster.scenarios import ORDERS
+from longshore.cluster.state import MOVES, State
 from longshore.envs.batch import Batch
 from longshore.envs.move_layout import MOVE_FEATURES, MOVE_GLOBALS
 from tests.envs.plain_features import Decision, clipped, plain_globals
@@ -23,11 +24,21 @@ def plain_move_features(batch: Batch, row: int) -> NDArray[np.float32]:
     described = [_move(seen, move) for move in moves]
     for number, values in enumerate(described):
         values["base"] = number == 0
+        values["rests"] = values["waits"] and number > 0 and seen.rules.order != ORDERS["fifo"]
+        at_once = number == int(moves[0].delay_s > 0.0)
+        values["refused"] = at_once and _is_refused(seen, moves[number], batch.sim.state, row)
         for name in ("finish", "committed", "ahead_sum", "ahead_last"):
             values[f"{name}_over_base"] = clipped(values[name]) - clipped(described[0][name])
         features += [clipped(values[name]) for name in MOVE_FEATURES]
     features += [0.0] * (len(MOVE_FEATURES) * (MOVES - len(moves)))
     return np.array(features, dtype=np.float32)
+
+
+def _is_refused(seen: Decision, move: Move, state: State, row: int) -> bool:
+    """Say whether the due job's set at once breaks the reservation."""
+    gpus = seen.gpus[seen.job]
+    run_s = seen.run_s(given_by(usable_after(seen, 0.0), move.nodes, gpus))
+    return bool(gpus > state.extra[row] and seen.now_s + run_s > state.shadow_s[row])
 
 
 def size_class(gpus: int) -> int:
@@ -88,6 +99,10 @@ def _move(seen: Decision, move: Move) -> dict[str, float]:
         "wasted_speed": sum(count * (seen.speed[node] - slowest) for node, count in given.items()) / (gpus * high),
         "hole": move.hole / size,
         "committed": gpus * move.run_s / seen.unit_s / cluster_gpus,
+        "due": move.job == seen.job,
+        "job_log2_gpus": math.log2(gpus) / 5,
+        "job_estimate": seen.work_left_s(move.job) / seen.unit_s,
+        "job_waited": math.log(1 + max(seen.now_s - seen.queued_s[move.job], 0.0) / seen.unit_s),
         "takes_lemon": sum(count for node, count in given.items() if hazards[node] > 5 * median) / gpus,
     }
     return values | _consequences(seen, move, last_s)
