@@ -127,7 +127,7 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
         if PATIENCE * (run_s - bound_s) - wait_s <= most_s:
             break  # no later end can gain more, even if all GPUs were free then
         if looks == 0:
-            _copy_nodes(state.trial_free, state.kept_free, row)
+            _copy_nodes(state.trial_free, state.ahead_free, row)
         later = _release(sim, row, places, later)
         looks += 1
         level = holding_level(sim, row, job)
@@ -136,9 +136,9 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
             gain_s = PATIENCE * (run_s - later_s) - wait_s
             if gain_s > most_s:
                 best, best_s, size, most_s = later, later_s, later_size, gain_s
-                _copy_nodes(state.trial_free, state.kept_free, row)
+                _copy_nodes(state.trial_free, state.ahead_free, row)
     if later.at + later.ended > best.at + best.ended:
-        _copy_nodes(state.kept_free, state.trial_free, row)
+        _copy_nodes(state.ahead_free, state.trial_free, row)
         best_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
     return best, best_s, size
 

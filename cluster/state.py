@@ -86,9 +86,8 @@ class State(NamedTuple):
     ahead_size: Ints  # (rows, ahead) its number of nodes
     ahead_node: Ints  # (rows, ahead x nodes)
     ahead_gives: Ints  # (rows, ahead x nodes) GPUs that each of them gives
-    ahead_order: Ints  # (rows, ahead) places of those that run, the first to end last
-    ahead_running: Ints  # (rows,) how many run
-    kept_free: Ints  # (rows, nodes) `trial_free` at the moment to which a look at later ends returns
+    ahead_order: Ints  # (rows, ahead) their places by end, the earliest first
+    ahead_free: Ints  # (rows, nodes) `trial_free` of the moment to which a look at later ends comes back
     # GPUs
     gpu_job: Ints  # (rows, gpus) job that holds it, -1 when free
     gpu_down: Ints  # (rows, gpus) fault sources that hold it out of service
@@ -200,7 +199,7 @@ SHOWN = 7  # of which so many are shown one by one
 _PER = {
     "nodes": (
         "free", "taken", "trial_free", "trial_order", "trial_bit", "trial_run_s", "trial_speed", "trial_set",
-        "best_set", "node_class", "kept_free",
+        "best_set", "node_class", "ahead_free",
     ),
     "offers": ("offer_s", "offer_hole", "offer_size", "offer_sign"),
     "offer_nodes": ("offer_node",),
