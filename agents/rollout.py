@@ -87,24 +87,31 @@ class Rollout:
 
         Futures that the budget cut off are left out. The list stands in the imagination's row PRESENT.
         """
+        costs_s = self._costs_s(sim, row, -1)  # the base's own choice first
+        gains: NDArray[np.float64] = costs_s[:, :1] - costs_s[:, 1:]
+        return gains
+
+    def gains_over_first(self, sim: Simulation, row: int) -> NDArray[np.float64]:
+        """Return by how much each move of the list is better than its first, in seconds, shape (futures, moves)."""
+        costs_s = self._costs_s(sim, row, 0)
+        gains: NDArray[np.float64] = costs_s[:, :1] - costs_s
+        return gains
+
+    def _costs_s(self, sim: Simulation, row: int, first: int) -> NDArray[np.float64]:
+        """Return what moves from number `first` on come to in each future; number -1 is the base's own choice."""
         began = time.perf_counter()
         imagined = self._imagination(sim)
         recall(imagined, sim, row)
         moves = min(list_moves(imagined, PRESENT), 1 + self.search.width)
-        gains = np.zeros((self.search.futures, moves))
+        costs_s = np.zeros((self.search.futures, moves - first))
         for future in range(self.search.futures):
             copy_row(imagined, PRESENT, FUTURE)
             draw_future(imagined, self._seed(sim, row, future))
-            base_s = 0.0
-            for move in range(-1, moves):  # the base's own choice first
+            for move in range(first, moves):
                 if time.perf_counter() - began > self.search.budget_s:
-                    return gains[:future]
-                cost_s = self._cost_s(imagined, move)
-                if move < 0:
-                    base_s = cost_s
-                else:
-                    gains[future, move] = base_s - cost_s
-        return gains
+                    return costs_s[:future]
+                costs_s[future, move - first] = self._cost_s(imagined, move)
+        return costs_s
 
     def _seed(self, sim: Simulation, row: int, future: int) -> int:
         """Return the key of a future: it depends on the decision and on nothing that is not known."""
