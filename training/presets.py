@@ -64,7 +64,7 @@ class DistilParameters:
     distil_minibatch: int = 512  # decisions
     distil_learning_rate: float = 2e-3  # falls linearly to 0
     distil_prior: float = 0.07  # standard deviation of what the network cannot tell
-    distil_temperature: float = 0.05  # of the softmax of the expected cost
+    distil_temperature: float = 0.02  # of the softmax of the expected cost
     distil_cost: float = 1.0  # weight of the expected cost beside the regression
 
 
