@@ -112,33 +112,49 @@ class Rollout:
         Shape (futures, moves); nan for moves that were not tried. Futures that the budget cut off are left out. The
         list stands in the imagination's row PRESENT.
         """
-        began = time.perf_counter()
+        began, imagined = time.perf_counter(), self._recalled(sim, row)
+        moves, tries = self._tries(imagined)
+        costs_s = self._costs_s(sim, row, tries, began)
+        gains = np.full((costs_s.shape[0], moves), np.nan)
+        for place, move in enumerate(tries):
+            if move >= 0:
+                gains[:, move] = costs_s[:, 0] - costs_s[:, place]
+        return gains
+
+    def gains_over_first(self, sim: Simulation, row: int) -> NDArray[np.float64]:
+        """Return by how much each move of the list is better than its first, in seconds, shape (futures, moves)."""
+        began, imagined = time.perf_counter(), self._recalled(sim, row)
+        tries = list(range(min(list_moves(imagined, PRESENT), 1 + self.search.width)))
+        costs_s = self._costs_s(sim, row, tries, began)
+        gains: NDArray[np.float64] = costs_s[:, :1] - costs_s
+        return gains
+
+    def _recalled(self, sim: Simulation, row: int) -> Simulation:
+        """Return the imagination, put at the decision that is due."""
         imagined = self._imagination(sim)
         recall(imagined, sim, row)
-        moves, tries = self._tries(imagined)
-        gains = np.full((self.search.futures, moves), np.nan)
+        return imagined
+
+    def _costs_s(self, sim: Simulation, row: int, tries: list[int], began: float) -> NDArray[np.float64]:
+        """Return what moves come to in each future, shape (futures, tries); none where there is nothing to compare."""
+        imagined = self._imagination(sim)
+        costs_s = np.zeros((self.search.futures, len(tries)))
         if len(tries) == 1:
-            return gains[:0]
+            return costs_s[:0]
         for future in range(self.search.futures):
             copy_row(imagined, PRESENT, FUTURE)
             draw_future(imagined, self._seed(sim, row, future))
-            base_s = 0.0
-            for move in tries:
+            for place, move in enumerate(tries):
                 if time.perf_counter() - began > self.search.budget_s:
-                    return gains[:future]
-                cost_s = self._cost_s(imagined, move)
-                if move == tries[0]:
-                    base_s = cost_s
-                if move >= 0:
-                    gains[future, move] = base_s - cost_s
-        return gains
+                    return costs_s[:future]
+                costs_s[future, place] = self._cost_s(imagined, move)
+        return costs_s
 
     def _tries(self, imagined: Simulation) -> tuple[int, list[int]]:
         """Return how many moves there are, and which are tried: first the base's own choice, -1 if it has no number."""
         if isinstance(self.base, Ranking):
-            self._scores = self.base.scores(imagined, PRESENT)
-            order = np.argsort(-self._scores, kind="stable")
-            return self._scores.size, order[: 1 + self.search.width].tolist()
+            scores = self.base.scores(imagined, PRESENT)
+            return scores.size, np.argsort(-scores, kind="stable")[: 1 + self.search.width].tolist()
         moves = min(list_moves(imagined, PRESENT), 1 + self.search.width)
         return moves, [-1, *range(moves)]
 

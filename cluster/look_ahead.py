@@ -11,7 +11,7 @@ from .compiled import kernel
 from .node_sets import PATIENCE, TIE, holding_level, imagine_end, imagine_now, least_run_s, quick_set
 from .state import AHEAD, Ints, Simulation
 
-LOOKS = 4  # ends that a job looks at; more changed little in field trials on `hetero64`
+LOOKS = 4  # later ends that an imagined job looks at
 
 
 class Moment(NamedTuple):

@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..cluster.errors import InputError
 from ..cluster.yaml_file import nearest
 from ..envs.problems import Regime
-from .presets import PRESETS, GroupParameters, Hyperparameters
+from .presets import PRESETS, DistilParameters, GroupParameters, Hyperparameters
 
 OrderName = Literal["fifo", "easy", "easy-shortest", "shortest"]  # ORDERS of cluster/scenarios.py
 REPLAYS = {"ppo": ("off", "dynamic", "geppo"), "a2c": ("off", "dynamic", "vtrace")}  # by algorithm
+BY_CANDIDATES = ("group", "distil")
+USUAL_STEPS = {"distil": 150_000.0}  # a decision that is labelled takes as long as some thousand steps
 MOST_STEPS = 1e15  # decades at any speed
 
 
@@ -24,8 +26,8 @@ class TrainingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     preset: str
-    algorithm: Literal["ppo", "a2c", "group"] = "ppo"
-    steps: int = Field(gt=0)  # of all environments together
+    algorithm: Literal["ppo", "a2c", "group", "distil"] = "ppo"
+    steps: int = Field(gt=0)  # of all environments together; decisions that are labelled
     seed: int = Field(ge=0, lt=1_000_000)
     network: Literal["set", "mlp", "moves"] = "set"
     action: Literal["node", "gpu", "candidate"] = "node"
@@ -36,8 +38,10 @@ class TrainingConfig(BaseModel):
     order: OrderName = "fifo"
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
     trace: str | None = None
+    init: str | None = None  # checkpoint whose weights it begins with
     hyperparameters: Hyperparameters = Hyperparameters()  # of PPO and A2C
     group: GroupParameters = GroupParameters()  # of the group-relative policy gradient
+    distil: DistilParameters = DistilParameters()
     threads: int = Field(default=2, ge=1)
 
     @property
@@ -48,7 +52,8 @@ class TrainingConfig(BaseModel):
         waiting = ["wait"] if self.waiting else []
         usual = PRESETS[self.preset].replay if self.algorithm in REPLAYS else "off"
         replay = [f"replay-{self.replay}"] if self.replay != usual else []
-        return "-".join((self.preset, self.algorithm, *replay, *waiting, *order, *ageing, str(self.seed)))
+        init = ["init"] if self.init else []
+        return "-".join((self.preset, self.algorithm, *init, *replay, *waiting, *order, *ageing, str(self.seed)))
 
     @property
     def regime(self) -> Regime:
@@ -57,9 +62,9 @@ class TrainingConfig(BaseModel):
 
 
 def config_of(
-    *, preset: str, algorithm: str, steps: float, seed: int, network: str | None, action: str | None,
+    *, preset: str, algorithm: str, steps: float | None, seed: int, network: str | None, action: str | None,
     observation: str | None, reward: str | None, waiting: bool, trace: Path | None, threads: int, order: str = "fifo",
-    ageing_h: float = math.inf, replay: str | None = None,
+    ageing_h: float = math.inf, replay: str | None = None, init: Path | None = None,
 ) -> TrainingConfig:  # fmt: skip
     """Return the configuration that a user asked for; what is None is as the preset and the algorithm have it.
 
@@ -68,17 +73,15 @@ def config_of(
     """
     _check_known("preset", preset, PRESETS)
     own = PRESETS[preset]
-    action = action or ("candidate" if algorithm == "group" else own.action)
+    steps = USUAL_STEPS.get(algorithm, 2e6) if steps is None else steps
+    action = action or ("candidate" if algorithm in BY_CANDIDATES else own.action)
     network = network or ("moves" if action == "candidate" else own.network)
     observation = observation or (own.observation if action == own.action else "full")
     replay = replay or (own.replay if algorithm in REPLAYS else "off")
     for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
                          "reward": reward or "dt", "order": order, "replay": replay}.items():  # fmt: skip
         _check_known(field, value, get_args(TrainingConfig.model_fields[field].annotation))
-    if (network == "moves") != (action == "candidate"):
-        raise InputError("the network `moves` scores candidates", "give both or none", field="--network")
-    if algorithm == "group" and action != "candidate":
-        raise InputError("group learns to choose among candidates", "leave --action out", field="--action")
+    _check_candidates(algorithm, network, action, init)
     if observation == "source" and action != "gpu":
         raise InputError("the source's state has one entry per GPU", "add --action gpu", field="--observation")
     if replay not in (able := REPLAYS.get(algorithm, ("off",))):
@@ -96,10 +99,19 @@ def config_of(
             "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
             "action": action, "observation": observation, "reward": reward or own.reward, "replay": replay,
             "waiting": waiting, "trace": str(trace) if trace else None, "threads": threads,
-            "order": order, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
+            "init": str(init) if init else None, "order": order, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
             "hyperparameters": asdict(own.hyperparameters(algorithm, replay)),
         }
     )  # fmt: skip
+
+
+def _check_candidates(algorithm: str, network: str, action: str, init: Path | None) -> None:
+    if (network == "moves") != (action == "candidate"):
+        raise InputError("the network `moves` scores candidates", "give both or none", field="--network")
+    if algorithm in BY_CANDIDATES and action != "candidate":
+        raise InputError(f"{algorithm} learns to choose among candidates", "leave --action out", field="--action")
+    if init is not None and algorithm not in BY_CANDIDATES:
+        raise InputError(f"{algorithm} begins at random", "leave --init out, or take --algo group", field="--init")
 
 
 def _check_known(field: str, value: str, known: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ No critic: what a run does better than the others of its group is the advantage 
 Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/training.md.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,6 +22,7 @@ from ..cluster.simulation import outcome_of, simulation_of
 from ..cluster.state import MOVES, Simulation
 from ..envs.batch import Problem
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
+from .initial import initial_network
 from .keeper import Keeper
 from .snapshot import SNAPSHOT, learned_arrays, read_arrays, restore_learned, write_arrays
 
@@ -107,6 +109,31 @@ def advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
     return scaled
 
 
+def step_in_chunks(
+    network: MovesNetwork, optimizer: torch.optim.Optimizer, pool: ThreadPoolExecutor, rows: Tensor,
+    loss: Callable[[Tensor], Tensor],
+) -> None:  # fmt: skip
+    """Take a step of the optimiser on a minibatch, in parts of which each thread takes one at a time.
+
+    Args:
+        network: What learns; its value has no part in it.
+        optimizer: Of its weights.
+        pool: Threads; their number changes nothing.
+        rows: Numbers of the minibatch's samples.
+        loss: From some of the numbers to the sum of their losses.
+    """
+    parameters = [tensor for name, tensor in network.named_parameters() if not name.startswith("value")]
+
+    def gradients(part: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss(part) / rows.numel(), parameters)
+
+    chunks = pool.map(gradients, torch.split(rows, -(-rows.numel() // CHUNKS)))
+    for parameter, parts in zip(parameters, zip(*chunks, strict=True), strict=True):
+        parameter.grad = torch.stack(parts).sum(0)
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    optimizer.step()
+
+
 class GroupLearner:
     """A network and its optimiser, updated by groups of runs.
 
@@ -119,7 +146,7 @@ class GroupLearner:
         config = keeper.config
         torch.manual_seed(config.seed)
         self.keeper, self.parameters, self.problem = keeper, config.group, problem
-        self.network = MovesNetwork(layout_of(keeper.schema))
+        self.network = initial_network(config) or MovesNetwork(layout_of(keeper.schema))
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.group_learning_rate)
         self.rng = np.random.default_rng(config.seed)
         self.pool = ThreadPoolExecutor(config.threads)
@@ -162,16 +189,7 @@ class GroupLearner:
             self._step(tensors, gains, rows)
 
     def _step(self, tensors: list[Tensor], gains: Tensor, rows: Tensor) -> None:
-        parameters = [tensor for name, tensor in self.network.named_parameters() if not name.startswith("value")]
-
-        def gradients(part: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(self._loss(tensors, gains, part) / rows.numel(), parameters)
-
-        chunks = self.pool.map(gradients, torch.split(rows, -(-rows.numel() // CHUNKS)))
-        for parameter, parts in zip(parameters, zip(*chunks, strict=True), strict=True):
-            parameter.grad = torch.stack(parts).sum(0)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        self.optimizer.step()
+        step_in_chunks(self.network, self.optimizer, self.pool, rows, lambda part: self._loss(tensors, gains, part))
 
     def _loss(self, tensors: list[Tensor], gains: Tensor, rows: Tensor) -> Tensor:
         """Return the sum of PPO's clipped objective and the entropy over some decisions, to be minimised."""

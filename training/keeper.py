@@ -70,7 +70,7 @@ class Keeper:
         """Begin, or go on, at so many steps."""
         self._began_at, self._began, self._validated_at = steps, time.monotonic(), steps
         values = self.config.model_dump()
-        values |= values.pop("hyperparameters") | values.pop("group")
+        values |= values.pop("hyperparameters") | values.pop("group") | values.pop("distil")
         flat = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
         metrics: dict[str, float] = {"validation/percent": 0.0, "rollout/makespan_h": 0.0}
         self.logger.record("hparams", HParam(flat, metrics), exclude=("stdout", "log"))

@@ -13,7 +13,9 @@ from ..agents.checkpoint import schema_of
 from ..cluster.errors import InputError
 from ..envs.batch import Problem
 from .config import TrainingConfig
+from .distil import learn_by_distillation
 from .group import learn_by_groups
+from .initial import initial_network
 from .keeper import BEST, Keeper, Progress, Tell, interruptible
 from .ppo import learn_by_ppo
 from .presets import PRESETS
@@ -24,6 +26,7 @@ LEARNERS: dict[str, Callable[[Problem, Keeper], int]] = {
     "ppo": learn_by_ppo,
     "a2c": learn_by_ppo,
     "group": learn_by_groups,
+    "distil": learn_by_distillation,
 }
 
 
@@ -49,11 +52,13 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent) -> Result:
     Ctrl-C ends the run after the update in progress and keeps everything; a second one ends it at once.
 
     Raises:
-        InputError: If the folder holds a run of another configuration, or the problem cannot be built.
-        CheckpointError: If the folder's snapshot is damaged.
+        InputError: If the folder holds a run of another configuration, the problem cannot be built, or the network to
+            begin with is of another shape.
+        CheckpointError: If the folder's snapshot is damaged, or the checkpoint to begin with.
     """
     trace = Path(config.trace) if config.trace else None
     problem, validated_on = PRESETS[config.preset].build(config.seed, trace, config.regime)
+    initial_network(config)  # refused before the folder is made
     folder = _open_folder(config, logdir)
     torch.set_num_threads(1)  # learning has its own (agents/chunks.py)
     schema = schema_of(

@@ -196,9 +196,13 @@ def train(
         str, typer.Option(help="hetero64, source4, source64; or philly, itp (with --trace).")
     ] = "hetero64",
     algo: Annotated[
-        str, typer.Option(help="ppo, a2c (both with masks), or group (group-relative policy gradient).")
+        str,
+        typer.Option(help="ppo, a2c (both with masks), group (group-relative policy gradient), or distil (rollouts)."),
     ] = "ppo",
-    steps: Annotated[float, typer.Option(min=1, help="Environment steps, such as 2e6.")] = 2e6,
+    steps: Annotated[
+        float | None,
+        typer.Option(min=1, help="Environment steps, 2e6 if left out; distil: decisions labelled, 1.5e5."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=999_999, help="Of weights, scenarios and sampling.")] = 0,
     logdir: Annotated[Path, typer.Option(help="Where the run's folder goes; TensorBoard reads it.")] = Path("runs"),
     network: Annotated[
@@ -223,6 +227,9 @@ def train(
     ageing_h: AgeingOption = float("inf"),
     waiting: WaitingOption = False,
     trace: TraceOption = None,
+    init: Annotated[
+        Path | None, typer.Option(help="Checkpoint of the network moves to begin with; group and distil.")
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Cores that learning takes; results are the same.")] = 2,
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
@@ -233,7 +240,7 @@ def train(
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, trace=trace, threads=threads,
-        order=order.value, ageing_h=ageing_h, replay=replay,
+        order=order.value, ageing_h=ageing_h, replay=replay, init=init,
     )  # fmt: skip
     with _training_progress(config.steps) as tell:
         result = run(config, logdir, tell)

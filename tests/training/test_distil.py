@@ -1,0 +1,267 @@
+"""Distillation: what rollouts find becomes what the network tells."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from longshore.agents.checkpoint import load_policy, network_of, save_policy, schema_of
+from longshore.agents.heuristics import HEURISTICS, Heuristic
+from longshore.agents.moves_policy import MovesPolicy
+from longshore.agents.networks import MovesNetwork
+from longshore.agents.rollout import Rollout, Search
+from longshore.agents.schema import Schema
+from longshore.cluster.errors import CheckpointError, InputError
+from longshore.cluster.state import Simulation
+from longshore.cluster.topology import grid_cluster
+from longshore.envs.batch import Problem
+from longshore.training.config import TrainingConfig, config_of
+from longshore.training.distil import DistilLearner, distil_loss, noise_weight
+from longshore.training.initial import TEMPERATURE, initial_network
+from longshore.training.keeper import Keeper, Progress
+from longshore.training.labels import Labels, Lesson, desks_of, label, play_lesson, play_lessons
+from longshore.training.presets import DistilParameters, GroupParameters
+from longshore.training.run import train
+from longshore.training.validation import Validation
+from tests.compiled_runs import at_first_decision
+from tests.envs.random_play import small_problem
+from tests.plain_run import busy_case
+from tests.test_reference import hand_case
+from tests.training import test_learning
+from tests.training.test_learning import makespans_s
+
+TINY = DistilParameters(rounds=2, distil_first=0.5, futures=2, distil_block=2, distil_epochs=3, distil_minibatch=32)
+PATIENT = HEURISTICS["patient"]
+
+
+def schema(algorithm: str = "distil", *, waiting: bool = True) -> Schema:
+    return schema_of(
+        algorithm=algorithm, network="moves", action="candidate", observation="full", waiting=waiting,
+        node_gpus=(8,) * 8,
+    )  # fmt: skip
+
+
+def config(steps: int, **changes: object) -> TrainingConfig:
+    asked = TrainingConfig(
+        preset="hetero64", algorithm="distil", steps=steps, seed=0, network="moves", action="candidate", reward="dt",
+        waiting=True, distil=TINY, threads=1,
+    )  # fmt: skip
+    return asked.model_copy(update=changes)
+
+
+@pytest.fixture(autouse=True)
+def small_and_single_threaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("longshore.training.presets.TRAINING_SCENARIOS", 32)
+    monkeypatch.setattr("longshore.training.presets.VALIDATION_SCENARIOS", 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def learner_of(folder: Path, problem: Problem, asked: TrainingConfig) -> DistilLearner:
+    keeper = Keeper(folder, schema(waiting=problem.rules.waiting), Validation(problem), asked, lambda progress: None)
+    return DistilLearner(problem, keeper)
+
+
+class Noted:
+    """A base that counts the decisions that it takes outside of imagined futures."""
+
+    waits, about, name = True, "", "noted"
+
+    def __init__(self, base: Heuristic) -> None:
+        self.base, self.placed = base, 0
+
+    def place(self, sim: Simulation, row: int) -> bool:
+        self.placed += 1
+        return self.base.place(sim, row)
+
+    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        self.base.play(sim, scenarios)
+
+    def play_on(self, sim: Simulation, row: int) -> None:
+        self.base.play_on(sim, row)
+
+
+@pytest.mark.parametrize(("goal", "gain"), [("makespan", 12.0 / 12.0), ("jct", 9.6 / 12.0 / 2.0)])
+def test_a_label_is_what_the_better_move_gains_in_mean_estimates(goal: str, gain: float) -> None:
+    # On the fast node the first job takes 1.6 s and drives the second to the slow one for 20 s; on the slow one it
+    # takes 4 s, and the second 8 s on the fast one. The mean estimate is 12 s, and two jobs are in the system.
+    case = hand_case(grid_cluster(2, 2, speed=np.array([1.0, 2.5])), [(1, 4.0, 0.0), (2, 20.0, 0.0)])
+    sim = at_first_decision(case)
+    gains, errors = label(Rollout(HEURISTICS["eft-hazard"], Search(futures=2), goal), sim, 0)
+    assert gains == pytest.approx([0.0, gain])
+    assert (errors == 0.0).all()
+
+
+def test_a_label_is_the_mean_of_paired_gains_with_its_standard_error() -> None:
+    sim = at_first_decision(busy_case(ring=True))
+    rollout = Rollout(PATIENT, Search(futures=6), "makespan", seed=5)
+    gains, errors = label(rollout, sim, 0)
+    paired = rollout.gains(sim, 0)
+    unit_s = sim.state.estimates_s[0] / sim.state.submitted[0]
+    paired = (paired - paired[:, :1]) / unit_s
+    spread = np.sqrt(((paired - paired.mean(axis=0)) ** 2).sum(axis=0) / 5.0)
+    assert gains == pytest.approx(paired.mean(axis=0))
+    assert errors == pytest.approx(spread / np.sqrt(6.0))
+    assert errors.max() > 0.0
+
+
+def test_a_label_weighs_as_much_as_noise_and_prior_leave_of_it() -> None:
+    parameters = DistilParameters(distil_prior=0.5)
+    got = noise_weight(torch.tensor([0.0, 0.5, 1.0]), parameters)
+    assert got.tolist() == pytest.approx([1.0, 0.5, 0.2])  # 0.25 / (error^2 + 0.25)
+
+
+def test_the_loss_is_the_weighed_regression_and_the_expected_cost_of_moves_that_were_tried() -> None:
+    parameters = DistilParameters(distil_prior=0.5, distil_temperature=2.0)
+    logits = torch.tensor([[3.0, 1.0, 4.0, 99.0]])  # so -2 and 1 are told, and the last has no label
+    gain, error = torch.tensor([[0.0, -1.0, 2.0, 0.0]]), torch.tensor([[0.0, 0.5, 0.0, 0.0]])
+    regression, cost = distil_loss(logits, torch.tensor([3]), gain, error, parameters)
+    assert regression.item() == pytest.approx(0.5 * (0.5 * (1.0 / 0.5) ** 2 + 1.0 * (1.0 / 0.5) ** 2))
+    shares = np.exp(np.array([0.0, -2.0, 1.0]) / 2.0)
+    shares /= shares.sum()
+    assert cost.item() == pytest.approx(-(shares[1] * -1.0 + shares[2] * 2.0) / 2.0)
+
+
+def test_the_share_of_lessons_that_the_teachers_base_plays_itself_is_as_asked() -> None:
+    problem, lessons = small_problem(waiting=True), [Lesson(number % 8, number, 0.0) for number in range(64)]
+    for own in (0.0, 0.75, 1.0):
+        teacher, other = Noted(PATIENT), Noted(PATIENT)
+        with ThreadPoolExecutor(1) as pool:
+            play_lessons(lessons, desks_of(problem, "makespan", Search(), [teacher], other), own, pool)
+        assert teacher.placed / (teacher.placed + other.placed) == pytest.approx(own, abs=0.1)
+
+
+def test_states_of_later_rounds_are_those_that_the_network_leads_to(tmp_path: Path) -> None:
+    problem = small_problem(waiting=True)
+    everything = DistilParameters(
+        rounds=2, futures=2, distil_share=1.0, distil_own=1.0, distil_block=4, distil_epochs=1
+    )
+    learner = learner_of(tmp_path, problem, config(10_000, distil=everything))
+    learner.collect()
+    assert isinstance(learner._desks[0].teacher.base, Heuristic)
+    learner.fit()
+    with torch.no_grad():
+        learner.network.score.weight *= -1.0  # now it certainly leads elsewhere
+    learner.collect()
+    sim = learner._desks[0].sim
+    policy = MovesPolicy("own", schema(), learner.network)
+    rollout = Rollout(policy, Search(2, 15), "makespan")
+    lessons = [learner._lesson(number) for number in range(4, 8)]
+    visited = np.concatenate([play_lesson(rollout, policy, sim, lesson).seen for lesson in lessons])
+    by_heuristic = np.concatenate([play_lesson(rollout, PATIENT, sim, lesson).seen for lesson in lessons])
+    assert (learner._labels[-1].seen == visited).all()
+    assert visited.shape != by_heuristic.shape or (visited != by_heuristic).any()
+
+
+def same_labels(one: Labels, other: Labels) -> bool:
+    return all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))
+
+
+def test_labels_depend_on_the_seed_of_a_lesson_and_not_on_those_before() -> None:
+    desk = desks_of(small_problem(waiting=True, faults=20.0), "makespan", Search(2), [PATIENT], PATIENT)[0]
+    lessons = [Lesson(3, 7, 0.5), Lesson(1, 2, 0.5), Lesson(3, 8, 0.5), Lesson(3, 7, 0.5)]
+    first, _, other, again = (play_lesson(desk.teacher, desk.others, desk.sim, lesson) for lesson in lessons)
+    assert first.tried.size > 2
+    assert same_labels(first, again)
+    assert first.gain.shape != other.gain.shape or (first.gain != other.gain).any()
+
+
+def weights(path: Path) -> dict[str, NDArray[np.float32]]:
+    return {name: tensor.numpy() for name, tensor in load_policy(path).network.state_dict().items()}
+
+
+def same(one: dict[str, NDArray[np.float32]], other: dict[str, NDArray[np.float32]]) -> bool:
+    return all((one[name] == other[name]).all() for name in one)
+
+
+def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(tmp_path: Path) -> None:
+    runs = {name: train(config(80, **changes), tmp_path / name) for name, changes in {
+        "one": {}, "two": {"threads": 2}, "other": {"seed": 1}}.items()}  # fmt: skip
+    kept = {name: weights(run.folder / "policy.zip") for name, run in runs.items()}
+    assert same(kept["one"], kept["two"])
+    assert runs["one"].score == runs["two"].score
+    assert not same(kept["one"], kept["other"])
+
+
+@pytest.mark.parametrize("least", [1, 60])  # within the first round and within the second
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, tmp_path: Path) -> None:
+    whole = train(config(120), tmp_path / "whole")
+    pressed: list[int] = []
+
+    def interrupt(progress: Progress) -> None:
+        if progress.steps >= least and not pressed:
+            pressed.append(progress.steps)
+            signal.raise_signal(signal.SIGINT)
+
+    stopped = train(config(120), tmp_path / "parts", interrupt)
+    assert not stopped.finished
+    resumed = train(config(120), tmp_path / "parts")
+    assert resumed.finished
+    assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
+
+
+def test_a_run_that_lost_labels_says_so(tmp_path: Path) -> None:
+    folder = train(config(40), tmp_path).folder
+    (folder / "labels" / "00000.npz").unlink()
+    with pytest.raises(CheckpointError, match=r"00000\.npz is damaged or of another run"):
+        train(config(80), tmp_path)
+
+
+def test_it_learns_from_rollouts_what_its_teacher_misses(tmp_path: Path) -> None:
+    problem = test_learning.problem()  # the optimum is 8 s everywhere, and the teacher takes 20 s
+    parameters = DistilParameters(
+        rounds=2, distil_first=0.5, futures=2, distil_share=1.0, distil_epochs=60, distil_minibatch=32
+    )
+    asked = config(400, waiting=False, distil=parameters)
+    learner = learner_of(tmp_path, problem, asked)
+    while learner.steps < asked.steps:
+        learner.collect()
+        if learner.steps >= learner.due:
+            learner.fit()
+    assert learner.fits == 2
+    learned = makespans_s(problem, MovesPolicy("learned", schema(waiting=False), learner.network)).mean()
+    assert learned < 0.7 * makespans_s(problem, HEURISTICS["eft-hazard"]).mean()
+
+
+def test_a_group_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
+    network = MovesNetwork(learner_of(tmp_path, small_problem(waiting=True), config(1)).network.layout)
+    path = tmp_path / "taught.zip"
+    for algorithm, factor in (("group", 1.0), ("distil", 1.0 / TEMPERATURE)):
+        save_policy(path, schema(algorithm), network)
+        begun = initial_network(config(1, algorithm="group", init=str(path)))
+        assert begun is not None
+        observation = torch.rand(3, learner_of(tmp_path, small_problem(), config(1)).network.layout.globals + 16 * 38)
+        torch.testing.assert_close(begun(observation)[0], network(observation)[0] * factor)
+    tiny = GroupParameters(groups=4, runs=4, group_minibatch=256)
+    run = train(config(10, algorithm="group", init=str(path), group=tiny), tmp_path)
+    assert run.folder.name == "hetero64-group-init-wait-0"
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    other = schema_of(
+        algorithm="ppo", network="set", action="node", observation="full", waiting=False, node_gpus=(8,) * 8
+    )
+    path = tmp_path / "nodes.zip"
+    save_policy(path, other, network_of(other))
+    with pytest.raises(InputError, match=r"--init: .*network set for node actions"):
+        train(config(10, init=str(path)), tmp_path / "runs")
+    with pytest.raises(CheckpointError, match="there is no such checkpoint"):
+        train(config(10, init=str(tmp_path / "none.zip")), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_only_learners_of_candidates_take_a_beginning() -> None:
+    asked = {"preset": "hetero64", "steps": None, "seed": 0, "network": None, "action": None, "observation": None,
+             "reward": None, "waiting": False, "trace": None, "threads": 1, "init": Path("x.zip")}  # fmt: skip
+    with pytest.raises(InputError, match=r"--init: ppo begins at random"):
+        config_of(algorithm="ppo", **asked)  # type: ignore[arg-type]
+    for algorithm, steps in (("group", 2_000_000), ("distil", 150_000)):
+        got = config_of(algorithm=algorithm, **asked)  # type: ignore[arg-type]
+        assert (got.steps, got.action, got.network, got.init) == (steps, "candidate", "moves", "x.zip")

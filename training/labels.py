@@ -1,0 +1,155 @@
+"""What distillation learns from: decisions of training scenarios, with what every move would gain by rollouts."""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..agents.rollout import Base, Rollout, Search
+from ..cluster.engine import advance, reset, start, wait
+from ..cluster.placing import undo_picks
+from ..cluster.random import uniform
+from ..cluster.simulation import simulation_of
+from ..cluster.state import MOVES, Simulation
+from ..envs.batch import Problem
+from ..envs.features import time_unit_s
+from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT, write_moves
+
+SIZE = MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT
+LABELLED, OWN = 0, 1  # second counter of what is drawn: which decisions are labelled, and who plays
+
+
+class Labels(NamedTuple):
+    """Decisions that had a choice, and the gain of each move over the first of its list."""
+
+    seen: NDArray[np.float32]  # (decisions, size) observations
+    listed: NDArray[np.int32]  # (decisions,) moves of the list
+    tried: NDArray[np.int32]  # (decisions,) of which the first so many have a label
+    gain: NDArray[np.float32]  # (decisions, MOVES) mean over imagined futures, in units of label_unit_s; 0 beyond
+    error: NDArray[np.float32]  # (decisions, MOVES) standard error of that
+    scenario: NDArray[np.int32]  # (decisions,)
+
+
+def joined(parts: Iterable[Labels]) -> Labels:
+    """Return the decisions of several parts in their order."""
+    fields = zip(*([_none(), *parts]), strict=True)
+    return Labels(*(np.concatenate(arrays) for arrays in fields))
+
+
+def _none() -> Labels:
+    counts, values = np.zeros(0, np.int32), np.zeros((0, MOVES), np.float32)
+    return Labels(np.zeros((0, SIZE), np.float32), counts, counts, values, values, counts)
+
+
+def label_unit_s(sim: Simulation, row: int, goal: str) -> float:
+    """Return the unit of gains: that of the features' times, for each job in the system if their JCT is what counts."""
+    jobs = int(sim.state.queued[row] + sim.state.running[row]) if goal == "jct" else 1
+    return time_unit_s(sim, row) * max(jobs, 1)
+
+
+def label(rollout: Rollout, sim: Simulation, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean gain of each move that a rollout tries over the first of the list, and its standard error.
+
+    Args:
+        rollout: Of at least two futures and no budget.
+        sim: The simulation; a job must be due in the row.
+        row: Row of the decision.
+
+    Returns:
+        Two arrays of shape (moves,), in units of `label_unit_s`; 0 for the first.
+    """
+    gains = rollout.gains_over_first(sim, row) / label_unit_s(sim, row, rollout.goal)
+    return gains.mean(axis=0), gains.std(axis=0, ddof=1) / np.sqrt(gains.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Who plays a scenario, and which of its decisions are labelled.
+
+    Args:
+        scenario: Number of the scenario.
+        seed: Of the imagined futures and of what is drawn.
+        share: Of the decisions with a choice that are labelled, drawn one by one.
+    """
+
+    scenario: int
+    seed: int
+    share: float
+
+
+def play_lesson(rollout: Rollout, player: Base, sim: Simulation, lesson: Lesson) -> Labels:
+    """Play a scenario in row 0 by one policy and label decisions on its way by the rollouts of another."""
+    kept: list[tuple[NDArray[np.float32], int, NDArray[np.float64], NDArray[np.float64]]] = []
+    seen = np.zeros((1, SIZE), dtype=np.float32)
+    rollout.seed = lesson.seed
+    reset(sim, 0, lesson.scenario)
+    while advance(sim, 0):
+        if uniform(lesson.seed, LABELLED, int(sim.state.decisions[0])) < lesson.share:
+            listed = write_moves(sim, 0, seen, 0)
+            if listed > 1:
+                kept.append((seen[0].copy(), listed, *label(rollout, sim, 0)))
+        if player.place(sim, 0):
+            start(sim, 0)
+        else:
+            undo_picks(sim, 0)
+            wait(sim, 0)
+    return _labels(kept, lesson.scenario)
+
+
+def _labels(
+    kept: list[tuple[NDArray[np.float32], int, NDArray[np.float64], NDArray[np.float64]]], scenario: int
+) -> Labels:
+    if not kept:
+        return _none()
+    seen, listed, gains, errors = zip(*kept, strict=True)
+    tried = np.array([gain.size for gain in gains], dtype=np.int32)
+
+    def padded(values: tuple[NDArray[np.float64], ...]) -> NDArray[np.float32]:
+        return np.stack([np.pad(value, (0, MOVES - value.size)) for value in values]).astype(np.float32)
+
+    return Labels(
+        np.stack(seen), np.array(listed, dtype=np.int32), tried, padded(gains), padded(errors),
+        np.full(tried.size, scenario, dtype=np.int32),
+    )  # fmt: skip
+
+
+class Desk(NamedTuple):
+    """What one thread needs to play lessons."""
+
+    sim: Simulation
+    teacher: Rollout  # whose base is the learner's network, once it has one
+    others: Base  # plays where the teacher's base does not
+
+
+def desks_of(problem: Problem, goal: str, search: Search, bases: Iterable[Base], others: Base) -> list[Desk]:
+    """Return a desk for each of some bases of rollouts, which may not be shared between threads."""
+    args = problem.cluster, problem.scenarios, problem.process, problem.rules
+    return [Desk(simulation_of(*args), Rollout(base, search, goal), others) for base in bases]
+
+
+def play_lessons(lessons: Iterable[Lesson], desks: list[Desk], own: float, pool: ThreadPoolExecutor) -> Labels:
+    """Play lessons at several desks at once; which of them plays what changes nothing.
+
+    Args:
+        lessons: What is played.
+        desks: One for each thread.
+        own: Share of the lessons that the base of the rollouts plays itself.
+        pool: Threads.
+    """
+    free: SimpleQueue[Desk] = SimpleQueue()
+    for desk in desks:
+        free.put(desk)
+
+    def one(lesson: Lesson) -> Labels:
+        desk = free.get()
+        try:
+            player = desk.teacher.base if uniform(lesson.seed, OWN, 0) < own else desk.others
+            return play_lesson(desk.teacher, player, desk.sim, lesson)
+        finally:
+            free.put(desk)
+
+    return joined(pool.map(one, lessons))
