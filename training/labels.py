@@ -62,7 +62,7 @@ def label(rollout: Rollout, sim: Simulation, row: int) -> tuple[NDArray[np.float
     Returns:
         Two arrays of shape (moves,), in units of `label_unit_s`; 0 for the first.
     """
-    gains = rollout.gains_over_first(sim, row) / label_unit_s(sim, row, rollout.goal)
+    gains = rollout.gains_over_first(sim, row) / label_unit_s(sim, row, rollout.goal or "makespan")
     return gains.mean(axis=0), gains.std(axis=0, ddof=1) / np.sqrt(gains.shape[0])
 
 
