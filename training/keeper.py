@@ -95,8 +95,12 @@ class Keeper:
         self.logger.record("validation/half_width", score.half_width)
         self.logger.record(f"validation/{self.validation.goal}_h", score.mean_s / 3600.0)
         save_policy(self.folder / POLICY, self.schema, network)
-        if self.best is None or (for_best and score.mean_s < self.best.mean_s):
+        if for_best and (self.best is None or score.mean_s < self.best.mean_s):
             self._keep_best(score, network)
+        elif self.best is None:
+            # Without a score on file it is no rival to any validation after the run has gone on.
+            self.best = score
+            save_policy(self.folder / BEST, self.schema, network)
 
     def _keep_best(self, score: Score, network: Network) -> None:
         self.best = score

@@ -204,7 +204,8 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, tmp_p
     assert not stopped.finished
     resumed = train(config(120), tmp_path / "parts")
     assert resumed.finished
-    assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
+    for name in ("policy.zip", "best.zip"):
+        assert same(weights(whole.folder / name), weights(resumed.folder / name))
 
 
 def test_a_run_that_lost_labels_says_so(tmp_path: Path) -> None:
