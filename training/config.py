@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..cluster.errors import InputError
 from ..cluster.yaml_file import nearest
 from ..envs.problems import Regime
-from .presets import PRESETS, DistilParameters, GroupParameters, Hyperparameters
+from .presets import PRESETS, TAUGHT, DistilParameters, GroupParameters, Hyperparameters
 
 OrderName = Literal["fifo", "easy", "easy-shortest", "shortest"]  # ORDERS of cluster/scenarios.py
 REPLAYS = {"ppo": ("off", "dynamic", "geppo"), "a2c": ("off", "dynamic", "vtrace")}  # by algorithm
@@ -100,6 +100,7 @@ def config_of(
             "action": action, "observation": observation, "reward": reward or own.reward, "replay": replay,
             "waiting": waiting, "trace": str(trace) if trace else None, "threads": threads,
             "init": str(init) if init else None, "order": order, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
+            "group": asdict(TAUGHT if init else GroupParameters()),
             "hyperparameters": asdict(own.hyperparameters(algorithm, replay)),
         }
     )  # fmt: skip

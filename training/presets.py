@@ -49,6 +49,9 @@ class GroupParameters:
     group_entropy: float = 0.02
 
 
+TAUGHT = GroupParameters(group_learning_rate=1e-3)  # of a network that knows much: with more it forgets
+
+
 @dataclass(frozen=True, slots=True)
 class DistilParameters:
     """Of distillation. Gains are in units of the mean estimate."""

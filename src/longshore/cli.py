@@ -439,7 +439,8 @@ class _Warnings(logging.Handler):
 
 def _stand_text(stand: "Stand") -> str:
     score = f", {stand.score.percent:+.1f} % against {stand.rival}" if stand.score else ""
-    return f"{stand.steps / 1e6:.2f} M steps, {stand.steps_per_s:,.0f}/s{score}"
+    steps = f"{stand.steps / 1e6:.2f} M" if stand.steps >= 1e6 else f"{stand.steps:,}"
+    return f"{steps} steps, {stand.steps_per_s:,.0f}/s{score}"
 
 
 def main() -> None:
