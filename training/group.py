@@ -7,6 +7,7 @@ Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/traini
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 
 import numpy as np
 import torch
@@ -147,6 +148,7 @@ class GroupLearner:
         torch.manual_seed(config.seed)
         self.keeper, self.parameters, self.problem = keeper, config.group, problem
         self.network = initial_network(config) or MovesNetwork(layout_of(keeper.schema))
+        self.average = deepcopy(self.network)  # over the latest updates: each goes a little astray
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.group_learning_rate)
         self.rng = np.random.default_rng(config.seed)
         self.pool = ThreadPoolExecutor(config.threads)
@@ -162,7 +164,13 @@ class GroupLearner:
         gains = advantages(self._cost(figures).reshape(groups, runs)).reshape(-1)
         self._learn(record, torch.from_numpy(gains[record.row].astype(np.float32)))
         self.steps += int(record.size[0])
+        self._average()
         self._note(figures)
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        for mean, latest in zip(self.average.parameters(), self.network.parameters(), strict=True):
+            mean.lerp_(latest, self.parameters.group_average)
 
     def _cost(self, figures: Metrics) -> NDArray[np.float64]:
         """Return what is minimised: the makespan, or the mean JCT relative to its group's.
@@ -222,6 +230,7 @@ class GroupLearner:
         words += [state["inc"] >> shift & 0xFFFFFFFFFFFFFFFF for shift in (0, 64)]
         rest = [self.rng.bit_generator.state["has_uint32"], self.rng.bit_generator.state["uinteger"]]
         arrays |= {"rng": np.array(words + rest, dtype=np.uint64), "steps": np.array([self.steps])}
+        arrays |= {f"average/{name}": tensor.numpy() for name, tensor in self.average.state_dict().items()}
         write_arrays(self.keeper.folder / SNAPSHOT, arrays)
 
     def load(self) -> None:
@@ -232,6 +241,9 @@ class GroupLearner:
         """
         with read_arrays(self.keeper.folder / SNAPSHOT) as arrays:
             restore_learned(arrays, self.network, self.optimizer)
+            self.average.load_state_dict(
+                {name: torch.from_numpy(arrays[f"average/{name}"]) for name in self.average.state_dict()}
+            )
             low, high, inc_low, inc_high, has, rest = (int(word) for word in arrays["rng"])
             self.rng.bit_generator.state = {
                 "bit_generator": "PCG64",
@@ -252,12 +264,12 @@ def learn_by_groups(problem: Problem, keeper: Keeper) -> int:
     while learner.steps < total and not keeper.interrupted:
         learner.update()
         if keeper.is_due(learner.steps):
-            keeper.validate(learner.network, learner.steps)
+            keeper.validate(learner.average, learner.steps)
             learner.save()
         keeper.note(learner.steps)
     if learner.steps > begun:
         # A stop is no validation that an uninterrupted run would have had.
-        keeper.validate(learner.network, learner.steps, for_best=learner.steps >= total)
+        keeper.validate(learner.average, learner.steps, for_best=learner.steps >= total)
         learner.save()
         keeper.note(learner.steps)
     return learner.steps

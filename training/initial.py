@@ -7,8 +7,7 @@ from ..agents.networks import MovesNetwork
 from ..cluster.errors import InputError
 from .config import TrainingConfig
 
-# Of the softmax over gains, in their unit. On `hetero64` a group gained with 0.05 and 0.02, and nothing with 0.007.
-TEMPERATURE = 0.05
+TEMPERATURE = 0.02  # of the softmax over gains, in their unit
 
 
 def initial_network(config: TrainingConfig) -> MovesNetwork | None:

@@ -238,7 +238,7 @@ def test_a_group_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None
         save_policy(path, schema(algorithm), network)
         begun = initial_network(config(1, algorithm="group", init=str(path)))
         assert begun is not None
-        observation = torch.rand(3, learner_of(tmp_path, small_problem(), config(1)).network.layout.globals + 16 * 38)
+        observation = torch.rand(3, network.layout.globals + 16 * network.layout.features)
         torch.testing.assert_close(begun(observation)[0], network(observation)[0] * factor)
     tiny = GroupParameters(groups=4, runs=4, group_minibatch=256)
     run = train(config(10, algorithm="group", init=str(path), group=tiny), tmp_path)
