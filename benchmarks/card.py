@@ -37,8 +37,8 @@ Takes whole placements, or waits, on clusters of any size; trained on {setting}.
 
 | | |
 | --- | --- |
-| algorithm, network | group-relative policy gradient from random weights, `moves`; actions `candidate` |
-| command | `longshore {command}`; this is its `best.zip` |
+| algorithm, network | distillation of rollouts, then group-relative policy gradient, `moves`; actions `candidate` |
+| commands | {command}; this is the `best.zip` of the last |
 | time | {training.seconds:.0f} s wall time on two cores, compilation and validations included |
 | machine, date | {machine} |
 | validation | {training.percent:.2f} % (+- {training.half_width:.2f}) against `{training.rival}`, \
@@ -87,13 +87,24 @@ def card(name: str, command: Sequence[str], training: Training, held_out: HeldOu
     )
 
 
-def moves_card(name: str, command: Sequence[str], training: Training, held_out: HeldOut, machine: str) -> str:
-    """Return the card of a policy that takes whole placements, in Markdown; the arguments are those of `card`."""
+def moves_card(
+    name: str, commands: Sequence[Sequence[str]], training: Training, held_out: HeldOut, machine: str
+) -> str:
+    """Return the card of a policy that takes whole placements, in Markdown.
+
+    Args:
+        name: Of the checkpoint, without `.zip`.
+        commands: Arguments of `longshore` that train it, call by call.
+        training: All of its training.
+        held_out: Its held-out figures, against `patient`.
+        machine: Where and when, as `machine_text` says it.
+    """
     setting = "the preset `hetero64` with waiting, for the makespan"
     if name.startswith("hetero64-stream"):
         setting = "the preset `hetero64-stream` with waiting, for the mean JCT"
+    command = ", then ".join(f"`longshore {' '.join(line)}`" for line in commands)
     return MOVES_TEXT.format(
-        name=name, setting=setting, command=" ".join(command), training=training, held_out=held_out, machine=machine
+        name=name, setting=setting, command=command, training=training, held_out=held_out, machine=machine
     )
 
 

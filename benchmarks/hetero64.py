@@ -60,17 +60,24 @@ def checkpoint(seed: int) -> Path:
     return CHECKPOINTS / ("hetero64-wait.zip" if seed == 0 else f"hetero64-wait-{seed}.zip")
 
 
-def command(preset: str, seed: int) -> list[str]:
-    """Return the arguments of `longshore` that train a policy."""
-    return f"train --preset {preset} --algo group --waiting --steps 1e7 --seed {seed}".split()
+def commands(preset: str, seed: int) -> list[list[str]]:
+    """Return the arguments of `longshore`, call by call, that train a policy: taught by rollouts, then by groups."""
+    common = f"--preset {preset} --waiting --seed {seed}"
+    taught = f"runs/{preset}-distil-wait-{seed}/best.zip"
+    return [
+        f"train {common} --algo distil --steps 3e4 --logdir runs".split(),
+        f"train {common} --algo group --steps 6e6 --init {taught} --logdir runs".split(),
+    ]
 
 
 def retrain(preset: str, seed: int, target: Path) -> Training:
     """Train a policy by the command line and store it."""
     with tempfile.TemporaryDirectory() as folder:
-        line = [sys.executable, "-m", "longshore", *command(preset, seed), "--logdir", folder]
-        took_s = seconds(lambda: subprocess.run(line, check=True, stdout=sys.stderr))
-        run = Path(folder) / f"{preset}-group-wait-{seed}"
+        took_s = 0.0
+        for line in commands(preset, seed):
+            call = [sys.executable, "-m", "longshore", *line]
+            took_s += seconds(lambda call=call: subprocess.run(call, check=True, stdout=sys.stderr, cwd=folder))  # type: ignore[misc]
+        run = Path(folder) / "runs" / f"{preset}-group-init-wait-{seed}"
         score = Score(**json.loads((run / SCORE).read_text()))
         shutil.copyfile(run / BEST, target)
     return Training(took_s, "patient", VALIDATION_SCENARIOS, score.percent, score.half_width)
@@ -121,16 +128,16 @@ def one_pass() -> Iterator[Row]:
         reached.append(found.percent)
         if training is not None:
             yield Row(f"training seed {seed}: training", training.seconds / 60.0, "min", most=MOST_MINUTES)
-            write_card(checkpoint(seed), command("hetero64", seed), training, found)
+            write_card(checkpoint(seed), commands("hetero64", seed), training, found)
         yield from rows_of(f"training seed {seed}", found, -8.0)
     yield Row("mean of the five: against patient", float(np.mean(reached)), "%", most=-9.0)
     yield Row("one pass", us_per_decision(problem, load_policy(checkpoint(0)), 200), "us/decision", most=100.0)
 
 
-def write_card(path: Path, line: list[str], training: Training, found: Found) -> None:
+def write_card(path: Path, lines: list[list[str]], training: Training, found: Found) -> None:
     """Write the card of a policy that was just trained."""
     held_out = HeldOut(HELD_OUT, *found)
-    text = moves_card(path.stem, line, training, held_out, machine_text(stamp_of_run(), version("torch")))
+    text = moves_card(path.stem, lines, training, held_out, machine_text(stamp_of_run(), version("torch")))
     path.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
@@ -177,7 +184,7 @@ def stream() -> Iterator[Row]:
     found = compare(held_out, load_policy(path), tuned_patient(tuning))
     if training is not None:
         yield Row("arrivals: training", training.seconds / 60.0, "min", most=MOST_MINUTES)
-        write_card(path, command(STREAM, 0), training, found)
+        write_card(path, commands(STREAM, 0), training, found)
     yield from rows_of("arrivals, mean JCT", found, -9.0)
 
 
