@@ -123,9 +123,10 @@ def page(title: Sequence[str], parts: dict[str, list[Part]], trained: Sequence[s
 
 def _rows(part: Part) -> list[str]:
     rivals = part.rivals
+    own = [] if rivals.eft == rivals.fifo else [_row("`eft`, no waiting", [rivals.eft], rivals)]
     rows = [
-        _row("`eft`, strict FIFO", [rivals.fifo], rivals),
-        _row("`eft`", [rivals.eft], rivals),
+        _row("`eft`, strict FIFO, no waiting", [rivals.fifo], rivals),
+        *own,
         _row(f"`patient`, factor {rivals.patience:g}", [rivals.patient], rivals),
         _row(f"learned, {len(part.learned)} training seeds", part.learned, rivals),
     ]

@@ -45,7 +45,7 @@ STEPS, SEEDS = 4_000_000, 3  # steps that take 2 to 3 min on one core
 AT_ONCE = 2
 SEED, TUNING_SEED = 2026, 2027  # of test and of training windows: draws that no training meets
 DRAWS = 128  # of speeds, lemon and faults for each window: 16 and 32 differ by 3 % in a mean of three windows
-PATIENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+PATIENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25)
 LEAST_WORK_S = 600.0  # jobs of a few seconds would alone make the slowdown
 WEEK_S = 7 * 24 * 3600.0
 REGIMES = {
@@ -174,16 +174,25 @@ def retrain(seeds: int, steps: int) -> None:
         store(found.model_copy(update={"rivals": found.rivals | {name: rivals}}))
     asked = [(regime, command(regime, seed, steps)) for seed in range(seeds) for regime in REGIMES.values()]
     missing = [(regime, line) for regime, line in asked if line not in stored().runs]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
-        begun = {
-            pool.submit(train, line, Path(folder) / str(number)): (number, regime, line)
-            for number, (regime, line) in enumerate(missing)
-        }
+    with tempfile.TemporaryDirectory() as folder:
+        train_all(missing, Path(folder))
+
+
+def train_all(missing: list[tuple[Regime, str]], folder: Path) -> None:
+    """Train by the given command lines, and score and store each policy as soon as it is there."""
+    pool = ThreadPoolExecutor(AT_ONCE)
+    begun = {
+        pool.submit(train, line, folder / str(number)): (number, regime, line)
+        for number, (regime, line) in enumerate(missing)
+    }
+    try:
         for ended in as_completed(begun):
             number, regime, line = begun[ended]
-            run = scored(regime, Path(folder) / str(number), ended.result())
+            run = scored(regime, folder / str(number), ended.result())
             found = stored()
             store(found.model_copy(update={"runs": found.runs | {line: run}}))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C none of the others begins
 
 
 def runs_of(found: Stored, regime: Regime, seeds: int, steps: int) -> list[Run]:
