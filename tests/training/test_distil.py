@@ -20,6 +20,7 @@ from longshore.agents.schema import Goal, Schema
 from longshore.cluster.engine import reset
 from longshore.cluster.errors import CheckpointError, InputError
 from longshore.cluster.imagine import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
+from longshore.cluster.moves import list_moves
 from longshore.cluster.simulation import simulation_of
 from longshore.cluster.state import Simulation
 from longshore.cluster.topology import grid_cluster
@@ -127,6 +128,8 @@ def test_what_is_still_to_come_is_that_of_the_bases_own_choice_from_the_decision
     sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules)
     reset(sim, 0, 2)
     assert base.play_for(sim, 0, 5)
+    while list_moves(sim, 0) == 1:
+        assert base.play_for(sim, 0, 1)
     rollout = Rollout(base, Search(futures=3), goal)
     imagined = imagination_of(sim)
     recall(imagined, sim, 0)

@@ -214,32 +214,34 @@ def test_the_value_is_taught_what_was_still_to_come_in_mean_estimates(goal: Goal
         assert record.to_go[at] == pytest.approx(expected_s / unit_s)
 
 
-def learned_sides(folder: Path, updates: int = 2) -> tuple[GroupLearner, list[torch.Tensor], list[torch.Tensor]]:
-    """Return a learner after some updates, with the weights of its policy and those of its value."""
+def learned_sides(folder: Path) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the weights of a policy and those of its value after two updates."""
     learner = learner_of(folder, small_problem(waiting=True), config(10_000))
-    for _ in range(updates):
+    for _ in range(2):
         learner.update()
     sides: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for network in (learner.network, learner.average):
         for name, tensor in network.named_parameters():
             sides[name.startswith("value")].append(tensor)
-    return learner, *sides
+    return sides
 
 
 def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, policy, value = learned_sides(tmp_path / "on")
+    policy, value = learned_sides(tmp_path / "on")
     monkeypatch.setattr("longshore.training.group.value_loss", lambda values, to_go: 0.0 * values.sum())
-    _, alone, idle = learned_sides(tmp_path / "off")
+    alone, idle = learned_sides(tmp_path / "off")
     assert all(torch.equal(one, other) for one, other in zip(policy, alone, strict=True))
     assert not any(torch.equal(one, other) for one, other in zip(value, idle, strict=True))
 
 
 def test_the_value_learns_what_is_still_to_come(tmp_path: Path) -> None:
-    learner = learned_sides(tmp_path, updates=40)[0]
-    decisions = decisions_of(record := collected(learner), np.zeros(16))
+    parameters = GroupParameters(groups=8, runs=4, group_minibatch=32)
+    learner = learner_of(tmp_path, small_problem(waiting=True, faults=0.0), config(12_000, group=parameters))
+    for _ in range(12):
+        learner.update()
+    decisions = decisions_of(record := collected(learner), np.zeros(32))
     off = (learner.average.values(decisions.seen) - decisions.to_go).detach().numpy()
-    assert off.std() < 0.3 * record.to_go.std()
-    assert abs(off.mean()) < 0.3 * record.to_go.std()
+    assert np.sqrt((off**2).mean()) < 0.3 * record.to_go.std()
 
 
 def test_a_checkpoint_tells_of_which_goal_its_value_is_the_time_to_go(tmp_path: Path) -> None:
