@@ -15,22 +15,27 @@ from ..cluster.errors import CheckpointError
 from .learned import LearnedPolicy
 from .moves_policy import MovesPolicy
 from .networks import NETWORKS, Layout, MovesNetwork, Network
-from .schema import Schema, check_features, feature_names, item_count
+from .schema import Goal, Schema, check_features, feature_names, item_count
 
 SCHEMA, WEIGHTS = "schema.json", "weights.npz"
 LARGEST_BYTES = 1 << 30  # more than any policy of ours needs; a bomb needs more
 
 
 def schema_of(
-    *, algorithm: str, network: str, action: str, observation: str, waiting: bool, node_gpus: tuple[int, ...]
-) -> Schema:
-    """Return the schema of a network for a cluster whose nodes have so many GPUs."""
+    *, algorithm: str, network: str, action: str, observation: str, waiting: bool, node_gpus: tuple[int, ...],
+    time_to_go: Goal | None = None,
+) -> Schema:  # fmt: skip
+    """Return the schema of a network for a cluster whose nodes have so many GPUs.
+
+    `time_to_go` is the goal of which its value tells what is still to come, None if it tells something else.
+    """
     names = feature_names(action, observation)
     return Schema.model_validate(
         {
             "longshore": version("longshore"), "algorithm": algorithm, "network": network, "action": action,
             "observation": observation, "waiting": waiting, "globals": names[0], "features": names[1],
             "items": item_count(action, observation, node_gpus), "gpus": sum(node_gpus), "node_gpus": node_gpus,
+            "time_to_go": time_to_go,
         }
     )  # fmt: skip
 

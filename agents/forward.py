@@ -11,7 +11,7 @@ from .networks import MovesNetwork
 
 
 class MovesWeights(NamedTuple):
-    """What a MovesNetwork decides by, inputs first, and room for one decision."""
+    """What a MovesNetwork decides and judges by, inputs first, and room for one decision."""
 
     item: NDArray[np.float32]  # (move features, width)
     context: NDArray[np.float32]  # (global and twice the move features, width)
@@ -19,11 +19,15 @@ class MovesWeights(NamedTuple):
     hidden: NDArray[np.float32]  # (width, width)
     hidden_bias: NDArray[np.float32]  # (width,)
     score: NDArray[np.float32]  # (width,)
+    value: NDArray[np.float32]  # (global and twice the move features, width)
+    value_bias: NDArray[np.float32]  # (width,)
+    value_score: NDArray[np.float32]  # (width,)
+    value_offset: NDArray[np.float32]  # (1,)
     scratch: NDArray[np.float32]  # (4, width)
 
 
 def moves_weights(network: MovesNetwork) -> MovesWeights:
-    """Return a copy of the weights that decide."""
+    """Return a copy of a network's weights."""
     tensors = network.state_dict()
 
     def array(name: str) -> NDArray[np.float32]:
@@ -31,17 +35,20 @@ def moves_weights(network: MovesNetwork) -> MovesWeights:
 
     return MovesWeights(
         array("item.weight"), array("context.weight"), array("context.bias"), array("hidden.weight"),
-        array("hidden.bias"), array("score.weight")[:, 0].copy(), np.zeros((4, network.hidden.in_features), np.float32),
+        array("hidden.bias"), array("score.weight")[:, 0].copy(), array("value.0.weight"), array("value.0.bias"),
+        array("value.2.weight")[:, 0].copy(), array("value.2.bias"),
+        np.zeros((4, network.hidden.in_features), np.float32),
     )  # fmt: skip
 
 
 @kernel
-def _write_context(weights: MovesWeights, seen: Rows, at: int, moves: int) -> None:
-    """Write what the context adds to every move's first layer into scratch row 0."""
-    total, layer = weights.scratch[0], weights.context
+def _write_context(
+    layer: Rows, bias: NDArray[np.float32], seen: Rows, at: int, moves: int, total: NDArray[np.float32]
+) -> None:
+    """Write what a layer makes of the context: the global features, the moves' mean and the first of them."""
     width = total.size
     for unit in range(width):
-        total[unit] = weights.context_bias[unit]
+        total[unit] = bias[unit]
     for feature in range(MOVE_GLOBAL_COUNT):
         value = seen[at, feature]
         if value != 0.0:
@@ -61,8 +68,8 @@ def _write_context(weights: MovesWeights, seen: Rows, at: int, moves: int) -> No
 @kernel
 def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: Rows) -> None:
     """Write the logits of the first `moves` moves of an observation, row `at` of `seen`, into row `at` of `logits`."""
-    _write_context(weights, seen, at, moves)
     context, first, second = weights.scratch[0], weights.scratch[1], weights.scratch[2]
+    _write_context(weights.context, weights.context_bias, seen, at, moves, context)
     width = context.size
     for move in range(moves):
         for unit in range(width):
@@ -83,3 +90,14 @@ def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: 
         for unit in range(width):
             logit += max(second[unit], np.float32(0.0)) * weights.score[unit]
         logits[at, move] = logit
+
+
+@kernel
+def tell_value(weights: MovesWeights, seen: Rows, at: int, moves: int) -> float:
+    """Return the value of an observation, row `at` of `seen`, whose list has `moves` moves."""
+    hidden = weights.scratch[0]
+    _write_context(weights.value, weights.value_bias, seen, at, moves, hidden)
+    value = weights.value_offset[0]
+    for unit in range(hidden.size):
+        value += max(hidden[unit], np.float32(0.0)) * weights.value_score[unit]
+    return float(value)

@@ -11,8 +11,9 @@ from ..cluster.engine import advance, reset, start, wait
 from ..cluster.moves import is_wait, pick_move
 from ..cluster.random import uniform
 from ..cluster.state import Simulation
+from ..envs.features import time_unit_s
 from ..envs.move_features import Rows, write_moves
-from .forward import MovesWeights, score_moves
+from .forward import MovesWeights, score_moves, tell_value
 
 TIE = 1e-4  # logits that differ by less are equal: rounding differs between this and PyTorch
 
@@ -26,6 +27,10 @@ class Record(NamedTuple):
     chosen: NDArray[np.int64]  # (decisions,)
     log_probability: NDArray[np.float32]  # (decisions,)
     row: NDArray[np.int32]  # (decisions,)
+    now_s: NDArray[np.float64]  # (decisions,)
+    unit_s: NDArray[np.float64]  # (decisions,) of the features' times
+    submitted: NDArray[np.int32]  # (decisions,) jobs that were known
+    to_go: NDArray[np.float32]  # (decisions,) what was still to come of the goal, as the value tells it
     size: NDArray[np.int64]  # (1,)
 
 
@@ -33,19 +38,6 @@ class Record(NamedTuple):
 def _starts_due(sim: Simulation, row: int, move: int) -> bool:
     """Say whether a move starts the job that is due at once, so that nobody waits for it."""
     return bool(not is_wait(sim, row, move) and sim.state.move_job[row, move] == sim.state.current[row])
-
-
-@kernel
-def best_move(sim: Simulation, row: int, logits: Rows, moves: int, waits: int) -> int:
-    """Return the move of the largest logit, the first among equals; if `waits` is 0, one that starts the due job."""
-    most = -math.inf
-    for move in range(moves):
-        if waits or _starts_due(sim, row, move):
-            most = max(most, logits[0, move])
-    best = 0
-    while logits[0, best] < most - TIE or not (waits or _starts_due(sim, row, best)):
-        best += 1
-    return best
 
 
 @kernel
@@ -58,11 +50,31 @@ def take_move(sim: Simulation, row: int, move: int) -> None:
 
 
 @kernel
-def decide_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: int, seen: Rows, logits: Rows) -> int:
-    """Return the network's move of the decision that is due; `seen` and `logits` have a row of room."""
+def score_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: int, seen: Rows, logits: Rows) -> int:
+    """List the moves of the decision that is due, write their logits, and return how many there are.
+
+    If `waits` is 0, the logit is -inf of moves that do not start the job that is due. `seen` and `logits` have a row of
+    room.
+    """
     moves = write_moves(sim, row, seen, 0)
     score_moves(weights, seen, 0, moves, logits)
-    return best_move(sim, row, logits, moves, waits)
+    for move in range(moves):
+        if not (waits or _starts_due(sim, row, move)):
+            logits[0, move] = -math.inf
+    return moves
+
+
+@kernel
+def decide_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: int, seen: Rows, logits: Rows) -> int:
+    """Return the move of the largest logit at the decision that is due, the first among equals."""
+    moves = score_by_network(sim, row, weights, waits, seen, logits)
+    most = logits[0, 0]
+    for move in range(1, moves):
+        most = max(most, logits[0, move])
+    best = 0
+    while logits[0, best] < most - TIE:
+        best += 1
+    return best
 
 
 @kernel
@@ -70,6 +82,25 @@ def play_on_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: 
     """Play a row to its end, greedily."""
     while advance(sim, row):
         take_move(sim, row, decide_by_network(sim, row, weights, waits, seen, logits))
+
+
+@kernel
+def play_for_by_network(
+    sim: Simulation, row: int, weights: MovesWeights, waits: int, decisions: int, seen: Rows, logits: Rows
+) -> bool:
+    """Play so many decisions of a row greedily, or fewer if it ends; say whether one more is due."""
+    while advance(sim, row):
+        if decisions == 0:
+            return True
+        take_move(sim, row, decide_by_network(sim, row, weights, waits, seen, logits))
+        decisions -= 1
+    return False
+
+
+@kernel
+def value_by_network(sim: Simulation, row: int, weights: MovesWeights, seen: Rows) -> float:
+    """Return the network's value of the decision that is due; `seen` has a row of room."""
+    return tell_value(weights, seen, 0, write_moves(sim, row, seen, 0))
 
 
 @kernel
@@ -104,16 +135,39 @@ def _sample(record: Record, at: int, moves: int, u: float) -> int:
 
 
 @kernel
+def _write_to_go(sim: Simulation, row: int, jct: int, first: int, record: Record) -> None:
+    """Write what was still to come at the decisions of a run that has ended, which begin at `first` of the record.
+
+    That is the time until the end of the run; or, if `jct` is 1, the mean over the jobs that were then in the system of
+    the time that each still spent there. Jobs that the run was cut off before count until then.
+    """
+    state = sim.state
+    for at in range(first, record.size[0]):
+        now_s = record.now_s[at]
+        total_s, jobs = state.now_s[row] - now_s, 1
+        if jct:
+            total_s, jobs = 0.0, 0
+            for job in range(record.submitted[at]):
+                ended_s = state.finish_s[row, job]
+                left_s = (ended_s if ended_s > 0.0 else state.now_s[row]) - now_s
+                total_s += max(left_s, 0.0)
+                jobs += left_s > 0.0
+        record.to_go[at] = total_s / max(jobs, 1) / record.unit_s[at]
+
+
+@kernel
 def sample_runs(
-    sim: Simulation, scenarios: NDArray[np.int64], weights: MovesWeights, seed: int, first_row: int, record: Record
-) -> bool:
+    sim: Simulation, scenarios: NDArray[np.int64], weights: MovesWeights, seed: int, first_row: int, jct: int,
+    record: Record,
+) -> bool:  # fmt: skip
     """Play one scenario in each row by sampled moves and record every decision; False if there was no room for all.
 
-    The numbers that are drawn depend on the seed, the row's number `first_row` + row and the decision alone.
+    The numbers that are drawn depend on the seed, the row's number `first_row` + row and the decision alone. What is
+    still to come is that of the makespan, of the jobs' times in the system if `jct` is 1.
     """
     for row in range(scenarios.size):
         reset(sim, row, scenarios[row])
-        decision = 0
+        decision, first = 0, record.size[0]
         while advance(sim, row):
             at = record.size[0]
             if at == record.chosen.size:
@@ -122,7 +176,11 @@ def sample_runs(
             score_moves(weights, record.seen, at, moves, record.logits)
             record.moves[at] = moves
             record.row[at] = first_row + row
+            record.now_s[at] = sim.state.now_s[row]
+            record.unit_s[at] = time_unit_s(sim, row)
+            record.submitted[at] = sim.state.submitted[row]
             record.size[0] += 1
             take_move(sim, row, _sample(record, at, moves, uniform(seed, first_row + row, decision)))
             decision += 1
+        _write_to_go(sim, row, jct, first, record)
     return True

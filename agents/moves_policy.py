@@ -5,12 +5,19 @@ from numpy.typing import NDArray
 
 from ..cluster.moves import pick_move
 from ..cluster.state import MOVES, Simulation
-from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT, write_moves
-from .forward import moves_weights, score_moves
+from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
+from .forward import moves_weights
 from .learned import LearnedPolicy
-from .move_play import decide_by_network, play_by_network, play_on_by_network
+from .move_play import (
+    decide_by_network,
+    play_by_network,
+    play_for_by_network,
+    play_on_by_network,
+    score_by_network,
+    value_by_network,
+)
 from .networks import MovesNetwork
-from .schema import Schema
+from .schema import Goal, Schema
 
 
 class MovesPolicy(LearnedPolicy):
@@ -34,14 +41,29 @@ class MovesPolicy(LearnedPolicy):
         return bool(pick_move(sim, row, move))
 
     def scores(self, sim: Simulation, row: int) -> NDArray[np.float32]:
-        """List the moves of the decision that is due and return their logits, shape (moves,)."""
-        moves = write_moves(sim, row, self._seen, 0)
-        score_moves(self.weights, self._seen, 0, moves, self._logits)
+        """List the moves of the decision that is due and return their logits, shape (moves,).
+
+        They are -inf for the moves that the policy never takes, as it never learned to wait.
+        """
+        moves = score_by_network(sim, row, self.weights, int(self.waits), self._seen, self._logits)
         return self._logits[0, :moves].copy()
 
     def play_on(self, sim: Simulation, row: int) -> None:
         """Play a row from where it stands to its end."""
         play_on_by_network(sim, row, self.weights, int(self.waits), self._seen, self._logits)
+
+    @property
+    def time_to_go(self) -> Goal | None:
+        """Goal of which its value tells what is still to come, None if it tells something else."""
+        return self.schema.time_to_go
+
+    def play_for(self, sim: Simulation, row: int, decisions: int) -> bool:
+        """Play so many decisions of a row, or fewer if it ends; say whether one more is due."""
+        return bool(play_for_by_network(sim, row, self.weights, int(self.waits), decisions, self._seen, self._logits))
+
+    def value(self, sim: Simulation, row: int) -> float:
+        """Return the network's value of the decision that is due."""
+        return float(value_by_network(sim, row, self.weights, self._seen))
 
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play one scenario in each row, from its beginning to its end."""

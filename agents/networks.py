@@ -133,7 +133,8 @@ class MovesNetwork(nn.Module):
     """One scorer for every move of a short list, beside the list's mean and its first move, the base heuristic's.
 
     Two layers for each move, of which the first also reads the context; a move's logit comes from them, the value from
-    the context alone. Rectified rather than curved, so that the compiled forward pass (agents/forward.py) is short.
+    the context alone by layers of its own, so that neither changes by what the other learns. Rectified rather than
+    curved, so that the compiled forward pass (agents/forward.py) is short.
     """
 
     def __init__(self, layout: Layout, width: int = 64) -> None:

@@ -20,9 +20,10 @@ class Policy(Protocol):
     simulation may be changed.
 
     What no scheduler can know may not be read: `scenarios.work_s` (the estimates are for that), rows of `scenarios`
-    for jobs not yet submitted, `scenarios.fault_seed` and `source_rate_per_s`, the outages of `process`, and of the
-    state `end_s`, the order of `run_heap`, `source_s` and its heap, `source_k`, and the log. The contract tests change
-    all of it before `place` and demand the same choice; only `random` and `best-of-random` draw from the fault seed.
+    for jobs not yet submitted, `scenarios.fault_seed` and `source_rate_per_s`, the outages of `process` but for their
+    mean length (which is experience, as the means of a fault model are), and of the state `end_s`, the order of
+    `run_heap`, `source_s` and its heap, `source_k`, and the log. The contract tests change all of it before `place` and
+    demand the same choice; only `random` and `best-of-random` draw from the fault seed.
     """
 
     @property

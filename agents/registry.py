@@ -10,6 +10,7 @@ from .protocol import Policy
 
 GROUP = "longshore.policies"
 ROLLOUT = "rollout:"
+LIMITS = re.compile(r"(\d+(?:\.\d+)?)ms(?:,h(\d{1,9}))?|h(\d{1,9})")  # of a rollout's decision, as in 20ms,h16
 
 
 def _registered() -> dict[str, EntryPoint]:
@@ -24,19 +25,24 @@ def policy_names() -> list[str]:
 def _rollout(name: str) -> Policy:
     from .rollout import rollout_of
 
-    base, _, budget = name.removeprefix(ROLLOUT).partition("@")
-    if not budget:
+    base, at, text = name.removeprefix(ROLLOUT).partition("@")
+    if not at:
         return rollout_of(find_policy(base))
-    time = re.fullmatch(r"(\d+(?:\.\d+)?)ms", budget)
-    if time is None:
-        raise PluginError(f"{name!r} has no time for a decision after '@'; write it as in rollout:patient@20ms")
-    return rollout_of(find_policy(base), float(time[1]))
+    limits = LIMITS.fullmatch(text)
+    if limits is None:
+        raise PluginError(
+            f"{name!r} has no limits after '@'; write a time for each decision as in rollout:patient@20ms, how many "
+            "decisions are played ahead as in rollout:NAME.zip@h16, or both as in rollout:NAME.zip@20ms,h16"
+        )
+    ms, horizon = limits[1], limits[2] or limits[3]
+    return rollout_of(find_policy(base), float(ms) if ms else None, int(horizon) if horizon else None)
 
 
 def find_policy(name: str) -> Policy:
     """Return a policy by its registered name, or from a checkpoint by its path, or rollouts of either.
 
-    `rollout:NAME` are rollouts of a policy, and `rollout:NAME@20ms` those that have so much time for a decision.
+    `rollout:NAME` are rollouts of a policy; `rollout:NAME@20ms` those that have so much time for a decision,
+    `rollout:NAME@h16` those that are cut off after so many decisions, and `rollout:NAME@20ms,h16` both.
 
     Raises:
         PluginError: If nothing of that name is registered, or what is registered is no policy.

@@ -11,6 +11,7 @@ from ..envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
 from ..envs.move_layout import MOVE_FEATURES, MOVE_GLOBALS
 
 MOST_GPUS = 1_000_000  # as in cluster files
+Goal = Literal["makespan", "jct"]  # what is minimised
 
 
 class Schema(BaseModel):
@@ -30,6 +31,7 @@ class Schema(BaseModel):
     items: int  # GPUs or nodes of the cluster that it was trained on, or moves
     gpus: int
     node_gpus: tuple[int, ...]  # GPUs of each node there
+    time_to_go: Goal | None = None  # goal of which the value tells what is still to come; None: it tells something else
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> "Schema":

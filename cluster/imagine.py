@@ -44,7 +44,8 @@ def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
     """Put row PRESENT at a decision of another simulation, of which nothing changes.
 
     Estimates take the place of what is not known: of the work of jobs, and of the ends of those that run. Jobs that are
-    not submitted yet do not exist. Fault rates are those that policies know.
+    not submitted yet do not exist. Faults are those of single GPUs, at the rates that policies
+    know.
     """
     scenario = int(sim.state.scenario[row])
     _copy(sim.scenarios, scenario, imagined.scenarios, 0)
@@ -52,7 +53,9 @@ def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
     _copy(sim.state, row, imagined.state, PRESENT)
     imagined.state.scenario[:] = 0
     imagined.scenarios.jobs[0] = sim.state.submitted[row]
-    _know_rates(imagined)
+    rates = imagined.scenarios.source_rate_per_s[0]
+    gpus = sim.cluster.gpu_node.size
+    rates[:gpus], rates[gpus:] = imagined.scenarios.hazard_per_s[0], 0.0
     _estimate(imagined)
 
 
@@ -60,17 +63,6 @@ def _copy(theirs: Iterable[Any], at: int, mine: Iterable[Any], to: int) -> None:
     """Copy row `at` of arrays to row `to` of others."""
     for source, target in zip(theirs, mine, strict=True):
         target[to] = source[at]
-
-
-def _know_rates(imagined: Simulation) -> None:
-    """Let fault sources have rates that policies know: the true ones where they add up to that, else those of GPUs."""
-    cluster, scenarios = imagined.cluster, imagined.scenarios
-    gpus, nodes = cluster.gpu_node.size, cluster.speed.size
-    rates, hazard = scenarios.source_rate_per_s[0], scenarios.hazard_per_s[0]
-    rack = cluster.node_rack[cluster.gpu_node]
-    true = rates[:gpus] + rates[gpus + cluster.gpu_node] + rates[gpus + nodes + rack]
-    if not np.allclose(true, hazard, rtol=1e-9, atol=0.0):
-        rates[:gpus], rates[gpus:] = hazard, 0.0
 
 
 @kernel

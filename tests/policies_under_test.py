@@ -1,23 +1,37 @@
-"""Every registered policy, networks of random weights, and one that is shipped."""
+"""Every registered policy, networks of random weights, one that is shipped, and rollouts."""
 
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from longshore.agents.checkpoint import load_policy, network_of, policy_of, schema_of
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.learned import LearnedPolicy
+from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.protocol import Policy
 from longshore.agents.registry import find_policy, policy_names
+from longshore.agents.rollout import Rollout, Search
+from longshore.agents.schema import Goal
 
 
-def untrained(*, action: str, waiting: bool) -> LearnedPolicy:
+def untrained(*, action: str, waiting: bool, time_to_go: Goal | None = None) -> LearnedPolicy:
     """Return a policy of random weights, for clusters of any size."""
     torch.manual_seed(3)
     network = "moves" if action == "candidate" else "set"
     schema = schema_of(
-        algorithm="ppo", network=network, action=action, observation="full", waiting=waiting, node_gpus=(8,) * 8
-    )
-    return policy_of(f"untrained-{action}{'-waiting' * waiting}", schema, network_of(schema))
+        algorithm="ppo", network=network, action=action, observation="full", waiting=waiting, node_gpus=(8,) * 8,
+        time_to_go=time_to_go,
+    )  # fmt: skip
+    foresees = f"-{time_to_go}" if time_to_go else ""
+    return policy_of(f"untrained-{action}{'-waiting' * waiting}{foresees}", schema, network_of(schema))
+
+
+def untrained_moves(*, waiting: bool, time_to_go: Goal | None = None) -> MovesPolicy:
+    """Return a policy that chooses among moves, of random weights."""
+    policy = untrained(action="candidate", waiting=waiting, time_to_go=time_to_go)
+    assert isinstance(policy, MovesPolicy)
+    return policy
 
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
@@ -29,4 +43,13 @@ LEARNED: list[Policy] = [
     ),
     load_policy(CHECKPOINTS / "hetero64.zip"),
 ]
-POLICIES = {policy.name: policy for policy in [*map(find_policy, policy_names()), *LEARNED]}
+ROLLOUTS: list[Policy] = [
+    Rollout(HEURISTICS["patient"], Search(futures=2, width=3)),
+    Rollout(HEURISTICS["pack"], Search(futures=2, width=2)),
+    Rollout(untrained_moves(waiting=False), Search(futures=2, width=3)),
+    *(
+        Rollout(untrained_moves(waiting=True, time_to_go=goal), Search(futures=2, width=3, horizon=2))
+        for goal in get_args(Goal)
+    ),
+]
+POLICIES = {policy.name: policy for policy in [*map(find_policy, policy_names()), *LEARNED, *ROLLOUTS]}

@@ -21,7 +21,7 @@ from ..agents.rollout import Base, Search
 from ..cluster.errors import InputError
 from ..envs.batch import Problem
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
-from .group import CLOSED, step_in_chunks
+from .group import CLOSED, goal_of, step_in_chunks, value_loss
 from .initial import initial_network
 from .keeper import Keeper
 from .labels import Desk, Labels, Lesson, desks_of, joined, play_lessons
@@ -122,9 +122,8 @@ class DistilLearner:
         if self.fits or self.keeper.config.init:
             network = copy.deepcopy(self.network)
             bases = [MovesPolicy("network", self.keeper.schema, network) for _ in range(threads)]
-        goal = "makespan" if self.keeper.validation.goal == "makespan" else "jct"
         search = Search(self.parameters.futures, self.parameters.width)
-        return desks_of(self.problem, goal, search, bases, heuristic)
+        return desks_of(self.problem, goal_of(self.problem), search, bases, heuristic)
 
     def _note(self, labels: Labels) -> None:
         if labels.tried.size == 0:
@@ -161,6 +160,7 @@ class DistilLearner:
         self.keeper.logger.record("distil/held_out_loss", least)
         self.keeper.logger.record("distil/epochs", at + 1)
         self.keeper.logger.record("distil/regret", self._regret(tensors, held))
+        self.keeper.logger.record("distil/value_error", self._value_error(tensors, held))
 
     def _learn(self, tensors: list[Tensor], order: NDArray[np.int64], optimizer: torch.optim.Optimizer) -> None:
         for minibatch in torch.split(torch.from_numpy(order), self.parameters.distil_minibatch):
@@ -168,31 +168,44 @@ class DistilLearner:
             rows = minibatch[torch.argsort(tensors[1][minibatch], stable=True)]
             step_in_chunks(self.network, optimizer, self.pool, rows, lambda part: self._loss(tensors, part))
 
-    def _logits(self, tensors: list[Tensor], rows: Tensor) -> Tensor:
+    def _tells(self, tensors: list[Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and values of some decisions."""
         most = int(tensors[1][rows].max())
-        logits: Tensor = self.network(tensors[0][rows, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT])[0]
-        return logits
+        told: tuple[Tensor, Tensor] = self.network(tensors[0][rows, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT])
+        return told
 
     def _loss(self, tensors: list[Tensor], rows: Tensor) -> Tensor:
-        logits = self._logits(tensors, rows)
+        """Return what is minimised, summed over some decisions: the policy's loss and that of the value."""
+        logits, values = self._tells(tensors, rows)
+        return self._policy_loss(tensors, rows, logits) + value_loss(values, tensors[5][rows])
+
+    def _policy_loss(self, tensors: list[Tensor], rows: Tensor, logits: Tensor) -> Tensor:
         gain, error = (tensor[rows, : logits.shape[1]] for tensor in tensors[3:5])
         regression, cost = distil_loss(logits, tensors[2][rows], gain, error, self.parameters)
         return regression + self.parameters.distil_cost * cost
 
     def _judge(self, tensors: list[Tensor], rows: Tensor) -> float:
-        """Return the mean loss of some decisions."""
+        """Return the policy's mean loss over some decisions."""
         with torch.no_grad():
-            return sum(float(self._loss(tensors, part)) for part in torch.split(rows, 1024)) / rows.numel()
+            losses = (
+                self._policy_loss(tensors, part, self._tells(tensors, part)[0]) for part in torch.split(rows, 1024)
+            )
+            return sum(map(float, losses)) / rows.numel()
 
     def _regret(self, tensors: list[Tensor], rows: Tensor) -> float:
         """Return by how much the move of the largest logit falls short of the best label, in the mean."""
         with torch.no_grad():
-            logits = self._logits(tensors, rows)
+            logits = self._tells(tensors, rows)[0]
         is_tried = torch.arange(logits.shape[1]) < tensors[2][rows, None]
         gain = tensors[3][rows, : logits.shape[1]]
         chosen = logits.masked_fill(~is_tried, CLOSED).argmax(dim=1, keepdim=True)
         best = gain.masked_fill(~is_tried, CLOSED).amax(dim=1)
         return float((best - gain.gather(1, chosen)[:, 0]).mean())
+
+    def _value_error(self, tensors: list[Tensor], rows: Tensor) -> float:
+        """Return how far the value is off, root mean square."""
+        with torch.no_grad():
+            return float((self.network.values(tensors[0][rows]) - tensors[5][rows]).square().mean().sqrt())
 
     def save(self) -> None:
         """Write everything that the run needs to go on, beside the labels, which are written already."""

@@ -1,6 +1,7 @@
 """Group-relative policy gradient: runs of one scenario, on the same faults, measured against each other.
 
-No critic: what a run does better than the others of its group is the advantage of every decision in it.
+No critic: what a run does better than the others of its group is the advantage of every decision in it. The value only
+looks on, and learns what was still to come, for rollouts that are cut off (agents/rollout.py).
 
 Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/training.md.
 """
@@ -8,6 +9,7 @@ Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/traini
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from ..agents.checkpoint import layout_of
 from ..agents.forward import moves_weights
 from ..agents.move_play import Record, sample_runs
 from ..agents.networks import MovesNetwork
+from ..agents.schema import Goal
 from ..cluster.outcome import Metrics, metrics
 from ..cluster.simulation import outcome_of, simulation_of
 from ..cluster.state import MOVES, Simulation
@@ -29,7 +32,13 @@ from .snapshot import SNAPSHOT, learned_arrays, read_arrays, restore_learned, wr
 
 CHUNKS = 8  # of a minibatch, one after the other on each thread
 CLOSED = -1e9  # logit of a move that the list does not have
+JUDGED = 4096  # decisions of an update that the error of the value is taken from
 PARTS = 4  # simulations that collect; not the threads, so that their number changes nothing
+
+
+def goal_of(problem: Problem) -> Goal:
+    """Return what is minimised: the makespan if all jobs are there from the start, and else the mean JCT."""
+    return "jct" if problem.scenarios.submit_s.any() else "makespan"
 
 
 class Runs:
@@ -43,6 +52,7 @@ class Runs:
 
     def __init__(self, problem: Problem, rows: int, pool: ThreadPoolExecutor) -> None:
         self.problem, self.rows, self.pool = problem, rows, pool
+        self._jct = int(goal_of(problem) == "jct")
         part = rows // PARTS
         args = problem.cluster, problem.scenarios, problem.process, problem.rules
         self._sims = [simulation_of(*args, rows=part) for _ in range(PARTS)]
@@ -56,7 +66,8 @@ class Runs:
             mine = scenarios[index * part : (index + 1) * part]
             record = self._records[index]
             record.size[0] = 0
-            while not sample_runs(self._sims[index], mine, moves_weights(network), seed, index * part, record):
+            weights = moves_weights(network)
+            while not sample_runs(self._sims[index], mine, weights, seed, index * part, self._jct, record):
                 record = self._records[index] = _record(2 * record.chosen.size)
             return record, self._metrics(self._sims[index], mine)
 
@@ -79,6 +90,10 @@ def _record(decisions: int) -> Record:
         chosen=np.zeros(decisions, np.int64),
         log_probability=np.zeros(decisions, np.float32),
         row=np.zeros(decisions, np.int32),
+        now_s=np.zeros(decisions),
+        unit_s=np.zeros(decisions),
+        submitted=np.zeros(decisions, np.int32),
+        to_go=np.zeros(decisions, np.float32),
         size=np.zeros(1, np.int64),
     )
 
@@ -90,6 +105,32 @@ def _joined(records: tuple[Record, ...]) -> Record:
         for name in Record._fields[:-1]
     }
     return Record(**fields, size=np.array([fields["row"].size]))
+
+
+class Decisions(NamedTuple):
+    """Decisions that are learned from."""
+
+    seen: Tensor  # (decisions, size) observations
+    moves: Tensor  # (decisions,) moves of the list
+    chosen: Tensor  # (decisions,)
+    log_probability: Tensor  # (decisions,) of that, by the network that chose
+    gain: Tensor  # (decisions,) advantage
+    to_go: Tensor  # (decisions,) what was still to come of the goal, as the value tells it
+
+
+def decisions_of(record: Record, gain: NDArray[np.float64]) -> Decisions:
+    """Return what is learned from runs with these advantages, shape (runs,)."""
+    arrays = (
+        record.seen, record.moves, record.chosen, record.log_probability, gain[record.row].astype(np.float32),
+        record.to_go,
+    )  # fmt: skip
+    return Decisions(*map(torch.from_numpy, arrays))
+
+
+def value_loss(values: Tensor, to_go: Tensor) -> Tensor:
+    """Return half the squared error of some values, summed."""
+    loss: Tensor = 0.5 * (values - to_go).square().sum()
+    return loss
 
 
 def advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -116,14 +157,16 @@ def step_in_chunks(
 ) -> None:  # fmt: skip
     """Take a step of the optimiser on a minibatch, in parts of which each thread takes one at a time.
 
+    The gradients of the value and of all else are cut to length 1 apart, so that the value changes nothing else.
+
     Args:
-        network: What learns; its value has no part in it.
+        network: What learns.
         optimizer: Of its weights.
         pool: Threads; their number changes nothing.
         rows: Numbers of the minibatch's samples.
         loss: From some of the numbers to the sum of their losses.
     """
-    parameters = [tensor for name, tensor in network.named_parameters() if not name.startswith("value")]
+    parameters, value = list(network.parameters()), list(network.value.parameters())
 
     def gradients(part: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(loss(part) / rows.numel(), parameters)
@@ -131,7 +174,9 @@ def step_in_chunks(
     chunks = pool.map(gradients, torch.split(rows, -(-rows.numel() // CHUNKS)))
     for parameter, parts in zip(parameters, zip(*chunks, strict=True), strict=True):
         parameter.grad = torch.stack(parts).sum(0)
-    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    policy = [tensor for name, tensor in network.named_parameters() if not name.startswith("value")]
+    for side in (policy, value):
+        torch.nn.utils.clip_grad_norm_(side, 1.0)
     optimizer.step()
 
 
@@ -161,57 +206,73 @@ class GroupLearner:
         drawn = self.rng.integers(0, self.problem.scenarios.jobs.size, groups)
         seed = int(self.rng.integers(0, 2**32))
         record, figures = self.runs.collect(self.network, np.repeat(drawn, runs), seed)
-        gains = advantages(self._cost(figures).reshape(groups, runs)).reshape(-1)
-        self._learn(record, torch.from_numpy(gains[record.row].astype(np.float32)))
+        gain = advantages(self._cost(figures).reshape(groups, runs)).reshape(-1)
+        decisions = decisions_of(record, gain)
+        self._note_value(decisions)
+        self._learn(decisions)
         self.steps += int(record.size[0])
         self._average()
         self._note(figures)
 
     @torch.no_grad()
     def _average(self) -> None:
-        for mean, latest in zip(self.average.parameters(), self.network.parameters(), strict=True):
-            mean.lerp_(latest, self.parameters.group_average)
+        for mean, (name, latest) in zip(self.average.parameters(), self.network.named_parameters(), strict=True):
+            # The value begins at random also where the policy was taught: it is not averaged with that.
+            mean.lerp_(latest, 1.0 if name.startswith("value") else self.parameters.group_average)
 
     def _cost(self, figures: Metrics) -> NDArray[np.float64]:
         """Return what is minimised: the makespan, or the mean JCT relative to its group's.
 
         In hours, groups of long jobs would drown the others.
         """
-        if self.keeper.validation.goal == "makespan":
+        if goal_of(self.problem) == "makespan":
             return figures.makespan_s
         jct = figures.mean_jct_s.reshape(self.parameters.groups, -1)
         relative: NDArray[np.float64] = (jct / jct.mean(axis=1, keepdims=True)).reshape(-1)
         return relative
 
-    def _learn(self, record: Record, gains: Tensor) -> None:
+    def _learn(self, decisions: Decisions) -> None:
         """Take a step of Adam for each minibatch of decisions that had a choice."""
         left = max(1.0 - self.steps / self.keeper.config.steps, 0.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.parameters.group_learning_rate * left
-        choices = np.flatnonzero(record.moves > 1)
+        choices = np.flatnonzero(decisions.moves.numpy() > 1)
         order = torch.from_numpy(self.rng.permutation(choices))
-        tensors = [torch.from_numpy(array) for array in record[:-1]]
         for minibatch in torch.split(order, self.parameters.group_minibatch):
             # Chunks of decisions with equally long lists are narrow.
-            rows = minibatch[torch.argsort(tensors[2][minibatch], stable=True)]
-            self._step(tensors, gains, rows)
+            rows = minibatch[torch.argsort(decisions.moves[minibatch], stable=True)]
+            self._step(decisions, rows)
 
-    def _step(self, tensors: list[Tensor], gains: Tensor, rows: Tensor) -> None:
-        step_in_chunks(self.network, self.optimizer, self.pool, rows, lambda part: self._loss(tensors, gains, part))
+    def _step(self, decisions: Decisions, rows: Tensor) -> None:
+        def loss(part: Tensor) -> Tensor:
+            return self._loss(Decisions(*(tensor[part] for tensor in decisions)))
 
-    def _loss(self, tensors: list[Tensor], gains: Tensor, rows: Tensor) -> Tensor:
-        """Return the sum of PPO's clipped objective and the entropy over some decisions, to be minimised."""
-        seen, _, moves, chosen, before, _ = (tensor[rows] for tensor in tensors)
-        most = int(moves.max())
-        logits = self.network(seen[:, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT])[0]
-        closed = torch.arange(most) >= moves[:, None]
+        step_in_chunks(self.network, self.optimizer, self.pool, rows, loss)
+
+    def _loss(self, decisions: Decisions) -> Tensor:
+        """Return what is minimised, summed over some decisions: the policy's loss and that of the value."""
+        most = int(decisions.moves.max())
+        logits, values = self.network(decisions.seen[:, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT])
+        return self._policy_loss(logits, decisions) + value_loss(values, decisions.to_go)
+
+    def _policy_loss(self, logits: Tensor, decisions: Decisions) -> Tensor:
+        """Return minus PPO's clipped objective and the entropy, summed."""
+        closed = torch.arange(logits.shape[1]) >= decisions.moves[:, None]
         log_probabilities = logits.masked_fill(closed, CLOSED).log_softmax(dim=1)
-        ratio = (log_probabilities.gather(1, chosen[:, None]).squeeze(1) - before).exp()
-        clip, gain = self.parameters.group_clip, gains[rows]
+        taken = log_probabilities.gather(1, decisions.chosen[:, None]).squeeze(1)
+        ratio = (taken - decisions.log_probability).exp()
+        clip, gain = self.parameters.group_clip, decisions.gain
         objective = torch.minimum(ratio * gain, ratio.clamp(1.0 - clip, 1.0 + clip) * gain).sum()
         entropy = -(log_probabilities.exp() * log_probabilities).sum()
         loss: Tensor = -objective - self.parameters.group_entropy * entropy
         return loss
+
+    @torch.no_grad()
+    def _note_value(self, decisions: Decisions) -> None:
+        """Record how far the value is off on runs that it has not learned from."""
+        rows = torch.arange(0, decisions.moves.numel(), -(-decisions.moves.numel() // JUDGED))
+        off = self.network.values(decisions.seen[rows]) - decisions.to_go[rows]
+        self.keeper.logger.record("group/value_error", float(off.square().mean().sqrt()))
 
     def _note(self, figures: Metrics) -> None:
         record = self.keeper.logger.record

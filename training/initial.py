@@ -14,7 +14,7 @@ def initial_network(config: TrainingConfig) -> MovesNetwork | None:
     """Return a network with the weights of the run's `init`, None if it begins at random.
 
     What `distil` learned are gains; over the temperature they are the logits that `group` samples by, and the other way
-    round.
+    round. The value is that of the checkpoint.
 
     Raises:
         CheckpointError: If the file is missing or damaged, or does not fit this version.

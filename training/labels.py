@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.rollout import Base, Rollout, Search
+from ..agents.rollout import Base, Ranking, Rollout, Search, goal_unit_s, spent_s
+from ..agents.schema import Goal
 from ..cluster.engine import advance, reset, start, wait
 from ..cluster.placing import undo_picks
 from ..cluster.random import uniform
 from ..cluster.simulation import simulation_of
 from ..cluster.state import MOVES, Simulation
 from ..envs.batch import Problem
-from ..envs.features import time_unit_s
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT, write_moves
 
 SIZE = MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT
@@ -29,8 +29,9 @@ class Labels(NamedTuple):
     seen: NDArray[np.float32]  # (decisions, size) observations
     listed: NDArray[np.int32]  # (decisions,) moves of the list
     tried: NDArray[np.int32]  # (decisions,) of which the first so many have a label
-    gain: NDArray[np.float32]  # (decisions, MOVES) mean over imagined futures, in units of label_unit_s; 0 beyond
+    gain: NDArray[np.float32]  # (decisions, MOVES) mean over imagined futures, in units of goal_unit_s; 0 beyond
     error: NDArray[np.float32]  # (decisions, MOVES) standard error of that
+    to_go: NDArray[np.float32]  # (decisions,) mean of what is still to come by the choice of the rollout's base
     scenario: NDArray[np.int32]  # (decisions,)
 
 
@@ -42,28 +43,33 @@ def joined(parts: Iterable[Labels]) -> Labels:
 
 def _none() -> Labels:
     counts, values = np.zeros(0, np.int32), np.zeros((0, MOVES), np.float32)
-    return Labels(np.zeros((0, SIZE), np.float32), counts, counts, values, values, counts)
+    return Labels(np.zeros((0, SIZE), np.float32), counts, counts, values, values, values[:, 0], counts)
 
 
-def label_unit_s(sim: Simulation, row: int, goal: str) -> float:
-    """Return the unit of gains: that of the features' times, for each job in the system if their JCT is what counts."""
-    jobs = int(sim.state.queued[row] + sim.state.running[row]) if goal == "jct" else 1
-    return time_unit_s(sim, row) * max(jobs, 1)
+class Label(NamedTuple):
+    """What rollouts tell of a decision, in units of goal_unit_s."""
+
+    gain: NDArray[np.float64]  # (moves,) mean gain over the first of the list, 0 for that
+    error: NDArray[np.float64]  # (moves,) its standard error
+    to_go: float  # mean of what is still to come by the base's own choice
 
 
-def label(rollout: Rollout, sim: Simulation, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the mean gain of each move that a rollout tries over the first of the list, and its standard error.
+def label(rollout: Rollout, sim: Simulation, row: int) -> Label:
+    """Return what rollouts tell of a decision with a choice.
 
     Args:
         rollout: Of at least two futures and no budget.
         sim: The simulation; a job must be due in the row.
         row: Row of the decision.
-
-    Returns:
-        Two arrays of shape (moves,), in units of `label_unit_s`; 0 for the first.
     """
-    gains = rollout.gains_over_first(sim, row) / label_unit_s(sim, row, rollout.goal or "makespan")
-    return gains.mean(axis=0), gains.std(axis=0, ddof=1) / np.sqrt(gains.shape[0])
+    goal = rollout.goal or "makespan"
+    unit_s, base = goal_unit_s(sim, row, goal), rollout.base
+    costs_s = rollout.costs_s(sim, row)
+    gains = (costs_s[:, :1] - costs_s) / unit_s
+    # The first move is the choice of the heuristics that teach.
+    own = int(base.scores(sim, row)[: gains.shape[1]].argmax()) if isinstance(base, Ranking) else 0
+    to_go = (float(costs_s[:, own].mean()) - spent_s(sim, row, goal)) / unit_s
+    return Label(gains.mean(axis=0), gains.std(axis=0, ddof=1) / np.sqrt(gains.shape[0]), to_go)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ class Lesson:
 
 def play_lesson(rollout: Rollout, player: Base, sim: Simulation, lesson: Lesson) -> Labels:
     """Play a scenario in row 0 by one policy and label decisions on its way by the rollouts of another."""
-    kept: list[tuple[NDArray[np.float32], int, NDArray[np.float64], NDArray[np.float64]]] = []
+    kept: list[tuple[NDArray[np.float32], int, Label]] = []
     seen = np.zeros((1, SIZE), dtype=np.float32)
     rollout.seed = lesson.seed
     reset(sim, 0, lesson.scenario)
@@ -91,7 +97,7 @@ def play_lesson(rollout: Rollout, player: Base, sim: Simulation, lesson: Lesson)
         if uniform(lesson.seed, LABELLED, int(sim.state.decisions[0])) < lesson.share:
             listed = write_moves(sim, 0, seen, 0)
             if listed > 1:
-                kept.append((seen[0].copy(), listed, *label(rollout, sim, 0)))
+                kept.append((seen[0].copy(), listed, label(rollout, sim, 0)))
         if player.place(sim, 0):
             start(sim, 0)
         else:
@@ -100,12 +106,11 @@ def play_lesson(rollout: Rollout, player: Base, sim: Simulation, lesson: Lesson)
     return _labels(kept, lesson.scenario)
 
 
-def _labels(
-    kept: list[tuple[NDArray[np.float32], int, NDArray[np.float64], NDArray[np.float64]]], scenario: int
-) -> Labels:
+def _labels(kept: list[tuple[NDArray[np.float32], int, Label]], scenario: int) -> Labels:
     if not kept:
         return _none()
-    seen, listed, gains, errors = zip(*kept, strict=True)
+    seen, listed, labels = zip(*kept, strict=True)
+    gains, errors, to_go = zip(*labels, strict=True)
     tried = np.array([gain.size for gain in gains], dtype=np.int32)
 
     def padded(values: tuple[NDArray[np.float64], ...]) -> NDArray[np.float32]:
@@ -113,7 +118,7 @@ def _labels(
 
     return Labels(
         np.stack(seen), np.array(listed, dtype=np.int32), tried, padded(gains), padded(errors),
-        np.full(tried.size, scenario, dtype=np.int32),
+        np.array(to_go, dtype=np.float32), np.full(tried.size, scenario, dtype=np.int32),
     )  # fmt: skip
 
 
@@ -125,7 +130,7 @@ class Desk(NamedTuple):
     others: Base  # plays where the teacher's base does not
 
 
-def desks_of(problem: Problem, goal: str, search: Search, bases: Iterable[Base], others: Base) -> list[Desk]:
+def desks_of(problem: Problem, goal: Goal, search: Search, bases: Iterable[Base], others: Base) -> list[Desk]:
     """Return a desk for each of some bases of rollouts, which may not be shared between threads."""
     args = problem.cluster, problem.scenarios, problem.process, problem.rules
     return [Desk(simulation_of(*args), Rollout(base, search, goal), others) for base in bases]

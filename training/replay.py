@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from ..cluster.errors import CheckpointError
 from .off_policy import Floats, Trajectories, effective_share, variation
-from .rollouts import Rollout, flat, judge, judged, own, rollout_of, unpacked
+from .rollouts import KeptRollout, flat, judge, judged, kept_rollout, own, unpacked
 from .snapshot import Arrays
 
 LEAST_EFFECTIVE = 0.3  # share of a rollout's samples; one whose policy is farther away is left out
@@ -22,7 +22,7 @@ Estimate = Callable[[Trajectories], tuple[Floats, Floats]]
 class Weighed(NamedTuple):
     """Rollouts whose policies are near enough, with what is learned from them; an array for each of the rollouts."""
 
-    rollouts: list[Rollout]
+    rollouts: list[KeptRollout]
     ratio: list[Floats]  # (steps, rows) pi_k / mu
     advantages: list[Floats]  # (steps, rows)
     targets: list[Floats]  # (steps, rows) of the critic
@@ -41,7 +41,7 @@ class Replay(BaseCallback):
     def __init__(self, kept: int, *, dynamic: bool) -> None:
         super().__init__()
         self.dynamic = dynamic
-        self.rollouts: deque[Rollout] = deque(maxlen=kept)
+        self.rollouts: deque[KeptRollout] = deque(maxlen=kept)
         self.slowing = 1.0  # learning rate over that of the schedule
         self._rewards: list[Floats] = []
         self._cut: list[tuple[int, Floats]] = []
@@ -66,7 +66,7 @@ class Replay(BaseCallback):
         model: Any = self.model
         last, ended = model._last_obs, model._last_episode_starts
         self.rollouts.append(
-            rollout_of(model.rollout_buffer, np.stack(self._rewards), self._cut, last, ended, self.collected)
+            kept_rollout(model.rollout_buffer, np.stack(self._rewards), self._cut, last, ended, self.collected)
         )
         if self.dynamic:
             self._put_dynamic_batch(model)
@@ -146,7 +146,7 @@ class Replay(BaseCallback):
         self.rollouts.clear()
         while f"replay/{len(self.rollouts)}/update" in arrays:
             i = len(self.rollouts)
-            self.rollouts.append(Rollout(**{name: arrays[f"replay/{i}/{name}"] for name in Rollout._fields}))
+            self.rollouts.append(KeptRollout(**{name: arrays[f"replay/{i}/{name}"] for name in KeptRollout._fields}))
 
 
 def clip_range_of(model: Any) -> float:

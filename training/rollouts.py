@@ -11,7 +11,7 @@ JUDGED_ROWS = 1024  # at once on a thread; agents/chunks.py has the same
 Floats = NDArray[np.float32]
 
 
-class Rollout(NamedTuple):
+class KeptRollout(NamedTuple):
     """Steps of all environments between two updates, as they were taken. Masks are packed, eight actions a byte."""
 
     observations: Floats  # (steps, rows, size)
@@ -41,10 +41,10 @@ def sample_bytes(size: int, actions: int) -> int:
     return 4 * size + -(-actions // 8) + 5 * 4 + 1
 
 
-def rollout_of(
+def kept_rollout(
     buffer: MaskableRolloutBuffer, rewards: Floats, cut: list[tuple[int, Floats]], last: Floats,
     ended: NDArray[np.bool_], update: int,
-) -> Rollout:  # fmt: skip
+) -> KeptRollout:  # fmt: skip
     """Return a copy of a full buffer whose samples stand in the order of time.
 
     Args:
@@ -56,7 +56,7 @@ def rollout_of(
         update: Number of the rollout.
     """
     starts = np.concatenate((buffer.episode_starts[1:] > 0, ended[None]))
-    return Rollout(
+    return KeptRollout(
         observations=buffer.observations.copy(),
         masks=np.packbits(buffer.action_masks > 0, axis=-1),
         actions=buffer.actions[:, :, 0].astype(np.int32),
@@ -104,7 +104,7 @@ def judge(
     return torch.cat(values).numpy(), torch.cat(log_probability).numpy()
 
 
-def judged(policy: Any, rollout: Rollout) -> Judged:
+def judged(policy: Any, rollout: KeptRollout) -> Judged:
     """Return what the present policy, a MaskedPolicy, and critic make of a rollout, masked as at the time."""
     masks = unpacked(flat(rollout.masks), int(policy.action_space.n))
     shape = rollout.rewards.shape
@@ -113,12 +113,12 @@ def judged(policy: Any, rollout: Rollout) -> Judged:
     return Judged(log_probability, values, next_values(policy, rollout, values))
 
 
-def own(policy: Any, rollout: Rollout) -> Judged:
+def own(policy: Any, rollout: KeptRollout) -> Judged:
     """Return what a policy made of a rollout while it played it."""
     return Judged(rollout.log_probability, rollout.values, next_values(policy, rollout, rollout.values))
 
 
-def next_values(policy: Any, rollout: Rollout, values: Floats) -> Floats:
+def next_values(policy: Any, rollout: KeptRollout, values: Floats) -> Floats:
     """Return the value of what followed each step, shape (steps, rows): a time limit is no end, and is looked beyond.
 
     Args:

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from ..agents.checkpoint import schema_of
 from ..cluster.errors import InputError
 from ..envs.batch import Problem
-from .config import TrainingConfig
+from .config import BY_CANDIDATES, TrainingConfig
 from .distil import learn_by_distillation
-from .group import learn_by_groups
+from .group import goal_of, learn_by_groups
 from .initial import initial_network
 from .keeper import BEST, Keeper, Progress, Tell, interruptible
 from .ppo import learn_by_ppo
@@ -64,6 +64,7 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent) -> Result:
     schema = schema_of(
         algorithm=config.algorithm, network=config.network, action=config.action, observation=config.observation,
         waiting=config.waiting, node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),
+        time_to_go=goal_of(problem) if config.algorithm in BY_CANDIDATES else None,
     )  # fmt: skip
     keeper = Keeper(folder, schema, Validation(validated_on), config, tell)
     began = time.monotonic()

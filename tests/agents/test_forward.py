@@ -7,17 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.checkpoint import network_of, schema_of
-from longshore.agents.forward import moves_weights, score_moves
+from longshore.agents.forward import moves_weights, score_moves, tell_value
 from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.networks import MovesNetwork
 from longshore.cluster.engine import advance, reset, start, wait
+from longshore.cluster.moves import pick_move
 from longshore.cluster.order import may_wait
 from longshore.cluster.outcome import Event
+from longshore.cluster.placing import undo_picks
 from longshore.cluster.scenarios import ORDERS
 from longshore.cluster.simulation import outcome_of, simulation_of
 from longshore.cluster.state import MOVES, Simulation
 from longshore.envs.batch import Batch, Problem, View
-from tests.compiled_runs import compiled, play_policy, read_out
+from tests.compiled_runs import compiled, picks, play_policy, read_out
 from tests.envs.random_play import problem_of, small_problem
 from tests.plain_moves import decisions
 from tests.strategies import Case, cases
@@ -44,15 +46,16 @@ def case_of(problem: Problem, row: int) -> Case:
 
 @settings(max_examples=40)
 @given(cases() | cases(nodes=(9, 12)), st.integers(0, 2**32 - 1))
-def test_the_compiled_forward_pass_gives_the_networks_logits(case: Case, seed: int) -> None:
+def test_the_compiled_forward_pass_gives_the_networks_logits_and_value(case: Case, seed: int) -> None:
     policy = sharp_policy(seed, waits=True)
     weights, logits = moves_weights(policy.network), np.zeros((1, MOVES), dtype=np.float32)  # type: ignore[arg-type]
     for batch in decisions(problem_of(case), case.row, seed):
         moves = int(batch.sim.state.moves[0])
         score_moves(weights, batch.observations, 0, moves, logits)
         with torch.inference_mode():
-            expected = policy.network(torch.from_numpy(batch.observations))[0].numpy()
+            expected, value = policy.network(torch.from_numpy(batch.observations))
         np.testing.assert_allclose(logits[0, :moves], expected[0, :moves], rtol=1e-4, atol=1e-4)
+        assert tell_value(weights, batch.observations, 0, moves) == pytest.approx(value.item(), rel=1e-4, abs=1e-4)
 
 
 def play_one_by_one(case: Case, policy: MovesPolicy) -> list[Event]:
@@ -125,6 +128,35 @@ def test_a_policy_that_never_learned_to_wait_takes_its_best_move_that_does_not()
         assert outcome.decisions[0] == sum(event.kind == "start" for event in events)
         differ += events != play_policy(case_of(problem, row), waiting)[0]
     assert differ > 0
+
+
+def test_the_scores_of_a_policy_that_never_learned_to_wait_close_what_it_never_takes() -> None:
+    problem, policy = small_problem(8, jobs=24, waiting=True, faults=4), sharp_policy(0, waits=False)
+    sim = compiled(case_of(problem, 0))
+    reset(sim, 0, 0)
+    closed = 0
+    while advance(sim, 0):
+        best = int(policy.scores(sim, 0).argmax())
+        closed += int(np.isinf(policy.scores(sim, 0)).sum())
+        assert policy.place(sim, 0), "it waits"
+        placed = picks(sim)
+        undo_picks(sim, 0)
+        assert pick_move(sim, 0, best)
+        assert picks(sim) == placed, "its choice is not the move of the best score"
+        start(sim, 0)
+    assert closed > 0
+
+
+@pytest.mark.parametrize("decisions", [0, 1, 5, 1000])
+def test_a_run_that_is_played_in_parts_is_that_which_is_played_at_once(decisions: int) -> None:
+    problem, policy = small_problem(1, jobs=24, waiting=True, faults=4), sharp_policy(0, waits=True)
+    sim, whole = compiled(case_of(problem, 0)), play_policy(case_of(problem, 0), policy)
+    reset(sim, 0, 0)
+    due = policy.play_for(sim, 0, decisions)
+    assert due == (decisions < 1000)
+    assert sim.state.decisions[0] == min(decisions, whole[1].decisions[0])
+    policy.play_on(sim, 0)
+    assert read_out(sim)[0] == whole[0]
 
 
 def finishes_s(sim: Simulation, policy: MovesPolicy) -> np.ndarray:

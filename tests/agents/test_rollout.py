@@ -1,6 +1,8 @@
 """Rollouts: never worse than their base where the future is known, within their budget, and the same for a seed."""
 
+from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -10,17 +12,21 @@ from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.agents.moves_policy import MovesPolicy
-from longshore.agents.rollout import Base, Rollout, Search
+from longshore.agents.registry import find_policy
+from longshore.agents.rollout import Base, Rollout, Search, goal_unit_s, spent_s
+from longshore.agents.schema import Goal
+from longshore.cluster.errors import PluginError
 from longshore.cluster.scenarios import ORDERS
 from longshore.cluster.state import Simulation
 from longshore.cluster.topology import grid_cluster
 from tests.compiled_runs import at_first_decision, play_heuristic, play_policy
 from tests.plain_moves import without_faults
 from tests.plain_run import busy_case
-from tests.policies_under_test import POLICIES
+from tests.policies_under_test import CHECKPOINTS, POLICIES, untrained_moves
 from tests.strategies import Case, cases
 from tests.test_reference import hand_case
 
+GOALS: tuple[Goal, ...] = get_args(Goal)
 BASES = st.sampled_from(("patient", "eft-hazard", "first-fit", "pack"))
 
 
@@ -52,10 +58,12 @@ class Clock:
 def test_where_the_future_is_known_a_rollout_never_loses_to_its_base(case: Case, base: str, width: int) -> None:
     case = without_faults(case._replace(rules=case.rules._replace(order=ORDERS["fifo"])))
     outcome = play_heuristic(case, base)[1]
-    for goal, figures in (("makespan", outcome.makespan_s), ("jct", outcome.finish_s.sum(axis=1))):
+    for goal in GOALS:
         better = play_policy(case, Rollout(HEURISTICS[base], Search(futures=2, width=width), goal))[1]
-        value = better.makespan_s if goal == "makespan" else better.finish_s.sum(axis=1)
-        assert value[0] <= figures[0] * (1 + 1e-9)
+        came_to, bound = (
+            one.makespan_s if goal == "makespan" else one.finish_s.sum(axis=1) for one in (better, outcome)
+        )
+        assert came_to[0] <= bound[0] * (1 + 1e-9)
 
 
 def test_a_rollout_finds_the_optimum_that_its_base_misses() -> None:
@@ -111,3 +119,88 @@ def test_the_best_of_a_base_that_ranks_are_tried_and_no_others() -> None:
     tried = np.flatnonzero(~np.isnan(gains[0]))
     assert set(tried) == set(np.argsort(-scores, kind="stable")[:2])
     assert (gains[:, scores.argmax()] == 0.0).all()
+
+
+class Seer:
+    """A network whose value is the exact time to go: it plays a row to the end to tell it, and puts it back."""
+
+    waits, about, name = True, "", "seer"
+
+    def __init__(self, policy: MovesPolicy, goal: Goal) -> None:
+        self.policy, self.time_to_go = policy, goal
+        self.place, self.play, self.play_on = policy.place, policy.play, policy.play_on
+        self.scores, self.play_for = policy.scores, policy.play_for
+        self.asked = 0
+
+    def value(self, sim: Simulation, row: int) -> float:
+        self.asked += 1
+        arrays: Iterable[NDArray[Any]] = sim.state
+        before = [array[row].copy() for array in arrays]
+        spent, unit_s = spent_s(sim, row, self.time_to_go), goal_unit_s(sim, row, self.time_to_go)
+        self.policy.play_on(sim, row)
+        left_s = spent_s(sim, row, self.time_to_go) - spent
+        for array, was in zip(arrays, before, strict=True):
+            array[row] = was
+        return left_s / unit_s
+
+
+@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize("horizon", [0, 1, 4])
+def test_an_exact_value_gives_the_costs_of_the_whole_run(goal: Goal, horizon: int) -> None:
+    policy, told = untrained_moves(waiting=True), 0
+    for ring in (False, True):
+        for order in ORDERS.values():
+            case = busy_case(ring=ring)
+            batch = case.scenarios._replace(submit_s=np.zeros_like(case.scenarios.submit_s))
+            rules = case.rules._replace(order=order)
+            sim = at_first_decision(case._replace(scenarios=batch, rules=rules))
+            seer = Seer(policy, goal)
+            costs_s = Rollout(seer, Search(futures=3, horizon=horizon), goal).costs_s(sim, 0)
+            whole_s = Rollout(policy, Search(futures=3), goal).costs_s(sim, 0)
+            assert costs_s == pytest.approx(whole_s, rel=1e-12)
+            told += seer.asked
+    assert told > 0
+
+
+@settings(max_examples=15)
+@given(cases())
+def test_a_horizon_beyond_the_end_changes_no_move(case: Case) -> None:
+    base = untrained_moves(waiting=True, time_to_go="jct")  # what its value tells is nonsense
+    whole, cut = (Rollout(base, Search(2, 4, horizon=horizon), "jct") for horizon in (None, 10_000))
+    assert play_policy(case, cut)[0] == play_policy(case, whole)[0]
+
+
+def test_a_rollout_that_is_cut_off_minimises_what_its_value_tells() -> None:
+    base = untrained_moves(waiting=True, time_to_go="makespan")
+    assert Rollout(base, Search(horizon=3)).goal == "makespan"
+    with pytest.raises(PluginError, match="for jct cannot be cut off: its value tells makespan"):
+        Rollout(base, Search(horizon=3), "jct")
+
+
+@pytest.mark.parametrize(
+    ("limits", "budget_s", "horizon"),
+    [("", np.inf, None), ("@20ms", 0.02, None), ("@h16", np.inf, 16), ("@2.5ms,h0", 0.0025, 0)],
+)
+def test_limits_stand_behind_the_name(
+    limits: str, budget_s: float, horizon: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreseeing = untrained_moves(waiting=True, time_to_go="makespan")
+    monkeypatch.setattr("longshore.agents.checkpoint.load_policy", lambda path: foreseeing)
+    policy = find_policy(f"rollout:any.zip{limits}")
+    assert isinstance(policy, Rollout)
+    assert (policy.search.budget_s, policy.search.horizon, policy.base) == (budget_s, horizon, foreseeing)
+
+
+@pytest.mark.parametrize("limits", ["", "20", "h", "16h", "20ms,", ",h16", "h16,20ms", "20msh16", "h-1", "h1.5"])
+def test_limits_that_cannot_be_read_are_refused_in_one_line(limits: str) -> None:
+    with pytest.raises(PluginError, match=r"as in rollout:patient@20ms, .*rollout:NAME\.zip@20ms,h16") as caught:
+        find_policy(f"rollout:patient@{limits}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("base", ["patient", str(CHECKPOINTS / "hetero64-wait.zip"), str(CHECKPOINTS / "hetero64.zip")])
+def test_what_tells_no_time_to_go_cannot_be_cut_off(base: str) -> None:
+    told = "has no play_on" if base.endswith("hetero64.zip") else "cannot be cut off: no value tells"
+    with pytest.raises(PluginError, match=told) as caught:
+        find_policy(f"rollout:{base}@h16")
+    assert "\n" not in str(caught.value)

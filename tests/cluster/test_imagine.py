@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 from scipy.integrate import quad
 
 from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.rollout import Rollout, Search
+from longshore.agents.rollout import Base, Rollout, Search
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.imagine import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
 from longshore.cluster.scenarios import fault_sources
 from longshore.cluster.state import Simulation
 from longshore.cluster.topology import grid_cluster
 from tests.compiled_runs import at_first_decision, compiled
+from tests.policies_under_test import untrained_moves
 from tests.strategies import Case, cases
 from tests.test_reference import hand_case
 
@@ -52,14 +54,19 @@ def everything(sim: Simulation) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.parametrize(
+    ("base", "horizon"), [(HEURISTICS["patient"], None), (untrained_moves(waiting=True, time_to_go="jct"), 2)]
+)
 @settings(max_examples=25)
-@given(cases(), st.integers(0, 15))
-def test_trying_moves_out_leaves_the_real_simulation_untouched_to_the_byte(case: Case, decisions: int) -> None:
+@given(case=cases(), decisions=st.integers(0, 15))
+def test_trying_moves_out_leaves_the_real_simulation_untouched_to_the_byte(
+    case: Case, decisions: int, base: Base, horizon: int | None
+) -> None:
     sim = at_decision(case, decisions)
     if sim is None:
         return
     before = everything(sim)
-    Rollout(HEURISTICS["patient"], SEARCH, "jct").choose(sim, 0)
+    Rollout(base, replace(SEARCH, horizon=horizon), "jct").choose(sim, 0)
     after = everything(sim)
     assert [name for name, was in before.items() if after[name] != was] == []
 
@@ -69,6 +76,7 @@ def hide(sim: Simulation, rng: np.random.Generator) -> None:
     scenarios, state, scenario = sim.scenarios, sim.state, int(sim.state.scenario[0])
     scenarios.work_s[:] *= rng.uniform(0.1, 10.0, scenarios.work_s.shape)
     scenarios.fault_seed[:] = rng.integers(0, 2**32, scenarios.fault_seed.shape)
+    scenarios.source_rate_per_s[:] *= rng.uniform(0.0, 10.0, scenarios.source_rate_per_s.shape)
     running = state.run_place[0] >= 0
     state.end_s[0, running] = state.now_s[0] + rng.uniform(1e-3, 1e6, int(running.sum()))
     state.source_s[:] = state.now_s[0] + rng.uniform(1e-3, 1e6, state.source_s.shape)
@@ -145,6 +153,15 @@ def test_a_repair_takes_what_is_left_of_its_mean_time_given_how_long_it_has_last
         return math.erfc(z / math.sqrt(2.0)) / 2.0
 
     assert within_four_errors(drawn_s(after(age_s, sigma=sigma, down=True), 3), mean_left_s(survival, age_s))
+
+
+def test_faults_of_nodes_and_racks_are_imagined_as_those_of_single_gpus() -> None:
+    sim = after(0.0)
+    sim.scenarios.source_rate_per_s[0, 4:] = RATE_PER_S
+    sim.scenarios.hazard_per_s[:] = 3.0 * RATE_PER_S  # so all rates together add up to what is known
+    assert within_four_errors(drawn_s(sim, 0), 1.0 / (3.0 * RATE_PER_S))
+    for never in (4, 5, 6):  # the nodes and the rack
+        assert (drawn_s(sim, never) == math.inf).all()
 
 
 def test_of_recorded_faults_only_their_mean_length_and_the_known_rates_are_imagined() -> None:

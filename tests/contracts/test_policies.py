@@ -1,4 +1,4 @@
-"""What every policy must do, whoever wrote it: heuristics, networks of random weights, and one that is shipped."""
+"""What every policy must do, whoever wrote it: heuristics, networks of random weights, a shipped one, and rollouts."""
 
 from copy import deepcopy
 
@@ -66,6 +66,7 @@ def place_checked(policy: Policy, sim: Simulation) -> bool:
 def disturb(sim: Simulation, rng: np.random.Generator, *, seed: bool) -> None:
     """Change what nobody can know at a decision: true run times, faults to come, and jobs that are not submitted.
 
+    Recorded outages come at other times and last as long, as their mean length is known.
     A simulation that was disturbed is good for `place` only: its engine's bookkeeping no longer fits.
     """
     scenarios, state, scenario = sim.scenarios, sim.state, sim.state.scenario[0]
@@ -76,7 +77,7 @@ def disturb(sim: Simulation, rng: np.random.Generator, *, seed: bool) -> None:
     state.source_k[:] += rng.integers(0, 9, state.source_k.shape, dtype=np.int32)
     scenarios.source_rate_per_s[:] *= rng.uniform(0.0, 10.0, scenarios.source_rate_per_s.shape)
     sim.process.outage_start_s[:] += 1e6
-    sim.process.outage_end_s[:] += 2e6
+    sim.process.outage_end_s[:] += 1e6
     later = slice(int(state.submitted[0]), int(scenarios.jobs[scenario]))
     for known in (scenarios.gpus, scenarios.estimate_s, scenarios.compute_s, scenarios.parameter_bytes):
         known[scenario, later] = rng.permutation(known[scenario, later])

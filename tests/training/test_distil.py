@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,9 +15,13 @@ from longshore.agents.checkpoint import load_policy, network_of, save_policy, sc
 from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.networks import MovesNetwork
-from longshore.agents.rollout import Rollout, Search
-from longshore.agents.schema import Schema
+from longshore.agents.rollout import Rollout, Search, goal_unit_s, spent_s
+from longshore.agents.schema import Goal, Schema
+from longshore.cluster.engine import reset
 from longshore.cluster.errors import CheckpointError, InputError
+from longshore.cluster.imagine import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
+from longshore.cluster.moves import list_moves
+from longshore.cluster.simulation import simulation_of
 from longshore.cluster.state import Simulation
 from longshore.cluster.topology import grid_cluster
 from longshore.envs.batch import Problem
@@ -31,6 +36,7 @@ from longshore.training.validation import Validation
 from tests.compiled_runs import at_first_decision
 from tests.envs.random_play import small_problem
 from tests.plain_run import busy_case
+from tests.policies_under_test import untrained_moves
 from tests.test_reference import hand_case
 from tests.training import test_learning
 from tests.training.test_learning import makespans_s
@@ -88,21 +94,25 @@ class Noted:
         self.base.play_on(sim, row)
 
 
-@pytest.mark.parametrize(("goal", "gain"), [("makespan", 12.0 / 12.0), ("jct", 9.6 / 12.0 / 2.0)])
-def test_a_label_is_what_the_better_move_gains_in_mean_estimates(goal: str, gain: float) -> None:
+@pytest.mark.parametrize(
+    ("goal", "gain", "to_go"),
+    [("makespan", 12.0 / 12.0, 20.0 / 12.0), ("jct", 9.6 / 12.0 / 2.0, (1.6 + 20.0) / 12.0 / 2.0)],
+)
+def test_a_label_is_what_the_better_move_gains_in_mean_estimates(goal: Goal, gain: float, to_go: float) -> None:
     # On the fast node the first job takes 1.6 s and drives the second to the slow one for 20 s; on the slow one it
     # takes 4 s, and the second 8 s on the fast one. The mean estimate is 12 s, and two jobs are in the system.
     case = hand_case(grid_cluster(2, 2, speed=np.array([1.0, 2.5])), [(1, 4.0, 0.0), (2, 20.0, 0.0)])
     sim = at_first_decision(case)
-    gains, errors = label(Rollout(HEURISTICS["eft-hazard"], Search(futures=2), goal), sim, 0)
-    assert gains == pytest.approx([0.0, gain])
-    assert (errors == 0.0).all()
+    told = label(Rollout(HEURISTICS["eft-hazard"], Search(futures=2), goal), sim, 0)
+    assert told.gain == pytest.approx([0.0, gain])
+    assert (told.error == 0.0).all()
+    assert told.to_go == pytest.approx(to_go)
 
 
 def test_a_label_is_the_mean_of_paired_gains_with_its_standard_error() -> None:
     sim = at_first_decision(busy_case(ring=True))
     rollout = Rollout(PATIENT, Search(futures=6), "makespan", seed=5)
-    gains, errors = label(rollout, sim, 0)
+    gains, errors, _ = label(rollout, sim, 0)
     paired = rollout.gains(sim, 0)
     unit_s = sim.state.estimates_s[0] / sim.state.submitted[0]
     paired = (paired - paired[:, :1]) / unit_s
@@ -110,6 +120,26 @@ def test_a_label_is_the_mean_of_paired_gains_with_its_standard_error() -> None:
     assert gains == pytest.approx(paired.mean(axis=0))
     assert errors == pytest.approx(spread / np.sqrt(6.0))
     assert errors.max() > 0.0
+
+
+@pytest.mark.parametrize("goal", get_args(Goal))
+def test_what_is_still_to_come_is_that_of_the_bases_own_choice_from_the_decision_on(goal: Goal) -> None:
+    problem, base = small_problem(waiting=True, faults=4.0), untrained_moves(waiting=True)
+    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules)
+    reset(sim, 0, 2)
+    assert base.play_for(sim, 0, 5)
+    while list_moves(sim, 0) == 1:
+        assert base.play_for(sim, 0, 1)
+    rollout = Rollout(base, Search(futures=3), goal)
+    imagined = imagination_of(sim)
+    recall(imagined, sim, 0)
+    left_s = []
+    for future in range(3):
+        copy_row(imagined, PRESENT, FUTURE)
+        draw_future(imagined, rollout._seed(sim, 0, future))
+        base.play_on(imagined, FUTURE)
+        left_s.append(spent_s(imagined, FUTURE, goal) - spent_s(sim, 0, goal))
+    assert label(rollout, sim, 0).to_go == pytest.approx(np.mean(left_s) / goal_unit_s(sim, 0, goal))
 
 
 def test_a_label_weighs_as_much_as_noise_and_prior_leave_of_it() -> None:
@@ -231,6 +261,18 @@ def test_it_learns_from_rollouts_what_its_teacher_misses(tmp_path: Path) -> None
     assert learned < 0.7 * makespans_s(problem, HEURISTICS["eft-hazard"]).mean()
 
 
+def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = []
+    for folder in ("on", "off"):
+        learner = learner_of(tmp_path / folder, small_problem(waiting=True), config(10_000))
+        learner.collect()
+        learner.fit()
+        learned.append(learner.network.state_dict())
+        monkeypatch.setattr("longshore.training.distil.value_loss", lambda values, to_go: 0.0 * values.sum())
+    for name, tensor in learned[0].items():
+        assert torch.equal(tensor, learned[1][name]) == (not name.startswith("value")), name
+
+
 def test_a_group_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
     network = MovesNetwork(learner_of(tmp_path, small_problem(waiting=True), config(1)).network.layout)
     path = tmp_path / "taught.zip"
@@ -240,6 +282,7 @@ def test_a_group_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None
         assert begun is not None
         observation = torch.rand(3, network.layout.globals + 16 * network.layout.features)
         torch.testing.assert_close(begun(observation)[0], network(observation)[0] * factor)
+        assert torch.equal(begun(observation)[1], network(observation)[1]), "the value is another"
     tiny = GroupParameters(groups=4, runs=4, group_minibatch=256)
     run = train(config(10, algorithm="group", init=str(path), group=tiny), tmp_path)
     assert run.folder.name == "hetero64-group-init-wait-0"

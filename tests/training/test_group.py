@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,10 +16,13 @@ from longshore.agents.checkpoint import load_policy, schema_of
 from longshore.agents.move_play import Record
 from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.networks import MovesNetwork
+from longshore.agents.schema import Goal
+from longshore.cluster.hetero64 import hetero64
+from longshore.cluster.scenarios import ORDERS
 from longshore.envs.batch import Problem
 from longshore.envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
 from longshore.training.config import TrainingConfig
-from longshore.training.group import GroupLearner, advantages
+from longshore.training.group import Decisions, GroupLearner, advantages, decisions_of, goal_of
 from longshore.training.keeper import Keeper, Progress
 from longshore.training.presets import GroupParameters
 from longshore.training.run import train
@@ -92,6 +96,12 @@ def collected(learner: GroupLearner) -> Record:
     return learner.runs.collect(learner.network, np.arange(runs) // learner.parameters.runs, 11)[0]
 
 
+def first(record: Record) -> Decisions:
+    """Return the first 16 decisions, without advantages."""
+    decisions = decisions_of(record, np.zeros(record.row.max() + 1))
+    return Decisions(*(tensor[:16] for tensor in decisions))
+
+
 def test_sampled_moves_follow_the_networks_probabilities(tmp_path: Path) -> None:
     learner = learner_of(tmp_path, small_problem(8, waiting=True), config(1, group=GroupParameters(groups=8, runs=32)))
     with torch.no_grad():
@@ -114,12 +124,12 @@ def test_the_gradient_is_that_of_reinforce_where_the_network_is_the_one_that_pla
     learner = learner_of(tmp_path, small_problem(waiting=True), config(1, group=parameters))
     record = collected(learner)
     rows = list(range(16))
-    gains = torch.linspace(-2.0, 1.0, int(record.size[0]))
+    gains = torch.linspace(-2.0, 1.0, 16)
     policy = [tensor for name, tensor in learner.network.named_parameters() if not name.startswith("value")]
-    loss = learner._loss([torch.from_numpy(array) for array in record[:-1]], gains, torch.tensor(rows))
+    loss = learner._loss(first(record)._replace(gain=gains))
     got = torch.autograd.grad(loss, policy)
     chosen = [log_probabilities(learner.network, record, at)[record.chosen[at]] for at in rows]
-    expected = torch.autograd.grad(-(torch.stack(chosen) * gains[:16]).sum(), policy)
+    expected = torch.autograd.grad(-(torch.stack(chosen) * gains).sum(), policy)
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
@@ -127,8 +137,8 @@ def test_the_gradient_is_that_of_reinforce_where_the_network_is_the_one_that_pla
 def test_entropy_is_paid_for_each_decision(tmp_path: Path) -> None:
     learner = learner_of(tmp_path, small_problem(), config(1, group=GroupParameters(groups=2, runs=2)))
     record = collected(learner)
-    tensors = [torch.from_numpy(array) for array in record[:-1]]
-    loss = learner._loss(tensors, torch.zeros(int(record.size[0])), torch.arange(16)).item()
+    decisions = first(record)
+    loss = learner._policy_loss(learner.network(decisions.seen)[0], decisions).item()
     told = [log_probabilities(learner.network, record, at).detach() for at in range(16)]
     entropy = -sum(float((one.exp() * one).sum()) for one in told)
     assert loss == pytest.approx(-learner.parameters.group_entropy * entropy, rel=1e-4)
@@ -181,3 +191,59 @@ def test_it_learns_within_twenty_updates_what_no_greedy_rule_finds(tmp_path: Pat
     for _ in range(20):
         learner.update()
     assert makespans_s(problem, MovesPolicy("learned", SCHEMA, learner.network)).mean() < 8.0 * 1.01
+
+
+def stream_problem() -> Problem:
+    cluster, scenarios, process, rules = hetero64(4, 7, nodes=4, jobs=16, load=0.9)
+    return Problem(cluster, scenarios, process, rules._replace(waiting=True, order=ORDERS["easy"]))
+
+
+@pytest.mark.parametrize("goal", get_args(Goal))
+def test_the_value_is_taught_what_was_still_to_come_in_mean_estimates(goal: Goal, tmp_path: Path) -> None:
+    problem = stream_problem() if goal == "jct" else small_problem(4, waiting=True)
+    assert goal_of(problem) == goal
+    learner = learner_of(tmp_path, problem, config(1, group=GroupParameters(groups=4, runs=2)))
+    record = collected(learner)
+    finish_s = np.concatenate([sim.state.finish_s for sim in learner.runs._sims])  # by run
+    for at in range(0, record.size[0], 7):
+        run, now_s = record.row[at], record.now_s[at]
+        known = problem.scenarios.submit_s[run // 2] <= now_s
+        unit_s = problem.scenarios.estimate_s[run // 2, known].mean()
+        left_s = finish_s[run] - now_s
+        expected_s = left_s.max() if goal == "makespan" else left_s[known & (left_s > 0.0)].mean()
+        assert record.to_go[at] == pytest.approx(expected_s / unit_s)
+
+
+def learned_sides(folder: Path) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the weights of a policy and those of its value after two updates."""
+    learner = learner_of(folder, small_problem(waiting=True), config(10_000))
+    for _ in range(2):
+        learner.update()
+    sides: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for network in (learner.network, learner.average):
+        for name, tensor in network.named_parameters():
+            sides[name.startswith("value")].append(tensor)
+    return sides
+
+
+def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, value = learned_sides(tmp_path / "on")
+    monkeypatch.setattr("longshore.training.group.value_loss", lambda values, to_go: 0.0 * values.sum())
+    alone, idle = learned_sides(tmp_path / "off")
+    assert all(torch.equal(one, other) for one, other in zip(policy, alone, strict=True))
+    assert not any(torch.equal(one, other) for one, other in zip(value, idle, strict=True))
+
+
+def test_the_value_learns_what_is_still_to_come(tmp_path: Path) -> None:
+    parameters = GroupParameters(groups=8, runs=4, group_minibatch=32)
+    learner = learner_of(tmp_path, small_problem(waiting=True, faults=0.0), config(12_000, group=parameters))
+    for _ in range(12):
+        learner.update()
+    decisions = decisions_of(record := collected(learner), np.zeros(32))
+    off = (learner.average.values(decisions.seen) - decisions.to_go).detach().numpy()
+    assert np.sqrt((off**2).mean()) < 0.3 * record.to_go.std()
+
+
+def test_a_checkpoint_tells_of_which_goal_its_value_is_the_time_to_go(tmp_path: Path) -> None:
+    run = train(config(10), tmp_path)
+    assert load_policy(run.best).schema.time_to_go == "makespan"
