@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -188,22 +188,23 @@ def jobs(seeds: int, share: float) -> Iterator[Job]:
         yield Job(f"rollouts, {trial.key}", (trial.key,), partial(search, trial))
 
 
-def complete(path: Path, runs: Runs, todo: Sequence[Job]) -> None:
-    """Do what is missing, two jobs at a time, and store each that is finished."""
+def complete(pool: Executor, path: Path, runs: Runs, todo: Sequence[Job]) -> None:
+    """Do what is missing and store each run that is finished; one that fails is told and does not stop the others."""
     missing, began = [job for job in todo if not set(job.keys) <= runs.keys()], time.monotonic()
     progress(f"{len(todo) - len(missing)} of {len(todo)} runs are stored")
-    # Threads would not do: the compiled simulation holds the interpreter.
-    with ProcessPoolExecutor(AT_ONCE, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        waiting = {pool.submit(job.work): job.name for job in missing}
-        try:
-            for done, future in enumerate(as_completed(waiting), 1):
-                runs |= future.result()
-                write_runs(path, runs)
-                left = (time.monotonic() - began) / done * (len(missing) - done) / 60.0
-                progress(f"{done} of {len(missing)} runs, about {left:.0f} min left: {waiting[future]}")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    waiting = {pool.submit(job.work): job.name for job in missing}
+    try:
+        for done, future in enumerate(as_completed(waiting), 1):
+            if (error := future.exception()) is not None:
+                progress(f"failed: {waiting[future]}: {error}")
+                continue
+            runs |= future.result()
+            write_runs(path, runs)
+            left = (time.monotonic() - began) / done * (len(missing) - done) / 60.0
+            progress(f"{done} of {len(missing)} runs, about {left:.0f} min left: {waiting[future]}")
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def rows_of(runs: Runs, seeds: int, share: float) -> Iterator[Row]:
@@ -222,7 +223,9 @@ def measure() -> Iterator[Row]:
     seeds, share = int(os.environ.get("SEEDS", "5")), float(os.environ.get("STEPS", "1"))
     runs, todo = read_runs(STORE), list(jobs(seeds, share))
     if os.environ.get("RETRAIN") == "1":
-        complete(STORE, runs, todo)
+        # Processes, as the compiled simulation holds the interpreter; with PyTorch on one thread each.
+        with ProcessPoolExecutor(AT_ONCE, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+            complete(pool, STORE, runs, todo)
     keys = {name for job in todo for name in job.keys}
     yield Row("runs that are finished", len(keys & runs.keys()), "runs", least=len(keys))
     if runs:
