@@ -172,7 +172,7 @@ def search(trial: Trial) -> Runs:
     policy.play(sim, np.arange(SEARCHED))
     core_s = time.process_time() - began
     run = Run(
-        makespan_s=whole(outcome_of(sim).makespan_s), core_s=core_s, decisions=int(sim.state.decisions.sum()),
+        makespan_s=whole(outcome_of(sim).makespan_s), core_s=round(core_s, 4), decisions=int(sim.state.decisions.sum()),
         machine=here(),
     )  # fmt: skip
     return {trial.key: run}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from longshore.eval.figures import BEST_HEURISTIC_COLOUR, CHALLENGER_COLOURS, STYLE
 
 from .learning_pages import Point, Standing, common_rival, picture_name, points, standings
-from .learning_ways import DISTILLED, SECTIONS, Runs, Trial
+from .learning_ways import BASES, DISTILLED, SECTIONS, Runs, Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ COLOURS = (*CHALLENGER_COLOURS, "#56B4E9", "#000000")  # of Okabe and Ito, but f
 MARKERS = "osD^vP"
 SIZE_INCHES = (6.4, 4.4)  # narrow, so that the letters can be read on a phone
 LABEL_GAP = 0.065  # between two labels, as a share of the height
+MOST_PERCENT = 20.0  # worse ways end above the picture, else the others could not be told apart
 ROOM_ABOVE = 0.6  # over the worst end of a curve, as a share of what lies between the ends and the best
 
 
@@ -47,7 +48,7 @@ def draw_curves(path: Path, found: Sequence[Standing], rival: str, rival_h: floa
             percent = 100.0 * (it.validation_h / rival_h - 1.0)
             ends[it.name] = _draw_way(ax, it, percent, colour, marker)
             lows.append(float(percent.min()))
-        top, low = max(ends.values()), min(lows)
+        top, low = max(end for end in ends.values() if end <= MOST_PERCENT), min(lows)
         ax.set_ylim(low - 0.05 * (top - low), top + max(ROOM_ABOVE * (top - low), 0.5))
         ax.set(xlabel="environment steps, thousands", ylabel=f"makespan against {rival} in %")
         ax.set_xlim(left=0)
@@ -71,55 +72,76 @@ def _draw_way(ax: "Axes", it: Standing, percent: NDArray[np.float64], colour: st
 def _label_ends(ax: "Axes", ends: dict[str, float], colours: Sequence[str]) -> None:
     """Write the name of each line at its right end."""
     low, high = ax.get_ylim()
-    heights = spread((np.array(list(ends.values())) - low) / (high - low), LABEL_GAP)
-    for (name, _), height, colour in zip(ends.items(), heights, colours, strict=False):
-        ax.text(1.02, float(height), name, color=colour, transform=ax.transAxes, va="center")
+    shares = np.minimum((np.array(list(ends.values())) - low) / (high - low), 1.0)
+    for (name, end), height, colour in zip(ends.items(), spread(shares, LABEL_GAP), colours, strict=False):
+        text = name if end <= high else f"{name} ({end:+.0f} % \u2191)"
+        ax.text(1.02, float(height), text, color=colour, transform=ax.transAxes, va="center")
 
 
 def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
-    """Return heights in the same order that are at least a gap apart, with the same mean."""
-    order = np.argsort(heights, kind="stable")
-    moved = heights[order].copy()
-    for place in range(1, moved.size):
-        moved[place] = max(moved[place], moved[place - 1] + gap)
+    """Return heights that are at least a gap apart, in the same order, and as near to the given ones as can be."""
+    from scipy.optimize import isotonic_regression
+
+    order, gaps = np.argsort(heights, kind="stable"), gap * np.arange(heights.size)
     apart = np.empty_like(heights)
-    apart[order] = moved + (heights.mean() - moved.mean())
+    apart[order] = isotonic_regression(heights[order] - gaps).x + gaps
     return apart
 
 
 def draw_rollouts(path: Path, found: Sequence[Point]) -> None:
-    """Draw what rollouts gain over `patient` against the time for a decision."""
+    """Draw what rollouts gain over `patient` against the time for a decision, a panel for each setting that varies."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
+    settings = list(dict.fromkeys(name for point in found for name in point.trial.search)) or ["futures"]
+    width, height = SIZE_INCHES
     with mpl.rc_context({**STYLE, "font.size": 11}):  # type: ignore[dict-item]
-        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-        ax = figure.subplots()
-        ax.axhline(0, color=BEST_HEURISTIC_COLOUR, linewidth=1.2)
-        bases = list(dict.fromkeys(point.trial.base for point in found))
-        for base, colour, marker in zip(bases, COLOURS, MARKERS, strict=False):
-            _draw_base(ax, [point for point in found if point.trial.base == base], colour, marker)
-        ax.set_xscale("log")
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.set(xlabel="time for a decision on one core, ms", ylabel="makespan against patient in %")
-        ax.grid()
-        ax.legend(loc="upper right")
+        figure = Figure(figsize=(width, 0.75 * height * len(settings)), layout="constrained")
+        axes = figure.subplots(len(settings), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        for ax, setting in zip(axes, settings, strict=True):
+            for base, colour, marker in zip(BASES, COLOURS, MARKERS, strict=False):
+                _draw_base(ax, [point for point in found if point.trial.base == base], setting, colour + marker)
+            ax.set_title(f"by {setting}, the numbers at the points")
+            ax.set(xscale="log", ylabel="makespan against\npatient in %")
+            ax.grid()
+        axes[-1].xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes[-1].xaxis.set_major_formatter("{x:g}")
+        axes[-1].xaxis.set_minor_formatter("")
+        axes[-1].set_xlabel("time for a decision on one core, ms")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
         _save(figure, path)
 
 
-def _draw_base(ax: "Axes", found: Sequence[Point], colour: str, marker: str) -> None:
-    """Draw the points of one base with their intervals; the base alone is open, the others say futures x width."""
+def _draw_base(ax: "Axes", found: Sequence[Point], setting: str, style: str) -> None:
+    """Draw the rollouts of one base that differ by a setting alone, with their intervals, and the base as a level."""
+    colour, marker = style[:-1], style[-1]
+    shown = sorted(_varied(found, setting), key=lambda point: point.trial.search[setting])
     for point in found:
-        value, low, high = (float(part[0]) for part in point.against_patient)
-        search, ms = point.trial.search, point.decision_ms
-        ax.plot([ms, ms], [low, high], color=colour, linewidth=1.4, alpha=0.5)
-        ax.plot(
-            ms, value, marker, color=colour, markersize=7, markerfacecolor=colour if search else "white",
-            label=None if search else f"{point.trial.base} (open: without rollouts)",
-        )  # fmt: skip
-        if search:
-            text = f"{search['futures']}x{search['width']}"
-            ax.annotate(text, (ms, value), (5, 3), textcoords="offset points", fontsize=8.5, color=colour)
+        if not point.trial.search:
+            level, name = float(point.against_patient.value[0]), f"{point.trial.base} alone"
+            ax.axhline(level, color=colour, linewidth=1.6, linestyle=(0, (5, 3)), label=name)
+    if not shown:
+        return
+    ms = [point.decision_ms for point in shown]
+    value, low, high = np.array([point.against_patient for point in shown])[:, :, 0].T
+    ax.vlines(ms, low, high, color=colour, linewidth=1.4, alpha=0.35)
+    ax.plot(ms, value, marker=marker, color=colour, markersize=6, label=f"rollouts of {shown[0].trial.base}")
+    for place, point in enumerate(shown):
+        # Above and below in turn, as neighbours may coincide.
+        offset = (5, 6) if place % 2 == 0 else (5, -13)
+        text = str(point.trial.search[setting])
+        ax.annotate(text, (ms[place], value[place]), offset, textcoords="offset points", fontsize=9.5, color=colour)
+
+
+def _varied(found: Sequence[Point], setting: str) -> list[Point]:
+    """Return the rollouts that are as the usual ones, which come first, but for one setting."""
+
+    def others(point: Point) -> dict[str, int]:
+        return {name: value for name, value in point.trial.search.items() if name != setting}
+
+    tried = [point for point in found if point.trial.search]
+    return [point for point in tried if setting in point.trial.search and others(point) == others(tried[0])]
 
 
 def _save(figure: "Figure", path: Path) -> None:

@@ -147,17 +147,17 @@ def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
         "Any policy, the *base*, can be improved while it decides: its best moves are tried out in imagined futures, "
         "which the base plays to the end ([policies.md](policies.md#rollouts)). More futures tell gain from noise "
         "better; more width tries out more moves. `patient` is a heuristic; `hetero64-wait` is a stored policy, which "
-        "ranks the moves first. One future is left out: a move is taken for a gain above its standard error, and a "
-        "single future has none.",
+        "ranks the moves first. Dashed in the picture: the base alone. One future is left out: a move is taken for a "
+        "gain above its standard error, and a single future has none.",
         "", "| base | futures | width | against `patient` (%) | against its base (%) | ms a decision |",
         "| --- |" + " --- |" * 5,
     )  # fmt: skip
     for point in found:
         search = point.trial.search
-        shown = [str(search.get("futures", "none")), str(search.get("width", ""))]
+        shown = [str(search.get("futures", "none")), str(search.get("width", "-"))]
         shown += [f"{name} {value}" for name, value in search.items() if name not in ("futures", "width")]
         yield (
-            f"| {point.trial.base} | {shown[0]} | {', '.join(shown[1:])} | {cell(point.against_patient)} "
+            f"| `{point.trial.base}` | {shown[0]} | {', '.join(shown[1:])} | {cell(point.against_patient)} "
             f"| {cell(point.against_base)} | {point.decision_ms:.3g} |"
         )
     yield from ("", f"![Gain of rollouts by time for a decision](pictures/{picture_name('Rollouts')})", "")
@@ -178,9 +178,9 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
     limits = "" if (seeds, share) == (5, 1.0) else f"SEEDS={seeds} STEPS={share:g} "
     machines = "; ".join(sorted({run.machine for run in runs.values()}))
     yield from (
-        f"- **Command**: `RETRAIN=1 {limits}make bench-learning` trains what is missing. Each row is "
-        f"`longshore train --preset hetero64 --steps {share * STEPS:g} --seed SEED --threads 1` and the row's options, "
-        f"seeds 0 to {seeds - 1}; with `--algo distil` steps are decisions that are labelled, {share * LABELS:,.0f}.",
+        f"- **Command**: `RETRAIN=1 {limits}make bench-learning` trains what is missing. Each row is `longshore train "
+        f"--preset hetero64 --steps {share * STEPS:.0f} --seed SEED --threads 1` and the row's options, seeds 0 to "
+        f"{seeds - 1}; with `--algo distil` steps are decisions that are labelled, {share * LABELS:,.0f}.",
         f"- **Machine**: {machines}.",
         f"- **Per cent**: difference of the mean makespan from a rival's, on {HELD_OUT} held-out workloads (of "
         f"rollouts on the first {SEARCHED}) with their faults; below 0 is better. What counts is the policy of each "

@@ -143,3 +143,7 @@ def test_labels_stand_apart_in_the_order_of_their_lines(heights: list[float]) ->
     order = np.argsort(before, kind="stable")
     assert (np.diff(after[order]) >= 0.1 - 1e-12).all()
     assert after.mean() == pytest.approx(before.mean())
+
+
+def test_a_label_that_is_apart_stays_where_it_is() -> None:
+    assert spread(np.array([0.5, 0.9, 0.1, 0.54]), 0.1).tolist() == pytest.approx([0.47, 0.9, 0.1, 0.57])
