@@ -188,20 +188,28 @@ def jobs(seeds: int, share: float) -> Iterator[Job]:
         yield Job(f"rollouts, {trial.key}", (trial.key,), partial(search, trial))
 
 
+def done(work: Callable[[], Runs]) -> Runs:
+    """Do the work of a job in a process of its own, which Ctrl-C ends: a pool would give it the next job."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
 def complete(pool: Executor, path: Path, runs: Runs, todo: Sequence[Job]) -> None:
     """Do what is missing and store each run that is finished; one that fails is told and does not stop the others."""
     missing, began = [job for job in todo if not set(job.keys) <= runs.keys()], time.monotonic()
     progress(f"{len(todo) - len(missing)} of {len(todo)} runs are stored")
-    waiting = {pool.submit(job.work): job.name for job in missing}
+    waiting = {pool.submit(done, job.work): job.name for job in missing}
     try:
-        for done, future in enumerate(as_completed(waiting), 1):
+        for count, future in enumerate(as_completed(waiting), 1):
             if (error := future.exception()) is not None:
                 progress(f"failed: {waiting[future]}: {error}")
                 continue
             runs |= future.result()
             write_runs(path, runs)
-            left = (time.monotonic() - began) / done * (len(missing) - done) / 60.0
-            progress(f"{done} of {len(missing)} runs, about {left:.0f} min left: {waiting[future]}")
+            left = (time.monotonic() - began) / count * (len(missing) - count) / 60.0
+            progress(f"{count} of {len(missing)} runs, about {left:.0f} min left: {waiting[future]}")
     except KeyboardInterrupt:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
