@@ -1,0 +1,246 @@
+"""Ways to learn, side by side with one budget, and how much rollouts gain for their time; writes docs/results.md.
+
+It shows what benchmarks/learning.json holds. `RETRAIN=1` first does what is missing there, two runs at a time, each of
+which is stored as soon as it is finished: the same command goes on after a stop. To begin anew, delete the file.
+`SEEDS` (5) and `STEPS` (1, a share of the full number) make it shorter.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from functools import partial
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from longshore.agents.checkpoint import load_policy
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.protocol import Policy
+from longshore.agents.rollout import Rollout, Search, rollout_of
+from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.envs.problems import Regime, hetero64_problem
+from longshore.eval.play import play_all
+from longshore.training.keeper import BEST
+from longshore.training.presets import VALIDATION_SCENARIOS, VALIDATION_SEED
+
+from .card import machine_text
+from .harness import ROOT, Row, main, progress, stamp_of_run
+from .learning_figures import draw_pictures
+from .learning_pages import PAGE, points, seconds_of, standings, write_page
+from .learning_ways import (
+    BASES,
+    HELD_OUT,
+    SEARCHED,
+    SEARCHES,
+    SECTIONS,
+    SEED,
+    STORE,
+    Run,
+    Runs,
+    Trial,
+    key,
+    read_runs,
+    trainings,
+    write_runs,
+)  # fmt: skip
+
+CHECKPOINTS = ROOT / "checkpoints"
+AT_ONCE = 2
+MAKESPAN_H = "validation/makespan_h"
+
+
+class Job(NamedTuple):
+    """Something to do that leaves runs."""
+
+    name: str
+    keys: tuple[str, ...]  # of these runs
+    work: Callable[[], Runs]
+
+
+def whole(seconds: NDArray[np.float64]) -> tuple[int, ...]:
+    """Return times in whole seconds."""
+    return tuple(int(each) for each in np.rint(seconds))
+
+
+def here() -> str:
+    """Return machine and date in words."""
+    return machine_text(stamp_of_run(), version("torch"))
+
+
+def play_heuristics() -> Runs:
+    """Play all heuristics; those that never wait play the same whether waiting is allowed or not."""
+    waiting, found = Regime(waiting=True), {}
+    held_out = play_all(hetero64_problem(HELD_OUT, SEED, waiting), list(HEURISTICS.values()))
+    validated = play_all(hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, waiting), list(HEURISTICS.values()))
+    for name, outcome in held_out.items():
+        curve = ((0, float(validated[name].makespan_s.mean()) / 3600.0),)
+        found[name] = Run(makespan_s=whole(outcome.makespan_s), validation=curve, machine=here())
+    return found
+
+
+def call(line: str, folder: Path) -> tuple[float, float]:
+    """Run `longshore` in a folder; return the wall time and the CPU time that it took, in seconds.
+
+    Raises:
+        RuntimeError: If it fails, with the end of what it wrote.
+    """
+    log, began = folder / "log.txt", time.perf_counter()
+    with log.open("wb") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "longshore", *line.split()], cwd=folder, stdout=written, stderr=written
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)  # it is waited for already
+    if process.returncode != 0:
+        raise RuntimeError(f"longshore {line}: exit status {process.returncode}: {log.read_text()[-2000:]}")
+    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime
+
+
+def validations(run: Path) -> tuple[tuple[int, float], ...]:
+    """Return steps and mean makespan in hours of each validation, from a run's TensorBoard file."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    events.Reload()
+    return tuple((int(event.step), round(float(event.value), 5)) for event in events.Scalars(MAKESPAN_H))
+
+
+def train(lines: Sequence[str]) -> Runs:
+    """Train a policy by one command after the other in one folder, and play what each leaves."""
+    found: Runs = {}
+    wall_s = core_s = 0.0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (runs := folder / "runs").mkdir()
+        for count, line in enumerate(lines, 1):
+            before = set(runs.iterdir())
+            took_s, used_s = call(line, folder)
+            wall_s, core_s = wall_s + took_s, core_s + used_s
+            run = (set(runs.iterdir()) - before).pop()
+            policy = load_policy(run / BEST)
+            problem = hetero64_problem(HELD_OUT, SEED, Regime(waiting=policy.waits))
+            found[key(lines[:count])] = Run(
+                makespan_s=whole(play_all(problem, [policy])[policy.name].makespan_s),
+                validation=validations(run), wall_s=round(wall_s, 1), core_s=round(core_s, 1), machine=here(),
+            )  # fmt: skip
+    return found
+
+
+def base_policy(name: str) -> Policy:
+    """Return a base of rollouts."""
+    return HEURISTICS[name] if name in HEURISTICS else load_policy(CHECKPOINTS / f"{name}.zip")
+
+
+def search_key(base: str, search: Mapping[str, int]) -> str:
+    """Return what rollouts are stored under, or their base alone; a checkpoint of other weights is another base."""
+    path = CHECKPOINTS / f"{base}.zip"
+    weights = f" {hashlib.sha256(path.read_bytes()).hexdigest()[:8]}" if path.exists() else ""
+    return f"{base}{weights}: " + (", ".join(f"{name} {value}" for name, value in search.items()) or "alone")
+
+
+def trials() -> list[Trial]:
+    """Return the searches of all bases, none twice, with the defaults of each; the first of a base is it alone."""
+    found: dict[str, Trial] = {}
+    for base in BASES:
+        usual = rollout_of(base_policy(base)).search
+        defaults = {"futures": usual.futures, "width": usual.width}
+        for search in ({}, *({**defaults, **settings} for settings in SEARCHES)):
+            name = search_key(base, search)
+            found[name] = Trial(base, search, name)
+    return list(found.values())
+
+
+def search(trial: Trial) -> Runs:
+    """Play rollouts, or their base alone, and count the time for a decision."""
+    policy = base_policy(trial.base)
+    if trial.search:
+        policy = Rollout(rollout_of(policy).base, Search(**trial.search))
+    problem = hetero64_problem(SEARCHED, SEED, Regime(waiting=True))
+    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=SEARCHED)
+    policy.play(sim, np.arange(1))  # compiles
+    began = time.process_time()
+    policy.play(sim, np.arange(SEARCHED))
+    core_s = time.process_time() - began
+    run = Run(
+        makespan_s=whole(outcome_of(sim).makespan_s), core_s=round(core_s, 4), decisions=int(sim.state.decisions.sum()),
+        machine=here(),
+    )  # fmt: skip
+    return {trial.key: run}
+
+
+def jobs(seeds: int, share: float) -> Iterator[Job]:
+    """Yield all that there is to do."""
+    yield Job("heuristics", tuple(HEURISTICS), play_heuristics)
+    for name, lines in trainings(seeds, share):
+        keys = tuple(key(lines[:count]) for count in range(1, len(lines) + 1))
+        yield Job(name, keys, partial(train, lines))
+    for trial in trials():
+        yield Job(f"rollouts, {trial.key}", (trial.key,), partial(search, trial))
+
+
+def done(work: Callable[[], Runs]) -> Runs:
+    """Do the work of a job in a process of its own, which Ctrl-C ends: a pool would give it the next job."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
+def complete(pool: Executor, path: Path, runs: Runs, todo: Sequence[Job]) -> None:
+    """Do what is missing and store each run that is finished; one that fails is told and does not stop the others."""
+    missing, began = [job for job in todo if not set(job.keys) <= runs.keys()], time.monotonic()
+    progress(f"{len(todo) - len(missing)} of {len(todo)} runs are stored")
+    waiting = {pool.submit(done, job.work): job.name for job in missing}
+    try:
+        for count, future in enumerate(as_completed(waiting), 1):
+            if (error := future.exception()) is not None:
+                progress(f"failed: {waiting[future]}: {error}")
+                continue
+            runs |= future.result()
+            write_runs(path, runs)
+            left = (time.monotonic() - began) / count * (len(missing) - count) / 60.0
+            progress(f"{count} of {len(missing)} runs, about {left:.0f} min left: {waiting[future]}")
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def rows_of(runs: Runs, seeds: int, share: float) -> Iterator[Row]:
+    """Yield what every way to learn and every search reaches."""
+    for section in SECTIONS:
+        for it in standings(runs, section, seeds, share):
+            percent = float(it.percent(seconds_of(runs, it.rival)).mean())
+            yield Row(f"{section.title}: {it.name}, against {it.rival}", percent, "%")
+    for point in points(runs, trials()):
+        yield Row(f"rollouts of {point.trial.key}, against patient", float(point.against_patient.value[0]), "%")
+        yield Row(f"rollouts of {point.trial.key}", point.decision_ms, "ms/decision")
+
+
+def measure() -> Iterator[Row]:
+    """Yield how many runs are finished, and what they reached; write the pages."""
+    seeds, share = int(os.environ.get("SEEDS", "5")), float(os.environ.get("STEPS", "1"))
+    runs, todo = read_runs(STORE), list(jobs(seeds, share))
+    if os.environ.get("RETRAIN") == "1":
+        # Processes, as the compiled simulation holds the interpreter; with PyTorch on one thread each.
+        with ProcessPoolExecutor(AT_ONCE, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+            complete(pool, STORE, runs, todo)
+    keys = {name for job in todo for name in job.keys}
+    yield Row("runs that are finished", len(keys & runs.keys()), "runs", least=len(keys))
+    if runs:
+        yield from rows_of(runs, seeds, share)
+        write_page(runs, trials(), seeds, share)
+        draw_pictures(PAGE.parent / "pictures", runs, trials(), seeds, share)
+
+
+if __name__ == "__main__":
+    main(measure)

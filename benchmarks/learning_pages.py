@@ -1,0 +1,214 @@
+"""The page docs/results.md, from the figures of finished runs; learning_figures.py draws its pictures."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longshore.agents.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
+from longshore.eval.statistics import Estimates, ratio_estimates
+
+from .harness import ROOT
+from .learning_ways import (
+    HELD_OUT,
+    LABELS,
+    SEARCHED,
+    SECTIONS,
+    STEPS,
+    Options,
+    Runs,
+    Section,
+    Trial,
+    commands,
+    key,
+)  # fmt: skip
+
+DOCS = ROOT / "docs"
+PAGE = DOCS / "results.md"
+COMMON = EFT_HAZARD.name  # a rival that plays the same whether waiting is allowed or not
+# Pages that other benchmarks write, linked where they exist.
+OTHERS = {
+    "Jobs that arrive over time": "results-stream.md",
+    "A real trace": "results-trace.md",
+    "The source's method": "results-source.md",
+}
+
+
+class Standing(NamedTuple):
+    """How a way to learn fares over its seeds."""
+
+    name: str
+    options: Options
+    rival: str  # best heuristic of the same actions
+    makespan_s: NDArray[np.float64]  # (seeds, workloads)
+    core_minutes: float  # of training, median over the seeds: the first may have compiled
+    steps: NDArray[np.float64]  # (validations,), mean over the seeds
+    validation_h: NDArray[np.float64]  # (seeds, validations) mean makespan
+
+    def percent(self, rival_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return each seed's difference in mean makespan from a rival's, in per cent, shape (seeds,)."""
+        differences: NDArray[np.float64] = 100.0 * (self.makespan_s.mean(axis=1) / rival_s.mean() - 1.0)
+        return differences
+
+
+class Point(NamedTuple):
+    """What rollouts gain, and for what time."""
+
+    trial: Trial
+    against_patient: Estimates  # in per cent, shape (1,)
+    against_base: Estimates
+    decision_ms: float
+
+
+def seconds_of(runs: Runs, name: str) -> NDArray[np.float64]:
+    """Return the held-out makespans of a run, shape (workloads,)."""
+    return np.array(runs[name].makespan_s, dtype=np.float64)
+
+
+def best_heuristic(runs: Runs, *, waiting: bool) -> str:
+    """Return the heuristic of the shortest mean makespan, of those that wait only if waiting is allowed."""
+    able = [name for name, policy in HEURISTICS.items() if waiting or not policy.waits]
+    return min(able, key=lambda name: float(seconds_of(runs, name).mean()))
+
+
+def standings(runs: Runs, section: Section, seeds: int, share: float) -> list[Standing]:
+    """Return the ways of a section of which at least one seed is finished."""
+    found = []
+    for name, options in section.ways.items():
+        keys = [key(commands(options, seed, share)) for seed in range(seeds)]
+        mine = [runs[each] for each in keys if each in runs]
+        if not mine:
+            continue
+        length = min(len(run.validation) for run in mine)
+        curves = np.array([run.validation[:length] for run in mine], dtype=np.float64)
+        makespan_s = np.array([run.makespan_s for run in mine], dtype=np.float64)
+        core_minutes = float(np.median([run.core_s for run in mine])) / 60.0
+        rival = best_heuristic(runs, waiting="--waiting" in options[0])
+        steps = curves[:, :, 0].mean(axis=0)
+        found.append(Standing(name, options, rival, makespan_s, core_minutes, steps, curves[:, :, 1]))
+    return found
+
+
+def points(runs: Runs, trials: Sequence[Trial]) -> list[Point]:
+    """Return the rollouts that are finished, and whose base is."""
+    alone = {trial.base: trial.key for trial in trials if not trial.search}
+    patient_s, found = seconds_of(runs, PATIENT.name)[:SEARCHED], []
+    for trial in trials:
+        if trial.key in runs and alone[trial.base] in runs:
+            run, mine_s = runs[trial.key], seconds_of(runs, trial.key)
+            base = difference(mine_s, seconds_of(runs, alone[trial.base]))
+            found.append(Point(trial, difference(mine_s, patient_s), base, 1e3 * run.core_s / run.decisions))
+    return found
+
+
+def difference(mine_s: NDArray[np.float64], rival_s: NDArray[np.float64]) -> Estimates:
+    """Return the paired difference of mean makespans in per cent of the rival's, shape (1,)."""
+    return ratio_estimates(100.0 * (mine_s - rival_s)[None], rival_s[None], confidence=0.95)
+
+
+def cell(found: Estimates) -> str:
+    """Return a difference with its interval; a dash where a thing is compared with itself."""
+    if found.value[0] == found.low[0] == found.high[0] == 0.0:
+        return "-"
+    return f"{found.value[0]:+.2f} [{found.low[0]:+.2f}, {found.high[0]:+.2f}]"
+
+
+def section_lines(runs: Runs, section: Section, found: Sequence[Standing]) -> Iterator[str]:
+    """Yield the lines of a section, with its table and its picture."""
+    yield from (f"## {section.title}", "", section.about, "")
+    yield (
+        f"| way | against its rival (%) | seeds (%) | against {found[0].name} (%) | against `{COMMON}` (%) "
+        "| core-min | options |"
+    )
+    yield "| --- |" + " --- |" * 6
+    common_s, first_s = seconds_of(runs, COMMON), found[0].makespan_s.mean(axis=0)
+    for it in found:
+        rival_s, mine_s = seconds_of(runs, it.rival), it.makespan_s.mean(axis=0)
+        seeds = it.percent(rival_s)
+        options = ", then ".join(f"`{each.format(seed='SEED')}`" for each in it.options)
+        yield (
+            f"| {it.name} | {cell(difference(mine_s, rival_s))} `{it.rival}` "
+            f"| {seeds.min():+.2f} to {seeds.max():+.2f} ({seeds.size}) | {cell(difference(mine_s, first_s))} "
+            f"| {cell(difference(mine_s, common_s))} | {it.core_minutes:.1f} | {options} |"
+        )
+    yield from ("", f"![Learning curves: {section.title}](pictures/{picture_name(section.title)})", "")
+
+
+def picture_name(title: str) -> str:
+    """Return the name of a section's picture."""
+    return f"learning-{title.lower().replace(' ', '-')}.svg"
+
+
+def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
+    """Yield the lines of the section on rollouts."""
+    yield from (
+        "## Rollouts", "",
+        "Any policy, the *base*, can be improved while it decides: its best moves are tried out in imagined futures, "
+        "which the base plays to the end ([policies.md](policies.md#rollouts)). More futures tell gain from noise "
+        "better; more width tries out more moves. `patient` is a heuristic; `hetero64-wait` is a stored policy, which "
+        "ranks the moves first. Dashed in the picture: the base alone. One future is left out: a move is taken for a "
+        "gain above its standard error, and a single future has none.",
+        "", "| base | futures | width | against `patient` (%) | against its base (%) | ms a decision |",
+        "| --- |" + " --- |" * 5,
+    )  # fmt: skip
+    for point in found:
+        search = point.trial.search
+        shown = [str(search.get("futures", "none")), str(search.get("width", "-"))]
+        shown += [f"{name} {value}" for name, value in search.items() if name not in ("futures", "width")]
+        yield (
+            f"| `{point.trial.base}` | {shown[0]} | {', '.join(shown[1:])} | {cell(point.against_patient)} "
+            f"| {cell(point.against_base)} | {point.decision_ms:.3g} |"
+        )
+    yield from ("", f"![Gain of rollouts by time for a decision](pictures/{picture_name('Rollouts')})", "")
+
+
+def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
+    """Yield the beginning of the page."""
+    yield from (
+        "# Results: ways to learn", "",
+        "Each way to learn is trained with the same budget on the preset `hetero64` "
+        "([training.md](training.md#presets)): 64 jobs at once on 64 GPUs of two speeds, with faults. "
+        "[what-mattered.md](what-mattered.md) tells a newcomer what it means. This page is written by "
+        "`make bench-learning` from what benchmarks/learning.json holds.", "",
+    )  # fmt: skip
+    links = [f"[{title}]({name})" for title, name in OTHERS.items() if (DOCS / name).exists()]
+    if links:
+        yield from (f"On pages of their own: {', '.join(links)}.", "")
+    limits = "" if (seeds, share) == (5, 1.0) else f"SEEDS={seeds} STEPS={share:g} "
+    machines = "; ".join(sorted({run.machine for run in runs.values()}))
+    yield from (
+        f"- **Command**: `RETRAIN=1 {limits}make bench-learning` trains what is missing. Each row is `longshore train "
+        f"--preset hetero64 --steps {share * STEPS:.0f} --seed SEED --threads 1` and the row's options, seeds 0 to "
+        f"{seeds - 1}; with `--algo distil` steps are decisions that are labelled, {share * LABELS:,.0f}.",
+        f"- **Machine**: {machines}.",
+        f"- **Per cent**: difference of the mean makespan from a rival's, on {HELD_OUT} held-out workloads (of "
+        f"rollouts on the first {SEARCHED}) with their faults; below 0 is better. What counts is the policy of each "
+        "run's best validation.",
+        "- **Brackets**: 95 % interval of the mean of all seeds, paired by workload. It tells how sure the figure is "
+        "for these trained policies on other workloads; how much training itself varies stands under *seeds*, from "
+        "the best to the worst, with their number.",
+        "- **Rival**: the best heuristic of the same actions on these workloads, named in each cell.",
+        "- **core-min**: CPU time of the training, validations included, in minutes of one core; the median of the "
+        "seeds, because the first may have to compile. Two runs at a time shared the machine.",
+        "- **Curves**: the mean of the seeds on the validation workloads after each twelfth of the steps; the band "
+        "goes from the best to the worst seed. Early parts may lie above the picture.",
+        "",
+    )  # fmt: skip
+
+
+def common_rival(found: Sequence[Standing]) -> str:
+    """Return the rival of all ways if it is one and the same, and else one that plays by any rules."""
+    rivals = {it.rival for it in found}
+    return rivals.pop() if len(rivals) == 1 else COMMON
+
+
+def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float) -> None:
+    """Write docs/results.md; sections without any finished run are left out."""
+    lines = list(head_lines(runs, seeds, share))
+    for section in SECTIONS:
+        if found := standings(runs, section, seeds, share):
+            lines += section_lines(runs, section, found)
+    if tried := points(runs, trials):
+        lines += rollout_lines(tried)
+    PAGE.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

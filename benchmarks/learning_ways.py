@@ -1,0 +1,169 @@
+"""The ways to learn that are compared, the settings of rollouts, and the figures of every finished run.
+
+A run is known by its commands, so what is finished is never done again, and a change of a command asks for new runs.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from .harness import ROOT
+
+STORE = ROOT / "benchmarks" / "learning.json"
+STEPS, LABELS = 1_000_000, 8_000  # environment steps of a run; decisions that distillation labels
+HELD_OUT, SEARCHED, SEED = 500, 120, 2026  # workloads of a seed that neither training nor validation draws from
+
+Options = tuple[str, ...]  # of `longshore train`, call by call
+
+NODE: Options = ("--algo ppo",)
+CANDIDATE: Options = ("--algo ppo --action candidate",)
+CANDIDATE_WAITING: Options = ("--algo ppo --action candidate --waiting",)
+GROUP_WAITING: Options = ("--algo group --waiting",)
+DISTILLED: Options = ("--algo distil --waiting",)
+TAUGHT: Options = (*DISTILLED, "--algo group --waiting --init runs/hetero64-distil-wait-{seed}/best.zip")
+
+
+class Section(NamedTuple):
+    """Ways to learn that are compared with each other, the first with all others."""
+
+    title: str
+    about: str
+    ways: Mapping[str, Options]  # by name
+
+
+SECTIONS = (
+    Section(
+        "Rewards",
+        "What the policy is paid for while it learns. All choose among whole placements and may wait. `potential` pays "
+        "a placement at once for the GPU-time that it commits; `dt` takes away the time that has passed; `jct` takes "
+        "away the time that jobs spend in the system; `best_of_random` pays once, at the end, by the best of 5 random "
+        "runs. The group-relative policy gradient has no reward for single steps: it compares 8 runs of one "
+        "workload with each other.",
+        {
+            "PPO, potential": CANDIDATE_WAITING,
+            "PPO, dt": ("--algo ppo --action candidate --waiting --reward dt",),
+            "PPO, jct": ("--algo ppo --action candidate --waiting --reward jct",),
+            "PPO, best_of_random": ("--algo ppo --action candidate --waiting --reward best_of_random",),
+            "group": GROUP_WAITING,
+        },
+    ),
+    Section(
+        "Replay",
+        "Whether updates also learn from earlier rollouts ([training.md](training.md#replay)). All pick node by node "
+        "and may not wait. `dynamic` is the source's replay; `geppo` and `vtrace` correct for the age of the samples.",
+        {
+            "PPO, no replay": NODE,
+            "PPO, dynamic": ("--algo ppo --replay dynamic",),
+            "PPO, geppo": ("--algo ppo --replay geppo",),
+            "A2C, no replay": ("--algo a2c",),
+            "A2C, vtrace": ("--algo a2c --replay vtrace",),
+        },
+    ),
+    Section(
+        "Warm start",
+        "Whether it helps to be taught first. Distillation learns from what rollouts find at labelled decisions; the "
+        "group-relative policy gradient then begins with its weights instead of random ones. The core-minutes of the "
+        "last row include those of the teaching.",
+        {"group, random weights": GROUP_WAITING, "distilled only": DISTILLED, "distilled, then group": TAUGHT},
+    ),
+    Section(
+        "Actions",
+        "What one step picks: a node for the job that is due, a single GPU, or a whole placement out of a short list. "
+        "All learn by PPO and may not wait.",
+        {"node": NODE, "gpu": ("--algo ppo --action gpu",), "candidate": CANDIDATE},
+    ),
+    Section(
+        "Networks",
+        "`set` is one small network that scores every node, so it serves clusters of any size; `mlp` is the source's "
+        "five layers over all nodes at once. Both pick node by node and may not wait.",
+        {"set": NODE, "mlp": ("--algo ppo --network mlp",)},
+    ),
+    Section(
+        "Waiting",
+        "Whether the policy may let a job wait for better GPUs though there are some that are free. The rival with the "
+        "same actions is another one where waiting is allowed, so the figures to compare here are those against "
+        "`eft-hazard`, which never waits.",
+        {
+            "node, PPO, off": NODE,
+            "node, PPO, on": ("--algo ppo --waiting",),
+            "candidate, PPO, off": CANDIDATE,
+            "candidate, PPO, on": CANDIDATE_WAITING,
+            "group, off": ("--algo group",),
+            "group, on": GROUP_WAITING,
+        },
+    ),
+)
+
+BASES = ("patient", "hetero64-wait")  # of rollouts: a heuristic, and a policy of checkpoints/
+# Fields of Search that differ from the defaults; the first has none. One future is left out: choose() needs two to
+# tell gain from noise.
+SEARCHES: tuple[Mapping[str, int], ...] = (
+    {}, {"futures": 3}, {"futures": 16}, {"width": 1}, {"width": 2}, {"width": 4}, {"width": 15},
+)  # fmt: skip
+
+
+class Trial(NamedTuple):
+    """Rollouts that are tried."""
+
+    base: str
+    search: Mapping[str, int]  # fields of Search; none for the base alone
+    key: str  # that their run is stored under
+
+
+class Run(BaseModel):
+    """What a finished run leaves: a policy that was trained, a heuristic, or rollouts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    makespan_s: tuple[int, ...]  # of the held-out workloads; whole seconds are exact to 1e-5
+    validation: tuple[tuple[int, float], ...] = ()  # steps and mean makespan in hours; heuristics: once, at 0
+    wall_s: float = 0.0  # of training, with all validations
+    core_s: float = 0.0  # CPU time of the same; of rollouts: of playing
+    decisions: int = 0  # of rollouts
+    machine: str  # and date
+
+
+Runs = dict[str, Run]  # by key
+
+
+def commands(options: Options, seed: int, share: float) -> tuple[str, ...]:
+    """Return the arguments of `longshore`, call by call, that train one policy with a share of the full steps."""
+    return tuple(
+        f"train --preset hetero64 {each.format(seed=seed)} --steps {share * _steps(each):.0f} --seed {seed} "
+        "--threads 1 --logdir runs"
+        for each in options
+    )
+
+
+def _steps(options: str) -> int:
+    return LABELS if options.startswith("--algo distil") else STEPS
+
+
+def key(lines: Sequence[str]) -> str:
+    """Return what a trained policy is stored under."""
+    return "; ".join(lines)
+
+
+def trainings(seeds: int, share: float) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield name and commands of all trainings, seed by seed; those that only begin another are not named."""
+    every = {options: name for section in SECTIONS for name, options in section.ways.items()}
+    longest = [options for options in every if not any(other[: len(options)] == options != other for other in every)]
+    for seed in range(seeds):
+        for options in longest:
+            yield f"{every[options]}, seed {seed}", commands(options, seed, share)
+
+
+def read_runs(path: Path) -> Runs:
+    """Return the runs that a file holds; none if there is no file."""
+    return TypeAdapter(Runs).validate_json(path.read_bytes()) if path.exists() else {}
+
+
+def write_runs(path: Path, runs: Runs) -> None:
+    """Write all runs, a line for each; a process that is cut off leaves the file as it was."""
+    lines = [f"{json.dumps(name)}: {run.model_dump_json(exclude_defaults=True)}" for name, run in runs.items()]
+    part = path.with_suffix(".part")
+    part.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    part.replace(path)
