@@ -1,8 +1,8 @@
 """What a move leads to: the next jobs of the queue imagined in order after it, without faults or arrivals.
 
 Each job starts as soon as enough GPUs are free, on the quick set (node_sets.py), never before the one ahead of it.
-Where policies may wait, it also waits for better GPUs, as `patient` does, but looks at few ends. As what is best for the
-whole queue is not known, it is imagined several times over, in which jobs wait more or less readily.
+Where policies may wait, it also waits for better GPUs, as `patient` does, but looks at few ends. As nobody knows what
+is best for the whole queue, it is imagined several times, with jobs that wait more or less readily.
 """
 
 import math
@@ -151,8 +151,9 @@ def _wait_for_better(
 def imagine_queue(sim: Simulation, row: int, moment: Moment, patience: float) -> int:
     """Imagine the next jobs after a move, whose `imagine_move` gave the moment; return how many jobs have a place.
 
-    They wait while a second of it saves 1 / `patience` seconds of run time. The move's own is the first. `ahead_start_s` and `ahead_end_s` hold them in order; a job that can never
-    start has inf in both, and none comes after it.
+    A job waits if every second of that saves 1 / `patience` seconds of its run time. The move's own is the first of
+    them. `ahead_start_s` and `ahead_end_s` hold them in order; a job that can never start has inf in both, and none
+    comes after it.
     """
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
