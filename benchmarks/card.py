@@ -1,5 +1,7 @@
 """The card of a stored policy: how it was trained, what it reached, and where it loses."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,7 +41,7 @@ Takes whole placements, or waits, on clusters of any size; trained on {setting}.
 | --- | --- |
 | algorithm, network | distillation of rollouts, then group-relative policy gradient, `moves`; actions `candidate` |
 | commands | {command}; this is the `best.zip` of the last |
-| time | {training.seconds:.0f} s wall time on two cores, compilation and validations included |
+| time | {core_minutes:.1f} core-minutes, labels, compilation and validations included |
 | machine, date | {machine} |
 | validation | {training.percent:.2f} % (+- {training.half_width:.2f}) against `{training.rival}`, \
 {training.workloads:,} workloads |
@@ -60,6 +62,7 @@ class Training(NamedTuple):
     workloads: int  # validated on
     percent: float  # difference of the mean makespans in per cent of the rival's, below 0 is better
     half_width: float  # of its 95 % interval
+    core_s: float = 0.0  # CPU time
 
 
 class HeldOut(NamedTuple):
@@ -87,9 +90,7 @@ def card(name: str, command: Sequence[str], training: Training, held_out: HeldOu
     )
 
 
-def moves_card(
-    name: str, commands: Sequence[Sequence[str]], training: Training, held_out: HeldOut, machine: str
-) -> str:
+def moves_card(name: str, commands: Sequence[str], training: Training, held_out: HeldOut, machine: str) -> str:
     """Return the card of a policy that takes whole placements, in Markdown.
 
     Args:
@@ -102,10 +103,17 @@ def moves_card(
     setting = "the preset `hetero64` with waiting, for the makespan"
     if name.startswith("hetero64-stream"):
         setting = "the preset `hetero64-stream` with waiting, for the mean JCT"
-    command = ", then ".join(f"`longshore {' '.join(line)}`" for line in commands)
+    command = ", then ".join(f"`longshore {line}`" for line in commands)
     return MOVES_TEXT.format(
-        name=name, setting=setting, command=command, training=training, held_out=held_out, machine=machine
-    )
+        name=name, setting=setting, command=command, training=training, core_minutes=training.core_s / 60.0,
+        held_out=held_out, machine=machine,
+    )  # fmt: skip
+
+
+def core_minutes(text: str) -> float:
+    """Return the time that a card of `moves_card` tells."""
+    found = re.search(r"([\d.]+) core-minutes", text)
+    return float(found[1]) if found else math.nan
 
 
 def machine_text(stamp: Mapping[str, object], torch: str) -> str:

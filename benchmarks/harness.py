@@ -115,6 +115,26 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin_s
 
 
+def call_longshore(line: str, folder: Path) -> tuple[float, float]:
+    """Run `longshore` in a folder; return the wall time and the CPU time that it took, in seconds.
+
+    What it writes goes to log.txt there.
+
+    Raises:
+        RuntimeError: If it fails, with the end of what it wrote.
+    """
+    log, began = folder / "log.txt", time.perf_counter()
+    with log.open("wb") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "longshore", *line.split()], cwd=folder, stdout=written, stderr=written
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)  # it is waited for already
+    if process.returncode != 0:
+        raise RuntimeError(f"longshore {line}: exit status {process.returncode}: {log.read_text()[-2000:]}")
+    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime
+
+
 def progress(text: str) -> None:
     """Say on standard error what a long benchmark is at."""
     print(text, file=sys.stderr, flush=True)

@@ -1,19 +1,20 @@
 """Stored policies that place whole jobs and may wait, against `patient` on held-out workloads with their fault seeds.
 
-Also with rollouts, and in settings that they were not trained for. `RETRAIN=1` trains them again first, by the commands
-in their cards, into checkpoints/, and writes the cards.
+Also with rollouts, and in settings that they were not trained for. `RETRAIN=1` first trains what is not stored, two
+policies at a time, by the commands in their cards, and stores each with its card as soon as it is there: the same
+command goes on after a stop. To train a policy again, delete its checkpoint.
 """
 
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from longshore.agents.heuristics import PATIENT
 from longshore.agents.protocol import Policy
 from longshore.agents.rollout import rollout_of
 from longshore.cluster.estimates import with_scenario_estimates
-from longshore.cluster.simulation import simulation_of
+from longshore.cluster.simulation import outcome_of, simulation_of
 from longshore.envs.batch import Problem
 from longshore.envs.problems import Regime, hetero64_problem
 from longshore.eval.play import play_all
@@ -34,17 +35,18 @@ from longshore.training.keeper import BEST, SCORE
 from longshore.training.presets import STREAM_JOBS, STREAM_LOAD, VALIDATION_SCENARIOS
 from longshore.training.validation import Score
 
-from .card import HeldOut, Training, machine_text, moves_card
-from .harness import ROOT, Row, main, seconds, stamp_of_run
+from .card import HeldOut, Training, core_minutes, machine_text, moves_card
+from .harness import ROOT, Row, call_longshore, main, progress, seconds, stamp_of_run
 
 CHECKPOINTS = ROOT / "checkpoints"
 SEEDS = range(5)
 SEED, TUNING_SEED = 2026, 2027  # of scenarios that neither training nor validation draws from
-HELD_OUT, WITH_ROLLOUTS, TUNED_ON = 500, 120, 300
+HELD_OUT, TUNED_ON = 500, 300
 PATIENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 WAITING = Regime(waiting=True)
 STREAM = "hetero64-stream"
-MOST_MINUTES = 15.0  # of training, on two cores
+MOST_MINUTES = 30.0  # of training, on one core
+AT_ONCE = 2
 
 
 class Found(NamedTuple):
@@ -55,37 +57,77 @@ class Found(NamedTuple):
     worse: float  # per cent of the scenarios on which it is worse
 
 
-def checkpoint(seed: int) -> Path:
-    """Return the stored policy of a training seed."""
-    return CHECKPOINTS / ("hetero64-wait.zip" if seed == 0 else f"hetero64-wait-{seed}.zip")
+class Target(NamedTuple):
+    """A policy that is stored, or will be."""
+
+    preset: str
+    seed: int
+
+    @property
+    def path(self) -> Path:
+        """Where it is stored."""
+        name = "hetero64-wait" if self.preset == "hetero64" else self.preset
+        return CHECKPOINTS / (f"{name}.zip" if self.seed == 0 else f"{name}-{self.seed}.zip")
+
+    @property
+    def commands(self) -> list[str]:
+        """Arguments of `longshore`, call by call, that train it: taught by rollouts, then by groups."""
+        common = f"train --preset {self.preset} --waiting --seed {self.seed} --threads 1 --logdir runs"
+        taught = f"runs/{self.preset}-distil-wait-{self.seed}/best.zip"
+        return [f"{common} --algo distil --steps 3e4", f"{common} --algo group --steps 4e6 --init {taught}"]
 
 
-def commands(preset: str, seed: int) -> list[list[str]]:
-    """Return the arguments of `longshore`, call by call, that train a policy: taught by rollouts, then by groups."""
-    common = f"--preset {preset} --waiting --seed {seed}"
-    taught = f"runs/{preset}-distil-wait-{seed}/best.zip"
-    return [
-        f"train {common} --algo distil --steps 3e4 --logdir runs".split(),
-        f"train {common} --algo group --steps 6e6 --init {taught} --logdir runs".split(),
-    ]
+FIRST = Target("hetero64", 0)
+TARGETS = [*(Target("hetero64", seed) for seed in SEEDS), Target(STREAM, 0)]
 
 
-def retrain(preset: str, seed: int, target: Path) -> Training:
-    """Train a policy by the command line and store it."""
-    with tempfile.TemporaryDirectory() as folder:
-        took_s = 0.0
-        for line in commands(preset, seed):
-            call = [sys.executable, "-m", "longshore", *line]
-            took_s += seconds(lambda call=call: subprocess.run(call, check=True, stdout=sys.stderr, cwd=folder))  # type: ignore[misc]
-        run = Path(folder) / "runs" / f"{preset}-group-init-wait-{seed}"
+def train(target: Target) -> None:
+    """Train a policy by the command line, and store it with its card."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        took = [call_longshore(line, folder) for line in target.commands]
+        run = folder / "runs" / f"{target.preset}-group-init-wait-{target.seed}"
         score = Score(**json.loads((run / SCORE).read_text()))
-        shutil.copyfile(run / BEST, target)
-    return Training(took_s, "patient", VALIDATION_SCENARIOS, score.percent, score.half_width)
+        wall_s, core_s = (sum(each) for each in zip(*took, strict=True))
+        training = Training(wall_s, "patient", VALIDATION_SCENARIOS, score.percent, score.half_width, core_s)
+        found = compare(held_out_of(target), load_policy(run / BEST), rival_of(target))
+        text = moves_card(
+            target.path.stem, target.commands, training, HeldOut(HELD_OUT, *found),
+            machine_text(stamp_of_run(), version("torch")),
+        )  # fmt: skip
+        target.path.with_suffix(".md").write_text(text, encoding="utf-8")
+        shutil.copyfile(run / BEST, target.path)
+
+
+def retrain() -> None:
+    """Train what is not stored."""
+    missing = [target for target in TARGETS if not target.path.exists()]
+    with ProcessPoolExecutor(AT_ONCE, get_context("spawn")) as pool:
+        for target, _ in zip(missing, pool.map(train, missing), strict=True):
+            progress(f"{target.path.name} is stored")
+
+
+def held_out_of(target: Target) -> Problem:
+    """Return the held-out workloads of a policy's preset."""
+    if target.preset == STREAM:
+        return hetero64_problem(HELD_OUT, SEED, WAITING, jobs=STREAM_JOBS, load=STREAM_LOAD)
+    return hetero64_problem(HELD_OUT, SEED, WAITING)
+
+
+def rival_of(target: Target) -> Policy:
+    """Return `patient`, tuned for mean JCT where jobs arrive over time."""
+    if target.preset == STREAM:
+        return tuned_patient(hetero64_problem(TUNED_ON, TUNING_SEED, WAITING, jobs=STREAM_JOBS, load=STREAM_LOAD))
+    return PATIENT
 
 
 def compare(problem: Problem, policy: Policy, rival: Policy) -> Found:
     """Return a policy's difference in mean makespan, or mean JCT where jobs arrive over time, from a rival's."""
-    ours_s, theirs_s = (cost_s(problem, each) for each in (policy, rival))
+    return difference(cost_s(problem, policy), cost_s(problem, rival))
+
+
+def difference(ours_s: NDArray[np.float64], theirs_s: NDArray[np.float64]) -> Found:
+    """Return by how much the mean of paired costs differs."""
     percent = ratio_estimates(100.0 * (ours_s - theirs_s)[None], theirs_s[None], confidence=0.95)
     return Found(float(percent.value[0]), float(percent.high[0]), 100.0 * float(np.mean(ours_s > theirs_s)))
 
@@ -120,45 +162,50 @@ def rows_of(name: str, found: Found, most: float) -> Iterator[Row]:
 
 def one_pass() -> Iterator[Row]:
     """Yield the rows of the five policies, and how long they take."""
-    problem, again = hetero64_problem(HELD_OUT, SEED, WAITING), os.environ.get("RETRAIN") == "1"
-    reached = []
-    stored = [seed for seed in SEEDS if again or checkpoint(seed).exists()]
+    problem = hetero64_problem(HELD_OUT, SEED, WAITING)
+    stored = [target for target in TARGETS if target.preset == "hetero64" and target.path.exists()]
     yield Row("policies that are stored", len(stored), "policies", least=len(SEEDS))
-    for seed in stored:
-        training = retrain("hetero64", seed, checkpoint(seed)) if again else None
-        found = compare(problem, load_policy(checkpoint(seed)), PATIENT)
+    reached = []
+    for target in stored:
+        found = compare(problem, load_policy(target.path), PATIENT)
         reached.append(found.percent)
-        if training is not None:
-            yield Row(f"training seed {seed}: training", training.seconds / 60.0, "min", most=MOST_MINUTES)
-            write_card(checkpoint(seed), commands("hetero64", seed), training, found)
-        yield from rows_of(f"training seed {seed}", found, -8.0)
+        minutes = core_minutes(target.path.with_suffix(".md").read_text(encoding="utf-8"))
+        yield Row(f"training seed {target.seed}: training", minutes, "core-min", most=MOST_MINUTES)
+        yield from rows_of(f"training seed {target.seed}", found, -8.0)
     yield Row("mean of these: against patient", float(np.mean(reached)), "%", most=-9.0)
-    yield Row("one pass", us_per_decision(problem, load_policy(checkpoint(0)), 200), "us/decision", most=100.0)
+    yield Row("one pass", us_per_decision(problem, load_policy(FIRST.path), 200), "us/decision", most=100.0)
 
 
-def write_card(path: Path, lines: list[list[str]], training: Training, found: Found) -> None:
-    """Write the card of a policy that was just trained."""
-    held_out = HeldOut(HELD_OUT, *found)
-    text = moves_card(path.stem, lines, training, held_out, machine_text(stamp_of_run(), version("torch")))
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+def play_with_rollouts(part: NDArray[np.int64]) -> tuple[NDArray[np.float64], float, int]:
+    """Play some of the held-out workloads; return makespans, CPU seconds and the number of decisions."""
+    problem = hetero64_problem(HELD_OUT, SEED, WAITING)
+    policy = rollout_of(load_policy(FIRST.path))
+    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=part.size)
+    policy.play(sim, part[:1])  # compiles
+    began = time.process_time()
+    policy.play(sim, part)
+    used_s = time.process_time() - began
+    return outcome_of(sim).makespan_s, used_s, int(sim.state.decisions.sum())
 
 
 def with_rollouts() -> Iterator[Row]:
     """Yield the rows of rollouts with the first policy as base."""
-    problem = hetero64_problem(WITH_ROLLOUTS, SEED, WAITING)
-    policy = rollout_of(load_policy(checkpoint(0)))
-    began = time.perf_counter()
-    found = compare(problem, policy, PATIENT)
-    took_s = time.perf_counter() - began
-    yield from rows_of("with rollouts", found, -11.0)
-    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=WITH_ROLLOUTS)
-    policy.base.play(sim, np.arange(WITH_ROLLOUTS))
-    yield Row("with rollouts", 1e3 * took_s / float(sim.state.decisions.sum()), "ms/decision", most=20.0)
+    parts = np.array_split(np.arange(HELD_OUT), 20)
+    with ProcessPoolExecutor(AT_ONCE, get_context("spawn")) as pool:
+        played = []
+        for it in pool.map(play_with_rollouts, parts):
+            played.append(it)
+            progress(f"with rollouts: {len(played)} of {len(parts)} parts")
+    makespan_s = np.concatenate([it[0] for it in played])
+    theirs_s = cost_s(hetero64_problem(HELD_OUT, SEED, WAITING), PATIENT)
+    yield from rows_of("with rollouts", difference(makespan_s, theirs_s), -11.0)
+    per_decision_s = sum(it[1] for it in played) / sum(it[2] for it in played)
+    yield Row("with rollouts", 1e3 * per_decision_s, "ms/decision", most=20.0)
 
 
 def elsewhere() -> Iterator[Row]:
     """Yield the rows of what they were not trained for: a larger cluster, and estimates with errors."""
-    policy = load_policy(checkpoint(0))
+    policy = load_policy(FIRST.path)
     large = hetero64_problem(60, SEED, WAITING, nodes=64, jobs=512)
     yield from rows_of("64 nodes x 8 GPUs", compare(large, policy, PATIENT), -4.0)
     yield Row("64 nodes x 8 GPUs", us_per_decision(large, policy, 4), "us/decision", most=1000.0)
@@ -177,24 +224,18 @@ def guessed(problem: Problem, seed: int) -> Problem:
 
 def stream() -> Iterator[Row]:
     """Yield the rows of jobs that arrive over time, by mean JCT."""
-    held_out, tuning = (
-        hetero64_problem(count, seed, WAITING, jobs=STREAM_JOBS, load=STREAM_LOAD)
-        for count, seed in ((HELD_OUT, SEED), (TUNED_ON, TUNING_SEED))
-    )
-    path = CHECKPOINTS / f"{STREAM}.zip"
-    training = retrain(STREAM, 0, path) if os.environ.get("RETRAIN") == "1" else None
-    yield Row("arrivals: policies that are stored", int(path.exists()), "policies", least=1)
-    if not path.exists():
-        return
-    found = compare(held_out, load_policy(path), tuned_patient(tuning))
-    if training is not None:
-        yield Row("arrivals: training", training.seconds / 60.0, "min", most=MOST_MINUTES)
-        write_card(path, commands(STREAM, 0), training, found)
-    yield from rows_of("arrivals, mean JCT", found, -9.0)
+    target = TARGETS[-1]
+    problem, rival = held_out_of(target), rival_of(target)
+    yield from rows_of("arrivals, trained without, mean JCT", compare(problem, load_policy(FIRST.path), rival), 0.0)
+    yield Row("arrivals: policies that are stored", int(target.path.exists()), "policies", least=1)
+    if target.path.exists():
+        yield from rows_of("arrivals, mean JCT", compare(problem, load_policy(target.path), rival), -9.0)
 
 
 def measure() -> Iterator[Row]:
     """Yield all rows."""
+    if os.environ.get("RETRAIN") == "1":
+        retrain()
     yield from one_pass()
     yield from with_rollouts()
     yield from elsewhere()

@@ -7,8 +7,6 @@ which is stored as soon as it is finished: the same command goes on after a stop
 
 import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +32,7 @@ from longshore.training.keeper import BEST
 from longshore.training.presets import VALIDATION_SCENARIOS, VALIDATION_SEED
 
 from .card import machine_text
-from .harness import ROOT, Row, main, progress, stamp_of_run
+from .harness import ROOT, Row, call_longshore, main, progress, stamp_of_run
 from .learning_figures import draw_pictures
 from .learning_pages import PAGE, points, seconds_of, standings, write_page
 from .learning_ways import (
@@ -88,24 +86,6 @@ def play_heuristics() -> Runs:
     return found
 
 
-def call(line: str, folder: Path) -> tuple[float, float]:
-    """Run `longshore` in a folder; return the wall time and the CPU time that it took, in seconds.
-
-    Raises:
-        RuntimeError: If it fails, with the end of what it wrote.
-    """
-    log, began = folder / "log.txt", time.perf_counter()
-    with log.open("wb") as written:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "longshore", *line.split()], cwd=folder, stdout=written, stderr=written
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)  # it is waited for already
-    if process.returncode != 0:
-        raise RuntimeError(f"longshore {line}: exit status {process.returncode}: {log.read_text()[-2000:]}")
-    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime
-
-
 def validations(run: Path) -> tuple[tuple[int, float], ...]:
     """Return steps and mean makespan in hours of each validation, from a run's TensorBoard file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -124,7 +104,7 @@ def train(lines: Sequence[str]) -> Runs:
         (runs := folder / "runs").mkdir()
         for count, line in enumerate(lines, 1):
             before = set(runs.iterdir())
-            took_s, used_s = call(line, folder)
+            took_s, used_s = call_longshore(line, folder)
             wall_s, core_s = wall_s + took_s, core_s + used_s
             run = (set(runs.iterdir()) - before).pop()
             policy = load_policy(run / BEST)
