@@ -137,7 +137,7 @@ class MovesNetwork(nn.Module):
     curved, so that the compiled forward pass (agents/forward.py) is short.
     """
 
-    def __init__(self, layout: Layout, width: int = 64) -> None:
+    def __init__(self, layout: Layout, width: int = 128) -> None:
         super().__init__()
         self.layout = layout
         self.item = nn.Linear(layout.features, width, bias=False)

@@ -74,7 +74,7 @@ class Target(NamedTuple):
         """Arguments of `longshore`, call by call, that train it: taught by rollouts, then by groups."""
         common = f"train --preset {self.preset} --waiting --seed {self.seed} --threads 1 --logdir runs"
         taught = f"runs/{self.preset}-distil-wait-{self.seed}/best.zip"
-        return [f"{common} --algo distil --steps 3e4", f"{common} --algo group --steps 4e6 --init {taught}"]
+        return [f"{common} --algo distil --steps 1.2e5", f"{common} --algo group --steps 3e6 --init {taught}"]
 
 
 FIRST = Target("hetero64", 0)

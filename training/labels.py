@@ -69,7 +69,19 @@ def label(rollout: Rollout, sim: Simulation, row: int) -> Label:
     # The first move is the choice of the heuristics that teach.
     own = int(base.scores(sim, row)[: gains.shape[1]].argmax()) if isinstance(base, Ranking) else 0
     to_go = (float(costs_s[:, own].mean()) - spent_s(sim, row, goal)) / unit_s
-    return Label(gains.mean(axis=0), gains.std(axis=0, ddof=1) / np.sqrt(gains.shape[0]), to_go)
+    return Label(gains.mean(axis=0), standard_error(gains), to_go)
+
+
+def standard_error(gains: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the standard error of the mean gain of each move, shape (moves,), of gains of shape (futures, moves).
+
+    The first move gains nothing over itself. The others have one variance between them: a few futures tell too little
+    of each.
+    """
+    futures, moves = gains.shape
+    error = np.full(moves, np.sqrt(gains[:, 1:].var(axis=0, ddof=1).mean() / futures))
+    error[0] = 0.0
+    return error
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,9 @@ class GroupParameters:
 
 
 # Of a network that knows much: its runs differ by little, and large steps forget.
-TAUGHT = GroupParameters(groups=128, runs=16, group_minibatch=4096, group_learning_rate=3e-4, group_entropy=0.003)
+TAUGHT = GroupParameters(
+    groups=256, group_minibatch=16384, group_learning_rate=1e-3, group_entropy=0.003, group_average=0.1
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class DistilParameters:
     """Of distillation. Gains are in units of the mean estimate."""
 
     rounds: int = 3  # of labelling and learning; from the second on the network itself plays the imagined futures
-    distil_first: float = 0.6  # share of the decisions that are labelled in the first, where futures cost least
-    futures: int = 8  # imagined for each label, at least 2
+    distil_first: float = 0.5  # share of the decisions that are labelled in the first, where futures cost least
+    futures: int = 2  # imagined for each label: many noisy labels teach more than few good ones
     width: int = 15  # moves that are tried beside the first, of at most 15
     distil_share: float = 0.25  # of the decisions met: neighbours tell much the same
     distil_own: float = 0.75  # of the scenarios of later rounds that the network plays, the others by the heuristic
