@@ -71,10 +71,16 @@ class Target(NamedTuple):
 
     @property
     def commands(self) -> list[str]:
-        """Arguments of `longshore`, call by call, that train it: taught by rollouts, then by groups."""
+        """Arguments of `longshore`, call by call, that train it: taught by rollouts, then by groups.
+
+        The policy for arrivals goes on from the first of the others.
+        """
         common = f"train --preset {self.preset} --waiting --seed {self.seed} --threads 1 --logdir runs"
+        group = f"{common} --algo group --steps 3e6 --init"
+        if self.preset == STREAM:
+            return [f"{group} checkpoints/hetero64-wait.zip"]
         taught = f"runs/{self.preset}-distil-wait-{self.seed}/best.zip"
-        return [f"{common} --algo distil --steps 1.2e5", f"{common} --algo group --steps 3e6 --init {taught}"]
+        return [f"{common} --algo distil --steps 1.2e5", f"{group} {taught}"]
 
 
 FIRST = Target("hetero64", 0)
@@ -85,6 +91,7 @@ def train(target: Target) -> None:
     """Train a policy by the command line, and store it with its card."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        (folder / CHECKPOINTS.name).symlink_to(CHECKPOINTS)
         took = [call_longshore(line, folder) for line in target.commands]
         run = folder / "runs" / f"{target.preset}-group-init-wait-{target.seed}"
         score = Score(**json.loads((run / SCORE).read_text()))
