@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -47,18 +47,39 @@ class TrainingConfig(BaseModel):
     @property
     def name(self) -> str:
         """Name of the run's folder."""
+        usual = usual_options(self.preset, self.algorithm, self.action)
+        asked = (self.action, self.network, self.observation, self.reward)
+        differs = [option for option, default in zip(asked, usual, strict=True) if option != default]
         order = [self.order] if self.order != "fifo" else []
         ageing = [f"age{self.ageing_h:g}h"] if self.ageing_h is not None else []
         waiting = ["wait"] if self.waiting else []
-        usual = PRESETS[self.preset].replay if self.algorithm in REPLAYS else "off"
-        replay = [f"replay-{self.replay}"] if self.replay != usual else []
+        usual_replay = PRESETS[self.preset].replay if self.algorithm in REPLAYS else "off"
+        replay = [f"replay-{self.replay}"] if self.replay != usual_replay else []
         init = ["init"] if self.init else []
-        return "-".join((self.preset, self.algorithm, *init, *replay, *waiting, *order, *ageing, str(self.seed)))
+        parts = (self.preset, self.algorithm, *init, *differs, *replay, *waiting, *order, *ageing, str(self.seed))
+        return "-".join(parts)
 
     @property
     def regime(self) -> Regime:
         """What may be chosen, in training and in validation."""
         return Regime(self.order, math.inf if self.ageing_h is None else self.ageing_h * 3600.0, self.waiting)
+
+
+class Options(NamedTuple):
+    """What is chosen, by which network, from what is seen, and what is paid for it."""
+
+    action: str
+    network: str
+    observation: str
+    reward: str
+
+
+def usual_options(preset: str, algorithm: str, action: str | None) -> Options:
+    """Return the options that nobody need name, for an action if one is named."""
+    own = PRESETS[preset]
+    usual = "candidate" if algorithm in BY_CANDIDATES else own.action
+    network = "moves" if (action or usual) == "candidate" else own.network
+    return Options(usual, network, own.observation if (action or usual) == own.action else "full", own.reward)
 
 
 def config_of(
@@ -74,9 +95,9 @@ def config_of(
     _check_known("preset", preset, PRESETS)
     own = PRESETS[preset]
     steps = USUAL_STEPS.get(algorithm, 2e6) if steps is None else steps
-    action = action or ("candidate" if algorithm in BY_CANDIDATES else own.action)
-    network = network or ("moves" if action == "candidate" else own.network)
-    observation = observation or (own.observation if action == own.action else "full")
+    usual = usual_options(preset, algorithm, action)
+    action, network = action or usual.action, network or usual.network
+    observation = observation or usual.observation
     replay = replay or (own.replay if algorithm in REPLAYS else "off")
     for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
                          "reward": reward or "dt", "order": order, "replay": replay}.items():  # fmt: skip

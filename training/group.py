@@ -30,6 +30,7 @@ from .initial import initial_network
 from .keeper import Keeper
 from .snapshot import SNAPSHOT, learned_arrays, read_arrays, restore_learned, write_arrays
 
+AVERAGED = 8  # from random weights, the average is over the latest of so many parts of the run so far
 CHUNKS = 8  # of a minibatch, one after the other on each thread
 CLOSED = -1e9  # logit of a move that the list does not have
 JUDGED = 4096  # decisions of an update that the error of the value is taken from
@@ -211,14 +212,17 @@ class GroupLearner:
         self._note_value(decisions)
         self._learn(decisions)
         self.steps += int(record.size[0])
-        self._average()
+        self._average(int(record.size[0]))
         self._note(figures)
 
     @torch.no_grad()
-    def _average(self) -> None:
+    def _average(self, latest_steps: int) -> None:
+        weight = self.parameters.group_average
+        if self.keeper.config.init is None:  # what random weights became first is soon outdated
+            weight = max(weight, min(AVERAGED * latest_steps / self.steps, 1.0))
         for mean, (name, latest) in zip(self.average.parameters(), self.network.named_parameters(), strict=True):
             # The value begins at random also where the policy was taught: it is not averaged with that.
-            mean.lerp_(latest, 1.0 if name.startswith("value") else self.parameters.group_average)
+            mean.lerp_(latest, 1.0 if name.startswith("value") else weight)
 
     def _cost(self, figures: Metrics) -> NDArray[np.float64]:
         """Return what is minimised: the makespan, or the mean JCT relative to its group's.

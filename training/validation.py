@@ -1,9 +1,11 @@
 """How a policy in training fares against the best heuristic, on scenarios that it never trains on."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from ..agents.heuristics import rivals
 from ..agents.protocol import Policy
@@ -18,7 +20,14 @@ class Score(NamedTuple):
 
     mean_s: float  # of the goal
     percent: float  # difference of the means in per cent of the heuristic's, below 0 is better
-    half_width: float  # of the 95 % interval of that, normal approximation
+    half_width: float  # of the 95 % interval of that, by Student's t; inf if there is one workload only
+
+    @property
+    def text(self) -> str:
+        """Difference and half width in words."""
+        if math.isinf(self.half_width):
+            return f"{self.percent:+.2f} % (one workload, so no interval)"
+        return f"{self.percent:+.2f} % (+- {self.half_width:.2f})"
 
 
 class Validation:
@@ -49,8 +58,9 @@ class Validation:
         difference = values - self._best_s
         scale = 100.0 / self._best_s.mean()
         independent = self._by_workload(difference)
-        spread = independent.std(ddof=1) / np.sqrt(independent.size) if independent.size > 1 else np.inf
-        half_width = 1.96 * spread * scale
+        half_width = np.inf
+        if (count := independent.size) > 1:
+            half_width = stats.t.ppf(0.975, count - 1) * independent.std(ddof=1) / np.sqrt(count) * scale
         return Score(float(values.mean()), float(difference.mean() * scale), float(half_width))
 
     def _by_workload(self, values: NDArray[np.float64]) -> NDArray[np.float64]:

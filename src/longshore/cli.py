@@ -246,7 +246,7 @@ def train(
         result = run(config, logdir, tell)
     state = "trained" if result.finished else "interrupted; the same command goes on"
     typer.echo(
-        f"{state}: {result.best}, {result.score.percent:+.2f} % (+- {result.score.half_width:.2f}) against "
+        f"{state}: {result.best}, {result.score.text} against "
         f"{result.rival} on {result.scenarios} validation workloads\nFigures: tensorboard --logdir {logdir}"
     )
     if not result.finished:

@@ -128,6 +128,8 @@ def test_the_order_regime_is_kept_named_and_left_out_where_it_is_the_default() -
         "hetero64-ppo-wait-shortest-age24h-0",
         Regime("shortest", 86400.0, waiting=True),
     )
+    assert small(action="candidate", network="moves", reward="dt").name == "hetero64-ppo-candidate-dt-0"
+    assert small(network="mlp").name == "hetero64-ppo-mlp-0"
     assert TrainingConfig.model_validate_json(ordered.model_dump_json()) == ordered
     assert set(get_args(TrainingConfig.model_fields["order"].annotation)) == set(ORDERS)
 
