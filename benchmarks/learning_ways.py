@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from .harness import ROOT
 
 STORE = ROOT / "benchmarks" / "learning.json"
-STEPS, LABELS = 1_000_000, 8_000  # environment steps of a run; decisions that distillation labels
+STEPS, LABELS = 1_000_000, 24_000  # environment steps of a run; decisions that distillation labels
 HELD_OUT, SEARCHED, SEED = 500, 120, 2026  # workloads of a seed that neither training nor validation draws from
 
 Options = tuple[str, ...]  # of `longshore train`, call by call
