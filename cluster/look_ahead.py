@@ -1,8 +1,7 @@
 """What a move leads to: the next jobs of the queue imagined in order after it, without faults or arrivals.
 
 Each job starts as soon as enough GPUs are free, on the quick set (node_sets.py), never before the one ahead of it.
-Where policies may wait, it also waits for better GPUs, as `patient` does, but looks at few ends. As nobody knows what
-is best for the whole queue, it is imagined several times, with jobs that wait more or less readily.
+Where policies may wait, it also waits for better GPUs, as `patient` does, but looks at few ends.
 """
 
 import math
@@ -13,7 +12,6 @@ from .node_sets import PATIENCE, TIE, holding_level, imagine_end, imagine_now, l
 from .state import AHEAD, Ints, Simulation
 
 LOOKS = 4  # later ends that an imagined job looks at
-PLANS = (PATIENCE, 0.15, 0.9)  # how patient the jobs of each imagined queue are: as `patient`, hardly, very
 
 
 class Moment(NamedTuple):
@@ -114,9 +112,7 @@ def _copy_nodes(source: Ints, target: Ints, row: int) -> None:
 
 
 @kernel
-def _wait_for_better(
-    sim: Simulation, row: int, places: int, job: int, moment: Moment, patience: float
-) -> tuple[Moment, float, int]:
+def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: Moment) -> tuple[Moment, float, int]:
     """Let time pass to the end that gains a job most; return that moment, run time and size of the quick set there.
 
     `moment` itself is the best if no end gains anything.
@@ -128,16 +124,16 @@ def _wait_for_better(
     later = moment
     while looks < LOOKS:
         wait_s = _next_end_s(sim, row, places, later) - moment.time_s
-        if patience * (run_s - bound_s) - wait_s <= most_s:
+        if PATIENCE * (run_s - bound_s) - wait_s <= most_s:
             break  # no later end can gain more, even if all GPUs were free then
         if looks == 0:
             _copy_nodes(state.trial_free, state.ahead_free, row)
         later = _release(sim, row, places, later)
         looks += 1
         level = holding_level(sim, row, job)
-        if patience * (run_s - least_run_s(sim, row, job, levels[level])) - wait_s > most_s:
+        if PATIENCE * (run_s - least_run_s(sim, row, job, levels[level])) - wait_s > most_s:
             later_s, _, later_size = quick_set(sim, row, job, level)
-            gain_s = patience * (run_s - later_s) - wait_s
+            gain_s = PATIENCE * (run_s - later_s) - wait_s
             if gain_s > most_s:
                 best, best_s, size, most_s = later, later_s, later_size, gain_s
                 _copy_nodes(state.trial_free, state.ahead_free, row)
@@ -148,12 +144,11 @@ def _wait_for_better(
 
 
 @kernel
-def imagine_queue(sim: Simulation, row: int, moment: Moment, patience: float) -> int:
+def imagine_queue(sim: Simulation, row: int, moment: Moment) -> int:
     """Imagine the next jobs after a move, whose `imagine_move` gave the moment; return how many jobs have a place.
 
-    A job waits if every second of that saves 1 / `patience` seconds of its run time. The move's own is the first of
-    them. `ahead_start_s` and `ahead_end_s` hold them in order; a job that can never start has inf in both, and none
-    comes after it.
+    The move's own is the first of them. `ahead_start_s` and `ahead_end_s` hold them in order; a job that can never
+    start has inf in both, and none comes after it.
     """
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
@@ -169,7 +164,7 @@ def imagine_queue(sim: Simulation, row: int, moment: Moment, patience: float) ->
             state.ahead_end_s[row, places] = math.inf
             return places + 1
         if sim.rules.waiting:
-            moment, run_s, size = _wait_for_better(sim, row, places, job, moment, patience)
+            moment, run_s, size = _wait_for_better(sim, row, places, job, moment)
         else:
             run_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
         _imagine_start(sim, row, places, job, moment.time_s, run_s, size)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.compiled import kernel
-from ..cluster.look_ahead import PLANS, imagine_move, imagine_queue
+from ..cluster.look_ahead import imagine_move, imagine_queue
 from ..cluster.moves import is_rest, is_wait, list_moves
 from ..cluster.order import estimated_work_s, may_wait
 from ..cluster.state import AHEAD, MOVES, SHOWN, Simulation
@@ -28,11 +28,11 @@ SCANNED = 256  # jobs of the queue that are looked at one by one
         "last_end", "running_gpu_time", "drain_0", "next_large", "longest", "may_wait",
     )
 )  # fmt: skip
-FINISH, NODES, LEFT, AHEAD_FIRST, AHEAD_SUM, COMMITTED, FINISH_OVER_BASE, COMMITTED_OVER_BASE, DUE, PLAN = (
+FINISH, NODES, LEFT, AHEAD_FIRST, AHEAD_SUM, COMMITTED, FINISH_OVER_BASE, COMMITTED_OVER_BASE, DUE = (
     MOVE_FEATURES.index(name)
     for name in (
         "finish", "nodes", "left_fastest", "ahead_start_1", "ahead_sum", "committed", "finish_over_base",
-        "committed_over_base", "due", "ahead_sum_hasty",
+        "committed_over_base", "due",
     )
 )  # fmt: skip
 
@@ -210,34 +210,28 @@ def _write_nodes(sim: Simulation, row: int, move: int, finish_s: float, size: in
 
 
 @kernel
-def _write_shown(sim: Simulation, row: int, places: int, unit_s: float, out: Rows, at: int, first: int) -> None:
-    """Write when the first jobs ahead start and end."""
-    state, column = sim.state, first + AHEAD_FIRST
-    for place in range(1, SHOWN):
+def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: float, out: Rows, at: int,
+                 first: int) -> None:  # fmt: skip
+    """Write when the jobs ahead start and end."""
+    state = sim.state
+    now_s = state.now_s[row]
+    sum_s, latest_s = state.ahead_end_s[row, 0] - now_s, last_s
+    latest_s = max(latest_s, sum_s)
+    column = first + AHEAD_FIRST
+    for place in range(1, AHEAD):
         start, end = 0.0, 0.0
         if place < places:
-            start = _clip((state.ahead_start_s[row, place] - state.now_s[row]) / unit_s)
-            end = _clip((state.ahead_end_s[row, place] - state.now_s[row]) / unit_s)
-        out[at, column] = start
-        out[at, column + 1] = end
-        column += 2
-
-
-@kernel
-def _write_sums(sim: Simulation, row: int, places: int, last_s: float, unit_s: float, out: Rows, at: int, column: int,
-                base: int) -> None:  # fmt: skip
-    """Write the sum of the ends ahead and the last of all; `base` is the column of the first move's."""
-    state = sim.state
-    sum_s = 0.0
-    for place in range(places):
-        if state.ahead_end_s[row, place] < math.inf:
-            end_s = state.ahead_end_s[row, place] - state.now_s[row]
-            sum_s += end_s
-            last_s = max(last_s, end_s)
-    out[at, column] = _clip(sum_s / unit_s / AHEAD)
-    out[at, column + 1] = _clip(last_s / unit_s)
-    for i in range(2):
-        out[at, column + 2 + i] = out[at, column + i] - out[at, base + i]
+            start = _clip((state.ahead_start_s[row, place] - now_s) / unit_s)
+            end = _clip((state.ahead_end_s[row, place] - now_s) / unit_s)
+            if state.ahead_end_s[row, place] < math.inf:
+                sum_s += state.ahead_end_s[row, place] - now_s
+                latest_s = max(latest_s, state.ahead_end_s[row, place] - now_s)
+        if place < SHOWN:
+            out[at, column] = start
+            out[at, column + 1] = end
+            column += 2
+    out[at, first + AHEAD_SUM] = _clip(sum_s / unit_s / AHEAD)
+    out[at, first + AHEAD_SUM + 1] = _clip(latest_s / unit_s)
 
 
 @kernel
@@ -266,14 +260,7 @@ def _write_move(sim: Simulation, row: int, move: int, size: int, last_s: float, 
     finish_s = delay_s + run_s
     start = imagine_move(sim, row, move)
     _write_left(sim, row, size, out, at, first)
-    places = imagine_queue(sim, row, start, PLANS[0])
-    _write_shown(sim, row, places, unit_s, out, at, first)
-    _write_sums(sim, row, places, last_s, unit_s, out, at, first + AHEAD_SUM, base + AHEAD_SUM)
-    for plan in range(1, len(PLANS)):
-        if sim.rules.waiting:  # where nobody waits, all plans are the same
-            places = imagine_queue(sim, row, imagine_move(sim, row, move), PLANS[plan])
-        column = PLAN + 4 * (plan - 1)
-        _write_sums(sim, row, places, last_s, unit_s, out, at, first + column, base + column)
+    places = imagine_queue(sim, row, start)
     out[at, first] = 1.0
     out[at, first + 1] = 1.0 if move == 0 else 0.0
     out[at, first + 2] = 1.0 if is_wait(sim, row, move) else 0.0
@@ -283,9 +270,12 @@ def _write_move(sim: Simulation, row: int, move: int, size: int, last_s: float, 
     out[at, first + FINISH + 2] = _clip((finish_s - last_s) / unit_s)
     out[at, first + COMMITTED] = _clip(gpus * run_s / unit_s / state.gpu_job.shape[1])
     _write_nodes(sim, row, move, finish_s, size, unit_s, out, at, first)
+    _write_ahead(sim, row, places, last_s, unit_s, out, at, first)
     _write_job(sim, row, move, unit_s, out, at, first)
     out[at, first + FINISH_OVER_BASE] = out[at, first + FINISH] - out[at, base + FINISH]
     out[at, first + COMMITTED_OVER_BASE] = out[at, first + COMMITTED] - out[at, base + COMMITTED]
+    out[at, first + AHEAD_SUM + 2] = out[at, first + AHEAD_SUM] - out[at, base + AHEAD_SUM]
+    out[at, first + AHEAD_SUM + 3] = out[at, first + AHEAD_SUM + 1] - out[at, base + AHEAD_SUM + 1]
 
 
 @kernel

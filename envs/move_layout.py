@@ -11,12 +11,6 @@ from ..cluster.state import SHOWN
 SIZES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
 QUANTILES = 5  # of the nodes' drain times: least, quarters, most
 
-AHEAD_NAMES = (
-    "ahead_sum",  # sum of the ends of all jobs ahead, its own finish included, over AHEAD
-    "ahead_last",  # last of all ends, those of running jobs included
-    "ahead_sum_over_base",
-    "ahead_last_over_base",
-)
 MOVE_GLOBALS = (
     "gpus_per_node_size",  # GPUs of the job that is due, over the size of the largest node
     "log2_gpus",  # its base 2 logarithm of GPUs, over 5
@@ -69,13 +63,14 @@ MOVE_FEATURES = (
     "left_empty",  # wholly free nodes then left, as a share of all
     "takes_lemon",  # share of its GPUs on lemons
     *(f"{name}_{job}" for job in range(1, SHOWN) for name in ("ahead_start", "ahead_end")),  # CLIP if never, 0 if none
-    *AHEAD_NAMES,
+    "ahead_sum",  # sum of the ends of all jobs ahead, its own finish included, over AHEAD
+    "ahead_last",  # last of all ends, those of running jobs included
+    "ahead_sum_over_base",
+    "ahead_last_over_base",
     "due",  # 1 if its job is the one that is due
     "job_log2_gpus",  # base 2 logarithm of its job's GPUs, over 5
     "job_estimate",  # estimated work that its job has left
     "job_waited",  # natural logarithm of 1 + the time that its job has been in the queue
     "rests",  # 1 if it lets all jobs wait until the next event, and not only the one that is due
     "refused",  # 1 if it breaks the reservation, so that it only passes its job over
-    # ahead_sum to ahead_last_over_base where the jobs ahead hardly wait, and where they wait long
-    *(f"{name}_{plan}" for plan in ("hasty", "slow") for name in AHEAD_NAMES),
 )

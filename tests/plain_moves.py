@@ -173,7 +173,7 @@ def moments(moment: Moment) -> Iterator[Moment]:
         yield moment
 
 
-def best_moment(seen: Decision, job: int, first: Moment, patience: float) -> Moment:
+def best_moment(seen: Decision, job: int, first: Moment) -> Moment:
     """Return the moment at which a job starts that could start at the first: one that gains, or the first itself."""
     if not seen.rules.waiting:
         return first
@@ -182,12 +182,12 @@ def best_moment(seen: Decision, job: int, first: Moment, patience: float) -> Mom
     afterwards = {first.now_s: first}
     for later in islice(moments(first), LOOKS):
         later_s = quick_set(seen, job, later.free)[0]
-        gains_s[later.now_s] = patience * (run_s - later_s) - (later.now_s - first.now_s)
+        gains_s[later.now_s] = 0.4 * (run_s - later_s) - (later.now_s - first.now_s)
         afterwards[later.now_s] = later
     return afterwards[max(gains_s, key=gains_s.__getitem__)]
 
 
-def look_ahead(seen: Decision, move: Move, patience: float) -> tuple[dict[int, int], list[Ahead]]:
+def look_ahead(seen: Decision, move: Move) -> tuple[dict[int, int], list[Ahead]]:
     """Imagine a move and the next jobs of the queue in order, each on its quick set.
 
     Returns:
@@ -208,7 +208,7 @@ def look_ahead(seen: Decision, move: Move, patience: float) -> tuple[dict[int, i
         first = next(enough, None)
         if first is None:
             return left, [*ahead, Ahead(job, math.inf, math.inf)]
-        moment = best_moment(seen, job, first, patience)
+        moment = best_moment(seen, job, first)
         run_s, nodes = quick_set(seen, job, moment.free)
         given = given_by(moment.free, nodes, seen.gpus[job])
         add(moment.free, given, -1)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from itertools import product
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.engine import advance, start
-from longshore.cluster.look_ahead import PLANS, imagine_move, imagine_queue
+from longshore.cluster.look_ahead import imagine_move, imagine_queue
 from longshore.cluster.moves import list_moves, pick_move
-from longshore.cluster.node_sets import PATIENCE
 from longshore.cluster.state import AHEAD, Simulation
 from longshore.cluster.topology import grid_cluster
 from longshore.envs.batch import Batch
@@ -24,11 +22,11 @@ from tests.strategies import Case, cases
 from tests.test_reference import hand_case
 
 
-def imagined(sim: Simulation, move: int, patience: float = PATIENCE) -> tuple[list[int], list[Ahead]]:
+def imagined(sim: Simulation, move: int) -> tuple[list[int], list[Ahead]]:
     """Return the usable GPUs of each node when a move has started, and the jobs ahead."""
     begin = imagine_move(sim, 0, move)
     left = sim.state.trial_free[0].tolist()
-    count, state = imagine_queue(sim, 0, begin, patience), sim.state
+    count, state = imagine_queue(sim, 0, begin), sim.state
     ahead = [
         Ahead(int(state.ahead_job[0, place]), float(state.ahead_start_s[0, place]), float(state.ahead_end_s[0, place]))
         for place in range(count)
@@ -41,9 +39,8 @@ def agree(batches: Iterator[Batch]) -> int:
     compared = 0
     for batch in batches:
         seen = Decision(batch, 0)
-        for (number, move), patience in product(enumerate(listed(batch.sim, 0)), PLANS):
-            left, ahead = imagined(batch.sim, number, patience)
-            plain_left, plain_ahead = look_ahead(seen, move, patience)
+        for number, move in enumerate(listed(batch.sim, 0)):
+            (left, ahead), (plain_left, plain_ahead) = imagined(batch.sim, number), look_ahead(seen, move)
             assert left == list(plain_left.values())
             assert [it.start_s for it in ahead] == pytest.approx([it.start_s for it in plain_ahead], rel=1e-9)
             assert [it.end_s for it in ahead] == pytest.approx([it.end_s for it in plain_ahead], rel=1e-9)

@@ -1,7 +1,6 @@
 """The observation with `candidate` actions once more, from what envs/move_layout.py says of each feature."""
 
 import math
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,6 @@ from longshore.envs.move_layout import MOVE_FEATURES, MOVE_GLOBALS
 from tests.envs.plain_features import Decision, clipped, plain_globals
 from tests.plain_moves import AHEAD, SHOWN, Move, given_by, held, listed, look_ahead, node_hazard_per_s, usable_after
 
-PATIENCES = {"": 0.4, "_hasty": 0.15, "_slow": 0.9}  # of the jobs ahead
 NO_COMPLETION = (1.0, 1.0)  # of features that only the other observation has
 
 
@@ -29,8 +27,8 @@ def plain_move_features(batch: Batch, row: int) -> NDArray[np.float32]:
         values["rests"] = values["waits"] and number > 0 and seen.rules.order != ORDERS["fifo"]
         at_once = number == int(moves[0].delay_s > 0.0)
         values["refused"] = at_once and _is_refused(seen, moves[number], batch.sim.state, row)
-        for name, plan in [("finish", ""), ("committed", ""), *product(("ahead_sum", "ahead_last"), PATIENCES)]:
-            values[f"{name}_over_base{plan}"] = clipped(values[name + plan]) - clipped(described[0][name + plan])
+        for name in ("finish", "committed", "ahead_sum", "ahead_last"):
+            values[f"{name}_over_base"] = clipped(values[name]) - clipped(described[0][name])
         features += [clipped(values[name]) for name in MOVE_FEATURES]
     features += [0.0] * (len(MOVE_FEATURES) * (MOVES - len(moves)))
     return np.array(features, dtype=np.float32)
@@ -111,18 +109,17 @@ def _move(seen: Decision, move: Move) -> dict[str, float]:
 
 
 def _consequences(seen: Decision, move: Move, last_s: float) -> dict[str, float]:
-    left, ahead = look_ahead(seen, move, PATIENCES[""])
+    left, ahead = look_ahead(seen, move)
     cluster_gpus, size, high = len(seen.gpu_node), max(seen.size.values()), max(seen.speed)
+    ends_s = [it.end_s - seen.now_s for it in ahead if it.end_s < math.inf]
     values = {
         "left_fastest": sum(gpus for node, gpus in left.items() if seen.speed[node] == high) / cluster_gpus,
         "left_others": sum(gpus for node, gpus in left.items() if seen.speed[node] < high) / cluster_gpus,
         "left_largest": max(left.values()) / size,
         "left_empty": sum(gpus == seen.size[node] for node, gpus in left.items()) / len(left),
+        "ahead_sum": sum(ends_s) / seen.unit_s / AHEAD,
+        "ahead_last": max(*ends_s, last_s) / seen.unit_s,
     }
-    for plan, patience in PATIENCES.items():
-        ends_s = [it.end_s - seen.now_s for it in look_ahead(seen, move, patience)[1] if it.end_s < math.inf]
-        values[f"ahead_sum{plan}"] = sum(ends_s) / seen.unit_s / AHEAD
-        values[f"ahead_last{plan}"] = max(*ends_s, last_s) / seen.unit_s
     for place in range(1, SHOWN):
         start_s, end_s = (ahead[place].start_s, ahead[place].end_s) if place < len(ahead) else (seen.now_s, seen.now_s)
         values[f"ahead_start_{place}"] = (start_s - seen.now_s) / seen.unit_s
