@@ -152,8 +152,6 @@ class DistilLearner:
             loss = self._judge(tensors, held)
             if loss < least:
                 least, at, best = loss, epoch, copy.deepcopy(self.network.state_dict())
-            elif epoch - at >= self.parameters.distil_patience:
-                break
         self.network.load_state_dict(best)
         self.fits += 1
         self._desks = []
