@@ -39,8 +39,8 @@ Takes whole placements, or waits, on clusters of any size; trained on {setting}.
 
 | | |
 | --- | --- |
-| algorithm, network | distillation of rollouts, then group-relative policy gradient, `moves`; actions `candidate` |
-| commands | {command}; this is the `best.zip` of the last |
+| algorithm, network | {method}, `moves`; actions `candidate` |
+| command | `longshore {command}`; this is its `best.zip` |
 | time | {core_minutes:.1f} core-minutes, labels, compilation and validations included |
 | machine, date | {machine} |
 | validation | {training.percent:.2f} % (+- {training.half_width:.2f}) against `{training.rival}`, \
@@ -90,23 +90,23 @@ def card(name: str, command: Sequence[str], training: Training, held_out: HeldOu
     )
 
 
-def moves_card(name: str, commands: Sequence[str], training: Training, held_out: HeldOut, machine: str) -> str:
+def moves_card(name: str, command: str, training: Training, held_out: HeldOut, machine: str) -> str:
     """Return the card of a policy that takes whole placements, in Markdown.
 
     Args:
         name: Of the checkpoint, without `.zip`.
-        commands: Arguments of `longshore` that train it, call by call.
+        command: Arguments of `longshore` that train it.
         training: All of its training.
         held_out: Its held-out figures, against `patient`.
         machine: Where and when, as `machine_text` says it.
     """
-    setting = "the preset `hetero64` with waiting, for the makespan"
+    setting, method = "the preset `hetero64` with waiting, for the makespan", "distillation of rollouts"
     if name.startswith("hetero64-stream"):
+        method = "group-relative policy gradient from the weights of `hetero64-wait`"
         setting = "the preset `hetero64-stream` with waiting, for the mean JCT"
-    command = ", then ".join(f"`longshore {line}`" for line in commands)
     return MOVES_TEXT.format(
-        name=name, setting=setting, command=command, training=training, core_minutes=training.core_s / 60.0,
-        held_out=held_out, machine=machine,
+        name=name, setting=setting, method=method, command=command, training=training,
+        core_minutes=training.core_s / 60.0, held_out=held_out, machine=machine,
     )  # fmt: skip
 
 

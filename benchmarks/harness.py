@@ -115,15 +115,15 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin_s
 
 
-def call_longshore(line: str, folder: Path) -> tuple[float, float]:
+def call_longshore(line: str, folder: Path, log: Path) -> tuple[float, float]:
     """Run `longshore` in a folder; return the wall time and the CPU time that it took, in seconds.
 
-    What it writes goes to log.txt there.
+    What it writes goes to a log.
 
     Raises:
         RuntimeError: If it fails, with the end of what it wrote.
     """
-    log, began = folder / "log.txt", time.perf_counter()
+    began = time.perf_counter()
     with log.open("wb") as written:
         process = subprocess.Popen(
             [sys.executable, "-m", "longshore", *line.split()], cwd=folder, stdout=written, stderr=written

@@ -2,13 +2,12 @@
 
 Also with rollouts, and in settings that they were not trained for. `RETRAIN=1` first trains what is not stored, two
 policies at a time, by the commands in their cards, and stores each with its card as soon as it is there: the same
-command goes on after a stop. To train a policy again, delete its checkpoint.
+command goes on after a stop. To train a policy again, delete its checkpoint and its folder under runs/.
 """
 
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -31,9 +30,8 @@ from longshore.envs.batch import Problem
 from longshore.envs.problems import Regime, hetero64_problem
 from longshore.eval.play import play_all
 from longshore.eval.statistics import ratio_estimates
-from longshore.training.keeper import BEST, SCORE
+from longshore.training.keeper import BEST, SCORE, SPENT
 from longshore.training.presets import STREAM_JOBS, STREAM_LOAD, VALIDATION_SCENARIOS
-from longshore.training.validation import Score
 
 from .card import HeldOut, Training, core_minutes, machine_text, moves_card
 from .harness import ROOT, Row, call_longshore, main, progress, seconds, stamp_of_run
@@ -70,17 +68,17 @@ class Target(NamedTuple):
         return CHECKPOINTS / (f"{name}.zip" if self.seed == 0 else f"{name}-{self.seed}.zip")
 
     @property
-    def commands(self) -> list[str]:
-        """Arguments of `longshore`, call by call, that train it: taught by rollouts, then by groups.
+    def run(self) -> str:
+        """Name of the run's folder."""
+        return f"{self.preset}-{'group-init' if self.preset == STREAM else 'distil'}-wait-{self.seed}"
 
-        The policy for arrivals goes on from the first of the others.
-        """
+    @property
+    def command(self) -> str:
+        """Arguments of `longshore` that train it; the policy for arrivals goes on from the first of the others."""
         common = f"train --preset {self.preset} --waiting --seed {self.seed} --threads 1 --logdir runs"
-        group = f"{common} --algo group --steps 3e6 --init"
         if self.preset == STREAM:
-            return [f"{group} checkpoints/hetero64-wait.zip"]
-        taught = f"runs/{self.preset}-distil-wait-{self.seed}/best.zip"
-        return [f"{common} --algo distil --steps 1.2e5", f"{group} {taught}"]
+            return f"{common} --algo group --steps 3e6 --init checkpoints/hetero64-wait.zip"
+        return f"{common} --algo distil --steps 1.2e5"
 
 
 FIRST = Target("hetero64", 0)
@@ -88,22 +86,20 @@ TARGETS = [*(Target("hetero64", seed) for seed in SEEDS), Target(STREAM, 0)]
 
 
 def train(target: Target) -> None:
-    """Train a policy by the command line, and store it with its card."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / CHECKPOINTS.name).symlink_to(CHECKPOINTS)
-        took = [call_longshore(line, folder) for line in target.commands]
-        run = folder / "runs" / f"{target.preset}-group-init-wait-{target.seed}"
-        score = Score(**json.loads((run / SCORE).read_text()))
-        wall_s, core_s = (sum(each) for each in zip(*took, strict=True))
-        training = Training(wall_s, "patient", VALIDATION_SCENARIOS, score.percent, score.half_width, core_s)
-        found = compare(held_out_of(target), load_policy(run / BEST), rival_of(target))
-        text = moves_card(
-            target.path.stem, target.commands, training, HeldOut(HELD_OUT, *found),
-            machine_text(stamp_of_run(), version("torch")),
-        )  # fmt: skip
-        target.path.with_suffix(".md").write_text(text, encoding="utf-8")
-        shutil.copyfile(run / BEST, target.path)
+    """Train a policy by the command line, or go on with that, and store it with its card."""
+    run = ROOT / "runs" / target.run
+    run.parent.mkdir(exist_ok=True)
+    call_longshore(target.command, ROOT, run.with_suffix(".log"))
+    score, spent = (json.loads((run / name).read_text()) for name in (SCORE, SPENT))
+    training = Training(spent["wall_s"], "patient", VALIDATION_SCENARIOS, score["percent"], score["half_width"],
+                        spent["core_s"])  # fmt: skip
+    found = compare(held_out_of(target), load_policy(run / BEST), rival_of(target))
+    text = moves_card(
+        target.path.stem, target.command, training, HeldOut(HELD_OUT, *found),
+        machine_text(stamp_of_run(), version("torch")),
+    )  # fmt: skip
+    target.path.with_suffix(".md").write_text(text, encoding="utf-8")
+    shutil.copyfile(run / BEST, target.path)
 
 
 def retrain() -> None:

@@ -104,7 +104,7 @@ def train(lines: Sequence[str]) -> Runs:
         (runs := folder / "runs").mkdir()
         for count, line in enumerate(lines, 1):
             before = set(runs.iterdir())
-            took_s, used_s = call_longshore(line, folder)
+            took_s, used_s = call_longshore(line, folder, folder / "log.txt")
             wall_s, core_s = wall_s + took_s, core_s + used_s
             run = (set(runs.iterdir()) - before).pop()
             policy = load_policy(run / BEST)

@@ -21,7 +21,7 @@ from .validation import Score, Validation
 log = logging.getLogger(__name__)
 
 VALIDATIONS = 12  # in a run, spread evenly
-POLICY, BEST, SCORE = "policy.zip", "best.zip", "score.json"
+POLICY, BEST, SCORE, SPENT = "policy.zip", "best.zip", "score.json", "spent.json"
 
 
 class Progress(NamedTuple):
@@ -34,6 +34,17 @@ class Progress(NamedTuple):
 
 
 Tell = Callable[[Progress], None]
+
+
+class Spent(NamedTuple):
+    """What a run has taken so far, all its sessions together."""
+
+    wall_s: float = 0.0
+    core_s: float = 0.0  # CPU time
+
+
+def _now() -> Spent:
+    return Spent(time.monotonic(), time.process_time())
 
 
 class Keeper:
@@ -57,7 +68,21 @@ class Keeper:
         self.latest: Score | None = None
         self._began_at, self._began = 0, time.monotonic()
         self._validated_at = 0
+        self._opened, self._before = Spent(time.monotonic()), self._read_spent()
         self._read_score()
+
+    def _read_spent(self) -> Spent:
+        path = self.folder / SPENT
+        if path.exists():
+            with suppress(ValueError, TypeError):
+                return Spent(**json.loads(path.read_text()))
+        return Spent()
+
+    def _write(self, name: str, values: Spent | Score) -> None:
+        """Write a small file; a process that is cut off leaves it as it was."""
+        part = self.folder / (name + ".part")
+        part.write_text(json.dumps(values._asdict()) + "\n")
+        part.replace(self.folder / name)
 
     def _read_score(self) -> None:
         """Take up the best validation so far; one that cannot be read is made again."""
@@ -83,7 +108,10 @@ class Keeper:
     def note(self, steps: int) -> None:
         """Write the metrics recorded since the last time, and tell where the run stands."""
         rate = (steps - self._began_at) / max(time.monotonic() - self._began, 1e-9)
+        spent = Spent(*(was + now - then for was, now, then in zip(self._before, _now(), self._opened, strict=True)))
+        self._write(SPENT, spent)
         self.logger.record("time/steps_per_s", rate)
+        self.logger.record("time/core_minutes", spent.core_s / 60.0)
         self.logger.dump(steps)
         self.tell(Progress(steps, rate, self.latest, self.validation.best))
 
@@ -105,9 +133,7 @@ class Keeper:
     def _keep_best(self, score: Score, network: Network) -> None:
         self.best = score
         save_policy(self.folder / BEST, self.schema, network)
-        part = self.folder / (SCORE + ".part")
-        part.write_text(json.dumps(score._asdict()) + "\n")
-        part.replace(self.folder / SCORE)
+        self._write(SCORE, score)
 
     def best_score(self) -> Score:
         """Return the score of the best validation, made again by the latest policy if it was lost."""
