@@ -19,6 +19,7 @@ from .schema import Goal, Schema, check_features, feature_names, item_count
 
 SCHEMA, WEIGHTS = "schema.json", "weights.npz"
 LARGEST_BYTES = 1 << 30  # more than any policy of ours needs; a bomb needs more
+MOST_UNITS = 4096  # of a layer
 
 
 def schema_of(
@@ -74,6 +75,8 @@ def load_policy(path: Path) -> LearnedPolicy:
     schema, arrays = _read(path)
     check_features(schema, str(path))
     network = network_of(schema)
+    if isinstance(network, MovesNetwork) and 0 < (width := arrays.get("score.weight", np.zeros(0)).size) <= MOST_UNITS:
+        network = MovesNetwork(layout_of(schema), width)  # of whatever width it was trained
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     found = {name: array.shape for name, array in arrays.items()}
     if found != expected:

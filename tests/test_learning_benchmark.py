@@ -72,7 +72,7 @@ def test_a_way_that_only_begins_another_is_trained_once_with_it() -> None:
 
 def test_what_begins_with_a_checkpoint_begins_with_that_of_its_own_seed() -> None:
     first, second = commands(TAUGHT, 3, 0.5)
-    assert "--steps 4000 --seed 3" in first
+    assert "--steps 12000 --seed 3" in first
     assert "--init runs/hetero64-distil-wait-3/best.zip --steps 500000 --seed 3" in second
 
 

@@ -48,7 +48,8 @@ class TrainingConfig(BaseModel):
     def name(self) -> str:
         """Name of the run's folder."""
         usual = usual_options(self.preset, self.algorithm, self.action)
-        asked = (self.action, self.network, self.observation, self.reward)
+        reward = usual.reward if self.algorithm in BY_CANDIDATES else self.reward  # these have none
+        asked = (self.action, self.network, self.observation, reward)
         differs = [option for option, default in zip(asked, usual, strict=True) if option != default]
         order = [self.order] if self.order != "fifo" else []
         ageing = [f"age{self.ageing_h:g}h"] if self.ageing_h is not None else []

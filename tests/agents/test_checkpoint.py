@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.checkpoint import load_policy, network_of, save_policy, schema_of
+from longshore.agents.checkpoint import layout_of, load_policy, network_of, save_policy, schema_of
 from longshore.agents.learned import LearnedPolicy
+from longshore.agents.networks import MovesNetwork
 from longshore.cluster.errors import CheckpointError
 from longshore.cluster.hetero64 import hetero64
 from longshore.cluster.simulation import outcome_of, simulation_of
@@ -36,6 +37,15 @@ def simulation(rows: int = 4, *, nodes: int = 8, waiting: bool = False) -> Simul
 def finishes(policy: LearnedPolicy, sim: Simulation) -> np.ndarray:
     policy.play(sim, np.arange(sim.scenarios.jobs.size))
     return outcome_of(sim).finish_s
+
+
+@pytest.mark.parametrize("width", [64, 96])
+def test_a_network_over_moves_has_the_width_that_it_was_saved_with(width: int, tmp_path: Path) -> None:
+    schema = untrained("moves", action="candidate", waiting=True).schema
+    network = MovesNetwork(layout_of(schema), width)
+    save_policy(tmp_path / "p.zip", schema, network)
+    again = load_policy(tmp_path / "p.zip").network.state_dict()
+    assert all((again[name] == tensor).all() for name, tensor in network.state_dict().items())
 
 
 def rewritten(path: Path, **changes: object) -> Path:

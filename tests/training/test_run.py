@@ -75,8 +75,8 @@ def test_a_run_that_is_over_is_not_trained_again(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     train(small(), tmp_path)
-    with pytest.raises(InputError, match="reward"):
-        train(small(reward="dt"), tmp_path)
+    with pytest.raises(InputError, match="threads"):
+        train(small(threads=2), tmp_path)
 
 
 def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:

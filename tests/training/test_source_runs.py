@@ -63,7 +63,9 @@ def test_the_presets_of_the_source_train_its_method_if_nothing_else_is_said(pres
 def test_what_is_said_goes_before_the_preset() -> None:
     config = asked(action="node", network="set", reward="dt", replay="off")
     assert (config.action, config.observation, config.network) == ("node", "full", "set")
-    assert (config.reward, config.replay, config.name) == ("dt", "off", "source4-ppo-replay-off-0")
+    assert (config.reward, config.replay, config.name) == (
+        "dt", "off", "source4-ppo-node-set-dt-replay-off-0",
+    )  # fmt: skip
     assert asked(preset="hetero64", replay="geppo").name == "hetero64-ppo-replay-geppo-0"
     assert asked(preset="hetero64").replay == asked(preset="hetero64", algorithm="a2c").replay == "off"
 
