@@ -24,6 +24,20 @@ class MovesWeights(NamedTuple):
     value_score: NDArray[np.float32]  # (width,)
     value_offset: NDArray[np.float32]  # (1,)
     scratch: NDArray[np.float32]  # (4, width)
+    members: int  # equal blocks on the diagonal of `hidden` outside of which all is 0
+
+
+MOST_MEMBERS = 16  # blocks that are looked for
+
+
+def _members(hidden: NDArray[np.float32]) -> int:
+    """Return of how many networks side by side a layer may be made, as `mean_of` makes it."""
+    width = len(hidden)
+    for count in range(MOST_MEMBERS, 1, -1):
+        block = np.arange(width) // max(width // count, 1)
+        if width % count == 0 and not hidden[block[:, None] != block].any():
+            return count
+    return 1
 
 
 def moves_weights(network: MovesNetwork) -> MovesWeights:
@@ -37,7 +51,7 @@ def moves_weights(network: MovesNetwork) -> MovesWeights:
         array("item.weight"), array("context.weight"), array("context.bias"), array("hidden.weight"),
         array("hidden.bias"), array("score.weight")[:, 0].copy(), array("value.0.weight"), array("value.0.bias"),
         array("value.2.weight")[:, 0].copy(), array("value.2.bias"),
-        np.zeros((4, network.hidden.in_features), np.float32),
+        np.zeros((4, network.hidden.in_features), np.float32), _members(array("hidden.weight")),
     )  # fmt: skip
 
 
@@ -71,6 +85,7 @@ def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: 
     context, first, second = weights.scratch[0], weights.scratch[1], weights.scratch[2]
     _write_context(weights.context, weights.context_bias, seen, at, moves, context)
     width = context.size
+    size = width // weights.members
     for move in range(moves):
         for unit in range(width):
             first[unit] = context[unit]
@@ -84,7 +99,8 @@ def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: 
         for unit in range(width):
             value = first[unit]
             if value > 0.0:
-                for other in range(width):
+                block = unit // size * size
+                for other in range(block, block + size):
                     second[other] += value * weights.hidden[unit, other]
         logit = np.float32(0.0)
         for unit in range(width):

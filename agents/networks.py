@@ -1,6 +1,7 @@
 """Actor-critic networks: the source's five layers, and one scorer shared by all GPUs or nodes."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -169,6 +170,24 @@ class MovesNetwork(nn.Module):
         """Return values of shape (batch,)."""
         values: Tensor = self.value(self._context(observation)[1]).squeeze(-1)
         return values
+
+
+def mean_of(networks: Sequence[MovesNetwork]) -> MovesNetwork:
+    """Return one network whose outputs are the means of several's: their units stand side by side."""
+    count, width = len(networks), sum(network.hidden.in_features for network in networks)
+    mean = MovesNetwork(networks[0].layout, width)
+
+    def joined(name: str) -> list[Tensor]:
+        return [network.get_parameter(name) for network in networks]
+
+    with torch.no_grad():
+        for name in ("item.weight", "context.weight", "context.bias", "hidden.bias", "value.0.weight", "value.0.bias"):
+            mean.get_parameter(name).copy_(torch.cat(joined(name)))
+        mean.hidden.weight.copy_(torch.block_diag(*joined("hidden.weight")))  # type: ignore[no-untyped-call]
+        for name in ("score.weight", "value.2.weight"):
+            mean.get_parameter(name).copy_(torch.cat(joined(name), dim=1) / count)
+        mean.get_parameter("value.2.bias").copy_(torch.stack(joined("value.2.bias")).mean(0))
+    return mean
 
 
 Network = MlpNetwork | SetNetwork | MovesNetwork

@@ -103,11 +103,12 @@ def train(target: Target) -> None:
 
 
 def retrain() -> None:
-    """Train what is not stored."""
+    """Train what is not stored; what begins with the first policy waits for it."""
     missing = [target for target in TARGETS if not target.path.exists()]
-    with ProcessPoolExecutor(AT_ONCE, get_context("spawn")) as pool:
-        for target, _ in zip(missing, pool.map(train, missing), strict=True):
-            progress(f"{target.path.name} is stored")
+    for targets in ([it for it in missing if it.preset != STREAM], [it for it in missing if it.preset == STREAM]):
+        with ProcessPoolExecutor(AT_ONCE, get_context("spawn")) as pool:
+            for target, _ in zip(targets, pool.map(train, targets), strict=True):
+                progress(f"{target.path.name} is stored")
 
 
 def held_out_of(target: Target) -> Problem:

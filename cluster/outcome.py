@@ -55,6 +55,8 @@ def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], 
             cluster_gpus: int) -> Metrics:  # fmt: skip
     """Return the figures of each scenario.
 
+    A job that had not ended when the run was cut off counts as if it ended then: its JCT is longer, never shorter.
+
     Args:
         outcome: What the simulation gave.
         jobs: Number of jobs, shape (scenarios,).
@@ -63,7 +65,8 @@ def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], 
         cluster_gpus: GPUs of the cluster.
     """
     real = np.arange(gpus.shape[1]) < jobs[:, None]
-    jct = np.where(real, outcome.finish_s - submit_s, np.nan)
+    finish_s = np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None])
+    jct = np.where(real, np.maximum(finish_s - submit_s, 0.0), np.nan)
     lost = (outcome.lost_s * gpus).sum(axis=1)
     useful = outcome.busy_gpu_s - lost - outcome.overhead_gpu_s
     return Metrics(

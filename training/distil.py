@@ -10,55 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from ..agents.checkpoint import layout_of
 from ..agents.heuristics import HEURISTICS
 from ..agents.moves_policy import MovesPolicy
-from ..agents.networks import MovesNetwork
+from ..agents.networks import MovesNetwork, mean_of
 from ..agents.rollout import Base, Search
 from ..cluster.errors import InputError
 from ..envs.batch import Problem
-from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
-from .group import CLOSED, goal_of, step_in_chunks, value_loss
+from .fitting import fit_network
+from .group import goal_of
 from .initial import initial_network
 from .keeper import Keeper
 from .labels import Desk, Labels, Lesson, desks_of, joined, play_lessons
-from .presets import DistilParameters
 from .snapshot import SNAPSHOT, read_arrays, write_arrays
 
 FOLDER = "labels"  # of a run, with a file for each block of lessons
-HELD_OUT = 10  # every so many scenarios one is kept for early stopping
-
-
-def noise_weight(error: Tensor, parameters: DistilParameters) -> Tensor:
-    """Return the weight of labels by their standard error: 1 without noise, 1/2 where it is as large as the prior."""
-    prior = parameters.distil_prior**2
-    weight: Tensor = prior / (error**2 + prior)
-    return weight
-
-
-def distil_loss(
-    logits: Tensor, tried: Tensor, gain: Tensor, error: Tensor, parameters: DistilParameters
-) -> tuple[Tensor, Tensor]:
-    """Return the regression and the expected cost of some decisions, summed, to be minimised.
-
-    Args:
-        logits: What the network tells, shape (decisions, moves).
-        tried: How many moves have a label, shape (decisions,).
-        gain: Labels, shape (decisions, moves).
-        error: Their standard errors, shape (decisions, moves).
-        parameters: Prior and temperature.
-    """
-    is_tried = torch.arange(logits.shape[1]) < tried[:, None]
-    told = logits - logits[:, :1]
-    prior, temperature = parameters.distil_prior, parameters.distil_temperature
-    residual = (told - gain) / prior
-    regression = 0.5 * (noise_weight(error, parameters) * residual**2 * is_tried).sum()
-    shares = (told / temperature).masked_fill(~is_tried, CLOSED).softmax(dim=1)
-    cost = -(shares * gain).sum() / temperature
-    return regression, cost
 
 
 class DistilLearner:
@@ -134,76 +101,20 @@ class DistilLearner:
         record("distil/best_gain", float(np.where(is_tried, labels.gain, -np.inf).max(axis=1).mean()))
         record("distil/standard_error", float(labels.error[:, 1:][is_tried[:, 1:]].mean()))
 
-    def fit(self) -> None:
-        """Learn from all labels so far; the weights of the least loss on what is held out remain."""
+    def fit(self) -> MovesNetwork:
+        """Learn from all labels so far; return what plays best: in the last round the mean of several networks."""
         labels = self._labels[:] = [joined(self._labels)]
-        tensors = [torch.from_numpy(array) for array in labels[0][:-1]]
-        is_held = labels[0].scenario % HELD_OUT == HELD_OUT - 1
-        rows = np.flatnonzero(~is_held) if (~is_held).any() else np.arange(is_held.size)
-        held = torch.from_numpy(np.flatnonzero(is_held)) if is_held.any() else torch.from_numpy(rows)
-        rng = np.random.default_rng((self.keeper.config.seed, self.fits))
-        optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.distil_learning_rate)
-        least, at, best = np.inf, 0, copy.deepcopy(self.network.state_dict())
-        epochs = self.parameters.distil_epochs
-        for epoch in range(epochs):
-            for group in optimizer.param_groups:
-                group["lr"] = self.parameters.distil_learning_rate * (1.0 - epoch / epochs)
-            self._learn(tensors, rng.permutation(rows), optimizer)
-            loss = self._judge(tensors, held)
-            if loss < least:
-                least, at, best = loss, epoch, copy.deepcopy(self.network.state_dict())
-        self.network.load_state_dict(best)
+        last = self.steps >= self.keeper.config.steps
+        fresh = [MovesNetwork(self.network.layout) for _ in range(1, self.parameters.distil_members if last else 1)]
+        members = [self.network, *fresh]
+        for number, network in enumerate(members):
+            rng = np.random.default_rng((self.keeper.config.seed, self.fits, number))
+            fitted = fit_network(network, labels[0], self.parameters, self.pool, rng)
+            for name, value in fitted._asdict().items():
+                self.keeper.logger.record(f"distil/{name}", value)
         self.fits += 1
         self._desks = []
-        self.keeper.logger.record("distil/held_out_loss", least)
-        self.keeper.logger.record("distil/epochs", at + 1)
-        self.keeper.logger.record("distil/regret", self._regret(tensors, held))
-        self.keeper.logger.record("distil/value_error", self._value_error(tensors, held))
-
-    def _learn(self, tensors: list[Tensor], order: NDArray[np.int64], optimizer: torch.optim.Optimizer) -> None:
-        for minibatch in torch.split(torch.from_numpy(order), self.parameters.distil_minibatch):
-            # Chunks of decisions with equally long lists are narrow.
-            rows = minibatch[torch.argsort(tensors[1][minibatch], stable=True)]
-            step_in_chunks(self.network, optimizer, self.pool, rows, lambda part: self._loss(tensors, part))
-
-    def _tells(self, tensors: list[Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits and values of some decisions."""
-        most = int(tensors[1][rows].max())
-        told: tuple[Tensor, Tensor] = self.network(tensors[0][rows, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT])
-        return told
-
-    def _loss(self, tensors: list[Tensor], rows: Tensor) -> Tensor:
-        """Return what is minimised, summed over some decisions: the policy's loss and that of the value."""
-        logits, values = self._tells(tensors, rows)
-        return self._policy_loss(tensors, rows, logits) + value_loss(values, tensors[5][rows])
-
-    def _policy_loss(self, tensors: list[Tensor], rows: Tensor, logits: Tensor) -> Tensor:
-        gain, error = (tensor[rows, : logits.shape[1]] for tensor in tensors[3:5])
-        regression, cost = distil_loss(logits, tensors[2][rows], gain, error, self.parameters)
-        return regression + self.parameters.distil_cost * cost
-
-    def _judge(self, tensors: list[Tensor], rows: Tensor) -> float:
-        """Return the policy's mean loss over some decisions."""
-        with torch.no_grad():
-            losses = (
-                self._policy_loss(tensors, part, self._tells(tensors, part)[0]) for part in torch.split(rows, 1024)
-            )
-            return sum(map(float, losses)) / rows.numel()
-
-    def _regret(self, tensors: list[Tensor], rows: Tensor) -> float:
-        """Return by how much the move of the largest logit falls short of the best label, in the mean."""
-        with torch.no_grad():
-            logits = self._tells(tensors, rows)[0]
-        is_tried = torch.arange(logits.shape[1]) < tensors[2][rows, None]
-        gain = tensors[3][rows, : logits.shape[1]]
-        chosen = logits.masked_fill(~is_tried, CLOSED).argmax(dim=1, keepdim=True)
-        best = gain.masked_fill(~is_tried, CLOSED).amax(dim=1)
-        return float((best - gain.gather(1, chosen)[:, 0]).mean())
-
-    def _value_error(self, tensors: list[Tensor], rows: Tensor) -> float:
-        """Return how far the value is off, root mean square."""
-        with torch.no_grad():
-            return float((self.network.values(tensors[0][rows]) - tensors[5][rows]).square().mean().sqrt())
+        return mean_of(members) if last else self.network
 
     def save(self) -> None:
         """Write everything that the run needs to go on, beside the labels, which are written already."""
@@ -239,8 +150,7 @@ def learn_by_distillation(problem: Problem, keeper: Keeper) -> int:
     while learner.steps < total and not keeper.interrupted:
         learner.collect()
         if learner.steps >= learner.due:
-            learner.fit()
-            keeper.validate(learner.network, learner.steps)
+            keeper.validate(learner.fit(), learner.steps)
         learner.save()
         keeper.note(learner.steps)
     if keeper.best is None:

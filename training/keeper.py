@@ -68,7 +68,7 @@ class Keeper:
         self.latest: Score | None = None
         self._began_at, self._began = 0, time.monotonic()
         self._validated_at = 0
-        self._opened, self._before = Spent(time.monotonic()), self._read_spent()
+        self._opened, self._before = _now(), self._read_spent()
         self._read_score()
 
     def _read_spent(self) -> Spent:

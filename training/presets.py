@@ -67,6 +67,7 @@ class DistilParameters:
     distil_share: float = 0.25  # of the decisions met: neighbours tell much the same
     distil_own: float = 0.75  # of the scenarios of later rounds that the network plays, the others by the heuristic
     distil_block: int = 32  # scenarios between two snapshots
+    distil_members: int = 2  # networks that learn in the last round; the policy is their mean
     distil_epochs: int = 15
     distil_minibatch: int = 512  # decisions
     distil_learning_rate: float = 2e-3  # falls linearly to 0

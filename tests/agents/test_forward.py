@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from longshore.agents.checkpoint import network_of, schema_of
 from longshore.agents.forward import moves_weights, score_moves, tell_value
 from longshore.agents.moves_policy import MovesPolicy
-from longshore.agents.networks import MovesNetwork
+from longshore.agents.networks import MovesNetwork, mean_of
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.moves import pick_move
 from longshore.cluster.order import may_wait
@@ -56,6 +56,23 @@ def test_the_compiled_forward_pass_gives_the_networks_logits_and_value(case: Cas
             expected, value = policy.network(torch.from_numpy(batch.observations))
         np.testing.assert_allclose(logits[0, :moves], expected[0, :moves], rtol=1e-4, atol=1e-4)
         assert tell_value(weights, batch.observations, 0, moves) == pytest.approx(value.item(), rel=1e-4, abs=1e-4)
+
+
+def test_the_mean_of_networks_tells_the_mean_of_what_they_tell() -> None:
+    networks = [sharp_policy(seed, waits=True).network for seed in (1, 2, 3)]
+    moves = [network for network in networks if isinstance(network, MovesNetwork)]
+    mean = mean_of(moves)
+    weights, logits = moves_weights(mean), np.zeros((1, MOVES), dtype=np.float32)
+    assert (moves_weights(moves[0]).members, weights.members) == (1, 3)
+    for batch in decisions(small_problem(1, waiting=True), 0, 4):
+        seen, count = batch.observations, int(batch.sim.state.moves[0])
+        score_moves(weights, seen, 0, count, logits)
+        with torch.inference_mode():
+            expected, values = (
+                torch.stack(told).mean(0) for told in zip(*(one(torch.from_numpy(seen)) for one in moves), strict=True)
+            )
+        np.testing.assert_allclose(logits[0, :count], expected[0, :count], rtol=1e-3, atol=1e-3)
+        assert tell_value(weights, seen, 0, count) == pytest.approx(values.item(), rel=1e-4, abs=1e-4)
 
 
 def play_one_by_one(case: Case, policy: MovesPolicy) -> list[Event]:

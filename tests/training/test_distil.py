@@ -26,7 +26,8 @@ from longshore.cluster.state import Simulation
 from longshore.cluster.topology import grid_cluster
 from longshore.envs.batch import Problem
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.distil import DistilLearner, distil_loss, noise_weight
+from longshore.training.distil import DistilLearner
+from longshore.training.fitting import distil_loss, noise_weight
 from longshore.training.initial import TEMPERATURE, initial_network
 from longshore.training.keeper import Keeper, Progress
 from longshore.training.labels import Labels, Lesson, desks_of, label, play_lesson, play_lessons
@@ -269,7 +270,7 @@ def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monk
         learner.collect()
         learner.fit()
         learned.append(learner.network.state_dict())
-        monkeypatch.setattr("longshore.training.distil.value_loss", lambda values, to_go: 0.0 * values.sum())
+        monkeypatch.setattr("longshore.training.fitting.value_loss", lambda values, to_go: 0.0 * values.sum())
     for name, tensor in learned[0].items():
         assert torch.equal(tensor, learned[1][name]) == (not name.startswith("value")), name
 
