@@ -29,7 +29,6 @@ PAGE = DOCS / "results.md"
 COMMON = EFT_HAZARD.name  # a rival that plays the same whether waiting is allowed or not
 # Pages that other benchmarks write, linked where they exist.
 OTHERS = {
-    "Jobs that arrive over time": "results-stream.md",
     "A real trace": "results-trace.md",
     "The source's method": "results-source.md",
 }
@@ -167,8 +166,9 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
     """Yield the beginning of the page."""
     yield from (
         "# Results: ways to learn", "",
-        "Each way to learn is trained with the same budget on the preset `hetero64` "
-        "([training.md](training.md#presets)): 64 jobs at once on 64 GPUs of two speeds, with faults. "
+        "Each way to learn is trained for the same number of steps on the preset `hetero64` "
+        "([training.md](training.md#presets)): 64 jobs at once on 64 GPUs of two speeds, with faults. A step is what "
+        "is picked at once, a GPU, a node or a whole placement, or a wait; core-minutes tell what it cost. "
         "[what-mattered.md](what-mattered.md) tells a newcomer what it means. This page is written by "
         "`make bench-learning` from what benchmarks/learning.json holds.", "",
     )  # fmt: skip
