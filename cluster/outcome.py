@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
         np.float64
     ]  # (scenarios, jobs) run time that no checkpoint holds, restarts included, summed over stops
     wait_s: NDArray[np.float64]  # (scenarios, jobs) time in the queue, summed over all stays
-    makespan_s: NDArray[np.float64]  # (scenarios,) end of the last job
+    makespan_s: NDArray[np.float64]  # (scenarios,) end of the last job, or of the run if it was cut off
     busy_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time held by jobs
     down_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time out of service until the makespan
     overhead_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time of restarts of runs that then finished

@@ -1,3 +1,5 @@
+import json
+import math
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,11 @@ from longshore.cluster.scenarios import ORDERS
 from longshore.envs.batch import Problem
 from longshore.envs.problems import Regime
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.keeper import BEST, Progress
+from longshore.training.keeper import BEST, SPENT, Progress, Spent
 from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.run import train
 from longshore.training.snapshot import SNAPSHOT
+from longshore.training.validation import Score
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)
 
@@ -71,6 +74,20 @@ def test_a_run_that_is_over_is_not_trained_again(tmp_path: Path) -> None:
     again = train(small(), tmp_path)
     assert again.score == first.score
     assert (first.folder / BEST).read_bytes() == before
+
+
+def test_what_a_run_has_taken_adds_up_over_its_sessions(tmp_path: Path) -> None:
+    spent = []
+    for steps in (1024, 2048):
+        folder = train(small(steps), tmp_path).folder
+        spent.append(Spent(**json.loads((folder / SPENT).read_text())))
+    assert 0.0 < spent[0].wall_s < spent[1].wall_s
+    assert 0.0 < spent[0].core_s < spent[1].core_s
+
+
+def test_one_workload_gives_no_interval() -> None:
+    assert Score(1.0, -3.0, math.inf).text == "-3.00 % (one workload, so no interval)"
+    assert Score(1.0, -3.0, 0.5).text == "-3.00 % (+- 0.50)"
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
