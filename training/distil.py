@@ -38,9 +38,10 @@ class DistilLearner:
 
     def __init__(self, problem: Problem, keeper: Keeper) -> None:
         config = keeper.config
-        torch.manual_seed(config.seed)
         self.keeper, self.parameters, self.problem = keeper, config.distil, problem
-        self.network = initial_network(config) or MovesNetwork(layout_of(keeper.schema))
+        self._initial = initial_network(config)
+        torch.manual_seed(config.seed)
+        self.network = self._initial or MovesNetwork(layout_of(keeper.schema))
         self.pool = ThreadPoolExecutor(config.threads)
         self.order = np.random.default_rng(config.seed).permutation(problem.scenarios.jobs.size)
         self.steps = self.lessons = self.blocks = self.fits = 0
@@ -102,19 +103,28 @@ class DistilLearner:
         record("distil/standard_error", float(labels.error[:, 1:][is_tried[:, 1:]].mean()))
 
     def fit(self) -> MovesNetwork:
-        """Learn from all labels so far; return what plays best: in the last round the mean of several networks."""
+        """Learn anew from all labels so far; return what plays best: in the last round the mean of several networks."""
         labels = self._labels[:] = [joined(self._labels)]
         last = self.steps >= self.keeper.config.steps
-        fresh = [MovesNetwork(self.network.layout) for _ in range(1, self.parameters.distil_members if last else 1)]
-        members = [self.network, *fresh]
-        for number, network in enumerate(members):
+        members = []
+        for number in range(self.parameters.distil_members if last else 1):
             rng = np.random.default_rng((self.keeper.config.seed, self.fits, number))
+            network = self._unlearned(int(rng.integers(2**62)))
             fitted = fit_network(network, labels[0], self.parameters, self.pool, rng)
             for name, value in fitted._asdict().items():
                 self.keeper.logger.record(f"distil/{name}", value)
+            members.append(network)
+        self.network = members[0]
         self.fits += 1
         self._desks = []
         return mean_of(members) if last else self.network
+
+    def _unlearned(self, seed: int) -> MovesNetwork:
+        """Return the network that learning begins with: weights that fitted fewer labels would hold it back."""
+        if self._initial is not None:
+            return copy.deepcopy(self._initial)
+        torch.manual_seed(seed)
+        return MovesNetwork(self.network.layout)
 
     def save(self) -> None:
         """Write everything that the run needs to go on, beside the labels, which are written already."""
