@@ -37,12 +37,10 @@ from .card import HeldOut, Training, core_minutes, machine_text, moves_card
 from .harness import ROOT, Row, call_longshore, main, progress, seconds, stamp_of_run
 
 CHECKPOINTS = ROOT / "checkpoints"
-SEEDS = range(5)
 SEED, TUNING_SEED = 2026, 2027  # of scenarios that neither training nor validation draws from
 HELD_OUT, TUNED_ON = 500, 300
 PATIENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 WAITING = Regime(waiting=True)
-STREAM = "hetero64-stream"
 MOST_MINUTES = 30.0  # of training, on one core
 AT_ONCE = 2
 
@@ -58,31 +56,29 @@ class Found(NamedTuple):
 class Target(NamedTuple):
     """A policy that is stored, or will be."""
 
-    preset: str
     seed: int
 
     @property
     def path(self) -> Path:
         """Where it is stored."""
-        name = "hetero64-wait" if self.preset == "hetero64" else self.preset
-        return CHECKPOINTS / (f"{name}.zip" if self.seed == 0 else f"{name}-{self.seed}.zip")
+        return CHECKPOINTS / ("hetero64-wait.zip" if self.seed == 0 else f"hetero64-wait-{self.seed}.zip")
 
     @property
     def run(self) -> str:
         """Name of the run's folder."""
-        return f"{self.preset}-{'group-init' if self.preset == STREAM else 'distil'}-wait-{self.seed}"
+        return f"hetero64-distil-wait-{self.seed}"
 
     @property
     def command(self) -> str:
-        """Arguments of `longshore` that train it; the policy for arrivals goes on from the first of the others."""
-        common = f"train --preset {self.preset} --waiting --seed {self.seed} --threads 1 --logdir runs"
-        if self.preset == STREAM:
-            return f"{common} --algo group --steps 3e6 --init checkpoints/hetero64-wait.zip"
-        return f"{common} --algo distil --steps 1.2e5"
+        """Arguments of `longshore` that train it."""
+        return (
+            f"train --preset hetero64 --waiting --seed {self.seed} --threads 1 --logdir runs "
+            "--algo distil --steps 1.9e5"
+        )
 
 
-FIRST = Target("hetero64", 0)
-TARGETS = [*(Target("hetero64", seed) for seed in SEEDS), Target(STREAM, 0)]
+TARGETS = [Target(seed) for seed in range(5)]
+FIRST = TARGETS[0]
 
 
 def train(target: Target) -> None:
@@ -93,7 +89,7 @@ def train(target: Target) -> None:
     score, spent = (json.loads((run / name).read_text()) for name in (SCORE, SPENT))
     training = Training(spent["wall_s"], "patient", VALIDATION_SCENARIOS, score["percent"], score["half_width"],
                         spent["core_s"])  # fmt: skip
-    found = compare(held_out_of(target), load_policy(run / BEST), rival_of(target))
+    found = compare(hetero64_problem(HELD_OUT, SEED, WAITING), load_policy(run / BEST), PATIENT)
     text = moves_card(
         target.path.stem, target.command, training, HeldOut(HELD_OUT, *found),
         machine_text(stamp_of_run(), version("torch")),
@@ -103,26 +99,11 @@ def train(target: Target) -> None:
 
 
 def retrain() -> None:
-    """Train what is not stored; what begins with the first policy waits for it."""
+    """Train what is not stored."""
     missing = [target for target in TARGETS if not target.path.exists()]
-    for targets in ([it for it in missing if it.preset != STREAM], [it for it in missing if it.preset == STREAM]):
-        with ProcessPoolExecutor(AT_ONCE, get_context("spawn")) as pool:
-            for target, _ in zip(targets, pool.map(train, targets), strict=True):
-                progress(f"{target.path.name} is stored")
-
-
-def held_out_of(target: Target) -> Problem:
-    """Return the held-out workloads of a policy's preset."""
-    if target.preset == STREAM:
-        return hetero64_problem(HELD_OUT, SEED, WAITING, jobs=STREAM_JOBS, load=STREAM_LOAD)
-    return hetero64_problem(HELD_OUT, SEED, WAITING)
-
-
-def rival_of(target: Target) -> Policy:
-    """Return `patient`, tuned for mean JCT where jobs arrive over time."""
-    if target.preset == STREAM:
-        return tuned_patient(hetero64_problem(TUNED_ON, TUNING_SEED, WAITING, jobs=STREAM_JOBS, load=STREAM_LOAD))
-    return PATIENT
+    with ProcessPoolExecutor(AT_ONCE, get_context("spawn")) as pool:
+        for target, _ in zip(missing, pool.map(train, missing), strict=True):
+            progress(f"{target.path.name} is stored")
 
 
 def compare(problem: Problem, policy: Policy, rival: Policy) -> Found:
@@ -167,8 +148,8 @@ def rows_of(name: str, found: Found, most: float) -> Iterator[Row]:
 def one_pass() -> Iterator[Row]:
     """Yield the rows of the five policies, and how long they take."""
     problem = hetero64_problem(HELD_OUT, SEED, WAITING)
-    stored = [target for target in TARGETS if target.preset == "hetero64" and target.path.exists()]
-    yield Row("policies that are stored", len(stored), "policies", least=len(SEEDS))
+    stored = [target for target in TARGETS if target.path.exists()]
+    yield Row("policies that are stored", len(stored), "policies", least=len(TARGETS))
     reached = []
     for target in stored:
         found = compare(problem, load_policy(target.path), PATIENT)
@@ -226,14 +207,13 @@ def guessed(problem: Problem, seed: int) -> Problem:
     return replace(problem, scenarios=with_scenario_estimates(problem.scenarios, "log-normal", sigma=0.5, rng=rng))
 
 
-def stream() -> Iterator[Row]:
-    """Yield the rows of jobs that arrive over time, by mean JCT."""
-    target = TARGETS[-1]
-    problem, rival = held_out_of(target), rival_of(target)
-    yield from rows_of("arrivals, trained without, mean JCT", compare(problem, load_policy(FIRST.path), rival), 0.0)
-    yield Row("arrivals: policies that are stored", int(target.path.exists()), "policies", least=1)
-    if target.path.exists():
-        yield from rows_of("arrivals, mean JCT", compare(problem, load_policy(target.path), rival), -9.0)
+def arrivals() -> Iterator[Row]:
+    """Yield the rows of jobs that arrive over time, which it was not trained for either, by mean JCT."""
+    problem, tuning = (
+        hetero64_problem(count, seed, WAITING, jobs=STREAM_JOBS, load=STREAM_LOAD)
+        for count, seed in ((HELD_OUT, SEED), (TUNED_ON, TUNING_SEED))
+    )
+    yield from rows_of("arrivals, mean JCT", compare(problem, load_policy(FIRST.path), tuned_patient(tuning)), -9.0)
 
 
 def measure() -> Iterator[Row]:
@@ -243,7 +223,7 @@ def measure() -> Iterator[Row]:
     yield from one_pass()
     yield from with_rollouts()
     yield from elsewhere()
-    yield from stream()
+    yield from arrivals()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Labels(NamedTuple):
     listed: NDArray[np.int32]  # (decisions,) moves of the list
     tried: NDArray[np.int32]  # (decisions,) of which the first so many have a label
     gain: NDArray[np.float32]  # (decisions, MOVES) mean over imagined futures, in units of goal_unit_s; 0 beyond
-    error: NDArray[np.float32]  # (decisions, MOVES) standard error of that
+    error: NDArray[np.float32]  # (decisions, MOVES) standard error of that, one for all decisions of a lesson
     to_go: NDArray[np.float32]  # (decisions,) mean of what is still to come by the choice of the rollout's base
     scenario: NDArray[np.int32]  # (decisions,)
 
@@ -50,7 +50,7 @@ class Label(NamedTuple):
     """What rollouts tell of a decision, in units of goal_unit_s."""
 
     gain: NDArray[np.float64]  # (moves,) mean gain over the first of the list, 0 for that
-    error: NDArray[np.float64]  # (moves,) its standard error
+    variance: float  # of that, by the futures that were imagined
     to_go: float  # mean of what is still to come by the base's own choice
 
 
@@ -69,19 +69,8 @@ def label(rollout: Rollout, sim: Simulation, row: int) -> Label:
     # The first move is the choice of the heuristics that teach.
     own = int(base.scores(sim, row)[: gains.shape[1]].argmax()) if isinstance(base, Ranking) else 0
     to_go = (float(costs_s[:, own].mean()) - spent_s(sim, row, goal)) / unit_s
-    return Label(gains.mean(axis=0), standard_error(gains), to_go)
-
-
-def standard_error(gains: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard error of the mean gain of each move, shape (moves,), of gains of shape (futures, moves).
-
-    The first move gains nothing over itself. The others have one variance between them: a few futures tell too little
-    of each.
-    """
-    futures, moves = gains.shape
-    error = np.full(moves, np.sqrt(gains[:, 1:].var(axis=0, ddof=1).mean() / futures))
-    error[0] = 0.0
-    return error
+    # Of all moves but the first, which gains nothing over itself.
+    return Label(gains.mean(axis=0), float(gains[:, 1:].var(axis=0, ddof=1).mean()) / len(gains), to_go)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +111,14 @@ def _labels(kept: list[tuple[NDArray[np.float32], int, Label]], scenario: int) -
     if not kept:
         return _none()
     seen, listed, labels = zip(*kept, strict=True)
-    gains, errors, to_go = zip(*labels, strict=True)
+    gains, variances, to_go = zip(*labels, strict=True)
     tried = np.array([gain.size for gain in gains], dtype=np.int32)
-
-    def padded(values: tuple[NDArray[np.float64], ...]) -> NDArray[np.float32]:
-        return np.stack([np.pad(value, (0, MOVES - value.size)) for value in values]).astype(np.float32)
-
+    padded = np.stack([np.pad(gain, (0, MOVES - gain.size)) for gain in gains])
+    # A few futures tell too little of the noise of one decision: without a fault in them it would seem to have none.
+    moves = np.arange(MOVES)
+    error = np.sqrt(np.mean(variances)) * ((moves > 0) & (moves < tried[:, None]))
     return Labels(
-        np.stack(seen), np.array(listed, dtype=np.int32), tried, padded(gains), padded(errors),
+        np.stack(seen), np.array(listed, dtype=np.int32), tried, padded.astype(np.float32), error.astype(np.float32),
         np.array(to_go, dtype=np.float32), np.full(tried.size, scenario, dtype=np.int32),
     )  # fmt: skip
 

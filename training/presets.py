@@ -60,15 +60,15 @@ TAUGHT = GroupParameters(
 class DistilParameters:
     """Of distillation. Gains are in units of the mean estimate."""
 
-    rounds: int = 3  # of labelling and learning; from the second on the network itself plays the imagined futures
-    distil_first: float = 0.25  # share of the decisions that are labelled in the first, where futures cost least
-    futures: int = 4  # imagined for each label: many noisy labels teach more than few good ones
+    rounds: int = 4  # of labelling and learning; from the second on the network itself plays the imagined futures
+    distil_first: float = 0.3  # share of the decisions that are labelled in the first, where futures cost least
+    futures: int = 2  # imagined for each label: many noisy labels teach more than few good ones
     width: int = 15  # moves that are tried beside the first, of at most 15
     distil_share: float = 0.25  # of the decisions met: neighbours tell much the same
     distil_own: float = 0.75  # of the scenarios of later rounds that the network plays, the others by the heuristic
     distil_block: int = 32  # scenarios between two snapshots
-    distil_members: int = 2  # networks that learn in the last round; the policy is their mean
-    distil_epochs: int = 15
+    distil_members: int = 4  # networks that learn in the last round; the policy is their mean
+    distil_epochs: int = 10
     distil_minibatch: int = 512  # decisions
     distil_learning_rate: float = 2e-3  # falls linearly to 0
     distil_prior: float = 0.07  # standard deviation of what the network cannot tell

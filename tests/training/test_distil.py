@@ -106,22 +106,21 @@ def test_a_label_is_what_the_better_move_gains_in_mean_estimates(goal: Goal, gai
     sim = at_first_decision(case)
     told = label(Rollout(HEURISTICS["eft-hazard"], Search(futures=2), goal), sim, 0)
     assert told.gain == pytest.approx([0.0, gain])
-    assert (told.error == 0.0).all()
+    assert told.variance == 0.0
     assert told.to_go == pytest.approx(to_go)
 
 
-def test_a_label_is_the_mean_of_paired_gains_with_one_standard_error_for_all_moves() -> None:
+def test_a_label_is_the_mean_of_paired_gains_with_one_variance_for_all_moves() -> None:
     sim = at_first_decision(busy_case(ring=True))
     rollout = Rollout(PATIENT, Search(futures=6), "makespan", seed=5)
-    gains, errors, _ = label(rollout, sim, 0)
+    gains, variance, _ = label(rollout, sim, 0)
     paired = rollout.gains(sim, 0)
     unit_s = sim.state.estimates_s[0] / sim.state.submitted[0]
     paired = (paired - paired[:, :1]) / unit_s
-    variance = ((paired - paired.mean(axis=0)) ** 2).sum(axis=0) / 5.0
+    each = ((paired - paired.mean(axis=0)) ** 2).sum(axis=0) / 5.0
     assert gains == pytest.approx(paired.mean(axis=0))
-    assert errors[0] == 0.0
-    assert errors[1:] == pytest.approx([np.sqrt(variance[1:].mean() / 6.0)] * (errors.size - 1))
-    assert errors[1] > 0.0
+    assert variance == pytest.approx(each[1:].mean() / 6.0)
+    assert variance > 0.0
 
 
 @pytest.mark.parametrize("goal", get_args(Goal))
