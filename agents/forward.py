@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ..cluster.compiled import kernel
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT, Rows
-from .networks import MovesNetwork
+from .networks import MovesNetwork, members_of
 
 
 class MovesWeights(NamedTuple):
@@ -27,19 +27,6 @@ class MovesWeights(NamedTuple):
     members: int  # equal blocks on the diagonal of `hidden` outside of which all is 0
 
 
-MOST_MEMBERS = 16  # blocks that are looked for
-
-
-def _members(hidden: NDArray[np.float32]) -> int:
-    """Return of how many networks side by side a layer may be made, as `mean_of` makes it."""
-    width = len(hidden)
-    for count in range(MOST_MEMBERS, 1, -1):
-        block = np.arange(width) // max(width // count, 1)
-        if width % count == 0 and not hidden[block[:, None] != block].any():
-            return count
-    return 1
-
-
 def moves_weights(network: MovesNetwork) -> MovesWeights:
     """Return a copy of a network's weights."""
     tensors = network.state_dict()
@@ -51,7 +38,7 @@ def moves_weights(network: MovesNetwork) -> MovesWeights:
         array("item.weight"), array("context.weight"), array("context.bias"), array("hidden.weight"),
         array("hidden.bias"), array("score.weight")[:, 0].copy(), array("value.0.weight"), array("value.0.bias"),
         array("value.2.weight")[:, 0].copy(), array("value.2.bias"),
-        np.zeros((4, network.hidden.in_features), np.float32), _members(array("hidden.weight")),
+        np.zeros((4, network.hidden.in_features), np.float32), members_of(network),
     )  # fmt: skip
 
 

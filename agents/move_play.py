@@ -65,9 +65,8 @@ def score_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: in
 
 
 @kernel
-def decide_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: int, seen: Rows, logits: Rows) -> int:
-    """Return the move of the largest logit at the decision that is due, the first among equals."""
-    moves = score_by_network(sim, row, weights, waits, seen, logits)
+def first_of_largest(logits: Rows, moves: int) -> int:
+    """Return the move of the largest logit in row 0, the first among equals."""
     most = logits[0, 0]
     for move in range(1, moves):
         most = max(most, logits[0, move])
@@ -75,6 +74,12 @@ def decide_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: i
     while logits[0, best] < most - TIE:
         best += 1
     return best
+
+
+@kernel
+def decide_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: int, seen: Rows, logits: Rows) -> int:
+    """Return the move of the largest logit at the decision that is due, the first among equals."""
+    return first_of_largest(logits, score_by_network(sim, row, weights, waits, seen, logits))
 
 
 @kernel

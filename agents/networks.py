@@ -172,6 +172,9 @@ class MovesNetwork(nn.Module):
         return values
 
 
+MOST_MEMBERS = 16  # networks that are looked for in a mean
+
+
 def mean_of(networks: Sequence[MovesNetwork]) -> MovesNetwork:
     """Return one network whose outputs are the means of several's: their units stand side by side."""
     count, width = len(networks), sum(network.hidden.in_features for network in networks)
@@ -188,6 +191,33 @@ def mean_of(networks: Sequence[MovesNetwork]) -> MovesNetwork:
             mean.get_parameter(name).copy_(torch.cat(joined(name), dim=1) / count)
         mean.get_parameter("value.2.bias").copy_(torch.stack(joined("value.2.bias")).mean(0))
     return mean
+
+
+def members_of(network: MovesNetwork) -> int:
+    """Return of how many networks of equal width one may be the mean, as `mean_of` makes it; 1 if of no others."""
+    hidden = network.hidden.weight.detach()
+    width = hidden.shape[0]
+    for count in range(MOST_MEMBERS, 1, -1):
+        block = torch.arange(width) // max(width // count, 1)
+        if width % count == 0 and not hidden[block[:, None] != block].any():
+            return count
+    return 1
+
+
+def member_of(mean: MovesNetwork, number: int) -> MovesNetwork:
+    """Return one of the networks that `mean_of` joined; its value has the offset of their mean."""
+    count = members_of(mean)
+    width = mean.hidden.in_features // count
+    part = slice(number * width, (number + 1) * width)
+    network = MovesNetwork(mean.layout, width)
+    with torch.no_grad():
+        for name in ("item.weight", "context.weight", "context.bias", "hidden.bias", "value.0.weight", "value.0.bias"):
+            network.get_parameter(name).copy_(mean.get_parameter(name)[part])
+        network.hidden.weight.copy_(mean.hidden.weight[part, part])
+        for name in ("score.weight", "value.2.weight"):
+            network.get_parameter(name).copy_(mean.get_parameter(name)[:, part] * count)
+        network.get_parameter("value.2.bias").copy_(mean.get_parameter("value.2.bias"))
+    return network
 
 
 Network = MlpNetwork | SetNetwork | MovesNetwork

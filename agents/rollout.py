@@ -3,16 +3,18 @@
 Source: rollout algorithms (Tesauro and Galperin, NIPS 1996; Bertsekas and Castanon, 1998); docs/policies.md, Rollouts.
 """
 
+import struct
 import time
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, runtime_checkable
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.engine import advance, reset, start, wait
 from ..cluster.errors import PluginError
-from ..cluster.imagine import FUTURE, PRESENT, TRIAL, copy_row, draw_future, imagination_of, recall
+from ..cluster.imagine import FUTURE, PRESENT, TRIAL, copy_row, draw_future, imagination_of, recall, without_faults
 from ..cluster.moves import list_moves, pick_move
 from ..cluster.placing import undo_picks
 from ..cluster.state import Simulation
@@ -33,13 +35,18 @@ class Base(Policy, Protocol):
 
 @runtime_checkable
 class Ranking(Base, Protocol):
-    """A base that scores the moves of the list; its own choice is the one of the largest score.
+    """A base that tells by how much moves differ; its own choice is the first of those that it tells most of."""
 
-    Moves that it never takes have a score of -inf.
-    """
+    def told(self, sim: Simulation, row: int) -> NDArray[np.float64]:
+        """List the moves of the decision that is due and return what each gains, but for a constant, shape (moves,).
 
-    def scores(self, sim: Simulation, row: int) -> NDArray[np.float32]:
-        """List the moves of the decision that is due and return their scores, shape (moves,)."""
+        In units of `goal_unit_s`; -inf for moves that it never takes.
+        """
+        ...
+
+    @property
+    def stand_in(self) -> Base:
+        """Who is the base of rollouts in its place: itself, or one that plays nearly as well in less time."""
         ...
 
 
@@ -61,7 +68,11 @@ class Foreseeing(Ranking, Protocol):
         ...
 
 
-RANKED_WIDTH = 2  # moves beside the base's own that are tried by default where the base ranks them
+RANKED_WIDTH = 3  # moves beside the base's own that are tried by default where the base ranks them
+RANKED_FUTURES = 6  # that are drawn there by default, beside the one without faults
+# Of a base that ranks: variance of what a move truly gains, over the gap that is told between it and the base's own
+# choice, in units of `goal_unit_s` (docs/policies.md, Rollouts). Moves that look alike end alike.
+SPREAD = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,7 @@ class Search:
     """How much is tried out at a decision.
 
     Args:
-        futures: Imagined futures, the same for all moves.
+        futures: Imagined futures, the same for all moves; where the base ranks there is one more, without faults.
         width: Moves that are tried beside the base's.
         budget_s: Time for a decision, which at most one more try passes; futures are given up for it.
         horizon: Decisions of the base that are played after the move that is tried, before its value stands for what
@@ -106,9 +117,11 @@ def rollout_of(base: Policy, budget_ms: float | None = None, horizon: int | None
     """
     if not isinstance(base, Base):
         raise PluginError(f"policy {base.name!r} cannot be the base of rollouts: it has no play_on")
-    width = RANKED_WIDTH if isinstance(base, Ranking) else Search().width
+    search = Search()
+    if isinstance(base, Ranking):
+        base, search = base.stand_in, Search(RANKED_FUTURES, RANKED_WIDTH)
     budget_s = float("inf") if budget_ms is None else budget_ms / 1000.0
-    return Rollout(base, Search(width=width, budget_s=budget_s, horizon=horizon))
+    return Rollout(base, replace(search, budget_s=budget_s, horizon=horizon))
 
 
 def _told_goal(base: Base, goal: Goal | None) -> Goal:
@@ -124,10 +137,41 @@ def _told_goal(base: Base, goal: Goal | None) -> Goal:
     return told
 
 
+class _Tries(NamedTuple):
+    """What is tried at a decision."""
+
+    listed: int  # moves of the list that are looked at
+    moves: list[int]  # of these, first the base's own choice, -1 if it has no number
+    told: NDArray[np.float64] | None  # what a base that ranks tells that each gains over its own choice, in units
+
+
+def believed(gains: NDArray[np.float64], told: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what moves are believed to gain over the first: the mean of three estimates, weighted by their variances.
+
+    These are what is told, the gain in a future without faults, and the mean gain in futures that are drawn. The first
+    two have the variance SPREAD x |told|, the third has the same and that of its sample for each future.
+
+    Args:
+        gains: In the future without faults and in others, shape (1 + futures, moves); 0 for the first move.
+        told: By the base, shape (moves,); 0 for the first move.
+
+    Returns:
+        Shape (moves,). All are in units of `goal_unit_s`.
+    """
+    calm, drawn = gains[0], gains[1:]
+    futures = len(drawn)
+    spread = np.maximum(SPREAD * np.abs(told), 1e-12)
+    noise = drawn.var(axis=0, ddof=1) if futures > 1 else np.zeros_like(spread)
+    weight = futures * spread / (spread + noise)  # that of the others is 1
+    mean: NDArray[np.float64] = (told + calm + weight * (drawn.mean(axis=0) if futures else 0.0)) / (2.0 + weight)
+    return mean
+
+
 class Rollout:
     """Takes the move that, followed by the base policy, does best in imagined futures.
 
-    It leaves the base's own choice only for a mean gain of over one standard error of the paired differences.
+    It leaves the base's own choice only for a mean gain of over one standard error of the paired differences, or, where
+    the base itself tells by how much moves differ, for what it then is `believed` to gain.
 
     Args:
         base: Decides in the imagined futures, and by default.
@@ -167,14 +211,13 @@ class Rollout:
     def gains(self, sim: Simulation, row: int) -> NDArray[np.float64]:
         """Return by how much each move of the list is better than the base's own choice, in seconds.
 
-        Shape (futures, moves); nan for moves that were not tried. Futures that the budget cut off are left out. The
-        list stands in the imagination's row PRESENT.
+        Shape (futures, moves); nan for moves that were not tried. Futures that the budget cut off are left out. Where
+        the base ranks, the future without faults stands before the others. The list stands in the imagination's row
+        PRESENT.
         """
-        began, imagined = time.perf_counter(), self._recalled(sim, row)
-        moves, tries = self._tries(imagined)
-        costs_s = self._costs_s(sim, row, tries, began)
-        gains = np.full((costs_s.shape[0], moves), np.nan)
-        for place, move in enumerate(tries):
+        tries, costs_s = self._tried(sim, row)
+        gains = np.full((costs_s.shape[0], tries.listed), np.nan)
+        for place, move in enumerate(tries.moves):
             if move >= 0:
                 gains[:, move] = costs_s[:, 0] - costs_s[:, place]
         return gains
@@ -185,8 +228,8 @@ class Rollout:
         There is no future where there is but one move.
         """
         began, imagined = time.perf_counter(), self._recalled(sim, row)
-        tries = list(range(min(list_moves(imagined, PRESENT), 1 + self.search.width)))
-        return self._costs_s(sim, row, tries, began)
+        moves = list(range(min(list_moves(imagined, PRESENT), 1 + self.search.width)))
+        return self._costs_s(sim, row, moves, began)
 
     def _recalled(self, sim: Simulation, row: int) -> Simulation:
         """Return the imagination, put at the decision that is due."""
@@ -194,43 +237,63 @@ class Rollout:
         recall(imagined, sim, row)
         return imagined
 
-    def _costs_s(self, sim: Simulation, row: int, tries: list[int], began: float) -> NDArray[np.float64]:
-        """Return what moves come to in each future, shape (futures, tries); none where there is nothing to compare."""
+    def _tried(self, sim: Simulation, row: int) -> tuple[_Tries, NDArray[np.float64]]:
+        """Return what is tried at a decision, and what it comes to in each future, shape (futures, tries)."""
+        began, imagined = time.perf_counter(), self._recalled(sim, row)
+        tries = self._tries(imagined)
+        calm_s = np.zeros((0, len(tries.moves)))
+        if tries.told is not None and len(tries.moves) > 1:
+            with without_faults(imagined):
+                calm_s = self._future_s(imagined, self._seed(sim, row, -1), tries.moves, began)
+        return tries, np.concatenate((calm_s, self._costs_s(sim, row, tries.moves, began)))
+
+    def _costs_s(self, sim: Simulation, row: int, moves: list[int], began: float) -> NDArray[np.float64]:
+        """Return what moves come to in each future, shape (futures, moves); none where there is nothing to compare."""
         imagined = self._imagination(sim)
-        costs_s = np.zeros((self.search.futures, len(tries)))
-        if len(tries) == 1:
-            return costs_s[:0]
-        for future in range(self.search.futures):
-            copy_row(imagined, PRESENT, FUTURE)
-            draw_future(imagined, self._seed(sim, row, future))
-            for place, move in enumerate(tries):
-                if time.perf_counter() - began > self.search.budget_s:
-                    return costs_s[:future]
-                costs_s[future, place] = self._cost_s(imagined, move)
+        costs_s = [np.zeros((0, len(moves)))]
+        for future in range(self.search.futures if len(moves) > 1 else 0):
+            costs_s.append(self._future_s(imagined, self._seed(sim, row, future), moves, began))
+        return np.concatenate(costs_s)
+
+    def _future_s(self, imagined: Simulation, seed: int, moves: list[int], began: float) -> NDArray[np.float64]:
+        """Return what moves come to in one future, shape (1, moves), or (0, moves) if there was not time for all."""
+        costs_s = np.zeros((1, len(moves)))
+        copy_row(imagined, PRESENT, FUTURE)
+        draw_future(imagined, seed)
+        for place, move in enumerate(moves):
+            if time.perf_counter() - began > self.search.budget_s:
+                return costs_s[:0]
+            costs_s[0, place] = self._cost_s(imagined, move)
         return costs_s
 
-    def _tries(self, imagined: Simulation) -> tuple[int, list[int]]:
-        """Return how many moves there are, and which are tried: first the base's own choice, -1 if it has no number."""
-        if isinstance(self.base, Ranking):
-            scores = self.base.scores(imagined, PRESENT)
-            return scores.size, np.argsort(-scores, kind="stable")[: 1 + self.search.width].tolist()
-        moves = min(list_moves(imagined, PRESENT), 1 + self.search.width)
-        return moves, [-1, *range(moves)]
+    def _tries(self, imagined: Simulation) -> _Tries:
+        """Return what is tried at the decision that stands in row PRESENT."""
+        if not isinstance(self.base, Ranking):
+            listed = min(list_moves(imagined, PRESENT), 1 + self.search.width)
+            return _Tries(listed, [-1, *range(listed)], None)
+        told = self.base.told(imagined, PRESENT)
+        best = np.argsort(-told, kind="stable")[: 1 + self.search.width]
+        best = best[np.isfinite(told[best])]
+        return _Tries(told.size, best.tolist(), told[best] - told[best[0]])
 
     def _seed(self, sim: Simulation, row: int, future: int) -> int:
-        """Return the key of a future: it depends on the decision and on nothing that is not known."""
-        decision = int(sim.state.decisions[row])
-        return (self.seed * 1_000_003 + decision * 8191 + future * 104_729 + 1) & 0xFFFFFFFF
+        """Return the key of a future: it depends on the workload and the decision, and on nothing that is not known."""
+        state = sim.state
+        known = (self.seed, int(state.decisions[row]), future, float(state.estimates_s[row]))
+        return crc32(struct.pack("<qqqd", *known))
 
     def _cost_s(self, imagined: Simulation, move: int) -> float:
         """Return what a move comes to in the future that stands in row FUTURE; the base's own choice for -1."""
         copy_row(imagined, FUTURE, TRIAL)
         if move >= 0:
             take_move(imagined, TRIAL, move)
-        jobs = imagined.scenarios.jobs[0]
-        goal = self.goal or ("jct" if imagined.scenarios.submit_s[0, :jobs].any() else "makespan")
+        goal = self._goal(imagined)
         left_s = self._play_trial(imagined, goal)
         return spent_s(imagined, TRIAL, goal) + left_s
+
+    def _goal(self, imagined: Simulation) -> Goal:
+        jobs = imagined.scenarios.jobs[0]
+        return self.goal or ("jct" if imagined.scenarios.submit_s[0, :jobs].any() else "makespan")
 
     def _play_trial(self, imagined: Simulation, goal: Goal) -> float:
         """Play row TRIAL to the end, or as far as is looked; return what then is still to come."""
@@ -245,14 +308,19 @@ class Rollout:
 
     def choose(self, sim: Simulation, row: int) -> int:
         """Return the number of the move to take, -1 for the base's own choice."""
-        gains = self.gains(sim, row)
-        if gains.shape[0] < 2:
+        tries, costs_s = self._tried(sim, row)
+        gains_s = costs_s[:, :1] - costs_s
+        if tries.told is not None:
+            if len(gains_s) == 0:
+                return -1
+            unit_s = goal_unit_s(sim, row, self._goal(self._imagination(sim)))
+            best = int(np.argmax(believed(gains_s / unit_s, tries.told)))
+            return tries.moves[best] if best > 0 else -1
+        if len(gains_s) < 2:
             return -1
-        tried = np.flatnonzero(~np.isnan(gains[0]))
-        mean_s = gains[:, tried].mean(axis=0)
-        error_s = gains[:, tried].std(axis=0, ddof=1) / np.sqrt(gains.shape[0])
+        mean_s, error_s = gains_s.mean(axis=0), gains_s.std(axis=0, ddof=1) / np.sqrt(len(gains_s))
         best = int(np.argmax(mean_s))
-        return int(tried[best]) if mean_s[best] > error_s[best] else -1
+        return tries.moves[best] if mean_s[best] > error_s[best] else -1
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""

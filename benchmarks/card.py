@@ -35,11 +35,12 @@ compare it with the heuristics first (`longshore evaluate --trace ... --cluster 
 MOVES_TEXT = """\
 # {name}
 
-Takes whole placements, or waits, on clusters of any size; trained on {setting}. Play it with `--waiting`.
+Takes whole placements, or waits, on clusters of any size; trained on the preset `hetero64` with waiting, for the \
+makespan. Play it with `--waiting`.
 
 | | |
 | --- | --- |
-| algorithm, network | {method}, `moves`; actions `candidate` |
+| algorithm, network | distillation of rollouts, `moves`; actions `candidate` |
 | command | `longshore {command}`; this is its `best.zip` |
 | time | {core_minutes:.1f} core-minutes, labels, compilation and validations included |
 | machine, date | {machine} |
@@ -100,13 +101,9 @@ def moves_card(name: str, command: str, training: Training, held_out: HeldOut, m
         held_out: Its held-out figures, against `patient`.
         machine: Where and when, as `machine_text` says it.
     """
-    setting, method = "the preset `hetero64` with waiting, for the makespan", "distillation of rollouts"
-    if name.startswith("hetero64-stream"):
-        method = "group-relative policy gradient from the weights of `hetero64-wait`"
-        setting = "the preset `hetero64-stream` with waiting, for the mean JCT"
     return MOVES_TEXT.format(
-        name=name, setting=setting, method=method, command=command, training=training,
-        core_minutes=training.core_s / 60.0, held_out=held_out, machine=machine,
+        name=name, command=command, training=training, core_minutes=training.core_s / 60.0, held_out=held_out,
+        machine=machine,
     )  # fmt: skip
 
 

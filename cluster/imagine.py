@@ -4,7 +4,8 @@ Source: field trials of rollouts; the information is that of docs/policies.md, W
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,18 @@ def _estimate(imagined: Simulation) -> None:
 def copy_row(imagined: Simulation, source: int, target: int) -> None:
     """Copy everything that changes in one row to another."""
     _copy(imagined.state, source, imagined.state, target)
+
+
+@contextmanager
+def without_faults(imagined: Simulation) -> Iterator[None]:
+    """Let no source fail in futures that are drawn and played meanwhile; repairs end as ever."""
+    rates = imagined.scenarios.source_rate_per_s
+    kept = rates.copy()
+    rates[:] = 0.0
+    try:
+        yield
+    finally:
+        rates[:] = kept
 
 
 @kernel

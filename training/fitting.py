@@ -14,6 +14,7 @@ from .group import CLOSED, step_in_chunks, value_loss
 from .labels import Labels
 from .presets import DistilParameters
 
+NEAR = 0.5  # units
 HELD_OUT = 10  # every so many scenarios one is kept to judge by
 
 
@@ -24,6 +25,7 @@ class Fitted(NamedTuple):
     epochs: int
     regret: float  # by how much its moves fall short of the best labels, in the mean
     value_error: float  # root mean square
+    spread: float  # variance of what moves truly gain over the chosen one, over the gap that is told, of gaps below NEAR
 
 
 class _Lessons(NamedTuple):
@@ -119,11 +121,14 @@ def fit_network(
 
 
 @torch.no_grad()
-def _judged(network: MovesNetwork, held: _Lessons) -> tuple[float, float]:
-    """Return regret and error of the value."""
+def _judged(network: MovesNetwork, held: _Lessons) -> tuple[float, float, float]:
+    """Return regret, error of the value, and spread."""
     logits, values = network(held.seen)
     is_tried = torch.arange(logits.shape[1]) < held.tried[:, None]
     chosen = logits.masked_fill(~is_tried, CLOSED).argmax(dim=1, keepdim=True)
     best = held.gain.masked_fill(~is_tried, CLOSED).amax(dim=1)
+    gain, told = (tensor - tensor.gather(1, chosen) for tensor in (held.gain, logits))
+    near = is_tried & (told < 0.0) & (told > -NEAR)
+    spread = ((gain - told).square() - held.error.square())[near].sum() / -told[near].sum().clamp(max=-1e-9)
     regret = (best - held.gain.gather(1, chosen)[:, 0]).mean()
-    return float(regret), float((values - held.to_go).square().mean().sqrt())
+    return float(regret), float((values - held.to_go).square().mean().sqrt()), float(spread)

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 from ..agents.checkpoint import load_policy
+from ..agents.moves_policy import TEMPERATURE
 from ..agents.networks import MovesNetwork
 from ..cluster.errors import InputError
 from .config import TrainingConfig
-
-TEMPERATURE = 0.02  # of the softmax over gains, in their unit
 
 
 def initial_network(config: TrainingConfig) -> MovesNetwork | None:

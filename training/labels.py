@@ -67,7 +67,7 @@ def label(rollout: Rollout, sim: Simulation, row: int) -> Label:
     costs_s = rollout.costs_s(sim, row)
     gains = (costs_s[:, :1] - costs_s) / unit_s
     # The first move is the choice of the heuristics that teach.
-    own = int(base.scores(sim, row)[: gains.shape[1]].argmax()) if isinstance(base, Ranking) else 0
+    own = int(base.told(sim, row)[: gains.shape[1]].argmax()) if isinstance(base, Ranking) else 0
     to_go = (float(costs_s[:, own].mean()) - spent_s(sim, row, goal)) / unit_s
     # Of all moves but the first, which gains nothing over itself.
     return Label(gains.mean(axis=0), float(gains[:, 1:].var(axis=0, ddof=1).mean()) / len(gains), to_go)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from longshore.agents.checkpoint import network_of, schema_of
 from longshore.agents.forward import moves_weights, score_moves, tell_value
 from longshore.agents.moves_policy import MovesPolicy
-from longshore.agents.networks import MovesNetwork, mean_of
+from longshore.agents.networks import MovesNetwork, mean_of, member_of
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.moves import pick_move
 from longshore.cluster.order import may_wait
@@ -73,6 +73,15 @@ def test_the_mean_of_networks_tells_the_mean_of_what_they_tell() -> None:
             )
         np.testing.assert_allclose(logits[0, :count], expected[0, :count], rtol=1e-3, atol=1e-3)
         assert tell_value(weights, seen, 0, count) == pytest.approx(values.item(), rel=1e-4, abs=1e-4)
+
+
+def test_a_member_of_a_mean_is_the_network_that_went_in() -> None:
+    networks = [sharp_policy(seed, waits=True).network for seed in (1, 2, 3)]
+    moves = [network for network in networks if isinstance(network, MovesNetwork)]
+    for number, network in enumerate(moves):
+        member = member_of(mean_of(moves), number).state_dict()
+        for name, tensor in network.state_dict().items():
+            assert name == "value.2.bias" or torch.allclose(member[name], tensor, rtol=1e-6), name
 
 
 def play_one_by_one(case: Case, policy: MovesPolicy) -> list[Event]:
@@ -153,8 +162,8 @@ def test_the_scores_of_a_policy_that_never_learned_to_wait_close_what_it_never_t
     reset(sim, 0, 0)
     closed = 0
     while advance(sim, 0):
-        best = int(policy.scores(sim, 0).argmax())
-        closed += int(np.isinf(policy.scores(sim, 0)).sum())
+        best = int(policy.told(sim, 0).argmax())
+        closed += int(np.isinf(policy.told(sim, 0)).sum())
         assert policy.place(sim, 0), "it waits"
         placed = picks(sim)
         undo_picks(sim, 0)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from longshore.agents.checkpoint import load_policy, network_of, save_policy, schema_of
 from longshore.agents.heuristics import HEURISTICS, Heuristic
-from longshore.agents.moves_policy import MovesPolicy
+from longshore.agents.moves_policy import TEMPERATURE, MovesPolicy
 from longshore.agents.networks import MovesNetwork
 from longshore.agents.rollout import Rollout, Search, goal_unit_s, spent_s
 from longshore.agents.schema import Goal, Schema
@@ -28,7 +28,7 @@ from longshore.envs.batch import Problem
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.distil import DistilLearner
 from longshore.training.fitting import distil_loss, noise_weight
-from longshore.training.initial import TEMPERATURE, initial_network
+from longshore.training.initial import initial_network
 from longshore.training.keeper import Keeper, Progress
 from longshore.training.labels import Labels, Lesson, desks_of, label, play_lesson, play_lessons
 from longshore.training.presets import DistilParameters, GroupParameters
