@@ -20,7 +20,9 @@ from .move_play import (
 from .networks import MovesNetwork, member_of, members_of
 from .schema import Goal, Schema
 
-TEMPERATURE = 0.02  # of the softmax over gains, in their unit, by which a policy samples that does not tell gains itself
+TEMPERATURE = (
+    0.02  # of the softmax over gains, in their unit, by which a policy samples that does not tell gains itself
+)
 
 
 class MovesPolicy(LearnedPolicy):

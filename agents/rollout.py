@@ -250,10 +250,9 @@ class Rollout:
     def _costs_s(self, sim: Simulation, row: int, moves: list[int], began: float) -> NDArray[np.float64]:
         """Return what moves come to in each future, shape (futures, moves); none where there is nothing to compare."""
         imagined = self._imagination(sim)
-        costs_s = [np.zeros((0, len(moves)))]
-        for future in range(self.search.futures if len(moves) > 1 else 0):
-            costs_s.append(self._future_s(imagined, self._seed(sim, row, future), moves, began))
-        return np.concatenate(costs_s)
+        futures = range(self.search.futures if len(moves) > 1 else 0)
+        parts = [self._future_s(imagined, self._seed(sim, row, future), moves, began) for future in futures]
+        return np.concatenate((np.zeros((0, len(moves))), *parts))
 
     def _future_s(self, imagined: Simulation, seed: int, moves: list[int], began: float) -> NDArray[np.float64]:
         """Return what moves come to in one future, shape (1, moves), or (0, moves) if there was not time for all."""

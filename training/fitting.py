@@ -25,7 +25,7 @@ class Fitted(NamedTuple):
     epochs: int
     regret: float  # by how much its moves fall short of the best labels, in the mean
     value_error: float  # root mean square
-    spread: float  # variance of what moves truly gain over the chosen one, over the gap that is told, of gaps below NEAR
+    spread: float  # variance of what moves truly gain, over the gap to the chosen one that is told, if below NEAR
 
 
 class _Lessons(NamedTuple):
