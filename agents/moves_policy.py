@@ -20,15 +20,13 @@ from .move_play import (
 from .networks import MovesNetwork, member_of, members_of
 from .schema import Goal, Schema
 
-TEMPERATURE = (
-    0.02  # of the softmax over gains, in their unit, by which a policy samples that does not tell gains itself
-)
+TEMPERATURE = 0.02  # of the softmax over gains, in their unit, by which policies sample that do not tell gains
 
 
 class MovesPolicy(LearnedPolicy):
     """Takes the move of the largest logit, in one compiled pass for clusters of any size.
 
-    Where the network is the mean of several, the first of them is the base of rollouts: nearly as good, in less time.
+    Where the network is the mean of several, the first of them is the base of rollouts, for it takes less time.
 
     Args:
         name: Its name in tables.

@@ -173,6 +173,9 @@ class MovesNetwork(nn.Module):
 
 
 MOST_MEMBERS = 16  # networks that are looked for in a mean
+# Parameters with a row for each unit of a member, and with a column.
+BY_ROW = ("item.weight", "context.weight", "context.bias", "hidden.bias", "value.0.weight", "value.0.bias")
+BY_COLUMN = ("score.weight", "value.2.weight")
 
 
 def mean_of(networks: Sequence[MovesNetwork]) -> MovesNetwork:
@@ -184,10 +187,10 @@ def mean_of(networks: Sequence[MovesNetwork]) -> MovesNetwork:
         return [network.get_parameter(name) for network in networks]
 
     with torch.no_grad():
-        for name in ("item.weight", "context.weight", "context.bias", "hidden.bias", "value.0.weight", "value.0.bias"):
+        for name in BY_ROW:
             mean.get_parameter(name).copy_(torch.cat(joined(name)))
         mean.hidden.weight.copy_(torch.block_diag(*joined("hidden.weight")))  # type: ignore[no-untyped-call]
-        for name in ("score.weight", "value.2.weight"):
+        for name in BY_COLUMN:
             mean.get_parameter(name).copy_(torch.cat(joined(name), dim=1) / count)
         mean.get_parameter("value.2.bias").copy_(torch.stack(joined("value.2.bias")).mean(0))
     return mean
@@ -211,10 +214,10 @@ def member_of(mean: MovesNetwork, number: int) -> MovesNetwork:
     part = slice(number * width, (number + 1) * width)
     network = MovesNetwork(mean.layout, width)
     with torch.no_grad():
-        for name in ("item.weight", "context.weight", "context.bias", "hidden.bias", "value.0.weight", "value.0.bias"):
+        for name in BY_ROW:
             network.get_parameter(name).copy_(mean.get_parameter(name)[part])
         network.hidden.weight.copy_(mean.hidden.weight[part, part])
-        for name in ("score.weight", "value.2.weight"):
+        for name in BY_COLUMN:
             network.get_parameter(name).copy_(mean.get_parameter(name)[:, part] * count)
         network.get_parameter("value.2.bias").copy_(mean.get_parameter("value.2.bias"))
     return network

@@ -46,7 +46,7 @@ class Ranking(Base, Protocol):
 
     @property
     def stand_in(self) -> Base:
-        """Who is the base of rollouts in its place: itself, or one that plays nearly as well in less time."""
+        """Who is the base of rollouts in its place: itself, or one of its kind that takes less time."""
         ...
 
 

@@ -62,7 +62,7 @@ class DistilParameters:
 
     rounds: int = 4  # of labelling and learning; from the second on the network itself plays the imagined futures
     distil_first: float = 0.25  # share of the decisions that are labelled in the first, where futures cost least
-    futures: int = 4  # imagined for each label: many noisy labels teach more than few good ones
+    futures: int = 4  # imagined for each label
     width: int = 15  # moves that are tried beside the first, of at most 15
     distil_share: float = 0.25  # of the decisions met: neighbours tell much the same
     distil_own: float = 0.75  # of the scenarios of later rounds that the network plays, the others by the heuristic
