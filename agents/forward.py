@@ -9,6 +9,9 @@ from ..cluster.compiled import kernel
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT, Rows
 from .networks import MovesNetwork, members_of
 
+Row = NDArray[np.float32]
+Indices = NDArray[np.int64]
+
 
 class MovesWeights(NamedTuple):
     """What a MovesNetwork decides and judges by, inputs first, and room for one decision."""
@@ -23,7 +26,8 @@ class MovesWeights(NamedTuple):
     value_bias: NDArray[np.float32]  # (width,)
     value_score: NDArray[np.float32]  # (width,)
     value_offset: NDArray[np.float32]  # (1,)
-    scratch: NDArray[np.float32]  # (4, width)
+    scratch: NDArray[np.float32]  # (4, the larger of width and inputs of `context`)
+    rows: NDArray[np.int64]  # (the same,)
     members: int  # equal blocks on the diagonal of `hidden` outside of which all is 0
 
 
@@ -34,61 +38,91 @@ def moves_weights(network: MovesNetwork) -> MovesWeights:
     def array(name: str) -> NDArray[np.float32]:
         return np.array(tensors[name].numpy().T, dtype=np.float32, order="C")
 
+    width, inputs = network.hidden.in_features, network.context.in_features
     return MovesWeights(
         array("item.weight"), array("context.weight"), array("context.bias"), array("hidden.weight"),
         array("hidden.bias"), array("score.weight")[:, 0].copy(), array("value.0.weight"), array("value.0.bias"),
         array("value.2.weight")[:, 0].copy(), array("value.2.bias"),
-        np.zeros((4, network.hidden.in_features), np.float32), members_of(network),
+        np.zeros((4, max(width, inputs)), np.float32), np.zeros(max(width, inputs), np.int64), members_of(network),
     )  # fmt: skip
 
 
 @kernel
-def _write_context(
-    layer: Rows, bias: NDArray[np.float32], seen: Rows, at: int, moves: int, total: NDArray[np.float32]
-) -> None:
-    """Write what a layer makes of the context: the global features, the moves' mean and the first of them."""
-    width = total.size
-    for unit in range(width):
-        total[unit] = bias[unit]
-    for feature in range(MOVE_GLOBAL_COUNT):
-        value = seen[at, feature]
+def _add_rows(total: Row, count: int, values: Row, rows: Indices, matrix: Rows, begin: int, size: int) -> None:
+    """Add to columns `begin` to `begin` + `size` - 1 of a total those of some rows of a matrix, each times a value.
+
+    Eight rows at a time, so that the total is seldom read and written: that took most of the time of a decision.
+    """
+    end, at = begin + size, 0
+    part = total[begin:end]
+    while at + 8 <= count:
+        v0, v1, v2, v3 = values[at], values[at + 1], values[at + 2], values[at + 3]
+        v4, v5, v6, v7 = values[at + 4], values[at + 5], values[at + 6], values[at + 7]
+        m0, m1 = matrix[rows[at], begin:end], matrix[rows[at + 1], begin:end]
+        m2, m3 = matrix[rows[at + 2], begin:end], matrix[rows[at + 3], begin:end]
+        m4, m5 = matrix[rows[at + 4], begin:end], matrix[rows[at + 5], begin:end]
+        m6, m7 = matrix[rows[at + 6], begin:end], matrix[rows[at + 7], begin:end]
+        for unit in range(size):
+            low = v0 * m0[unit] + v1 * m1[unit] + v2 * m2[unit] + v3 * m3[unit]
+            part[unit] += low + (v4 * m4[unit] + v5 * m5[unit] + v6 * m6[unit] + v7 * m7[unit])
+        at += 8
+    while at < count:
+        value, row = values[at], matrix[rows[at], begin:end]
+        for unit in range(size):
+            part[unit] += value * row[unit]
+        at += 1
+
+
+@kernel
+def _gather(seen: Row, begin: int, size: int, first_row: int, count: int, values: Row, rows: Indices) -> int:
+    """List what is not 0 of some features behind the first `count`, with the rows of their weights; return how many."""
+    for at in range(size):
+        value = seen[begin + at]
         if value != 0.0:
-            for unit in range(width):
-                total[unit] += value * layer[feature, unit]
+            values[count] = value
+            rows[count] = first_row + at
+            count += 1
+    return count
+
+
+@kernel
+def _write_context(weights: MovesWeights, layer: Rows, bias: Row, seen: Row, moves: int, total: Row) -> None:
+    """Write what a layer makes of the context: the global features, the moves' mean and the first of them."""
+    mean, values, rows = weights.scratch[2], weights.scratch[3], weights.rows
     for feature in range(MOVE_COUNT):
-        mean = np.float32(0.0)
+        together = np.float32(0.0)
         for move in range(moves):
-            mean += seen[at, MOVE_GLOBAL_COUNT + move * MOVE_COUNT + feature]
-        mean /= np.float32(moves)
-        first = seen[at, MOVE_GLOBAL_COUNT + feature]
-        by_mean, by_first = MOVE_GLOBAL_COUNT + feature, MOVE_GLOBAL_COUNT + MOVE_COUNT + feature
-        for unit in range(width):
-            total[unit] += mean * layer[by_mean, unit] + first * layer[by_first, unit]
+            together += seen[MOVE_GLOBAL_COUNT + move * MOVE_COUNT + feature]
+        mean[feature] = together / np.float32(moves)
+    count = _gather(seen, 0, MOVE_GLOBAL_COUNT, 0, 0, values, rows)
+    count = _gather(mean, 0, MOVE_COUNT, MOVE_GLOBAL_COUNT, count, values, rows)
+    count = _gather(seen, MOVE_GLOBAL_COUNT, MOVE_COUNT, MOVE_GLOBAL_COUNT + MOVE_COUNT, count, values, rows)
+    for unit in range(bias.size):
+        total[unit] = bias[unit]
+    _add_rows(total, count, values, rows, layer, 0, bias.size)
 
 
 @kernel
 def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: Rows) -> None:
     """Write the logits of the first `moves` moves of an observation, row `at` of `seen`, into row `at` of `logits`."""
     context, first, second = weights.scratch[0], weights.scratch[1], weights.scratch[2]
-    _write_context(weights.context, weights.context_bias, seen, at, moves, context)
-    width = context.size
+    values, rows = weights.scratch[3], weights.rows
+    _write_context(weights, weights.context, weights.context_bias, seen[at], moves, context)
+    width = weights.hidden_bias.size
     size = width // weights.members
     for move in range(moves):
         for unit in range(width):
             first[unit] = context[unit]
             second[unit] = weights.hidden_bias[unit]
-        begin = MOVE_GLOBAL_COUNT + move * MOVE_COUNT
-        for feature in range(MOVE_COUNT):
-            value = seen[at, begin + feature]
-            if value != 0.0:
-                for unit in range(width):
-                    first[unit] += value * weights.item[feature, unit]
-        for unit in range(width):
-            value = first[unit]
-            if value > 0.0:
-                block = unit // size * size
-                for other in range(block, block + size):
-                    second[other] += value * weights.hidden[unit, other]
+        count = _gather(seen[at], MOVE_GLOBAL_COUNT + move * MOVE_COUNT, MOVE_COUNT, 0, 0, values, rows)
+        _add_rows(first, count, values, rows, weights.item, 0, width)
+        for begin in range(0, width, size):
+            count = 0
+            for unit in range(begin, begin + size):
+                values[count] = first[unit]
+                rows[count] = unit
+                count += first[unit] > 0.0
+            _add_rows(second, count, values, rows, weights.hidden, begin, size)
         logit = np.float32(0.0)
         for unit in range(width):
             logit += max(second[unit], np.float32(0.0)) * weights.score[unit]
@@ -99,8 +133,8 @@ def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: 
 def tell_value(weights: MovesWeights, seen: Rows, at: int, moves: int) -> float:
     """Return the value of an observation, row `at` of `seen`, whose list has `moves` moves."""
     hidden = weights.scratch[0]
-    _write_context(weights.value, weights.value_bias, seen, at, moves, hidden)
+    _write_context(weights, weights.value, weights.value_bias, seen[at], moves, hidden)
     value = weights.value_offset[0]
-    for unit in range(hidden.size):
+    for unit in range(weights.value_bias.size):
         value += max(hidden[unit], np.float32(0.0)) * weights.value_score[unit]
     return float(value)

@@ -22,11 +22,13 @@ import torch
 from numpy.typing import NDArray
 
 from longshore.agents.checkpoint import load_policy
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS, rivals
 from longshore.agents.protocol import Policy
 from longshore.agents.rollout import Rollout, Search, rollout_of
 from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.envs.problems import Regime, hetero64_problem
+from longshore.envs.batch import Problem
+from longshore.envs.problems import Regime, hetero64_problem, source_problem
+from longshore.envs.rewards import random_makespan_s
 from longshore.eval.play import play_all
 from longshore.training.keeper import BEST
 from longshore.training.presets import VALIDATION_SCENARIOS, VALIDATION_SEED
@@ -34,9 +36,10 @@ from longshore.training.presets import VALIDATION_SCENARIOS, VALIDATION_SEED
 from .card import machine_text
 from .harness import ROOT, Row, call_longshore, main, progress, stamp_of_run
 from .learning_figures import draw_pictures
-from .learning_pages import PAGE, points, seconds_of, standings, write_page
+from .learning_pages import PAGE, points, standings, write_page
 from .learning_ways import (
     BASES,
+    BEST_RANDOM,
     HELD_OUT,
     SEARCHED,
     SEARCHES,
@@ -47,7 +50,9 @@ from .learning_ways import (
     Runs,
     Trial,
     key,
+    preset_of,
     read_runs,
+    rival_key,
     trainings,
     write_runs,
 )  # fmt: skip
@@ -75,15 +80,28 @@ def here() -> str:
     return machine_text(stamp_of_run(), version("torch"))
 
 
-def play_heuristics() -> Runs:
-    """Play all heuristics; those that never wait play the same whether waiting is allowed or not."""
-    waiting, found = Regime(waiting=True), {}
-    held_out = play_all(hetero64_problem(HELD_OUT, SEED, waiting), list(HEURISTICS.values()))
-    validated = play_all(hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, waiting), list(HEURISTICS.values()))
-    for name, outcome in held_out.items():
-        curve = ((0, float(validated[name].makespan_s.mean()) / 3600.0),)
-        found[name] = Run(makespan_s=whole(outcome.makespan_s), validation=curve, machine=here())
-    return found
+def problem_of(preset: str, scenarios: int, seed: int, *, waiting: bool) -> Problem:
+    """Return workloads of a preset that is compared on."""
+    regime = Regime(waiting=waiting)
+    if preset == "hetero64":
+        return hetero64_problem(scenarios, seed, regime)
+    return source_problem(int(preset.removeprefix("source")), scenarios, seed, regime)
+
+
+def play_rivals(preset: str) -> Runs:
+    """Play all heuristics of a preset; those that never wait play the same whether waiting is allowed or not."""
+    waiting, found = preset == "hetero64", {}
+    held_out, validated = (
+        problem_of(preset, scenarios, seed, waiting=waiting)
+        for scenarios, seed in ((HELD_OUT, SEED), (VALIDATION_SCENARIOS, VALIDATION_SEED))
+    )
+    curves = play_all(validated, rivals(validated.rules))
+    for name, outcome in play_all(held_out, rivals(held_out.rules)).items():
+        curve = ((0, float(curves[name].makespan_s.mean()) / 3600.0),)
+        found[rival_key(preset, name)] = Run(makespan_s=whole(outcome.makespan_s), validation=curve, machine=here())
+    sim = simulation_of(held_out.cluster, held_out.scenarios, held_out.process, held_out.rules)
+    best_s = whole(random_makespan_s(sim))
+    return found | {rival_key(preset, BEST_RANDOM): Run(makespan_s=best_s, machine=here())}
 
 
 def validations(run: Path) -> tuple[tuple[int, float], ...]:
@@ -108,7 +126,7 @@ def train(lines: Sequence[str]) -> Runs:
             wall_s, core_s = wall_s + took_s, core_s + used_s
             run = (set(runs.iterdir()) - before).pop()
             policy = load_policy(run / BEST)
-            problem = hetero64_problem(HELD_OUT, SEED, Regime(waiting=policy.waits))
+            problem = problem_of(preset_of(line), HELD_OUT, SEED, waiting=policy.waits)
             found[key(lines[:count])] = Run(
                 makespan_s=whole(play_all(problem, [policy])[policy.name].makespan_s),
                 validation=validations(run), wall_s=round(wall_s, 1), core_s=round(core_s, 1), machine=here(),
@@ -160,7 +178,8 @@ def search(trial: Trial) -> Runs:
 
 def jobs(seeds: int, share: float) -> Iterator[Job]:
     """Yield all that there is to do."""
-    yield Job("heuristics", tuple(HEURISTICS), play_heuristics)
+    for preset in dict.fromkeys(section.preset for section in SECTIONS):
+        yield Job(f"{preset}: heuristics", (rival_key(preset, BEST_RANDOM),), partial(play_rivals, preset))
     for name, lines in trainings(seeds, share):
         keys = tuple(key(lines[:count]) for count in range(1, len(lines) + 1))
         yield Job(name, keys, partial(train, lines))
@@ -199,8 +218,7 @@ def rows_of(runs: Runs, seeds: int, share: float) -> Iterator[Row]:
     """Yield what every way to learn and every search reaches."""
     for section in SECTIONS:
         for it in standings(runs, section, seeds, share):
-            percent = float(it.percent(seconds_of(runs, it.rival)).mean())
-            yield Row(f"{section.title}: {it.name}, against {it.rival}", percent, "%")
+            yield Row(f"{section.title}: {it.name}, against {it.rival}", float(it.percent.mean()), "%")
     for point in points(runs, trials()):
         yield Row(f"rollouts of {point.trial.key}, against patient", float(point.against_patient.value[0]), "%")
         yield Row(f"rollouts of {point.trial.key}", point.decision_ms, "ms/decision")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from longshore.eval.figures import BEST_HEURISTIC_COLOUR, CHALLENGER_COLOURS, STYLE
 
 from .learning_pages import Point, Standing, common_rival, picture_name, points, standings
-from .learning_ways import BASES, DISTILLED, SECTIONS, Runs, Trial
+from .learning_ways import BASES, DISTILLED, SECTIONS, Runs, Trial, rival_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,8 @@ def draw_pictures(folder: Path, runs: Runs, trials: Sequence[Trial], seeds: int,
     for section in SECTIONS:
         if found := standings(runs, section, seeds, share):
             rival = common_rival(found)
-            draw_curves(folder / picture_name(section.title), found, rival, runs[rival].validation[0][1])
+            rival_h = runs[rival_key(section.preset, rival)].validation[0][1]
+            draw_curves(folder / picture_name(section.title), found, rival, rival_h)
     if tried := points(runs, trials):
         draw_rollouts(folder / picture_name("Rollouts"), tried)
 

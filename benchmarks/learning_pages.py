@@ -11,6 +11,7 @@ from longshore.eval.statistics import Estimates, ratio_estimates
 
 from .harness import ROOT
 from .learning_ways import (
+    BEST_RANDOM,
     HELD_OUT,
     LABELS,
     SEARCHED,
@@ -22,6 +23,7 @@ from .learning_ways import (
     Trial,
     commands,
     key,
+    rival_key,
 )  # fmt: skip
 
 DOCS = ROOT / "docs"
@@ -30,7 +32,6 @@ COMMON = EFT_HAZARD.name  # a rival that plays the same whether waiting is allow
 # Pages that other benchmarks write, linked where they exist.
 OTHERS = {
     "A real trace": "results-trace.md",
-    "The source's method": "results-source.md",
 }
 
 
@@ -40,14 +41,16 @@ class Standing(NamedTuple):
     name: str
     options: Options
     rival: str  # best heuristic of the same actions
+    rival_s: NDArray[np.float64]  # its makespans, (workloads,)
     makespan_s: NDArray[np.float64]  # (seeds, workloads)
     core_minutes: float  # of training, median over the seeds: the first may have compiled
     steps: NDArray[np.float64]  # (validations,), mean over the seeds
     validation_h: NDArray[np.float64]  # (seeds, validations) mean makespan
 
-    def percent(self, rival_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return each seed's difference in mean makespan from a rival's, in per cent, shape (seeds,)."""
-        differences: NDArray[np.float64] = 100.0 * (self.makespan_s.mean(axis=1) / rival_s.mean() - 1.0)
+    @property
+    def percent(self) -> NDArray[np.float64]:
+        """Each seed's difference in mean makespan from the rival's, in per cent, shape (seeds,)."""
+        differences: NDArray[np.float64] = 100.0 * (self.makespan_s.mean(axis=1) / self.rival_s.mean() - 1.0)
         return differences
 
 
@@ -65,17 +68,22 @@ def seconds_of(runs: Runs, name: str) -> NDArray[np.float64]:
     return np.array(runs[name].makespan_s, dtype=np.float64)
 
 
-def best_heuristic(runs: Runs, *, waiting: bool) -> str:
+def rival_seconds(runs: Runs, name: str, preset: str = "hetero64") -> NDArray[np.float64]:
+    """Return the held-out makespans of a heuristic, or of another rival, on the workloads of a preset."""
+    return seconds_of(runs, rival_key(preset, name))
+
+
+def best_heuristic(runs: Runs, preset: str, *, waiting: bool) -> str:
     """Return the heuristic of the shortest mean makespan, of those that wait only if waiting is allowed."""
     able = [name for name, policy in HEURISTICS.items() if waiting or not policy.waits]
-    return min(able, key=lambda name: float(seconds_of(runs, name).mean()))
+    return min(able, key=lambda name: float(rival_seconds(runs, name, preset).mean()))
 
 
 def standings(runs: Runs, section: Section, seeds: int, share: float) -> list[Standing]:
     """Return the ways of a section of which at least one seed is finished."""
     found = []
     for name, options in section.ways.items():
-        keys = [key(commands(options, seed, share)) for seed in range(seeds)]
+        keys = [key(commands(options, seed, share, section.preset)) for seed in range(seeds)]
         mine = [runs[each] for each in keys if each in runs]
         if not mine:
             continue
@@ -83,16 +91,16 @@ def standings(runs: Runs, section: Section, seeds: int, share: float) -> list[St
         curves = np.array([run.validation[:length] for run in mine], dtype=np.float64)
         makespan_s = np.array([run.makespan_s for run in mine], dtype=np.float64)
         core_minutes = float(np.median([run.core_s for run in mine])) / 60.0
-        rival = best_heuristic(runs, waiting="--waiting" in options[0])
-        steps = curves[:, :, 0].mean(axis=0)
-        found.append(Standing(name, options, rival, makespan_s, core_minutes, steps, curves[:, :, 1]))
+        rival = best_heuristic(runs, section.preset, waiting="--waiting" in options[0])
+        rival_s, steps = rival_seconds(runs, rival, section.preset), curves[:, :, 0].mean(axis=0)
+        found.append(Standing(name, options, rival, rival_s, makespan_s, core_minutes, steps, curves[:, :, 1]))
     return found
 
 
 def points(runs: Runs, trials: Sequence[Trial]) -> list[Point]:
     """Return the rollouts that are finished, and whose base is."""
     alone = {trial.base: trial.key for trial in trials if not trial.search}
-    patient_s, found = seconds_of(runs, PATIENT.name)[:SEARCHED], []
+    patient_s, found = rival_seconds(runs, PATIENT.name)[:SEARCHED], []
     for trial in trials:
         if trial.key in runs and alone[trial.base] in runs:
             run, mine_s = runs[trial.key], seconds_of(runs, trial.key)
@@ -121,17 +129,32 @@ def section_lines(runs: Runs, section: Section, found: Sequence[Standing]) -> It
         "| core-min | options |"
     )
     yield "| --- |" + " --- |" * 6
-    common_s, first_s = seconds_of(runs, COMMON), found[0].makespan_s.mean(axis=0)
+    common_s, first_s = rival_seconds(runs, COMMON, section.preset), found[0].makespan_s.mean(axis=0)
     for it in found:
-        rival_s, mine_s = seconds_of(runs, it.rival), it.makespan_s.mean(axis=0)
-        seeds = it.percent(rival_s)
+        mine_s = it.makespan_s.mean(axis=0)
         options = ", then ".join(f"`{each.format(seed='SEED')}`" for each in it.options)
         yield (
-            f"| {it.name} | {cell(difference(mine_s, rival_s))} `{it.rival}` "
-            f"| {seeds.min():+.2f} to {seeds.max():+.2f} ({seeds.size}) | {cell(difference(mine_s, first_s))} "
+            f"| {it.name} | {cell(difference(mine_s, it.rival_s))} `{it.rival}` "
+            f"| {it.percent.min():+.2f} to {it.percent.max():+.2f} ({it.percent.size}) "
+            f"| {cell(difference(mine_s, first_s))} "
             f"| {cell(difference(mine_s, common_s))} | {it.core_minutes:.1f} | {options} |"
         )
     yield from ("", f"![Learning curves: {section.title}](pictures/{picture_name(section.title)})", "")
+    if section.preset != "hetero64":
+        yield from rival_lines(runs, section.preset, found)
+
+
+def rival_lines(runs: Runs, preset: str, found: Sequence[Standing]) -> Iterator[str]:
+    """Yield a table of several ways against all that was played on the workloads of a preset."""
+    yield f"| against (%) | its makespan (h) | {' | '.join(it.name for it in found)} |"
+    yield "| --- |" + " --- |" * (1 + len(found))
+    names = [BEST_RANDOM, *(name for name in HEURISTICS if rival_key(preset, name) in runs)]
+    for name in sorted(names, key=lambda name: float(rival_seconds(runs, name, preset).mean())):
+        rival_s = rival_seconds(runs, name, preset)
+        cells = [cell(difference(it.makespan_s.mean(axis=0), rival_s)) for it in found]
+        yield f"| {name} | {rival_s.mean() / 3600:.2f} | {' | '.join(cells)} |"
+    hours = " | ".join(f"{it.makespan_s.mean() / 3600:.2f}" for it in found)
+    yield from (f"| their makespan (h) | | {hours} |", "")
 
 
 def picture_name(title: str) -> str:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from longshore.envs.rewards import RANDOM_RUNS
+
 from .harness import ROOT
 
 STORE = ROOT / "benchmarks" / "learning.json"
@@ -32,7 +34,24 @@ class Section(NamedTuple):
     title: str
     about: str
     ways: Mapping[str, Options]  # by name
+    preset: str = "hetero64"
 
+
+SOURCE_GPUS = (4, 64)
+BEST_RANDOM = f"best of {RANDOM_RUNS} random runs"
+SOURCE_WAYS: Mapping[str, Options] = {
+    "PPO, replay": ("--algo ppo --replay dynamic",),
+    "PPO, no replay": ("--algo ppo --replay off",),
+    "A2C, replay": ("--algo a2c --replay dynamic",),
+    "A2C, no replay": ("--algo a2c --replay off",),
+}
+SOURCE_ABOUT = (
+    "What the source describes, as printed ([training.md](training.md#the-sources-method)): one GPU a step, the state "
+    "[n, t, s], one network over all GPUs, paid by the best of some random runs. Its GPUs are alike but for how often "
+    "they break, so that among free ones nothing but their hazards tells one from another. The second table has "
+    "everything else that was played on the same workloads and faults. *Best of random runs* is no policy: it takes "
+    "for each workload the random run that turned out shortest, faults included."
+)
 
 SECTIONS = (
     Section(
@@ -95,6 +114,7 @@ SECTIONS = (
             "group, on": GROUP_WAITING,
         },
     ),
+    *(Section(f"The source on {gpus} GPUs", SOURCE_ABOUT, SOURCE_WAYS, f"source{gpus}") for gpus in SOURCE_GPUS),
 )
 
 BASES = ("patient", "hetero64-wait")  # of rollouts: a heuristic, and a policy of checkpoints/
@@ -129,13 +149,19 @@ class Run(BaseModel):
 Runs = dict[str, Run]  # by key
 
 
-def commands(options: Options, seed: int, share: float) -> tuple[str, ...]:
+def commands(options: Options, seed: int, share: float, preset: str = "hetero64") -> tuple[str, ...]:
     """Return the arguments of `longshore`, call by call, that train one policy with a share of the full steps."""
     return tuple(
-        f"train --preset hetero64 {each.format(seed=seed)} --steps {share * _steps(each):.0f} --seed {seed} "
+        f"train --preset {preset} {each.format(seed=seed)} --steps {share * _steps(each):.0f} --seed {seed} "
         "--threads 1 --logdir runs"
         for each in options
     )
+
+
+def preset_of(line: str) -> str:
+    """Return the preset of a command."""
+    words = line.split()
+    return words[words.index("--preset") + 1]
 
 
 def _steps(options: str) -> int:
@@ -147,13 +173,22 @@ def key(lines: Sequence[str]) -> str:
     return "; ".join(lines)
 
 
+def rival_key(preset: str, name: str) -> str:
+    """Return what a heuristic is stored under, or another rival on the workloads of a preset."""
+    return f"{preset}: {name}"
+
+
 def trainings(seeds: int, share: float) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield name and commands of all trainings, seed by seed; those that only begin another are not named."""
-    every = {options: name for section in SECTIONS for name, options in section.ways.items()}
-    longest = [options for options in every if not any(other[: len(options)] == options != other for other in every)]
+    every = {(section.preset, options): name for section in SECTIONS for name, options in section.ways.items()}
+
+    def begins_another(preset: str, options: Options) -> bool:
+        return any(it == preset and other[: len(options)] == options != other for it, other in every)
+
     for seed in range(seeds):
-        for options in longest:
-            yield f"{every[options]}, seed {seed}", commands(options, seed, share)
+        for (preset, options), name in every.items():
+            if not begins_another(preset, options):
+                yield f"{preset}: {name}, seed {seed}", commands(options, seed, share, preset)
 
 
 def read_runs(path: Path) -> Runs:

@@ -15,6 +15,7 @@ from benchmarks.learning import Job, complete
 from benchmarks.learning_figures import draw_curves, draw_rollouts, spread
 from benchmarks.learning_pages import points, section_lines, standings, write_page
 from benchmarks.learning_ways import (
+    BEST_RANDOM,
     DISTILLED,
     GROUP_WAITING,
     SECTIONS,
@@ -25,7 +26,9 @@ from benchmarks.learning_ways import (
     Trial,
     commands,
     key,
+    preset_of,
     read_runs,
+    rival_key,
     trainings,
     write_runs,
 )
@@ -43,7 +46,8 @@ def run(*makespan_s: int, core_s: float = 60.0, decisions: int = 0) -> Run:
 
 
 def made_up_runs() -> Runs:
-    runs = {name: run(300, 500) for name in HEURISTICS} | {"patient": run(200, 200)}
+    runs = {rival_key("hetero64", name): run(300, 500) for name in HEURISTICS}
+    runs[rival_key("hetero64", "patient")] = run(200, 200)
     for seed, (group, taught) in enumerate([((200, 192), (180, 180)), ((180, 204), (190, 190))]):
         runs[key(commands(GROUP_WAITING, seed, 1.0))] = run(*group)
         runs[key(commands(TAUGHT, seed, 1.0))] = run(*taught, core_s=120.0 + 60.0 * seed)
@@ -56,7 +60,7 @@ def test_every_command_of_the_comparison_is_one_that_train_takes(line: str, tmp_
     given = typer.main.get_command(app).get_command(None, name).make_context(name, arguments).params  # type: ignore[attr-defined]
     order, algorithm, logdir = given.pop("order"), given.pop("algo"), given.pop("logdir")
     config = config_of(**given, order=order.value, algorithm=algorithm)
-    assert (config.preset, config.threads, str(logdir)) == ("hetero64", 1, "runs")
+    assert (config.preset, config.threads, str(logdir)) == (preset_of(line), 1, "runs")
 
 
 def test_a_way_that_only_begins_another_is_trained_once_with_it() -> None:
@@ -65,7 +69,10 @@ def test_a_way_that_only_begins_another_is_trained_once_with_it() -> None:
     assert commands(DISTILLED, 0, 1.0) not in planned
     assert {lines[0] for lines in planned} >= set(commands(DISTILLED, 0, 1.0) + commands(DISTILLED, 1, 1.0))
     every = {
-        commands(options, seed, 1.0) for section in SECTIONS for options in section.ways.values() for seed in (0, 1)
+        commands(options, seed, 1.0, section.preset)
+        for section in SECTIONS
+        for options in section.ways.values()
+        for seed in (0, 1)
     }
     assert every <= {lines[:count] for lines in planned for count in (1, 2)}
 
@@ -118,6 +125,20 @@ def test_rollouts_are_told_against_patient_and_their_base_with_the_time_for_a_de
     assert alone.against_base.value[0] == 0.0
     assert searched.against_patient.value[0] == pytest.approx(-25.0)
     assert searched.decision_ms == pytest.approx(600.0)
+
+
+def test_what_was_trained_on_another_preset_stands_against_all_that_was_played_there() -> None:
+    section = next(section for section in SECTIONS if section.preset == "source4")
+    runs = {rival_key("source4", name): run(300, 500) for name in ("eft", "eft-hazard", "reliable")}
+    runs |= {rival_key("source4", name): run(360, 480) for name in HEURISTICS if rival_key("source4", name) not in runs}
+    runs[rival_key("source4", BEST_RANDOM)] = run(200, 200)
+    for options in section.ways.values():
+        runs[key(commands(options, 0, 1.0, "source4"))] = run(180, 200)
+    lines = list(section_lines(runs, section, standings(runs, section, 5, 1.0)))
+    table = lines[lines.index("") :]
+    rows = [line.split(" | ") for line in table if line.startswith(("| best of", "| their"))]
+    assert [row[0] for row in rows] == ["| best of 5 random runs", "| their makespan (h)"]
+    assert all(cell.startswith("-5.00 [") for cell in rows[0][2:])
 
 
 def test_the_page_leaves_out_what_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
