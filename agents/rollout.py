@@ -5,6 +5,7 @@ Source: rollout algorithms (Tesauro and Galperin, NIPS 1996; Bertsekas and Casta
 
 import struct
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 from zlib import crc32
@@ -19,6 +20,7 @@ from ..cluster.moves import list_moves, pick_move
 from ..cluster.placing import undo_picks
 from ..cluster.state import Simulation
 from ..envs.features import time_unit_s
+from .belief import Belief, belief_of, worth_of
 from .move_play import take_move
 from .protocol import Policy
 from .schema import Goal
@@ -69,10 +71,8 @@ class Foreseeing(Ranking, Protocol):
 
 
 RANKED_WIDTH = 3  # moves beside the base's own that are tried by default where the base ranks them
-RANKED_FUTURES = 6  # that are drawn there by default, beside the one without faults
-# Of a base that ranks: variance of what a move truly gains, over the gap that is told between it and the base's own
-# choice, in units of `goal_unit_s` (docs/policies.md, Rollouts). Moves that look alike end alike.
-SPREAD = 0.3
+RANKED_FUTURES = 12  # that are drawn there at most by default, beside the one without faults
+RANKED_WORTH = 0.01  # units of `goal_unit_s`, as in Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,15 @@ class Search:
         budget_s: Time for a decision, which at most one more try passes; futures are given up for it.
         horizon: Decisions of the base that are played after the move that is tried, before its value stands for what
             is still to come; None plays to the end.
+        worth: Where the base ranks: a move is tried in one more future only while knowing for certain what it gains
+            would be worth so much, in units of `goal_unit_s` (`worth_of`). With 0 all are tried in all.
     """
 
     futures: int = 8
     width: int = 12
     budget_s: float = float("inf")
     horizon: int | None = None
+    worth: float = 0.0
 
 
 def goal_unit_s(sim: Simulation, row: int, goal: Goal) -> float:
@@ -119,7 +122,7 @@ def rollout_of(base: Policy, budget_ms: float | None = None, horizon: int | None
         raise PluginError(f"policy {base.name!r} cannot be the base of rollouts: it has no play_on")
     search = Search()
     if isinstance(base, Ranking):
-        base, search = base.stand_in, Search(RANKED_FUTURES, RANKED_WIDTH)
+        base, search = base.stand_in, Search(RANKED_FUTURES, RANKED_WIDTH, worth=RANKED_WORTH)
     budget_s = float("inf") if budget_ms is None else budget_ms / 1000.0
     return Rollout(base, replace(search, budget_s=budget_s, horizon=horizon))
 
@@ -137,41 +140,21 @@ def _told_goal(base: Base, goal: Goal | None) -> Goal:
     return told
 
 
-class _Tries(NamedTuple):
-    """What is tried at a decision."""
+class _Tried(NamedTuple):
+    """What was tried at a decision."""
 
     listed: int  # moves of the list that are looked at
     moves: list[int]  # of these, first the base's own choice, -1 if it has no number
-    told: NDArray[np.float64] | None  # what a base that ranks tells that each gains over its own choice, in units
-
-
-def believed(gains: NDArray[np.float64], told: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what moves are believed to gain over the first: the mean of three estimates, weighted by their variances.
-
-    These are what is told, the gain in a future without faults, and the mean gain in futures that are drawn. The first
-    two have the variance SPREAD x |told|, the third has the same and that of its sample for each future.
-
-    Args:
-        gains: In the future without faults and in others, shape (1 + futures, moves); 0 for the first move.
-        told: By the base, shape (moves,); 0 for the first move.
-
-    Returns:
-        Shape (moves,). All are in units of `goal_unit_s`.
-    """
-    calm, drawn = gains[0], gains[1:]
-    futures = len(drawn)
-    spread = np.maximum(SPREAD * np.abs(told), 1e-12)
-    noise = drawn.var(axis=0, ddof=1) if futures > 1 else np.zeros_like(spread)
-    weight = futures * spread / (spread + noise)  # that of the others is 1
-    mean: NDArray[np.float64] = (told + calm + weight * (drawn.mean(axis=0) if futures else 0.0)) / (2.0 + weight)
-    return mean
+    costs_s: NDArray[np.float64]  # (futures, moves) what the run comes to; nan for what was not tried
+    taken: int  # place in `moves`
 
 
 class Rollout:
     """Takes the move that, followed by the base policy, does best in imagined futures.
 
-    It leaves the base's own choice only for a mean gain of over one standard error of the paired differences, or, where
-    the base itself tells by how much moves differ, for what it then is `believed` to gain.
+    It leaves the base's own choice only for a mean gain of over one standard error of the paired differences. Where the
+    base itself tells by how much moves differ, it takes what is believed to gain most (belief.py), and tries no move on
+    that is settled.
 
     Args:
         base: Decides in the imagined futures, and by default.
@@ -215,11 +198,11 @@ class Rollout:
         the base ranks, the future without faults stands before the others. The list stands in the imagination's row
         PRESENT.
         """
-        tries, costs_s = self._tried(sim, row)
-        gains = np.full((costs_s.shape[0], tries.listed), np.nan)
-        for place, move in enumerate(tries.moves):
+        tried = self._tried(sim, row)
+        gains = np.full((tried.costs_s.shape[0], tried.listed), np.nan)
+        for place, move in enumerate(tried.moves):
             if move >= 0:
-                gains[:, move] = costs_s[:, 0] - costs_s[:, place]
+                gains[:, move] = tried.costs_s[:, 0] - tried.costs_s[:, place]
         return gains
 
     def costs_s(self, sim: Simulation, row: int) -> NDArray[np.float64]:
@@ -237,15 +220,51 @@ class Rollout:
         recall(imagined, sim, row)
         return imagined
 
-    def _tried(self, sim: Simulation, row: int) -> tuple[_Tries, NDArray[np.float64]]:
-        """Return what is tried at a decision, and what it comes to in each future, shape (futures, tries)."""
+    def _tried(self, sim: Simulation, row: int) -> _Tried:
+        """Try the moves of the decision that is due."""
         began, imagined = time.perf_counter(), self._recalled(sim, row)
-        tries = self._tries(imagined)
-        calm_s = np.zeros((0, len(tries.moves)))
-        if tries.told is not None and len(tries.moves) > 1:
-            with without_faults(imagined):
-                calm_s = self._future_s(imagined, self._seed(sim, row, -1), tries.moves, began)
-        return tries, np.concatenate((calm_s, self._costs_s(sim, row, tries.moves, began)))
+        if isinstance(self.base, Ranking):
+            return self._ranked(sim, row, self.base.told(imagined, PRESENT), began)
+        listed = min(list_moves(imagined, PRESENT), 1 + self.search.width)
+        moves = [-1, *range(listed)]
+        costs_s = self._costs_s(sim, row, moves, began)
+        if len(costs_s) < 2:
+            return _Tried(listed, moves, costs_s, 0)
+        gains_s = costs_s[:, :1] - costs_s
+        mean_s, error_s = gains_s.mean(axis=0), gains_s.std(axis=0, ddof=1) / np.sqrt(len(gains_s))
+        best = int(np.argmax(mean_s))
+        return _Tried(listed, moves, costs_s, best if mean_s[best] > error_s[best] else 0)
+
+    def _ranked(self, sim: Simulation, row: int, told: NDArray[np.float64], began: float) -> _Tried:
+        """Try the moves that a base tells most of, future by future, as long as that is worth it."""
+        imagined = self._imagination(sim)
+        order = np.argsort(-told, kind="stable")[: 1 + self.search.width]
+        order = order[np.isfinite(told[order])]
+        moves, gaps = order.tolist(), told[order] - told[order[0]]
+        unit_s = goal_unit_s(imagined, PRESENT, self._goal(imagined))
+        costs_s, taken = np.zeros((0, len(moves))), 0
+        left = self._unsettled(belief_of(costs_s, gaps), np.arange(len(moves)))
+        for future in range(-1, self.search.futures):
+            if left.size < 2:
+                break
+            with without_faults(imagined) if future < 0 else nullcontext():
+                tried_s = self._future_s(imagined, self._seed(sim, row, future), [moves[i] for i in left], began)
+            if len(tried_s) == 0:
+                break
+            costs_s = np.concatenate((costs_s, np.full((1, len(moves)), np.nan)))
+            costs_s[-1, left] = tried_s
+            belief = belief_of((costs_s[:, :1] - costs_s[:, left]) / unit_s, gaps[left])
+            taken = int(left[np.argmax(belief.mean)])
+            left = self._unsettled(belief, left)
+        return _Tried(told.size, moves, costs_s, taken)
+
+    def _unsettled(self, belief: Belief, left: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which moves are to be tried on, the base's own choice and the best among them; none if no others."""
+        is_open = worth_of(belief) >= self.search.worth
+        if not is_open.any():
+            return left[:0]
+        is_open[0] = is_open[np.argmax(belief.mean)] = True
+        return left[is_open]
 
     def _costs_s(self, sim: Simulation, row: int, moves: list[int], began: float) -> NDArray[np.float64]:
         """Return what moves come to in each future, shape (futures, moves); none where there is nothing to compare."""
@@ -264,16 +283,6 @@ class Rollout:
                 return costs_s[:0]
             costs_s[0, place] = self._cost_s(imagined, move)
         return costs_s
-
-    def _tries(self, imagined: Simulation) -> _Tries:
-        """Return what is tried at the decision that stands in row PRESENT."""
-        if not isinstance(self.base, Ranking):
-            listed = min(list_moves(imagined, PRESENT), 1 + self.search.width)
-            return _Tries(listed, [-1, *range(listed)], None)
-        told = self.base.told(imagined, PRESENT)
-        best = np.argsort(-told, kind="stable")[: 1 + self.search.width]
-        best = best[np.isfinite(told[best])]
-        return _Tries(told.size, best.tolist(), told[best] - told[best[0]])
 
     def _seed(self, sim: Simulation, row: int, future: int) -> int:
         """Return the key of a future: it depends on the workload and the decision, and on nothing that is not known."""
@@ -307,19 +316,8 @@ class Rollout:
 
     def choose(self, sim: Simulation, row: int) -> int:
         """Return the number of the move to take, -1 for the base's own choice."""
-        tries, costs_s = self._tried(sim, row)
-        gains_s = costs_s[:, :1] - costs_s
-        if tries.told is not None:
-            if len(gains_s) == 0:
-                return -1
-            unit_s = goal_unit_s(sim, row, self._goal(self._imagination(sim)))
-            best = int(np.argmax(believed(gains_s / unit_s, tries.told)))
-            return tries.moves[best] if best > 0 else -1
-        if len(gains_s) < 2:
-            return -1
-        mean_s, error_s = gains_s.mean(axis=0), gains_s.std(axis=0, ddof=1) / np.sqrt(len(gains_s))
-        best = int(np.argmax(mean_s))
-        return tries.moves[best] if mean_s[best] > error_s[best] else -1
+        tried = self._tried(sim, row)
+        return tried.moves[tried.taken] if tried.taken > 0 else -1
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""

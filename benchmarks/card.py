@@ -114,7 +114,7 @@ def core_minutes(text: str) -> float:
 
 
 def machine_text(stamp: Mapping[str, object], torch: str) -> str:
-    """Return machine and date of a run in words, from its stamp and the version of PyTorch."""
+    """Return machine, date and sources of a run in words, from its stamp and the version of PyTorch."""
     machine = stamp["machine"]
     assert isinstance(machine, dict)
     cpu, memory = machine["cpu"], round(machine["memory_bytes"] / 2**30)
@@ -122,5 +122,5 @@ def machine_text(stamp: Mapping[str, object], torch: str) -> str:
     python = ".".join(machine["python"].split(".")[:2])
     return (
         f"{machine['cores']} cores of {article} {cpu}, {memory} GiB, Python {python}, torch {torch.split('+')[0]}, "
-        f"{str(stamp['date'])[:10]}"
+        f"{str(stamp['date'])[:10]}, commit {stamp['git']}"
     )

@@ -191,7 +191,7 @@ def with_rollouts() -> Iterator[Row]:
 def elsewhere() -> Iterator[Row]:
     """Yield the rows of what they were not trained for: a larger cluster, and estimates with errors."""
     policy = load_policy(FIRST.path)
-    large = hetero64_problem(60, SEED, WAITING, nodes=64, jobs=512)
+    large = hetero64_problem(200, SEED, WAITING, nodes=64, jobs=512)
     yield from rows_of("64 nodes x 8 GPUs", compare(large, policy, PATIENT), -4.0)
     yield Row("64 nodes x 8 GPUs", us_per_decision(large, policy, 4), "us/decision", most=1000.0)
     wrong, tuning = (

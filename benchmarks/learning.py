@@ -9,7 +9,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from functools import partial
 from importlib.metadata import version
@@ -38,7 +38,6 @@ from .harness import ROOT, Row, call_longshore, main, progress, stamp_of_run
 from .learning_figures import draw_pictures
 from .learning_pages import PAGE, points, standings, write_page
 from .learning_ways import (
-    BASES,
     BEST_RANDOM,
     HELD_OUT,
     SEARCHED,
@@ -48,6 +47,7 @@ from .learning_ways import (
     STORE,
     Run,
     Runs,
+    Settings,
     Trial,
     key,
     preset_of,
@@ -139,7 +139,7 @@ def base_policy(name: str) -> Policy:
     return HEURISTICS[name] if name in HEURISTICS else load_policy(CHECKPOINTS / f"{name}.zip")
 
 
-def search_key(base: str, search: Mapping[str, int]) -> str:
+def search_key(base: str, search: Settings) -> str:
     """Return what rollouts are stored under, or their base alone; a checkpoint of other weights is another base."""
     path = CHECKPOINTS / f"{base}.zip"
     weights = f" {hashlib.sha256(path.read_bytes()).hexdigest()[:8]}" if path.exists() else ""
@@ -149,10 +149,10 @@ def search_key(base: str, search: Mapping[str, int]) -> str:
 def trials() -> list[Trial]:
     """Return the searches of all bases, none twice, with the defaults of each; the first of a base is it alone."""
     found: dict[str, Trial] = {}
-    for base in BASES:
+    for base, searches in SEARCHES.items():
         usual = rollout_of(base_policy(base)).search
-        defaults = {"futures": usual.futures, "width": usual.width}
-        for search in ({}, *({**defaults, **settings} for settings in SEARCHES)):
+        defaults = {"futures": usual.futures, "width": usual.width} | ({"worth": usual.worth} if usual.worth else {})
+        for search in ({}, *({**defaults, **settings} for settings in searches)):
             name = search_key(base, search)
             found[name] = Trial(base, search, name)
     return list(found.values())
@@ -162,7 +162,7 @@ def search(trial: Trial) -> Runs:
     """Play rollouts, or their base alone, and count the time for a decision."""
     policy = base_policy(trial.base)
     if trial.search:
-        policy = Rollout(rollout_of(policy).base, Search(**trial.search))
+        policy = Rollout(rollout_of(policy).base, Search(**trial.search))  # type: ignore[arg-type]
     problem = hetero64_problem(SEARCHED, SEED, Regime(waiting=True))
     sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=SEARCHED)
     policy.play(sim, np.arange(1))  # compiles

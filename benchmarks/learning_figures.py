@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from longshore.eval.figures import BEST_HEURISTIC_COLOUR, CHALLENGER_COLOURS, STYLE
 
 from .learning_pages import Point, Standing, common_rival, picture_name, points, standings
-from .learning_ways import BASES, DISTILLED, SECTIONS, Runs, Trial, rival_key
+from .learning_ways import DISTILLED, SEARCHES, SECTIONS, Runs, Trial, rival_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,7 +101,7 @@ def draw_rollouts(path: Path, found: Sequence[Point]) -> None:
         figure = Figure(figsize=(width, 0.75 * height * len(settings)), layout="constrained")
         axes = figure.subplots(len(settings), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for ax, setting in zip(axes, settings, strict=True):
-            for base, colour, marker in zip(BASES, COLOURS, MARKERS, strict=False):
+            for base, colour, marker in zip(SEARCHES, COLOURS, MARKERS, strict=False):
                 _draw_base(ax, [point for point in found if point.trial.base == base], setting, colour + marker)
             ax.set_title(f"by {setting}, the numbers at the points")
             ax.set(xscale="log", ylabel="makespan against\npatient in %")
@@ -131,14 +131,14 @@ def _draw_base(ax: "Axes", found: Sequence[Point], setting: str, style: str) -> 
     for place, point in enumerate(shown):
         # Above and below in turn, as neighbours may coincide.
         offset = (5, 6) if place % 2 == 0 else (5, -13)
-        text = str(point.trial.search[setting])
+        text = f"{point.trial.search[setting]:g}"
         ax.annotate(text, (ms[place], value[place]), offset, textcoords="offset points", fontsize=9.5, color=colour)
 
 
 def _varied(found: Sequence[Point], setting: str) -> list[Point]:
     """Return the rollouts that are as the usual ones, which come first, but for one setting."""
 
-    def others(point: Point) -> dict[str, int]:
+    def others(point: Point) -> dict[str, float]:
         return {name: value for name, value in point.trial.search.items() if name != setting}
 
     tried = [point for point in found if point.trial.search]

@@ -28,6 +28,7 @@ from .learning_ways import (
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
+SEARCH_FIELDS = ("futures", "width", "worth", "horizon")
 COMMON = EFT_HAZARD.name  # a rival that plays the same whether waiting is allowed or not
 # Pages that other benchmarks write, linked where they exist.
 OTHERS = {
@@ -167,19 +168,19 @@ def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
     yield from (
         "## Rollouts", "",
         "Any policy, the *base*, can be improved while it decides: its best moves are tried out in imagined futures, "
-        "which the base plays to the end ([policies.md](policies.md#rollouts)). More futures tell gain from noise "
-        "better; more width tries out more moves. `patient` is a heuristic; `hetero64-wait` is a stored policy, which "
-        "ranks the moves first. Dashed in the picture: the base alone. One future is left out: a move is taken for a "
-        "gain above its standard error, and a single future has none.",
-        "", "| base | futures | width | against `patient` (%) | against its base (%) | ms a decision |",
-        "| --- |" + " --- |" * 5,
+        "which the base plays to the end ([policies.md](policies.md#rollouts)). More *futures* tell gain from noise "
+        "better; more *width* tries out more moves. Moves are tried on while that is *worth* so much, in units; a "
+        "*horizon* cuts off what the base plays after so many decisions. `patient` is a heuristic; `hetero64-wait` is "
+        "a stored policy, which ranks the moves first, and of which futures are drawn at most so many. Dashed in the "
+        "picture: the base alone.",
+        "", f"| base | {' | '.join(SEARCH_FIELDS)} | against `patient` (%) | against its base (%) | ms a decision |",
+        "| --- |" + " --- |" * 7,
     )  # fmt: skip
     for point in found:
         search = point.trial.search
-        shown = [str(search.get("futures", "none")), str(search.get("width", "-"))]
-        shown += [f"{name} {value}" for name, value in search.items() if name not in ("futures", "width")]
+        shown = " | ".join(f"{search[name]:g}" if name in search else "-" for name in SEARCH_FIELDS)
         yield (
-            f"| `{point.trial.base}` | {shown[0]} | {', '.join(shown[1:])} | {cell(point.against_patient)} "
+            f"| `{point.trial.base}` | {shown} | {cell(point.against_patient)} "
             f"| {cell(point.against_base)} | {point.decision_ms:.3g} |"
         )
     yield from ("", f"![Gain of rollouts by time for a decision](pictures/{picture_name('Rollouts')})", "")

@@ -117,19 +117,23 @@ SECTIONS = (
     *(Section(f"The source on {gpus} GPUs", SOURCE_ABOUT, SOURCE_WAYS, f"source{gpus}") for gpus in SOURCE_GPUS),
 )
 
-BASES = ("patient", "hetero64-wait")  # of rollouts: a heuristic, and a policy of checkpoints/
-# Fields of Search that differ from the defaults; the first has none. One future is left out: choose() needs two to
-# tell gain from noise.
-SEARCHES: tuple[Mapping[str, int], ...] = (
-    {}, {"futures": 3}, {"futures": 16}, {"width": 1}, {"width": 2}, {"width": 4}, {"width": 15},
-)  # fmt: skip
+Settings = Mapping[str, float]  # fields of Search
+# Of rollouts, by base: a heuristic, and a policy of checkpoints/. Each is a difference from the defaults; the first has
+# none.
+SEARCHES: Mapping[str, tuple[Settings, ...]] = {
+    "patient": ({}, {"futures": 3}, {"futures": 16}, {"width": 1}, {"width": 4}),
+    "hetero64-wait": (
+        {}, {"futures": 4}, {"futures": 24}, {"width": 1}, {"width": 6}, {"worth": 0.003}, {"worth": 0.03},
+        {"horizon": 16}, {"horizon": 32},
+    ),
+}  # fmt: skip
 
 
 class Trial(NamedTuple):
     """Rollouts that are tried."""
 
     base: str
-    search: Mapping[str, int]  # fields of Search; none for the base alone
+    search: Settings  # none for the base alone
     key: str  # that their run is stored under
 
 

@@ -10,6 +10,7 @@ from benchmarks.policy import SEEDS, checkpoint, command
 
 STAMP = {
     "date": "2026-11-21T08:19:14+00:00",
+    "git": "0123abc",
     "machine": {"cpu": "AMD EPYC", "cores": 2, "memory_bytes": 25_276_502_016, "python": "3.11.7"},
 }
 NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
@@ -48,7 +49,7 @@ def test_a_stored_card_is_what_its_figures_give(seed: int) -> None:
 
 def test_machine_and_date_are_told_in_words() -> None:
     told = machine_text(STAMP, "2.13.0+cpu")
-    assert told == "2 cores of an AMD EPYC, 24 GiB, Python 3.11, torch 2.13.0, 2026-11-21"
+    assert told == "2 cores of an AMD EPYC, 24 GiB, Python 3.11, torch 2.13.0, 2026-11-21, commit 0123abc"
 
 
 def test_only_the_policy_of_the_demo_says_so() -> None:

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from longshore.agents.belief import Belief, belief_of, worth_of
 from longshore.agents.checkpoint import network_of
 from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.networks import MovesNetwork, mean_of
 from longshore.agents.registry import find_policy
-from longshore.agents.rollout import Base, Rollout, Search, believed, goal_unit_s, rollout_of, spent_s
+from longshore.agents.rollout import Base, Rollout, Search, goal_unit_s, rollout_of, spent_s
 from longshore.agents.schema import Goal
 from longshore.cluster.errors import PluginError
 from longshore.cluster.imagine import PRESENT
@@ -110,11 +111,37 @@ def test_with_the_true_future_faults_and_all_a_rollout_never_loses_to_its_base(
 
 def test_what_is_believed_is_the_mean_weighted_by_variances() -> None:
     # Told, and without faults: of variance 0.3 x 0.2 = 0.06 each. Two futures: (0.06 + 0.02) / 2 = 0.04.
+    told = np.array([0.0, -0.2])
     gains = np.array([[0.0, 0.1], [0.0, 0.3], [0.0, 0.1]])
     weights = np.array([1 / 0.06, 1 / 0.06, 1 / 0.04])
-    assert believed(gains, np.array([0.0, -0.2])) == pytest.approx([0.0, weights @ [-0.2, 0.1, 0.2] / weights.sum()])
-    assert believed(gains[:1], np.array([0.0, -0.2])) == pytest.approx([0.0, -0.05])
-    assert believed(gains, np.zeros(2)) == pytest.approx([0.0, 0.05]), "noise outweighs what looks the same"
+    for count, expected in ((1, -0.2), (2, -0.05), (4, weights @ [-0.2, 0.1, 0.2] / weights.sum())):
+        belief = belief_of(gains[: count - 1], told)
+        assert belief.mean == pytest.approx([0.0, expected])
+        variance = 1.0 / weights.sum() if count == 4 else 0.06 / count
+        assert belief.variance == pytest.approx([0.0, variance])
+    assert belief_of(gains, np.zeros(2)).mean == pytest.approx([0.0, 0.05]), "noise outweighs what looks the same"
+
+
+def test_knowing_a_move_is_worth_what_chance_alone_would_make_it_gain() -> None:
+    belief = Belief(np.array([0.0, -0.1, 0.05, -3.0]), np.array([0.0, 0.04, 0.01, 1e-6]))
+    drawn = np.random.default_rng(1).normal(belief.mean, np.sqrt(belief.variance), (400_000, 4))
+    expected = np.maximum(drawn - drawn[:, 2:3], 0.0).mean(axis=0)
+    assert worth_of(belief) == pytest.approx(expected, abs=5e-4)
+
+
+def test_what_is_settled_is_tried_no_more() -> None:
+    sim, base = at_first_decision(busy_case(ring=True)), untrained_moves(waiting=True)
+    told = base.told(sim, 0)
+    every = Rollout(base, Search(futures=6, width=3), "jct").gains(sim, 0)
+    moves = np.argsort(-told, kind="stable")[:4]
+    assert not np.isnan(every[:, moves]).any()
+    worth = worth_of(belief_of(np.zeros((0, 4)), told[moves] - told.max()))
+    some = Rollout(base, Search(futures=6, width=3, worth=float(worth.max())), "jct").gains(sim, 0)
+    assert set(np.flatnonzero(~np.isnan(some[0]))) == {moves[0], moves[worth.argmax()]}
+    np.testing.assert_array_equal(some[0, moves[0]], every[0, moves[0]])
+    none = Rollout(base, Search(futures=6, width=3, worth=1.01 * float(worth.max())), "jct")
+    assert none.gains(sim, 0).shape[0] == 0
+    assert none.choose(sim, 0) == -1
 
 
 def test_a_rollout_finds_the_optimum_that_its_base_misses() -> None:
