@@ -33,12 +33,13 @@ from longshore.eval.statistics import ratio_estimates
 from longshore.training.keeper import BEST, SCORE, SPENT
 from longshore.training.presets import STREAM_JOBS, STREAM_LOAD, VALIDATION_SCENARIOS
 
+from . import bound
 from .card import HeldOut, Training, core_minutes, machine_text, moves_card
 from .harness import ROOT, Row, call_longshore, main, progress, seconds, stamp_of_run
 
 CHECKPOINTS = ROOT / "checkpoints"
 SEED, TUNING_SEED = 2026, 2027  # of scenarios that neither training nor validation draws from
-HELD_OUT, TUNED_ON = 500, 300
+HELD_OUT, TUNED_ON, BOUND_ON = 500, 300, 100
 PATIENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 WAITING = Regime(waiting=True)
 MOST_MINUTES = 30.0  # of training, on one core
@@ -222,6 +223,7 @@ def measure() -> Iterator[Row]:
         retrain()
     yield from one_pass()
     yield from with_rollouts()
+    yield from bound.rows(load_policy(FIRST.path), hetero64_problem(HELD_OUT, SEED, WAITING), BOUND_ON)
     yield from elsewhere()
     yield from arrivals()
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from longshore.agents.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
 from longshore.eval.statistics import Estimates, ratio_estimates
 
+from . import traces
 from .harness import ROOT
 from .learning_ways import (
     BEST_RANDOM,
@@ -30,10 +31,6 @@ DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
 SEARCH_FIELDS = ("futures", "width", "worth", "horizon")
 COMMON = EFT_HAZARD.name  # a rival that plays the same whether waiting is allowed or not
-# Pages that other benchmarks write, linked where they exist.
-OTHERS = {
-    "A real trace": "results-trace.md",
-}
 
 
 class Standing(NamedTuple):
@@ -196,9 +193,6 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
         "[what-mattered.md](what-mattered.md) tells a newcomer what it means. This page is written by "
         "`make bench-learning` from what benchmarks/learning.json holds.", "",
     )  # fmt: skip
-    links = [f"[{title}]({name})" for title, name in OTHERS.items() if (DOCS / name).exists()]
-    if links:
-        yield from (f"On pages of their own: {', '.join(links)}.", "")
     limits = "" if (seeds, share) == (5, 1.0) else f"SEEDS={seeds} STEPS={share:g} "
     machines = "; ".join(sorted({run.machine for run in runs.values()}))
     yield from (
@@ -235,4 +229,11 @@ def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float) ->
             lines += section_lines(runs, section, found)
     if tried := points(runs, trials):
         lines += rollout_lines(tried)
+    if table := list(traces.summary()):
+        lines += [
+            "## A real trace", "",
+            "Policies trained by groups on the first 60 % of the jobs of a trace, on windows of its last 30 %: "
+            "difference of the mean JCT, 95 % interval over windows. [results-trace.md](results-trace.md) has all "
+            "figures, with each window, tails and estimates with errors.", "", *table,
+        ]  # fmt: skip
     PAGE.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

@@ -130,8 +130,17 @@ def _rows(part: Part) -> list[str]:
         _row(f"`patient`, factor {rivals.patience:g}", [rivals.patient], rivals),
         _row(f"learned, {len(part.learned)} training seeds", part.learned, rivals),
     ]
-    each = [against([one], rivals.patient).percent for one in part.learned]
-    return [*rows, f"| its seeds | | {min(each):+.1f} to {max(each):+.1f} | | | | | |"]
+    return [*rows, f"| its seeds | | {_seeds(part)} | | | | | |"]
+
+
+def cells_of(part: Part) -> list[str]:
+    """Return how learned policies fare against `patient`, from the best seed to the worst, and against FIFO `eft`."""
+    return [_cell(part.learned, part.rivals.patient), _seeds(part), _cell(part.learned, part.rivals.fifo)]
+
+
+def _seeds(part: Part) -> str:
+    each = [against([one], part.rivals.patient).percent for one in part.learned]
+    return f"{min(each):+.1f} to {max(each):+.1f}"
 
 
 def _row(name: str, mine: Sequence[Figures], rivals: Rivals) -> str:

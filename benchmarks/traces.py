@@ -37,7 +37,7 @@ from longshore.training.validation import Score
 
 from .card import machine_text
 from .harness import ROOT, Row, main, progress, seconds, stamp_of_run
-from .trace_page import Figures, Part, Rivals, Run, Stored, against, page
+from .trace_page import Figures, Part, Rivals, Run, Stored, against, cells_of, page
 
 TRACE = "../shared/data/traces/philly_vc_2869ce.muri.csv"
 STORED, PAGE = ROOT / "benchmarks" / "traces.json", ROOT / "docs" / "results-trace.md"
@@ -233,6 +233,20 @@ def title(seeds: int, steps: int) -> list[str]:
         f"last 30 %, at a load of 0.85, on the cluster of the preset (64 GPUs of two speeds, a lemon node), with "
         f"{DRAWS} draws for each window. Run times are known exactly where nothing else is said.",
     ]  # fmt: skip
+
+
+def summary() -> Iterator[str]:
+    """Yield the lines of a short table, each regime's policies on the test windows; none if nothing is stored."""
+    found = stored()
+    rows = [
+        f"| {name} | {' | '.join(cells_of(part))} |"
+        for name, regime in REGIMES.items()
+        for part in parts_of(found, name, runs_of(found, regime, SEEDS, STEPS))
+        if part.name == TEST.name
+    ]
+    if rows:
+        yield from ("| order | against the same order's `patient` (%) | seeds (%) | against FIFO `eft` (%) |",
+                    "| --- |" + " --- |" * 3, *rows)  # fmt: skip
 
 
 def measure() -> Iterator[Row]:

@@ -10,7 +10,7 @@ import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import learning_pages
+from benchmarks import learning_pages, traces
 from benchmarks.learning import Job, complete
 from benchmarks.learning_figures import draw_curves, draw_rollouts, spread
 from benchmarks.learning_pages import points, section_lines, standings, write_page
@@ -143,6 +143,7 @@ def test_what_was_trained_on_another_preset_stands_against_all_that_was_played_t
 
 def test_the_page_leaves_out_what_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning_pages, "PAGE", tmp_path / "results.md")
+    monkeypatch.setattr(traces, "STORED", tmp_path / "traces.json")
     write_page(made_up_runs(), [ALONE, SEARCHED], 2, 1.0)
     headings = [line for line in (tmp_path / "results.md").read_text().splitlines() if line.startswith("## ")]
     assert headings == ["## Rewards", "## Warm start", "## Waiting", "## Rollouts"]

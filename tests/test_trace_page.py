@@ -64,3 +64,4 @@ def test_stored_figures_make_page_and_rows_without_the_trace_and_what_is_missing
     assert rows["EASY backfill: Test windows, against patient"].ok
     assert not rows["Strict FIFO: policies that are stored"].ok
     assert "--order easy " in (tmp_path / "page.md").read_text()
+    assert list(traces.summary())[-1].startswith("| EASY backfill | -29.3 [")

@@ -1,0 +1,75 @@
+"""What bounds a policy of one pass: what moves truly gain beyond what its network tells, and what would tell more."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longshore.agents.moves_policy import MovesPolicy
+from longshore.agents.protocol import Policy
+from longshore.agents.rollout import Rollout, Search, goal_unit_s
+from longshore.cluster.engine import advance, reset, start, wait
+from longshore.cluster.placing import undo_picks
+from longshore.cluster.random import uniform
+from longshore.cluster.simulation import simulation_of
+from longshore.cluster.state import Simulation
+from longshore.envs.batch import Problem
+
+from .harness import Row
+
+SEED, SHARE = 2028, 0.1  # of the decisions that are looked at
+FUTURES, NEAR = 24, 0.5  # units that a move may lie behind
+NAME = "beyond what one pass tells"
+
+
+class Seen(NamedTuple):
+    """Moves beside the policy's own, in units of `goal_unit_s`; shape (moves,) each."""
+
+    told: NDArray[np.float64]  # gain over the own choice, by the network
+    calm: NDArray[np.float64]  # in a future without faults, played on by the first of its networks
+    mean: NDArray[np.float64]  # in drawn futures
+    noise: NDArray[np.float64]  # variance of that mean
+
+
+def seen_by(policy: MovesPolicy, problem: Problem, scenarios: int) -> Seen:
+    """Play scenarios and look at what moves gain at some of their decisions."""
+    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=1)
+    rollout = Rollout(policy.stand_in, Search(FUTURES, width=3), "makespan", SEED)
+    parts = [np.zeros((4, 0))]
+    for scenario in range(scenarios):
+        reset(sim, 0, np.int64(scenario))
+        while advance(sim, 0):
+            if uniform(SEED, scenario, int(sim.state.decisions[0])) < SHARE:
+                parts.append(_look(rollout, policy.stand_in, sim))
+            if policy.place(sim, 0):
+                start(sim, 0)
+            else:
+                undo_picks(sim, 0)
+                wait(sim, 0)
+    return Seen(*np.concatenate(parts, axis=1))
+
+
+def _look(rollout: Rollout, base: MovesPolicy, sim: Simulation) -> NDArray[np.float64]:
+    gains = rollout.gains(sim, 0) / goal_unit_s(sim, 0, "makespan")
+    if len(gains) == 0:
+        return np.zeros((4, 0))
+    told = base.told(sim, 0)
+    told -= told.max()
+    near = (told < 0.0) & (told > -NEAR) & ~np.isnan(gains[0])
+    drawn = gains[1:, near]
+    return np.stack((told[near], gains[0, near], drawn.mean(axis=0), drawn.var(axis=0, ddof=1) / FUTURES))
+
+
+def rows(policy: Policy, problem: Problem, scenarios: int) -> Iterator[Row]:
+    """Yield how far moves' true gains lie from what is told, and how much of that one playout explains."""
+    assert isinstance(policy, MovesPolicy)
+    seen = seen_by(policy, problem, scenarios)
+    beyond, more = seen.mean - seen.told, seen.calm - seen.told
+    variance = float((beyond**2 - seen.noise).mean())
+    explained = float((beyond * more).mean() ** 2 / (more**2).mean())
+    yield Row(f"{NAME}: moves", seen.told.size, "moves")
+    yield Row(f"{NAME}: gap that is told, mean", -float(seen.told.mean()), "units")
+    yield Row(f"{NAME}: standard deviation of the true gain", float(np.sqrt(variance)), "units")
+    yield Row(f"{NAME}: its variance over the gap", variance / -float(seen.told.mean()), "units")
+    yield Row(f"{NAME}: explained by one playout without faults", 100.0 * explained / variance, "%")
