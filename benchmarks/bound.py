@@ -38,7 +38,7 @@ def seen_by(policy: MovesPolicy, problem: Problem, scenarios: int) -> Seen:
     rollout = Rollout(policy.stand_in, Search(FUTURES, width=3), "makespan", SEED)
     parts = [np.zeros((4, 0))]
     for scenario in range(scenarios):
-        reset(sim, 0, np.int64(scenario))
+        reset(sim, 0, scenario)
         while advance(sim, 0):
             if uniform(SEED, scenario, int(sim.state.decisions[0])) < SHARE:
                 parts.append(_look(rollout, policy.stand_in, sim))
