@@ -6,6 +6,7 @@ docs/training.md, Distillation.
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,10 +88,12 @@ class DistilLearner:
         heuristic = HEURISTICS["patient" if self.problem.rules.waiting else "eft-hazard"]
         threads = self.keeper.config.threads
         bases: list[Base] = [heuristic] * threads
+        search = Search(self.parameters.futures, self.parameters.width)
         if self.fits or self.keeper.config.init:
             network = copy.deepcopy(self.network)
             bases = [MovesPolicy("network", self.keeper.schema, network) for _ in range(threads)]
-        search = Search(self.parameters.futures, self.parameters.width)
+        if self.fits:  # the value of a checkpoint may tell something else
+            search = replace(search, horizon=self.parameters.distil_horizon)
         return desks_of(self.problem, goal_of(self.problem), search, bases, heuristic)
 
     def _note(self, labels: Labels) -> None:

@@ -49,7 +49,7 @@ PATIENT = HEURISTICS["patient"]
 def schema(algorithm: str = "distil", *, waiting: bool = True) -> Schema:
     return schema_of(
         algorithm=algorithm, network="moves", action="candidate", observation="full", waiting=waiting,
-        node_gpus=(8,) * 8,
+        node_gpus=(8,) * 8, time_to_go="makespan",
     )  # fmt: skip
 
 
@@ -177,10 +177,12 @@ def test_states_of_later_rounds_are_those_that_the_network_leads_to(tmp_path: Pa
     learner = learner_of(tmp_path, problem, config(10_000, distil=everything))
     learner.collect()
     assert isinstance(learner._desks[0].teacher.base, Heuristic)
+    assert learner._desks[0].teacher.search == Search(2, 15)
     learner.fit()
     with torch.no_grad():
         learner.network.score.weight *= -1.0  # now it certainly leads elsewhere
     learner.collect()
+    assert learner._desks[0].teacher.search == Search(2, 15, horizon=everything.distil_horizon)
     sim = learner._desks[0].sim
     policy = MovesPolicy("own", schema(), learner.network)
     rollout = Rollout(policy, Search(2, 15), "makespan")
