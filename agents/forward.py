@@ -51,7 +51,7 @@ def moves_weights(network: MovesNetwork) -> MovesWeights:
 def _add_rows(total: Row, count: int, values: Row, rows: Indices, matrix: Rows, begin: int, size: int) -> None:
     """Add to columns `begin` to `begin` + `size` - 1 of a total those of some rows of a matrix, each times a value.
 
-    Eight rows at a time, so that the total is seldom read and written: that took most of the time of a decision.
+    Eight rows at a time, so that the total is seldom read and written.
     """
     end, at = begin + size, 0
     part = total[begin:end]
