@@ -9,7 +9,7 @@ from ..cluster.state import Simulation
 from ..envs.batch import ACTIONS, OBSERVATIONS
 from ..envs.features import NODE_COUNT
 from ..envs.layout import observation_size
-from ..envs.stepping import begin_rows, choose, continue_rows, see
+from ..envs.stepping import begin_rows, choose, continue_rows, show
 from .networks import Network
 from .schema import Schema
 
@@ -78,7 +78,7 @@ class LearnedPolicy:
         observations, masks, table = self._arrays(sim, 1)
         action, observation = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
         while sim.state.need[row] > 0:
-            see(sim, row, action, observation, observations, masks, table)
+            show(sim, row, action, observation, observations, masks, table, 0)
             chosen = int(self.choose(observations, masks)[0])
             if chosen == self._items(sim):
                 return False

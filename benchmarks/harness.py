@@ -147,8 +147,8 @@ def _as_json(row: Row) -> dict[str, object]:
 def _commit() -> str:
     """Return the short hash of the checkout, with `-dirty` if sources differ from it."""
     commit = _git("rev-parse", "--short", "HEAD")
-    # A results file of a run before is no source.
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
+    # What benchmarks store, and what is written about it, is no source.
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "*.py", "pyproject.toml", "constraints.txt")
     return commit + ("-dirty" if changed else "") if commit else "unknown"
 
 

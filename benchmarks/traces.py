@@ -8,8 +8,6 @@ shorter.
 import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -36,7 +34,7 @@ from longshore.training.presets import TRAINED_PART
 from longshore.training.validation import Score
 
 from .card import machine_text
-from .harness import ROOT, Row, main, progress, seconds, stamp_of_run
+from .harness import ROOT, Row, call_longshore, main, progress, stamp_of_run
 from .trace_page import Figures, Part, Rivals, Run, Stored, against, cells_of, page
 
 TRACE = "../shared/data/traces/philly_vc_2869ce.muri.csv"
@@ -137,8 +135,7 @@ def rivals_of(setting: Setting, regime: Regime) -> Rivals:
 def train(line: str, folder: Path) -> float:
     """Train a policy by the command line; return how long it took, in seconds."""
     progress(f"longshore {line}")
-    call = [sys.executable, "-m", "longshore", *line.split(), "--logdir", str(folder)]
-    return seconds(lambda: subprocess.run(call, check=True, stdout=subprocess.DEVNULL, cwd=ROOT))
+    return call_longshore(f"{line} --logdir {folder}", ROOT, folder.with_suffix(".log"))[0]
 
 
 def scored(regime: Regime, folder: Path, took_s: float) -> Run:

@@ -155,20 +155,6 @@ def step_rows(
 
 
 @kernel
-def see(
-    sim: Simulation,
-    row: int,
-    action: int,
-    observation: int,
-    out: Rows,
-    masks: NDArray[np.bool_],
-    table: Rows,
-) -> None:
-    """Write mask and observation of one row's decision into the first row of the arrays."""
-    show(sim, row, action, observation, out, masks, table, 0)
-
-
-@kernel
 def begin_rows(
     sim: Simulation,
     action: int,
