@@ -74,7 +74,7 @@ class Target(NamedTuple):
         """Arguments of `longshore` that train it."""
         return (
             f"train --preset hetero64 --waiting --seed {self.seed} --threads 1 --logdir runs "
-            "--algo distil --steps 1.35e5"
+            "--algo distil --steps 1.75e5"
         )
 
 
