@@ -58,7 +58,7 @@ class MaskableA2C(MaskablePPO):
 
 
 class VtraceA2C(MaskableA2C):
-    """A2C on all rollouts of `replay`, weighed and corrected by V-trace.
+    """A2C on steps of all rollouts of `replay`, as many as one has, weighed and corrected by V-trace.
 
     Source: IMPALA (Espeholt et al., 2018); docs/training.md, Replay.
     """
@@ -66,9 +66,9 @@ class VtraceA2C(MaskableA2C):
     replay: Replay
 
     def train(self) -> None:
-        """Learn from the kept rollouts, the newest among them, in one step."""
+        """Learn from a part of each kept rollout, the newest among them, in one step."""
         estimate = partial(vtrace, gamma=self.gamma, gae_lambda=self.gae_lambda)
-        weighed = self.replay.weighed(self.policy, estimate)
+        weighed = self.replay.weighed(self.policy, self.replay.stretches(), estimate)
         rollouts = weighed.rollouts
 
         def tensor(arrays: Any) -> Tensor:
@@ -81,5 +81,5 @@ class VtraceA2C(MaskableA2C):
         )  # fmt: skip
         newest = rollouts[-1]
         self._record(newest.values.ravel(), weighed.targets[-1].ravel())
-        truncated = np.mean([(ratio > 1.0).mean() for ratio in weighed.ratio])
-        self.logger.record("replay/clip_fraction", float(truncated))
+        truncated = np.concatenate([flat(ratio) for ratio in weighed.ratio]) > 1.0
+        self.logger.record("replay/clip_fraction", float(truncated.mean()))

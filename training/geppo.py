@@ -39,7 +39,7 @@ class GePPO(MaskablePPO):
         for group in self.policy.optimizer.param_groups:
             group["lr"] *= self.replay.slowing
         estimate = partial(weighted_gae, gamma=self.gamma, gae_lambda=self.gae_lambda)
-        weighed = self.replay.weighed(self.policy, estimate)
+        weighed = self.replay.weighed(self.policy, self.replay.rollouts, estimate)
         clip = clip_of(len(weighed.rollouts), clip_range_of(self))
         shape = np.stack(weighed.ratio).shape
         ratio = np.concatenate(weighed.ratio).ravel()

@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from ..cluster.errors import CheckpointError
 from .off_policy import Floats, Trajectories, effective_share, variation
-from .rollouts import KeptRollout, flat, judge, judged, kept_rollout, own, unpacked
+from .rollouts import KeptRollout, flat, judge, judged, kept_rollout, of_rows, own, unpacked
 from .snapshot import Arrays
 
 LEAST_EFFECTIVE = 0.3  # share of a rollout's samples; one whose policy is farther away is left out
@@ -105,16 +105,27 @@ class Replay(BaseCallback):
         self.logger.record("replay/effective_sample_size", effective_share(ratio))
         self.logger.record("replay/total_variation", variation(ratio))
 
-    def weighed(self, policy: Any, estimate: Estimate) -> Weighed:
+    def stretches(self) -> list[KeptRollout]:
+        """Return as many steps as a rollout has, of environments drawn at random: as many of each rollout, to one."""
+        rng, rows = self.draws(), self.rollouts[-1].rewards.shape[1]
+        share = rows // len(self.rollouts)
+        counts = [share] * (len(self.rollouts) - 1)
+        counts.append(rows - sum(counts))
+        drawn = (np.sort(rng.choice(rows, count, replace=False)) for count in counts)
+        return [of_rows(it, some) for it, some in zip(self.rollouts, drawn, strict=True) if some.size]
+
+    def weighed(self, policy: Any, rollouts: Iterable[KeptRollout], estimate: Estimate) -> Weighed:
         """Return what an update learns from: rollouts near enough, judged by the present policy and critic.
 
         Args:
             policy: A MaskedPolicy; the newest rollout is its own.
+            rollouts: That are kept, or parts of these.
             estimate: From trajectories to advantages and targets of the critic.
         """
         found = Weighed([], [], [], [])
-        for rollout in self.rollouts:
-            now = own(policy, rollout) if rollout is self.rollouts[-1] else judged(policy, rollout)
+        newest = self.collected - 1
+        for rollout in rollouts:
+            now = own(policy, rollout) if rollout.update == newest else judged(policy, rollout)
             ratio = np.exp(now.log_probability - rollout.log_probability)
             if effective_share(ratio) >= LEAST_EFFECTIVE:
                 steps = Trajectories(rollout.rewards, now.values, now.next_values, rollout.ended, ratio)
@@ -123,8 +134,8 @@ class Replay(BaseCallback):
                 found.ratio.append(ratio)
                 found.advantages.append(advantages)
                 found.targets.append(targets)
-        ages = [self.collected - 1 - int(it.update) for it in found.rollouts]
-        self.note(float(np.mean(ages)), np.stack(found.ratio))
+        ages = [np.full(it.rewards.size, newest - it.update) for it in found.rollouts]
+        self.note(float(np.concatenate(ages).mean()), np.concatenate([flat(each) for each in found.ratio]))
         return found
 
     def arrays(self) -> Arrays:

@@ -28,6 +28,9 @@ class KeptRollout(NamedTuple):
     update: NDArray[np.int64]  # () number of the rollout, from 0
 
 
+PER_STEP = KeptRollout._fields[: KeptRollout._fields.index("last")]  # (steps, rows, ...)
+
+
 class Judged(NamedTuple):
     """What the present policy and critic make of a rollout."""
 
@@ -70,6 +73,17 @@ def kept_rollout(
         cut=np.array([seen for _, seen in cut], dtype=np.float32).reshape(len(cut), last.shape[1]),
         update=np.array(update),
     )
+
+
+def of_rows(rollout: KeptRollout, rows: NDArray[np.int64]) -> KeptRollout:
+    """Return the steps of some environments, whose numbers rise."""
+    step, row = np.divmod(rollout.cut_at, rollout.rewards.shape[1])
+    mine = np.isin(row, rows)
+    return rollout._replace(
+        **{name: np.take(getattr(rollout, name), rows, axis=1) for name in PER_STEP},
+        last=rollout.last[rows], cut=rollout.cut[mine],
+        cut_at=step[mine] * rows.size + np.searchsorted(rows, row[mine]),
+    )  # fmt: skip
 
 
 def flat(values: NDArray[Any]) -> NDArray[Any]:
