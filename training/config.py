@@ -16,7 +16,7 @@ from .presets import PRESETS, TAUGHT, DistilParameters, GroupParameters, Hyperpa
 OrderName = Literal["fifo", "easy", "easy-shortest", "shortest"]  # ORDERS of cluster/scenarios.py
 REPLAYS = {"ppo": ("off", "dynamic", "geppo"), "a2c": ("off", "dynamic", "vtrace")}  # by algorithm
 BY_CANDIDATES = ("group", "distil")
-USUAL_STEPS = {"distil": 150_000.0}  # a decision that is labelled takes as long as some thousand steps
+USUAL_STEPS = {"distil": 175_000.0}  # a decision that is labelled takes as long as some thousand steps
 MOST_STEPS = 1e15  # decades at any speed
 
 

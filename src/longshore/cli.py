@@ -201,7 +201,7 @@ def train(
     ] = "ppo",
     steps: Annotated[
         float | None,
-        typer.Option(min=1, help="Environment steps, 2e6 if left out; distil: decisions labelled, 1.5e5."),
+        typer.Option(min=1, help="Environment steps, 2e6 if left out; distil: decisions labelled, 1.75e5."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=999_999, help="Of weights, scenarios and sampling.")] = 0,
     logdir: Annotated[Path, typer.Option(help="Where the run's folder goes; TensorBoard reads it.")] = Path("runs"),

@@ -309,6 +309,6 @@ def test_only_learners_of_candidates_take_a_beginning() -> None:
              "reward": None, "waiting": False, "trace": None, "threads": 1, "init": Path("x.zip")}  # fmt: skip
     with pytest.raises(InputError, match=r"--init: ppo begins at random"):
         config_of(algorithm="ppo", **asked)  # type: ignore[arg-type]
-    for algorithm, steps in (("group", 2_000_000), ("distil", 150_000)):
+    for algorithm, steps in (("group", 2_000_000), ("distil", 175_000)):
         got = config_of(algorithm=algorithm, **asked)  # type: ignore[arg-type]
         assert (got.steps, got.action, got.network, got.init) == (steps, "candidate", "moves", "x.zip")
