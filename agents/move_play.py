@@ -91,14 +91,16 @@ def play_on_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: 
 
 @kernel
 def play_for_by_network(
-    sim: Simulation, row: int, weights: MovesWeights, waits: int, decisions: int, seen: Rows, logits: Rows
+    sim: Simulation, row: int, weights: MovesWeights, waits: int, starts: int, seen: Rows, logits: Rows
 ) -> bool:
-    """Play so many decisions of a row greedily, or fewer if it ends; say whether one more is due."""
+    """Play a row greedily until so many jobs are started and a decision is due, or to its end; say which."""
     while advance(sim, row):
-        if decisions == 0:
+        if starts <= 0:
             return True
-        take_move(sim, row, decide_by_network(sim, row, weights, waits, seen, logits))
-        decisions -= 1
+        move = decide_by_network(sim, row, weights, waits, seen, logits)
+        if not is_wait(sim, row, move):
+            starts -= 1
+        take_move(sim, row, move)
     return False
 
 

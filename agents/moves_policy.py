@@ -71,9 +71,9 @@ class MovesPolicy(LearnedPolicy):
         """Goal of which its value tells what is still to come, None if it tells something else."""
         return self.schema.time_to_go
 
-    def play_for(self, sim: Simulation, row: int, decisions: int) -> bool:
-        """Play so many decisions of a row, or fewer if it ends; say whether one more is due."""
-        return bool(play_for_by_network(sim, row, self.weights, int(self.waits), decisions, self._seen, self._logits))
+    def play_for(self, sim: Simulation, row: int, starts: int) -> bool:
+        """Play a row until so many jobs are started and a decision is due, or to its end; say whether one is due."""
+        return bool(play_for_by_network(sim, row, self.weights, int(self.waits), starts, self._seen, self._logits))
 
     def value(self, sim: Simulation, row: int) -> float:
         """Return the network's value of the decision that is due."""

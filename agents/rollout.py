@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..cluster.engine import advance, reset, start, wait
 from ..cluster.errors import PluginError
 from ..cluster.imagine import FUTURE, PRESENT, TRIAL, copy_row, draw_future, imagination_of, recall, without_faults
-from ..cluster.moves import list_moves, pick_move
+from ..cluster.moves import is_wait, list_moves, pick_move
 from ..cluster.placing import undo_picks
 from ..cluster.state import Simulation
 from ..envs.features import time_unit_s
@@ -61,8 +61,8 @@ class Foreseeing(Ranking, Protocol):
         """Goal of which `value` tells what is still to come, None if it tells something else."""
         ...
 
-    def play_for(self, sim: Simulation, row: int, decisions: int) -> bool:
-        """Play so many decisions of a row, or fewer if it ends; say whether one more is due."""
+    def play_for(self, sim: Simulation, row: int, starts: int) -> bool:
+        """Play a row until so many jobs are started and a decision is due, or to its end; say whether one is due."""
         ...
 
     def value(self, sim: Simulation, row: int) -> float:
@@ -83,8 +83,9 @@ class Search:
         futures: Imagined futures, the same for all moves; where the base ranks there is one more, without faults.
         width: Moves that are tried beside the base's.
         budget_s: Time for a decision, which at most one more try passes; futures are given up for it.
-        horizon: Decisions of the base that are played after the move that is tried, before its value stands for what
-            is still to come; None plays to the end.
+        horizon: Jobs that are started from the decision on, that of the move that is tried among them, before the
+            base's value stands for what is still to come; None plays to the end. Counted in jobs, not in decisions:
+            moves are compared where equally many jobs are left, or the value's errors would not cancel.
         worth: Where the base ranks: a move is tried in one more future only while knowing for certain what it gains
             would be worth so much, in units of `goal_unit_s` (`worth_of`). With 0 all are tried in all.
     """
@@ -167,11 +168,14 @@ class Rollout:
         PluginError: If the search has a horizon and the base tells no time to go, or that of another goal.
     """
 
-    waits = True  # it tries waiting out, whatever its base does
+    waits = True  # it tries waiting out, whatever its base does; one that ranks must have been trained to
 
     def __init__(self, base: Base, search: Search, goal: Goal | None = None, seed: int = 0) -> None:
         self.base, self.search, self.seed = base, search, seed
         self.goal = goal if search.horizon is None else _told_goal(base, goal)
+        # Asked once: Python takes longer for it than a base does for a decision.
+        self._ranking = base if isinstance(base, Ranking) else None
+        self._foreseeing = base if isinstance(base, Foreseeing) else None
         self._imagined: tuple[Simulation, Simulation] | None = None
 
     @property
@@ -183,8 +187,9 @@ class Rollout:
     def about(self) -> str:
         """One line of description."""
         horizon = self.search.horizon
-        until = "" if horizon is None else f", cut off after {horizon} decisions"
-        return f"{self.base.name}, its alternatives tried out in {self.search.futures} imagined futures{until}"
+        until = "" if horizon is None else f", cut off after {horizon} jobs"
+        most = "at most " if self._ranking else ""
+        return f"{self.base.name}, its alternatives tried out in {most}{self.search.futures} imagined futures{until}"
 
     def _imagination(self, sim: Simulation) -> Simulation:
         if self._imagined is None or self._imagined[0] is not sim:
@@ -223,8 +228,8 @@ class Rollout:
     def _tried(self, sim: Simulation, row: int) -> _Tried:
         """Try the moves of the decision that is due."""
         began, imagined = time.perf_counter(), self._recalled(sim, row)
-        if isinstance(self.base, Ranking):
-            return self._ranked(sim, row, self.base.told(imagined, PRESENT), began)
+        if self._ranking is not None:
+            return self._ranked(sim, row, self._ranking.told(imagined, PRESENT), began)
         listed = min(list_moves(imagined, PRESENT), 1 + self.search.width)
         moves = [-1, *range(listed)]
         costs_s = self._costs_s(sim, row, moves, began)
@@ -269,9 +274,12 @@ class Rollout:
     def _costs_s(self, sim: Simulation, row: int, moves: list[int], began: float) -> NDArray[np.float64]:
         """Return what moves come to in each future, shape (futures, moves); none where there is nothing to compare."""
         imagined = self._imagination(sim)
-        futures = range(self.search.futures if len(moves) > 1 else 0)
-        parts = [self._future_s(imagined, self._seed(sim, row, future), moves, began) for future in futures]
-        return np.concatenate((np.zeros((0, len(moves))), *parts))
+        parts = [np.zeros((0, len(moves)))]
+        for future in range(self.search.futures if len(moves) > 1 else 0):
+            parts.append(self._future_s(imagined, self._seed(sim, row, future), moves, began))
+            if len(parts[-1]) == 0:
+                break
+        return np.concatenate(parts)
 
     def _future_s(self, imagined: Simulation, seed: int, moves: list[int], began: float) -> NDArray[np.float64]:
         """Return what moves come to in one future, shape (1, moves), or (0, moves) if there was not time for all."""
@@ -293,24 +301,26 @@ class Rollout:
     def _cost_s(self, imagined: Simulation, move: int) -> float:
         """Return what a move comes to in the future that stands in row FUTURE; the base's own choice for -1."""
         copy_row(imagined, FUTURE, TRIAL)
+        started = 0
         if move >= 0:
+            started = 1 - int(is_wait(imagined, TRIAL, move))
             take_move(imagined, TRIAL, move)
         goal = self._goal(imagined)
-        left_s = self._play_trial(imagined, goal)
+        left_s = self._play_trial(imagined, goal, started)
         return spent_s(imagined, TRIAL, goal) + left_s
 
     def _goal(self, imagined: Simulation) -> Goal:
         jobs = imagined.scenarios.jobs[0]
         return self.goal or ("jct" if imagined.scenarios.submit_s[0, :jobs].any() else "makespan")
 
-    def _play_trial(self, imagined: Simulation, goal: Goal) -> float:
-        """Play row TRIAL to the end, or as far as is looked; return what then is still to come."""
-        horizon, base = self.search.horizon, self.base
+    def _play_trial(self, imagined: Simulation, goal: Goal, started: int) -> float:
+        """Play row TRIAL, in which so many jobs were started, to the end or to the horizon; return what is left."""
+        horizon, base = self.search.horizon, self._foreseeing
         if horizon is None:
-            base.play_on(imagined, TRIAL)
+            self.base.play_on(imagined, TRIAL)
             return 0.0
-        assert isinstance(base, Foreseeing)  # or `_told_goal` would have refused it
-        if not base.play_for(imagined, TRIAL, horizon):
+        assert base is not None  # or `_told_goal` would have refused it
+        if not base.play_for(imagined, TRIAL, horizon - started):
             return 0.0
         return base.value(imagined, TRIAL) * goal_unit_s(imagined, TRIAL, goal)
 

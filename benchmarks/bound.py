@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     """Moves beside the policy's own, in units of `goal_unit_s`; shape (moves,) each."""
 
     told: NDArray[np.float64]  # gain over the own choice, by the network
-    calm: NDArray[np.float64]  # in a future without faults, played on by the first of its networks
+    calm: NDArray[np.float64]  # in a future without faults
     mean: NDArray[np.float64]  # in drawn futures
     noise: NDArray[np.float64]  # variance of that mean
 
@@ -35,13 +35,13 @@ class Seen(NamedTuple):
 def seen_by(policy: MovesPolicy, problem: Problem, scenarios: int) -> Seen:
     """Play scenarios and look at what moves gain at some of their decisions."""
     sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=1)
-    rollout = Rollout(policy.stand_in, Search(FUTURES, width=3), "makespan", SEED)
+    rollout = Rollout(policy, Search(FUTURES, width=3), "makespan", SEED)
     parts = [np.zeros((4, 0))]
     for scenario in range(scenarios):
         reset(sim, 0, scenario)
         while advance(sim, 0):
             if uniform(SEED, scenario, int(sim.state.decisions[0])) < SHARE:
-                parts.append(_look(rollout, policy.stand_in, sim))
+                parts.append(_look(rollout, policy, sim))
             if policy.place(sim, 0):
                 start(sim, 0)
             else:

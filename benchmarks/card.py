@@ -118,9 +118,10 @@ def machine_text(stamp: Mapping[str, object], torch: str) -> str:
     machine = stamp["machine"]
     assert isinstance(machine, dict)
     cpu, memory = machine["cpu"], round(machine["memory_bytes"] / 2**30)
-    article = "an" if cpu[0] in "AEIO" else "a"
+    article, cores = "an" if cpu[0] in "AEIO" else "a", machine["cores"]
     python = ".".join(machine["python"].split(".")[:2])
+    counted = f"{cores} core" if cores == 1 else f"{cores} cores"
     return (
-        f"{machine['cores']} cores of {article} {cpu}, {memory} GiB, Python {python}, torch {torch.split('+')[0]}, "
+        f"{counted} of {article} {cpu}, {memory} GiB, Python {python}, torch {torch.split('+')[0]}, "
         f"{str(stamp['date'])[:10]}, commit {stamp['git']}"
     )

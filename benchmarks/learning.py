@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from longshore.agents.checkpoint import load_policy
-from longshore.agents.heuristics import HEURISTICS, rivals
+from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.agents.protocol import Policy
 from longshore.agents.rollout import Rollout, Search, rollout_of
 from longshore.cluster.simulation import outcome_of, simulation_of
@@ -88,6 +88,11 @@ def problem_of(preset: str, scenarios: int, seed: int, *, waiting: bool) -> Prob
     return source_problem(int(preset.removeprefix("source")), scenarios, seed, regime)
 
 
+def rivals_on(preset: str) -> list[Heuristic]:
+    """Return the heuristics that are played on a preset; on the source's nobody waits."""
+    return [policy for policy in HEURISTICS.values() if preset == "hetero64" or not policy.waits]
+
+
 def play_rivals(preset: str) -> Runs:
     """Play all heuristics of a preset; those that never wait play the same whether waiting is allowed or not."""
     waiting, found = preset == "hetero64", {}
@@ -95,8 +100,8 @@ def play_rivals(preset: str) -> Runs:
         problem_of(preset, scenarios, seed, waiting=waiting)
         for scenarios, seed in ((HELD_OUT, SEED), (VALIDATION_SCENARIOS, VALIDATION_SEED))
     )
-    curves = play_all(validated, rivals(validated.rules))
-    for name, outcome in play_all(held_out, rivals(held_out.rules)).items():
+    curves = play_all(validated, rivals_on(preset))
+    for name, outcome in play_all(held_out, rivals_on(preset)).items():
         curve = ((0, float(curves[name].makespan_s.mean()) / 3600.0),)
         found[rival_key(preset, name)] = Run(makespan_s=whole(outcome.makespan_s), validation=curve, machine=here())
     sim = simulation_of(held_out.cluster, held_out.scenarios, held_out.process, held_out.rules)
@@ -179,7 +184,9 @@ def search(trial: Trial) -> Runs:
 def jobs(seeds: int, share: float) -> Iterator[Job]:
     """Yield all that there is to do."""
     for preset in dict.fromkeys(section.preset for section in SECTIONS):
-        yield Job(f"{preset}: heuristics", (rival_key(preset, BEST_RANDOM),), partial(play_rivals, preset))
+        names = (*(policy.name for policy in rivals_on(preset)), BEST_RANDOM)
+        keys = tuple(rival_key(preset, name) for name in names)
+        yield Job(f"{preset}: heuristics", keys, partial(play_rivals, preset))
     for name, lines in trainings(seeds, share):
         keys = tuple(key(lines[:count]) for count in range(1, len(lines) + 1))
         yield Job(name, keys, partial(train, lines))

@@ -78,12 +78,12 @@ def best_heuristic(runs: Runs, preset: str, *, waiting: bool) -> str:
 
 
 def standings(runs: Runs, section: Section, seeds: int, share: float) -> list[Standing]:
-    """Return the ways of a section of which at least one seed is finished."""
+    """Return the ways of a section of which at least one seed is finished, and the heuristics."""
     found = []
     for name, options in section.ways.items():
         keys = [key(commands(options, seed, share, section.preset)) for seed in range(seeds)]
         mine = [runs[each] for each in keys if each in runs]
-        if not mine:
+        if not mine or rival_key(section.preset, COMMON) not in runs:
             continue
         length = min(len(run.validation) for run in mine)
         curves = np.array([run.validation[:length] for run in mine], dtype=np.float64)
@@ -97,6 +97,8 @@ def standings(runs: Runs, section: Section, seeds: int, share: float) -> list[St
 
 def points(runs: Runs, trials: Sequence[Trial]) -> list[Point]:
     """Return the rollouts that are finished, and whose base is."""
+    if rival_key("hetero64", PATIENT.name) not in runs:
+        return []
     alone = {trial.base: trial.key for trial in trials if not trial.search}
     patient_s, found = rival_seconds(runs, PATIENT.name)[:SEARCHED], []
     for trial in trials:
@@ -130,7 +132,7 @@ def section_lines(runs: Runs, section: Section, found: Sequence[Standing]) -> It
     common_s, first_s = rival_seconds(runs, COMMON, section.preset), found[0].makespan_s.mean(axis=0)
     for it in found:
         mine_s = it.makespan_s.mean(axis=0)
-        options = ", then ".join(f"`{each.format(seed='SEED')}`" for each in it.options)
+        options = ", then ".join(f"`--preset {section.preset} {each.format(seed='SEED')}`" for each in it.options)
         yield (
             f"| {it.name} | {cell(difference(mine_s, it.rival_s))} `{it.rival}` "
             f"| {it.percent.min():+.2f} to {it.percent.max():+.2f} ({it.percent.size}) "
@@ -167,7 +169,7 @@ def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
         "Any policy, the *base*, can be improved while it decides: its best moves are tried out in imagined futures, "
         "which the base plays to the end ([policies.md](policies.md#rollouts)). More *futures* tell gain from noise "
         "better; more *width* tries out more moves. Moves are tried on while that is *worth* so much, in units; a "
-        "*horizon* cuts off what the base plays after so many decisions. `patient` is a heuristic; `hetero64-wait` is "
+        "*horizon* cuts a try off after so many jobs. `patient` is a heuristic; `hetero64-wait` is "
         "a stored policy, which ranks the moves first, and of which futures are drawn at most so many. Dashed in the "
         "picture: the base alone.",
         "", f"| base | {' | '.join(SEARCH_FIELDS)} | against `patient` (%) | against its base (%) | ms a decision |",
@@ -187,8 +189,9 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
     """Yield the beginning of the page."""
     yield from (
         "# Results: ways to learn", "",
-        "Each way to learn is trained for the same number of steps on the preset `hetero64` "
-        "([training.md](training.md#presets)): 64 jobs at once on 64 GPUs of two speeds, with faults. A step is what "
+        "Each way to learn is trained for the same number of steps, on the preset `hetero64` "
+        "([training.md](training.md#presets)), 64 jobs at once on 64 GPUs of two speeds, with faults, if nothing else "
+        "is said. A step is what "
         "is picked at once, a GPU, a node or a whole placement, or a wait; core-minutes tell what it cost. "
         "[what-mattered.md](what-mattered.md) tells a newcomer what it means. This page is written by "
         "`make bench-learning` from what benchmarks/learning.json holds.", "",
@@ -197,8 +200,8 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
     machines = "; ".join(sorted({run.machine for run in runs.values()}))
     yield from (
         f"- **Command**: `RETRAIN=1 {limits}make bench-learning` trains what is missing. Each row is `longshore train "
-        f"--preset hetero64 --steps {share * STEPS:.0f} --seed SEED --threads 1` and the row's options, seeds 0 to "
-        f"{seeds - 1}; with `--algo distil` steps are decisions that are labelled, {share * LABELS:,.0f}.",
+        f"--steps {share * STEPS:.0f} --seed SEED --threads 1` and the row's options, seeds 0 to {seeds - 1}; "
+        f"with `--algo distil` steps are decisions that are labelled, {share * LABELS:,.0f}.",
         f"- **Machine**: {machines}.",
         f"- **Per cent**: difference of the mean makespan from a rival's, on {HELD_OUT} held-out workloads (of "
         f"rollouts on the first {SEARCHED}) with their faults; below 0 is better. What counts is the policy of each "
@@ -208,9 +211,10 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
         "the best to the worst, with their number.",
         "- **Rival**: the best heuristic of the same actions on these workloads, named in each cell.",
         "- **core-min**: CPU time of the training, validations included, in minutes of one core; the median of the "
-        "seeds, because the first may have to compile. Two runs at a time shared the machine.",
+        "seeds, because the first may have to compile; two runs shared the machine.",
         "- **Curves**: the mean of the seeds on the validation workloads after each twelfth of the steps; the band "
-        "goes from the best to the worst seed. Early parts may lie above the picture.",
+        "goes from the best to the worst seed. Early parts may lie above the picture. Distillation, whose steps are "
+        "others, is a dashed level.",
         "",
     )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """The ways to learn that are compared, the settings of rollouts, and the figures of every finished run.
 
 A run is known by its commands, so what is finished is never done again, and a change of a command asks for new runs.
+After a change of what a command does, delete the lines of its runs from the file.
 """
 
 import json
@@ -15,7 +16,7 @@ from longshore.envs.rewards import RANDOM_RUNS
 from .harness import ROOT
 
 STORE = ROOT / "benchmarks" / "learning.json"
-STEPS, LABELS = 1_000_000, 24_000  # environment steps of a run; decisions that distillation labels
+STEPS, LABELS = 500_000, 12_000  # environment steps of a run; decisions that distillation labels
 HELD_OUT, SEARCHED, SEED = 500, 120, 2026  # workloads of a seed that neither training nor validation draws from
 
 Options = tuple[str, ...]  # of `longshore train`, call by call

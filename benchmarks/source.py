@@ -77,7 +77,9 @@ def measure() -> Iterator[Row]:
     told = SIZE.kept * SIZE.rows * SIZE.steps * sample_bytes(observation_size("full", "node", 64, 8), 8)
     for replay, size in kept.items():
         yield Row(f"memory that replay {replay} keeps", size / 2**20, "MiB")
-        yield Row("the same over what is documented", size / told, "", least=1.0, most=MOST_OVER)
+        yield Row(
+            f"memory that replay {replay} keeps, over what is documented", size / told, "", least=1.0, most=MOST_OVER
+        )
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ def _judged(network: MovesNetwork, held: _Lessons) -> tuple[float, float, float]
     best = held.gain.masked_fill(~is_tried, CLOSED).amax(dim=1)
     gain, told = (tensor - tensor.gather(1, chosen) for tensor in (held.gain, logits))
     near = is_tried & (told < 0.0) & (told > -NEAR)
-    spread = ((gain - told).square() - held.error.square())[near].sum() / -told[near].sum().clamp(max=-1e-9)
+    noise = held.error.amax(dim=1, keepdim=True).square()  # of the difference of any two moves
+    spread = ((gain - told).square() - noise)[near].sum() / -told[near].sum().clamp(max=-1e-9)
     regret = (best - held.gain.gather(1, chosen)[:, 0]).mean()
     return float(regret), float((values - held.to_go).square().mean().sqrt()), float(spread)

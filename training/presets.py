@@ -64,7 +64,7 @@ class DistilParameters:
     distil_first: float = 0.15  # share of the decisions that are labelled in the first, where futures cost least
     futures: int = 4  # imagined for each label
     width: int = 15  # moves that are tried beside the first, of at most 15
-    distil_horizon: int = 20  # decisions of the network in a future, before its value stands for what is still to come
+    distil_horizon: int = 16  # jobs that are started in a future before the network's value stands for what is to come
     distil_share: float = 0.1  # of the decisions met: neighbours tell much the same
     distil_own: float = 0.75  # of the scenarios of later rounds that the network plays, the others by the heuristic
     distil_block: int = 32  # scenarios between two snapshots

@@ -1,6 +1,7 @@
 """Rollouts: never worse than their base where the future is known, within their budget, and the same for a seed."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -13,14 +14,14 @@ from numpy.typing import NDArray
 
 from longshore.agents.belief import Belief, belief_of, worth_of
 from longshore.agents.checkpoint import network_of
-from longshore.agents.heuristics import HEURISTICS, Heuristic
+from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.networks import MovesNetwork, mean_of
 from longshore.agents.registry import find_policy
-from longshore.agents.rollout import Base, Rollout, Search, goal_unit_s, rollout_of, spent_s
+from longshore.agents.rollout import Base, Ranking, Rollout, Search, goal_unit_s, rollout_of, spent_s
 from longshore.agents.schema import Goal
 from longshore.cluster.errors import PluginError
-from longshore.cluster.imagine import PRESENT
+from longshore.cluster.imagine import PRESENT, draw_future
 from longshore.cluster.scenarios import ORDERS, Scenarios
 from longshore.cluster.simulation import simulation_of
 from longshore.cluster.state import Simulation
@@ -33,19 +34,24 @@ from tests.strategies import Case, cases
 from tests.test_reference import hand_case
 
 GOALS: tuple[Goal, ...] = get_args(Goal)
+DRAW_S = 0.25
 BASES = st.sampled_from(("patient", "eft-hazard", "first-fit", "pack"))
 
 
 class Clock:
-    """A base whose every run takes a second of a time that nothing else takes."""
+    """A base whose every run takes a second, and a future DRAW_S, of a time that nothing else takes."""
 
     waits, about, name = True, "", "clock"
 
-    def __init__(self, base: Heuristic) -> None:
+    def __init__(self, base: Base) -> None:
         self.base, self.now_s, self.runs = base, 0.0, 0
 
     def perf_counter(self) -> float:
         return self.now_s
+
+    def draw_future(self, imagined: Simulation, key: int) -> None:
+        self.now_s += DRAW_S
+        draw_future(imagined, key)
 
     def place(self, sim: Simulation, row: int) -> bool:
         return self.base.place(sim, row)
@@ -57,6 +63,18 @@ class Clock:
         self.now_s += 1.0
         self.runs += 1
         self.base.play_on(sim, row)
+
+
+class RankingClock(Clock):
+    """The same of a base that ranks."""
+
+    def __init__(self, base: MovesPolicy) -> None:
+        super().__init__(base)
+        self.told = base.told
+
+    @property
+    def stand_in(self) -> Base:
+        return self
 
 
 @settings(max_examples=60)
@@ -100,6 +118,7 @@ def test_with_the_true_future_faults_and_all_a_rollout_never_loses_to_its_base(
         patch.setattr("longshore.agents.rollout.imagination_of", truth_of)
         patch.setattr("longshore.agents.rollout.recall", recall_truth)
         patch.setattr("longshore.agents.rollout.draw_future", lambda imagined, key: None)
+        patch.setattr("longshore.agents.rollout.without_faults", nullcontext)
         for goal in GOALS:
             better = play_policy(case, Rollout(base, Search(futures=2, width=width), goal))[1]
             came_to, bound = (
@@ -173,14 +192,20 @@ def test_a_rollout_without_time_plays_as_its_base(case: Case, base: str) -> None
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 1.5, 5.5, 6.5, 20.5, 1e9])
-def test_a_decision_passes_its_budget_by_at_most_one_try(budget_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(HEURISTICS["patient"])
-    assert isinstance(clock, Base)
+@pytest.mark.parametrize("ranks", [False, True])
+def test_a_decision_passes_its_budget_by_at_most_one_try(
+    *, budget_s: float, ranks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = RankingClock(untrained_moves(waiting=True)) if ranks else Clock(HEURISTICS["patient"])
+    assert isinstance(clock, Ranking if ranks else Base)
     monkeypatch.setattr("longshore.agents.rollout.time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr("longshore.agents.rollout.draw_future", clock.draw_future)
     sim = at_first_decision(busy_case(ring=True))
     gains = Rollout(clock, Search(futures=8, width=4, budget_s=budget_s), "makespan").gains(sim, 0)
-    assert clock.runs <= min(budget_s + 1.0, 8 * 6)
-    assert gains.shape == (clock.runs // 6, 5), "futures that were not tried with all moves count"
+    # A base that ranks has the future without faults beside the others, and its own choice is one of the 5 moves.
+    futures, moves = (9, 5) if ranks else (8, 6)
+    assert clock.now_s <= min(budget_s + 1.0 + DRAW_S, futures * (moves + DRAW_S))
+    assert gains.shape[0] == clock.runs // moves, "futures that were not tried with all moves count"
 
 
 def test_the_gain_of_the_bases_own_move_is_nothing() -> None:

@@ -27,7 +27,7 @@ from longshore.cluster.topology import grid_cluster
 from longshore.envs.batch import Problem
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.distil import DistilLearner
-from longshore.training.fitting import distil_loss, noise_weight
+from longshore.training.fitting import _judged, _Lessons, distil_loss, noise_weight
 from longshore.training.initial import initial_network
 from longshore.training.keeper import Keeper, Progress
 from longshore.training.labels import Labels, Lesson, desks_of, label, play_lesson, play_lessons
@@ -40,6 +40,7 @@ from tests.plain_run import busy_case
 from tests.policies_under_test import untrained_moves
 from tests.test_reference import hand_case
 from tests.training import test_learning
+from tests.training.tensorboard_names import documented, shown
 from tests.training.test_learning import makespans_s
 
 TINY = DistilParameters(rounds=2, distil_first=0.5, futures=2, distil_block=2, distil_epochs=3, distil_minibatch=32)
@@ -160,6 +161,21 @@ def test_the_loss_is_the_weighed_regression_and_the_expected_cost_of_moves_that_
     assert cost.item() == pytest.approx(-(shares[1] * -1.0 + shares[2] * 2.0) / 2.0)
 
 
+def test_what_is_judged_is_relative_to_the_chosen_move() -> None:
+    # The second move is chosen; the others are told to gain 0.2 and 0.1 less, and gain 0.3 and 0.2 less.
+    told = torch.tensor([[0.1, 0.3, 0.2]])
+    lessons = _Lessons(
+        seen=torch.zeros(1, 1), listed=torch.tensor([3]), tried=torch.tensor([3]),
+        gain=torch.tensor([[0.0, 0.3, 0.1]]), error=torch.tensor([[0.0, 0.05, 0.05]]), to_go=torch.tensor([2.0]),
+    )  # fmt: skip
+    regret, value_error, spread = _judged(lambda seen: (told, torch.tensor([1.5])), lessons)  # type: ignore[arg-type]
+    assert regret == pytest.approx(0.0)
+    assert value_error == pytest.approx(0.5)
+    assert spread == pytest.approx((2 * 0.1**2 - 2 * 0.05**2) / (0.2 + 0.1))
+    worse = lessons._replace(gain=torch.tensor([[0.0, 0.3, 0.4]]))
+    assert _judged(lambda seen: (told, torch.tensor([1.5])), worse)[0] == pytest.approx(0.1)  # type: ignore[arg-type]
+
+
 def test_the_share_of_lessons_that_the_teachers_base_plays_itself_is_as_asked() -> None:
     problem, lessons = small_problem(waiting=True), [Lesson(number % 8, number, 0.0) for number in range(64)]
     for own in (0.0, 0.75, 1.0):
@@ -239,6 +255,14 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, tmp_p
     assert resumed.finished
     for name in ("policy.zip", "best.zip"):
         assert same(weights(whole.folder / name), weights(resumed.folder / name))
+
+
+@pytest.mark.parametrize("algorithm", ["distil", "group"])
+def test_tensorboard_shows_every_name_that_is_documented_for_the_algorithm(algorithm: str, tmp_path: Path) -> None:
+    asked = config(40, algorithm=algorithm, group=GroupParameters(groups=4, runs=4, group_minibatch=256))
+    folder = train(asked, tmp_path).folder
+    assert shown(folder, f"{algorithm}/") == documented(algorithm) != set()
+    assert shown(folder, "train/") == set()
 
 
 def test_a_run_that_lost_labels_says_so(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from longshore.agents.checkpoint import load_policy
 from longshore.cluster.errors import CheckpointError, InputError
@@ -20,6 +19,7 @@ from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.run import train
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Score
+from tests.training.tensorboard_names import documented, shown
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)
 
@@ -105,14 +105,7 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
 
 def test_tensorboard_shows_every_documented_name(tmp_path: Path) -> None:
     folder = train(small(2048), tmp_path).folder
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    documented = {
-        line.split("`")[1]
-        for line in (Path(__file__).parents[2] / "docs" / "training.md").read_text().splitlines()
-        if line.startswith("| `") and "/" in line.split("`")[1]
-    }
-    assert set(events.Tags()["scalars"]) == documented
+    assert shown(folder) == documented()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from sb3_contrib import MaskablePPO
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from longshore.agents.checkpoint import layout_of, load_policy, schema_of
 from longshore.agents.masked_policy import MaskedPolicy
@@ -19,10 +18,10 @@ from longshore.training.config import TrainingConfig, config_of
 from longshore.training.keeper import Progress
 from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.run import train
+from tests.training.tensorboard_names import documented, events_of, shown
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=2, kept=3)
 METHODS = [("ppo", "dynamic"), ("ppo", "geppo"), ("a2c", "dynamic"), ("a2c", "vtrace"), ("a2c", "off")]
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
 def asked(**changes: object) -> TrainingConfig:
@@ -129,12 +128,10 @@ def test_tensorboard_shows_every_name_that_is_documented_for_the_method(
     algorithm: str, replay: str, tmp_path: Path
 ) -> None:
     folder = train(small(2048, algorithm=algorithm, replay=replay), tmp_path).folder
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    shown = {name for name in events.Tags()["scalars"] if name.startswith("replay/")}
-    rows = [line.split("|") for line in PAGE.read_text().splitlines() if "`replay/" in line and line.startswith("| ")]
-    assert shown == {row[2].split("`")[1] for row in rows if replay in row[1]}
+    names = shown(folder, "replay/")
+    assert names == documented(replay)
     if replay != "off":
-        values = {name: [event.value for event in events.Scalars(name)] for name in shown}
+        events = events_of(folder)
+        values = {name: [event.value for event in events.Scalars(name)] for name in names}
         assert values["replay/age"][-1] == pytest.approx(1.0, abs=0.2)  # of three rollouts
         assert all(0.0 < value <= 1.0 + 1e-6 for value in values["replay/effective_sample_size"])
