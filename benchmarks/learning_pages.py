@@ -14,10 +14,8 @@ from .harness import ROOT
 from .learning_ways import (
     BEST_RANDOM,
     HELD_OUT,
-    LABELS,
     SEARCHED,
     SECTIONS,
-    STEPS,
     Options,
     Runs,
     Section,
@@ -121,23 +119,23 @@ def cell(found: Estimates) -> str:
     return f"{found.value[0]:+.2f} [{found.low[0]:+.2f}, {found.high[0]:+.2f}]"
 
 
-def section_lines(runs: Runs, section: Section, found: Sequence[Standing]) -> Iterator[str]:
+def section_lines(runs: Runs, section: Section, found: Sequence[Standing], share: float) -> Iterator[str]:
     """Yield the lines of a section, with its table and its picture."""
     yield from (f"## {section.title}", "", section.about, "")
     yield (
         f"| way | against its rival (%) | seeds (%) | against {found[0].name} (%) | against `{COMMON}` (%) "
-        "| core-min | options |"
+        "| core-min | `longshore ...` |"
     )
     yield "| --- |" + " --- |" * 6
     common_s, first_s = rival_seconds(runs, COMMON, section.preset), found[0].makespan_s.mean(axis=0)
     for it in found:
         mine_s = it.makespan_s.mean(axis=0)
-        options = ", then ".join(f"`--preset {section.preset} {each.format(seed='SEED')}`" for each in it.options)
+        lines = ", then ".join(f"`{line}`" for line in commands(it.options, "SEED", share, section.preset))
         yield (
             f"| {it.name} | {cell(difference(mine_s, it.rival_s))} `{it.rival}` "
             f"| {it.percent.min():+.2f} to {it.percent.max():+.2f} ({it.percent.size}) "
             f"| {cell(difference(mine_s, first_s))} "
-            f"| {cell(difference(mine_s, common_s))} | {it.core_minutes:.1f} | {options} |"
+            f"| {cell(difference(mine_s, common_s))} | {it.core_minutes:.1f} | {lines} |"
         )
     yield from ("", f"![Learning curves: {section.title}](pictures/{picture_name(section.title)})", "")
     if section.preset != "hetero64":
@@ -189,19 +187,18 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
     """Yield the beginning of the page."""
     yield from (
         "# Results: ways to learn", "",
-        "Each way to learn is trained for the same number of steps, on the preset `hetero64` "
-        "([training.md](training.md#presets)), 64 jobs at once on 64 GPUs of two speeds, with faults, if nothing else "
-        "is said. A step is what "
-        "is picked at once, a GPU, a node or a whole placement, or a wait; core-minutes tell what it cost. "
+        "Ways to learn side by side, on the preset `hetero64` ([training.md](training.md#presets)), 64 jobs at once "
+        "on 64 GPUs of two speeds, with faults, if nothing else is said. A step is what is picked at once: a GPU, a "
+        "node or a whole placement, or a wait. What picks alike has the same number of steps; core-minutes tell what "
+        "they cost. "
         "[what-mattered.md](what-mattered.md) tells a newcomer what it means. This page is written by "
         "`make bench-learning` from what benchmarks/learning.json holds.", "",
     )  # fmt: skip
     limits = "" if (seeds, share) == (5, 1.0) else f"SEEDS={seeds} STEPS={share:g} "
     machines = "; ".join(sorted({run.machine for run in runs.values()}))
     yield from (
-        f"- **Command**: `RETRAIN=1 {limits}make bench-learning` trains what is missing. Each row is `longshore train "
-        f"--steps {share * STEPS:.0f} --seed SEED --threads 1` and the row's options, seeds 0 to {seeds - 1}; "
-        f"with `--algo distil` steps are decisions that are labelled, {share * LABELS:,.0f}.",
+        f"- **Command**: `RETRAIN=1 {limits}make bench-learning` trains what is missing, with seeds 0 to {seeds - 1}. "
+        "With `--algo distil` steps are decisions that are labelled.",
         f"- **Machine**: {machines}.",
         f"- **Per cent**: difference of the mean makespan from a rival's, on {HELD_OUT} held-out workloads (of "
         f"rollouts on the first {SEARCHED}) with their faults; below 0 is better. What counts is the policy of each "
@@ -230,7 +227,7 @@ def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float) ->
     lines = list(head_lines(runs, seeds, share))
     for section in SECTIONS:
         if found := standings(runs, section, seeds, share):
-            lines += section_lines(runs, section, found)
+            lines += section_lines(runs, section, found, share)
     if tried := points(runs, trials):
         lines += rollout_lines(tried)
     if table := list(traces.summary()):

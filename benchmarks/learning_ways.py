@@ -16,7 +16,8 @@ from longshore.envs.rewards import RANDOM_RUNS
 from .harness import ROOT
 
 STORE = ROOT / "benchmarks" / "learning.json"
-STEPS, LABELS = 500_000, 12_000  # environment steps of a run; decisions that distillation labels
+# Environment steps of a run, more where they pick a node and cost a quarter; decisions that distillation labels.
+STEPS, NODE_STEPS, LABELS = 500_000, 1_000_000, 12_000
 HELD_OUT, SEARCHED, SEED = 500, 120, 2026  # workloads of a seed that neither training nor validation draws from
 
 Options = tuple[str, ...]  # of `longshore train`, call by call
@@ -125,7 +126,7 @@ SEARCHES: Mapping[str, tuple[Settings, ...]] = {
     "patient": ({}, {"futures": 3}, {"futures": 16}, {"width": 1}, {"width": 4}),
     "hetero64-wait": (
         {}, {"futures": 4}, {"futures": 24}, {"width": 1}, {"width": 6}, {"worth": 0.003}, {"worth": 0.03},
-        {"horizon": 16}, {"horizon": 32},
+        {"horizon": 8}, {"horizon": 16}, {"horizon": 24},
     ),
 }  # fmt: skip
 
@@ -154,10 +155,10 @@ class Run(BaseModel):
 Runs = dict[str, Run]  # by key
 
 
-def commands(options: Options, seed: int, share: float, preset: str = "hetero64") -> tuple[str, ...]:
+def commands(options: Options, seed: int | str, share: float, preset: str = "hetero64") -> tuple[str, ...]:
     """Return the arguments of `longshore`, call by call, that train one policy with a share of the full steps."""
     return tuple(
-        f"train --preset {preset} {each.format(seed=seed)} --steps {share * _steps(each):.0f} --seed {seed} "
+        f"train --preset {preset} {each.format(seed=seed)} --steps {share * _steps(each, preset):.0f} --seed {seed} "
         "--threads 1 --logdir runs"
         for each in options
     )
@@ -169,8 +170,11 @@ def preset_of(line: str) -> str:
     return words[words.index("--preset") + 1]
 
 
-def _steps(options: str) -> int:
-    return LABELS if options.startswith("--algo distil") else STEPS
+def _steps(options: str, preset: str) -> int:
+    if options.startswith("--algo distil"):
+        return LABELS
+    others = preset != "hetero64" or "--action" in options or "--algo group" in options
+    return STEPS if others else NODE_STEPS
 
 
 def key(lines: Sequence[str]) -> str:

@@ -79,8 +79,8 @@ def test_a_way_that_only_begins_another_is_trained_once_with_it() -> None:
 
 def test_what_begins_with_a_checkpoint_begins_with_that_of_its_own_seed() -> None:
     first, second = commands(TAUGHT, 3, 0.5)
-    assert "--steps 12000 --seed 3" in first
-    assert "--init runs/hetero64-distil-wait-3/best.zip --steps 500000 --seed 3" in second
+    assert "--steps 6000 --seed 3" in first
+    assert "--init runs/hetero64-distil-wait-3/best.zip --steps 250000 --seed 3" in second
 
 
 def kept(name: str) -> Runs:
@@ -110,14 +110,15 @@ def test_runs_are_read_as_they_were_written_one_on_a_line(tmp_path: Path) -> Non
 
 def test_a_row_tells_the_mean_over_seeds_and_the_best_and_the_worst() -> None:
     runs = made_up_runs()
-    group, taught = list(section_lines(runs, WARM, standings(runs, WARM, 2, 1.0)))[6:8]
+    group, taught = list(section_lines(runs, WARM, standings(runs, WARM, 2, 1.0), 1.0))[6:8]
     # By workload the two seeds of group have 190 and 198 s against 200, so -3 %: -2 % and -4 % seed by seed.
     assert group.split(" | ")[1].startswith("-3.00 [")
     assert "`patient` | -4.00 to -2.00 (2) | - | -51.50 [" in group
     # Those of taught have 185 s; and of 120 and 180 s of training the median is 2.5 min.
     assert taught.split(" | ")[1].startswith("-7.50 [")
     assert "| -10.00 to -5.00 (2) | -4.64 [" in taught
-    assert "| 2.5 | `--algo distil --waiting`, then `--algo group --waiting --init runs/" in taught
+    assert "| 2.5 | `train --preset hetero64 --algo distil --waiting --steps 12000 --seed SEED " in taught
+    assert "`, then `train --preset hetero64 --algo group --waiting --init runs/hetero64-distil-wait-SEED/" in taught
 
 
 def test_rollouts_are_told_against_patient_and_their_base_with_the_time_for_a_decision() -> None:
@@ -134,7 +135,7 @@ def test_what_was_trained_on_another_preset_stands_against_all_that_was_played_t
     runs[rival_key("source4", BEST_RANDOM)] = run(200, 200)
     for options in section.ways.values():
         runs[key(commands(options, 0, 1.0, "source4"))] = run(180, 200)
-    lines = list(section_lines(runs, section, standings(runs, section, 5, 1.0)))
+    lines = list(section_lines(runs, section, standings(runs, section, 5, 1.0), 1.0))
     table = lines[lines.index("") :]
     rows = [line.split(" | ") for line in table if line.startswith(("| best of", "| their"))]
     assert [row[0] for row in rows] == ["| best of 5 random runs", "| their makespan (h)"]
