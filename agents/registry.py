@@ -32,7 +32,7 @@ def _rollout(name: str) -> Policy:
     if limits is None:
         raise PluginError(
             f"{name!r} has no limits after '@'; write a time for each decision as in rollout:patient@20ms, how many "
-            "decisions are played ahead as in rollout:NAME.zip@h16, or both as in rollout:NAME.zip@20ms,h16"
+            "jobs are started in a try as in rollout:NAME.zip@h16, or both as in rollout:NAME.zip@20ms,h16"
         )
     ms, horizon = limits[1], limits[2] or limits[3]
     return rollout_of(find_policy(base), float(ms) if ms else None, int(horizon) if horizon else None)
@@ -42,7 +42,7 @@ def find_policy(name: str) -> Policy:
     """Return a policy by its registered name, or from a checkpoint by its path, or rollouts of either.
 
     `rollout:NAME` are rollouts of a policy; `rollout:NAME@20ms` those that have so much time for a decision,
-    `rollout:NAME@h16` those that are cut off after so many decisions, and `rollout:NAME@20ms,h16` both.
+    `rollout:NAME@h16` those whose tries end after so many jobs, and `rollout:NAME@20ms,h16` both.
 
     Raises:
         PluginError: If nothing of that name is registered, or what is registered is no policy.

@@ -84,8 +84,9 @@ class Search:
         width: Moves that are tried beside the base's.
         budget_s: Time for a decision, which at most one more try passes; futures are given up for it.
         horizon: Jobs that are started from the decision on, that of the move that is tried among them, before the
-            base's value stands for what is still to come; None plays to the end. Counted in jobs, not in decisions:
-            moves are compared where equally many jobs are left, or the value's errors would not cancel.
+            base's value stands for what is still to come; None plays to the end, and so does every try where the value
+            tells another goal. Counted in jobs, not in decisions: moves are compared where equally many jobs are left,
+            or the value's errors would not cancel.
         worth: Where the base ranks: a move is tried in one more future only while knowing for certain what it gains
             would be worth so much, in units of `goal_unit_s` (`worth_of`). With 0 all are tried in all.
     """
@@ -128,19 +129,6 @@ def rollout_of(base: Policy, budget_ms: float | None = None, horizon: int | None
     return Rollout(base, replace(search, budget_s=budget_s, horizon=horizon))
 
 
-def _told_goal(base: Base, goal: Goal | None) -> Goal:
-    """Return the goal of which a base tells what is still to come, which must be the one that is asked for, if any."""
-    told = base.time_to_go if isinstance(base, Foreseeing) else None
-    if told is None:
-        raise PluginError(
-            f"rollouts of {base.name!r} cannot be cut off: no value tells what is still to come; "
-            "train a checkpoint by --algo group or distil, or leave the horizon out"
-        )
-    if goal not in (None, told):
-        raise PluginError(f"rollouts of {base.name!r} for {goal} cannot be cut off: its value tells {told}")
-    return told
-
-
 class _Tried(NamedTuple):
     """What was tried at a decision."""
 
@@ -160,22 +148,26 @@ class Rollout:
     Args:
         base: Decides in the imagined futures, and by default.
         search: How much is tried out.
-        goal: What is minimised; if None, what the base's value tells where the search has a horizon, and else the
-            makespan while all known jobs were submitted at once, and then the mean JCT.
+        goal: What is minimised; if None, the makespan while all known jobs were submitted at once, and then the mean
+            JCT.
         seed: Of the imagined futures.
 
     Raises:
-        PluginError: If the search has a horizon and the base tells no time to go, or that of another goal.
+        PluginError: If the search has a horizon and the base tells no time to go.
     """
 
     waits = True  # it tries waiting out, whatever its base does; one that ranks must have been trained to
 
     def __init__(self, base: Base, search: Search, goal: Goal | None = None, seed: int = 0) -> None:
-        self.base, self.search, self.seed = base, search, seed
-        self.goal = goal if search.horizon is None else _told_goal(base, goal)
+        self.base, self.search, self.goal, self.seed = base, search, goal, seed
         # Asked once: Python takes longer for it than a base does for a decision.
         self._ranking = base if isinstance(base, Ranking) else None
-        self._foreseeing = base if isinstance(base, Foreseeing) else None
+        self._foreseeing = base if isinstance(base, Foreseeing) and base.time_to_go is not None else None
+        if search.horizon is not None and self._foreseeing is None:
+            raise PluginError(
+                f"rollouts of {base.name!r} cannot be cut off: no value tells what is still to come; "
+                "train a checkpoint by --algo group or distil, or leave the horizon out"
+            )
         self._imagined: tuple[Simulation, Simulation] | None = None
 
     @property
@@ -316,10 +308,9 @@ class Rollout:
     def _play_trial(self, imagined: Simulation, goal: Goal, started: int) -> float:
         """Play row TRIAL, in which so many jobs were started, to the end or to the horizon; return what is left."""
         horizon, base = self.search.horizon, self._foreseeing
-        if horizon is None:
+        if horizon is None or base is None or base.time_to_go != goal:
             self.base.play_on(imagined, TRIAL)
             return 0.0
-        assert base is not None  # or `_told_goal` would have refused it
         if not base.play_for(imagined, TRIAL, horizon - started):
             return 0.0
         return base.value(imagined, TRIAL) * goal_unit_s(imagined, TRIAL, goal)

@@ -382,7 +382,7 @@ def policies() -> None:
     typer.echo("\nA learned policy is named by the path of its checkpoint (NAME.zip, as `longshore train` writes).")
     typer.echo("rollout:NAME tries the alternatives of any of them out in imagined futures before it decides;")
     typer.echo("rollout:NAME@20ms takes no more than so long for it; rollout:NAME.zip@h16 cuts futures off after so")
-    typer.echo("many decisions, where the checkpoint's value tells what is still to come; @20ms,h16 is both.")
+    typer.echo("many started jobs, where the checkpoint's value tells what is still to come; @20ms,h16 is both.")
     for path in sorted((Path(__file__).parent / "checkpoints").glob("*.zip")):
         typer.echo(f"Shipped: {path}")
 

@@ -302,11 +302,12 @@ def test_a_horizon_beyond_the_end_changes_no_move(case: Case) -> None:
     assert play_policy(case, cut)[0] == play_policy(case, whole)[0]
 
 
-def test_a_rollout_that_is_cut_off_minimises_what_its_value_tells() -> None:
-    base = untrained_moves(waiting=True, time_to_go="makespan")
-    assert Rollout(base, Search(horizon=3)).goal == "makespan"
-    with pytest.raises(PluginError, match="for jct cannot be cut off: its value tells makespan"):
-        Rollout(base, Search(horizon=3), "jct")
+@pytest.mark.parametrize("told", GOALS)
+def test_tries_are_cut_off_only_where_the_value_tells_what_is_minimised(told: Goal) -> None:
+    base, sim = untrained_moves(waiting=True, time_to_go=told), at_first_decision(busy_case(ring=True))
+    for goal in GOALS:
+        whole, cut = (Rollout(base, Search(3, 4, horizon=horizon), goal).gains(sim, 0) for horizon in (None, 3))
+        assert np.array_equal(whole, cut, equal_nan=True) == (goal != told)
 
 
 @pytest.mark.parametrize(
