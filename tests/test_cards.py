@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.card import HeldOut, Training, card, machine_text
+from benchmarks import hetero64
+from benchmarks.card import HeldOut, Training, card, core_minutes, machine_text
 from benchmarks.policy import SEEDS, checkpoint, command
 
 STAMP = {
@@ -45,6 +46,13 @@ def written_again(path: Path) -> str:
 def test_a_stored_card_is_what_its_figures_give(seed: int) -> None:
     path = checkpoint(seed).with_suffix(".md")
     assert path.read_text(encoding="utf-8") == written_again(path)
+
+
+@pytest.mark.parametrize("target", hetero64.TARGETS)
+def test_a_stored_card_of_moves_has_the_command_that_the_benchmark_would_train_by(target: hetero64.Target) -> None:
+    text = target.path.with_suffix(".md").read_text(encoding="utf-8")
+    assert f"| command | `longshore {target.command}`;" in text
+    assert 0.0 < core_minutes(text) < hetero64.MOST_MINUTES
 
 
 def test_machine_and_date_are_told_in_words() -> None:
