@@ -106,7 +106,7 @@ class Replay(BaseCallback):
         self.logger.record("replay/total_variation", variation(ratio))
 
     def stretches(self) -> list[KeptRollout]:
-        """Return as many steps as a rollout has, of environments drawn at random: as many of each rollout, to one."""
+        """Return as many steps as a rollout has, of environments drawn at random; of the newest the remainder."""
         rng, rows = self.draws(), self.rollouts[-1].rewards.shape[1]
         share = rows // len(self.rollouts)
         counts = [share] * (len(self.rollouts) - 1)
