@@ -8,9 +8,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Variance of what a move truly gains, over the gap that is told between it and the base's own choice, in units of
-# `goal_unit_s`: moves that look alike end alike. `distil/spread` of a run is the same on labels that are held out.
-SPREAD = 0.3
+# Variance of what a move truly gains, by the gap that is told between it and the base's own choice, in units of
+# `goal_unit_s`: moves that look alike end alike, but for what the network cannot see. `distil/spread` of a run is the
+# same without a floor, on labels that are held out.
+FLOOR, SLOPE = 0.004, 0.2
+# Variance of a gain in one future, over that; it is known as well as if so many futures had shown it.
+NOISE, NOISE_FUTURES = 2.7, 10
+# How many futures the ends count as beside those that were tried, and how many what was foreseen counts as.
+ENDS, FORESEEN = 24, 48
 
 
 class Belief(NamedTuple):
@@ -20,26 +25,37 @@ class Belief(NamedTuple):
     variance: NDArray[np.float64]  # (moves,), 0 for the first
 
 
+def come_to(ends_s: NDArray[np.float64], foreseen_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what tries come to, by their ends and by what was foreseen on the way, all of shape (futures, moves).
+
+    What is foreseen has less chance in it, and the errors of who foresees: the more futures, the more the ends count.
+    """
+    share = (ENDS + len(ends_s)) / (ENDS + FORESEEN + len(ends_s))
+    return share * ends_s + (1.0 - share) * foreseen_s
+
+
 def belief_of(gains: NDArray[np.float64], told: NDArray[np.float64]) -> Belief:
     """Return the mean of three estimates, weighted by their variances.
 
     These are what is told, the gain in a future without faults, and the mean gain in futures that are drawn. The first
-    two have the variance SPREAD x |told|, the third has the same and that of its sample for each future.
+    two have the variance FLOOR + SLOPE x |told|, the third has the same and that of its sample for each future.
 
     Args:
         gains: In the future without faults and in others, shape (1 + futures, moves), or (0, moves) if nothing was
             tried; 0 for the first move.
         told: By the base, shape (moves,); 0 for the first move.
     """
-    spread = np.maximum(SPREAD * np.abs(told), 1e-12)
-    spread[0] = 0.0
+    spread = FLOOR + SLOPE * np.abs(told)
     calm, drawn = gains[:1], gains[1:]
     futures = len(drawn)
-    noise = drawn.var(axis=0, ddof=1) if futures > 1 else np.zeros_like(spread)
-    weight = np.divide(futures * spread, spread + noise, out=np.zeros_like(spread), where=spread > 0.0)
+    sample = futures * drawn.var(axis=0) if futures else 0.0
+    noise = (NOISE * NOISE_FUTURES * spread + sample) / (NOISE_FUTURES + max(futures - 1, 0))
+    weight = futures * spread / (spread + noise)
     total = told + calm.sum(axis=0) + weight * (drawn.mean(axis=0) if futures else 0.0)
     weights = 1.0 + len(calm) + weight
-    return Belief(total / weights, spread / weights)
+    variance = spread / weights
+    variance[0] = 0.0
+    return Belief(total / weights, variance)
 
 
 def worth_of(belief: Belief) -> NDArray[np.float64]:

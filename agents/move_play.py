@@ -14,6 +14,7 @@ from ..cluster.state import Simulation
 from ..envs.features import time_unit_s
 from ..envs.move_features import Rows, write_moves
 from .forward import MovesWeights, score_moves, tell_value
+from .goals import spent_on_goal_s, unit_of_goal_s
 
 TIE = 1e-4  # logits that differ by less are equal: rounding differs between this and PyTorch
 
@@ -89,19 +90,39 @@ def play_on_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: 
         take_move(sim, row, decide_by_network(sim, row, weights, waits, seen, logits))
 
 
+class Way(NamedTuple):
+    """How far a row was played."""
+
+    is_due: bool  # a decision; else the run has ended
+    foreseen_s: float  # sum of what the run was foreseen to come to
+    times: int  # how often that was done
+
+
 @kernel
 def play_for_by_network(
-    sim: Simulation, row: int, weights: MovesWeights, waits: int, starts: int, seen: Rows, logits: Rows
-) -> bool:
-    """Play a row greedily until so many jobs are started and a decision is due, or to its end; say which."""
+    sim: Simulation, row: int, weights: MovesWeights, waits: int, starts: int, foresee_from: int, jct: int, seen: Rows,
+    logits: Rows,
+) -> Way:  # fmt: skip
+    """Play a row greedily until so many jobs are started and a decision is due, or to its end.
+
+    On the way, at the first decision after each start from number `foresee_from` on, the value tells what the run comes
+    to by its goal.
+    """
+    begun, is_fresh, foreseen_s, times = 0, False, 0.0, 0
     while advance(sim, row):
-        if starts <= 0:
-            return True
-        move = decide_by_network(sim, row, weights, waits, seen, logits)
-        if not is_wait(sim, row, move):
-            starts -= 1
+        if begun >= starts:
+            return Way(is_due=True, foreseen_s=foreseen_s, times=times)
+        moves = score_by_network(sim, row, weights, waits, seen, logits)
+        if is_fresh and begun >= foresee_from:
+            foreseen_s += spent_on_goal_s(sim, row, jct) + tell_value(weights, seen, 0, moves) * unit_of_goal_s(
+                sim, row, jct
+            )
+            times += 1
+        move = first_of_largest(logits, moves)
+        is_fresh = not is_wait(sim, row, move)
+        begun += is_fresh
         take_move(sim, row, move)
-    return False
+    return Way(is_due=False, foreseen_s=foreseen_s, times=times)
 
 
 @kernel

@@ -1,5 +1,7 @@
 """A trained network over whole moves under the policy protocol."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -71,9 +73,17 @@ class MovesPolicy(LearnedPolicy):
         """Goal of which its value tells what is still to come, None if it tells something else."""
         return self.schema.time_to_go
 
-    def play_for(self, sim: Simulation, row: int, starts: int) -> bool:
-        """Play a row until so many jobs are started and a decision is due, or to its end; say whether one is due."""
-        return bool(play_for_by_network(sim, row, self.weights, int(self.waits), starts, self._seen, self._logits))
+    def play_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
+        """Play a row until so many jobs are started and a decision is due, or to its end.
+
+        Return whether one is due, and what the run was foreseen to come to on the way, in seconds: the mean over the
+        first decisions after each start from number `foresee_from` on, nan if there were none.
+        """
+        jct = int(self.time_to_go == "jct")
+        way = play_for_by_network(
+            sim, row, self.weights, int(self.waits), starts, foresee_from, jct, self._seen, self._logits
+        )
+        return bool(way.is_due), way.foreseen_s / way.times if way.times else math.nan
 
     def value(self, sim: Simulation, row: int) -> float:
         """Return the network's value of the decision that is due."""

@@ -19,8 +19,8 @@ from ..cluster.imagine import FUTURE, PRESENT, TRIAL, copy_row, draw_future, ima
 from ..cluster.moves import is_wait, list_moves, pick_move
 from ..cluster.placing import undo_picks
 from ..cluster.state import Simulation
-from ..envs.features import time_unit_s
-from .belief import Belief, belief_of, worth_of
+from .belief import Belief, belief_of, come_to, worth_of
+from .goals import goal_unit_s, spent_s
 from .move_play import take_move
 from .protocol import Policy
 from .schema import Goal
@@ -61,8 +61,12 @@ class Foreseeing(Ranking, Protocol):
         """Goal of which `value` tells what is still to come, None if it tells something else."""
         ...
 
-    def play_for(self, sim: Simulation, row: int, starts: int) -> bool:
-        """Play a row until so many jobs are started and a decision is due, or to its end; say whether one is due."""
+    def play_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
+        """Play a row until so many jobs are started and a decision is due, or to its end.
+
+        Return whether one is due, and what the run was foreseen to come to on the way, in seconds: the mean over the
+        first decisions after each start from number `foresee_from` on, nan if there were none.
+        """
         ...
 
     def value(self, sim: Simulation, row: int) -> float:
@@ -71,8 +75,10 @@ class Foreseeing(Ranking, Protocol):
 
 
 RANKED_WIDTH = 3  # moves beside the base's own that are tried by default where the base ranks them
-RANKED_FUTURES = 12  # that are drawn there at most by default, beside the one without faults
-RANKED_WORTH = 0.01  # units of `goal_unit_s`, as in Search
+RANKED_FUTURES = 16  # that are drawn there at most by default, beside the one without faults
+RANKED_WORTH = 0.014  # units of `goal_unit_s`, as in Search
+FORESEE_FROM = 6  # jobs that are started from the decision on before what is foreseen says much of the move tried
+NEVER = 1 << 62  # starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +102,6 @@ class Search:
     budget_s: float = float("inf")
     horizon: int | None = None
     worth: float = 0.0
-
-
-def goal_unit_s(sim: Simulation, row: int, goal: Goal) -> float:
-    """Return the unit of what a goal costs: that of the features' times, for each job in the system if `jct` counts."""
-    jobs = int(sim.state.queued[row] + sim.state.running[row]) if goal == "jct" else 1
-    return time_unit_s(sim, row) * max(jobs, 1)
-
-
-def spent_s(sim: Simulation, row: int, goal: Goal) -> float:
-    """Return what a run has cost so far: the time, or for `jct` that of all jobs in the system together."""
-    return float((sim.state.now_s if goal == "makespan" else sim.state.job_time_s)[row])
 
 
 def rollout_of(base: Policy, budget_ms: float | None = None, horizon: int | None = None) -> "Rollout":
@@ -239,21 +234,24 @@ class Rollout:
         order = order[np.isfinite(told[order])]
         moves, gaps = order.tolist(), told[order] - told[order[0]]
         unit_s = goal_unit_s(imagined, PRESENT, self._goal(imagined))
-        costs_s, taken = np.zeros((0, len(moves))), 0
-        left = self._unsettled(belief_of(costs_s, gaps), np.arange(len(moves)))
+        ends_s, foreseen_s, taken = np.zeros((0, len(moves))), np.zeros((0, len(moves))), 0
+        left = self._unsettled(belief_of(ends_s, gaps), np.arange(len(moves)))
         for future in range(-1, self.search.futures):
             if left.size < 2:
                 break
             with without_faults(imagined) if future < 0 else nullcontext():
-                tried_s = self._future_s(imagined, self._seed(sim, row, future), [moves[i] for i in left], began)
-            if len(tried_s) == 0:
+                tried_s = self._future_s(
+                    imagined, self._seed(sim, row, future), [moves[i] for i in left], began, FORESEE_FROM
+                )
+            if tried_s.size == 0:
                 break
-            costs_s = np.concatenate((costs_s, np.full((1, len(moves)), np.nan)))
-            costs_s[-1, left] = tried_s
-            belief = belief_of((costs_s[:, :1] - costs_s[:, left]) / unit_s, gaps[left])
+            ends_s, foreseen_s = (np.concatenate((to, np.full((1, len(moves)), np.nan))) for to in (ends_s, foreseen_s))
+            ends_s[-1, left], foreseen_s[-1, left] = tried_s
+            costs_s = come_to(ends_s[:, left], foreseen_s[:, left])
+            belief = belief_of((costs_s[:, :1] - costs_s) / unit_s, gaps[left])
             taken = int(left[np.argmax(belief.mean)])
             left = self._unsettled(belief, left)
-        return _Tried(told.size, moves, costs_s, taken)
+        return _Tried(told.size, moves, ends_s, taken)
 
     def _unsettled(self, belief: Belief, left: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which moves are to be tried on, the base's own choice and the best among them; none if no others."""
@@ -268,21 +266,27 @@ class Rollout:
         imagined = self._imagination(sim)
         parts = [np.zeros((0, len(moves)))]
         for future in range(self.search.futures if len(moves) > 1 else 0):
-            parts.append(self._future_s(imagined, self._seed(sim, row, future), moves, began))
-            if len(parts[-1]) == 0:
+            tried_s = self._future_s(imagined, self._seed(sim, row, future), moves, began, NEVER)
+            if tried_s.size == 0:
                 break
+            parts.append(tried_s[:1])
         return np.concatenate(parts)
 
-    def _future_s(self, imagined: Simulation, seed: int, moves: list[int], began: float) -> NDArray[np.float64]:
-        """Return what moves come to in one future, shape (1, moves), or (0, moves) if there was not time for all."""
-        costs_s = np.zeros((1, len(moves)))
+    def _future_s(
+        self, imagined: Simulation, seed: int, moves: list[int], began: float, foresee_from: int
+    ) -> NDArray[np.float64]:
+        """Return what moves come to in one future, and what that is foreseen to be on the way, shape (2, moves).
+
+        Of shape (2, 0) if there was not time for all.
+        """
+        tried_s = np.zeros((2, len(moves)))
         copy_row(imagined, PRESENT, FUTURE)
         draw_future(imagined, seed)
         for place, move in enumerate(moves):
             if time.perf_counter() - began > self.search.budget_s:
-                return costs_s[:0]
-            costs_s[0, place] = self._cost_s(imagined, move)
-        return costs_s
+                return tried_s[:, :0]
+            tried_s[:, place] = self._try(imagined, move, foresee_from)
+        return tried_s
 
     def _seed(self, sim: Simulation, row: int, future: int) -> int:
         """Return the key of a future: it depends on the workload and the decision, and on nothing that is not known."""
@@ -290,30 +294,31 @@ class Rollout:
         known = (self.seed, int(state.decisions[row]), future, float(state.estimates_s[row]))
         return crc32(struct.pack("<qqqd", *known))
 
-    def _cost_s(self, imagined: Simulation, move: int) -> float:
-        """Return what a move comes to in the future that stands in row FUTURE; the base's own choice for -1."""
+    def _try(self, imagined: Simulation, move: int, foresee_from: int) -> tuple[float, float]:
+        """Return what a move comes to in the future that stands in row FUTURE; the base's own choice for -1.
+
+        And what that was foreseen to be on the way, from so many starts on; the same again if it never was.
+        """
         copy_row(imagined, FUTURE, TRIAL)
         started = 0
         if move >= 0:
             started = 1 - int(is_wait(imagined, TRIAL, move))
             take_move(imagined, TRIAL, move)
-        goal = self._goal(imagined)
-        left_s = self._play_trial(imagined, goal, started)
-        return spent_s(imagined, TRIAL, goal) + left_s
+        goal, base = self._goal(imagined), self._foreseeing
+        if base is None or base.time_to_go != goal:
+            self.base.play_on(imagined, TRIAL)
+            end_s = spent_s(imagined, TRIAL, goal)
+            return end_s, end_s
+        horizon = NEVER if self.search.horizon is None else self.search.horizon
+        is_due, foreseen_s = base.play_for(imagined, TRIAL, horizon - started, foresee_from - started)
+        end_s = spent_s(imagined, TRIAL, goal)
+        if is_due:
+            end_s += base.value(imagined, TRIAL) * goal_unit_s(imagined, TRIAL, goal)
+        return end_s, end_s if np.isnan(foreseen_s) else foreseen_s
 
     def _goal(self, imagined: Simulation) -> Goal:
         jobs = imagined.scenarios.jobs[0]
         return self.goal or ("jct" if imagined.scenarios.submit_s[0, :jobs].any() else "makespan")
-
-    def _play_trial(self, imagined: Simulation, goal: Goal, started: int) -> float:
-        """Play row TRIAL, in which so many jobs were started, to the end or to the horizon; return what is left."""
-        horizon, base = self.search.horizon, self._foreseeing
-        if horizon is None or base is None or base.time_to_go != goal:
-            self.base.play_on(imagined, TRIAL)
-            return 0.0
-        if not base.play_for(imagined, TRIAL, horizon - started):
-            return 0.0
-        return base.value(imagined, TRIAL) * goal_unit_s(imagined, TRIAL, goal)
 
     def choose(self, sim: Simulation, row: int) -> int:
         """Return the number of the move to take, -1 for the base's own choice."""

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from longshore.agents.goals import goal_unit_s
 from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollout import Rollout, Search, goal_unit_s
+from longshore.agents.rollout import Rollout, Search
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.placing import undo_picks
 from longshore.cluster.random import uniform

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.rollout import Base, Ranking, Rollout, Search, goal_unit_s, spent_s
+from ..agents.goals import goal_unit_s, spent_s
+from ..agents.rollout import Base, Ranking, Rollout, Search
 from ..agents.schema import Goal
 from ..cluster.engine import advance, reset, start, wait
 from ..cluster.placing import undo_picks

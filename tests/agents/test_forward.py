@@ -1,5 +1,8 @@
 """The compiled network over moves against PyTorch, and all ways to play by it against each other."""
 
+import math
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +11,11 @@ from hypothesis import strategies as st
 
 from longshore.agents.checkpoint import network_of, schema_of
 from longshore.agents.forward import moves_weights, score_moves, tell_value
+from longshore.agents.goals import goal_unit_s, spent_s
 from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.networks import MovesNetwork, mean_of, member_of
+from longshore.agents.rollout import NEVER
+from longshore.agents.schema import Goal
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.moves import pick_move
 from longshore.cluster.order import may_wait
@@ -22,6 +28,7 @@ from longshore.envs.batch import Batch, Problem, View
 from tests.compiled_runs import compiled, picks, play_policy, read_out
 from tests.envs.random_play import problem_of, small_problem
 from tests.plain_moves import decisions
+from tests.policies_under_test import untrained_moves
 from tests.strategies import Case, cases
 
 SHARPEN = 100.0  # an untrained network's logits hardly differ: rounding must not decide
@@ -178,13 +185,40 @@ def test_a_run_that_is_played_in_parts_is_that_which_is_played_at_once(starts: i
     problem, policy = small_problem(1, jobs=24, waiting=True, faults=4), sharp_policy(0, waits=True)
     sim, whole = compiled(case_of(problem, 0)), play_policy(case_of(problem, 0), policy)
     reset(sim, 0, 0)
-    due = policy.play_for(sim, 0, starts)
+    due, foreseen_s = policy.play_for(sim, 0, starts, NEVER)
     assert due == (starts < 1000)
+    assert math.isnan(foreseen_s)
     begun = [event for event in read_out(sim)[0] if event.kind == "start"]
     assert len(begun) == starts or not due
     assert sim.state.decisions[0] >= len(begun)
     policy.play_on(sim, 0)
     assert read_out(sim)[0] == whole[0]
+
+
+@pytest.mark.parametrize("goal", get_args(Goal))
+@pytest.mark.parametrize(("starts", "first"), [(NEVER, 0), (NEVER, 6), (9, 4), (5, 5)])
+def test_what_is_foreseen_is_the_mean_of_what_the_value_tells_after_each_start(
+    goal: Goal, starts: int, first: int
+) -> None:
+    policy = untrained_moves(waiting=True, time_to_go=goal)
+    case = case_of(small_problem(1, jobs=16, waiting=True, faults=4), 0)
+    sim, other = compiled(case), compiled(case)
+    foreseen_s, started, is_fresh = [], 0, False
+    reset(sim, 0, 0)
+    while advance(sim, 0) and started < starts:
+        if is_fresh and started >= first:
+            foreseen_s.append(spent_s(sim, 0, goal) + policy.value(sim, 0) * goal_unit_s(sim, 0, goal))
+        if is_fresh := policy.place(sim, 0):
+            start(sim, 0)
+            started += 1
+        else:
+            undo_picks(sim, 0)
+            wait(sim, 0)
+    reset(other, 0, 0)
+    due, mean_s = policy.play_for(other, 0, starts, first)
+    assert due == (starts < NEVER)
+    assert read_out(other)[0] == read_out(sim)[0]
+    assert mean_s == pytest.approx(np.mean(foreseen_s) if foreseen_s else math.nan, nan_ok=True)
 
 
 def finishes_s(sim: Simulation, policy: MovesPolicy) -> np.ndarray:

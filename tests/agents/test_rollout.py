@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.belief import Belief, belief_of, worth_of
+from longshore.agents.belief import Belief, belief_of, come_to, worth_of
 from longshore.agents.checkpoint import network_of
+from longshore.agents.goals import goal_unit_s, spent_s
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.networks import MovesNetwork, mean_of
 from longshore.agents.registry import find_policy
-from longshore.agents.rollout import Base, Ranking, Rollout, Search, goal_unit_s, rollout_of, spent_s
+from longshore.agents.rollout import Base, Ranking, Rollout, Search, rollout_of
 from longshore.agents.schema import Goal
 from longshore.cluster.errors import PluginError
 from longshore.cluster.imagine import PRESENT, draw_future
@@ -129,16 +130,29 @@ def test_with_the_true_future_faults_and_all_a_rollout_never_loses_to_its_base(
 
 
 def test_what_is_believed_is_the_mean_weighted_by_variances() -> None:
-    # Told, and without faults: of variance 0.3 x 0.2 = 0.06 each. Two futures: (0.06 + 0.02) / 2 = 0.04.
-    told = np.array([0.0, -0.2])
+    # Told, and without faults: of variance s = 0.004 + 0.2 x 0.2 = 0.044 each. In one future that and 2.7 s as noise,
+    # as if ten futures had shown it; after two of sample variance 0.02, (10 x 2.7 x s + 0.02) / 11.
+    told, spread = np.array([0.0, -0.2]), 0.044
     gains = np.array([[0.0, 0.1], [0.0, 0.3], [0.0, 0.1]])
-    weights = np.array([1 / 0.06, 1 / 0.06, 1 / 0.04])
-    for count, expected in ((1, -0.2), (2, -0.05), (4, weights @ [-0.2, 0.1, 0.2] / weights.sum())):
-        belief = belief_of(gains[: count - 1], told)
-        assert belief.mean == pytest.approx([0.0, expected])
-        variance = 1.0 / weights.sum() if count == 4 else 0.06 / count
-        assert belief.variance == pytest.approx([0.0, variance])
-    assert belief_of(gains, np.zeros(2)).mean == pytest.approx([0.0, 0.05]), "noise outweighs what looks the same"
+    noise = (27.0 * spread + 0.02) / 11.0
+    for count, weights, values in (
+        (0, [1.0], [-0.2]),
+        (1, [1.0, 1.0], [-0.2, 0.1]),
+        (2, [1.0, 1.0, 1.0 / 3.7], [-0.2, 0.1, 0.3]),
+        (3, [1.0, 1.0, 2.0 * spread / (spread + noise)], [-0.2, 0.1, 0.2]),
+    ):
+        belief = belief_of(gains[:count], told)
+        assert belief.mean == pytest.approx([0.0, np.average(values, weights=weights)])
+        assert belief.variance == pytest.approx([0.0, spread / sum(weights)])
+
+
+@given(st.integers(1, 1000))
+def test_the_more_futures_the_more_the_ends_count(futures: int) -> None:
+    ends_s, foreseen_s = np.full((futures, 2), 3.0), np.full((futures, 2), 1.0)
+    costs_s = come_to(ends_s, foreseen_s)
+    share = (costs_s[0, 0] - 1.0) / 2.0
+    assert share == pytest.approx((24 + futures) / (72 + futures))
+    np.testing.assert_array_equal(come_to(ends_s, ends_s), ends_s)
 
 
 def test_knowing_a_move_is_worth_what_chance_alone_would_make_it_gain() -> None:

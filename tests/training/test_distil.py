@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from longshore.agents.checkpoint import load_policy, network_of, save_policy, schema_of
+from longshore.agents.goals import goal_unit_s, spent_s
 from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.agents.moves_policy import TEMPERATURE, MovesPolicy
 from longshore.agents.networks import MovesNetwork
-from longshore.agents.rollout import Rollout, Search, goal_unit_s, spent_s
+from longshore.agents.rollout import NEVER, Rollout, Search
 from longshore.agents.schema import Goal, Schema
 from longshore.cluster.engine import reset
 from longshore.cluster.errors import CheckpointError, InputError
@@ -129,9 +130,9 @@ def test_what_is_still_to_come_is_that_of_the_bases_own_choice_from_the_decision
     problem, base = small_problem(waiting=True, faults=4.0), untrained_moves(waiting=True)
     sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules)
     reset(sim, 0, 2)
-    assert base.play_for(sim, 0, 5)
+    assert base.play_for(sim, 0, 5, NEVER)[0]
     while list_moves(sim, 0) == 1:
-        assert base.play_for(sim, 0, 1)
+        assert base.play_for(sim, 0, 1, NEVER)[0]
     rollout = Rollout(base, Search(futures=3), goal)
     imagined = imagination_of(sim)
     recall(imagined, sim, 0)
