@@ -275,8 +275,13 @@ class Seer:
     def __init__(self, policy: MovesPolicy, goal: Goal) -> None:
         self.policy, self.time_to_go = policy, goal
         self.place, self.play, self.play_on = policy.place, policy.play, policy.play_on
-        self.told, self.play_for, self.stand_in = policy.told, policy.play_for, self
+        self.told, self.stand_in = policy.told, self
         self.asked = 0
+
+    def play_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
+        due, _ = self.policy.play_for(sim, row, starts, foresee_from)
+        left_s = self.value(sim, row) * goal_unit_s(sim, row, self.time_to_go) if due else 0.0
+        return due, spent_s(sim, row, self.time_to_go) + left_s
 
     def value(self, sim: Simulation, row: int) -> float:
         self.asked += 1
@@ -306,6 +311,26 @@ def test_an_exact_value_gives_the_costs_of_the_whole_run(goal: Goal, horizon: in
             assert costs_s == pytest.approx(whole_s, rel=1e-12)
             told += seer.asked
     assert told > 0
+
+
+@settings(max_examples=15)
+@given(cases(), st.sampled_from(GOALS))
+def test_what_is_foreseen_exactly_changes_no_move(case: Case, goal: Goal) -> None:
+    policy = untrained_moves(waiting=True)  # foresees nothing
+    blind, seeing = (Rollout(base, Search(3, 4), goal) for base in (policy, Seer(policy, goal)))
+    assert play_policy(case, seeing)[0] == play_policy(case, blind)[0]
+
+
+def test_what_is_foreseen_tells_on_a_decision() -> None:
+    class Wrong(Seer):
+        def play_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
+            due, cost_s = super().play_for(sim, row, starts, foresee_from)
+            return due, -1e3 * cost_s
+
+    sim, policy = at_first_decision(busy_case(ring=True)), untrained_moves(waiting=True)
+    exact, wrong = (Rollout(base(policy, "jct"), Search(3, 4), "jct") for base in (Seer, Wrong))
+    assert exact.choose(sim, 0) != wrong.choose(sim, 0)
+    np.testing.assert_array_equal(exact.gains(sim, 0), wrong.gains(sim, 0))  # of the ends alone
 
 
 @settings(max_examples=15)
