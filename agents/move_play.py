@@ -95,7 +95,7 @@ class Way(NamedTuple):
 
     is_due: bool  # a decision; else the run has ended
     foreseen_s: float  # sum of what the run was foreseen to come to
-    times: int  # how often that was done
+    times: int  # how often it was
 
 
 @kernel
@@ -108,21 +108,20 @@ def play_for_by_network(
     On the way, at the first decision after each start from number `foresee_from` on, the value tells what the run comes
     to by its goal.
     """
-    begun, is_fresh, foreseen_s, times = 0, False, 0.0, 0
+    begun, is_fresh, foreseen_s, count = 0, False, 0.0, 0
     while advance(sim, row):
         if begun >= starts:
-            return Way(is_due=True, foreseen_s=foreseen_s, times=times)
+            return Way(is_due=True, foreseen_s=foreseen_s, times=count)
         moves = score_by_network(sim, row, weights, waits, seen, logits)
         if is_fresh and begun >= foresee_from:
-            foreseen_s += spent_on_goal_s(sim, row, jct) + tell_value(weights, seen, 0, moves) * unit_of_goal_s(
-                sim, row, jct
-            )
-            times += 1
+            left = tell_value(weights, seen, 0, moves)
+            foreseen_s += spent_on_goal_s(sim, row, jct) + left * unit_of_goal_s(sim, row, jct)
+            count += 1
         move = first_of_largest(logits, moves)
         is_fresh = not is_wait(sim, row, move)
         begun += is_fresh
         take_move(sim, row, move)
-    return Way(is_due=False, foreseen_s=foreseen_s, times=times)
+    return Way(is_due=False, foreseen_s=foreseen_s, times=count)
 
 
 @kernel

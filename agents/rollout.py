@@ -19,7 +19,7 @@ from ..cluster.imagine import FUTURE, PRESENT, TRIAL, copy_row, draw_future, ima
 from ..cluster.moves import is_wait, list_moves, pick_move
 from ..cluster.placing import undo_picks
 from ..cluster.state import Simulation
-from .belief import Belief, belief_of, come_to, worth_of
+from .belief import Belief, belief_of, blend, worth_of
 from .goals import goal_unit_s, spent_s
 from .move_play import take_move
 from .protocol import Policy
@@ -92,7 +92,8 @@ class Search:
         horizon: Jobs that are started from the decision on, that of the move that is tried among them, before the
             base's value stands for what is still to come; None plays to the end, and so does every try where the value
             tells another goal. Counted in jobs, not in decisions: moves are compared where equally many jobs are left,
-            or the value's errors would not cancel.
+            or the value's errors would not cancel. Where tries go to the end, a base that ranks and whose value tells
+            the goal also foresees on the way what they come to.
         worth: Where the base ranks: a move is tried in one more future only while knowing for certain what it gains
             would be worth so much, in units of `goal_unit_s` (`worth_of`). With 0 all are tried in all.
     """
@@ -129,7 +130,9 @@ class _Tried(NamedTuple):
 
     listed: int  # moves of the list that are looked at
     moves: list[int]  # of these, first the base's own choice, -1 if it has no number
-    costs_s: NDArray[np.float64]  # (futures, moves) what the run comes to; nan for what was not tried
+    ends_s: NDArray[
+        np.float64
+    ]  # (futures, moves) what the run came to at the end of each try; nan for what was not tried
     taken: int  # place in `moves`
 
 
@@ -186,15 +189,15 @@ class Rollout:
     def gains(self, sim: Simulation, row: int) -> NDArray[np.float64]:
         """Return by how much each move of the list is better than the base's own choice, in seconds.
 
-        Shape (futures, moves); nan for moves that were not tried. Futures that the budget cut off are left out. Where
-        the base ranks, the future without faults stands before the others. The list stands in the imagination's row
-        PRESENT.
+        By the ends of the tries alone, whatever was foreseen on the way. Shape (futures, moves); nan for moves that
+        were not tried. Futures that the budget cut off are left out. Where the base ranks, the future without faults
+        stands before the others. The list stands in the imagination's row PRESENT.
         """
         tried = self._tried(sim, row)
-        gains = np.full((tried.costs_s.shape[0], tried.listed), np.nan)
+        gains = np.full((tried.ends_s.shape[0], tried.listed), np.nan)
         for place, move in enumerate(tried.moves):
             if move >= 0:
-                gains[:, move] = tried.costs_s[:, 0] - tried.costs_s[:, place]
+                gains[:, move] = tried.ends_s[:, 0] - tried.ends_s[:, place]
         return gains
 
     def costs_s(self, sim: Simulation, row: int) -> NDArray[np.float64]:
@@ -234,20 +237,20 @@ class Rollout:
         order = order[np.isfinite(told[order])]
         moves, gaps = order.tolist(), told[order] - told[order[0]]
         unit_s = goal_unit_s(imagined, PRESENT, self._goal(imagined))
+        foresee_from = FORESEE_FROM if self.search.horizon is None else NEVER
         ends_s, foreseen_s, taken = np.zeros((0, len(moves))), np.zeros((0, len(moves))), 0
         left = self._unsettled(belief_of(ends_s, gaps), np.arange(len(moves)))
         for future in range(-1, self.search.futures):
             if left.size < 2:
                 break
             with without_faults(imagined) if future < 0 else nullcontext():
-                tried_s = self._future_s(
-                    imagined, self._seed(sim, row, future), [moves[i] for i in left], began, FORESEE_FROM
-                )
+                tried = [moves[i] for i in left]
+                tried_s = self._future_s(imagined, self._seed(sim, row, future), tried, began, foresee_from)
             if tried_s.size == 0:
                 break
-            ends_s, foreseen_s = (np.concatenate((to, np.full((1, len(moves)), np.nan))) for to in (ends_s, foreseen_s))
+            ends_s, foreseen_s = (np.vstack((table, np.full(len(moves), np.nan))) for table in (ends_s, foreseen_s))
             ends_s[-1, left], foreseen_s[-1, left] = tried_s
-            costs_s = come_to(ends_s[:, left], foreseen_s[:, left])
+            costs_s = blend(ends_s[:, left], foreseen_s[:, left])
             belief = belief_of((costs_s[:, :1] - costs_s) / unit_s, gaps[left])
             taken = int(left[np.argmax(belief.mean)])
             left = self._unsettled(belief, left)
@@ -277,7 +280,8 @@ class Rollout:
     ) -> NDArray[np.float64]:
         """Return what moves come to in one future, and what that is foreseen to be on the way, shape (2, moves).
 
-        Of shape (2, 0) if there was not time for all.
+        Both are the same where that is not foreseen of all, or the errors of what is would not cancel. Of shape (2, 0)
+        if there was not time for all.
         """
         tried_s = np.zeros((2, len(moves)))
         copy_row(imagined, PRESENT, FUTURE)
@@ -286,6 +290,8 @@ class Rollout:
             if time.perf_counter() - began > self.search.budget_s:
                 return tried_s[:, :0]
             tried_s[:, place] = self._try(imagined, move, foresee_from)
+        if np.isnan(tried_s[1]).any():
+            tried_s[1] = tried_s[0]
         return tried_s
 
     def _seed(self, sim: Simulation, row: int, future: int) -> int:
@@ -297,7 +303,7 @@ class Rollout:
     def _try(self, imagined: Simulation, move: int, foresee_from: int) -> tuple[float, float]:
         """Return what a move comes to in the future that stands in row FUTURE; the base's own choice for -1.
 
-        And what that was foreseen to be on the way, from so many starts on; the same again if it never was.
+        And what that was foreseen to be on the way, from so many starts on; nan if it never was.
         """
         copy_row(imagined, FUTURE, TRIAL)
         started = 0
@@ -307,14 +313,13 @@ class Rollout:
         goal, base = self._goal(imagined), self._foreseeing
         if base is None or base.time_to_go != goal:
             self.base.play_on(imagined, TRIAL)
-            end_s = spent_s(imagined, TRIAL, goal)
-            return end_s, end_s
+            return spent_s(imagined, TRIAL, goal), np.nan
         horizon = NEVER if self.search.horizon is None else self.search.horizon
         is_due, foreseen_s = base.play_for(imagined, TRIAL, horizon - started, foresee_from - started)
         end_s = spent_s(imagined, TRIAL, goal)
         if is_due:
             end_s += base.value(imagined, TRIAL) * goal_unit_s(imagined, TRIAL, goal)
-        return end_s, end_s if np.isnan(foreseen_s) else foreseen_s
+        return end_s, foreseen_s
 
     def _goal(self, imagined: Simulation) -> Goal:
         jobs = imagined.scenarios.jobs[0]

@@ -1,5 +1,6 @@
 """Rollouts: never worse than their base where the future is known, within their budget, and the same for a seed."""
 
+import math
 from collections.abc import Iterable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -12,17 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.belief import Belief, belief_of, come_to, worth_of
+from longshore.agents.belief import Belief, belief_of, blend, worth_of
 from longshore.agents.checkpoint import network_of
 from longshore.agents.goals import goal_unit_s, spent_s
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.networks import MovesNetwork, mean_of
 from longshore.agents.registry import find_policy
-from longshore.agents.rollout import Base, Ranking, Rollout, Search, rollout_of
+from longshore.agents.rollout import FORESEE_FROM, Base, Ranking, Rollout, Search, rollout_of
 from longshore.agents.schema import Goal
+from longshore.cluster.engine import advance, start
 from longshore.cluster.errors import PluginError
 from longshore.cluster.imagine import PRESENT, draw_future
+from longshore.cluster.moves import is_wait, list_moves
 from longshore.cluster.scenarios import ORDERS, Scenarios
 from longshore.cluster.simulation import simulation_of
 from longshore.cluster.state import Simulation
@@ -149,10 +152,10 @@ def test_what_is_believed_is_the_mean_weighted_by_variances() -> None:
 @given(st.integers(1, 1000))
 def test_the_more_futures_the_more_the_ends_count(futures: int) -> None:
     ends_s, foreseen_s = np.full((futures, 2), 3.0), np.full((futures, 2), 1.0)
-    costs_s = come_to(ends_s, foreseen_s)
+    costs_s = blend(ends_s, foreseen_s)
     share = (costs_s[0, 0] - 1.0) / 2.0
     assert share == pytest.approx((24 + futures) / (72 + futures))
-    np.testing.assert_array_equal(come_to(ends_s, ends_s), ends_s)
+    np.testing.assert_array_equal(blend(ends_s, ends_s), ends_s)
 
 
 def test_knowing_a_move_is_worth_what_chance_alone_would_make_it_gain() -> None:
@@ -272,16 +275,17 @@ class Seer:
 
     waits, about, name = True, "", "seer"
 
-    def __init__(self, policy: MovesPolicy, goal: Goal) -> None:
-        self.policy, self.time_to_go = policy, goal
+    def __init__(self, policy: MovesPolicy, goal: Goal, error_s: float = 0.0) -> None:
+        self.policy, self.time_to_go, self.error_s = policy, goal, error_s
         self.place, self.play, self.play_on = policy.place, policy.play, policy.play_on
         self.told, self.stand_in = policy.told, self
-        self.asked = 0
+        self.asked, self.asked_from = 0, dict[int, int]()  # by jobs that the move tried has started
 
     def play_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
+        self.asked_from[int(sim.state.queued[PRESENT] - sim.state.queued[row])] = foresee_from
         due, _ = self.policy.play_for(sim, row, starts, foresee_from)
-        left_s = self.value(sim, row) * goal_unit_s(sim, row, self.time_to_go) if due else 0.0
-        return due, spent_s(sim, row, self.time_to_go) + left_s
+        assert not due or foresee_from > starts, "what is cut off foresees nothing but its end"
+        return due, math.nan if due else spent_s(sim, row, self.time_to_go) + self.error_s
 
     def value(self, sim: Simulation, row: int) -> float:
         self.asked += 1
@@ -314,10 +318,10 @@ def test_an_exact_value_gives_the_costs_of_the_whole_run(goal: Goal, horizon: in
 
 
 @settings(max_examples=15)
-@given(cases(), st.sampled_from(GOALS))
-def test_what_is_foreseen_exactly_changes_no_move(case: Case, goal: Goal) -> None:
+@given(cases(), st.sampled_from(GOALS), st.sampled_from([0.0, 1024.0]))
+def test_what_is_foreseen_with_one_error_for_all_changes_no_move(case: Case, goal: Goal, error_s: float) -> None:
     policy = untrained_moves(waiting=True)  # foresees nothing
-    blind, seeing = (Rollout(base, Search(3, 4), goal) for base in (policy, Seer(policy, goal)))
+    blind, seeing = (Rollout(base, Search(3, 4), goal) for base in (policy, Seer(policy, goal, error_s)))
     assert play_policy(case, seeing)[0] == play_policy(case, blind)[0]
 
 
@@ -333,12 +337,41 @@ def test_what_is_foreseen_tells_on_a_decision() -> None:
     np.testing.assert_array_equal(exact.gains(sim, 0), wrong.gains(sim, 0))  # of the ends alone
 
 
-@settings(max_examples=15)
-@given(cases())
-def test_a_horizon_beyond_the_end_changes_no_move(case: Case) -> None:
+def where_waiting_is_a_move() -> Simulation:
+    case = busy_case(ring=True)
+    sim = at_first_decision(case._replace(rules=case.rules._replace(waiting=True)))
+    while not any(is_wait(sim, 0, move) for move in range(list_moves(sim, 0))):
+        assert HEURISTICS["eft"].place(sim, 0)
+        start(sim, 0)
+        assert advance(sim, 0)
+    return sim
+
+
+def test_moves_are_foreseen_from_the_same_number_of_started_jobs_on() -> None:
+    sim, seer = where_waiting_is_a_move(), Seer(untrained_moves(waiting=True), "jct")
+    Rollout(seer, Search(1, 15), "jct").choose(sim, 0)
+    assert seer.asked_from == {0: FORESEE_FROM, 1: FORESEE_FROM - 1}
+
+
+def test_where_one_move_is_not_foreseen_the_ends_count_for_all() -> None:
+    class Short(Seer):
+        def play_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
+            due, cost_s = super().play_for(sim, row, starts, foresee_from)
+            return due, math.nan if foresee_from == FORESEE_FROM else -1e3 * cost_s  # of waiting nothing
+
+    sim, policy = where_waiting_is_a_move(), untrained_moves(waiting=True)
+    blind, short = (Rollout(base, Search(3, 15), "jct") for base in (policy, Short(policy, "jct")))
+    assert short.choose(sim, 0) == blind.choose(sim, 0)
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
+def test_a_horizon_beyond_the_end_changes_no_end(*, ring: bool, order: int) -> None:
+    case = busy_case(ring=ring)
+    sim = at_first_decision(case._replace(rules=case.rules._replace(order=order)))
     base = untrained_moves(waiting=True, time_to_go="jct")  # what its value tells is nonsense
-    whole, cut = (Rollout(base, Search(2, 4, horizon=horizon), "jct") for horizon in (None, 10_000))
-    assert play_policy(case, cut)[0] == play_policy(case, whole)[0]
+    whole, cut = (Rollout(base, Search(3, 15, horizon=horizon), "jct").gains(sim, 0) for horizon in (None, 10_000))
+    np.testing.assert_array_equal(whole, cut)
 
 
 @pytest.mark.parametrize("told", GOALS)
