@@ -125,7 +125,7 @@ Settings = Mapping[str, float]  # fields of Search
 SEARCHES: Mapping[str, tuple[Settings, ...]] = {
     "patient": ({}, {"futures": 3}, {"futures": 16}, {"width": 1}, {"width": 4}),
     "hetero64-wait": (
-        {}, {"futures": 4}, {"futures": 24}, {"width": 1}, {"width": 6}, {"worth": 0.003}, {"worth": 0.03},
+        {}, {"futures": 4}, {"futures": 32}, {"width": 1}, {"width": 6}, {"worth": 0.007}, {"worth": 0.03},
         {"horizon": 8}, {"horizon": 16}, {"horizon": 24},
     ),
 }  # fmt: skip
