@@ -108,20 +108,20 @@ def play_for_by_network(
     On the way, at the first decision after each start from number `foresee_from` on, the value tells what the run comes
     to by its goal.
     """
-    begun, is_fresh, foreseen_s, count = 0, False, 0.0, 0
+    begun, is_fresh, foreseen_s, times = 0, False, 0.0, 0
     while advance(sim, row):
         if begun >= starts:
-            return Way(is_due=True, foreseen_s=foreseen_s, times=count)
+            return Way(is_due=True, foreseen_s=foreseen_s, times=times)
         moves = score_by_network(sim, row, weights, waits, seen, logits)
         if is_fresh and begun >= foresee_from:
             left = tell_value(weights, seen, 0, moves)
             foreseen_s += spent_on_goal_s(sim, row, jct) + left * unit_of_goal_s(sim, row, jct)
-            count += 1
+            times += 1
         move = first_of_largest(logits, moves)
         is_fresh = not is_wait(sim, row, move)
         begun += is_fresh
         take_move(sim, row, move)
-    return Way(is_due=False, foreseen_s=foreseen_s, times=count)
+    return Way(is_due=False, foreseen_s=foreseen_s, times=times)
 
 
 @kernel
