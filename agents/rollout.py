@@ -130,9 +130,9 @@ class _Tried(NamedTuple):
 
     listed: int  # moves of the list that are looked at
     moves: list[int]  # of these, first the base's own choice, -1 if it has no number
-    ends_s: NDArray[
-        np.float64
-    ]  # (futures, moves) what the run came to at the end of each try; nan for what was not tried
+    # (futures, moves) what the run came to at the end of each try, and what that was foreseen to be; nan if not tried
+    ends_s: NDArray[np.float64]
+    foreseen_s: NDArray[np.float64]
     taken: int  # place in `moves`
 
 
@@ -186,18 +186,19 @@ class Rollout:
             self._imagined = (sim, imagination_of(sim))
         return self._imagined[1]
 
-    def gains(self, sim: Simulation, row: int) -> NDArray[np.float64]:
+    def gains(self, sim: Simulation, row: int, *, foreseen: bool = False) -> NDArray[np.float64]:
         """Return by how much each move of the list is better than the base's own choice, in seconds.
 
-        By the ends of the tries alone, whatever was foreseen on the way. Shape (futures, moves); nan for moves that
+        By the ends of the tries, or by what these were foreseen to be. Shape (futures, moves); nan for moves that
         were not tried. Futures that the budget cut off are left out. Where the base ranks, the future without faults
         stands before the others. The list stands in the imagination's row PRESENT.
         """
         tried = self._tried(sim, row)
-        gains = np.full((tried.ends_s.shape[0], tried.listed), np.nan)
+        costs_s = tried.foreseen_s if foreseen else tried.ends_s
+        gains = np.full((len(costs_s), tried.listed), np.nan)
         for place, move in enumerate(tried.moves):
             if move >= 0:
-                gains[:, move] = tried.ends_s[:, 0] - tried.ends_s[:, place]
+                gains[:, move] = costs_s[:, 0] - costs_s[:, place]
         return gains
 
     def costs_s(self, sim: Simulation, row: int) -> NDArray[np.float64]:
@@ -224,11 +225,11 @@ class Rollout:
         moves = [-1, *range(listed)]
         costs_s = self._costs_s(sim, row, moves, began)
         if len(costs_s) < 2:
-            return _Tried(listed, moves, costs_s, 0)
+            return _Tried(listed, moves, costs_s, costs_s, 0)
         gains_s = costs_s[:, :1] - costs_s
         mean_s, error_s = gains_s.mean(axis=0), gains_s.std(axis=0, ddof=1) / np.sqrt(len(gains_s))
         best = int(np.argmax(mean_s))
-        return _Tried(listed, moves, costs_s, best if mean_s[best] > error_s[best] else 0)
+        return _Tried(listed, moves, costs_s, costs_s, best if mean_s[best] > error_s[best] else 0)
 
     def _ranked(self, sim: Simulation, row: int, told: NDArray[np.float64], began: float) -> _Tried:
         """Try the moves that a base tells most of, future by future, as long as that is worth it."""
@@ -254,7 +255,7 @@ class Rollout:
             belief = belief_of((costs_s[:, :1] - costs_s) / unit_s, gaps[left])
             taken = int(left[np.argmax(belief.mean)])
             left = self._unsettled(belief, left)
-        return _Tried(told.size, moves, ends_s, taken)
+        return _Tried(told.size, moves, ends_s, foreseen_s, taken)
 
     def _unsettled(self, belief: Belief, left: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which moves are to be tried on, the base's own choice and the best among them; none if no others."""

@@ -31,13 +31,16 @@ class Seen(NamedTuple):
     calm: NDArray[np.float64]  # in a future without faults
     mean: NDArray[np.float64]  # in drawn futures
     noise: NDArray[np.float64]  # variance of that mean
+    foreseen: NDArray[np.float64]  # as `mean`, by what is foreseen on the way
+    foreseen_noise: NDArray[np.float64]
+    off_noise: NDArray[np.float64]  # variance of the difference of the two means
 
 
 def seen_by(policy: MovesPolicy, problem: Problem, scenarios: int) -> Seen:
     """Play scenarios and look at what moves gain at some of their decisions."""
     sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=1)
     rollout = Rollout(policy, Search(FUTURES, width=3), "makespan", SEED)
-    parts = [np.zeros((4, 0))]
+    parts = [np.zeros((len(Seen._fields), 0))]
     for scenario in range(scenarios):
         reset(sim, 0, scenario)
         while advance(sim, 0):
@@ -52,14 +55,16 @@ def seen_by(policy: MovesPolicy, problem: Problem, scenarios: int) -> Seen:
 
 
 def _look(rollout: Rollout, base: MovesPolicy, sim: Simulation) -> NDArray[np.float64]:
-    gains = rollout.gains(sim, 0) / goal_unit_s(sim, 0, "makespan")
+    unit_s = goal_unit_s(sim, 0, "makespan")
+    gains, foreseen = (rollout.gains(sim, 0, foreseen=each) / unit_s for each in (False, True))
     if len(gains) == 0:
-        return np.zeros((4, 0))
+        return np.zeros((len(Seen._fields), 0))
     told = base.told(sim, 0)
     told -= told.max()
     near = (told < 0.0) & (told > -NEAR) & ~np.isnan(gains[0])
-    drawn = gains[1:, near]
-    return np.stack((told[near], gains[0, near], drawn.mean(axis=0), drawn.var(axis=0, ddof=1) / FUTURES))
+    drawn, seen = gains[1:, near], foreseen[1:, near]
+    noise, seen_noise, off_noise = (each.var(axis=0, ddof=1) / FUTURES for each in (drawn, seen, seen - drawn))
+    return np.stack((told[near], gains[0, near], drawn.mean(axis=0), noise, seen.mean(axis=0), seen_noise, off_noise))
 
 
 def rows(policy: Policy, problem: Problem, scenarios: int) -> Iterator[Row]:
@@ -74,3 +79,14 @@ def rows(policy: Policy, problem: Problem, scenarios: int) -> Iterator[Row]:
     yield Row(f"{NAME}: standard deviation of the true gain", float(np.sqrt(variance)), "units")
     yield Row(f"{NAME}: its variance over the gap", variance / -float(seen.told.mean()), "units")
     yield Row(f"{NAME}: explained by one playout without faults", 100.0 * explained / variance, "%")
+    off = float(((seen.foreseen - seen.mean) ** 2 - seen.off_noise).mean())
+    yield Row("noise of one future: by its end", float(np.sqrt(FUTURES * seen.noise.mean())), "units")
+    yield Row(
+        "noise of one future: as foreseen on the way", float(np.sqrt(FUTURES * seen.foreseen_noise.mean())), "units"
+    )
+    yield Row(
+        "noise of one future: its square over the gap",
+        FUTURES * float(seen.noise.mean()) / -float(seen.told.mean()),
+        "units",
+    )
+    yield Row("error of what is foreseen on the way", float(np.sqrt(max(off, 0.0))), "units")
