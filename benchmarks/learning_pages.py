@@ -183,6 +183,15 @@ def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
     yield from ("", f"![Gain of rollouts by time for a decision](pictures/{picture_name('Rollouts')})", "")
 
 
+def machines_of(runs: Runs) -> str:
+    """Return where and when all runs were made, with the commits of each machine and day together."""
+    together: dict[str, str] = {}
+    for text in sorted({run.machine for run in runs.values()}):
+        machine, _, commit = text.partition(", commit ")
+        together[machine] = f"{together[machine]}, {commit}" if machine in together else text
+    return "; ".join(together.values())
+
+
 def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
     """Yield the beginning of the page."""
     yield from (
@@ -195,11 +204,10 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
         "`make bench-learning` from what benchmarks/learning.json holds.", "",
     )  # fmt: skip
     limits = "" if (seeds, share) == (5, 1.0) else f"SEEDS={seeds} STEPS={share:g} "
-    machines = "; ".join(sorted({run.machine for run in runs.values()}))
     yield from (
         f"- **Command**: `RETRAIN=1 {limits}make bench-learning` trains what is missing, with seeds 0 to {seeds - 1}. "
         "With `--algo distil` steps are decisions that are labelled.",
-        f"- **Machine**: {machines}.",
+        f"- **Machine**: {machines_of(runs)}.",
         f"- **Per cent**: difference of the mean makespan from a rival's, on {HELD_OUT} held-out workloads (of "
         f"rollouts on the first {SEARCHED}) with their faults; below 0 is better. What counts is the policy of each "
         "run's best validation.",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks import learning_pages, traces
 from benchmarks.learning import Job, complete
 from benchmarks.learning_figures import draw_curves, draw_rollouts, spread
-from benchmarks.learning_pages import points, section_lines, standings, write_page
+from benchmarks.learning_pages import machines_of, points, section_lines, standings, write_page
 from benchmarks.learning_ways import (
     BEST_RANDOM,
     DISTILLED,
@@ -140,6 +140,18 @@ def test_what_was_trained_on_another_preset_stands_against_all_that_was_played_t
     rows = [line.split(" | ") for line in table if line.startswith(("| best of", "| their"))]
     assert [row[0] for row in rows] == ["| best of 5 random runs", "| their makespan (h)"]
     assert all(cell.startswith("-5.00 [") for cell in rows[0][2:])
+
+
+def test_a_machine_stands_once_with_all_its_commits() -> None:
+    machines = (
+        "a VAX, 2026-01-02, commit abc",
+        "a VAX, 2026-01-02, commit def",
+        "a PDP-11, 1977-01-01",
+        "a PDP-11, 1977-01-01",
+    )
+    runs = {str(at): run(1).model_copy(update={"machine": machine}) for at, machine in enumerate(machines)}
+
+    assert machines_of(runs) == "a PDP-11, 1977-01-01; a VAX, 2026-01-02, commit abc, def"
 
 
 def test_the_page_leaves_out_what_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
