@@ -31,7 +31,7 @@ from longshore.envs.problems import Regime, hetero64_problem, source_problem
 from longshore.envs.rewards import random_makespan_s
 from longshore.eval.play import play_all
 from longshore.training.keeper import BEST
-from longshore.training.presets import VALIDATION_SCENARIOS, VALIDATION_SEED
+from longshore.training.presets import PRESETS
 
 from .card import machine_text
 from .harness import ROOT, Row, call_longshore, main, progress, stamp_of_run
@@ -96,10 +96,8 @@ def rivals_on(preset: str) -> list[Heuristic]:
 def play_rivals(preset: str) -> Runs:
     """Play all heuristics of a preset; those that never wait play the same whether waiting is allowed or not."""
     waiting, found = preset == "hetero64", {}
-    held_out, validated = (
-        problem_of(preset, scenarios, seed, waiting=waiting)
-        for scenarios, seed in ((HELD_OUT, SEED), (VALIDATION_SCENARIOS, VALIDATION_SEED))
-    )
+    held_out = problem_of(preset, HELD_OUT, SEED, waiting=waiting)
+    _, validated = PRESETS[preset].build(0, None, Regime(waiting=waiting))  # which no training seed changes
     curves = play_all(validated, rivals_on(preset))
     for name, outcome in play_all(held_out, rivals_on(preset)).items():
         curve = ((0, float(curves[name].makespan_s.mean()) / 3600.0),)
