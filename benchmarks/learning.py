@@ -25,7 +25,7 @@ from longshore.agents.checkpoint import load_policy
 from longshore.agents.heuristics import HEURISTICS, Heuristic
 from longshore.agents.protocol import Policy
 from longshore.agents.rollout import Rollout, Search, rollout_of
-from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.cluster.simulation import simulation_of
 from longshore.envs.batch import Problem
 from longshore.envs.problems import Regime, hetero64_problem, source_problem
 from longshore.envs.rewards import random_makespan_s
@@ -45,6 +45,7 @@ from .learning_ways import (
     SECTIONS,
     SEED,
     STORE,
+    TIMED,
     Run,
     Runs,
     Settings,
@@ -161,22 +162,38 @@ def trials() -> list[Trial]:
     return list(found.values())
 
 
-def search(trial: Trial) -> Runs:
-    """Play rollouts, or their base alone, and count the time for a decision."""
+def searching(trial: Trial) -> Policy:
+    """Return rollouts with the settings of a trial, or their base alone."""
     policy = base_policy(trial.base)
-    if trial.search:
-        policy = Rollout(rollout_of(policy).base, Search(**trial.search))  # type: ignore[arg-type]
+    return Rollout(rollout_of(policy).base, Search(**trial.search)) if trial.search else policy  # type: ignore[arg-type]
+
+
+def search(trial: Trial) -> Runs:
+    """Play rollouts, or their base alone."""
     problem = hetero64_problem(SEARCHED, SEED, Regime(waiting=True))
-    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=SEARCHED)
+    outcome = play_all(problem, [searching(trial)]).popitem()[1]
+    return {trial.key: Run(makespan_s=whole(outcome.makespan_s), machine=here())}
+
+
+def timed(trial: Trial, run: Run) -> Run:
+    """Return a run of rollouts with the time that its decisions take; nothing else may be going on."""
+    policy, problem = searching(trial), hetero64_problem(TIMED, SEED, Regime(waiting=True))
+    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=TIMED)
     policy.play(sim, np.arange(1))  # compiles
     began = time.process_time()
-    policy.play(sim, np.arange(SEARCHED))
+    policy.play(sim, np.arange(TIMED))
     core_s = time.process_time() - began
-    run = Run(
-        makespan_s=whole(outcome_of(sim).makespan_s), core_s=round(core_s, 4), decisions=int(sim.state.decisions.sum()),
-        machine=here(),
-    )  # fmt: skip
-    return {trial.key: run}
+    decisions = int(sim.state.decisions.sum())
+    return run.model_copy(update={"core_s": round(core_s, 4), "decisions": decisions, "machine": here()})
+
+
+def time_searches(path: Path, runs: Runs) -> None:
+    """Take the times that are missing, one after the other, and store each."""
+    for trial in trials():
+        if trial.key in runs and runs[trial.key].decisions == 0:
+            runs[trial.key] = timed(trial, runs[trial.key])
+            write_runs(path, runs)
+            progress(f"timed: {trial.key}")
 
 
 def jobs(seeds: int, share: float) -> Iterator[Job]:
@@ -237,6 +254,7 @@ def measure() -> Iterator[Row]:
         # Processes, as the compiled simulation holds the interpreter; with PyTorch on one thread each.
         with ProcessPoolExecutor(AT_ONCE, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
             complete(pool, STORE, runs, todo)
+        time_searches(STORE, runs)
     keys = {name for job in todo for name in job.keys}
     yield Row("runs that are finished", len(keys & runs.keys()), "runs", least=len(keys))
     if runs:

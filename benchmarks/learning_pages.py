@@ -16,6 +16,7 @@ from .learning_ways import (
     HELD_OUT,
     SEARCHED,
     SECTIONS,
+    TIMED,
     Options,
     Runs,
     Section,
@@ -121,7 +122,7 @@ def cell(found: Estimates) -> str:
 
 def section_lines(runs: Runs, section: Section, found: Sequence[Standing], share: float) -> Iterator[str]:
     """Yield the lines of a section, with its table and its picture."""
-    yield from (f"## {section.title}", "", section.about, "")
+    yield from (f"## {section.title}", "", about_of(runs, section), "")
     yield (
         f"| way | against its rival (%) | seeds (%) | against {found[0].name} (%) | against `{COMMON}` (%) "
         "| core-min | `longshore ...` |"
@@ -140,6 +141,14 @@ def section_lines(runs: Runs, section: Section, found: Sequence[Standing], share
     yield from ("", f"![Learning curves: {section.title}](pictures/{picture_name(section.title)})", "")
     if section.preset != "hetero64":
         yield from rival_lines(runs, section.preset, found)
+
+
+def about_of(runs: Runs, section: Section) -> str:
+    """Return what is said of a section, with the figure of `patient` where that is asked for."""
+    if "{patient}" not in section.about:
+        return section.about
+    patient = difference(rival_seconds(runs, PATIENT.name), rival_seconds(runs, COMMON))
+    return section.about.replace("{patient}", cell(patient))
 
 
 def rival_lines(runs: Runs, preset: str, found: Sequence[Standing]) -> Iterator[str]:
@@ -165,11 +174,14 @@ def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
     yield from (
         "## Rollouts", "",
         "Any policy, the *base*, can be improved while it decides: its best moves are tried out in imagined futures, "
-        "which the base plays to the end ([policies.md](policies.md#rollouts)). More *futures* tell gain from noise "
-        "better; more *width* tries out more moves. Moves are tried on while that is *worth* so much, in units; a "
-        "*horizon* cuts a try off after so many jobs. `patient` is a heuristic; `hetero64-wait` is "
-        "a stored policy, which ranks the moves first, and of which futures are drawn at most so many. Dashed in the "
-        "picture: the base alone.",
+        "which the base plays to the end ([policies.md](policies.md#rollouts)). *Futures*: how many are drawn; "
+        "*width*: how many moves are tried beside the base's own. `patient` is a heuristic. `hetero64-wait` is the "
+        "first shipped policy, one training seed; it ranks the moves, and at most so many futures are drawn, for as "
+        "long as knowing more is *worth* at least so much, in mean run times of a job. A *horizon* cuts a try off "
+        "after so many jobs. `RETRAIN=1 make bench-learning` plays what is missing of these; "
+        "`longshore evaluate --waiting --policy rollout:checkpoints/hetero64-wait.zip` plays the default. "
+        f"Milliseconds are timed one setting after the other on {TIMED} workloads, with nothing else on the machine. "
+        "Dashed in the picture: the base alone.",
         "", f"| base | {' | '.join(SEARCH_FIELDS)} | against `patient` (%) | against its base (%) | ms a decision |",
         "| --- |" + " --- |" * 7,
     )  # fmt: skip
@@ -201,7 +213,7 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
         "node or a whole placement, or a wait. What picks alike has the same number of steps; core-minutes tell what "
         "they cost. "
         "[what-mattered.md](what-mattered.md) tells a newcomer what it means. This page is written by "
-        "`make bench-learning` from what benchmarks/learning.json holds.", "",
+        "`make bench-learning`, which scores what the commands leave, from what benchmarks/learning.json holds.", "",
     )  # fmt: skip
     limits = "" if (seeds, share) == (5, 1.0) else f"SEEDS={seeds} STEPS={share:g} "
     yield from (
@@ -214,11 +226,13 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
         "- **Brackets**: 95 % interval of the mean of all seeds, paired by workload. It tells how sure the figure is "
         "for these trained policies on other workloads; how much training itself varies stands under *seeds*, from "
         "the best to the worst, with their number.",
-        "- **Rival**: the best heuristic of the same actions on these workloads, named in each cell.",
+        "- **Rival**: the best heuristic on these workloads, of those that wait where waiting is allowed, and else of "
+        "those that never do; named in each cell.",
         "- **core-min**: CPU time of the training, validations included, in minutes of one core; the median of the "
         "seeds, because the first may have to compile; two runs shared the machine.",
-        "- **Curves**: the mean of the seeds on the validation workloads after each twelfth of the steps; the band "
-        "goes from the best to the worst seed. Early parts may lie above the picture. Distillation, whose steps are "
+        "- **Curves**: the mean of the seeds on the validation workloads after each twelfth of the steps, or after "
+        "each update where these are fewer (PPO has 8 in 500,000 steps, 16 where it picks nodes); the band goes from "
+        "the best to the worst seed. What lies above the picture is named at its margin. Distillation, whose steps are "
         "others, is a dashed level.",
         "",
     )  # fmt: skip
