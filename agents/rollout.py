@@ -186,20 +186,26 @@ class Rollout:
             self._imagined = (sim, imagination_of(sim))
         return self._imagined[1]
 
-    def gains(self, sim: Simulation, row: int, *, foreseen: bool = False) -> NDArray[np.float64]:
+    def gains(self, sim: Simulation, row: int) -> NDArray[np.float64]:
         """Return by how much each move of the list is better than the base's own choice, in seconds.
 
-        By the ends of the tries, or by what these were foreseen to be. Shape (futures, moves); nan for moves that
-        were not tried. Futures that the budget cut off are left out. Where the base ranks, the future without faults
-        stands before the others. The list stands in the imagination's row PRESENT.
+        By the ends of the tries. Shape (futures, moves); nan for moves that were not tried. Futures that the budget cut
+        off are left out. Where the base ranks, the future without faults stands before the others. The list stands in
+        the imagination's row PRESENT.
         """
+        return self.gains_both_ways(sim, row)[0]
+
+    def gains_both_ways(self, sim: Simulation, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the gains by the ends of the tries, and the same by what these were foreseen to be on the way."""
         tried = self._tried(sim, row)
-        costs_s = tried.foreseen_s if foreseen else tried.ends_s
-        gains = np.full((len(costs_s), tried.listed), np.nan)
-        for place, move in enumerate(tried.moves):
-            if move >= 0:
-                gains[:, move] = costs_s[:, 0] - costs_s[:, place]
-        return gains
+        both = []
+        for costs_s in (tried.ends_s, tried.foreseen_s):
+            gains = np.full((len(costs_s), tried.listed), np.nan)
+            for place, move in enumerate(tried.moves):
+                if move >= 0:
+                    gains[:, move] = costs_s[:, 0] - costs_s[:, place]
+            both.append(gains)
+        return both[0], both[1]
 
     def costs_s(self, sim: Simulation, row: int) -> NDArray[np.float64]:
         """Return what the run comes to by each of the list's first 1 + `width` moves, shape (futures, moves).

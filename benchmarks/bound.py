@@ -56,7 +56,7 @@ def seen_by(policy: MovesPolicy, problem: Problem, scenarios: int) -> Seen:
 
 def _look(rollout: Rollout, base: MovesPolicy, sim: Simulation) -> NDArray[np.float64]:
     unit_s = goal_unit_s(sim, 0, "makespan")
-    gains, foreseen = (rollout.gains(sim, 0, foreseen=each) / unit_s for each in (False, True))
+    gains, foreseen = (each / unit_s for each in rollout.gains_both_ways(sim, 0))
     if len(gains) == 0:
         return np.zeros((len(Seen._fields), 0))
     told = base.told(sim, 0)
@@ -70,23 +70,26 @@ def _look(rollout: Rollout, base: MovesPolicy, sim: Simulation) -> NDArray[np.fl
 def rows(policy: Policy, problem: Problem, scenarios: int) -> Iterator[Row]:
     """Yield how far moves' true gains lie from what is told, and how much of that one playout explains."""
     assert isinstance(policy, MovesPolicy)
-    seen = seen_by(policy, problem, scenarios)
+    yield from rows_of(seen_by(policy, problem, scenarios))
+
+
+def rows_of(seen: Seen) -> Iterator[Row]:
+    """Yield the same of what was seen."""
+    gap = -float(seen.told.mean())
     beyond, more = seen.mean - seen.told, seen.calm - seen.told
-    variance = float((beyond**2 - seen.noise).mean())
+    variance = max(float((beyond**2 - seen.noise).mean()), 0.0)
     explained = float((beyond * more).mean() ** 2 / (more**2).mean())
     yield Row(f"{NAME}: moves", seen.told.size, "moves")
-    yield Row(f"{NAME}: gap that is told, mean", -float(seen.told.mean()), "units")
+    yield Row(f"{NAME}: gap that is told, mean", gap, "units")
     yield Row(f"{NAME}: standard deviation of the true gain", float(np.sqrt(variance)), "units")
-    yield Row(f"{NAME}: its variance over the gap", variance / -float(seen.told.mean()), "units")
+    yield Row(f"{NAME}: its variance over the gap", variance / gap, "units")
     yield Row(f"{NAME}: explained by one playout without faults", 100.0 * explained / variance, "%")
-    off = float(((seen.foreseen - seen.mean) ** 2 - seen.off_noise).mean())
-    yield Row("noise of one future: by its end", float(np.sqrt(FUTURES * seen.noise.mean())), "units")
-    yield Row(
-        "noise of one future: as foreseen on the way", float(np.sqrt(FUTURES * seen.foreseen_noise.mean())), "units"
-    )
-    yield Row(
-        "noise of one future: its square over the gap",
-        FUTURES * float(seen.noise.mean()) / -float(seen.told.mean()),
-        "units",
-    )
-    yield Row("error of what is foreseen on the way", float(np.sqrt(max(off, 0.0))), "units")
+    # Late in a run nothing is foreseen, and the ends stand in its place.
+    is_foreseen = seen.foreseen != seen.mean
+    noise, foreseen_noise = (FUTURES * each[is_foreseen].mean() for each in (seen.noise, seen.foreseen_noise))
+    off = float(((seen.foreseen - seen.mean) ** 2 - seen.off_noise)[is_foreseen].mean())
+    name = "gain of a move in one future"
+    yield Row(f"{name}: moves that are foreseen", int(is_foreseen.sum()), "moves")
+    yield Row(f"{name}: noise by its end", float(np.sqrt(noise)), "units")
+    yield Row(f"{name}: noise as foreseen on the way", float(np.sqrt(foreseen_noise)), "units")
+    yield Row(f"{name}: error of what is foreseen", float(np.sqrt(max(off, 0.0))), "units")

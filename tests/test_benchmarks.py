@@ -5,8 +5,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.bound import FUTURES, Seen, rows_of
 from benchmarks.harness import Row, main, medians
 
 
@@ -74,3 +76,24 @@ def test_compared_parts_take_turns_and_their_first_calls_do_not_count() -> None:
 
     assert medians({"a": lambda: part("a"), "b": lambda: part("b")}, rounds=3) == {"a": 2.0, "b": 5.0}
     assert "".join(calls) == "abababab"
+
+
+def test_what_bounds_one_pass_is_told_apart_from_noise() -> None:
+    rng = np.random.default_rng(0)
+    told, moves, sigma = np.full(40_000, -0.1), 40_000, 0.3
+    truth = told + rng.normal(0.0, 0.2, moves)
+    drawn = truth[:, None] + rng.normal(0.0, sigma, (moves, FUTURES))
+    foreseen = drawn / 2 + truth[:, None] / 2 + 0.05 * rng.choice([-1.0, 1.0], (moves, 1))  # half the noise, an error
+    means_and_noises = [
+        part for each in (drawn, foreseen) for part in (each.mean(axis=1), each.var(axis=1, ddof=1) / FUTURES)
+    ]  # fmt: skip
+    off_noise = (foreseen - drawn).var(axis=1, ddof=1) / FUTURES
+
+    found = {row.name.partition(": ")[2]: row.value for row in rows_of(Seen(told, truth, *means_and_noises, off_noise))}
+
+    assert found["standard deviation of the true gain"] == pytest.approx(0.2, rel=0.03)
+    assert found["its variance over the gap"] == pytest.approx(0.4, rel=0.05)
+    assert found["explained by one playout without faults"] == pytest.approx(100.0, rel=0.05)
+    assert found["noise by its end"] == pytest.approx(0.3, rel=0.03)
+    assert found["noise as foreseen on the way"] == pytest.approx(0.15, rel=0.03)
+    assert found["error of what is foreseen"] == pytest.approx(0.05, rel=0.05)

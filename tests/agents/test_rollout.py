@@ -334,7 +334,9 @@ def test_what_is_foreseen_tells_on_a_decision() -> None:
     sim, policy = at_first_decision(busy_case(ring=True)), untrained_moves(waiting=True)
     exact, wrong = (Rollout(base(policy, "jct"), Search(3, 4), "jct") for base in (Seer, Wrong))
     assert exact.choose(sim, 0) != wrong.choose(sim, 0)
-    np.testing.assert_array_equal(exact.gains(sim, 0), wrong.gains(sim, 0))  # of the ends alone
+    (ends, foreseen), (same_ends, misled) = (each.gains_both_ways(sim, 0) for each in (exact, wrong))
+    np.testing.assert_array_equal(ends, same_ends)
+    np.testing.assert_array_equal(misled, -1e3 * foreseen)
 
 
 def where_waiting_is_a_move() -> Simulation:
