@@ -84,12 +84,12 @@ def test_what_bounds_one_pass_is_told_apart_from_noise() -> None:
     truth = told + rng.normal(0.0, 0.2, moves)
     drawn = truth[:, None] + rng.normal(0.0, sigma, (moves, FUTURES))
     foreseen = drawn / 2 + truth[:, None] / 2 + 0.05 * rng.choice([-1.0, 1.0], (moves, 1))  # half the noise, an error
-    means_and_noises = [
-        part for each in (drawn, foreseen) for part in (each.mean(axis=1), each.var(axis=1, ddof=1) / FUTURES)
-    ]  # fmt: skip
-    off_noise = (foreseen - drawn).var(axis=1, ddof=1) / FUTURES
+    noise, foreseen_noise, off_noise = (
+        each.var(axis=1, ddof=1) / FUTURES for each in (drawn, foreseen, foreseen - drawn)
+    )  # fmt: skip
+    seen = Seen(told, truth, drawn.mean(axis=1), noise, foreseen.mean(axis=1), foreseen_noise, off_noise)
 
-    found = {row.name.partition(": ")[2]: row.value for row in rows_of(Seen(told, truth, *means_and_noises, off_noise))}
+    found = {row.name.partition(": ")[2]: row.value for row in rows_of(seen)}
 
     assert found["standard deviation of the true gain"] == pytest.approx(0.2, rel=0.03)
     assert found["its variance over the gap"] == pytest.approx(0.4, rel=0.05)

@@ -336,7 +336,7 @@ def test_what_is_foreseen_tells_on_a_decision() -> None:
     assert exact.choose(sim, 0) != wrong.choose(sim, 0)
     (ends, foreseen), (same_ends, misled) = (each.gains_both_ways(sim, 0) for each in (exact, wrong))
     np.testing.assert_array_equal(ends, same_ends)
-    np.testing.assert_array_equal(misled, -1e3 * foreseen)
+    np.testing.assert_allclose(misled, -1e3 * foreseen)
 
 
 def where_waiting_is_a_move() -> Simulation:
