@@ -28,7 +28,7 @@ CANDIDATE: Options = ("--algo ppo --action candidate",)
 CANDIDATE_WAITING: Options = ("--algo ppo --action candidate --waiting",)
 GROUP_WAITING: Options = ("--algo group --waiting",)
 DISTILLED: Options = ("--algo distil --waiting",)
-GROUP_LONGER: Options = ("--algo group --waiting --steps 1250000",)  # as long as distillation takes
+GROUP_LONGER: Options = ("--algo group --waiting --steps 1250000",)  # nearer to what distillation costs
 TAUGHT: Options = (*DISTILLED, "--algo group --waiting --init runs/hetero64-distil-wait-{seed}/best.zip")
 
 
@@ -99,7 +99,7 @@ SECTIONS = (
         "Imitation: whether it helps to be taught first. Distillation learns from what rollouts find at labelled "
         "decisions, each of whose moves is played out in 4 futures; the group-relative policy gradient then goes on "
         "with its weights instead of random ones, which are few updates, as it plays 2,048 runs for each. Equal steps "
-        "are no equal cost here: *longer* has about the core-minutes of the distillation. Those of the last row "
+        "are no equal cost here: *longer* has two thirds of the core-minutes of the distillation. Those of the last row "
         "include the teaching.",
         {
             "group, random weights": GROUP_WAITING,
