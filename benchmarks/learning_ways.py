@@ -99,8 +99,8 @@ SECTIONS = (
         "Imitation: whether it helps to be taught first. Distillation learns from what rollouts find at labelled "
         "decisions, each of whose moves is played out in 4 futures; the group-relative policy gradient then goes on "
         "with its weights instead of random ones, which are few updates, as it plays 2,048 runs for each. Equal steps "
-        "are no equal cost here: *longer* has two thirds of the core-minutes of the distillation. Those of the last row "
-        "include the teaching.",
+        "are no equal cost here: *longer* has two thirds of the core-minutes of the distillation. Those of the last "
+        "row include the teaching.",
         {
             "group, random weights": GROUP_WAITING,
             "group, longer": GROUP_LONGER,
