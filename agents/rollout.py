@@ -75,7 +75,6 @@ class Foreseeing(Ranking, Protocol):
 
 
 RANKED_WIDTH = 3  # moves beside the base's own that are tried by default where the base ranks them
-RANKED_FUTURES = 16  # that are drawn there at most by default, beside the one without faults
 RANKED_WORTH = 0.014  # units of `goal_unit_s`, as in Search
 FORESEE_FROM = 6  # jobs that are started from the decision on before what is foreseen says much of the move tried
 NEVER = 1 << 62  # starts
@@ -120,7 +119,7 @@ def rollout_of(base: Policy, budget_ms: float | None = None, horizon: int | None
         raise PluginError(f"policy {base.name!r} cannot be the base of rollouts: it has no play_on")
     search = Search()
     if isinstance(base, Ranking):
-        base, search = base.stand_in, Search(RANKED_FUTURES, RANKED_WIDTH, worth=RANKED_WORTH)
+        base, search = base.stand_in, Search(width=RANKED_WIDTH, worth=RANKED_WORTH)
     budget_s = float("inf") if budget_ms is None else budget_ms / 1000.0
     return Rollout(base, replace(search, budget_s=budget_s, horizon=horizon))
 

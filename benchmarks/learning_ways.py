@@ -147,13 +147,16 @@ SECTIONS = (
 )
 
 Settings = Mapping[str, float]  # fields of Search
-# Of rollouts, by base: a heuristic, and a policy of checkpoints/. Each is a difference from the defaults; the first has
-# none.
+# Of rollouts, by base: a heuristic, and a policy of checkpoints/. Each is a difference from the defaults; others are
+# compared with the first.
 SEARCHES: Mapping[str, tuple[Settings, ...]] = {
     "patient": ({}, {"futures": 3}, {"futures": 16}, {"width": 1}, {"width": 4}),
     "hetero64-wait": (
-        {}, {"futures": 4}, {"futures": 32}, {"width": 1}, {"width": 6}, {"worth": 0.007}, {"worth": 0.03},
-        {"horizon": 8}, {"horizon": 16}, {"horizon": 24},
+        {"futures": 16}, {"futures": 4}, {}, {"futures": 32},
+        *({"futures": 16, **others} for others in (
+            {"width": 1}, {"width": 6}, {"worth": 0.007}, {"worth": 0.03}, {"horizon": 8}, {"horizon": 16},
+            {"horizon": 24},
+        )),
     ),
 }  # fmt: skip
 
