@@ -1,7 +1,9 @@
 """The event simulator: what happens between decisions (docs/simulator.md).
 
 `reset` puts a cluster at its beginning, `advance` plays it until a job is due, and then one of `start`, `pass_over`
-(after a wait or a refused placement) answers.
+(after a wait or a refused placement) answers. Where a real cluster says what happens instead (scheduler/live.py), it is
+told by `begin_moment` and then `finish`, `stop`, `take_out`, `bring_back` and `submit`, and `is_due` asks for the next
+decision.
 """
 
 import math
@@ -108,7 +110,8 @@ def _count_in(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def _enqueue_last(sim: Simulation, row: int, job: int) -> None:
+def enqueue_last(sim: Simulation, row: int, job: int) -> None:
+    """Put a job at the end of the queue."""
     state = sim.state
     tail = state.tail[row]
     state.previous_job[row, job] = tail
@@ -136,7 +139,8 @@ def _enqueue_first(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def _dequeue(sim: Simulation, row: int, job: int) -> None:
+def dequeue(sim: Simulation, row: int, job: int) -> None:
+    """Take a job out of the queue, at the end of a stay there."""
     state = sim.state
     before, after = state.previous_job[row, job], state.next_job[row, job]
     if before < 0:
@@ -175,7 +179,8 @@ def _leave_gpus(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def _finish(sim: Simulation, row: int, job: int) -> None:
+def finish(sim: Simulation, row: int, job: int) -> None:
+    """End a running job."""
     state = sim.state
     log_placement(sim, row, FINISH, job)
     _leave_gpus(sim, row, job)
@@ -186,8 +191,25 @@ def _finish(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def _stop(sim: Simulation, row: int, job: int) -> None:
-    """Stop a job after a fault: keep what its checkpoints hold, and put it at the head of the queue.
+def kept_s(sim: Simulation, row: int, job: int) -> float:
+    """Return how much of the time that a running job has run its last checkpoint holds."""
+    state = sim.state
+    useful_s = max(0.0, state.now_s[row] - state.start_s[row, job] - state.overhead_s[row, job])
+    checkpoint_s = sim.rules.checkpoint_s
+    # 1e-9: a run of a whole number of intervals has saved the last of them also where rounding says a little less
+    intervals = math.floor(useful_s / checkpoint_s + 1e-9) if checkpoint_s < math.inf else 0.0
+    return min(useful_s, intervals * checkpoint_s) if intervals > 0.0 else 0.0
+
+
+@kernel
+def stop(sim: Simulation, row: int, job: int, kept_s: float) -> None:
+    """Stop a running job, keep what its checkpoints hold, and put it at the head of the queue.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job.
+        kept_s: How much of the time that it has run is kept.
 
     Source: SPEC R11.
     """
@@ -195,14 +217,8 @@ def _stop(sim: Simulation, row: int, job: int) -> None:
     log_placement(sim, row, STOP, job)
     expected_end_s(sim, row, job)  # the estimate doubles here too, if it was outlived
     _leave_gpus(sim, row, job)
-    elapsed_s = state.now_s[row] - state.start_s[row, job]
-    useful_s = max(0.0, elapsed_s - state.overhead_s[row, job])
-    checkpoint_s = sim.rules.checkpoint_s
-    # 1e-9: a run of a whole number of intervals has saved the last of them also where rounding says a little less
-    intervals = math.floor(useful_s / checkpoint_s + 1e-9) if checkpoint_s < math.inf else 0.0
-    saved_s = min(useful_s, intervals * checkpoint_s) if intervals > 0.0 else 0.0
-    state.saved_s[row, job] += saved_s / state.slowdown[row, job]
-    state.lost_s[row, job] += elapsed_s - saved_s
+    state.saved_s[row, job] += kept_s / state.slowdown[row, job]
+    state.lost_s[row, job] += state.now_s[row] - state.start_s[row, job] - kept_s
     state.stops[row, job] += 1
     _enqueue_first(sim, row, job)
 
@@ -222,8 +238,8 @@ def _source_gpus(sim: Simulation, source: int) -> tuple[int, int]:
 
 
 @kernel
-def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
-    """Take GPUs out of service and stop the jobs on them, lowest index first."""
+def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
+    """Take GPUs out of service once more; jobs on them go on."""
     state = sim.state
     opened = False
     for gpu in range(first, after):
@@ -238,6 +254,13 @@ def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
             if state.gpu_job[row, gpu] < 0:
                 state.free[row, sim.cluster.gpu_node[gpu]] -= 1
                 state.usable[row] -= 1
+
+
+@kernel
+def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
+    """Take GPUs out of service and stop the jobs on them, lowest index first."""
+    state = sim.state
+    take_out(sim, row, first, after)
     while True:
         lowest = -1
         for gpu in range(first, after):
@@ -246,11 +269,12 @@ def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
                 lowest = job
         if lowest < 0:
             break
-        _stop(sim, row, lowest)
+        stop(sim, row, lowest, kept_s(sim, row, lowest))
 
 
 @kernel
-def _regain_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
+def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
+    """Undo one `take_out` of GPUs."""
     state = sim.state
     opened = False
     for gpu in range(first, after):
@@ -278,7 +302,7 @@ def _change_source(sim: Simulation, row: int, source: int) -> None:
         state.source_s[row, source] = repaired_s(sim, row, source)
         state.source_failed[row, source] = 1
     if not fails or state.source_s[row, source] <= state.now_s[row]:
-        _regain_gpus(sim, row, first, after)
+        bring_back(sim, row, first, after)
         state.source_k[row, source] += 1
         state.source_failed[row, source] = 0
         state.source_s[row, source] = next_fault_s(sim, row, source, state.now_s[row])
@@ -290,7 +314,7 @@ def _change_source(sim: Simulation, row: int, source: int) -> None:
 
 
 @kernel
-def _next_time_s(sim: Simulation, row: int) -> float:
+def next_time_s(sim: Simulation, row: int) -> float:
     """Return when something happens next, inf for never."""
     state = sim.state
     time_s = next_ageing_s(sim, row)
@@ -304,8 +328,8 @@ def _next_time_s(sim: Simulation, row: int) -> float:
 
 
 @kernel
-def _live_through(sim: Simulation, row: int, time_s: float) -> None:
-    """Let everything happen that happens at one moment: finishes, faults and repairs, submissions."""
+def begin_moment(sim: Simulation, row: int, time_s: float) -> None:
+    """Let time pass until the next moment at which something happens."""
     state = sim.state
     passed_s = time_s - state.now_s[row]
     state.busy_gpu_s[row] += state.busy[row] * passed_s
@@ -313,8 +337,27 @@ def _live_through(sim: Simulation, row: int, time_s: float) -> None:
     state.job_time_s[row] += (state.submitted[row] - state.finished[row]) * passed_s
     state.now_s[row] = time_s
     state.moment[row] += 1
+
+
+@kernel
+def submit(sim: Simulation, row: int) -> None:
+    """Put the next job of the scenario at the end of the queue."""
+    state = sim.state
+    job = state.submitted[row]
+    begin_event(sim, row, SUBMIT, job)
+    enqueue_last(sim, row, job)
+    state.submitted[row] += 1
+    state.estimates_s[row] += sim.scenarios.estimate_s[state.scenario[row], job]
+    state.job_events[row] += 1
+
+
+@kernel
+def live_through(sim: Simulation, row: int, time_s: float) -> None:
+    """Let everything happen that happens at one moment: finishes, faults and repairs, submissions."""
+    state = sim.state
+    begin_moment(sim, row, time_s)
     while state.running[row] > 0 and state.end_s[row, state.run_heap[row, 0]] <= time_s:
-        _finish(sim, row, state.run_heap[row, 0])
+        finish(sim, row, state.run_heap[row, 0])
     jobs = sim.scenarios.jobs[state.scenario[row]]
     if state.finished[row] == jobs:
         return
@@ -322,12 +365,20 @@ def _live_through(sim: Simulation, row: int, time_s: float) -> None:
         _change_source(sim, row, state.source_heap[row, 0])
     submit_s = sim.scenarios.submit_s[state.scenario[row]]
     while state.submitted[row] < jobs and submit_s[state.submitted[row]] <= time_s:
-        job = state.submitted[row]
-        begin_event(sim, row, SUBMIT, job)
-        _enqueue_last(sim, row, job)
-        state.submitted[row] += 1
-        state.estimates_s[row] += sim.scenarios.estimate_s[state.scenario[row], job]
-        state.job_events[row] += 1
+        submit(sim, row)
+
+
+@kernel
+def is_due(sim: Simulation, row: int) -> bool:
+    """Say whether a job is due at this moment, and make it the current one."""
+    state = sim.state
+    if state.queued[row] > 0 and state.usable[row] > 0:
+        job = next_job(sim, row)
+        if job >= 0:
+            begin_picks(sim, row, job)
+            return True
+    state.current[row] = -1
+    return False
 
 
 @kernel
@@ -336,18 +387,14 @@ def advance(sim: Simulation, row: int) -> bool:
     state = sim.state
     jobs = sim.scenarios.jobs[state.scenario[row]]
     while True:
-        if state.queued[row] > 0 and state.usable[row] > 0:
-            job = next_job(sim, row)
-            if job >= 0:
-                begin_picks(sim, row, job)
-                return True
-        state.current[row] = -1
+        if is_due(sim, row):
+            return True
         if state.finished[row] == jobs:
             return False
-        time_s = _next_time_s(sim, row)
+        time_s = next_time_s(sim, row)
         if time_s > sim.rules.limit_s or time_s == math.inf:
             return False
-        _live_through(sim, row, time_s)
+        live_through(sim, row, time_s)
 
 
 @kernel
@@ -376,7 +423,7 @@ def start(sim: Simulation, row: int) -> bool:
     if not keeps_reservation(sim, row, slowdown):
         pass_over(sim, row)
         return False
-    _dequeue(sim, row, job)
+    dequeue(sim, row, job)
     now_s = state.now_s[row]
     gpus = 0
     gpu = state.first_gpu[row, job]

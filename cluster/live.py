@@ -1,0 +1,100 @@
+"""What only a simulation needs that a real cluster drives: jobs come and go by other ways than in a workload."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled import kernel
+from .engine import dequeue, enqueue_last
+from .heap import push
+from .state import Simulation
+
+
+@kernel
+def withdraw(sim: Simulation, row: int, job: int) -> None:
+    """Take a waiting job out of the queue for good."""
+    dequeue(sim, row, job)
+    sim.state.finish_s[row, job] = sim.state.now_s[row]
+    sim.state.finished[row] += 1
+
+
+@kernel
+def move_by_rank(sim: Simulation, row: int, job: int, rank: NDArray[np.int64]) -> None:
+    """Move a waiting job that stands first or last to its place: behind all of a lower rank, before all of a higher.
+
+    Among equals it stays on the side from which it came. The queue but for this job must be in that order.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job.
+        rank: Of each job, shape (jobs,).
+    """
+    state = sim.state
+    if state.head[row] == job and state.tail[row] != job:
+        after = state.next_job[row, job]
+        while after >= 0 and rank[after] < rank[job]:
+            after = state.next_job[row, after]
+        _put_before(sim, row, job, after)
+    elif state.tail[row] == job:
+        before = state.previous_job[row, job]
+        while before >= 0 and rank[before] > rank[job]:
+            before = state.previous_job[row, before]
+        _put_before(sim, row, job, state.head[row] if before < 0 else state.next_job[row, before])
+
+
+@kernel
+def _put_before(sim: Simulation, row: int, job: int, after: int) -> None:
+    """Put a waiting job before another, -1 for the end of the queue; nothing else about its stay changes."""
+    state = sim.state
+    if after == job or state.next_job[row, job] == after:
+        return
+    _link(sim, row, state.previous_job[row, job], state.next_job[row, job])
+    before = state.tail[row] if after < 0 else state.previous_job[row, after]
+    _link(sim, row, before, job)
+    _link(sim, row, job, after)
+
+
+@kernel
+def _link(sim: Simulation, row: int, before: int, after: int) -> None:
+    """Let one waiting job follow another; -1 for the ends of the queue."""
+    state = sim.state
+    if before < 0:
+        state.head[row] = after
+    else:
+        state.next_job[row, before] = after
+    if after < 0:
+        state.tail[row] = before
+    else:
+        state.previous_job[row, after] = before
+
+
+@kernel
+def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None:
+    """Let a job run that has run since before the simulation knew of it; its times stand in the state.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job, in no queue.
+        gpus: GPUs that it holds, in the order of their picks; free, though they may be out of service.
+    """
+    state = sim.state
+    state.first_gpu[row, job] = -1
+    for gpu in gpus:
+        state.gpu_job[row, gpu] = job
+        state.gpu_next[row, gpu] = state.first_gpu[row, job]
+        state.first_gpu[row, job] = gpu
+        if state.gpu_down[row, gpu] == 0:
+            state.free[row, sim.cluster.gpu_node[gpu]] -= 1
+            state.usable[row] -= 1
+    state.busy[row] += gpus.size
+    push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+
+
+@kernel
+def rejoin(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+    """Put a job at the end of the queue that has stood there since a time before the simulation knew of it."""
+    state = sim.state
+    enqueue_last(sim, row, job)
+    state.entered_s[row, job] = entered_s
+    state.queued_s[row, job] = entered_s - state.wait_s[row, job]

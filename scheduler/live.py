@@ -1,0 +1,357 @@
+"""A real cluster as the arrays that policies see: the state of a simulation, to which somebody says what happens."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.engine import (
+    begin_moment,
+    bring_back,
+    finish,
+    is_due,
+    kept_s,
+    reset,
+    start,
+    stop,
+    submit,
+    take_out,
+    wait,
+)
+from ..cluster.errors import PluginError
+from ..cluster.live import move_by_rank, rejoin, resume, withdraw
+from ..cluster.order import may_wait, next_ageing_s, turn_to
+from ..cluster.placing import take_gpu, undo_picks
+from ..cluster.scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from ..cluster.simulation import simulation_of
+from ..cluster.state import Simulation
+from ..cluster.topology import Cluster
+
+ROW = 0  # of the simulation
+LEAST_ROOM = 256  # jobs
+TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
+
+
+class Site(NamedTuple):
+    """What stays the same of a cluster."""
+
+    cluster: Cluster
+    rules: Rules
+    process: FaultProcess  # of imagined futures
+    hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known of a job when it is submitted."""
+
+    job: str
+    gpus: int
+    estimate_s: float  # run time on the reference placement
+    submitted_s: float
+    rank: int = 0  # jobs of a lower rank stand before those of a higher one in the queue
+    compute_s: float = 1.0  # of an iteration at speed 1
+    parameter_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What has happened to a job, complete enough to go on from."""
+
+    guess_s: float  # the estimate, doubled whenever it was outlived
+    entered_s: float  # when it last came into the queue
+    saved_s: float = 0.0  # work that checkpoints hold
+    wait_s: float = 0.0  # total time of its finished stays in the queue
+    stops: int = 0
+    first_start_s: float = -1.0  # -1 before
+    start_s: float = 0.0  # last start
+    overhead_s: float = 0.0  # restart cost of the run in progress
+    slowdown: float = 1.0  # run time over work on its placement
+    gpus: tuple[int, ...] = ()  # that it runs on, in the order of their picks; none while it waits
+
+
+class Known(NamedTuple):
+    """A cluster at one moment, as it can be taken up again."""
+
+    now_s: float
+    jobs: Sequence[tuple[Asked, Standing]] = ()  # in the order of submission
+    queue: Sequence[str] = ()  # those that wait, in the order of the queue
+    down: Sequence[int] = ()  # GPUs out of service, each as often as it was taken out
+    mean_estimate_s: float = 0.0  # over all jobs so far, the measure of time in what policies see; 0: of these
+
+
+class Told(NamedTuple):
+    """A method of LiveCluster that was called, and with what."""
+
+    method: str
+    arguments: tuple[object, ...]
+
+
+class LiveCluster:
+    """The one row of a simulation that a real cluster drives.
+
+    Slots of jobs are given out in the order of submission. When there are none left, those of jobs that have ended are
+    taken back, and all others move up in the same order.
+    """
+
+    def __init__(self, site: Site, known: Known) -> None:
+        self.site = site
+        self.journal: list[Told] | None = None  # what was done, if it is kept for another one that is to stay the same
+        self._take_over(known)
+
+    def _take_over(self, known: Known) -> None:
+        self.sim = _simulation_of(self.site, known.jobs)
+        reset(self.sim, ROW, 0)
+        self._asked: list[Asked] = []  # by slot
+        self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
+        self._rank = np.zeros(self.room, dtype=np.int64)
+        state = self.sim.state
+        state.now_s[ROW], state.moment[ROW] = known.now_s, 0
+        state.source_count[ROW] = 0  # reality says what fails, and when
+        for gpu in known.down:
+            self.take_out(gpu)
+        for asked, standing in known.jobs:
+            self._take_up(asked, standing)
+        if known.mean_estimate_s > 0.0:
+            state.estimates_s[ROW] = known.mean_estimate_s * len(known.jobs)
+        for job in known.queue:
+            slot = self._slot[job]
+            rejoin(self.sim, ROW, slot, state.entered_s[ROW, slot])
+
+    @property
+    def room(self) -> int:
+        """Slots of jobs."""
+        return int(self.sim.scenarios.gpus.shape[1])
+
+    @property
+    def now_s(self) -> float:
+        """The present."""
+        return float(self.sim.state.now_s[ROW])
+
+    def _note(self, method: str, *arguments: object) -> None:
+        if self.journal is not None:
+            self.journal.append(Told(method, arguments))
+
+    def begin(self, now_s: float) -> None:
+        """Let time pass to a moment at which something happens."""
+        self._note("begin", now_s)
+        begin_moment(self.sim, ROW, now_s)
+
+    def submit(self, asked: Asked) -> None:
+        """Put a job into the queue, behind all others of its rank."""
+        self._note("submit", asked)
+        if len(self._asked) == self.room:
+            self._make_room()
+        slot = self._write(asked)
+        submit(self.sim, ROW)
+        move_by_rank(self.sim, ROW, slot, self._rank)
+
+    def finish(self, job: str) -> None:
+        """End a running job."""
+        self._note("finish", job)
+        finish(self.sim, ROW, self._slot.pop(job))
+
+    def stop(self, job: str, kept: float | None = None) -> None:
+        """Put a running job back into the queue, before all others of its rank.
+
+        Args:
+            job: The job.
+            kept: How much of the time that it has run its checkpoints hold, in seconds; None if it told nothing, which
+                counts as a checkpoint in each interval of the cluster.
+        """
+        self._note("stop", job, kept)
+        slot = self._slot[job]
+        stop(self.sim, ROW, slot, kept_s(self.sim, ROW, slot) if kept is None else kept)
+        move_by_rank(self.sim, ROW, slot, self._rank)
+
+    def withdraw(self, job: str) -> None:
+        """Take a waiting job out of the queue for good."""
+        self._note("withdraw", job)
+        withdraw(self.sim, ROW, self._slot.pop(job))
+
+    def take_out(self, gpu: int) -> None:
+        """Take a GPU out of service once more; a job on it goes on."""
+        self._note("take_out", gpu)
+        state = self.sim.state
+        take_out(self.sim, ROW, gpu, gpu + 1)
+        state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 1, state.now_s[ROW]
+
+    def bring_back(self, gpu: int) -> None:
+        """Undo one `take_out`."""
+        self._note("bring_back", gpu)
+        state = self.sim.state
+        bring_back(self.sim, ROW, gpu, gpu + 1)
+        if state.gpu_down[ROW, gpu] == 0:
+            state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 0, state.now_s[ROW]
+
+    def due(self) -> str | None:
+        """Return the job of the decision that is due, None if there is none at this moment."""
+        return self.current if is_due(self.sim, ROW) else None
+
+    def ages_by(self, now_s: float) -> bool:
+        """Say whether a waiting job has reached the ageing bound since the last moment."""
+        return bool(next_ageing_s(self.sim, ROW) <= now_s)
+
+    @property
+    def current(self) -> str:
+        """The job that is due; a policy may have turned to another one."""
+        return self._asked[int(self.sim.state.current[ROW])].job
+
+    def start(self) -> bool:
+        """Start the current job on its picks; False if that would break a reservation, and the job is passed over."""
+        self._note("carry_out", self.current, self.picks(self.current))
+        return bool(start(self.sim, ROW))
+
+    def carry_out(self, job: str, gpus: Sequence[int]) -> bool:
+        """Start a job on GPUs that somebody chose; as `start`.
+
+        Raises:
+            PluginError: If the job may not start at this moment, or cannot start on these GPUs; nothing has changed.
+        """
+        self.check(job, gpus)
+        if job != self.current and not turn_to(self.sim, ROW, self._slot[job]):
+            raise PluginError(f"job {job} may not start before job {self.current}")
+        for gpu in gpus:
+            take_gpu(self.sim, ROW, gpu)
+        return self.start()
+
+    def check(self, job: str, gpus: Sequence[int]) -> None:
+        """Refuse GPUs that a waiting job cannot have.
+
+        Raises:
+            PluginError: Saying why.
+        """
+        state = self.sim.state
+        if job not in self._slot or state.run_place[ROW, self._slot[job]] >= 0:
+            raise PluginError(f"job {job} does not wait")
+        asked = self._asked[self._slot[job]].gpus
+        if len(gpus) != asked or len(set(gpus)) != asked:
+            raise PluginError(f"job {job} asks for {asked} GPUs and was given {len(set(gpus))}")
+        for gpu in gpus:
+            if not 0 <= gpu < state.gpu_job.shape[1]:
+                raise PluginError(f"there is no GPU {gpu}")
+            if state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
+                raise PluginError(f"GPU {gpu} is {'busy' if state.gpu_job[ROW, gpu] >= 0 else 'out of service'}")
+
+    def take_back(self) -> None:
+        """Give the picks for the current job back, and forget that all jobs were to wait."""
+        if self.sim.state.current[ROW] >= 0:
+            undo_picks(self.sim, ROW)
+        self.sim.state.rested[ROW] = min(self.sim.state.rested[ROW], self.sim.state.moment[ROW] - 1)
+
+    @property
+    def rests(self) -> bool:
+        """Whether a policy has said at this moment that all jobs wait."""
+        return bool(self.sim.state.rested[ROW] == self.sim.state.moment[ROW])
+
+    def wait(self, *, rests: bool) -> None:
+        """Let the next event pass instead of placing the current job; all jobs, if it `rests`.
+
+        Raises:
+            PluginError: If nobody may wait at this moment.
+        """
+        if not may_wait(self.sim, ROW):
+            raise PluginError(f"job {self.current} may not wait at this moment")
+        self._note("wait", rests)
+        undo_picks(self.sim, ROW)
+        if rests:
+            self.sim.state.rested[ROW] = self.sim.state.moment[ROW]
+        wait(self.sim, ROW)
+
+    def follow(self, told: Iterable[Told]) -> None:
+        """Do what another one did, decisions too."""
+        for each in told:
+            if each.method == "carry_out":
+                self.due()
+                self.carry_out(*each.arguments)  # type: ignore[arg-type]
+            elif each.method == "wait":
+                self.due()
+                self.wait(rests=bool(each.arguments[0]))
+            else:
+                getattr(self, each.method)(*each.arguments)
+
+    def picks(self, job: str) -> tuple[int, ...]:
+        """Return the GPUs that a job holds, or that are picked for it, in the order of their picks."""
+        gpus = []
+        gpu = int(self.sim.state.first_gpu[ROW, self._slot[job]])
+        while gpu >= 0:
+            gpus.append(gpu)
+            gpu = int(self.sim.state.gpu_next[ROW, gpu])
+        return tuple(reversed(gpus))
+
+    def standing(self, job: str) -> Standing:
+        """Return what has happened to a job of the system."""
+        slot, state = self._slot[job], self.sim.state
+        values = {name: float(getattr(state, name)[ROW, slot]) for name in TIMES}
+        gpus = self.picks(job) if state.run_place[ROW, slot] >= 0 else ()
+        return Standing(**values, stops=int(state.stops[ROW, slot]), gpus=gpus)
+
+    def known(self) -> Known:
+        """Return all that another object needs to go on from here."""
+        jobs = [(self._asked[slot], self.standing(job)) for job, slot in self._slot.items()]
+        state = self.sim.state
+        down = np.repeat(np.arange(state.gpu_down.shape[1]), state.gpu_down[ROW]).tolist()
+        mean_s = float(state.estimates_s[ROW]) / max(len(self._asked), 1)
+        return Known(self.now_s, jobs, tuple(self._queue()), down, mean_s)
+
+    def _queue(self) -> Iterable[str]:
+        state = self.sim.state
+        slot = int(state.head[ROW])
+        while slot >= 0:
+            yield self._asked[slot].job
+            slot = int(state.next_job[ROW, slot])
+
+    def _make_room(self) -> None:
+        """Take the slots of jobs back that have ended, and have room for as many more as there are."""
+        old, slots = self.sim.state, self._slot
+        self._take_over(self.known())
+        for name in ("moment", "waited", "rested", "decisions"):
+            getattr(self.sim.state, name)[ROW] = getattr(old, name)[ROW]
+        self.sim.state.passed[ROW, : len(slots)] = old.passed[ROW, list(slots.values())]
+
+    def _write(self, asked: Asked) -> int:
+        """Write what a job asks into the next slot, and return that."""
+        slot, scenarios = len(self._asked), self.sim.scenarios
+        self._asked.append(asked)
+        self._slot[asked.job] = slot
+        scenarios.jobs[0] = slot + 1
+        scenarios.gpus[0, slot] = asked.gpus
+        scenarios.work_s[0, slot] = scenarios.estimate_s[0, slot] = asked.estimate_s
+        scenarios.submit_s[0, slot] = asked.submitted_s
+        scenarios.compute_s[0, slot], scenarios.parameter_bytes[0, slot] = asked.compute_s, asked.parameter_bytes
+        self._rank[slot] = asked.rank
+        self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = asked.estimate_s, -1.0
+        return slot
+
+    def _take_up(self, asked: Asked, standing: Standing) -> None:
+        """Put a job where it stands, but for the queue."""
+        slot, state = self._write(asked), self.sim.state
+        state.submitted[ROW] = slot + 1
+        state.estimates_s[ROW] += asked.estimate_s
+        state.stops[ROW, slot] = standing.stops
+        for name in TIMES:
+            getattr(state, name)[ROW, slot] = getattr(standing, name)
+        if standing.gpus:
+            # Only a key of the heap: nobody knows when it ends, and what is expected follows from the estimate.
+            state.end_s[ROW, slot] = standing.start_s + asked.estimate_s * standing.slowdown
+            resume(self.sim, ROW, slot, np.array(standing.gpus, dtype=np.int32))
+
+
+def _simulation_of(site: Site, jobs: Sequence[tuple[Asked, Standing]]) -> Simulation:
+    """Return a simulation of one row with room for these jobs and as many more, none of them written."""
+    room = max(LEAST_ROOM, 2 * len(jobs))
+    sources = fault_sources(site.cluster)
+    rates = np.zeros((1, sources))
+    rates[0, : site.hazard_per_s.size] = site.hazard_per_s
+    scenarios = Scenarios(
+        jobs=np.zeros(1, dtype=np.int32),
+        gpus=np.zeros((1, room), dtype=np.int32),
+        **{name: np.zeros((1, room)) for name in ("work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")},
+        speed=site.cluster.speed[None].copy(),
+        hazard_per_s=site.hazard_per_s[None].copy(),
+        source_rate_per_s=rates,
+        fault_seed=np.zeros(1, dtype=np.int64),
+    )
+    return simulation_of(site.cluster, scenarios, site.process, site.rules)

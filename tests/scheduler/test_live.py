@@ -1,0 +1,179 @@
+"""A cluster that is told what happens must look as the simulation in which it happened."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.protocol import Policy
+from longshore.cluster.engine import advance, reset, start, wait
+from longshore.cluster.outcome import EVENT_KINDS
+from longshore.cluster.placing import undo_picks
+from longshore.cluster.state import Simulation
+from longshore.scheduler.live import ROW, Asked, Known, LiveCluster, Site
+from tests.compiled_runs import compiled, picks
+from tests.plain_run import busy_case
+from tests.policies_under_test import untrained, untrained_moves
+from tests.strategies import Case, cases
+
+UNTRAINED = [untrained(action="node", waiting=True), untrained_moves(waiting=True)]
+TAKEN_UP = [HEURISTICS[name] for name in ("pack", "eft-hazard", "patient", "replacement")]
+POLICIES = TAKEN_UP + UNTRAINED
+
+
+def site_of(case: Case) -> Site:
+    scenarios = case.scenarios
+    cluster = case.cluster._replace(speed=scenarios.speed[case.row])
+    return Site(cluster, case.rules, case.process, scenarios.hazard_per_s[case.row])
+
+
+def asked_in(case: Case, job: int) -> Asked:
+    it, row = case.scenarios, case.row
+    return Asked(
+        str(job), int(it.gpus[row, job]), float(it.estimate_s[row, job]), float(it.submit_s[row, job]),
+        compute_s=float(it.compute_s[row, job]), parameter_bytes=float(it.parameter_bytes[row, job]),
+    )  # fmt: skip
+
+
+class Told:
+    """A live cluster that is told the events of a simulation's log, one after the other."""
+
+    def __init__(self, case: Case, world: Simulation) -> None:
+        self.case, self.world, self.read = case, world, 0
+        self.live = LiveCluster(site_of(case), Known(0.0))
+
+    def catch_up(self) -> None:
+        """Tell all that has happened since the last decision, moment by moment."""
+        log, live = self.world.log, self.live
+        for at in range(self.read, int(log.size[0])):
+            kind = EVENT_KINDS[int(log.kind[at])]
+            if kind == "start":
+                continue  # the scheduler's own doing
+            if at == 0 or log.time_s[at] > live.now_s:
+                live.begin(float(log.time_s[at]))
+            gpus = log.gpus[log.first_gpu[at] : log.first_gpu[at + 1]]
+            self.tell(kind, int(log.job[at]), gpus.tolist())
+        self.read = int(log.size[0])
+        if live.now_s < self.world.state.now_s[0]:
+            live.begin(float(self.world.state.now_s[0]))  # a job has reached the ageing bound
+
+    def tell(self, kind: str, job: int, gpus: list[int]) -> None:
+        live = self.live
+        if kind == "submit":
+            live.submit(asked_in(self.case, job))
+        elif kind == "finish":
+            live.finish(str(job))
+        elif kind == "stop":
+            live.stop(str(job))
+        else:
+            for gpu in gpus:
+                (live.take_out if kind == "fault" else live.bring_back)(gpu)
+
+
+Decided = tuple[str | None, bool, str, list[int]]  # the job that was due, whether it started, what did, and its GPUs
+
+
+def decided(told: Told, policy: Policy, before: Callable[[], None] = lambda: None) -> Iterator[tuple[Decided, Decided]]:
+    """Yield what is decided in the simulation and on the live cluster, decision by decision."""
+    world = told.world
+    reset(world, 0, told.case.row)
+    while advance(world, 0):
+        told.catch_up()
+        before()
+        job, due = str(world.state.current[0]), told.live.due()
+        placed, live_placed = policy.place(world, 0), policy.place(told.live.sim, ROW)
+        yield (
+            (job, placed, str(world.state.current[0]), picks(world)),
+            (due, live_placed, told.live.current, sorted(told.live.picks(told.live.current))),
+        )
+        if placed:
+            assert start(world, 0) == told.live.start()
+        else:
+            undo_picks(world, 0)
+            wait(world, 0)
+            told.live.wait(rests=told.live.rests)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("ring", [False, True])
+def test_a_policy_decides_on_a_live_cluster_as_in_the_simulation(policy: Policy, ring: bool) -> None:  # noqa: FBT001
+    case = busy_case(ring=ring)
+
+    pairs = list(decided(Told(case, compiled(case)), policy))
+
+    assert len(pairs) >= 10
+    assert [there for there, _ in pairs] == [here for _, here in pairs]
+
+
+@given(cases(), st.sampled_from(POLICIES))
+def test_any_policy_decides_on_a_live_cluster_as_in_the_simulation(case: Case, policy: Policy) -> None:
+    for there, here in decided(Told(case, compiled(case)), policy):
+        assert there == here
+
+
+@given(cases(), st.sampled_from(TAKEN_UP))
+def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(case: Case, policy: Policy) -> None:
+    told = Told(case, compiled(case))
+    decided_s = -1.0
+
+    def take_up() -> None:
+        nonlocal decided_s
+        # Who has waited at this moment is not kept: a decision that is due again is asked for again.
+        if told.live.now_s > decided_s:
+            told.live = LiveCluster(told.live.site, told.live.known())
+        decided_s = told.live.now_s
+
+    for there, here in decided(told, policy, take_up):
+        assert there == here
+
+
+def test_slots_of_jobs_that_have_ended_are_taken_back() -> None:
+    case = busy_case(ring=False)
+    live = LiveCluster(site_of(case), Known(0.0))
+    live.begin(0.0)
+    live.submit(Asked("stays", 10, 50.0, 0.0))
+    assert live.due() == "stays"
+    assert HEURISTICS["pack"].place(live.sim, ROW)
+    assert live.start()
+    held, room = live.picks("stays"), live.room
+
+    for job in range(3 * room):
+        live.submit(Asked(str(job), 1, 10.0, 0.0))
+        if job >= 5:
+            live.withdraw(str(job - 5))
+
+    assert live.room == room
+    assert live.picks("stays") == held
+    assert list(live.known().queue) == [str(job) for job in range(3 * room - 5, 3 * room)]
+    live.finish("stays")
+    assert live.due() == str(3 * room - 5)
+
+
+@given(st.lists(st.tuples(st.sampled_from(("submit", "start", "stop", "withdraw")), st.integers(0, 3)), max_size=40))
+def test_the_queue_is_in_order_of_rank_and_then_of_submission_with_stopped_jobs_first(
+    steps: list[tuple[str, int]],
+) -> None:
+    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
+    plain: list[tuple[int, str]] = []  # the queue
+    running: list[tuple[int, str]] = []
+    for number, (what, rank) in enumerate(steps):
+        live.begin(float(number))
+        if what == "submit":
+            live.submit(Asked(str(number), 1, 10.0, float(number), rank))
+            plain.append((rank, str(number)))
+            plain.sort(key=lambda it: it[0])
+        elif what == "start" and plain and len(running) < 10:
+            assert live.due() == plain[0][1]
+            assert HEURISTICS["pack"].place(live.sim, ROW)
+            assert live.start()
+            running.append(plain.pop(0))
+        elif what == "stop" and running:
+            job = running.pop(rank % len(running))
+            live.stop(job[1])
+            plain.insert(0, job)
+            plain.sort(key=lambda it: it[0])
+        elif what == "withdraw" and plain:
+            live.withdraw(plain.pop(rank % len(plain))[1])
+        assert list(live.known().queue) == [job for _, job in plain]
