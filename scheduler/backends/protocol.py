@@ -1,0 +1,162 @@
+"""The one interface of all backends.
+
+Source: SPEC R8, F1, K6; every call has a deadline of its own, and an exception means that the answer is not known,
+never that a job is gone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from ...cluster.errors import BackendError
+
+
+class CannotHonourError(BackendError):
+    """Raised when a backend cannot give exactly the GPUs that were chosen."""
+
+
+class RefusedError(BackendError):
+    """Raised when a backend will never start what it was given, such as a program that is not there."""
+
+
+class Run(StrEnum):
+    """What a backend knows of an attempt."""
+
+    PENDING = "pending"  # accepted, no process yet
+    RUNNING = "running"  # all ranks were started
+    EXITED = "exited"  # all ranks have ended
+    LOST = "lost"  # proven gone without a record of how it ended
+    UNREACHABLE = "unreachable"  # nothing can be said at the moment
+    ABSENT = "absent"  # it never heard of it
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """GPUs of one node in a placement."""
+
+    node: str
+    gpus: tuple[int, ...]  # indices on the node, ascending
+
+
+Placement = tuple[Share, ...]  # in the order of nodes; ranks go through it share by share
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try to run a job."""
+
+    name: str  # ls-<job>-<number>: at most 63 of a-z, 0-9 and -; what a backend knows it by
+    job: str
+    number: int
+    command: tuple[str, ...]  # run once for each GPU, without a shell
+    folder: str  # working directory; "" for one of the attempt's own
+    environment: Mapping[str, str]
+    grace_s: float = 30.0  # between asking a job to stop and killing it
+    limit_s: float = float("inf")  # running time after which it is stopped
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank ended."""
+
+    rank: int
+    code: int  # exit code, 0 to 255; of a signal: 0
+    signal: int  # 0 if none ended it
+    ended_s: float  # Unix time
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a backend says of an attempt."""
+
+    run: Run
+    ends: tuple[RankEnd, ...] = ()  # of the ranks that have ended, in the order of their ends
+    reason: str = ""  # who asked for the end: "", "cancelled", "time limit" or "rank failed"; of LOST: what was seen
+    started_s: float = 0.0  # Unix time, 0 if not yet
+    progress: Mapping[str, float] = field(default_factory=dict)  # what the job reports of itself
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSeen:
+    """A GPU as its node tells."""
+
+    index: int
+    healthy: bool = True
+    utilisation: float = 0.0  # 0 to 1
+    free_bytes: float = 0.0
+    temperature_c: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """A node as it answers."""
+
+    name: str
+    gpus: tuple[GpuSeen, ...]
+    seen_s: float  # Unix time of its last answer
+    slots: bool = False  # its GPUs are slots that only behave like GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can promise."""
+
+    exact_gpus: bool  # the indices that were chosen are what a job gets
+    atomic_gang: bool  # all ranks start or none
+    enforced: bool  # others cannot take the GPUs of a job
+
+
+class Backend(Protocol):
+    """Starts, watches and stops attempts. Register one under the entry point group `longshore.backends`."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it promises."""
+        ...
+
+    def observe(self) -> tuple[NodeSeen, ...]:
+        """Return all its nodes, in cluster-file order.
+
+        Raises:
+            BackendError: If they cannot all be told.
+        """
+        ...
+
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        """Start an attempt on exactly these GPUs. Doing it again does nothing; an attempt never starts twice.
+
+        Raises:
+            CannotHonourError: If these GPUs cannot be given.
+            RefusedError: If it will never be started, as its program is not there.
+            BackendError: If it is not known whether it starts.
+        """
+        ...
+
+    def status(self, name: str) -> Status:
+        """Return what is known of an attempt."""
+        ...
+
+    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
+        """Return what is known of many attempts in one reading."""
+        ...
+
+    def cancel(self, name: str, reason: str) -> None:
+        """Ask an attempt to stop, and kill it after its grace; returns at once, and may be asked again."""
+        ...
+
+    def released(self, name: str) -> bool:
+        """Say whether all processes of an attempt are proven gone; False where that is not known."""
+        ...
+
+    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+        """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
+
+        Raises:
+            BackendError: If there is no such rank.
+        """
+        ...
+
+    def forget(self, name: str) -> None:
+        """Delete what an attempt that ended left at the backend, but for its logs."""
+        ...

@@ -1,0 +1,93 @@
+"""States of jobs and attempts, and the changes between them that are legal.
+
+Source: SPEC K7; the tables are those of docs/scheduler.md.
+"""
+
+from enum import StrEnum
+
+
+class Desired(StrEnum):
+    """What a user wants of a job; only the API writes it, so a wish survives any crash."""
+
+    RUN = "run"
+    HOLD = "hold"
+    CANCEL = "cancel"
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    HELD = "held"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class AttemptState(StrEnum):
+    """Where one try to run a job stands."""
+
+    RESERVED = "reserved"  # its GPUs are held
+    LAUNCHED = "launched"  # the backend was asked to start it
+    RUNNING = "running"  # all ranks were seen
+    DRAINING = "draining"  # on its way out; its GPUs are still held
+    RELEASED = "released"  # all its processes are proven gone and its GPUs are free
+    CLOSED = "closed"  # what it left at the backend is gone too
+
+
+class Contact(StrEnum):
+    """Whether an attempt can be reached; not being able to reach it is no failure of it."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"
+
+
+class AfterStop(StrEnum):
+    """What becomes of a job once its attempt has been released."""
+
+    RETRY = "retry"
+    HOLD = "hold"
+    SUCCEED = "succeed"
+    FAIL = "fail"
+    CANCEL = "cancel"
+
+
+JOB_CHANGES: dict[JobState, dict[JobState, str]] = {
+    JobState.QUEUED: {
+        JobState.STARTING: "all its GPUs are reserved",
+        JobState.CANCELLED: "cancelled before it started",
+        JobState.HELD: "hold wanted",
+        JobState.FAILED: "no GPUs of the cluster could ever hold it",
+    },
+    JobState.HELD: {JobState.QUEUED: "run wanted", JobState.CANCELLED: "cancelled while held"},
+    JobState.STARTING: {
+        JobState.RUNNING: "every rank has reported",
+        JobState.STOPPING: "could not be started, has ended, or is to stop",
+    },
+    JobState.RUNNING: {JobState.STOPPING: "has ended, or is to stop"},
+    JobState.STOPPING: {
+        JobState.QUEUED: "released, to be tried again",
+        JobState.HELD: "released, held",
+        JobState.SUCCEEDED: "released, every rank ended with 0",
+        JobState.FAILED: "released, not to be tried again",
+        JobState.CANCELLED: "released, cancelled",
+    },
+    JobState.SUCCEEDED: {},
+    JobState.FAILED: {},
+    JobState.CANCELLED: {},
+}
+
+ATTEMPT_CHANGES: dict[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.RESERVED: frozenset({AttemptState.LAUNCHED, AttemptState.DRAINING}),
+    AttemptState.LAUNCHED: frozenset({AttemptState.RUNNING, AttemptState.DRAINING}),
+    AttemptState.RUNNING: frozenset({AttemptState.DRAINING}),
+    AttemptState.DRAINING: frozenset({AttemptState.RELEASED}),
+    AttemptState.RELEASED: frozenset({AttemptState.CLOSED}),
+    AttemptState.CLOSED: frozenset(),
+}
+
+FINAL = frozenset(state for state, after in JOB_CHANGES.items() if not after)
+OPEN_ATTEMPTS = frozenset(ATTEMPT_CHANGES) - {AttemptState.RELEASED, AttemptState.CLOSED}
