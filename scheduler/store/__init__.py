@@ -1,0 +1,1 @@
+"""The durable store of the scheduler: SQLite in one file, or PostgreSQL."""

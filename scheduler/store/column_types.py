@@ -1,0 +1,39 @@
+"""Types of columns that Python sees as something else than the database does."""
+
+from enum import StrEnum
+
+from sqlalchemy import JSON, BigInteger, Enum, Integer
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+from ..backends.protocol import Placement, Share
+
+ENUM_LENGTH = 16  # longer than any state's name
+
+# SQLite numbers rows by itself only in a column that it knows as INTEGER, which holds 64 bits there.
+BigSerial = BigInteger().with_variant(Integer, "sqlite")
+
+
+def enum_column(kind: type[StrEnum]) -> Enum:
+    """Return a text column that holds the values of an enumeration and reads as its members."""
+    return Enum(
+        kind,
+        native_enum=False,
+        length=ENUM_LENGTH,
+        values_callable=lambda members: [member.value for member in members],
+    )
+
+
+class PlacementJson(TypeDecorator[Placement]):
+    """A placement as a JSON list of (node, GPUs) pairs."""
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: Placement | None, dialect: Dialect) -> list[list[object]] | None:
+        """Return the list that stands for a placement."""
+        return None if value is None else [[share.node, list(share.gpus)] for share in value]
+
+    def process_result_value(self, value: list[tuple[str, list[int]]] | None, dialect: Dialect) -> Placement | None:
+        """Return the placement that a list stands for."""
+        return None if value is None else tuple(Share(node, tuple(gpus)) for node, gpus in value)

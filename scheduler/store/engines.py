@@ -1,0 +1,82 @@
+"""Connections to the databases that can hold a store, set up so that both keep the same promises.
+
+SQLite: one writer at a time, which takes the lock when its transaction begins; a read that turns into a write could
+not wait for it. Readers see the state at their first statement and take no lock that stops the writer.
+PostgreSQL: READ COMMITTED, with writes that repeat what they had read as their condition. Each transaction that may
+write holds a shared lock, which a follower of events asks for alone: then all events with a smaller number than those
+it can see are committed or will never be.
+"""
+
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from .errors import StoreError
+
+EVENTS_LOCK = 0x6C6F6E6773686F72  # "longshor", the number of PostgreSQL's advisory lock
+DURABILITIES = {"normal": "NORMAL", "full": "FULL"}
+
+_PRAGMAS = ("journal_mode = WAL", "busy_timeout = 30000", "foreign_keys = ON", "wal_autocheckpoint = 1000")
+
+
+def connect(url: str) -> Engine:
+    """Return an engine for a store; no connection is made yet.
+
+    Args:
+        url: `sqlite:///FILE`, with `?durability=full` for transactions that survive a loss of power, or
+            `postgresql://USER@HOST/DATABASE`.
+
+    Raises:
+        StoreError: If the URL is not one of these, or the folder of the file does not exist.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"{url!r} is no URL of a store; write sqlite:///FILE or postgresql://...") from error
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite(parsed)
+    if parsed.get_backend_name() == "postgresql":
+        return _postgresql(parsed)
+    raise StoreError(f"a store cannot be in {parsed.get_backend_name()!r}; write sqlite:///FILE or postgresql://...")
+
+
+def lock_for_writing(tx: Connection) -> None:
+    """Begin a transaction that may write; not in SQLAlchemy's event, which slows down all statements by a fifth."""
+    sqlite = tx.dialect.name == "sqlite"
+    tx.exec_driver_sql("BEGIN IMMEDIATE" if sqlite else f"SELECT pg_advisory_xact_lock_shared({EVENTS_LOCK})")
+
+
+def lock_for_reading(tx: Connection) -> None:
+    """Begin a transaction that only reads."""
+    if tx.dialect.name == "sqlite":
+        tx.exec_driver_sql("BEGIN")
+
+
+def _sqlite(url: URL) -> Engine:
+    file = url.database or ""
+    if file in ("", ":memory:"):
+        raise StoreError("a store needs a file; write sqlite:///FILE")
+    if not Path(file).parent.is_dir():
+        raise StoreError(f"{file}: the folder does not exist; create it first")
+    durability = url.query.get("durability", "normal")
+    if durability not in DURABILITIES:
+        raise StoreError(f"durability is {durability!r}; write normal or full")
+    # isolation_level None: the driver would begin transactions by its own rules.
+    engine = create_engine(url.difference_update_query(["durability"]), connect_args={"isolation_level": None})
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        for pragma in (*_PRAGMAS, f"synchronous = {DURABILITIES[str(durability)]}"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    return create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)

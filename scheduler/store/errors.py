@@ -1,0 +1,35 @@
+"""Errors of the store.
+
+LongshoreError
+└── StoreError               a store that cannot be used as it is
+    ├── StoreUnreachableError   it does not answer; nothing was changed, or it is not known whether it was
+    ├── FencedError             another scheduler has taken over, and the writer has to stop
+    ├── StaleWriteError         the row is not what the writer had read; read again and decide again
+    └── TakenError              another attempt holds a GPU
+"""
+
+from ...cluster.errors import LongshoreError
+
+
+class StoreError(LongshoreError):
+    """A store that cannot be used as it is."""
+
+
+class StoreUnreachableError(StoreError):
+    """The store does not answer.
+
+    A read or write that raises it can be repeated. If the answer to a commit was lost, a write that is guarded by a
+    version raises StaleWriteError when it is repeated.
+    """
+
+
+class FencedError(StoreError):
+    """Another scheduler has taken the lease over; the one that gets this has to stop at once."""
+
+
+class StaleWriteError(StoreError):
+    """A row is not, or no longer, what the writer had read of it; nothing was changed."""
+
+
+class TakenError(StoreError):
+    """A GPU of a placement is reserved for another attempt or in quarantine; nothing was changed."""

@@ -1,0 +1,89 @@
+"""Events: what happened, in the order in which it was committed. Rows are only ever added."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sqlalchemy import Connection, bindparam, func, insert, select
+
+from .engines import EVENTS_LOCK
+from .schema import event
+
+
+class NewEvent(NamedTuple):
+    """An event to be added."""
+
+    kind: str
+    writer: str  # role that writes it
+    at_s: float  # Unix time
+    job_id: str | None = None
+    number: int | None = None  # of the attempt; None for what concerns the job itself
+    version: int | None = None  # of the job or attempt after the change; None if the event is no change
+    was: str = ""
+    now: str = ""
+    fence: int | None = None  # token of the writer's lease
+    cause: str = ""
+    data: Mapping[str, object] | None = None
+
+
+class EventRow(NamedTuple):
+    """An event; the fields are those of NewEvent behind its number."""
+
+    seq: int
+    kind: str
+    writer: str
+    at_s: float
+    job_id: str | None
+    number: int | None
+    version: int | None
+    was: str
+    now: str
+    fence: int | None
+    cause: str
+    data: Mapping[str, object] | None
+
+
+_INSERT = insert(event).values({name: bindparam(name) for name in NewEvent._fields}).inline()
+_AFTER = (
+    select(*(event.c[name] for name in EventRow._fields))
+    .where(event.c.seq > bindparam("after"))
+    .order_by(event.c.seq)
+    .limit(bindparam("most"))
+)
+_AFTER_OF_JOB = _AFTER.where(event.c.job_id == bindparam("of_job"))
+_LAST = select(func.coalesce(func.max(event.c.seq), 0))
+
+
+def append(tx: Connection, new: NewEvent) -> None:
+    """Add an event, in the transaction of what it tells."""
+    tx.execute(_INSERT, new._asdict())
+
+
+def events_after(tx: Connection, seq: int, limit: int, job_id: str | None = None) -> list[EventRow]:
+    """Return the first events behind one, in the order of their numbers.
+
+    Who goes on from the last one it got misses none: no event with a smaller number is committed later. On PostgreSQL
+    that takes waiting for the transactions that write at the moment, if there is anything to return; so call it in a
+    read.
+
+    Args:
+        tx: Transaction.
+        seq: Number of the last event that is known, 0 for none.
+        limit: Most events to return.
+        job_id: Only those of one job.
+    """
+    statement = _AFTER if job_id is None else _AFTER_OF_JOB
+    parameters = {"after": seq, "most": limit, "of_job": job_id}
+    rows = tx.execute(statement, parameters).all()
+    if rows and tx.dialect.name == "postgresql":
+        # Undoing the savepoint gives the lock back at once.
+        alone = tx.begin_nested()
+        tx.exec_driver_sql(f"SELECT pg_advisory_xact_lock({EVENTS_LOCK})")
+        rows = tx.execute(statement, parameters).all()
+        alone.rollback()
+    return [EventRow._make(row) for row in rows]
+
+
+def last_seq(tx: Connection) -> int:
+    """Return the number of the last event, 0 if there is none."""
+    last: int = tx.execute(_LAST).scalar_one()
+    return last

@@ -1,0 +1,59 @@
+"""A process that writes is killed at any moment; what it leaves has to be whole."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from longshore.scheduler.store.jobs import list_jobs
+from longshore.scheduler.store.opening import open_store
+
+from .store_rows import all_events, assert_each_change_has_one_event
+
+WRITER = """
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from longshore.scheduler.states import JobState as S
+from longshore.scheduler.store.jobs import NewJob, change_job, insert_job
+from longshore.scheduler.store.leases import acquire
+from longshore.scheduler.store.opening import open_store
+
+store = open_store(sys.argv[1])
+fence = store.write(lambda tx: acquire(tx, "scheduler", "writer", 0.0, 1.0))
+way = (S.QUEUED, S.STARTING, S.RUNNING, S.STOPPING, S.SUCCEEDED)
+
+def write(client):
+    for number in range(100_000):
+        name = f"{client}-{number}"
+        store.write(lambda tx: insert_job(tx, NewJob(name, "a", "b", {}, 0, 1, 1.0, 1.0), writer="w"))
+        for version, (was, now) in enumerate(zip(way, way[1:]), 1):
+            change = dict(version=version, at_s=1.0, cause="c", writer="w")
+            store.write(lambda tx: change_job(tx, fence, name, was, now, **change))
+            os.write(1, f"{name} {version + 1}\\n".encode())  # a line at once, whatever the other threads write
+
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(write, range(4)))
+"""
+LINES = 300  # told as committed before the kill
+
+
+def test_a_killed_writer_leaves_every_change_whole_and_loses_none_that_it_told(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    with subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = [process.stdout.readline() for _ in range(LINES)]
+        process.send_signal(signal.SIGKILL)
+        told += process.stdout.readlines()
+    store = open_store(url)
+    with store.read() as tx:
+        assert tx.exec_driver_sql("PRAGMA quick_check").scalar() == "ok"
+        jobs = {job.id: job for job in list_jobs(tx, limit=1_000_000)}
+    events = all_events(store)
+    store.close()
+    for job in jobs.values():
+        assert_each_change_has_one_event(job, [event for event in events if event.job_id == job.id])
+    whole = [line.split() for line in told if line.endswith("\n")]
+    assert all(jobs[name].version >= int(version) for name, version in whole)
+    assert len(whole) >= LINES

@@ -1,0 +1,133 @@
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+
+import pytest
+from sqlalchemy import Connection, text
+
+from longshore.scheduler.states import JobState
+from longshore.scheduler.store.errors import FencedError
+from longshore.scheduler.store.jobs import change_job
+from longshore.scheduler.store.leases import SCHEDULER, acquire, check_fence, clock, give_up, renew
+from longshore.scheduler.store.opening import Store, open_store
+
+from .store_rows import job_now, submit
+
+
+def take(store: Store, now_s: float, owner: str = "a", ttl_s: float = 10.0) -> int | None:
+    return store.write(lambda tx: acquire(tx, SCHEDULER, owner, now_s, ttl_s))
+
+
+def test_a_lease_that_is_held_is_not_given_to_anybody(store: Store) -> None:
+    assert take(store, 0.0) == 1
+    assert take(store, 9.9, "b") is None
+    assert take(store, 9.9, "a") is None
+
+
+def test_the_takeover_of_an_expired_lease_raises_its_token(store: Store) -> None:
+    assert [take(store, now_s, owner) for now_s, owner in ((0.0, "a"), (10.0, "b"), (20.0, "a"))] == [1, 2, 3]
+
+
+def test_a_renewed_lease_expires_later(store: Store) -> None:
+    take(store, 0.0)
+    assert store.write(lambda tx: renew(tx, SCHEDULER, 1, now_s=8.0, ttl_s=10.0))
+    assert take(store, 17.9, "b") is None
+    assert take(store, 18.0, "b") == 2
+
+
+def test_a_lease_that_was_taken_over_cannot_be_renewed_or_given_up(store: Store) -> None:
+    take(store, 0.0)
+    take(store, 10.0, "b")
+    assert not store.write(lambda tx: renew(tx, SCHEDULER, 1, now_s=11.0, ttl_s=100.0))
+    assert not store.write(lambda tx: give_up(tx, SCHEDULER, 1))
+    assert take(store, 20.0, "c") == 3
+
+
+def test_a_lease_that_is_given_up_can_be_taken_at_once(store: Store) -> None:
+    take(store, 0.0)
+    assert store.write(lambda tx: give_up(tx, SCHEDULER, 1))
+    assert take(store, 0.1, "b") == 2
+
+
+def test_a_fence_holds_until_the_lease_is_taken_over_even_if_it_has_expired(store: Store) -> None:
+    take(store, 0.0)
+    store.write(lambda tx: check_fence(tx, 1))
+    take(store, 10.0, "b")
+    with pytest.raises(FencedError, match="'scheduler' does not carry token 1"):
+        store.write(lambda tx: check_fence(tx, 1))
+
+
+def test_an_expired_lease_goes_to_one_of_those_who_ask_at_the_same_time(url: str) -> None:
+    stores = [open_store(url) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        tokens = list(pool.map(lambda store: take(store, 5.0), stores))
+    assert sorted(tokens, key=str) == [1, None, None, None]
+    for store in stores:
+        store.close()
+
+
+def test_time_is_that_of_the_host_of_the_database(store: Store) -> None:
+    with store.read() as tx:
+        assert abs(clock(tx) - time.time()) < 60.0  # the same host here
+
+
+def test_on_postgresql_a_takeover_waits_for_what_the_old_holder_has_begun(postgresql_url: str) -> None:
+    old, new = open_store(postgresql_url), open_store(postgresql_url)
+    take(old, 0.0)
+    job = submit(old)
+    written, go = Event(), Event()
+
+    def claim_slowly(tx: Connection) -> None:
+        claim(tx, 1, job.id)
+        written.set()
+        go.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        claiming = pool.submit(old.write, claim_slowly)
+        written.wait()
+        taking = pool.submit(take, new, 100.0, "b")
+        waited = waits(taking, old)
+        go.set()
+    assert waited
+    assert (claiming.exception(), taking.result()) == (None, 2)
+    assert job_now(new, job.id).state is JobState.STARTING
+    old.close()
+    new.close()
+
+
+def test_on_postgresql_a_write_waits_for_a_takeover_that_has_begun_and_is_fenced(postgresql_url: str) -> None:
+    old, new = open_store(postgresql_url), open_store(postgresql_url)
+    take(old, 0.0)
+    job = submit(old)
+    taken, go = Event(), Event()
+
+    def take_slowly(tx: Connection) -> None:
+        acquire(tx, SCHEDULER, "b", 100.0, 10.0)
+        taken.set()
+        go.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(new.write, take_slowly)
+        taken.wait()
+        claiming = pool.submit(old.write, lambda tx: claim(tx, 1, job.id))
+        waited = waits(claiming, old)
+        go.set()
+    assert waited
+    assert isinstance(claiming.exception(), FencedError)
+    assert job_now(new, job.id) == job
+    old.close()
+    new.close()
+
+
+def claim(tx: Connection, fence: int, job_id: str) -> int:
+    was, now = JobState.QUEUED, JobState.STARTING
+    return change_job(tx, fence, job_id, was, now, version=1, at_s=1.0, cause="chosen", writer="scheduler")
+
+
+def waits(future: Future[int | None] | Future[int], store: Store) -> bool:
+    """Say whether a write comes to wait for another transaction, instead of ending."""
+    waiting = 0
+    while waiting == 0 and not future.done():
+        with store.read() as tx:
+            waiting = tx.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one()
+    return waiting > 0

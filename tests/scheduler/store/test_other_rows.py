@@ -1,0 +1,92 @@
+from functools import partial
+
+from longshore.scheduler.backends.protocol import Share
+from longshore.scheduler.store.decisions import NewDecision, add_decision, decisions_of, settle_decision
+from longshore.scheduler.store.idempotency import Answer, forget_before, recall, remember
+from longshore.scheduler.store.nodes import GpuRow, NodeRow, list_gpus, list_nodes, put_gpu, put_node
+from longshore.scheduler.store.opening import Store
+from longshore.scheduler.store.schema import Liveness
+from longshore.scheduler.store.tasks import TaskRow, observe_task, tasks_of
+from longshore.scheduler.store.user_tokens import TokenRow, add_token, delete_token, find_token, tokens_of, use_token
+
+from .store_rows import NODE, all_events, drain, start, submit
+
+
+def seen(job_id: str, seq: int, number: int = 1, code: int | None = None) -> TaskRow:
+    return TaskRow(job_id, number, 0, seq, NODE, 0, "pid 7 of boot 1", float(seq), code)
+
+
+def test_the_last_observation_of_a_rank_stays_whatever_order_they_come_in(store: Store, fence: int) -> None:
+    job = submit(store)
+    store.write(lambda tx: start(tx, fence, job, 0))
+    told = [seen(job.id, 1), seen(job.id, 3, code=0), seen(job.id, 2), seen(job.id, 3)]
+    newer = [store.write(partial(observe_task, seen=row, writer="m")) for row in told]
+    assert newer == [True, True, False, False]
+    with store.read() as tx:
+        assert tasks_of(tx, job.id, 1) == [seen(job.id, 3, code=0)]
+
+
+def test_a_word_from_an_attempt_that_is_not_open_is_noted_and_changes_nothing(store: Store, fence: int) -> None:
+    job = submit(store)
+    store.write(lambda tx: start(tx, fence, job, 0))
+    assert not store.write(lambda tx: observe_task(tx, seen(job.id, 1, number=2, code=9), writer="m"))
+    with store.read() as tx:
+        assert tasks_of(tx, job.id, 2) == []
+    event = all_events(store)[-1]
+    assert (event.kind, event.number, event.version) == ("stale", 2, None)
+    assert event.data == {"rank": 0, "code": 9, "signal": None}
+
+
+def test_a_draining_attempt_still_is_observed(store: Store, fence: int) -> None:
+    job = submit(store)
+    store.write(lambda tx: start(tx, fence, job, 0))
+    store.write(lambda tx: drain(tx, fence, job))
+    assert store.write(lambda tx: observe_task(tx, seen(job.id, 1, code=1), writer="m"))
+
+
+def test_a_node_and_its_gpus_are_as_they_were_last_put(store: Store, fence: int) -> None:
+    node = NodeRow("n1", "local", "a100", False, Liveness.UP, 1.0, 2.0, 0, "")  # noqa: FBT003
+    gpu = GpuRow("n1", 0, True, 1.0)  # noqa: FBT003
+    later = node._replace(liveness=Liveness.DOWN, misses=5, out_of_service="silent")
+    for row in (node, later):
+        store.write(partial(put_node, fence=fence, row=row))
+    for healthy in (True, False):
+        store.write(partial(put_gpu, fence=fence, row=gpu._replace(healthy=healthy)))
+    with store.read() as tx:
+        assert list_nodes(tx) == [later]
+        assert list_gpus(tx) == [gpu._replace(healthy=False)]
+
+
+def test_a_decision_is_kept_with_what_the_policy_saw_and_what_came_of_it(store: Store, fence: int) -> None:
+    job = submit(store)
+    chosen = (Share("n0", (1, 2)), Share("n1", (0,)))
+    new = NewDecision(
+        job.id, 1, 2.0, "set", "1f", "act", chosen, None, {"rank": [0.5]}, b"\x00\x01", b"\x01", None, 0.002
+    )
+    seq = store.write(lambda tx: add_decision(tx, fence, new))
+    store.write(lambda tx: settle_decision(tx, fence, seq, "started"))
+    with store.read() as tx:
+        assert decisions_of(tx, job.id) == [(seq, *new, "started")]
+
+
+def test_a_token_is_found_by_its_digest_until_it_is_deleted(store: Store) -> None:
+    row = TokenRow("aa", "laptop", "ada", "jobs:read jobs:write", 1.0, None)
+    store.write(lambda tx: add_token(tx, row))
+    store.write(lambda tx: use_token(tx, "aa", 5.0))
+    with store.read() as tx:
+        assert find_token(tx, "aa") == row._replace(used_s=5.0)
+        assert find_token(tx, "ab") is None
+        assert [token.name for token in tokens_of(tx, "ada")] == ["laptop"]
+    assert [store.write(lambda tx: delete_token(tx, "ada", "laptop")) for _ in range(2)] == [True, False]
+    with store.read() as tx:
+        assert find_token(tx, "aa") is None
+
+
+def test_the_first_answer_to_a_key_stays_until_it_is_forgotten(store: Store) -> None:
+    first, second = (Answer("hash", 201, {"id": name}, 1.0) for name in ("a", "b"))
+    kept = [store.write(partial(remember, owner="ada", key="k", answer=answer)) for answer in (first, second)]
+    assert kept == [True, False]
+    with store.read() as tx:
+        assert recall(tx, "ada", "k") == first
+        assert recall(tx, "bob", "k") is None
+    assert [store.write(partial(forget_before, before_s=before_s)) for before_s in (1.0, 2.0)] == [0, 1]
