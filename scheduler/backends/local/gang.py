@@ -1,0 +1,135 @@
+"""The ranks of an attempt, from their start to the end of the last process. Standard library only."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from .logs import drop_beginning, open_log
+from .processes import children, find
+from .rank import Start, fork_rank
+from .spec import Spec
+
+_LOG_BYTES = 64 << 20  # of each rank's output, kept at least; twice as much at most
+_LOOK_AGAIN_S = 0.5  # for what does not die at once
+
+
+class Gang:
+    """All ranks of an attempt: they start together, and when one fails the others are stopped.
+
+    Args:
+        spec: What to run.
+        folder: Descriptor of the attempt's folder.
+        path: The same folder.
+    """
+
+    def __init__(self, spec: Spec, folder: int, path: str) -> None:
+        self.reason = ""  # why it is being stopped
+        self.ends: list[tuple[int, int, int, float]] = []  # rank, code, signal, Unix time: in the order of the ends
+        self._grace_s = spec.grace_s
+        self._kill_at_s = 0.0
+        self._killed = False
+        self._logs = [open_log(folder, rank) for rank in range(len(spec.ranks))]
+        self._gate, self._gate_in = os.pipe()
+        port = _free_port()
+        self._ranks: dict[int, int] = {}  # living ranks by pid
+        for rank, log in enumerate(self._logs):
+            self._ranks[fork_rank(spec, Start(rank, path, port, log, self._gate, self._gate_in))] = rank
+
+    @property
+    def running(self) -> bool:
+        """Whether a rank lives."""
+        return bool(self._ranks)
+
+    def pids(self) -> list[tuple[int, int]]:
+        """Return the pid and the start of each rank, in the order of ranks; none of them has been reaped."""
+        found = (find(pid) for pid in self._ranks)
+        return [(process.pid, process.start_ticks) for process in found if process is not None]
+
+    def begin(self) -> None:
+        """Let the ranks run their program."""
+        os.write(self._gate_in, bytes(len(self._ranks)))
+        os.close(self._gate)
+        os.close(self._gate_in)
+
+    def wait(self, most_s: float) -> bool:
+        """Wait until a process ended, this one is asked to end, or the grace is over.
+
+        Args:
+            most_s: How long to wait at most.
+
+        Returns:
+            Whether this process is asked to end.
+        """
+        if self.reason and not self._killed:
+            most_s = min(most_s, max(self._kill_at_s - time.monotonic(), 0.0))
+        woken = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, most_s)
+        return woken is not None and woken.si_signo == signal.SIGTERM
+
+    def stop(self, reason: str) -> None:
+        """Ask all processes to end; they are killed after the grace. The first reason stays."""
+        if not self.reason:
+            self.reason = reason
+            self._kill_at_s = time.monotonic() + self._grace_s
+            self._signal(signal.SIGTERM)
+
+    def tend(self) -> None:
+        """Take note of the ranks that ended, keep their logs small, and kill what was asked to end long enough ago."""
+        self._reap()
+        for log in self._logs:
+            drop_beginning(log, _LOG_BYTES)
+        if self.reason and time.monotonic() >= self._kill_at_s:
+            self._signal(signal.SIGKILL)
+            self._killed = True
+
+    def kill_rest(self) -> None:
+        """Kill what the ranks left behind, which came to this process when its parent ended; return when none is left.
+
+        A process that cannot die, as it waits for a disk or a GPU, is waited for: it may still hold the GPU.
+        """
+        while True:
+            try:
+                while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                    pass
+            except ChildProcessError:
+                return
+            for child in children(os.getpid()):
+                _send(os.kill, child.pid, signal.SIGKILL)
+            signal.sigtimedwait({signal.SIGCHLD}, _LOOK_AGAIN_S)
+
+    def _reap(self) -> None:
+        while self._ranks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            rank = self._ranks.pop(pid, -1)
+            if rank >= 0:
+                code = os.waitstatus_to_exitcode(status)
+                self.ends.append((rank, max(code, 0), max(-code, 0), time.time()))
+                if code != 0:
+                    self.stop("rank failed")
+
+    def _signal(self, number: int) -> None:
+        """Signal the groups of living ranks, and what has come to this process from those that ended.
+
+        Both are children that have not been reaped, so none of these numbers can be a stranger's.
+        """
+        for pid in self._ranks:
+            _send(os.killpg, pid, number)
+        for child in children(os.getpid()):
+            if child.pid not in self._ranks:
+                _send(os.kill, child.pid, number)
+
+
+def _send(call: Callable[[int, int], None], to: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: it is waited for.
+        call(to, number)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

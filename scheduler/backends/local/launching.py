@@ -1,0 +1,117 @@
+"""From an attempt and its placement to a supervisor that has taken over."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ....cluster.errors import BackendError
+from ..protocol import Attempt, CannotHonourError, Placement, RefusedError, Share
+from .spec import Rank, Spec
+from .supervisor import STARTED_BEFORE, TWIN
+
+_START_WITHIN_S = 30.0  # a machine under load; usually 0.03
+_ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
+_SUPERVISE = (
+    "import os, sys; sys.path.append(sys.argv[1]); "
+    "from longshore.scheduler.backends.local.supervisor import main; os._exit(main(sys.argv[2]))"
+)
+
+
+def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], own_folder: Path) -> Spec:
+    """Return what a supervisor is to run.
+
+    Args:
+        attempt: The attempt.
+        placement: GPUs for it.
+        nodes: GPUs of each node.
+        own_folder: Its working directory, unless it names one.
+
+    Raises:
+        CannotHonourError: If there are no such GPUs, or one is named twice.
+    """
+    for share in placement:
+        _check_share(share, nodes)
+    if not placement or len({share.node for share in placement}) != len(placement):
+        raise CannotHonourError(f"{attempt.name}: a placement names each of its nodes once, not {placement}")
+    user = pwd.getpwuid(os.getuid())
+    return Spec(
+        attempt.name,
+        attempt.job,
+        attempt.number,
+        attempt.command,
+        attempt.folder or str(own_folder),
+        {"HOME": user.pw_dir, "PATH": os.defpath, **attempt.environment},
+        attempt.grace_s,
+        None if attempt.limit_s == float("inf") else attempt.limit_s,
+        tuple(Rank(share.node, gpu, i, share.gpus) for share in placement for i, gpu in enumerate(share.gpus)),
+    )
+
+
+def _check_share(share: Share, nodes: Mapping[str, int]) -> None:
+    if share.node not in nodes:
+        raise CannotHonourError(f"no node {share.node!r}; there are {', '.join(nodes)}")
+    ascending = list(share.gpus) == sorted(set(share.gpus))
+    if not share.gpus or not ascending or not 0 <= share.gpus[0] <= share.gpus[-1] < nodes[share.node]:
+        raise CannotHonourError(f"node {share.node} has GPUs 0 to {nodes[share.node] - 1}, asked for {share.gpus}")
+
+
+def refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
+    """Refuse an attempt that would certainly fail at its start.
+
+    Args:
+        spec: What is to be run.
+        makes_folder: Whether its folder is made for it, and so empty.
+
+    Raises:
+        RefusedError: If its program or folder is not there, or a text of it cannot be passed to a program.
+    """
+    if not spec.command:
+        raise RefusedError(f"{spec.attempt}: its command is empty")
+    _refuse_texts(spec)
+    folder = Path(spec.folder)
+    if not makes_folder and not (folder.is_absolute() and folder.is_dir()):
+        raise RefusedError(f"{spec.attempt}: {spec.folder!r} is not the absolute path of a folder")
+    program = spec.command[0]
+    wanted = str(folder / program) if "/" in program else program
+    if shutil.which(wanted, path=spec.environment["PATH"]) is None:
+        raise RefusedError(f"{spec.attempt}: no program {program!r} in {folder} or on {spec.environment['PATH']}")
+
+
+def _refuse_texts(spec: Spec) -> None:
+    for text in (*spec.command, spec.folder, *spec.environment, *spec.environment.values()):
+        try:
+            passes = b"\0" not in os.fsencode(text)
+        except UnicodeEncodeError:
+            passes = False
+        if not passes:
+            raise RefusedError(f"{spec.attempt}: {text!r} cannot be passed to a program")
+    for key in spec.environment:
+        if not key or "=" in key:
+            raise RefusedError(f"{spec.attempt}: {key!r} cannot be the name of an environment variable")
+
+
+def spawn_supervisor(path: Path) -> None:
+    """Start a supervisor on an attempt's folder; where there is or was one, nothing happens.
+
+    Args:
+        path: The attempt's folder, absolute.
+
+    Raises:
+        BackendError: If it is not known whether it started.
+    """
+    # -I -S: nothing of the user's settings or site packages, which also makes it start fast.
+    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _SUPERVISE, str(_ROOT), str(path)]
+    silent = subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            command, stdin=silent, stdout=silent, stderr=silent, cwd="/", env={},
+            start_new_session=True, timeout=_START_WITHIN_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BackendError(f"{path.name}: its supervisor could not be started: {error}") from error
+    if done.returncode not in (0, TWIN, STARTED_BEFORE):
+        raise BackendError(f"{path.name}: its supervisor ended with {done.returncode} at its start")

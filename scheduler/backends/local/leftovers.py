@@ -1,0 +1,79 @@
+"""What is left of an attempt once nobody watches over it: found by its traces, and killed."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .durable import open_folder
+from .processes import Process, environment, kill, living
+
+_LOOK_AGAIN_S = 0.02
+
+
+class Traces(NamedTuple):
+    """What an attempt's processes are known by."""
+
+    attempt: str  # in the environment of each, as LONGSHORE_ATTEMPT
+    folder: int  # descriptor of its folder
+    session: int  # of its supervisor, and so of its ranks' groups
+    groups: Mapping[int, int]  # group of each rank, and the start of the rank that leads it; none after a restart
+
+
+def left_of(traces: Traces) -> list[Process]:
+    """Return the living processes of an attempt: by its groups, by their environment, and the descendants of those."""
+    everyone = living()
+    found = {process.pid for process in everyone if _is_of_group(process, traces) or _says_so(process, traces)}
+    before = 0
+    while before != len(found):
+        before = len(found)
+        found |= {process.pid for process in everyone if process.parent in found}
+    return [process for process in everyone if process.pid in found]
+
+
+def kill_all(traces: Traces, within_s: float) -> bool:
+    """Kill what is left of an attempt, and say whether nothing is.
+
+    Args:
+        traces: What its processes are known by.
+        within_s: How long to try.
+
+    Returns:
+        Whether the last look at all processes found none of them.
+    """
+    until_s = time.monotonic() + within_s
+    while left := left_of(traces):
+        if time.monotonic() > until_s:
+            return False
+        for process in left:
+            kill(process)
+        time.sleep(_LOOK_AGAIN_S)
+    return True
+
+
+def _is_of_group(process: Process, traces: Traces) -> bool:
+    # A group's number can go to a stranger once the group is empty, but not one in the same session and as old.
+    led_since = traces.groups.get(process.group)
+    return led_since is not None and process.session == traces.session and process.start_ticks >= led_since
+
+
+def _says_so(process: Process, traces: Traces) -> bool:
+    if process.uid != os.getuid():
+        return False
+    told = environment(process)
+    if told.get(b"LONGSHORE_ATTEMPT") != traces.attempt.encode():
+        return False
+    path = os.fsdecode(told.get(b"LONGSHORE_PROGRESS", b""))
+    return not _is_elsewhere(path.rpartition("/")[0], traces.folder)
+
+
+def _is_elsewhere(path: str, folder: int) -> bool:
+    """Say whether a folder is there and another one: that of an attempt of the same name under another scheduler."""
+    try:
+        other = open_folder(path)
+    except OSError:
+        return False
+    try:
+        return not os.path.sameopenfile(other, folder)
+    finally:
+        os.close(other)

@@ -1,0 +1,88 @@
+"""What a supervisor left in its folder, as the scheduler reads it: strictly, since the job could write there too."""
+
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..protocol import RankEnd
+from .durable import read_whole
+
+_MOST_BYTES = 1 << 20
+
+_Whole = Annotated[int, Field(ge=0)]
+_Time = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+_End = tuple[_Whole, Annotated[int, Field(ge=0, le=255)], Annotated[int, Field(ge=0, le=127)], _Time]
+
+
+class _Marker(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    attempt: str
+
+
+class Started(_Marker):
+    """Who the supervisor of an attempt is, `started.json`."""
+
+    pid: Annotated[int, Field(gt=0)]
+    start_ticks: _Whole
+    boot: str
+    session: _Whole
+
+
+class Ranks(_Marker):
+    """The processes of an attempt's ranks, `ranks.json`: pid, which is their group's number too, and start."""
+
+    started_s: _Time
+    ranks: tuple[tuple[Annotated[int, Field(gt=0)], _Whole], ...]
+
+
+class Ends(_Marker):
+    """Ranks that ended while others run, `ends.json`: rank, exit code, signal, Unix time."""
+
+    ends: tuple[_End, ...]
+
+
+class Exited(Ends):
+    """How an attempt ended, `exit.json`."""
+
+    boot: str
+    reason: str
+    started_s: _Time
+
+
+_MarkerT = TypeVar("_MarkerT", bound=_Marker)
+
+_NAMES: dict[type[_Marker], str] = {
+    Started: "started.json",
+    Ranks: "ranks.json",
+    Ends: "ends.json",
+    Exited: "exit.json",
+}
+
+
+def read_marker(folder: int, attempt: str, kind: type[_MarkerT]) -> _MarkerT | None:
+    """Return a marker of an attempt, None if it is not there.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+        attempt: Its name, which the marker must bear.
+        kind: Which marker.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is no such marker, or another attempt's.
+    """
+    name = _NAMES[kind]
+    try:
+        content = read_whole(folder, name, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    marker = kind.model_validate_json(content)
+    if marker.attempt != attempt:
+        raise ValueError(f"{name} is of attempt {marker.attempt!r}, not of {attempt!r}")
+    return marker
+
+
+def rank_ends(marker: Ends | None) -> tuple[RankEnd, ...]:
+    """Return how ranks ended, in the order of their ends."""
+    return () if marker is None else tuple(RankEnd(*end) for end in marker.ends)

@@ -1,0 +1,123 @@
+"""Processes as /proc tells them: which one is meant, and whether it lives.
+
+The supervisor uses it: standard library only.
+"""
+
+import os
+import signal
+from contextlib import suppress
+from typing import NamedTuple
+
+
+class Process(NamedTuple):
+    """A process at one moment."""
+
+    pid: int
+    alive: bool  # a dead one stays to be seen until its parent has taken note
+    parent: int
+    group: int
+    session: int
+    start_ticks: int  # since the machine's start: with the pid and the boot it names one process
+    uid: int
+    threads: int
+
+
+class Identity(NamedTuple):
+    """What tells a process from every other that has had or will have its pid."""
+
+    pid: int
+    start_ticks: int
+    boot: str
+
+
+def boot_id() -> str:
+    """Return what names the time since the machine's last start.
+
+    Raises:
+        OSError: If /proc cannot be read.
+    """
+    return _read("/proc/sys/kernel/random/boot_id")[0].decode().strip()
+
+
+def find(pid: int) -> Process | None:
+    """Return the process that has this pid, None if none has."""
+    try:
+        content, uid = _read(f"/proc/{pid}/stat")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # A program's name may hold blanks and parentheses: what follows the last one is fields 3 and on.
+    fields = content[content.rindex(b")") + 2 :].split()
+    parent, group, session = (int(field) for field in fields[1:4])
+    threads = int(fields[17])
+    # The state is that of the first thread; others may live on without it.
+    alive = fields[0] not in (b"Z", b"X") or threads > 1
+    return Process(pid, alive, parent, group, session, int(fields[19]), uid, threads)
+
+
+def living() -> list[Process]:
+    """Return all processes that live."""
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
+    found = (find(pid) for pid in pids)
+    return [process for process in found if process is not None and process.alive]
+
+
+def is_alive(identity: Identity, boot: str) -> bool:
+    """Say whether exactly this process lives.
+
+    Args:
+        identity: The process that is meant.
+        boot: This machine's boot id.
+    """
+    process = find(identity.pid) if identity.boot == boot else None
+    return process is not None and process.start_ticks == identity.start_ticks and process.alive
+
+
+def children(pid: int) -> list[Process]:
+    """Return the living children of a process."""
+    return [process for process in living() if process.parent == pid]
+
+
+def kill(process: Process) -> None:
+    """Kill a process unless it is gone; another one that got its pid meanwhile lives."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        seen = find(process.pid)
+        if seen is not None and seen.start_ticks == process.start_ticks:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # The next look tells whether it is gone.
+    finally:
+        os.close(handle)
+
+
+def environment(process: Process) -> dict[bytes, bytes]:
+    """Return what a process found in its environment when it began; nothing if that cannot be read."""
+    content = _read_environment(f"/proc/{process.pid}")
+    if not content and process.threads > 1:  # Its first thread has ended; the others still know.
+        with suppress(OSError), os.scandir(f"/proc/{process.pid}/task") as threads:
+            content = b"".join([_read_environment(thread.path) for thread in threads])
+    pairs = (entry.partition(b"=") for entry in content.split(b"\0"))
+    return {key: value for key, _, value in pairs}
+
+
+def _read_environment(path: str) -> bytes:
+    try:
+        return _read(f"{path}/environ")[0]
+    except OSError:
+        return b""
+
+
+def _read(path: str) -> tuple[bytes, int]:
+    """Return what a file of /proc holds, and the user it belongs to."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(file, 1 << 16):
+            parts.append(part)
+        return b"".join(parts), os.fstat(file).st_uid
+    finally:
+        os.close(file)

@@ -1,0 +1,97 @@
+"""One rank: from the fork in its supervisor to its program. Standard library only."""
+
+import ctypes
+import os
+import signal
+from typing import NamedTuple, NoReturn
+
+from .spec import Spec
+
+_PR_SET_PDEATHSIG = 1
+_NOT_STARTED = 127  # as shells say it
+# Python ignores the first two, and whoever started the scheduler may have ignored others; an exec keeps that.
+_BACK_TO_DEFAULT = (
+    signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
+    signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
+)  # fmt: skip
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Start(NamedTuple):
+    """What a rank's start needs beside the spec."""
+
+    rank: int
+    path: str  # the attempt's folder
+    port: int  # where the ranks meet
+    log: int  # descriptor for its output
+    gate: int  # descriptor that a byte comes through once the rank may begin
+    gate_in: int  # the gate's other end, which only the supervisor may hold
+
+
+def environment_of(spec: Spec, start: Start) -> dict[str, str]:
+    """Return the environment of a rank: the attempt's, and over it what the placement fixes."""
+    place = spec.ranks[start.rank]
+    return {
+        **spec.environment,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the indices count, and not CUDA's own order of speed
+        "CUDA_VISIBLE_DEVICES": str(place.gpu),
+        "RANK": str(start.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(len(spec.ranks)),
+        "LOCAL_WORLD_SIZE": str(len(place.node_gpus)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(start.port),
+        "LONGSHORE_JOB": spec.job,
+        "LONGSHORE_ATTEMPT": spec.attempt,
+        "LONGSHORE_NODE": place.node,
+        "LONGSHORE_GPUS": ",".join(str(gpu) for gpu in place.node_gpus),
+        "LONGSHORE_PROGRESS": f"{start.path}/progress.json",
+    }
+
+
+def fork_rank(spec: Spec, start: Start) -> int:
+    """Fork a rank, which waits at the gate in a process group of its own, and return its pid.
+
+    Call it in the main thread: the rank is killed when the thread that forked it ends.
+
+    Raises:
+        OSError: If there can be no further process.
+    """
+    supervisor = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run(spec, start, supervisor)
+    os.setpgid(pid, pid)  # The rank does the same: whoever comes first, no signal to the group misses it.
+    return pid
+
+
+def _run(spec: Spec, start: Start, supervisor: int) -> NoReturn:
+    try:
+        os.dup2(start.log, 1)
+        os.dup2(start.log, 2)
+        _wait_at_gate(start, supervisor)
+        _restore_signals()
+        os.chdir(spec.folder)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.execvpe(spec.command[0], spec.command, environment_of(spec, start))
+    except BaseException as error:
+        problem = f"longshore: cannot start {spec.command[0]!r} in {spec.folder!r}: {error}\n"
+        os.write(2, problem.encode(errors="backslashreplace"))
+    finally:  # A copy of the supervisor must not live on.
+        os._exit(_NOT_STARTED)
+
+
+def _wait_at_gate(start: Start, supervisor: int) -> None:
+    os.setpgid(0, 0)
+    os.close(start.gate_in)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The supervisor may have died before that; if it did since, nothing comes through the gate.
+    if os.getppid() != supervisor or os.read(start.gate, 1) == b"":
+        raise ChildProcessError("its supervisor died")
+
+
+def _restore_signals() -> None:
+    for number in _BACK_TO_DEFAULT:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

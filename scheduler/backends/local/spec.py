@@ -1,0 +1,43 @@
+"""What a supervisor is to run. It uses this itself: standard library only."""
+
+import json
+from typing import NamedTuple
+
+
+class Rank(NamedTuple):
+    """Where one rank runs."""
+
+    node: str
+    gpu: int  # index on the node
+    local_rank: int
+    node_gpus: tuple[int, ...]  # all that the job has on the node
+
+
+class Spec(NamedTuple):
+    """An attempt, ready to be run."""
+
+    attempt: str
+    job: str
+    number: int
+    command: tuple[str, ...]
+    folder: str  # absolute
+    environment: dict[str, str]
+    grace_s: float
+    limit_s: float | None
+    ranks: tuple[Rank, ...]
+
+
+def encode(spec: Spec) -> bytes:
+    """Return the spec as a file holds it; equal specs give equal bytes."""
+    return json.dumps(spec._asdict(), sort_keys=True).encode()
+
+
+def decode(content: bytes) -> Spec:
+    """Return the spec that `encode` wrote.
+
+    Raises:
+        ValueError: If it is not JSON.
+    """
+    fields = json.loads(content)
+    ranks = tuple(Rank(node, gpu, local, tuple(gpus)) for node, gpu, local, gpus in fields.pop("ranks"))
+    return Spec(command=tuple(fields.pop("command")), ranks=ranks, **fields)

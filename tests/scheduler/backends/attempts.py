@@ -1,0 +1,123 @@
+"""Real attempts for the tests of backends, and their end."""
+
+import json
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.local.processes import Identity, boot_id, find, is_alive, kill
+from longshore.scheduler.backends.protocol import Attempt, Backend, Placement, Run, Share, Status
+
+NODES = {"a": 4, "b": 2}
+ONE_GPU: Placement = (Share("a", (2,)),)
+THREE_GPUS: Placement = (Share("a", (1, 3)), Share("b", (0,)))
+
+ValueT = TypeVar("ValueT")
+
+
+def until(check: Callable[[], ValueT], within_s: float = 60.0) -> ValueT:
+    """Return what a check says as soon as it is true."""
+    until_s = time.monotonic() + within_s
+    while not (value := check()):
+        assert time.monotonic() < until_s, "it did not come true"
+        time.sleep(0.02)
+    return value
+
+
+def sh(
+    script: str, *, grace_s: float = 30.0, limit_s: float = float("inf"), environment: Mapping[str, str] | None = None
+) -> Attempt:
+    """Return an attempt that runs a shell script; its name is nobody else's."""
+    return running(("sh", "-c", script), grace_s=grace_s, limit_s=limit_s, environment=environment)
+
+
+def python(code: str) -> Attempt:
+    """Return an attempt that runs a Python program."""
+    return running((sys.executable, "-I", "-S", "-c", code))
+
+
+def running(
+    command: tuple[str, ...],
+    *,
+    grace_s: float = 30.0,
+    limit_s: float = float("inf"),
+    environment: Mapping[str, str] | None = None,
+) -> Attempt:
+    """Return an attempt that runs a command."""
+    job = uuid.uuid4().hex[:12]
+    return Attempt(f"ls-{job}-1", job, 1, command, "", environment or {}, grace_s, limit_s)
+
+
+def end_of(backend: Backend, attempt: Attempt) -> Status:
+    """Return the status of an attempt that has ended and left no process."""
+    until(lambda: backend.status(attempt.name).run in (Run.EXITED, Run.LOST) and backend.released(attempt.name))
+    return backend.status(attempt.name)
+
+
+def runs(backend: Backend, attempt: Attempt) -> None:
+    """Wait until an attempt runs."""
+    until(lambda: backend.status(attempt.name).run is Run.RUNNING)
+
+
+def own_folder(folder: Path, attempt: Attempt) -> Path:
+    """Return the folder of an attempt."""
+    return folder / "attempts" / attempt.name
+
+
+def number_in(path: Path) -> int:
+    """Return the pid that a job has written to a file, once it has."""
+    return int(until(lambda: path.read_text().strip() if path.exists() else ""))
+
+
+def lives(pid: int) -> bool:
+    """Say whether a process lives."""
+    process = find(pid)
+    return process is not None and process.alive
+
+
+def supervisor_of(folder: Path, attempt: Attempt) -> Identity:
+    """Return the supervisor of an attempt that has started."""
+    path = own_folder(folder, attempt) / "started.json"
+    until(path.exists)
+    marker = json.loads(path.read_text())
+    return Identity(marker["pid"], marker["start_ticks"], marker["boot"])
+
+
+def kill_supervisor(folder: Path, attempt: Attempt) -> None:
+    """Kill the supervisor of an attempt, and see it gone."""
+    supervisor = supervisor_of(folder, attempt)
+    os.kill(supervisor.pid, signal.SIGKILL)
+    until(lambda: not is_alive(supervisor, boot_id()))
+
+
+def end_all(folder: Path) -> None:
+    """End all attempts under a folder, and see their processes gone."""
+    backend = LocalBackend(folder, NODES)
+    for path in (folder / "attempts").iterdir():
+        if (path / "spec.json").exists() and not (path / "exit.json").exists():
+            backend.cancel(path.name, "the test is over")
+            _see_started_or_ended(path)
+        if (path / "started.json").exists():
+            _kill_all_of(backend, path)
+
+
+def _see_started_or_ended(path: Path) -> None:
+    until(lambda: (path / "started.json").exists() or (path / "exit.json").exists())
+
+
+def _kill_all_of(backend: LocalBackend, path: Path) -> None:
+    marker = json.loads((path / "started.json").read_text())
+    supervisor = Identity(marker["pid"], marker["start_ticks"], marker["boot"])
+    found = find(supervisor.pid)
+    if found is not None and is_alive(supervisor, boot_id()):
+        kill(found)
+        until(lambda: not is_alive(supervisor, boot_id()))
+    if (path / "exit.json").is_file():
+        (path / "exit.json").unlink()  # It may be a torn one.
+    until(lambda: backend.released(path.name))

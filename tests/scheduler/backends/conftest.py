@@ -1,0 +1,13 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.backends.local.backend import LocalBackend
+from tests.scheduler.backends.attempts import NODES, end_all
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[LocalBackend]:
+    yield LocalBackend(tmp_path, NODES)
+    end_all(tmp_path)

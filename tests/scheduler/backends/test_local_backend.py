@@ -1,0 +1,239 @@
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.local.durable import open_folder, write_first, write_whole
+from longshore.scheduler.backends.local.launching import spec_of
+from longshore.scheduler.backends.local.logs import drop_beginning, log_name, open_log, read_log
+from longshore.scheduler.backends.local.progress import read_progress
+from longshore.scheduler.backends.local.spec import decode, encode
+from longshore.scheduler.backends.protocol import Attempt, RefusedError, Run
+from tests.scheduler.backends.attempts import (
+    NODES,
+    ONE_GPU,
+    THREE_GPUS,
+    end_of,
+    own_folder,
+    running,
+    runs,
+    sh,
+    until,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    opened = open_folder(str(tmp_path))
+    yield opened
+    os.close(opened)
+
+
+def cut_short(folder: Path, attempt: Attempt) -> None:
+    """Leave what a launch leaves that was cut short before it started a supervisor."""
+    own = own_folder(folder, attempt)
+    (own / "work").mkdir(parents=True)
+    opened = open_folder(str(own))
+    write_first(opened, "spec.json", encode(spec_of(attempt, ONE_GPU, NODES, own / "work")))
+    os.close(opened)
+
+
+def test_ranks_know_their_gpu_and_their_place(backend: LocalBackend) -> None:
+    attempt = sh("env", environment={"CUDA_VISIBLE_DEVICES": "7", "RANK": "9", "MODEL": "vgg"})
+    backend.launch(attempt, THREE_GPUS)
+    end_of(backend, attempt)
+    logs = [backend.logs(attempt.name, rank, 0, 1 << 20)[0].decode() for rank in range(3)]
+    told = [dict(line.split("=", 1) for line in log.splitlines()) for log in logs]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["1", "3", "0"]
+    assert [one["LONGSHORE_GPUS"] for one in told] == ["1,3", "1,3", "0"]
+    assert [one["LONGSHORE_NODE"] for one in told] == ["a", "a", "b"]
+    assert [(one["RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in told] == [
+        ("0", "0", "2"), ("1", "1", "2"), ("2", "0", "1"),
+    ]  # fmt: skip
+    assert len({one["MASTER_PORT"] for one in told}) == 1
+    assert {one["CUDA_DEVICE_ORDER"] for one in told} == {"PCI_BUS_ID"}
+    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"], one["MODEL"]) for one in told} == {("3", "127.0.0.1", "vgg")}
+    assert {(one["LONGSHORE_JOB"], one["LONGSHORE_ATTEMPT"]) for one in told} == {(attempt.job, attempt.name)}
+
+
+def test_a_launch_that_was_cut_short_waits_and_is_made_up_for(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("exit 4")
+    cut_short(tmp_path, attempt)
+    assert backend.status(attempt.name).run is Run.PENDING
+    assert not backend.released(attempt.name)
+    backend.launch(attempt, ONE_GPU)
+    assert [end.code for end in end_of(backend, attempt).ends] == [4]
+
+
+def test_a_launch_that_was_cut_short_can_be_cancelled_for_good(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("touch started")
+    cut_short(tmp_path, attempt)
+    backend.cancel(attempt.name, "no longer wanted")
+    status = backend.status(attempt.name)
+    assert (status.run, status.reason, status.ends) == (Run.EXITED, "cancelled", ())
+    assert backend.released(attempt.name)
+    backend.launch(attempt, ONE_GPU)
+    assert end_of(backend, attempt) == status
+    assert not (own_folder(tmp_path, attempt) / "work" / "started").exists()
+
+
+def test_what_a_canceller_said_first_is_kept(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    backend.cancel(attempt.name, "first")
+    backend.cancel(attempt.name, "second")
+    assert json.loads((own_folder(tmp_path, attempt) / "cancel.json").read_text())["reason"] == "first"
+
+
+@pytest.mark.parametrize("name", ["", "ls-", "ls-a/../b", "../ls-a", "ls-A", "ls-a\n", "ls-" + "a" * 61, "ls-%2e%2e"])
+def test_a_name_that_could_lead_elsewhere_is_refused(tmp_path: Path, backend: LocalBackend, name: str) -> None:
+    for ask in (backend.status, backend.released, backend.forget):
+        with pytest.raises(BackendError):
+            ask(name)
+    with pytest.raises(BackendError):
+        backend.cancel(name, "")
+    with pytest.raises(BackendError):
+        backend.logs(name, 0, 0, 10)
+    assert list((tmp_path / "attempts").iterdir()) == []
+
+
+@pytest.mark.parametrize("rank", [-1, 1, 1 << 20, "../spec.json", "0/../../x"])
+def test_only_ranks_have_logs(backend: LocalBackend, rank: int) -> None:
+    attempt = sh("true")
+    backend.launch(attempt, ONE_GPU)
+    end_of(backend, attempt)
+    with pytest.raises(BackendError):
+        backend.logs(attempt.name, rank, 0, 10)
+
+
+@pytest.mark.parametrize("trick", ["ln -s /etc/passwd", "mkfifo", "mkdir"])
+def test_a_log_that_the_job_made_something_else_is_not_read(tmp_path: Path, backend: LocalBackend, trick: str) -> None:
+    attempt = sh(f'cd "${{LONGSHORE_PROGRESS%/*}}"; rm rank-0.log; {trick} rank-0.log')
+    backend.launch(attempt, ONE_GPU)
+    end_of(backend, attempt)
+    with pytest.raises(BackendError):
+        backend.logs(attempt.name, 0, 0, 10)
+
+
+def test_an_attempts_folder_that_the_job_made_a_link_is_not_followed(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("true")
+    (tmp_path / "attempts" / attempt.name).symlink_to("/etc")
+    assert backend.status(attempt.name).run is Run.UNREACHABLE
+    with pytest.raises(BackendError):
+        backend.launch(attempt, ONE_GPU)
+    (tmp_path / "attempts" / attempt.name).unlink()
+
+
+def test_the_progress_of_a_job_is_told(backend: LocalBackend) -> None:
+    write = 'echo \'{"step": 120, "saved_s": 300.5}\' > new.json; mv new.json "$LONGSHORE_PROGRESS"; exec sleep 1000'
+    attempt = sh(write)
+    backend.launch(attempt, ONE_GPU)
+    assert until(lambda: backend.status(attempt.name).progress) == {"step": 120.0, "saved_s": 300.5}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", {}),
+        ("[1, 2]", {}),
+        ('{"step": 1', {}),
+        ('{"step": 1, "loss": NaN, "up": Infinity, "down": -1e999}', {"step": 1.0}),
+        ('{"step": true, "name": "x", "list": [1], "none": null, "loss": 0.5}', {"loss": 0.5}),
+        ('{"step": 1' + "0" * 400 + "}", {}),
+        ("[" * 4000, {}),
+        ('{"a":' * 800, {}),
+        ("{" + ",".join(f'"k{i}": {i}' for i in range(17)) + "}", {}),
+        ('{"step": 1}' + " " * 4096, {}),
+        ('{"st\udcffep": 1}', {}),
+    ],
+)
+def test_of_the_progress_only_a_few_finite_numbers_are_believed(
+    folder: int, content: str, told: dict[str, float]
+) -> None:
+    write_whole(folder, "progress.json", content.encode(errors="surrogateescape"))
+    assert read_progress(folder) == told
+
+
+def test_a_pipe_in_place_of_the_progress_is_not_waited_for(tmp_path: Path, folder: int) -> None:
+    os.mkfifo(tmp_path / "progress.json")
+    assert read_progress(folder) == {}
+
+
+def test_a_log_gives_its_beginning_back_and_keeps_its_offsets(tmp_path: Path, folder: int) -> None:
+    log = open_log(folder, 0)
+    block, blocks, keep_bytes = 1 << 16, 64, 1 << 20
+    for i in range(blocks):
+        os.write(log, bytes([i]) * block)
+    os.fsync(log)
+    drop_beginning(log, keep_bytes)
+    os.write(log, b"end")
+    os.close(log)
+    held = (tmp_path / log_name(0)).stat()
+    with (tmp_path / log_name(0)).open("rb") as reading:
+        content, after = read_log(reading.fileno(), 0, 1 << 30)
+    assert after == held.st_size == blocks * block + 3
+    assert content.endswith(b"end")
+    kept = keep_bytes + 3 if held.st_blocks * 512 < 2 * keep_bytes else held.st_size
+    assert len(content) == kept
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        running(()),
+        running(("no-such-program",)),
+        running(("./no-such-program",)),
+        running(("/etc/passwd",)),
+        running(("true", "a\0b")),
+        running(("true", "\ud800")),
+        running(("true",), environment={"A=B": ""}),
+        running(("true",), environment={"": "x"}),
+        Attempt("ls-refused-1", "refused", 1, ("true",), "no/absolute/path", {}),
+        Attempt("ls-refused-1", "refused", 1, ("true",), "/no/such/folder", {}),
+    ],
+)
+def test_what_would_fail_at_its_start_is_refused(tmp_path: Path, backend: LocalBackend, attempt: Attempt) -> None:
+    with pytest.raises(RefusedError):
+        backend.launch(attempt, ONE_GPU)
+    assert backend.status(attempt.name).run is Run.ABSENT
+    assert not own_folder(tmp_path, attempt).exists()
+
+
+def test_a_job_runs_in_the_folder_that_it_names(tmp_path: Path, backend: LocalBackend) -> None:
+    (tmp_path / "here").mkdir()
+    program = tmp_path / "here" / "program"
+    program.write_text("#!/bin/sh\npwd\n")
+    program.chmod(0o755)
+    attempt = Attempt(sh("").name, "job", 1, ("./program",), str(tmp_path / "here"), {})
+    backend.launch(attempt, ONE_GPU)
+    end_of(backend, attempt)
+    assert backend.logs(attempt.name, 0, 0, 1000)[0].decode() == f"{tmp_path / 'here'}\n"
+
+
+def test_what_is_forgotten_leaves_its_logs_and_its_proof(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("echo out; touch file; mkdir -p a/b; ln -s /etc link")
+    backend.launch(attempt, ONE_GPU)
+    end_of(backend, attempt)
+    backend.forget(attempt.name)
+    assert sorted(path.name for path in own_folder(tmp_path, attempt).iterdir()) == ["exit.json", "rank-0.log"]
+    assert Path("/etc/passwd").exists()
+
+
+def test_a_running_attempt_keeps_its_supervisor_when_it_is_asked_about(backend: LocalBackend) -> None:
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    runs(backend, attempt)
+    for _ in range(20):
+        assert not backend.released(attempt.name)
+        assert backend.status(attempt.name).run is Run.RUNNING
+
+
+def test_a_spec_is_read_as_it_was_written(tmp_path: Path) -> None:
+    attempt = sh("true", grace_s=2.5, environment={"KEY": "värde", "B": "\n"})
+    spec = spec_of(attempt, THREE_GPUS, NODES, tmp_path)
+    assert decode(encode(spec)) == spec
+    assert spec.limit_s is None

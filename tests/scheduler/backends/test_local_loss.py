@@ -1,0 +1,199 @@
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.local.processes import find
+from longshore.scheduler.backends.protocol import Attempt, Run
+from tests.scheduler.backends.attempts import (
+    NODES,
+    ONE_GPU,
+    THREE_GPUS,
+    end_all,
+    end_of,
+    kill_supervisor,
+    lives,
+    number_in,
+    own_folder,
+    python,
+    runs,
+    sh,
+    until,
+)
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def ended(folder: Path, backend: LocalBackend) -> tuple[Attempt, Path]:
+    """Return an attempt that ended well, and its folder."""
+    attempt = sh("true")
+    backend.launch(attempt, ONE_GPU)
+    end_of(backend, attempt)
+    return attempt, own_folder(folder, attempt)
+
+
+def test_an_attempt_whose_supervisor_was_killed_is_lost_and_leaves_nothing(
+    tmp_path: Path, backend: LocalBackend
+) -> None:
+    attempt = sh(
+        "sleep 1000 & echo $! > near.pid; env -i sleep 1000 & echo $! > bare.pid; "
+        "setsid sh -c 'echo $$ > far.pid; sleep 1000; true' & wait"
+    )
+    backend.launch(attempt, ONE_GPU)
+    work = own_folder(tmp_path, attempt) / "work"
+    pids = [number_in(work / f"{kind}.pid") for kind in ("near", "bare", "far")]
+    kill_supervisor(tmp_path, attempt)
+    until(lambda: backend.released(attempt.name))
+    assert not [pid for pid in pids if lives(pid)]
+    status = backend.status(attempt.name)
+    assert (status.run, status.reason) == (Run.LOST, "supervisor lost: it was killed")
+    assert not (own_folder(tmp_path, attempt) / "exit.json").exists()
+
+
+def test_ranks_do_not_outlive_their_supervisor(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("trap '' TERM; echo $$ > rank$RANK.pid; while :; do sleep 1; done")
+    backend.launch(attempt, THREE_GPUS)
+    work = own_folder(tmp_path, attempt) / "work"
+    ranks = [number_in(work / f"rank{rank}.pid") for rank in range(3)]
+    kill_supervisor(tmp_path, attempt)
+    until(lambda: not [pid for pid in ranks if lives(pid)])
+
+
+def test_nothing_of_a_lost_attempt_lives_once_it_is_told(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("setsid sh -c 'echo $$ > far.pid; sleep 1000; true' & wait")
+    backend.launch(attempt, ONE_GPU)
+    far = number_in(own_folder(tmp_path, attempt) / "work" / "far.pid")
+    kill_supervisor(tmp_path, attempt)
+    until(lambda: backend.status(attempt.name).run is Run.LOST)
+    assert not lives(far)
+
+
+def test_a_lost_attempt_never_starts_again(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("echo started >> starts; sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    starts = own_folder(tmp_path, attempt) / "work" / "starts"
+    until(starts.exists)
+    kill_supervisor(tmp_path, attempt)
+    backend.launch(attempt, ONE_GPU)
+    assert end_of(backend, attempt).run is Run.LOST
+    assert starts.read_text() == "started\n"
+    backend.forget(attempt.name)
+    backend.launch(attempt, ONE_GPU)
+    assert backend.status(attempt.name).run is Run.LOST
+
+
+def test_a_process_that_lives_on_without_its_first_thread_is_not_gone(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = python(
+        "import ctypes, os, threading, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    def go_on():\n"
+        "        time.sleep(0.2)\n"
+        "        open('pid.tmp', 'w').write(str(os.getpid()))\n"
+        "        os.rename('pid.tmp', 'half.pid')\n"
+        "        time.sleep(1000)\n"
+        "    threading.Thread(target=go_on).start()\n"
+        "    ctypes.CDLL(None).pthread_exit(None)\n"
+        "time.sleep(1000)\n"
+    )
+    backend.launch(attempt, ONE_GPU)
+    half = number_in(own_folder(tmp_path, attempt) / "work" / "half.pid")
+    seen = find(half)
+    assert seen is not None
+    assert seen.alive
+    kill_supervisor(tmp_path, attempt)
+    until(lambda: backend.released(attempt.name))
+    assert not lives(half)
+
+
+def test_a_stranger_that_got_the_supervisors_pid_lives(
+    tmp_path: Path, backend: LocalBackend, stranger: subprocess.Popen[bytes]
+) -> None:
+    attempt, folder = ended(tmp_path, backend)
+    (folder / "exit.json").unlink()
+    seen = find(stranger.pid)
+    assert seen is not None
+    started = json.loads((folder / "started.json").read_text())
+    doctored = {**started, "pid": seen.pid, "start_ticks": seen.start_ticks - 1}
+    (folder / "started.json").write_text(json.dumps(doctored))
+    ranks = json.loads((folder / "ranks.json").read_text())
+    ranks["ranks"] = [[seen.pid, seen.start_ticks - 1]]
+    (folder / "ranks.json").write_text(json.dumps(ranks))
+    until(lambda: backend.released(attempt.name))
+    assert backend.status(attempt.name).run is Run.LOST
+    assert stranger.poll() is None
+
+
+def test_after_a_restart_of_the_machine_an_attempt_is_lost_and_no_number_is_believed(
+    tmp_path: Path, backend: LocalBackend, stranger: subprocess.Popen[bytes]
+) -> None:
+    attempt, folder = ended(tmp_path, backend)
+    (folder / "exit.json").unlink()
+    seen = find(stranger.pid)
+    assert seen is not None
+    doctored = {
+        "attempt": attempt.name, "pid": seen.pid, "start_ticks": seen.start_ticks, "boot": "another",
+        "session": seen.session,
+    }  # fmt: skip
+    (folder / "started.json").write_text(json.dumps(doctored))
+    ranks = {"attempt": attempt.name, "started_s": 1.0, "ranks": [[seen.pid, seen.start_ticks]]}
+    (folder / "ranks.json").write_text(json.dumps(ranks))
+    assert backend.released(attempt.name)
+    status = backend.status(attempt.name)
+    assert (status.run, status.reason) == (Run.LOST, "supervisor lost: the machine was restarted")
+    assert stranger.poll() is None
+
+
+def test_an_attempt_of_the_same_name_under_another_scheduler_lives(tmp_path: Path, backend: LocalBackend) -> None:
+    (tmp_path / "other").mkdir()
+    other = LocalBackend(tmp_path / "other", NODES)
+    attempt = sh("setsid sleep 1000 & echo $! > far.pid; wait")
+    try:
+        for one in (backend, other):
+            one.launch(attempt, ONE_GPU)
+            runs(one, attempt)
+        kill_supervisor(tmp_path, attempt)
+        until(lambda: backend.released(attempt.name))
+        assert lives(number_in(own_folder(tmp_path / "other", attempt) / "work" / "far.pid"))
+        assert other.status(attempt.name).run is Run.RUNNING
+    finally:
+        end_all(tmp_path / "other")
+
+
+@pytest.mark.parametrize("torn", [0.0, 0.5, 0.99])
+def test_a_torn_exit_marker_is_not_success(tmp_path: Path, backend: LocalBackend, torn: float) -> None:
+    attempt, folder = ended(tmp_path, backend)
+    whole = (folder / "exit.json").read_bytes()
+    (folder / "exit.json").write_bytes(whole[: int(len(whole) * torn)])
+    assert backend.status(attempt.name).run is Run.UNREACHABLE
+    assert not backend.released(attempt.name)
+
+
+def test_a_half_written_exit_marker_is_a_loss(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt, folder = ended(tmp_path, backend)
+    (folder / "exit.json").rename(folder / ".exit.json.0123456789abcdef")
+    assert backend.status(attempt.name).run is Run.LOST
+
+
+def test_the_exit_marker_of_another_attempt_is_not_believed(tmp_path: Path, backend: LocalBackend) -> None:
+    (one, folder), (_, other) = ended(tmp_path, backend), ended(tmp_path, backend)
+    (other / "exit.json").replace(folder / "exit.json")
+    assert backend.status(one.name).run is Run.UNREACHABLE
+
+
+def test_where_the_folder_of_all_attempts_is_away_nothing_is_known(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt, _ = ended(tmp_path, backend)
+    (tmp_path / "attempts").rename(tmp_path / "away")
+    try:
+        assert backend.status(attempt.name).run is Run.UNREACHABLE
+        assert not backend.released(attempt.name)
+    finally:
+        (tmp_path / "away").rename(tmp_path / "attempts")
