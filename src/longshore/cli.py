@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .cluster.errors import LongshoreError, PluginError
+from .scheduler.commands import add_commands
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 trace_app = typer.Typer(no_args_is_help=True, help="Look at job traces, convert them, and take samples.")
 app.add_typer(trace_app, name="trace")
+add_commands(app)
 
 
 class Order(StrEnum):

@@ -1,0 +1,34 @@
+"""A small network learns a sine on four processes that average their gradients, as on four GPUs."""
+
+import os
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 300
+
+
+def main() -> None:
+    """Train, and print the loss of the first rank now and then."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")  # RANK, WORLD_SIZE and MASTER_ADDR come from Longshore
+    rank = distributed.get_rank()
+    print(f"rank {rank} of {distributed.get_world_size()} on GPU {os.environ['CUDA_VISIBLE_DEVICES']}", flush=True)
+    torch.manual_seed(0)
+    network = DistributedDataParallel(nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)))
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    torch.manual_seed(rank)  # each rank sees samples of its own
+    for step in range(1, STEPS + 1):
+        x = torch.rand(256, 1) * 6.0 - 3.0
+        loss = nn.functional.mse_loss(network(x), torch.sin(x))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if rank == 0 and step % 100 == 0:
+            print(f"step {step}: loss {loss.item():.4f}", flush=True)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""A cluster that is simulated, behind the interface of the real ones; for trials, tests and benchmarks."""
+
+import math
+
+from ...cluster.engine import live_through, next_time_s, reset, start
+from ...cluster.errors import BackendError
+from ...cluster.placing import begin_picks, take_gpu
+from ...cluster.state import Simulation
+from ..layout import Layout
+from .protocol import Attempt, CannotHonourError, Capabilities, GpuSeen, NodeSeen, Placement, RankEnd, Run, Status
+
+ROW = 0
+
+
+class SimulatedBackend:
+    """Runs attempts in a simulation, whose clock moves only when it is told to.
+
+    Jobs are those of the simulation's scenario: an attempt's job is named by `of_job`, and its start time is now.
+
+    Args:
+        sim: The simulation, with true run times and faults; its row 0 is reset.
+        layout: Names of its nodes.
+    """
+
+    capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=True)
+
+    def __init__(self, sim: Simulation, layout: Layout) -> None:
+        self.sim, self.layout = sim, layout
+        self.of_job: dict[str, int] = {}  # job of the scenario, by the id that it was submitted under
+        self._number: dict[str, tuple[int, int]] = {}  # job and how often it had stopped, by attempt
+        reset(sim, ROW, 0)
+
+    @property
+    def now_s(self) -> float:
+        """Time of the simulation."""
+        return float(self.sim.state.now_s[ROW])
+
+    def next_s(self) -> float:
+        """Return when something happens next, inf for never."""
+        return float(next_time_s(self.sim, ROW))
+
+    def live_through(self, time_s: float) -> None:
+        """Let everything happen that happens at the next moment."""
+        live_through(self.sim, ROW, time_s)
+
+    def observe(self) -> tuple[NodeSeen, ...]:
+        """Return all nodes."""
+        down = self.sim.state.gpu_down[ROW] > 0
+        first, seen = 0, []
+        for node, gpus in self.layout.nodes.items():
+            healthy = tuple(GpuSeen(index, healthy=not down[first + index]) for index in range(gpus))
+            seen.append(NodeSeen(node, healthy, self.now_s, slots=True))
+            first += gpus
+        return tuple(seen)
+
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        """Start an attempt; again, it does nothing.
+
+        Raises:
+            CannotHonourError: If one of the GPUs is not free.
+            BackendError: If the job is not one of the scenario.
+        """
+        if attempt.name in self._number:
+            return
+        if attempt.job not in self.of_job:
+            raise BackendError(f"no job of the simulation is {attempt.job}")
+        job, gpus, state = self.of_job[attempt.job], self.layout.numbers(placement), self.sim.state
+        if any(state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0 for gpu in gpus):
+            raise CannotHonourError(f"a GPU of {placement} is not free")
+        begin_picks(self.sim, ROW, job)
+        for gpu in gpus:
+            take_gpu(self.sim, ROW, gpu)
+        state.shadow_s[ROW] = math.inf  # reservations are the scheduler's
+        start(self.sim, ROW)
+        self._number[attempt.name] = (job, int(state.stops[ROW, job]))
+
+    def status(self, name: str) -> Status:
+        """Return what is known of an attempt."""
+        if name not in self._number:
+            return Status(Run.ABSENT)
+        (job, stops), state = self._number[name], self.sim.state
+        if state.stops[ROW, job] > stops:
+            return Status(Run.EXITED, (RankEnd(0, 0, 9, self.now_s),), "node fault")
+        if state.finish_s[ROW, job] > 0.0:
+            return Status(Run.EXITED)
+        return Status(Run.RUNNING, started_s=float(state.start_s[ROW, job]))
+
+    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
+        """Return what is known of many attempts."""
+        return {name: self.status(name) for name in names}
+
+    def cancel(self, name: str, reason: str) -> None:
+        """Do nothing: a job of a simulation runs until it ends."""
+
+    def released(self, name: str) -> bool:
+        """Say whether an attempt has ended."""
+        return self.status(name).run in (Run.EXITED, Run.ABSENT)
+
+    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+        """Return nothing: a job of a simulation writes nothing."""
+        del name, rank, most
+        return b"", offset
+
+    def forget(self, name: str) -> None:
+        """Do nothing."""

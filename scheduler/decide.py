@@ -1,0 +1,83 @@
+"""What is to be done next about an attempt, by what is wanted and what is seen. Reads no clock, network or store.
+
+Source: SPEC K6, K7, K10.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from .backends.protocol import Run, Status
+from .exits import class_of
+from .states import AfterStop, AttemptState, Contact, Desired
+
+START_LIMIT_S = 300.0  # between the launch of an attempt and the moment at which all its ranks run
+LAUNCH_AGAIN_S = 5.0  # after which a launch that shows no process is taken for one that was cut short
+
+
+class Do(StrEnum):
+    """Kinds of steps."""
+
+    NOTHING = "nothing"
+    LAUNCH = "launch"  # ask the backend to start it
+    RUN = "run"  # note that all its ranks run
+    STOP = "stop"  # let it drain
+    CANCEL = "cancel"  # ask the backend to stop it, once more
+    RELEASE = "release"  # free its GPUs, and settle what becomes of the job
+    CLOSE = "close"  # let the backend forget it
+
+
+class Step(NamedTuple):
+    """What is to be done next."""
+
+    do: Do
+    cause: str = ""
+    after: AfterStop | None = None  # of a stop: what becomes of the job then, None if its end tells
+    contact: Contact = Contact.OK
+
+
+class Seen(NamedTuple):
+    """All that a step depends on."""
+
+    desired: Desired
+    state: AttemptState
+    opened_s: float
+    status: Status
+    is_gone: bool  # all its processes are proven gone
+    has_fault: bool  # a GPU of it is out of service
+
+
+_WISHES = {Desired.CANCEL: AfterStop.CANCEL, Desired.HOLD: AfterStop.HOLD}
+_ENDED = (Run.EXITED, Run.LOST)
+
+
+def next_step(seen: Seen, now_s: float) -> Step:
+    """Return the next step for an attempt; after it has been taken there may be another one at once."""
+    if seen.state is AttemptState.RELEASED:
+        return Step(Do.CLOSE)
+    if seen.status.run is Run.UNREACHABLE:
+        return Step(Do.NOTHING, contact=Contact.UNKNOWN)
+    if seen.state is AttemptState.DRAINING:
+        over = seen.status.run in (*_ENDED, Run.ABSENT) and seen.is_gone
+        return Step(Do.RELEASE) if over else Step(Do.CANCEL)
+    if seen.has_fault:
+        return Step(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)
+    if seen.status.run in _ENDED:
+        return Step(Do.STOP, class_of(seen.status)[1])
+    if seen.desired in _WISHES:
+        return Step(Do.STOP, f"{seen.desired} wanted", _WISHES[seen.desired])
+    return _towards_running(seen, now_s)
+
+
+def _towards_running(seen: Seen, now_s: float) -> Step:
+    """Return the next step of an attempt that is to run and has not ended."""
+    if seen.state is AttemptState.RUNNING and seen.status.run is Run.ABSENT:
+        return Step(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
+    if seen.state is AttemptState.RESERVED or seen.status.run is Run.ABSENT:
+        return Step(Do.LAUNCH)
+    if seen.state is AttemptState.LAUNCHED and seen.status.run is Run.RUNNING:
+        return Step(Do.RUN, "every rank has reported")
+    if seen.state is AttemptState.LAUNCHED and now_s - seen.opened_s > START_LIMIT_S:
+        return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s", AfterStop.RETRY)
+    if seen.status.run is Run.PENDING and now_s - seen.opened_s > LAUNCH_AGAIN_S:
+        return Step(Do.LAUNCH)
+    return Step(Do.NOTHING)

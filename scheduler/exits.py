@@ -1,0 +1,135 @@
+"""What the end of an attempt means, and whether the job is tried again.
+
+Source: SPEC K5, K10, K11; docs/scheduler.md, Exit classes.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from .backends.protocol import RankEnd, Run, Status
+from .states import AfterStop
+
+COLLATERAL_S = 5.0  # ranks' clocks may differ by so much: who ended first is not known more closely
+TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the program asks to be run again
+AMBIGUOUS_SIGNALS = frozenset({6, 7, 9, 11, 15})  # of a fault of the node as well as of the program
+FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0  # before a job is tried again, doubled with every try
+NO_PROGRESS = 3  # attempts in a row without a newer checkpoint before a job is held
+
+
+class ExitClass(StrEnum):
+    """Whose doing an end was."""
+
+    SUCCESS = "success"
+    ASKED = "asked"
+    INFRASTRUCTURE = "infrastructure"
+    RESOURCE = "resource"
+    LIMIT = "limit"
+    AGAIN = "again"  # the program asked for it
+    USER = "user"
+    AMBIGUOUS = "ambiguous"
+
+
+class Tries(NamedTuple):
+    """How often a job may be tried again after an end of each class, or has been."""
+
+    infra: int = 0
+    resource: int = 0
+    user: int = 0
+    asked: int = 0  # the program asked to be run again
+    ambiguous: int = 0
+
+
+DEFAULT_TRIES = Tries(infra=20, resource=1, user=0, asked=20, ambiguous=1)
+_BUDGETS = {
+    ExitClass.INFRASTRUCTURE: "infra",
+    ExitClass.RESOURCE: "resource",
+    ExitClass.USER: "user",
+    ExitClass.AGAIN: "asked",
+    ExitClass.AMBIGUOUS: "ambiguous",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of a job after an attempt."""
+
+    after: AfterStop
+    exit_class: ExitClass
+    cause: str
+    used: Tries
+    no_progress: int  # attempts in a row that ended without progress
+    wait_s: float = 0.0  # before it is tried again
+
+
+def first_end(ends: tuple[RankEnd, ...]) -> RankEnd | None:
+    """Return the end that explains the others: the first that was none of its own making, None if all ended with 0."""
+    failed = [end for end in ends if end.code != 0 or end.signal != 0]
+    if not failed:
+        return None
+    earliest_s = min(end.ended_s for end in failed)
+    near = [end for end in failed if end.ended_s <= earliest_s + COLLATERAL_S]
+    # Ranks that were only taken down by another die of a signal; one that ended by itself says more.
+    return min(near, key=lambda end: (end.signal != 0, end.ended_s, end.rank))
+
+
+def class_of(status: Status) -> tuple[ExitClass, str]:
+    """Return the class of an attempt's end and its cause in words."""
+    if status.run is Run.ABSENT:
+        return ExitClass.ASKED, "it was not started"
+    if status.run is Run.LOST:
+        return ExitClass.AMBIGUOUS, f"no record of how it ended: {status.reason}"
+    if status.reason == "time limit":
+        return ExitClass.LIMIT, "ran longer than its time limit"
+    first = first_end(status.ends)
+    if first is None:
+        return ExitClass.SUCCESS, "every rank ended with 0"
+    if status.reason == "node fault":
+        return ExitClass.INFRASTRUCTURE, "a GPU of it is out of service"
+    if first.signal:
+        known = first.signal in AMBIGUOUS_SIGNALS
+        return (
+            ExitClass.AMBIGUOUS if known else ExitClass.USER
+        ), f"rank {first.rank} was ended by signal {first.signal}"
+    if first.code == TEMPFAIL:
+        return ExitClass.AGAIN, f"rank {first.rank} asked to be run again (exit code {TEMPFAIL})"
+    return ExitClass.USER, f"rank {first.rank} ended with exit code {first.code}"
+
+
+def outcome_of(
+    status: Status,
+    asked: AfterStop | None,
+    allowed: Tries,
+    used: Tries,
+    no_progress: int,
+    *,
+    progressed: bool,
+    wait_share: float,
+) -> Outcome:
+    """Return what becomes of a job whose attempt has ended.
+
+    Args:
+        status: EXITED or LOST, as the backend says; ABSENT if it never began.
+        asked: What somebody wanted of it when it was stopped, None if nobody stopped it.
+        allowed: How often it may be tried again.
+        used: How often it was.
+        no_progress: Attempts before this one, in a row, that ended without progress.
+        progressed: Whether this one left a newer checkpoint or step than it began with.
+        wait_share: In [0, 1), spreads jobs that failed together over the time until they are tried again.
+    """
+    exit_class, cause = class_of(status)
+    if exit_class is ExitClass.SUCCESS:
+        return Outcome(AfterStop.SUCCEED, exit_class, cause, used, 0)
+    if asked is not None and exit_class is not ExitClass.LIMIT:
+        return Outcome(asked, ExitClass.ASKED, status.reason or cause, used, no_progress)
+    stuck = 0 if progressed else no_progress + 1
+    field = _BUDGETS.get(exit_class, "")
+    before: int = getattr(used, field, 0)
+    if before >= getattr(allowed, field, 0):
+        return Outcome(AfterStop.FAIL, exit_class, cause, used, stuck)
+    if stuck >= NO_PROGRESS:
+        return Outcome(AfterStop.HOLD, exit_class, f"no progress in {stuck} attempts; the last: {cause}", used, stuck)
+    # Other GPUs may be there at once; a program that failed by itself would only fail again.
+    waits = exit_class is not ExitClass.INFRASTRUCTURE
+    wait_s = waits * wait_share * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**before)
+    return Outcome(AfterStop.RETRY, exit_class, cause, used._replace(**{field: before + 1}), stuck, wait_s)

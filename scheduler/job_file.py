@@ -1,0 +1,51 @@
+"""What a job is, as one configuration file.
+
+Source: SPEC K9.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .exits import DEFAULT_TRIES, Tries
+
+NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+YEAR_S = 366 * 86400.0
+Count = Annotated[int, Field(ge=0, le=1000)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Retry(_Section):
+    """How often a job is tried again after an end of each class."""
+
+    infra: Count = DEFAULT_TRIES.infra
+    resource: Count = DEFAULT_TRIES.resource
+    user: Count = DEFAULT_TRIES.user
+    asked: Count = DEFAULT_TRIES.asked
+    ambiguous: Count = DEFAULT_TRIES.ambiguous
+
+    def tries(self) -> Tries:
+        """Return the same as a tuple."""
+        return Tries(self.infra, self.resource, self.user, self.asked, self.ambiguous)
+
+
+class JobFile(_Section):
+    """A job. Times are in seconds; the command runs once for each GPU, and never meets a shell."""
+
+    version: Literal[1] = 1
+    name: str = Field("job", pattern=NAME)
+    gpus: int = Field(1, ge=1, le=1_000_000)
+    command: tuple[Annotated[str, Field(max_length=131072)], ...] = Field(min_length=1, max_length=1000)
+    folder: str = ""  # working directory; one of the attempt's own if left out
+    environment: dict[Annotated[str, Field(pattern=VARIABLE)], str] = {}
+    estimate_s: float = Field(3600.0, gt=0.0, le=YEAR_S)  # run time on the cluster's reference GPUs
+    limit_s: float | None = Field(None, gt=0.0, le=YEAR_S)  # running time after which it is stopped
+    grace_s: float = Field(30.0, ge=0.0, le=3600.0)  # between asking it to stop and killing it
+    priority: int = Field(0, ge=-1000, le=1000)  # higher goes first
+    compute_s: float = Field(1.0, gt=0.0, le=86400.0)  # of an iteration on a reference GPU
+    parameter_bytes: float = Field(0.0, ge=0.0, le=1e15)  # volume of one all-reduce
+    retry: Retry = Retry()

@@ -1,0 +1,17 @@
+"""Names of jobs: ULIDs in lower case, which sort by the time of their making."""
+
+import secrets
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32
+LENGTH = 26
+
+
+def new_job_id(now_s: float) -> str:
+    """Return an id that nobody else has: 48 bits of Unix time in milliseconds, 80 of chance."""
+    number = (int(now_s * 1000.0) & (1 << 48) - 1) << 80 | secrets.randbits(80)
+    return "".join(ALPHABET[number >> 5 * place & 31] for place in reversed(range(LENGTH)))
+
+
+def is_job_id(text: str) -> bool:
+    """Say whether a text could be the id of a job."""
+    return len(text) == LENGTH and set(text) <= set(ALPHABET)

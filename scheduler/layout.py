@@ -1,0 +1,46 @@
+"""Names of nodes and indices of their GPUs, as the numbers that a simulation counts with, and back."""
+
+from collections.abc import Iterable, Sequence
+
+from .backends.protocol import Placement, Share
+
+
+class Layout:
+    """The GPUs of a cluster in cluster-file order.
+
+    Args:
+        nodes: Names, in that order.
+        gpus: Of each node.
+    """
+
+    def __init__(self, nodes: Sequence[str], gpus: Sequence[int]) -> None:
+        self.nodes = dict(zip(nodes, gpus, strict=True))
+        self._first: dict[str, int] = {}
+        self._place: list[tuple[str, int]] = []
+        for node, count in self.nodes.items():
+            self._first[node] = len(self._place)
+            self._place.extend((node, index) for index in range(count))
+
+    def number(self, node: str, index: int) -> int:
+        """Return the number of a GPU.
+
+        Raises:
+            KeyError: If there is no such node.
+        """
+        return self._first[node] + index
+
+    def place(self, gpu: int) -> tuple[str, int]:
+        """Return the node of a GPU, and its index there."""
+        return self._place[gpu]
+
+    def placement(self, gpus: Iterable[int]) -> Placement:
+        """Return the shares of nodes that so many GPUs are, in cluster-file order."""
+        by_node: dict[str, list[int]] = {}
+        for gpu in sorted(gpus):
+            node, index = self._place[gpu]
+            by_node.setdefault(node, []).append(index)
+        return tuple(Share(node, tuple(indices)) for node, indices in by_node.items())
+
+    def numbers(self, placement: Placement) -> tuple[int, ...]:
+        """Return the numbers of all GPUs of a placement, ascending."""
+        return tuple(sorted(self.number(share.node, index) for share in placement for index in share.gpus))

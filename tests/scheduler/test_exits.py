@@ -1,0 +1,77 @@
+"""What the end of an attempt means."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.scheduler.backends.protocol import RankEnd, Run, Status
+from longshore.scheduler.exits import DEFAULT_TRIES, NO_PROGRESS, ExitClass, Outcome, Tries, class_of, outcome_of
+from longshore.scheduler.states import AfterStop
+
+
+def ended(*ends: tuple[int, int, float], reason: str = "") -> Status:
+    """Return the end of ranks, each with its code, its signal and its time."""
+    return Status(Run.EXITED, tuple(RankEnd(rank, *end) for rank, end in enumerate(ends)), reason)
+
+
+def outcome(status: Status, asked: AfterStop | None = None, used: Tries = DEFAULT_TRIES, stuck: int = 0) -> Outcome:
+    """Return what becomes of a job, of which no tries are left unless they are given."""
+    return outcome_of(status, asked, DEFAULT_TRIES, used, stuck, progressed=False, wait_share=0.5)
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_class"),
+    [
+        (ended((0, 0, 1.0), (0, 0, 9.0)), ExitClass.SUCCESS),
+        (ended((1, 0, 1.0)), ExitClass.USER),
+        (ended((127, 0, 1.0)), ExitClass.USER),
+        (ended((75, 0, 1.0)), ExitClass.AGAIN),
+        (ended((0, 11, 1.0)), ExitClass.AMBIGUOUS),
+        (ended((0, 15, 1.0), reason="time limit"), ExitClass.LIMIT),
+        (ended((0, 9, 1.0), reason="node fault"), ExitClass.INFRASTRUCTURE),
+        (Status(Run.LOST, reason="no marker"), ExitClass.AMBIGUOUS),
+        (Status(Run.ABSENT), ExitClass.ASKED),
+    ],
+)
+def test_an_end_has_a_class(status: Status, exit_class: ExitClass) -> None:
+    assert class_of(status)[0] is exit_class
+
+
+def test_the_rank_that_failed_by_itself_explains_those_that_were_taken_down_with_it() -> None:
+    assert "rank 2 ended with exit code 3" in class_of(ended((0, 15, 10.0), (0, 9, 11.0), (3, 0, 10.5)))[1]
+
+
+def test_a_rank_that_failed_long_before_the_others_explains_them_whatever_they_say() -> None:
+    assert "rank 1 was ended by signal 11" in class_of(ended((1, 0, 100.0), (0, 11, 10.0)))[1]
+
+
+@given(st.sampled_from([None, *AfterStop]), st.integers(0, 9))
+def test_a_job_whose_ranks_all_ended_with_0_has_succeeded_whatever_was_asked(
+    asked: AfterStop | None, stuck: int
+) -> None:
+    assert outcome(ended((0, 0, 1.0)), asked, stuck=stuck).after is AfterStop.SUCCEED
+
+
+@given(st.sampled_from(AfterStop))
+def test_what_was_asked_for_comes_true_and_costs_no_try(asked: AfterStop) -> None:
+    found = outcome(ended((0, 15, 1.0), reason="cancelled"), asked)
+
+    assert (found.after, found.used) == (asked, DEFAULT_TRIES)
+
+
+def test_a_try_is_used_up_and_the_next_one_waits_longer() -> None:
+    status = ended((75, 0, 1.0))
+
+    first = outcome_of(status, None, DEFAULT_TRIES, Tries(), 0, progressed=True, wait_share=0.5)
+    second = outcome_of(status, None, DEFAULT_TRIES, first.used, 0, progressed=True, wait_share=0.5)
+
+    assert (first.after, first.used.asked, first.wait_s) == (AfterStop.RETRY, 1, 2.5)
+    assert (second.after, second.used.asked, second.wait_s) == (AfterStop.RETRY, 2, 5.0)
+
+
+def test_a_job_without_tries_left_fails() -> None:
+    assert outcome(ended((75, 0, 1.0))).after is AfterStop.FAIL
+
+
+def test_a_job_that_makes_no_progress_is_held_though_it_has_tries_left() -> None:
+    assert outcome(ended((75, 0, 1.0)), used=Tries(), stuck=NO_PROGRESS - 1).after is AfterStop.HOLD
