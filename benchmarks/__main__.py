@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .harness import RESULTS, ROOT, progress, stamp_of_run, write_results
 
-NAMES = ("simulator", "environment", "training", "reference", "policy", "hetero64", "source", "cli")
+NAMES = ("simulator", "environment", "training", "reference", "policy", "hetero64", "source", "store", "cli")
 
 
 def run(name: str) -> tuple[list[object], bool]:
