@@ -70,13 +70,15 @@ def next_step(seen: Seen, now_s: float) -> Step:
 
 def _towards_running(seen: Seen, now_s: float) -> Step:
     """Return the next step of an attempt that is to run and has not ended."""
-    if seen.state is AttemptState.RUNNING and seen.status.run is Run.ABSENT:
-        return Step(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
+    if seen.state is AttemptState.RUNNING:
+        if seen.status.run is Run.ABSENT:
+            return Step(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
+        return Step(Do.NOTHING)
     if seen.state is AttemptState.RESERVED or seen.status.run is Run.ABSENT:
         return Step(Do.LAUNCH)
-    if seen.state is AttemptState.LAUNCHED and seen.status.run is Run.RUNNING:
+    if seen.status.run is Run.RUNNING:
         return Step(Do.RUN, "every rank has reported")
-    if seen.state is AttemptState.LAUNCHED and now_s - seen.opened_s > START_LIMIT_S:
+    if now_s - seen.opened_s > START_LIMIT_S:
         return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s", AfterStop.RETRY)
     if seen.status.run is Run.PENDING and now_s - seen.opened_s > LAUNCH_AGAIN_S:
         return Step(Do.LAUNCH)
