@@ -110,39 +110,9 @@ def _count_in(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def enqueue_last(sim: Simulation, row: int, job: int) -> None:
-    """Put a job at the end of the queue."""
+def link(sim: Simulation, row: int, before: int, after: int) -> None:
+    """Let one waiting job follow another; -1 for the ends of the queue."""
     state = sim.state
-    tail = state.tail[row]
-    state.previous_job[row, job] = tail
-    state.next_job[row, job] = -1
-    if tail < 0:
-        state.head[row] = job
-    else:
-        state.next_job[row, tail] = job
-    state.tail[row] = job
-    _count_in(sim, row, job)
-
-
-@kernel
-def _enqueue_first(sim: Simulation, row: int, job: int) -> None:
-    state = sim.state
-    head = state.head[row]
-    state.previous_job[row, job] = -1
-    state.next_job[row, job] = head
-    if head < 0:
-        state.tail[row] = job
-    else:
-        state.previous_job[row, head] = job
-    state.head[row] = job
-    _count_in(sim, row, job)
-
-
-@kernel
-def dequeue(sim: Simulation, row: int, job: int) -> None:
-    """Take a job out of the queue, at the end of a stay there."""
-    state = sim.state
-    before, after = state.previous_job[row, job], state.next_job[row, job]
     if before < 0:
         state.head[row] = after
     else:
@@ -151,6 +121,28 @@ def dequeue(sim: Simulation, row: int, job: int) -> None:
         state.tail[row] = before
     else:
         state.previous_job[row, after] = before
+
+
+@kernel
+def enqueue_last(sim: Simulation, row: int, job: int) -> None:
+    """Put a job at the end of the queue."""
+    link(sim, row, sim.state.tail[row], job)
+    link(sim, row, job, -1)
+    _count_in(sim, row, job)
+
+
+@kernel
+def _enqueue_first(sim: Simulation, row: int, job: int) -> None:
+    link(sim, row, job, sim.state.head[row])
+    link(sim, row, -1, job)
+    _count_in(sim, row, job)
+
+
+@kernel
+def dequeue(sim: Simulation, row: int, job: int) -> None:
+    """Take a job out of the queue, at the end of a stay there."""
+    state = sim.state
+    link(sim, row, state.previous_job[row, job], state.next_job[row, job])
     # A sum of stays: now - queued_s would differ by rounding between jobs that waited equally long.
     state.wait_s[row, job] += state.now_s[row] - state.entered_s[row, job]
     state.queued[row] -= 1

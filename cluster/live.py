@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import kernel
-from .engine import dequeue, enqueue_last
+from .engine import dequeue, enqueue_last, link
 from .heap import push
 from .state import Simulation
 
@@ -48,24 +48,10 @@ def _put_before(sim: Simulation, row: int, job: int, after: int) -> None:
     state = sim.state
     if after == job or state.next_job[row, job] == after:
         return
-    _link(sim, row, state.previous_job[row, job], state.next_job[row, job])
+    link(sim, row, state.previous_job[row, job], state.next_job[row, job])
     before = state.tail[row] if after < 0 else state.previous_job[row, after]
-    _link(sim, row, before, job)
-    _link(sim, row, job, after)
-
-
-@kernel
-def _link(sim: Simulation, row: int, before: int, after: int) -> None:
-    """Let one waiting job follow another; -1 for the ends of the queue."""
-    state = sim.state
-    if before < 0:
-        state.head[row] = after
-    else:
-        state.next_job[row, before] = after
-    if after < 0:
-        state.tail[row] = before
-    else:
-        state.previous_job[row, after] = before
+    link(sim, row, before, job)
+    link(sim, row, job, after)
 
 
 @kernel

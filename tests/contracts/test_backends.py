@@ -103,7 +103,7 @@ def test_another_attempt_under_the_same_name_is_an_error(backend: Backend) -> No
 
 def test_ranks_get_exactly_the_gpus_that_were_chosen(backend: Backend) -> None:
     if not backend.capabilities.exact_gpus:
-        pytest.skip("it does not promise that")
+        pytest.skip("this back end does not promise exact GPUs")
     attempt = sh("echo $LONGSHORE_NODE $CUDA_VISIBLE_DEVICES")
     backend.launch(attempt, THREE_GPUS)
     end_of(backend, attempt)
