@@ -223,7 +223,9 @@ def test_a_rank_begins_with_no_signal_blocked_or_ignored(backend: LocalBackend) 
     backend.launch(attempt, ONE_GPU)
     end_of(backend, attempt)
     lines = backend.logs(attempt.name, 0, 0, 1000)[0].decode().splitlines()
-    assert [int(line.split()[1], 16) for line in lines] == [0, 0]
+    # The C library keeps the signals 32 and 33 for its threads: nobody can ask or set how they are taken.
+    ours = sum(1 << number - 1 for number in signal.valid_signals())
+    assert [int(line.split()[1], 16) & ours for line in lines] == [0, 0]
 
 
 def test_a_rank_has_no_descriptors_but_its_streams(backend: LocalBackend) -> None:
