@@ -11,12 +11,12 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
 from longshore.scheduler.states import JobState
-from longshore.scheduler.store.jobs import NewJob, change_job, insert_job
+from longshore.scheduler.store.changes import Changes, JobChange, write_changes
+from longshore.scheduler.store.jobs import NewJob, insert_job
 from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.schema import job
@@ -29,15 +29,8 @@ ROUNDS = 5
 LEAST_PER_S = 3000
 MOST_MS = 250
 TTL_S = 3600.0
-NEXT = select(job.c.id, job.c.version).where(job.c.state == JobState.QUEUED).order_by(job.c.submit_seq).limit(1)
+NEXT = select(job.c.id).where(job.c.state == JobState.QUEUED).order_by(job.c.submit_seq).limit(1)
 AFTER = ((JobState.STARTING, JobState.RUNNING), (JobState.RUNNING, JobState.STOPPING))
-
-
-class Claimed(NamedTuple):
-    """A job that a client changes."""
-
-    job: str
-    version: int
 
 
 def submitted(store: Store, jobs: int) -> int:
@@ -63,24 +56,22 @@ def client(store: Store, fence: int) -> list[float]:
         taken_s.append(time.perf_counter() - begin_s)
         for was, now in AFTER:
             begin_s = time.perf_counter()
-            claimed = store.write(partial(change, fence=fence, claimed=claimed, was=was, now=now))
+            store.write(partial(change, fence=fence, claimed=claimed, was=was, now=now))
             taken_s.append(time.perf_counter() - begin_s)
 
 
-def claim(tx: Connection, fence: int) -> Claimed | None:
+def claim(tx: Connection, fence: int) -> str | None:
     """Claim the job that waits longest; None if none waits."""
-    row = tx.execute(NEXT).first()
-    return None if row is None else change(tx, fence, Claimed(*row), JobState.QUEUED, JobState.STARTING)
+    claimed: str | None = tx.execute(NEXT).scalar_one_or_none()
+    if claimed is not None:
+        change(tx, fence, claimed, JobState.QUEUED, JobState.STARTING)
+    return claimed
 
 
-def change(tx: Connection, fence: int, claimed: Claimed, was: JobState, now: JobState) -> Claimed:
+def change(tx: Connection, fence: int, claimed: str, was: JobState, now: JobState) -> None:
     """Change the state of a claimed job."""
-    at_s, version = time.time(), claimed.version
-    return claimed._replace(
-        version=change_job(
-            tx, fence, claimed.job, was, now, version=version, at_s=at_s, cause="measured", writer="benchmark"
-        )
-    )
+    changes = Changes(jobs=[JobChange(claimed, was, now, "measured", {})])
+    write_changes(tx, fence, changes, at_s=time.time(), writer="benchmark")
 
 
 def run(folder: Path, durability: str, jobs: int) -> tuple[float, float]:

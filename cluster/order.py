@@ -181,14 +181,16 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
     state = sim.state
     by_estimate = sim.rules.order != EASY
     best, least_s = -1, math.inf
-    job = state.head[row]
-    while job >= 0:
-        if job != holder and _may_pass(sim, row, job):
-            work_s = estimated_work_s(sim, row, job)
-            if not by_estimate:
-                return job
-            if work_s < least_s:
-                best, least_s = job, work_s
+    job, left = state.head[row], sim.rules.backfill_depth
+    while job >= 0 and left > 0:
+        if job != holder:
+            left -= 1
+            if _may_pass(sim, row, job):
+                work_s = estimated_work_s(sim, row, job)
+                if not by_estimate:
+                    return job
+                if work_s < least_s:
+                    best, least_s = job, work_s
         job = state.next_job[row, job]
     return best
 
@@ -247,8 +249,9 @@ def list_others(sim: Simulation, row: int) -> int:
     _reserve(sim, row, holder)
     others = state.other_job
     count = 0
-    job = state.head[row]
-    while job >= 0 and (by_estimate or count < OTHERS):
+    job, left = state.head[row], sim.rules.backfill_depth
+    while job >= 0 and left > 0 and (by_estimate or count < OTHERS):
+        left -= job != holder
         if job not in (holder, due) and _may_pass(sim, row, job):
             work_s = estimated_work_s(sim, row, job)
             at = min(count, OTHERS)

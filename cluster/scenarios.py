@@ -11,6 +11,8 @@ from .errors import InputError
 from .topology import Cluster
 from .workload import Workload
 
+EVERY_JOB = 2**31 - 1
+
 
 class Scenarios(NamedTuple):
     """What differs between runs. First axis scenario; rows of shorter workloads are padded with zeros."""
@@ -54,6 +56,7 @@ class Rules(NamedTuple):
     ageing_s: float  # a job that has been in the queue this long in all is overtaken by nobody
     waiting: bool  # a policy may let the next event pass
     limit_s: float = math.inf  # the simulation is cut off here, for workloads that never end
+    backfill_depth: int = EVERY_JOB  # of the queue, behind the holder of the reservation: who may pass it
 
 
 ORDERS = {"fifo": 0, "easy": 1, "easy-shortest": 2, "shortest": 3}

@@ -3,26 +3,34 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
-
-from sqlalchemy import Connection
+from typing import Unpack
 
 from .backends.protocol import Backend
 from .deciding import Deciding
 from .layout import Layout
 from .live import LiveCluster, Site
 from .recall import known_of
-from .states import FINAL, AttemptState, JobState
-from .store.attempts import AttemptRow, get_attempt, unclosed_attempts
-from .store.events import events_after, last_seq
-from .store.jobs import JobRow, get_job, open_jobs
+from .states import FINAL, AttemptState, Contact, Desired, JobState
+from .store.attempts import AttemptColumns, AttemptRow, Opening, unclosed_attempts
+from .store.changes import (
+    AttemptChange,
+    Changes,
+    JobChange,
+    Opened,
+    changed_attempt,
+    changed_job,
+    opened_attempt,
+    opened_job,
+    write_changes,
+)
+from .store.decisions import NewDecision
+from .store.events import last_seq, told_by_others
+from .store.jobs import JobColumns, JobRow, get_jobs, open_jobs
 from .store.opening import Store
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 WRITER = "scheduler"
-MOST_EVENTS = 1000  # read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,9 @@ class Parts:
 class Book:
     """A copy of the store under one token. Whoever finds that it is old reads a new one.
 
+    What changes is changed in the copy at once, and in the store with `write`: all that has changed since the last
+    one, in one transaction. A job, or an attempt, changes once between two of them at most.
+
     Args:
         parts: What the scheduler works with.
         fence: Token of its lease.
@@ -60,6 +71,8 @@ class Book:
         self.live = LiveCluster(parts.site, known)
         waiting = {row.id for row in rows if row.state in (JobState.QUEUED, JobState.HELD)}
         self.outside = waiting - set(known.queue)  # jobs that wait, but not in the queue of the cluster
+        self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
+        self._changes = Changes()
         self._moment_s = now_s - 1.0
         parts.deciding.begin(self.live)
 
@@ -73,39 +86,86 @@ class Book:
         """Say whether something happened now."""
         return now_s == self._moment_s
 
-    def write(self, work: Callable[[Connection, int], T]) -> T:
-        """Write to the store with this token."""
-        return self.parts.store.write(lambda tx: work(tx, self.fence))
+    def change_job(self, row: JobRow, now: JobState, cause: str, now_s: float, **columns: Unpack[JobColumns]) -> None:
+        """Let a job come into another state."""
+        change = JobChange(row.id, row.state, now, cause, columns)
+        self._changes.jobs.append(change)
+        self._keep(changed_job(row, change, now_s))
 
-    def read_again(self, job: str) -> None:
-        """Read a job and its last attempt from the store."""
-        with self.parts.store.read() as tx:
-            row = get_job(tx, job)
-            attempt = None if row is None else get_attempt(tx, job, row.attempt)
-        self.keep(job, row)
-        if attempt is None or attempt.state is AttemptState.CLOSED:
-            self.attempts.pop(job, None)
+    def change_attempt(
+        self, row: AttemptRow, now: AttemptState, cause: str, now_s: float, **columns: Unpack[AttemptColumns]
+    ) -> None:
+        """Let an attempt come into another state."""
+        self._change(AttemptChange(row, now, row.contact, cause, columns), now_s)
+
+    def set_contact(self, row: AttemptRow, contact: Contact, cause: str, now_s: float) -> None:
+        """Note whether an attempt can be reached."""
+        self._change(AttemptChange(row, row.state, contact, cause, {}), now_s)
+
+    def _change(self, change: AttemptChange, now_s: float) -> None:
+        self._changes.attempts.append(change)
+        after = changed_attempt(change, now_s)
+        if after.state is AttemptState.CLOSED:
+            del self.attempts[after.job_id]
         else:
-            self.attempts[job] = attempt
+            self.attempts[after.job_id] = after
 
-    def keep(self, job: str, row: JobRow | None) -> None:
+    def open(self, job: JobRow, opening: Opening, cause: str, now_s: float) -> int:
+        """Start a job, and return the number of its attempt."""
+        opened = Opened(job, opening, cause)
+        self._changes.opened.append(opened)
+        attempt = self.attempts[job.id] = opened_attempt(opened, now_s)
+        self._keep(opened_job(opened))
+        return attempt.number
+
+    def decided(self, decision: NewDecision) -> None:
+        """Store a decision."""
+        self._changes.decisions.append(decision)
+
+    def write(self, now_s: float) -> None:
+        """Write all that has changed to the store.
+
+        Raises:
+            FencedError: If another scheduler has taken over.
+            StaleWriteError: If this copy is old.
+            TakenError: If a GPU is reserved that is free here.
+        """
+        if not self._changes:
+            return
+        changes, self._changes = self._changes, Changes()
+        refused = self.parts.store.write(
+            lambda tx: write_changes(tx, self.fence, changes, at_s=now_s, writer=WRITER)
+        )  # fmt: skip
+        for opened in changes.opened:
+            if opened.job.id in refused:
+                self._take_back(opened.job)
+
+    def _take_back(self, job: JobRow) -> None:
+        """Undo the start of a job that its owner did not want any more when it was to be written."""
+        del self.attempts[job.id]
+        self._keep(job)
+        self.live.stop(job.id, 0.0)
+        self.live.withdraw(job.id)
+        self.outside.add(job.id)
+
+    def _keep(self, row: JobRow) -> None:
         """Keep a job as it stands, or drop it if it has ended."""
-        if row is None or row.state in FINAL:
-            self.jobs.pop(job, None)
-            self.outside.discard(job)
+        if row.state in FINAL:
+            self.jobs.pop(row.id, None)
+            self.outside.discard(row.id)
         else:
-            self.jobs[job] = row
+            self.jobs[row.id] = row
 
     def follow(self) -> None:
         """Take in what others wrote: new jobs, and what is wanted of old ones."""
         with self.parts.store.read() as tx:
-            while events := events_after(tx, self._seq, MOST_EVENTS):
-                self._seq = events[-1].seq
-                for job in dict.fromkeys(event.job_id for event in events if event.fence is None):
-                    if job is not None:
-                        self._take_in(job, get_job(tx, job))
-
-    def _take_in(self, job: str, row: JobRow | None) -> None:
-        if row is not None and row.state in (JobState.QUEUED, JobState.HELD) and job not in self.jobs:
-            self.outside.add(job)
-        self.keep(job, row)
+            told, self._seq = told_by_others(tx, self._seq)
+            rows = get_jobs(tx, told)
+        for row in rows:
+            if row.state in FINAL:
+                continue
+            if row.id not in self.jobs:
+                self.outside.add(row.id)
+            self.jobs[row.id] = row
+            if row.state is JobState.QUEUED and row.desired is not Desired.RUN and row.id not in self.outside:
+                self.unwanted.add(row.id)

@@ -281,6 +281,11 @@ class LiveCluster:
             gpu = int(self.sim.state.gpu_next[ROW, gpu])
         return tuple(reversed(gpus))
 
+    def holder(self, gpu: int) -> str | None:
+        """Return the job that holds a GPU, None if it is free."""
+        slot = int(self.sim.state.gpu_job[ROW, gpu])
+        return None if slot < 0 else self._asked[slot].job
+
     def standing(self, job: str) -> Standing:
         """Return what has happened to a job of the system."""
         slot, state = self._slot[job], self.sim.state

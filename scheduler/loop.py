@@ -4,20 +4,16 @@ Source: SPEC K6, K7, R8, R10; docs/scheduler.md.
 """
 
 import logging
-from functools import partial
-
-from sqlalchemy import Connection
 
 from ..cluster.errors import BackendError
-from .book import WRITER, Book, Parts
+from .book import Book, Parts
 from .deciding import Decision
 from .recall import asked_of, is_eligible
 from .settling import settle
 from .states import Desired, JobState
-from .store.attempts import Opening, open_attempt
-from .store.decisions import NewDecision, add_decision
+from .store.attempts import Opening
+from .store.decisions import NewDecision
 from .store.errors import FencedError, StaleWriteError, TakenError
-from .store.jobs import JobRow, change_job
 from .store.leases import SCHEDULER, acquire, clock, give_up, renew
 
 log = logging.getLogger(__name__)
@@ -30,47 +26,65 @@ class Scheduler:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.book: Book | None = None
+        self.book: Book | None = None  # None while it does not lead, or has to read the store anew
+        self._fence: int | None = None  # token of its lease, None while it does not lead
+        self._down: list[int] = []  # GPUs out of service when the book was last right
         self._renew_at_s = 0.0
 
     def tick(self) -> bool:
-        """Do all that is to be done now; return whether this scheduler leads."""
+        """Do all that is to be done now; return whether this scheduler leads.
+
+        Raises:
+            StoreError: If the store does not answer; the next tick reads it anew.
+        """
         try:
-            book = self._lead()
-            if book is not None:
-                self._step(book, self.parts.now_s())
+            if self._leads():
+                self._step(self._read(), self.parts.now_s())
         except FencedError as error:
             log.warning("%s; this one no longer leads", error)
-            self.book = None
+            self.book = self._fence = None
         except (StaleWriteError, TakenError) as error:
             log.warning("%s; the store is read anew", error)
-            if self.book is not None:
-                self.book = Book(self.parts, self.book.fence, self.book.down)
-        return self.book is not None
+            self._forget()
+        except BaseException:
+            self._forget()
+            raise
+        return self._fence is not None
 
     def close(self) -> None:
         """Let another scheduler lead at once; jobs run on."""
-        if self.book is not None:
-            fence = self.book.fence
+        fence = self._fence
+        if fence is not None:
             self.parts.store.write(lambda tx: give_up(tx, SCHEDULER, fence))
         self.parts.deciding.end()
 
-    def _lead(self) -> Book | None:
-        """Hold the lease, or take it if it is free."""
-        parts, now_s = self.parts, self.parts.now_s()
-        if self.book is not None and now_s < self._renew_at_s:
-            return self.book
-        self._renew_at_s = now_s + RENEW_S
+    def _forget(self) -> None:
+        """Drop the copy of the store, which may have gone ahead of it."""
         if self.book is not None:
-            fence = self.book.fence
-            if parts.store.write(lambda tx: renew(tx, SCHEDULER, fence, clock(tx), LEASE_S)):
-                return self.book
-            raise FencedError("the lease was taken over")
-        taken = parts.store.write(lambda tx: acquire(tx, SCHEDULER, parts.owner, clock(tx), LEASE_S))
-        if taken is not None:
-            log.info("leads with token %d", taken)
-            self.book = Book(parts, taken, [])
+            self._down = self.book.down
+        self.book = None
+
+    def _read(self) -> Book:
+        """Return the copy of the store."""
+        assert self._fence is not None
+        if self.book is None:
+            self.book = Book(self.parts, self._fence, self._down)
         return self.book
+
+    def _leads(self) -> bool:
+        """Hold the lease, or take it if it is free."""
+        parts, now_s, fence = self.parts, self.parts.now_s(), self._fence
+        if fence is not None and now_s < self._renew_at_s:
+            return True
+        if fence is not None:
+            if not parts.store.write(lambda tx: renew(tx, SCHEDULER, fence, clock(tx), LEASE_S)):
+                raise FencedError("the lease was taken over")
+        else:
+            self._fence = parts.store.write(lambda tx: acquire(tx, SCHEDULER, parts.owner, clock(tx), LEASE_S))
+            if self._fence is not None:
+                log.info("leads with token %d", self._fence)
+        self._renew_at_s = now_s + RENEW_S
+        return self._fence is not None
 
     def _step(self, book: Book, now_s: float) -> None:
         """Take in what has happened, settle attempts, let jobs in, and start what can start."""
@@ -105,59 +119,48 @@ class Scheduler:
 
     def _admit(self, book: Book, now_s: float) -> None:
         """Let jobs into the queue whose time has come, and out of it those that are not to run."""
+        for job in book.unwanted:
+            row = book.jobs.get(job)
+            if row is not None and row.state is JobState.QUEUED and row.desired is not Desired.RUN:
+                book.happens(now_s)
+                book.live.withdraw(job)
+                book.outside.add(job)
+        book.unwanted.clear()
         for job in sorted(book.outside, key=lambda job: book.jobs[job].submit_seq):
             row = book.jobs[job]
             if row.desired is Desired.CANCEL:
-                self._to(book, row, JobState.CANCELLED, "cancelled by its owner", now_s)
+                book.change_job(row, JobState.CANCELLED, "cancelled by its owner", now_s)
             elif row.state is JobState.HELD:
                 if row.desired is Desired.RUN:
-                    self._to(book, row, JobState.QUEUED, "run wanted", now_s)
+                    book.change_job(row, JobState.QUEUED, "run wanted", now_s)
             elif row.desired is Desired.HOLD:
-                self._to(book, row, JobState.HELD, "hold wanted", now_s)
+                book.change_job(row, JobState.HELD, "hold wanted", now_s)
             elif is_eligible(row, now_s):
                 book.happens(now_s)
                 book.live.submit(asked_of(row))
                 book.outside.discard(job)
-        for row in [row for row in book.jobs.values() if row.state is JobState.QUEUED and row.desired != Desired.RUN]:
-            if row.id not in book.outside:
-                book.happens(now_s)
-                book.live.withdraw(row.id)
-                book.outside.add(row.id)
-                wanted = JobState.CANCELLED if row.desired is Desired.CANCEL else JobState.HELD
-                self._to(book, row, wanted, f"{row.desired} wanted", now_s)
-
-    def _to(self, book: Book, row: JobRow, now: JobState, cause: str, now_s: float) -> None:
-        """Change the state of a job that has no attempt."""
-        book.write(
-            lambda tx, fence: change_job(
-                tx, fence, row.id, row.state, now, version=row.version, at_s=now_s, cause=cause, writer=WRITER
-            )
-        )
-        book.read_again(row.id)
+        book.write(now_s)
 
     def _place(self, book: Book, now_s: float) -> None:
         """Decide about every job that is due now, reserve the GPUs in one transaction, and launch."""
-        decisions = []
+        started = []
         while book.live.due() is not None:
-            decisions.append(self.parts.deciding.settle(book.live))
-        if decisions:
-            book.write(partial(self._store, book, decisions, now_s))
-            for decision in decisions:
-                book.read_again(decision.job)
-            settle(book, now_s)
+            decision = self.parts.deciding.settle(book.live)
+            number = None
+            if decision.started:
+                number = self._open(book, decision, now_s)
+                started.append(decision.job)
+            # What a heuristic lets wait is of no use to anybody; there are many such jobs at a full cluster.
+            if decision.started or self.parts.deciding.policy is not None:
+                book.decided(self._noted(decision, number, now_s))
+        book.write(now_s)
+        settle(book, now_s, [job for job in started if job in book.attempts])
 
-    def _store(self, book: Book, decisions: list[Decision], now_s: float, tx: Connection, fence: int) -> None:
-        """Store decisions, and open the attempts that come of them."""
-        for decision in decisions:
-            number = self._open(tx, fence, book, decision, now_s) if decision.started else None
-            add_decision(tx, fence, self._noted(decision, number, now_s))
-
-    def _open(self, tx: Connection, fence: int, book: Book, decision: Decision, now_s: float) -> int:
+    def _open(self, book: Book, decision: Decision, now_s: float) -> int:
         standing = book.live.standing(decision.job)
         placement = self.parts.layout.placement(decision.gpus)
         opening = Opening(self.parts.backend_name, placement, standing.slowdown, standing.overhead_s)
-        cause = f"placed by {decision.by}"
-        return open_attempt(tx, fence, book.jobs[decision.job], opening, at_s=now_s, cause=cause, writer=WRITER)
+        return book.open(book.jobs[decision.job], opening, f"placed by {decision.by}", now_s)
 
     def _noted(self, decision: Decision, number: int | None, now_s: float) -> NewDecision:
         deciding, layout = self.parts.deciding, self.parts.layout

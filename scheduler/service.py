@@ -22,6 +22,7 @@ from .store.opening import Store, open_store
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+BACKFILL_DEPTH = 100  # each job that may pass costs a decision at each moment; Slurm's main loop looks at as many
 LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
 
 
@@ -130,7 +131,8 @@ def layout_of(setup: ClusterSetup) -> Layout:
 def site_of(setup: ClusterSetup, settings: Settings) -> Site:
     """Return what policies know of a cluster."""
     rules = setup.rules._replace(
-        order=ORDERS[settings.order], ageing_s=settings.ageing_s, waiting=settings.waiting
+        order=ORDERS[settings.order], ageing_s=settings.ageing_s, waiting=settings.waiting,
+        backfill_depth=BACKFILL_DEPTH,
     )  # fmt: skip
     process = draw_faults(setup, 0)[1]
     return Site(setup.cluster, rules, process, setup.hazard_per_s)

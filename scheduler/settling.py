@@ -1,22 +1,20 @@
 """Attempts, step by step: from reserved GPUs to processes, and back to free GPUs."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
-
-from sqlalchemy import Connection
 
 from ..cluster.errors import BackendError
 from ..cluster.random import uniform
 from .backends.protocol import Attempt, CannotHonourError, RefusedError, Run, Status
-from .book import WRITER, Book
+from .book import Book
 from .decide import Do, Seen, Step, next_step
 from .exits import ExitClass, Outcome, outcome_of
 from .job_file import JobFile
 from .recall import used_by
 from .states import AfterStop, AttemptState, Contact, Desired, JobState
-from .store.attempts import AttemptRow, change_attempt, release, set_contact
-from .store.jobs import JobColumns, JobRow, change_job
+from .store.attempts import AttemptRow
+from .store.jobs import JobColumns, JobRow
 
 log = logging.getLogger(__name__)
 
@@ -43,28 +41,39 @@ def attempt_of(job: JobRow, row: AttemptRow) -> Attempt:
     )
 
 
-def settle(book: Book, now_s: float) -> None:
-    """Take every attempt as far as it goes."""
-    names = {job: attempt_name(row) for job, row in book.attempts.items()}
+def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> None:
+    """Take attempts as far as they go, all at the same pace: what was done is stored before the next step.
+
+    Args:
+        book: What the scheduler knows.
+        now_s: The present.
+        jobs: Whose attempts; all if left out.
+    """
+    names = {job: attempt_name(book.attempts[job]) for job in (book.attempts if jobs is None else jobs)}
     try:
         statuses = book.parts.backend.statuses(tuple(names.values()))
     except BackendError as error:
         log.warning("attempts cannot be seen: %s", error)
         statuses = {}
+    hurt = {book.live.holder(gpu) for gpu in book.down}
     # In the order of submission, and those without an open job, which only have to be closed, last.
-    for job in sorted(names, key=lambda job: book.jobs[job].submit_seq if job in book.jobs else 1 << 62):
-        status = statuses.get(names[job], Status(Run.UNREACHABLE))
-        while (row := book.attempts.get(job)) is not None and _step(book, row, status, now_s):
-            pass
+    going = sorted(names, key=lambda job: book.jobs[job].submit_seq if job in book.jobs else 1 << 62)
+    while going:
+        unreachable = Status(Run.UNREACHABLE)
+        going = [
+            job
+            for job in going
+            if _step(book, book.attempts[job], statuses.get(names[job], unreachable), now_s, has_fault=job in hurt)
+        ]
+        book.write(now_s)
 
 
-def _step(book: Book, row: AttemptRow, status: Status, now_s: float) -> bool:
+def _step(book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool) -> bool:
     """Take one step with an attempt, and return whether another may follow at once."""
-    step = next_step(_seen(book, row, status), now_s)
+    step = next_step(_seen(book, row, status, has_fault=has_fault), now_s)
     if step.contact is not row.contact:
         cause = "no answer" if step.contact is Contact.UNKNOWN else "it answers"
-        book.write(partial(_set_contact, row=row, contact=step.contact, at_s=now_s, cause=cause))
-        book.read_again(row.job_id)
+        book.set_contact(row, step.contact, cause, now_s)
         return True
     if step.do is Do.NOTHING:
         return False
@@ -82,7 +91,7 @@ def _step(book: Book, row: AttemptRow, status: Status, now_s: float) -> bool:
     return True
 
 
-def _seen(book: Book, row: AttemptRow, status: Status) -> Seen:
+def _seen(book: Book, row: AttemptRow, status: Status, *, has_fault: bool) -> Seen:
     job = book.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
     return Seen(
@@ -91,12 +100,8 @@ def _seen(book: Book, row: AttemptRow, status: Status) -> Seen:
         opened_s=row.opened_s,
         status=status,
         is_gone=drains and book.parts.backend.released(attempt_name(row)),
-        has_fault=bool(book.down) and not set(book.down).isdisjoint(book.parts.layout.numbers(row.placement)),
+        has_fault=has_fault,
     )
-
-
-def _set_contact(tx: Connection, fence: int, *, row: AttemptRow, contact: Contact, at_s: float, cause: str) -> None:
-    set_contact(tx, fence, row, contact, at_s=at_s, cause=cause, writer=WRITER)
 
 
 def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
@@ -110,33 +115,19 @@ def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
         log.warning("attempt %s: %s", attempt_name(row), error)
         return False
     if row.state is AttemptState.RESERVED:
-        book.write(partial(_move, row=row, now=AttemptState.LAUNCHED, at_s=now_s, cause="launched"))
-        book.read_again(row.job_id)
+        book.change_attempt(row, AttemptState.LAUNCHED, "launched", now_s)
     return False
-
-
-def _move(tx: Connection, fence: int, *, row: AttemptRow, now: AttemptState, at_s: float, cause: str) -> None:
-    times = {AttemptState.RUNNING: {"started_s": at_s}}.get(now, {})
-    change_attempt(
-        tx, fence, row.job_id, row.number, row.state, now, at_s=at_s, cause=cause, writer=WRITER, **times,  # type: ignore[arg-type]
-    )  # fmt: skip
 
 
 def _change_both(book: Book, row: AttemptRow, step: Step, now_s: float) -> None:
     """Let an attempt and its job run, or drain and stop."""
-    job, runs = book.jobs[row.job_id], step.do is Do.RUN
-    now = JobState.RUNNING if runs else JobState.STOPPING
-
-    def write(tx: Connection, fence: int) -> None:
-        attempt_now = AttemptState.RUNNING if runs else AttemptState.DRAINING
-        _move(tx, fence, row=row, now=attempt_now, at_s=now_s, cause=step.cause)
-        change_job(
-            tx, fence, job.id, job.state, now, version=job.version, at_s=now_s, cause=step.cause, writer=WRITER,
-            after_stop=step.after,
-        )  # fmt: skip
-
-    book.write(write)
-    book.read_again(job.id)
+    job = book.jobs[row.job_id]
+    if step.do is Do.RUN:
+        book.change_attempt(row, AttemptState.RUNNING, step.cause, now_s, started_s=now_s)
+        book.change_job(job, JobState.RUNNING, step.cause, now_s, after_stop=step.after)
+    else:
+        book.change_attempt(row, AttemptState.DRAINING, step.cause, now_s)
+        book.change_job(job, JobState.STOPPING, step.cause, now_s, after_stop=step.after)
 
 
 def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
@@ -146,8 +137,7 @@ def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
     except BackendError as error:
         log.warning("attempt %s is not cleaned up: %s", attempt_name(row), error)
         return False
-    book.write(partial(_move, row=row, now=AttemptState.CLOSED, at_s=now_s, cause=row.cause))
-    book.attempts.pop(row.job_id, None)
+    book.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
     return False
 
 
@@ -157,7 +147,6 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
     kept_s = status.progress.get("saved_s")
     book.happens(now_s)
     outcome = _outcome(job, row, status, progressed=bool(kept_s))
-    state = AFTER[outcome.after]
     columns = _columns(outcome, now_s)
     if outcome.after in (AfterStop.RETRY, AfterStop.HOLD):
         book.live.stop(job.id, kept_s)
@@ -170,19 +159,10 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
             book.outside.add(job.id)
     else:
         book.live.finish(job.id)
-
-    def write(tx: Connection, fence: int) -> None:
-        release(
-            tx, fence, row.job_id, row.number, at_s=now_s, cause=outcome.cause, writer=WRITER,
-            outcome=str(outcome.exit_class), ended_s=now_s,
-        )  # fmt: skip
-        change_job(
-            tx, fence, job.id, job.state, state, version=job.version, at_s=now_s, cause=outcome.cause, writer=WRITER,
-            **columns,
-        )  # fmt: skip
-
-    book.write(write)
-    book.read_again(job.id)
+    book.change_attempt(
+        row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), ended_s=now_s
+    )  # fmt: skip
+    book.change_job(job, AFTER[outcome.after], outcome.cause, now_s, **columns)
 
 
 def _columns(outcome: Outcome, now_s: float) -> JobColumns:

@@ -416,7 +416,7 @@ def leader(state: ReferenceState) -> int | None:
 
 def followers(state: ReferenceState, first: int) -> list[int]:
     """Return the other jobs of the queue, in the order in which they may pass the first."""
-    others = [job for job in state.queue if job != first]
+    others = [job for job in state.queue if job != first][: state.rules.backfill_depth]
     if state.rules.order == EASY:
         return others
     return sorted(others, key=lambda job: estimated_work_s(state, job))

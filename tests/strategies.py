@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
+from longshore.cluster.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
 from longshore.cluster.topology import Cluster
 from longshore.cluster.workload import Workload
 
@@ -89,6 +89,7 @@ def rules(draw: st.DrawFn) -> Rules:
         order=draw(st.sampled_from(sorted(ORDERS.values()))),
         ageing_s=draw(st.sampled_from((math.inf, math.inf, 0.0, 40.0, 200.0))),
         waiting=draw(st.booleans()),
+        backfill_depth=draw(st.sampled_from((EVERY_JOB, EVERY_JOB, 0, 1, 3))),
     )
 
 

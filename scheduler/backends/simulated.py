@@ -31,6 +31,11 @@ class SimulatedBackend:
         reset(sim, ROW, 0)
 
     @property
+    def launches(self) -> int:
+        """Return how many attempts were started."""
+        return len(self._number)
+
+    @property
     def now_s(self) -> float:
         """Time of the simulation."""
         return float(self.sim.state.now_s[ROW])

@@ -1,6 +1,6 @@
 """Decisions: what a policy saw, what it chose, and why; placements can be explained and learned from afterwards."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -48,21 +48,16 @@ class DecisionRow(NamedTuple):
     outcome: str  # "" until it is known
 
 
-_INSERT = insert(decision).returning(decision.c.seq)
+_INSERT_ALL = insert(decision)
 _ROWS = select(*(decision.c[name] for name in DecisionRow._fields)).order_by(decision.c.seq)
 _OF_JOB = _ROWS.where(decision.c.job_id == bindparam("of_job"))
 _SETTLE = update(decision).where(decision.c.seq == bindparam("at_seq")).values(outcome=bindparam("outcome"))
 
 
-def add_decision(tx: Connection, fence: int, new: NewDecision) -> int:
-    """Store a decision and return its number.
-
-    Raises:
-        FencedError: If another scheduler has taken over.
-    """
-    check_fence(tx, fence)
-    seq: int = tx.execute(_INSERT, {**new._asdict(), "outcome": ""}).scalar_one()
-    return seq
+def add_decisions(tx: Connection, new: Sequence[NewDecision]) -> None:
+    """Store decisions, in the transaction of what came of them."""
+    if new:
+        tx.execute(_INSERT_ALL, [{**each._asdict(), "outcome": ""} for each in new])
 
 
 def settle_decision(tx: Connection, fence: int, seq: int, outcome: str) -> None:

@@ -1,12 +1,12 @@
 """Events: what happened, in the order in which it was committed. Rows are only ever added."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, func, insert, select
+from sqlalchemy import Connection, Executable, Row, bindparam, func, insert, literal, select, union_all
 
 from .engines import EVENTS_LOCK
-from .schema import event
+from .schema import event, job
 
 
 class NewEvent(NamedTuple):
@@ -43,6 +43,10 @@ class EventRow(NamedTuple):
 
 
 _INSERT = insert(event).values({name: bindparam(name) for name in NewEvent._fields}).inline()
+_VERSION = select(job.c.version).where(job.c.id == bindparam("of_job")).scalar_subquery()
+_INSERT_FOR_JOBS = (
+    insert(event).values({name: bindparam(name) for name in NewEvent._fields} | {"version": _VERSION}).inline()
+)
 _AFTER = (
     select(*(event.c[name] for name in EventRow._fields))
     .where(event.c.seq > bindparam("after"))
@@ -50,12 +54,29 @@ _AFTER = (
     .limit(bindparam("most"))
 )
 _AFTER_OF_JOB = _AFTER.where(event.c.job_id == bindparam("of_job"))
+# Of all events the number of the last one is needed, of those with a lease nothing else.
+_BY_OTHERS = union_all(
+    select(event.c.seq, event.c.job_id).where(event.c.seq > bindparam("after"), event.c.fence.is_(None)),
+    select(func.max(event.c.seq), literal(None)).where(event.c.seq > bindparam("after")),
+).order_by("seq")
 _LAST = select(func.coalesce(func.max(event.c.seq), 0))
 
 
 def append(tx: Connection, new: NewEvent) -> None:
     """Add an event, in the transaction of what it tells."""
     tx.execute(_INSERT, new._asdict())
+
+
+def append_all(tx: Connection, new: Sequence[NewEvent]) -> None:
+    """Add events."""
+    if new:
+        tx.execute(_INSERT, [each._asdict() for each in new])
+
+
+def append_for_jobs(tx: Connection, new: Sequence[NewEvent]) -> None:
+    """Add events of changes of jobs, which have the versions that the jobs now have."""
+    if new:
+        tx.execute(_INSERT_FOR_JOBS, [{**each._asdict(), "of_job": each.job_id} for each in new])
 
 
 def events_after(tx: Connection, seq: int, limit: int, job_id: str | None = None) -> list[EventRow]:
@@ -73,6 +94,23 @@ def events_after(tx: Connection, seq: int, limit: int, job_id: str | None = None
     """
     statement = _AFTER if job_id is None else _AFTER_OF_JOB
     parameters = {"after": seq, "most": limit, "of_job": job_id}
+    return [EventRow._make(row) for row in _complete(tx, statement, parameters)]
+
+
+def told_by_others(tx: Connection, seq: int) -> tuple[list[str], int]:
+    """Return the jobs that somebody without a lease wrote about since an event, and the number of the last event.
+
+    Who goes on from there misses none; as with `events_after`.
+    """
+    last = last_seq(tx)
+    if last == seq:
+        return [], seq
+    rows = _complete(tx, _BY_OTHERS, {"after": seq})
+    return list(dict.fromkeys(row.job_id for row in rows if row.job_id is not None)), max(row.seq for row in rows)
+
+
+def _complete(tx: Connection, statement: Executable, parameters: Mapping[str, object]) -> Sequence[Row[Any]]:
+    """Return rows of events of which none with a smaller number can still be committed."""
     rows = tx.execute(statement, parameters).all()
     if rows and tx.dialect.name == "postgresql":
         # Undoing the savepoint gives the lock back at once.
@@ -80,7 +118,7 @@ def events_after(tx: Connection, seq: int, limit: int, job_id: str | None = None
         tx.exec_driver_sql(f"SELECT pg_advisory_xact_lock({EVENTS_LOCK})")
         rows = tx.execute(statement, parameters).all()
         alone.rollback()
-    return [EventRow._make(row) for row in rows]
+    return rows
 
 
 def last_seq(tx: Connection) -> int:

@@ -1,18 +1,19 @@
 """Jobs: one row each, changed only by whoever has read its last version, and with one event a change."""
 
-from collections.abc import Collection, Mapping
-from functools import cache
-from typing import NamedTuple, TypedDict, Unpack
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, TypedDict
 
-from sqlalchemy import Connection, Update, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
-from ..states import FINAL, JOB_CHANGES, AfterStop, Desired, JobState
+from ..states import FINAL, AfterStop, Desired, JobState
 from .errors import StaleWriteError
 from .events import NewEvent, append
-from .leases import FENCED, check_fence
 from .schema import job
 
-CHANGE, WISH, NOTE = "job", "desired", "note"  # kinds of events
+CHANGE, WISH = "job", "desired"  # kinds of events
+
+
+MANY = 500  # ids in one statement
 
 
 class NewJob(NamedTuple):
@@ -62,11 +63,10 @@ class JobRow(NamedTuple):
 
 
 class JobColumns(TypedDict, total=False):
-    """What can change with a job's state, or without."""
+    """What can change with a job's state."""
 
     priority: int
     not_before_s: float
-    attempt: int
     stops_infra: int
     stops_resource: int
     stops_user: int
@@ -95,6 +95,8 @@ _INSERT = insert(job).returning(*_COLUMNS)
 _ROWS = select(*_COLUMNS)
 _ONE = _ROWS.where(job.c.id == bindparam("wanted"))
 _ONE_LOCKED = _ONE.with_for_update(key_share=True)
+_MANY = _ROWS.where(job.c.id.in_(bindparam("wanted", expanding=True)))
+_WISH = update(job).where(job.c.id == bindparam("at_id")).values(desired=bindparam("wanted"), version=job.c.version + 1)
 _OPEN = _ROWS.where(job.c.state.in_(sorted(set(JobState) - FINAL))).order_by(job.c.submit_seq)
 
 
@@ -114,6 +116,13 @@ def get_job(tx: Connection, job_id: str) -> JobRow | None:
     """Return a job, None if there is none with this id."""
     row = tx.execute(_ONE, {"wanted": job_id}).first()
     return None if row is None else JobRow._make(row)
+
+
+def get_jobs(tx: Connection, job_ids: Sequence[str]) -> list[JobRow]:
+    """Return those of some jobs that there are, in the order of submission."""
+    parts = [job_ids[at : at + MANY] for at in range(0, len(job_ids), MANY)]
+    rows = [JobRow._make(row) for part in parts for row in tx.execute(_MANY, {"wanted": part})]
+    return sorted(rows, key=lambda row: row.submit_seq)
 
 
 def list_jobs(
@@ -176,93 +185,7 @@ def set_desired(
         raise StaleWriteError(f"job {job_id} has version {standing.version}, not {version}")
     if standing.state in FINAL or standing.desired in (desired, Desired.CANCEL):
         return False
-    _update(tx, None, job_id, standing.state, standing.version, {"desired": desired})
+    tx.execute(_WISH, {"at_id": job_id, "wanted": desired})
     change = (standing.version + 1, standing.desired.value, desired.value)
     append(tx, NewEvent(WISH, writer, at_s, job_id, None, *change))
     return True
-
-
-def change_job(
-    tx: Connection,
-    fence: int,
-    job_id: str,
-    was: JobState,
-    now: JobState,
-    *,
-    version: int,
-    at_s: float,
-    cause: str,
-    writer: str,
-    **columns: Unpack[JobColumns],
-) -> int:
-    """Change a job's state, with what else changes by it, and add the event.
-
-    Args:
-        tx: Transaction.
-        fence: Token of the scheduler's lease.
-        job_id: The job.
-        was: Its state as it was read.
-        now: Its next state.
-        version: Its version as it was read.
-        at_s: Unix time.
-        cause: Why, for people.
-        writer: Role that writes it.
-        **columns: Other columns to set.
-
-    Returns:
-        Its next version.
-
-    Raises:
-        ValueError: If the change is not legal.
-        FencedError: If another scheduler has taken over.
-        StaleWriteError: If the job is not as it was read.
-    """
-    if now not in JOB_CHANGES[was]:
-        raise ValueError(f"a job never goes from {was} to {now}")
-    values: dict[str, object] = {"state": now, "cause": cause, **columns}
-    if now in FINAL:
-        values["ended_s"] = at_s
-    _update(tx, fence, job_id, was, version, values)
-    append(tx, NewEvent(CHANGE, writer, at_s, job_id, None, version + 1, was.value, now.value, fence, cause))
-    return version + 1
-
-
-def note_job(
-    tx: Connection,
-    fence: int,
-    job_id: str,
-    state: JobState,
-    *,
-    version: int,
-    at_s: float,
-    cause: str,
-    writer: str,
-    **columns: Unpack[JobColumns],
-) -> int:
-    """Set columns of a job that stays in its state, and add the event; arguments and errors are those of change_job."""
-    _update(tx, fence, job_id, state, version, columns)
-    append(tx, NewEvent(NOTE, writer, at_s, job_id, None, version + 1, "", "", fence, cause, dict(columns)))
-    return version + 1
-
-
-def _update(
-    tx: Connection, fence: int | None, job_id: str, state: JobState, version: int, values: Mapping[str, object]
-) -> None:
-    at = {"at_id": job_id, "at_state": state, "at_version": version, "fence": fence}
-    statement = _update_of(tuple(values), fenced=fence is not None)
-    if tx.execute(statement, {**at, "version": version + 1, **values}).rowcount != 1:
-        if fence is not None:
-            check_fence(tx, fence)
-        raise StaleWriteError(f"job {job_id} is not {state} with version {version} any more")
-
-
-@cache
-def _update_of(names: tuple[str, ...], *, fenced: bool) -> Update:
-    """Return the statement that sets these columns; SQLAlchemy takes longer to build one than to run it."""
-    at = (
-        job.c.id == bindparam("at_id"),
-        job.c.version == bindparam("at_version"),
-        job.c.state == bindparam("at_state"),
-        *((FENCED,) if fenced else ()),
-    )
-    return update(job).where(*at).values({name: bindparam(name) for name in (*names, "version")})

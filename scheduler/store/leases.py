@@ -18,9 +18,6 @@ _NAME: BindParameter[str] = bindparam("held_name")
 _TOKEN: BindParameter[int] = bindparam("held_token")
 # FOR SHARE: on PostgreSQL a takeover waits for the transactions that the old holder has begun.
 _HELD = select(lease.c.token).where(lease.c.name == _NAME, lease.c.token == _TOKEN).with_for_update(read=True)
-_TOKEN_NOW = select(lease.c.token).where(lease.c.name == SCHEDULER).with_for_update(read=True).scalar_subquery()
-# The same as a condition of another statement, with the parameter "fence": cheaper than a statement of its own.
-FENCED = bindparam("fence") == _TOKEN_NOW
 _TAKE = (
     update(lease)
     .where(lease.c.name == _NAME, lease.c.expires_s <= bindparam("now_s"))

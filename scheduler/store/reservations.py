@@ -1,12 +1,12 @@
 """Reservations: one row for each GPU that is not free."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from ..backends.protocol import Placement
+from .attempts import AttemptRow
 from .errors import TakenError
 from .events import NewEvent, append
 from .leases import check_fence
@@ -39,30 +39,42 @@ def held_gpus(tx: Connection) -> list[ReservationRow]:
     return [ReservationRow._make(row) for row in tx.execute(_ROWS)]
 
 
-def reserve(tx: Connection, job_id: str, number: int, placement: Placement, at_s: float) -> None:
-    """Reserve all GPUs of a placement for an attempt.
+def reserve(tx: Connection, attempts: Sequence[AttemptRow]) -> None:
+    """Reserve all GPUs of attempts.
 
     Raises:
         TakenError: If one of them is reserved; the caller has to undo the rest.
     """
     rows = [
-        ReservationRow(share.node, gpu, job_id, number, Kind.HELD, at_s)._asdict()
-        for share in placement
+        ReservationRow(share.node, gpu, row.job_id, row.number, Kind.HELD, row.opened_s)._asdict()
+        for row in attempts
+        for share in row.placement
         for gpu in share.gpus
     ]
     try:
         tx.execute(_INSERT, rows)
     except IntegrityError as error:
-        raise TakenError(f"a GPU of the placement of job {job_id} is reserved for another attempt") from error
+        raise TakenError("a GPU of a placement is reserved for another attempt") from error
 
 
-def free(tx: Connection, job_id: str, number: int, quarantine: Collection[str], at_s: float) -> None:
-    """Free the GPUs of an attempt, but put those of some nodes into quarantine."""
-    parameters = {"of_job": job_id, "at_number": number}
-    if quarantine:
-        silent = update(reservation).where(*_OF_ATTEMPT, reservation.c.node.in_(sorted(quarantine)))
-        tx.execute(silent.values(kind=Kind.QUARANTINE, since_s=at_s), parameters)
-    tx.execute(_FREE, parameters)
+def free(tx: Connection, attempts: Sequence[tuple[AttemptRow, Collection[str]]], at_s: float) -> None:
+    """Free the GPUs of attempts, but put those of some nodes into quarantine.
+
+    Args:
+        tx: Transaction.
+        attempts: Each with the nodes whose GPUs are not freed.
+        at_s: Unix time.
+    """
+    for row, quarantine in attempts:
+        if quarantine:
+            silent = update(reservation).where(*_OF_ATTEMPT, reservation.c.node.in_(sorted(quarantine)))
+            tx.execute(silent.values(kind=Kind.QUARANTINE, since_s=at_s), _named(row))
+    if attempts:
+        tx.execute(_FREE, [_named(row) for row, _ in attempts])
+
+
+def _named(row: AttemptRow) -> dict[str, object]:
+    return {"of_job": row.job_id, "at_number": row.number}
 
 
 def free_quarantine(tx: Connection, fence: int, node: str, *, at_s: float, cause: str, writer: str) -> int:

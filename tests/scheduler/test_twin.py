@@ -7,17 +7,13 @@ import pytest
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.outcome import Event
-from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.book import Parts
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.layout import Layout
-from longshore.scheduler.loop import Scheduler
 from longshore.scheduler.states import AttemptState
 from longshore.scheduler.store.attempts import get_attempt
 from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.jobs import NewJob, insert_job
 from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.twin import Twin
 from tests.compiled_runs import compiled, play_policy, read_out
 from tests.plain_run import busy_case
 from tests.scheduler.test_live import site_of
@@ -27,45 +23,6 @@ from tests.strategies import Case
 def layout_of(case: Case) -> Layout:
     sizes = np.diff(case.cluster.first_gpu).tolist()
     return Layout([f"node{number}" for number in range(len(sizes))], sizes)
-
-
-class Twin:
-    """The real scheduler on a simulated clock and a simulated backend."""
-
-    def __init__(self, case: Case, store: Store, deciding: Deciding) -> None:
-        self.case, self.store = case, store
-        self.backend = SimulatedBackend(compiled(case), layout_of(case))
-        self.parts = Parts(
-            store, self.backend, "simulated", site_of(case), layout_of(case), deciding, self.now_s, "twin"
-        )  # fmt: skip
-        self.scheduler = Scheduler(self.parts)
-
-    def now_s(self) -> float:
-        return self.backend.now_s
-
-    def play(self) -> list[Event]:
-        sim = self.backend.sim
-        assert self.scheduler.tick()
-        while sim.state.finished[0] < sim.scenarios.jobs[0]:
-            submitted = int(sim.state.submitted[0])
-            self.backend.live_through(self.backend.next_s())
-            for job in range(submitted, int(sim.state.submitted[0])):
-                self.submit(job)
-            assert self.scheduler.tick()
-        return read_out(sim)[0]
-
-    def submit(self, job: int) -> None:
-        of, row = self.case.scenarios, self.case.row
-        gpus, estimate_s = int(of.gpus[row, job]), float(of.estimate_s[row, job])
-        spec = {
-            "gpus": gpus, "command": ["true"], "estimate_s": estimate_s,
-            "compute_s": float(of.compute_s[row, job]), "parameter_bytes": float(of.parameter_bytes[row, job]),
-            "retry": {"infra": 1000},
-        }  # fmt: skip
-        name = f"{job:026d}"
-        self.backend.of_job[name] = job
-        new = NewJob(name, "job", "me", spec, 0, gpus, estimate_s, self.backend.now_s)
-        self.store.write(lambda tx: insert_job(tx, new, writer="api"))
 
 
 Start = tuple[float, int, tuple[int, ...]]  # time, job and its GPUs
@@ -90,7 +47,9 @@ def test_the_scheduler_decides_as_the_simulator(name: str, ring: bool, tmp_path:
     case = busy_case(ring=ring)
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
 
-    events = Twin(case, store, Deciding(HEURISTICS[name])).play()
+    twin = Twin(compiled(case), site_of(case), layout_of(case), store, Deciding(HEURISTICS[name]))
+    twin.play()
+    events, _ = read_out(twin.backend.sim)
     decisions = decided(store, layout_of(case))
     store.close()
 

@@ -1,12 +1,16 @@
 """Rows that the tests of the store begin with, and what must hold of all rows at the end."""
 
+from collections.abc import Collection
+from typing import Unpack
+
 from sqlalchemy import Connection
 
 from longshore.scheduler.backends.protocol import Placement, Share
-from longshore.scheduler.states import AttemptState, JobState
-from longshore.scheduler.store.attempts import Opening, change_attempt, open_attempt
+from longshore.scheduler.states import AttemptState, Contact, JobState
+from longshore.scheduler.store.attempts import AttemptColumns, Opening, get_attempt
+from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
 from longshore.scheduler.store.events import EventRow, events_after
-from longshore.scheduler.store.jobs import JobRow, NewJob, get_job, insert_job
+from longshore.scheduler.store.jobs import JobColumns, JobRow, NewJob, get_job, insert_job
 from longshore.scheduler.store.opening import Store
 
 NODE = "n0"
@@ -25,13 +29,46 @@ def opening(*gpus: int) -> Opening:
     return Opening("local", placement, slowdown=1.0, overhead_s=5.0)
 
 
-def start(tx: Connection, fence: int, job: JobRow, *gpus: int) -> int:
-    return open_attempt(tx, fence, job, opening(*gpus), at_s=1.0, cause="chosen", writer="scheduler")
+def write(tx: Connection, fence: int, changes: Changes, at_s: float = 1.0) -> set[str]:
+    return write_changes(tx, fence, changes, at_s=at_s, writer="scheduler")
 
 
-def drain(tx: Connection, fence: int, job: JobRow, number: int = 1) -> None:
-    was, now = AttemptState.RESERVED, AttemptState.DRAINING
-    change_attempt(tx, fence, job.id, number, was, now, at_s=2.0, cause="cancelled", writer="scheduler")
+def change_job(
+    tx: Connection,
+    fence: int,
+    job_id: str,
+    was: JobState,
+    now: JobState,
+    at_s: float = 1.0,
+    cause: str = "because",
+    **columns: Unpack[JobColumns],
+) -> None:
+    write(tx, fence, Changes(jobs=[JobChange(job_id, was, now, cause, columns)]), at_s)
+
+
+def change_attempt(
+    tx: Connection,
+    fence: int,
+    job: JobRow,
+    now: AttemptState | Contact,
+    at_s: float = 1.0,
+    quarantine: Collection[str] = (),
+    **columns: Unpack[AttemptColumns],
+) -> None:
+    """Change the first attempt of a job."""
+    row = get_attempt(tx, job.id, 1)
+    assert row is not None
+    state, contact = (row.state, now) if isinstance(now, Contact) else (now, row.contact)
+    change = AttemptChange(row, state, contact, "because", columns, tuple(quarantine))
+    write(tx, fence, Changes(attempts=[change]), at_s)
+
+
+def start(tx: Connection, fence: int, job: JobRow, *gpus: int) -> set[str]:
+    return write(tx, fence, Changes(opened=[Opened(job, opening(*gpus), "chosen")]))
+
+
+def drain(tx: Connection, fence: int, job: JobRow) -> None:
+    change_attempt(tx, fence, job, AttemptState.DRAINING)
 
 
 def job_now(store: Store, job_id: str) -> JobRow:

@@ -1,30 +1,22 @@
 from functools import partial
 
 import pytest
-from sqlalchemy import Connection
 
 from longshore.scheduler.backends.protocol import Share
-from longshore.scheduler.states import AttemptState, Contact, JobState
-from longshore.scheduler.store.attempts import (
-    AttemptRow,
-    attempts_of,
-    change_attempt,
-    get_attempt,
-    open_attempt,
-    release,
-    set_contact,
-    unclosed_attempts,
-)
+from longshore.scheduler.states import AttemptState, Contact, Desired, JobState
+from longshore.scheduler.store.attempts import AttemptRow, attempts_of, get_attempt, unclosed_attempts
+from longshore.scheduler.store.changes import Changes, JobChange, Opened
+from longshore.scheduler.store.decisions import NewDecision, decisions_of
 from longshore.scheduler.store.errors import FencedError, StaleWriteError, TakenError
-from longshore.scheduler.store.jobs import JobRow
+from longshore.scheduler.store.jobs import JobRow, set_desired
 from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.reservations import free_quarantine, held_gpus
 from longshore.scheduler.store.schema import Kind
 
-from .store_rows import NODE, all_events, drain, job_now, opening, start, submit
+from .store_rows import NODE, all_events, change_attempt, drain, job_now, opening, start, submit, write
 
-RESERVED, DRAINING = AttemptState.RESERVED, AttemptState.DRAINING
+RESERVED, RELEASED = AttemptState.RESERVED, AttemptState.RELEASED
 
 
 def attempt_now(store: Store, job: JobRow, number: int = 1) -> AttemptRow:
@@ -41,7 +33,7 @@ def held(store: Store) -> list[tuple[str, int, str, Kind]]:
 
 def test_an_attempt_starts_the_job_and_holds_all_its_gpus(store: Store, fence: int) -> None:
     job = submit(store, gpus=2)
-    assert store.write(lambda tx: start(tx, fence, job, 3, 5)) == 1
+    assert store.write(lambda tx: start(tx, fence, job, 3, 5)) == set()
     got = attempt_now(store, job)
     assert (got.state, got.version, got.contact, got.placement) == (RESERVED, 1, Contact.OK, (Share(NODE, (3, 5)),))
     assert job_now(store, job.id) == job._replace(state=JobState.STARTING, version=2, attempt=1, cause="chosen")
@@ -51,24 +43,11 @@ def test_an_attempt_starts_the_job_and_holds_all_its_gpus(store: Store, fence: i
 def test_an_attempt_holds_all_its_gpus_or_none(store: Store, fence: int) -> None:
     first, second = submit(store, 1), submit(store, 2, gpus=3)
     store.write(lambda tx: start(tx, fence, first, 1))
-    with pytest.raises(TakenError, match=second.id):
+    with pytest.raises(TakenError, match="reserved for another attempt"):
         store.write(lambda tx: start(tx, fence, second, 0, 1, 2))
     assert held(store) == [(NODE, 1, first.id, Kind.HELD)]
     assert job_now(store, second.id) == second
     assert [event.job_id for event in all_events(store)].count(second.id) == 1
-
-
-def test_who_goes_on_after_a_taken_gpu_can_choose_others_in_the_same_transaction(store: Store, fence: int) -> None:
-    first, second = submit(store, 1), submit(store, 2)
-    store.write(lambda tx: start(tx, fence, first, 1))
-
-    def choose_again(tx: Connection) -> None:
-        with pytest.raises(TakenError):
-            start(tx, fence, second, 1)
-        start(tx, fence, second, 2)
-
-    store.write(choose_again)
-    assert [gpu for _, gpu, _, _ in held(store)] == [1, 2]
 
 
 def test_a_placement_of_another_size_than_asked_for_is_a_mistake_of_the_code(store: Store, fence: int) -> None:
@@ -90,23 +69,17 @@ def test_a_draining_attempt_holds_its_gpus_until_it_is_released(store: Store, fe
     store.write(lambda tx: start(tx, fence, job, 0))
     store.write(lambda tx: drain(tx, fence, job))
     assert len(held(store)) == 1
-    store.write(lambda tx: release(tx, fence, job.id, 1, at_s=3.0, cause="gone", writer="s", ended_s=2.5, outcome="x"))
+    store.write(lambda tx: change_attempt(tx, fence, job, RELEASED, ended_s=2.5, outcome="x"))
     got = attempt_now(store, job)
-    assert (got.state, got.version, got.ended_s, got.outcome, got.cause) == ("released", 3, 2.5, "x", "gone")
+    assert (got.state, got.version, got.ended_s, got.outcome, got.cause) == ("released", 3, 2.5, "x", "because")
     assert held(store) == []
 
 
 def test_only_what_drains_is_released(store: Store, fence: int) -> None:
     job = submit(store)
     store.write(lambda tx: start(tx, fence, job, 0))
-    with pytest.raises(StaleWriteError):
-        store.write(lambda tx: release(tx, fence, job.id, 1, at_s=3.0, cause="gone", writer="s"))
-    with pytest.raises(ValueError, match="use release"):
-        store.write(
-            lambda tx: change_attempt(
-                tx, fence, job.id, 1, DRAINING, AttemptState.RELEASED, at_s=3.0, cause="gone", writer="s"
-            )
-        )
+    with pytest.raises(ValueError, match="never goes from reserved to released"):
+        store.write(lambda tx: change_attempt(tx, fence, job, RELEASED))
     assert len(held(store)) == 1
 
 
@@ -114,9 +87,9 @@ def test_gpus_of_a_silent_node_stay_in_quarantine_until_it_is_freed(store: Store
     job = submit(store, gpus=3)
     shares = (Share("n0", (0, 1)), Share("n1", (0,)))
     begin = opening()._replace(placement=shares)
-    store.write(lambda tx: open_attempt(tx, fence, job, begin, at_s=1.0, cause="chosen", writer="s"))
+    store.write(lambda tx: write(tx, fence, Changes(opened=[Opened(job, begin, "chosen")])))
     store.write(lambda tx: drain(tx, fence, job))
-    store.write(lambda tx: release(tx, fence, job.id, 1, at_s=3.0, cause="silent", writer="s", quarantine=["n0"]))
+    store.write(lambda tx: change_attempt(tx, fence, job, RELEASED, quarantine=["n0"]))
     assert held(store) == [("n0", gpu, job.id, Kind.QUARANTINE) for gpu in (0, 1)]
     other = submit(store, 1)
     with pytest.raises(TakenError):
@@ -132,12 +105,10 @@ def test_a_writer_whose_lease_was_taken_over_changes_no_attempt(store: Store, fe
     store.write(lambda tx: start(tx, fence, job, 0))
     row, events = attempt_now(store, job), all_events(store)
     store.write(lambda tx: acquire(tx, SCHEDULER, "other", now_s=100.0, ttl_s=60.0))
-    lose = partial(set_contact, row=row, contact=Contact.UNKNOWN, at_s=1.0, cause="late", writer="old")
     for late in (
         lambda tx: start(tx, fence, other, 1),
         lambda tx: drain(tx, fence, job),
-        lambda tx: release(tx, fence, job.id, 1, at_s=1.0, cause="late", writer="old"),
-        lambda tx: lose(tx, fence),
+        lambda tx: change_attempt(tx, fence, job, Contact.UNKNOWN),
         lambda tx: free_quarantine(tx, fence, NODE, at_s=1.0, cause="late", writer="old"),
     ):
         with pytest.raises(FencedError):
@@ -151,7 +122,7 @@ def test_losing_contact_changes_neither_state_nor_gpus(store: Store, fence: int)
     job = submit(store)
     store.write(lambda tx: start(tx, fence, job, 0))
     row = attempt_now(store, job)
-    store.write(lambda tx: set_contact(tx, fence, row, Contact.UNKNOWN, at_s=9.0, cause="silent", writer="s"))
+    store.write(lambda tx: change_attempt(tx, fence, job, Contact.UNKNOWN, at_s=9.0))
     assert attempt_now(store, job) == row._replace(contact=Contact.UNKNOWN, contact_since_s=9.0, version=2)
     assert (all_events(store)[-1].kind, all_events(store)[-1].version) == ("contact", 2)
     assert len(held(store)) == 1
@@ -161,13 +132,39 @@ def test_an_attempt_is_unclosed_until_what_it_left_is_gone(store: Store, fence: 
     job = submit(store)
     store.write(lambda tx: start(tx, fence, job, 0))
     store.write(lambda tx: drain(tx, fence, job))
-    store.write(lambda tx: release(tx, fence, job.id, 1, at_s=1.0, cause="gone", writer="s"))
+    store.write(lambda tx: change_attempt(tx, fence, job, RELEASED))
     with store.read() as tx:
         assert unclosed_attempts(tx) == attempts_of(tx, job.id)
-    was, now = AttemptState.RELEASED, AttemptState.CLOSED
-    closing = partial(change_attempt, at_s=1.0, cause="gone", writer="s", cleanup_error="busy")
-    store.write(lambda tx: closing(tx, fence, job.id, 1, was, now))
+    store.write(lambda tx: change_attempt(tx, fence, job, AttemptState.CLOSED, cleanup_error="busy"))
     with store.read() as tx:
         assert unclosed_attempts(tx) == []
         assert attempts_of(tx, job.id)[0].cleanup_error == "busy"
     assert [event.version for event in all_events(store) if event.number == 1] == [1, 2, 3, 4]
+
+
+def test_a_job_that_is_not_wanted_any_more_is_not_started_and_holds_up_no_other(store: Store, fence: int) -> None:
+    jobs = [submit(store, number) for number in range(3)]
+    store.write(lambda tx: set_desired(tx, jobs[1].id, Desired.CANCEL, at_s=2.0, writer="api"))
+    opened = [Opened(job, opening(number), "chosen") for number, job in enumerate(jobs)]
+    decisions = [
+        NewDecision(job.id, 1, 1.0, "set", "1f", "act", None, None, {}, None, None, None, 0.1) for job in jobs
+    ]  # fmt: skip
+    assert store.write(lambda tx: write(tx, fence, Changes(opened=opened, decisions=decisions))) == {jobs[1].id}
+    assert [job_now(store, job.id).state for job in jobs] == ["starting", "queued", "starting"]
+    assert [gpu for _, gpu, _, _ in held(store)] == [0, 2]
+    with store.read() as tx:
+        assert [decisions_of(tx, job.id)[0].number for job in jobs] == [1, None, 1]
+
+
+def test_what_cannot_all_be_written_is_not_written_at_all(store: Store, fence: int) -> None:
+    first, second = submit(store, 1), submit(store, 2)
+    store.write(lambda tx: start(tx, fence, first, 0))
+    events = all_events(store)
+    ending = [
+        JobChange(first.id, JobState.STARTING, JobState.STOPPING, "over", {}),
+        JobChange(second.id, JobState.RUNNING, JobState.STOPPING, "over", {}),
+    ]
+    with pytest.raises(StaleWriteError, match="1 of 2 jobs"):
+        store.write(lambda tx: write(tx, fence, Changes(jobs=ending)))
+    assert job_now(store, first.id).state is JobState.STARTING
+    assert all_events(store) == events

@@ -6,14 +6,23 @@ from random import Random
 from sqlalchemy import Connection
 
 from longshore.scheduler.states import AttemptState, JobState
-from longshore.scheduler.store.attempts import release, unclosed_attempts
+from longshore.scheduler.store.attempts import unclosed_attempts
 from longshore.scheduler.store.errors import StaleWriteError, TakenError
-from longshore.scheduler.store.jobs import JobRow, change_job, get_job
+from longshore.scheduler.store.jobs import JobRow, get_job
 from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.reservations import held_gpus
 
-from .store_rows import all_events, assert_each_change_has_one_event, drain, job_now, start, submit
+from .store_rows import (
+    all_events,
+    assert_each_change_has_one_event,
+    change_attempt,
+    change_job,
+    drain,
+    job_now,
+    start,
+    submit,
+)
 
 CLIENTS = 8
 WAY = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.SUCCEEDED)
@@ -27,7 +36,7 @@ def push(tx: Connection, fence: int, job_id: str) -> JobState:
     assert row is not None
     if row.state in AFTER:
         was, now = row.state, AFTER[row.state]
-        change_job(tx, fence, job_id, was, now, version=row.version, at_s=1.0, cause="pushed", writer="test")
+        change_job(tx, fence, job_id, was, now)
     return row.state
 
 
@@ -49,16 +58,15 @@ def test_eight_clients_lose_and_double_no_transition(store: Store, fence: int) -
     assert sum(count for state, count in pushed.items() if state in AFTER) == sum(row.version - 1 for row in rows)
 
 
-def test_of_many_who_read_the_same_version_one_changes_the_job(url: str) -> None:
+def test_of_many_who_read_the_same_one_changes_the_job(url: str) -> None:
     """Each client has a store of its own, as processes have."""
     stores = [open_store(url) for _ in range(3)]
     fence = stores[0].write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0)) or 0
     queued = submit(stores[0])
 
     def claim(store: Store) -> bool:
-        change = partial(change_job, version=queued.version, at_s=1.0, cause="claimed", writer="test")
         try:
-            store.write(lambda tx: change(tx, fence, queued.id, JobState.QUEUED, JobState.STARTING))
+            store.write(lambda tx: change_job(tx, fence, queued.id, JobState.QUEUED, JobState.STARTING))
         except StaleWriteError:
             return False
         return True
@@ -79,8 +87,7 @@ def test_one_gpu_never_has_two_reservations(store: Store, fence: int) -> None:
                 pass
             assert_reservations_are_those_of_open_attempts(store)
             store.write(partial(drain, fence=fence, job=waiting))
-            done = partial(release, job_id=waiting.id, number=1, at_s=1.0, cause="done", writer="test")
-            store.write(partial(done, fence=fence))
+            store.write(partial(change_attempt, fence=fence, job=waiting, now=AttemptState.RELEASED))
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(run, range(CLIENTS)))

@@ -14,9 +14,9 @@ WRITER = """
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from longshore.scheduler.states import JobState as S
-from longshore.scheduler.store.jobs import NewJob, change_job, insert_job
+from longshore.scheduler.store.changes import Changes, JobChange, write_changes
+from longshore.scheduler.store.jobs import NewJob, insert_job
 from longshore.scheduler.store.leases import acquire
 from longshore.scheduler.store.opening import open_store
 
@@ -29,8 +29,8 @@ def write(client):
         name = f"{client}-{number}"
         store.write(lambda tx: insert_job(tx, NewJob(name, "a", "b", {}, 0, 1, 1.0, 1.0), writer="w"))
         for version, (was, now) in enumerate(zip(way, way[1:]), 1):
-            change = dict(version=version, at_s=1.0, cause="c", writer="w")
-            store.write(lambda tx: change_job(tx, fence, name, was, now, **change))
+            changes = Changes(jobs=[JobChange(name, was, now, "c", {})])
+            store.write(lambda tx: write_changes(tx, fence, changes, at_s=1.0, writer="w"))
             os.write(1, f"{name} {version + 1}\\n".encode())  # a line at once, whatever the other threads write
 
 with ThreadPoolExecutor(4) as pool:

@@ -7,11 +7,10 @@ from sqlalchemy import Connection, text
 
 from longshore.scheduler.states import JobState
 from longshore.scheduler.store.errors import FencedError
-from longshore.scheduler.store.jobs import change_job
 from longshore.scheduler.store.leases import SCHEDULER, acquire, check_fence, clock, give_up, renew
 from longshore.scheduler.store.opening import Store, open_store
 
-from .store_rows import job_now, submit
+from .store_rows import change_job, job_now, submit
 
 
 def take(store: Store, now_s: float, owner: str = "a", ttl_s: float = 10.0) -> int | None:
@@ -119,12 +118,11 @@ def test_on_postgresql_a_write_waits_for_a_takeover_that_has_begun_and_is_fenced
     new.close()
 
 
-def claim(tx: Connection, fence: int, job_id: str) -> int:
-    was, now = JobState.QUEUED, JobState.STARTING
-    return change_job(tx, fence, job_id, was, now, version=1, at_s=1.0, cause="chosen", writer="scheduler")
+def claim(tx: Connection, fence: int, job_id: str) -> None:
+    change_job(tx, fence, job_id, JobState.QUEUED, JobState.STARTING)
 
 
-def waits(future: Future[int | None] | Future[int], store: Store) -> bool:
+def waits(future: Future[int | None] | Future[None], store: Store) -> bool:
     """Say whether a write comes to wait for another transaction, instead of ending."""
     waiting = 0
     while waiting == 0 and not future.done():

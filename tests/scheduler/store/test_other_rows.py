@@ -1,7 +1,7 @@
 from functools import partial
 
 from longshore.scheduler.backends.protocol import Share
-from longshore.scheduler.store.decisions import NewDecision, add_decision, decisions_of, settle_decision
+from longshore.scheduler.store.decisions import NewDecision, add_decisions, decisions_of, settle_decision
 from longshore.scheduler.store.idempotency import Answer, forget_before, recall, remember
 from longshore.scheduler.store.nodes import GpuRow, NodeRow, list_gpus, list_nodes, put_gpu, put_node
 from longshore.scheduler.store.opening import Store
@@ -63,7 +63,9 @@ def test_a_decision_is_kept_with_what_the_policy_saw_and_what_came_of_it(store: 
     new = NewDecision(
         job.id, 1, 2.0, "set", "1f", "act", chosen, None, {"rank": [0.5]}, b"\x00\x01", b"\x01", None, 0.002
     )
-    seq = store.write(lambda tx: add_decision(tx, fence, new))
+    store.write(lambda tx: add_decisions(tx, [new]))
+    with store.read() as tx:
+        seq = decisions_of(tx, job.id)[0].seq
     store.write(lambda tx: settle_decision(tx, fence, seq, "started"))
     with store.read() as tx:
         assert decisions_of(tx, job.id) == [(seq, *new, "started")]

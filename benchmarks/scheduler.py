@@ -1,0 +1,120 @@
+"""How fast the live scheduler is: its whole loop with the store, on simulated clusters that are full.
+
+Time passes in steps in which so many jobs end as end in one tick of a scheduler that keeps up.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.cluster_file import ClusterSetup, draw_faults, read_cluster
+from longshore.cluster.scenarios import ORDERS, stack
+from longshore.cluster.simulation import simulation_of
+from longshore.cluster.workload import workload_of
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.layout import Layout
+from longshore.scheduler.live import Site
+from longshore.scheduler.service import BACKFILL_DEPTH
+from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.twin import Twin
+
+from .harness import Row, main, progress
+
+CLUSTER = """\
+name: measured
+node_types:
+  slow: {{gpus: 8, peak_flops: 125e12, memory_bytes: 32e9, hazard_per_s: 1.85e-7}}
+  fast: {{gpus: 8, peak_flops: 312.5e12, memory_bytes: 32e9, hazard_per_s: 1.85e-7}}
+racks:
+  - {{count: {racks}, nodes: [{{type: slow, count: 4}}, {{type: fast, count: 4}}]}}
+run_time: {{model: simple, node_penalty: 0.25}}
+"""
+ENDS = 64  # jobs that end between two ticks
+POLICY = "checkpoints/hetero64.zip"
+PATIENCE_S = 300.0
+
+
+class Figures(NamedTuple):
+    """What was measured."""
+
+    placements_per_s: float
+    idle_s: float  # a tick in which nothing has changed
+    submit_s: float  # taking in a job
+
+
+def setup_of(folder: Path, racks: int) -> ClusterSetup:
+    """Return a cluster of so many racks of 64 GPUs."""
+    path = folder / "cluster.yaml"
+    path.write_text(CLUSTER.format(racks=racks), encoding="utf-8")
+    return read_cluster(path)
+
+
+def twin_of(setup: ClusterSetup, folder: Path, jobs: int, policy: str | None, seed: int) -> Twin:
+    """Return a scheduler with so many jobs, all submitted at once."""
+    rng = np.random.default_rng(seed)
+    gpus = rng.choice([1, 1, 1, 2, 4, 8], jobs)
+    work_s = rng.lognormal(8.0, 1.0, jobs)
+    names = tuple(map(str, range(jobs)))
+    workload = workload_of(names, gpus, work_s, np.zeros(jobs))
+    rates, process = draw_faults(setup, 0)
+    scenarios = stack(setup.cluster, [workload], fault_seed=np.array([seed]), source_rate_per_s=0.0 * rates)
+    rules = setup.rules._replace(order=ORDERS["easy"], ageing_s=math.inf, waiting=True, backfill_depth=BACKFILL_DEPTH)
+    sim = simulation_of(setup.cluster, scenarios, process, rules)
+    layout = Layout(setup.node_names, np.diff(setup.cluster.first_gpu).tolist())
+    site = Site(setup.cluster, rules, process, setup.hazard_per_s)
+    store = open_store(f"sqlite:///{folder / 'longshore.db'}")
+    deciding = Deciding(HEURISTICS["patient"], policy, 1.0)
+    return Twin(sim, site, layout, store, deciding)
+
+
+def played(twin: Twin, placements: int) -> Figures:
+    """Fill the cluster, then let jobs end and others start."""
+    began = time.perf_counter()
+    assert twin.scheduler.tick()
+    twin.parts.deciding.wait_until_ready(PATIENCE_S)
+    twin.live_on()
+    submit_s = time.perf_counter() - began
+    twin.scheduler.tick()
+    progress(f"full after {time.perf_counter() - began:.1f} s")
+    state = twin.backend.sim.state
+    before, began = twin.backend.launches, time.perf_counter()
+    while twin.backend.launches < before + placements and not twin.is_over:
+        ended = int(state.finished[0])
+        while state.finished[0] < ended + ENDS and not twin.is_over:
+            twin.backend.live_through(twin.backend.next_s())
+        twin.scheduler.tick()
+    placed, took_s = twin.backend.launches - before, time.perf_counter() - began
+    idle = []
+    for _ in range(10):
+        began = time.perf_counter()
+        twin.scheduler.tick()
+        idle.append(time.perf_counter() - began)
+    return Figures(placed / took_s, float(np.median(idle)), submit_s)
+
+
+def measured(racks: int, jobs: int, policy: str | None, placements: int) -> Figures:
+    """Return the figures of a cluster of so many racks."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        twin = twin_of(setup_of(folder, racks), folder, jobs, policy, seed=1)
+        figures = played(twin, placements)
+        twin.scheduler.close()
+        twin.parts.store.close()
+    return figures
+
+
+def measure() -> Iterator[Row]:
+    """Measure both sizes."""
+    small = measured(16, 10_000 + 1024, None, 3000)
+    yield Row("heuristic, 1,024 GPUs, 10,000 queued", small.placements_per_s, "placements/s", least=300)
+    yield Row("a cycle without changes, the same", 1e3 * small.idle_s, "ms", most=100)
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,82 @@
+"""The real scheduler on a simulated clock and a simulated cluster: what it decides can be compared with a simulation.
+
+Source: DESIGN, twin test.
+"""
+
+from collections.abc import Iterable
+
+from ..cluster.state import Simulation
+from .backends.simulated import ROW, SimulatedBackend
+from .book import Parts
+from .deciding import Deciding
+from .layout import Layout
+from .live import Site
+from .loop import Scheduler
+from .store.jobs import NewJob, insert_job
+from .store.opening import Store
+
+WRITER = "twin"
+
+
+class Twin:
+    """A scheduler whose jobs run in a simulation.
+
+    Args:
+        sim: The simulation with true run times and faults; its row 0 is reset.
+        site: What policies know of the cluster.
+        layout: Names of its nodes.
+        store: An empty store.
+        deciding: Who decides.
+    """
+
+    def __init__(self, sim: Simulation, site: Site, layout: Layout, store: Store, deciding: Deciding) -> None:
+        self.backend = SimulatedBackend(sim, layout)
+        self.parts = Parts(store, self.backend, "simulated", site, layout, deciding, lambda: self.backend.now_s, WRITER)
+        self.scheduler = Scheduler(self.parts)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all jobs have ended."""
+        sim = self.backend.sim
+        return bool(sim.state.finished[ROW] == sim.scenarios.jobs[ROW])
+
+    def play(self) -> None:
+        """Let the scheduler look at each moment at which something happens, until all jobs have ended."""
+        self.scheduler.tick()
+        while not self.is_over:
+            self.live_on()
+            self.scheduler.tick()
+
+    def live_on(self) -> None:
+        """Let everything happen that happens at the next moment, and submit the jobs of that moment."""
+        state = self.backend.sim.state
+        before = int(state.submitted[ROW])
+        self.backend.live_through(self.backend.next_s())
+        self.submit(range(before, int(state.submitted[ROW])))
+
+    def submit(self, jobs: Iterable[int]) -> None:
+        """Submit jobs of the scenario, now."""
+        new = [self._new(job) for job in jobs]
+        for one in new:
+            self.backend.of_job[one.id] = job_of(one.id)
+        self.parts.store.write(lambda tx: [insert_job(tx, one, writer=WRITER) for one in new])
+
+    def _new(self, job: int) -> NewJob:
+        of = self.backend.sim.scenarios
+        gpus, estimate_s = int(of.gpus[ROW, job]), float(of.estimate_s[ROW, job])
+        spec = {
+            "gpus": gpus, "command": ["true"], "estimate_s": estimate_s,
+            "compute_s": float(of.compute_s[ROW, job]), "parameter_bytes": float(of.parameter_bytes[ROW, job]),
+            "retry": {"infra": 1000},
+        }  # fmt: skip
+        return NewJob(id_of(job), "job", WRITER, spec, 0, gpus, estimate_s, self.backend.now_s)
+
+
+def id_of(job: int) -> str:
+    """Return the id under which a job of the scenario is submitted."""
+    return f"{job:026d}"
+
+
+def job_of(job_id: str) -> int:
+    """Return the job of the scenario with an id."""
+    return int(job_id)
