@@ -8,7 +8,10 @@ from pathlib import Path
 
 from .harness import RESULTS, ROOT, progress, stamp_of_run, write_results
 
-NAMES = ("simulator", "environment", "training", "reference", "policy", "hetero64", "source", "store", "cli")
+NAMES = (
+    "simulator", "environment", "training", "reference", "policy", "hetero64", "source", "store", "scheduler", "twin",
+    "cli",
+)  # fmt: skip
 
 
 def run(name: str) -> tuple[list[object], bool]:

@@ -9,7 +9,18 @@ class: equal sets appear once.
 import math
 
 from .compiled import kernel
-from .node_sets import ALL_SETS, PATIENCE, TIE, best_set, imagine_end, imagine_now, keep_if_better, set_cost, tight_set
+from .node_sets import (
+    ALL_SETS,
+    PATIENCE,
+    TIE,
+    best_set,
+    imagine_end,
+    imagine_now,
+    keep_if_better,
+    least_run_s,
+    set_cost,
+    tight_set,
+)
 from .order import (
     FIFO,
     delays_nobody,
@@ -250,13 +261,14 @@ def _plan_wait(sim: Simulation, row: int, move: int, job: int, run_s: float, fau
     state = sim.state
     count = sort_expected_ends(sim, row)
     imagine_now(sim, row)
+    bound_s = PATIENCE * (run_s - least_run_s(sim, row, job, sim.traits.levels[state.scenario[row], 0]))
     most_s = -math.inf
     at = 0
     while at < count:
         delay_s = state.ends_s[row, at] - state.now_s[row]
         at = imagine_end(sim, row, at, count)
-        if at > 1 and PATIENCE * run_s - delay_s <= max(most_s, 0.0) and most_s > -math.inf:
-            break  # no later end can gain more, even if the job then took no time at all
+        if most_s > -math.inf and (PATIENCE * run_s - delay_s <= max(most_s, 0.0) or bound_s - delay_s <= most_s):
+            break  # no later end gains anything if the job then takes no time at all, or more on the fastest GPUs
         found = best_set(sim, row, job, fault_loss_s)
         gain_s = PATIENCE * (run_s - found[0]) - delay_s
         if gain_s > most_s:

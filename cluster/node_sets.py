@@ -173,19 +173,20 @@ def imagine_end(sim: Simulation, row: int, at: int, count: int) -> int:
 
 @kernel
 def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, fault_loss_s: float, patience: float) -> float:
-    """Return the largest patience x (run time now - run time after an expected end) - wait.
+    """Return the largest patience x (run time now - run time after an expected end) - wait, if it is above 0.
 
     A patience of 1 asks what finishes first; `patient` asks more of a wait.
     """
     count = sort_expected_ends(sim, row)
     imagine_now(sim, row)
+    most_s = patience * (run_s - least_run_s(sim, row, job, sim.traits.levels[sim.state.scenario[row], 0]))
     largest_s = -math.inf
     at = 0
     while at < count:
         wait_s = sim.state.ends_s[row, at] - sim.state.now_s[row]
         at = imagine_end(sim, row, at, count)
-        if patience * run_s - wait_s <= max(largest_s, 0.0):
-            break  # no later end can gain more, even if the job then took no time at all
+        if most_s - wait_s <= max(largest_s, 0.0):
+            break  # no later end can gain more, even on the fastest GPUs
         later_s = best_set(sim, row, job, fault_loss_s)[0]
         largest_s = max(largest_s, patience * (run_s - later_s) - wait_s)
     return largest_s

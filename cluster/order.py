@@ -7,6 +7,7 @@ from .placing import begin_picks, least_slowdown
 from .scenarios import ORDERS
 from .state import OTHERS, Simulation
 
+FEW = 128  # running jobs, up to which sorting by insertion is faster than by a heap
 FIFO, EASY, SHORTEST = ORDERS["fifo"], ORDERS["easy"], ORDERS["shortest"]
 
 
@@ -51,25 +52,58 @@ def expected_fault_loss_s(sim: Simulation) -> float:
 
 
 @kernel
+def _ends_before(sim: Simulation, row: int, a: int, b: int) -> bool:
+    """Compare two places of `ends_s` and `ends_job`: by end, then by job."""
+    ends_s, ends_job = sim.state.ends_s, sim.state.ends_job
+    if ends_s[row, a] != ends_s[row, b]:
+        return bool(ends_s[row, a] < ends_s[row, b])
+    return bool(ends_job[row, a] < ends_job[row, b])
+
+
+@kernel
+def _swap_ends(sim: Simulation, row: int, a: int, b: int) -> None:
+    ends_s, ends_job = sim.state.ends_s, sim.state.ends_job
+    end_s, job = ends_s[row, a], ends_job[row, a]
+    ends_s[row, a], ends_job[row, a] = ends_s[row, b], ends_job[row, b]
+    ends_s[row, b], ends_job[row, b] = end_s, job
+
+
+@kernel
+def _sink_end(sim: Simulation, row: int, at: int, size: int) -> None:
+    """Move the end at a place of a heap, whose latest stands first, down to where it belongs."""
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        if child + 1 < size and _ends_before(sim, row, child, child + 1):
+            child += 1
+        if not _ends_before(sim, row, at, child):
+            break
+        _swap_ends(sim, row, at, child)
+        at = child
+
+
+@kernel
 def sort_expected_ends(sim: Simulation, row: int) -> int:
     """Write the running jobs into `ends_s` and `ends_job` by expected end, then index; return their number."""
     state = sim.state
-    ends_s, ends_job = state.ends_s, state.ends_job
     count = state.running[row]
     for i in range(count):
         job = state.run_heap[row, i]
-        end_s = expected_end_s(sim, row, job)
-        at = i
-        # Insertion: the heap is nearly in order, and few jobs run at once.
-        while at > 0 and (
-            ends_s[row, at - 1] > end_s or (ends_s[row, at - 1] == end_s and ends_job[row, at - 1] > job)
-        ):
-            ends_s[row, at] = ends_s[row, at - 1]
-            ends_job[row, at] = ends_job[row, at - 1]
-            at -= 1
-        ends_s[row, at] = end_s
-        ends_job[row, at] = job
-    return count
+        state.ends_s[row, i] = expected_end_s(sim, row, job)
+        state.ends_job[row, i] = job
+    if count <= FEW:
+        for i in range(1, count):
+            at = i
+            # They come from a heap and so are nearly in order.
+            while at > 0 and _ends_before(sim, row, at, at - 1):
+                _swap_ends(sim, row, at, at - 1)
+                at -= 1
+        return int(count)
+    for at in range(count // 2 - 1, -1, -1):
+        _sink_end(sim, row, at, count)
+    for last in range(count - 1, 0, -1):
+        _swap_ends(sim, row, 0, last)
+        _sink_end(sim, row, 0, last)
+    return int(count)
 
 
 @kernel

@@ -4,6 +4,7 @@ Source: SPEC K6, K7, R8, R10; docs/scheduler.md.
 """
 
 import logging
+import time
 
 from ..cluster.errors import BackendError
 from .book import Book, Parts
@@ -19,6 +20,7 @@ from .store.leases import SCHEDULER, acquire, clock, give_up, renew
 log = logging.getLogger(__name__)
 
 LEASE_S, RENEW_S = 15.0, 5.0
+PLACE_S = 0.5  # after which what was decided is launched before more is decided
 
 
 class Scheduler:
@@ -30,6 +32,7 @@ class Scheduler:
         self._fence: int | None = None  # token of its lease, None while it does not lead
         self._down: list[int] = []  # GPUs out of service when the book was last right
         self._renew_at_s = 0.0
+        self.is_behind = False  # jobs may be due that the last tick had no time for
 
     def tick(self) -> bool:
         """Do all that is to be done now; return whether this scheduler leads.
@@ -69,6 +72,7 @@ class Scheduler:
         assert self._fence is not None
         if self.book is None:
             self.book = Book(self.parts, self._fence, self._down)
+            self.is_behind = True  # nobody knows what was decided about jobs that wait
         return self.book
 
     def _leads(self) -> bool:
@@ -94,7 +98,7 @@ class Scheduler:
         self._admit(book, now_s)
         if book.live.ages_by(now_s):
             book.happens(now_s)
-        if book.happened(now_s):
+        if book.happened(now_s) or self.is_behind:
             self._place(book, now_s)
 
     def _look_at_nodes(self, book: Book, now_s: float) -> None:
@@ -142,9 +146,9 @@ class Scheduler:
         book.write(now_s)
 
     def _place(self, book: Book, now_s: float) -> None:
-        """Decide about every job that is due now, reserve the GPUs in one transaction, and launch."""
-        started = []
-        while book.live.due() is not None:
+        """Decide about the jobs that are due now, reserve the GPUs in one transaction, and launch."""
+        started, until = [], time.monotonic() + PLACE_S
+        while (due := book.live.due()) is not None and time.monotonic() < until:
             decision = self.parts.deciding.settle(book.live)
             number = None
             if decision.started:
@@ -153,6 +157,7 @@ class Scheduler:
             # What a heuristic lets wait is of no use to anybody; there are many such jobs at a full cluster.
             if decision.started or self.parts.deciding.policy is not None:
                 book.decided(self._noted(decision, number, now_s))
+        self.is_behind = due is not None
         book.write(now_s)
         settle(book, now_s, [job for job in started if job in book.attempts])
 

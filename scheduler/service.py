@@ -99,7 +99,7 @@ class Service:
             except Exception:
                 # A scheduler that stops is worse than one that fails a tick: jobs run on, and it tries again.
                 log.exception("a tick failed")
-            self._woken.wait(TICK_S)
+            self._woken.wait(0.0 if self.scheduler.is_behind else TICK_S)
             self._woken.clear()
 
 

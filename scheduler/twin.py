@@ -12,10 +12,15 @@ from .deciding import Deciding
 from .layout import Layout
 from .live import Site
 from .loop import Scheduler
+from .states import AttemptState
+from .store.attempts import attempts_of
+from .store.events import events_after
 from .store.jobs import NewJob, insert_job
 from .store.opening import Store
 
 WRITER = "twin"
+EVERY_EVENT = 1 << 40
+Start = tuple[float, int, tuple[int, ...]]  # time, job of the scenario and its GPUs, ascending
 
 
 class Twin:
@@ -42,9 +47,15 @@ class Twin:
 
     def play(self) -> None:
         """Let the scheduler look at each moment at which something happens, until all jobs have ended."""
-        self.scheduler.tick()
+        self.tick()
         while not self.is_over:
             self.live_on()
+            self.tick()
+
+    def tick(self) -> None:
+        """Let the scheduler do all that is to be done now."""
+        self.scheduler.tick()
+        while self.scheduler.is_behind:
             self.scheduler.tick()
 
     def live_on(self) -> None:
@@ -80,3 +91,16 @@ def id_of(job: int) -> str:
 def job_of(job_id: str) -> int:
     """Return the job of the scenario with an id."""
     return int(job_id)
+
+
+def starts_of(store: Store, layout: Layout) -> list[Start]:
+    """Return all starts in the order in which the scheduler decided on them."""
+    with store.read() as tx:
+        reserved = [event for event in events_after(tx, 0, EVERY_EVENT) if event.now == AttemptState.RESERVED]
+        rows = {
+            (row.job_id, row.number): row
+            for job in {it.job_id for it in reserved}
+            for row in attempts_of(tx, job or "")
+        }
+    placed = [(it.at_s, rows[it.job_id or "", it.number or 0]) for it in reserved]
+    return [(at_s, job_of(row.job_id), layout.numbers(row.placement)) for at_s, row in placed]

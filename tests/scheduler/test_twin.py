@@ -9,11 +9,8 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.layout import Layout
-from longshore.scheduler.states import AttemptState
-from longshore.scheduler.store.attempts import get_attempt
-from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.twin import Twin
+from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.twin import Start, Twin, starts_of
 from tests.compiled_runs import compiled, play_policy, read_out
 from tests.plain_run import busy_case
 from tests.scheduler.test_live import site_of
@@ -23,17 +20,6 @@ from tests.strategies import Case
 def layout_of(case: Case) -> Layout:
     sizes = np.diff(case.cluster.first_gpu).tolist()
     return Layout([f"node{number}" for number in range(len(sizes))], sizes)
-
-
-Start = tuple[float, int, tuple[int, ...]]  # time, job and its GPUs
-
-
-def decided(store: Store, layout: Layout) -> list[Start]:
-    """Return all starts in the order in which the scheduler decided on them."""
-    with store.read() as tx:
-        reserved = [event for event in events_after(tx, 0, 1_000_000) if event.now == AttemptState.RESERVED]
-        attempts = [(event.at_s, get_attempt(tx, event.job_id or "", event.number or 0)) for event in reserved]
-    return [(at_s, int(row.job_id), layout.numbers(row.placement)) for at_s, row in attempts if row is not None]
 
 
 def simulated(case: Case, policy: Policy) -> list[Start]:
@@ -50,7 +36,7 @@ def test_the_scheduler_decides_as_the_simulator(name: str, ring: bool, tmp_path:
     twin = Twin(compiled(case), site_of(case), layout_of(case), store, Deciding(HEURISTICS[name]))
     twin.play()
     events, _ = read_out(twin.backend.sim)
-    decisions = decided(store, layout_of(case))
+    decisions = starts_of(store, layout_of(case))
     store.close()
 
     assert decisions == simulated(case, HEURISTICS[name])

@@ -1,0 +1,82 @@
+"""The twin test at length: workloads with faults through the simulator and through the real scheduler.
+
+The scheduler has its store, its loop, and the policy in a process of its own; only clock and jobs are simulated.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.registry import find_policy
+from longshore.cluster.event_log import events_of
+from longshore.cluster.hetero64 import hetero64
+from longshore.cluster.scenarios import ORDERS
+from longshore.cluster.simulation import simulation_of
+from longshore.cluster.state import Simulation, allocate_log
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.layout import Layout
+from longshore.scheduler.live import Site
+from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.twin import Start, Twin, starts_of
+
+from .harness import Row, main, progress
+
+CASES = {"patient": 5000, "checkpoints/hetero64-wait.zip": 5000}  # jobs, by policy
+LOAD = 0.85
+PATIENCE_S = 600.0
+
+
+def simulation(jobs: int, seed: int) -> Simulation:
+    """Return a simulation of `hetero64` whose jobs arrive over time, with its faults."""
+    cluster, scenarios, process, rules = hetero64(1, seed, jobs=jobs, load=LOAD)
+    rules = rules._replace(order=ORDERS["easy-shortest"], waiting=True, ageing_s=24 * 3600.0)
+    return simulation_of(cluster, scenarios, process, rules, log=allocate_log(20 * jobs, 200 * jobs))
+
+
+def simulated(policy: str, jobs: int, seed: int) -> list[Start]:
+    """Return all starts of a simulation."""
+    sim = simulation(jobs, seed)
+    find_policy(policy).play(sim, np.zeros(1, dtype=np.int64))
+    return [(it.time_s, it.job, tuple(sorted(it.gpus))) for it in events_of(sim.log) if it.kind == "start"]
+
+
+def scheduled(policy: str, jobs: int, seed: int) -> tuple[list[Start], int]:
+    """Return all starts of the scheduler, and how often its policy was not heard."""
+    sim = simulation(jobs, seed)
+    cluster = sim.cluster._replace(speed=sim.scenarios.speed[0])
+    site = Site(cluster, sim.rules, sim.process, sim.scenarios.hazard_per_s[0])
+    layout = Layout([f"n{node}" for node in range(cluster.speed.size)], np.diff(cluster.first_gpu).tolist())
+    deciding = Deciding(HEURISTICS["pack"], policy, PATIENCE_S)
+    with TemporaryDirectory() as folder:
+        store = open_store(f"sqlite:///{Path(folder) / 'longshore.db'}")
+        twin = Twin(sim, site, layout, store, deciding)
+        twin.tick()
+        deciding.wait_until_ready(PATIENCE_S)
+        twin.play()
+        starts = starts_of(store, layout)
+        twin.scheduler.close()
+        store.close()
+    return starts, sum(deciding.misses.values())
+
+
+def measure() -> Iterator[Row]:
+    """Yield how many decisions are equal, for a heuristic and for a trained policy."""
+    equal = decisions = missed = 0
+    for policy, jobs in CASES.items():
+        began = time.perf_counter()
+        theirs = simulated(policy, jobs, seed=7)
+        ours, misses = scheduled(policy, jobs, seed=7)
+        same = sum(a == b for a, b in zip(ours, theirs, strict=False))
+        progress(f"{policy}: {same} of {len(theirs)} in {time.perf_counter() - began:.0f} s")
+        equal, decisions, missed = equal + same, decisions + max(len(ours), len(theirs)), missed + misses
+    yield Row("starts at the same time, in the same order, on the same GPUs", equal, "starts", least=10_000)
+    yield Row("other starts", decisions - equal, "starts", most=0)
+    yield Row("decisions that the policy did not make", missed, "decisions", most=0)
+
+
+if __name__ == "__main__":
+    main(measure)
