@@ -9,13 +9,14 @@ import time
 from ..cluster.errors import BackendError
 from .book import Book, Parts
 from .deciding import Decision
+from .owner import is_proven_dead
 from .recall import asked_of, is_eligible
 from .settling import settle
 from .states import Desired, JobState
 from .store.attempts import Opening
 from .store.decisions import NewDecision
 from .store.errors import FencedError, StaleWriteError, TakenError
-from .store.leases import SCHEDULER, acquire, clock, give_up, renew
+from .store.leases import NOBODY, SCHEDULER, acquire, clock, give_up, owner_of, renew
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,12 @@ class Scheduler:
             if not parts.store.write(lambda tx: renew(tx, SCHEDULER, fence, clock(tx), LEASE_S)):
                 raise FencedError("the lease was taken over")
         else:
-            self._fence = parts.store.write(lambda tx: acquire(tx, SCHEDULER, parts.owner, clock(tx), LEASE_S))
+            with parts.store.read() as tx:
+                last = owner_of(tx, SCHEDULER)
+            dead = last if is_proven_dead(last) else NOBODY
+            self._fence = parts.store.write(
+                lambda tx: acquire(tx, SCHEDULER, parts.owner, clock(tx), LEASE_S, dead=dead)
+            )  # fmt: skip
             if self._fence is not None:
                 log.info("leads with token %d", self._fence)
         self._renew_at_s = now_s + RENEW_S

@@ -17,6 +17,7 @@ from .deciding import Deciding, Mode
 from .layout import Layout
 from .live import Site
 from .loop import Scheduler
+from .owner import this_process
 from .store.opening import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Service:
         self.store: Store = open_store(settings.store or f"sqlite:///{settings.folder / 'longshore.db'}")
         deciding = Deciding(find_policy(settings.fallback), settings.policy, settings.deadline_s, settings.mode)
         site = site_of(setup, settings)
-        parts = Parts(self.store, self.backend, "local", site, self.layout, deciding, time.time, "longshore serve")
+        parts = Parts(self.store, self.backend, "local", site, self.layout, deciding, time.time, this_process())
         self.scheduler = Scheduler(parts)
         self._woken, self._ends = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)

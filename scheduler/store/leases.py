@@ -6,21 +6,23 @@ old token, and `check_fence` refuses it.
 
 import time
 
-from sqlalchemy import BindParameter, Connection, bindparam, func, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, func, or_, select, update
 
 from .errors import FencedError
 from .inserting import insert_if_absent
 from .schema import lease
 
 SCHEDULER = "scheduler"
+NOBODY = "-"  # no owner's name
 
 _NAME: BindParameter[str] = bindparam("held_name")
 _TOKEN: BindParameter[int] = bindparam("held_token")
 # FOR SHARE: on PostgreSQL a takeover waits for the transactions that the old holder has begun.
 _HELD = select(lease.c.token).where(lease.c.name == _NAME, lease.c.token == _TOKEN).with_for_update(read=True)
+_OWNER = select(lease.c.owner).where(lease.c.name == _NAME)
 _TAKE = (
     update(lease)
-    .where(lease.c.name == _NAME, lease.c.expires_s <= bindparam("now_s"))
+    .where(lease.c.name == _NAME, or_(lease.c.expires_s <= bindparam("now_s"), lease.c.owner == bindparam("dead")))
     .values(owner=bindparam("owner"), token=lease.c.token + 1, expires_s=bindparam("expires_s"))
     .returning(lease.c.token)
 )
@@ -40,7 +42,12 @@ def clock(tx: Connection) -> float:
     return float(tx.execute(_CLOCK).scalar_one())
 
 
-def acquire(tx: Connection, name: str, owner: str, now_s: float, ttl_s: float) -> int | None:
+def owner_of(tx: Connection, name: str) -> str:
+    """Return who took a lease last, "" if nobody did."""
+    return tx.execute(_OWNER, {"held_name": name}).scalar_one_or_none() or ""
+
+
+def acquire(tx: Connection, name: str, owner: str, now_s: float, ttl_s: float, *, dead: str = NOBODY) -> int | None:
     """Take a lease that nobody holds.
 
     Args:
@@ -49,12 +56,13 @@ def acquire(tx: Connection, name: str, owner: str, now_s: float, ttl_s: float) -
         owner: Who takes it, for people.
         now_s: What `clock` says.
         ttl_s: Seconds until it expires if it is not renewed.
+        dead: An owner that is proven to be gone, from whom it can be taken before it expires.
 
     Returns:
         The token, larger than all before; None if somebody holds the lease.
     """
     insert_if_absent(tx, lease, {"name": name, "owner": "", "token": 0, "expires_s": 0.0})
-    parameters = {"held_name": name, "owner": owner, "now_s": now_s, "expires_s": now_s + ttl_s}
+    parameters = {"held_name": name, "owner": owner, "now_s": now_s, "expires_s": now_s + ttl_s, "dead": dead}
     return tx.execute(_TAKE, parameters).scalar_one_or_none()
 
 

@@ -1,5 +1,6 @@
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Event
 
 import pytest
@@ -7,7 +8,7 @@ from sqlalchemy import Connection, text
 
 from longshore.scheduler.states import JobState
 from longshore.scheduler.store.errors import FencedError
-from longshore.scheduler.store.leases import SCHEDULER, acquire, check_fence, clock, give_up, renew
+from longshore.scheduler.store.leases import SCHEDULER, acquire, check_fence, clock, give_up, owner_of, renew
 from longshore.scheduler.store.opening import Store, open_store
 
 from .store_rows import change_job, job_now, submit
@@ -25,6 +26,15 @@ def test_a_lease_that_is_held_is_not_given_to_anybody(store: Store) -> None:
 
 def test_the_takeover_of_an_expired_lease_raises_its_token(store: Store) -> None:
     assert [take(store, now_s, owner) for now_s, owner in ((0.0, "a"), (10.0, "b"), (20.0, "a"))] == [1, 2, 3]
+
+
+def test_a_lease_whose_owner_is_proven_dead_can_be_taken_before_it_expires(store: Store) -> None:
+    take(store, 0.0, "a")
+    again = partial(acquire, name=SCHEDULER, owner="b", now_s=1.0, ttl_s=10.0)
+    assert store.write(partial(again, dead="c")) is None
+    assert store.write(partial(again, dead="a")) == 2
+    with store.read() as tx:
+        assert owner_of(tx, SCHEDULER) == "b"
 
 
 def test_a_renewed_lease_expires_later(store: Store) -> None:
