@@ -153,8 +153,8 @@ class Scheduler:
 
     def _place(self, book: Book, now_s: float) -> None:
         """Decide about the jobs that are due now, reserve the GPUs in one transaction, and launch."""
-        started, until = [], time.monotonic() + PLACE_S
-        while (due := book.live.due()) is not None and time.monotonic() < until:
+        started, until, due = [], time.monotonic() + PLACE_S, book.live.due()
+        while due is not None:
             decision = self.parts.deciding.settle(book.live)
             number = None
             if decision.started:
@@ -163,6 +163,9 @@ class Scheduler:
             # What a heuristic lets wait is of no use to anybody; there are many such jobs at a full cluster.
             if decision.started or self.parts.deciding.policy is not None:
                 book.decided(self._noted(decision, number, now_s))
+            due = book.live.due()
+            if time.monotonic() >= until:
+                break
         self.is_behind = due is not None
         book.write(now_s)
         settle(book, now_s, [job for job in started if job in book.attempts])

@@ -1,18 +1,31 @@
 """One workload through the simulator and through the real scheduler: the same decisions in the same order."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
+from longshore.cluster.hetero64 import hetero64
+from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, Scenarios
+from longshore.cluster.state import Simulation
+from longshore.cluster.topology import Cluster
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.layout import Layout
-from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.twin import Start, Twin, starts_of
+from longshore.scheduler.states import Desired, JobState
+from longshore.scheduler.store.attempts import attempts_of
+from longshore.scheduler.store.errors import StoreUnreachableError
+from longshore.scheduler.store.jobs import get_job, set_desired
+from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.reservations import held_gpus
+from longshore.scheduler.twin import Start, Twin, id_of, starts_of
 from tests.compiled_runs import compiled, play_policy, read_out
 from tests.plain_run import busy_case
+from tests.scheduler.store.postgresql_server import Server
 from tests.scheduler.test_live import site_of
 from tests.strategies import Case
 
@@ -22,22 +35,130 @@ def layout_of(case: Case) -> Layout:
     return Layout([f"node{number}" for number in range(len(sizes))], sizes)
 
 
+def hetero64_case(jobs: int) -> tuple[Cluster, Scenarios, int, FaultProcess, Rules]:
+    cluster, scenarios, process, rules = hetero64(1, 7, jobs=jobs, load=0.85)
+    rules = rules._replace(order=ORDERS["easy-shortest"], waiting=True, ageing_s=24 * 3600.0)
+    return cluster._replace(speed=scenarios.speed[0]), scenarios, 0, process, rules
+
+
+def twin_of(case: Case, store: Store, policy: Policy) -> Twin:
+    return Twin(compiled(case), site_of(case), layout_of(case), store, Deciding(policy))
+
+
 def simulated(case: Case, policy: Policy) -> list[Start]:
     events, _ = play_policy(case, policy)
     return [(event.time_s, event.job, event.gpus) for event in events if event.kind == "start"]
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    yield opened
+    opened.close()
+
+
 @pytest.mark.parametrize("name", ["pack", "eft-hazard", "patient", "replacement"])
 @pytest.mark.parametrize("ring", [False, True])
-def test_the_scheduler_decides_as_the_simulator(name: str, ring: bool, tmp_path: Path) -> None:  # noqa: FBT001
+def test_the_scheduler_decides_as_the_simulator(name: str, ring: bool, store: Store) -> None:  # noqa: FBT001
     case = busy_case(ring=ring)
-    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
 
-    twin = Twin(compiled(case), site_of(case), layout_of(case), store, Deciding(HEURISTICS[name]))
+    twin = twin_of(case, store, HEURISTICS[name])
     twin.play()
     events, _ = read_out(twin.backend.sim)
     decisions = starts_of(store, layout_of(case))
-    store.close()
 
     assert decisions == simulated(case, HEURISTICS[name])
     assert sorted(decisions) == sorted((it.time_s, it.job, it.gpus) for it in events if it.kind == "start")
+
+
+def test_many_jobs_that_arrive_over_time_on_a_cluster_with_faults_are_placed_as_in_the_simulator(store: Store) -> None:
+    case = Case(*hetero64_case(jobs=150))
+
+    twin_of(case, store, HEURISTICS["patient"]).play()
+
+    assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
+
+
+def test_a_scheduler_without_the_time_to_decide_at_once_decides_the_same(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longshore.scheduler.loop.PLACE_S", 0.0)
+    case = busy_case(ring=True)
+
+    twin_of(case, store, HEURISTICS["patient"]).play()
+
+    assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
+
+
+def test_a_scheduler_that_reads_its_store_anew_at_every_moment_starts_every_job_once(store: Store) -> None:
+    case = busy_case(ring=False)
+    twin = twin_of(case, store, HEURISTICS["pack"])
+    twin.tick()
+    while not twin.is_over:
+        twin.live_on()
+        twin.tick()
+        twin.scheduler.book = None
+
+    events, _ = read_out(twin.backend.sim)
+    decisions = starts_of(store, layout_of(case))
+    assert sorted(decisions) == sorted((it.time_s, it.job, it.gpus) for it in events if it.kind == "start")
+    assert {job for _, job, _ in decisions} == set(range(10))
+
+
+class Fickle:
+    """A policy whose jobs' owners cancel a job just when it is to be started."""
+
+    def __init__(self, store: Store, job: int) -> None:
+        self.store, self.job = store, id_of(job)
+        self.name, self.about, self.waits = "fickle", "", False
+
+    def place(self, sim: Simulation, row: int) -> bool:
+        with suppress(ValueError):  # it is not submitted yet
+            self.store.write(lambda tx: set_desired(tx, self.job, Desired.CANCEL, at_s=0.0, writer="api"))
+        return HEURISTICS["pack"].place(sim, row)
+
+    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        raise AssertionError("nobody simulates with it")
+
+
+def test_a_job_that_is_cancelled_while_it_is_being_placed_never_starts_and_frees_its_gpus(store: Store) -> None:
+    case = busy_case(ring=False)
+    twin = twin_of(case, store, Fickle(store, 0))
+    twin.live_on()
+    for _ in range(3):
+        twin.tick()
+
+    with store.read() as tx:
+        job = get_job(tx, id_of(0))
+        assert attempts_of(tx, id_of(0)) == []
+        assert id_of(0) not in {row.job_id for row in held_gpus(tx)}
+    assert job is not None
+    assert (job.state, job.attempt) == (JobState.CANCELLED, 0)
+    book = twin.scheduler.book
+    assert book is not None
+    assert id_of(0) not in book.jobs
+    assert id_of(0) not in [asked.job for asked, _ in book.live.known().jobs]
+
+
+def test_a_store_that_goes_away_for_a_while_is_taken_up_again(server: Server, postgresql_url: str) -> None:
+    case = busy_case(ring=False)
+    store = open_store(postgresql_url)
+    twin = twin_of(case, store, HEURISTICS["pack"])
+    twin.tick()
+    turns = 0
+    while not twin.is_over:
+        twin.live_on()
+        if turns % 7 == 3:
+            server.stop("immediate")
+            with pytest.raises(StoreUnreachableError):
+                twin.tick()
+            server.start()
+        twin.tick()
+        turns += 1
+
+    events, _ = read_out(twin.backend.sim)
+    decisions = starts_of(store, layout_of(case))
+    store.close()
+    assert turns > 7
+    assert sorted(decisions) == sorted((it.time_s, it.job, it.gpus) for it in events if it.kind == "start")
+    assert {job for _, job, _ in decisions} == set(range(10))

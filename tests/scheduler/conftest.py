@@ -7,7 +7,7 @@ from longshore.scheduler.store.engines import connect
 from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.opening import Store, open_store
 
-from .postgresql_server import NoServerError, Server
+from .store.postgresql_server import NoServerError, Server
 
 
 @pytest.fixture(scope="session")
