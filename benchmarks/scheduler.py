@@ -21,6 +21,7 @@ from longshore.cluster.cluster_file import ClusterSetup, draw_faults, read_clust
 from longshore.cluster.scenarios import ORDERS, stack
 from longshore.cluster.simulation import simulation_of
 from longshore.cluster.workload import workload_of
+from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.layout import Layout
 from longshore.scheduler.live import Site
@@ -75,7 +76,7 @@ def twin_of(setup: ClusterSetup, folder: Path, jobs: int, policy: str | None, se
     site = Site(setup.cluster, rules, process, setup.hazard_per_s)
     store = open_store(f"sqlite:///{folder / 'longshore.db'}")
     deciding = Deciding(HEURISTICS["patient"], policy, 1.0)
-    return Twin(sim, site, layout, store, deciding)
+    return Twin(SimulatedBackend(sim, layout), site, store, deciding)
 
 
 def played(twin: Twin, placements: int) -> Figures:

@@ -17,6 +17,7 @@ from longshore.cluster.hetero64 import hetero64
 from longshore.cluster.scenarios import ORDERS
 from longshore.cluster.simulation import simulation_of
 from longshore.cluster.state import Simulation, allocate_log
+from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.layout import Layout
 from longshore.scheduler.live import Site
@@ -53,7 +54,7 @@ def scheduled(policy: str, jobs: int, seed: int) -> tuple[list[Start], int]:
     deciding = Deciding(HEURISTICS["pack"], policy, PATIENCE_S)
     with TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder) / 'longshore.db'}")
-        twin = Twin(sim, site, layout, store, deciding)
+        twin = Twin(SimulatedBackend(sim, layout), site, store, deciding)
         twin.tick()
         deciding.wait_until_ready(PATIENCE_S)
         twin.play()

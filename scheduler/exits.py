@@ -76,7 +76,7 @@ def first_end(ends: tuple[RankEnd, ...]) -> RankEnd | None:
 def class_of(status: Status) -> tuple[ExitClass, str]:
     """Return the class of an attempt's end and its cause in words."""
     if status.run is Run.ABSENT:
-        return ExitClass.ASKED, "it was not started"
+        return ExitClass.INFRASTRUCTURE, "it was not started"
     if status.run is Run.LOST:
         return ExitClass.AMBIGUOUS, f"no record of how it ended: {status.reason}"
     if status.reason == "time limit":
@@ -110,7 +110,8 @@ def outcome_of(
 
     Args:
         status: EXITED or LOST, as the backend says; ABSENT if it never began.
-        asked: What somebody wanted of it when it was stopped, None if nobody stopped it.
+        asked: What somebody wanted of it when it was stopped, None if nobody stopped it. The scheduler stops an
+            attempt to try the job again, and only for what was no doing of the job.
         allowed: How often it may be tried again.
         used: How often it was.
         no_progress: Attempts before this one, in a row, that ended without progress.
@@ -120,16 +121,19 @@ def outcome_of(
     exit_class, cause = class_of(status)
     if exit_class is ExitClass.SUCCESS:
         return Outcome(AfterStop.SUCCEED, exit_class, cause, used, 0)
-    if asked is not None and exit_class is not ExitClass.LIMIT:
+    if asked is AfterStop.RETRY:
+        exit_class = ExitClass.INFRASTRUCTURE
+    elif asked is not None and exit_class is not ExitClass.LIMIT:
         return Outcome(asked, ExitClass.ASKED, status.reason or cause, used, no_progress)
-    stuck = 0 if progressed else no_progress + 1
+    began = status.run is not Run.ABSENT
+    stuck = 0 if progressed else no_progress + began
     field = _BUDGETS.get(exit_class, "")
     before: int = getattr(used, field, 0)
     if before >= getattr(allowed, field, 0):
         return Outcome(AfterStop.FAIL, exit_class, cause, used, stuck)
     if stuck >= NO_PROGRESS:
         return Outcome(AfterStop.HOLD, exit_class, f"no progress in {stuck} attempts; the last: {cause}", used, stuck)
-    # Other GPUs may be there at once; a program that failed by itself would only fail again.
-    waits = exit_class is not ExitClass.INFRASTRUCTURE
+    # Other GPUs may be there at once; a program that failed by itself would only fail again, and so may a start.
+    waits = exit_class is not ExitClass.INFRASTRUCTURE or not began
     wait_s = waits * wait_share * min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**before)
     return Outcome(AfterStop.RETRY, exit_class, cause, used._replace(**{field: before + 1}), stuck, wait_s)

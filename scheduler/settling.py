@@ -18,6 +18,8 @@ from .store.jobs import JobColumns, JobRow
 
 log = logging.getLogger(__name__)
 
+PROGRESS = ("saved_s", "step")  # of which a job tells more than 0 when it has come further
+
 AFTER: dict[AfterStop, JobState] = {
     AfterStop.RETRY: JobState.QUEUED,
     AfterStop.HOLD: JobState.HELD,
@@ -63,9 +65,18 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
         going = [
             job
             for job in going
-            if _step(book, book.attempts[job], statuses.get(names[job], unreachable), now_s, has_fault=job in hurt)
+            if _try(book, book.attempts[job], statuses.get(names[job], unreachable), now_s, has_fault=job in hurt)
         ]
         book.write(now_s)
+
+
+def _try(book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool) -> bool:
+    """Take one step with an attempt; one that the backend does not take is tried again at the next look."""
+    try:
+        return _step(book, row, status, now_s, has_fault=has_fault)
+    except BackendError as error:
+        log.warning("attempt %s: %s", attempt_name(row), error)
+        return False
 
 
 def _step(book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool) -> bool:
@@ -109,11 +120,10 @@ def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
     try:
         book.parts.backend.launch(attempt_of(book.jobs[row.job_id], row), row.placement)
     except (CannotHonourError, RefusedError) as error:
-        _change_both(book, row, Step(Do.STOP, str(error), AfterStop.FAIL), now_s)
+        # Other GPUs, or the same a little later, may do; a program that is not there will not come.
+        after = AfterStop.RETRY if isinstance(error, CannotHonourError) else AfterStop.FAIL
+        _change_both(book, row, Step(Do.STOP, str(error), after), now_s)
         return True
-    except BackendError as error:
-        log.warning("attempt %s: %s", attempt_name(row), error)
-        return False
     if row.state is AttemptState.RESERVED:
         book.change_attempt(row, AttemptState.LAUNCHED, "launched", now_s)
     return False
@@ -132,11 +142,7 @@ def _change_both(book: Book, row: AttemptRow, step: Step, now_s: float) -> None:
 
 def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
     """Let the backend forget an attempt; what goes wrong never changes the job's outcome."""
-    try:
-        book.parts.backend.forget(attempt_name(row))
-    except BackendError as error:
-        log.warning("attempt %s is not cleaned up: %s", attempt_name(row), error)
-        return False
+    book.parts.backend.forget(attempt_name(row))
     book.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
     return False
 
@@ -146,7 +152,7 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
     job = book.jobs[row.job_id]
     kept_s = status.progress.get("saved_s")
     book.happens(now_s)
-    outcome = _outcome(job, row, status, progressed=bool(kept_s))
+    outcome = _outcome(job, row, status, progressed=any(status.progress.get(name, 0.0) > 0.0 for name in PROGRESS))
     columns = _columns(outcome, now_s)
     if outcome.after in (AfterStop.RETRY, AfterStop.HOLD):
         book.live.stop(job.id, kept_s)
@@ -180,5 +186,7 @@ def _outcome(job: JobRow, row: AttemptRow, status: Status, *, progressed: bool) 
     found = outcome_of(
         status, job.after_stop, allowed, used_by(job), job.no_progress, progressed=progressed, wait_share=share
     )
-    # Who asked for the end knows more of why than how the ranks took it.
-    return replace(found, cause=job.cause) if found.exit_class is ExitClass.ASKED else found
+    # Who stopped it knows more of why than how the ranks took it.
+    retried = job.after_stop is AfterStop.RETRY and found.after in (AfterStop.RETRY, AfterStop.FAIL)
+    stopped = found.exit_class is ExitClass.ASKED or retried
+    return replace(found, cause=job.cause) if stopped else found

@@ -5,7 +5,6 @@ Source: DESIGN, twin test.
 
 from collections.abc import Iterable
 
-from ..cluster.state import Simulation
 from .backends.simulated import ROW, SimulatedBackend
 from .book import Parts
 from .deciding import Deciding
@@ -27,16 +26,20 @@ class Twin:
     """A scheduler whose jobs run in a simulation.
 
     Args:
-        sim: The simulation with true run times and faults; its row 0 is reset.
+        backend: The simulation, with true run times and faults.
         site: What policies know of the cluster.
-        layout: Names of its nodes.
         store: An empty store.
         deciding: Who decides.
+        owner: Of the scheduler's lease.
     """
 
-    def __init__(self, sim: Simulation, site: Site, layout: Layout, store: Store, deciding: Deciding) -> None:
-        self.backend = SimulatedBackend(sim, layout)
-        self.parts = Parts(store, self.backend, "simulated", site, layout, deciding, lambda: self.backend.now_s, WRITER)
+    def __init__(
+        self, backend: SimulatedBackend, site: Site, store: Store, deciding: Deciding, owner: str = WRITER
+    ) -> None:
+        self.backend = backend
+        self.parts = Parts(
+            store, backend, "simulated", site, backend.layout, deciding, lambda: backend.now_s, owner
+        )  # fmt: skip
         self.scheduler = Scheduler(self.parts)
 
     @property

@@ -10,6 +10,7 @@ from ..layout import Layout
 from .protocol import Attempt, CannotHonourError, Capabilities, GpuSeen, NodeSeen, Placement, RankEnd, Run, Status
 
 ROW = 0
+PROGRESS = {"step": 1.0}  # a simulated job never stands still
 
 
 class SimulatedBackend:
@@ -85,7 +86,7 @@ class SimulatedBackend:
             return Status(Run.ABSENT)
         (job, stops), state = self._number[name], self.sim.state
         if state.stops[ROW, job] > stops:
-            return Status(Run.EXITED, (RankEnd(0, 0, 9, self.now_s),), "node fault")
+            return Status(Run.EXITED, (RankEnd(0, 0, 9, self.now_s),), "node fault", progress=PROGRESS)
         if state.finish_s[ROW, job] > 0.0:
             return Status(Run.EXITED)
         return Status(Run.RUNNING, started_s=float(state.start_s[ROW, job]))

@@ -30,7 +30,7 @@ def outcome(status: Status, asked: AfterStop | None = None, used: Tries = DEFAUL
         (ended((0, 15, 1.0), reason="time limit"), ExitClass.LIMIT),
         (ended((0, 9, 1.0), reason="node fault"), ExitClass.INFRASTRUCTURE),
         (Status(Run.LOST, reason="no marker"), ExitClass.AMBIGUOUS),
-        (Status(Run.ABSENT), ExitClass.ASKED),
+        (Status(Run.ABSENT), ExitClass.INFRASTRUCTURE),
     ],
 )
 def test_an_end_has_a_class(status: Status, exit_class: ExitClass) -> None:
@@ -52,7 +52,7 @@ def test_a_job_whose_ranks_all_ended_with_0_has_succeeded_whatever_was_asked(
     assert outcome(ended((0, 0, 1.0)), asked, stuck=stuck).after is AfterStop.SUCCEED
 
 
-@given(st.sampled_from(AfterStop))
+@given(st.sampled_from(sorted(set(AfterStop) - {AfterStop.RETRY})))
 def test_what_was_asked_for_comes_true_and_costs_no_try(asked: AfterStop) -> None:
     found = outcome(ended((0, 15, 1.0), reason="cancelled"), asked)
 
@@ -75,3 +75,18 @@ def test_a_job_without_tries_left_fails() -> None:
 
 def test_a_job_that_makes_no_progress_is_held_though_it_has_tries_left() -> None:
     assert outcome(ended((75, 0, 1.0)), used=Tries(), stuck=NO_PROGRESS - 1).after is AfterStop.HOLD
+
+
+def test_an_attempt_that_the_scheduler_stopped_for_a_fault_is_tried_again_at_once() -> None:
+    found = outcome(ended((0, 15, 1.0), reason="cancelled"), AfterStop.RETRY, used=Tries())
+    assert (found.after, found.exit_class, found.wait_s) == (AfterStop.RETRY, ExitClass.INFRASTRUCTURE, 0.0)
+    assert found.used.infra == 1
+
+
+def test_an_attempt_that_could_not_be_started_waits_before_the_next_and_is_not_held_for_it() -> None:
+    found = outcome(Status(Run.ABSENT), AfterStop.RETRY, used=Tries(), stuck=NO_PROGRESS - 1)
+    assert (found.after, found.wait_s, found.no_progress) == (AfterStop.RETRY, 2.5, NO_PROGRESS - 1)
+
+
+def test_faults_without_end_fail_the_job() -> None:
+    assert outcome(ended((0, 15, 1.0), reason="cancelled"), AfterStop.RETRY).after is AfterStop.FAIL

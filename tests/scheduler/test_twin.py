@@ -14,6 +14,7 @@ from longshore.cluster.hetero64 import hetero64
 from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, Scenarios
 from longshore.cluster.state import Simulation
 from longshore.cluster.topology import Cluster
+from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.layout import Layout
 from longshore.scheduler.states import Desired, JobState
@@ -42,7 +43,7 @@ def hetero64_case(jobs: int) -> tuple[Cluster, Scenarios, int, FaultProcess, Rul
 
 
 def twin_of(case: Case, store: Store, policy: Policy) -> Twin:
-    return Twin(compiled(case), site_of(case), layout_of(case), store, Deciding(policy))
+    return Twin(SimulatedBackend(compiled(case), layout_of(case)), site_of(case), store, Deciding(policy))
 
 
 def simulated(case: Case, policy: Policy) -> list[Start]:

@@ -1,0 +1,240 @@
+"""What goes wrong around the scheduler, on a simulated cluster: nothing is lost, doubled, or freed too early."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.protocol import Attempt, CannotHonourError, Placement, Status
+from longshore.scheduler.backends.simulated import SimulatedBackend
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.loop import Scheduler
+from longshore.scheduler.owner import this_process
+from longshore.scheduler.states import FINAL, AttemptState, Contact, Desired, JobState
+from longshore.scheduler.store.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.events import EventRow, events_after
+from longshore.scheduler.store.jobs import JobRow, get_job, list_jobs, set_desired
+from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.reservations import held_gpus
+from longshore.scheduler.twin import Twin, id_of
+from tests.compiled_runs import compiled
+from tests.plain_run import busy_case
+from tests.scheduler.store.store_rows import assert_each_change_has_one_event
+from tests.scheduler.test_live import site_of
+from tests.scheduler.test_twin import layout_of
+
+PACK = HEURISTICS["pack"]
+
+
+class Trouble(SimulatedBackend):
+    """A cluster that does not always do as it is told."""
+
+    silent = False  # it answers nothing
+    refuses: frozenset[str] = frozenset()  # jobs that it does not start on the GPUs that were chosen
+    stuck = 0  # calls to cancel that fail
+
+    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
+        if self.silent:
+            raise BackendError("no answer")
+        return super().statuses(names)
+
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        if attempt.job in self.refuses:
+            raise CannotHonourError("somebody else has them")
+        super().launch(attempt, placement)
+
+    def cancel(self, name: str, reason: str) -> None:
+        if self.stuck > 0:
+            self.stuck -= 1
+            raise BackendError("status 500")
+        super().cancel(name, reason)
+
+
+class Case:
+    """A scheduler of ten jobs on such a cluster."""
+
+    def __init__(self, store: Store) -> None:
+        case = busy_case(ring=False)
+        self.store, self.backend = store, Trouble(compiled(case), layout_of(case))
+        gone = re.sub(r"(?<= start )[0-9]+", "0", this_process())  # each scheduler is one that is proven dead
+        self.twin = Twin(self.backend, site_of(case), store, Deciding(PACK), gone)
+
+    def live_on(self, moments: int = 1) -> None:
+        for _ in range(moments):
+            self.twin.live_on()
+            self.twin.tick()
+
+    def crash(self) -> None:
+        """Go on as another process would that finds the store of one that was killed."""
+        self.twin.scheduler = Scheduler(self.twin.parts)
+
+    def job(self, number: int) -> JobRow:
+        with self.store.read() as tx:
+            row = get_job(tx, id_of(number))
+        assert row is not None
+        return row
+
+    def attempts(self, number: int) -> list[AttemptRow]:
+        with self.store.read() as tx:
+            return attempts_of(tx, id_of(number))
+
+    def wish(self, number: int, desired: Desired) -> None:
+        self.store.write(lambda tx: set_desired(tx, id_of(number), desired, at_s=0.0, writer="api"))
+
+    def events(self) -> list[EventRow]:
+        with self.store.read() as tx:
+            return events_after(tx, 0, 1 << 40)
+
+    def jobs_in(self, state: JobState) -> list[int]:
+        with self.store.read() as tx:
+            return [int(row.id) for row in list_jobs(tx, limit=100, states={state})]
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    yield Case(store)
+    store.close()
+
+
+def test_attempts_that_cannot_be_reached_go_on_at_no_cost(case: Case) -> None:
+    case.live_on(2)
+    running = case.jobs_in(JobState.RUNNING)
+    before = [case.job(number) for number in running]
+    case.backend.silent = True
+    for _ in range(30):
+        case.twin.tick()
+    assert {row.contact for number in running for row in case.attempts(number)} == {Contact.UNKNOWN}
+    assert [case.job(number) for number in running] == before
+
+    case.backend.silent = False
+    case.twin.tick()
+    assert {row.contact for number in running for row in case.attempts(number)} == {Contact.OK}
+    told = Counter((event.kind, event.job_id) for event in case.events() if event.kind == "contact")
+    assert set(told.values()) == {2}
+
+
+def test_what_the_backend_forgot_of_an_ended_job_changes_nothing(case: Case) -> None:
+    while not case.twin.is_over:
+        case.live_on()
+    events = case.events()
+    case.backend._number.clear()
+    case.crash()
+    for _ in range(3):
+        case.twin.tick()
+    assert case.events() == events
+
+
+def test_gpus_stay_reserved_while_a_cancelled_attempt_cannot_be_stopped(case: Case) -> None:
+    case.live_on(2)
+    number = case.jobs_in(JobState.RUNNING)[0]
+    case.backend.stuck = 20
+    case.wish(number, Desired.CANCEL)
+    for _ in range(20):
+        case.twin.tick()
+        assert case.job(number).state is JobState.STOPPING
+        with case.store.read() as tx:
+            assert id_of(number) in {row.job_id for row in held_gpus(tx)}
+    assert case.backend.stuck == 0
+    finish(case)
+    assert case.job(number).state in FINAL
+    assert len(case.attempts(number)) == 1
+
+
+def test_a_gang_that_the_backend_does_not_start_holds_no_gpus_and_the_others_run(case: Case) -> None:
+    case.backend.refuses = frozenset({id_of(0)})
+    case.live_on(1)
+    first = case.job(0)
+    assert (first.state, first.stops_infra) == (JobState.QUEUED, 1)
+    assert first.not_before_s > case.twin.backend.now_s
+    with case.store.read() as tx:
+        assert id_of(0) not in {row.job_id for row in held_gpus(tx)}
+    assert case.jobs_in(JobState.STARTING)
+    assert "somebody else has them" in first.cause
+
+
+def test_of_two_schedulers_with_other_clocks_one_leads_and_every_change_is_made_once(case: Case) -> None:
+    case.twin.parts = replace(case.twin.parts, owner=this_process())
+    case.crash()
+    late = Scheduler(replace(case.twin.parts, now_s=lambda: case.backend.now_s + 60.0, owner="late"))
+    led = []
+    while not case.twin.is_over:
+        case.live_on()
+        led.append(late.tick())
+    assert not any(led)
+    for number in range(10):
+        assert_each_change_has_one_event(case.job(number), case.events())
+    with case.store.read() as tx:
+        assert held_gpus(tx) == []
+
+
+ACTIONS = st.lists(
+    st.sampled_from(["go", "go", "go", "crash", "silence", "cancel", "hold", "run", "forget"]), max_size=40
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=ACTIONS, seed=st.integers(0, 9))
+def test_whatever_happens_every_job_ends_once_and_nothing_is_left(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[str], seed: int
+) -> None:
+    store = open_store(f"sqlite:///{tmp_path_factory.mktemp('any') / 'store.db'}")
+    case = Case(store)
+    case.live_on()
+    cancelled = set()
+    for turn, action in enumerate(actions):
+        number = (seed + 3 * turn) % int(case.backend.sim.state.submitted[0])
+        if action == "crash":
+            case.crash()
+        elif action == "silence":
+            case.backend.silent = not case.backend.silent
+        elif action == "cancel":
+            cancelled.add(number)
+            case.wish(number, Desired.CANCEL)
+        elif action in ("hold", "run"):
+            case.wish(number, Desired.HOLD if action == "hold" else Desired.RUN)
+        elif action == "forget":
+            case.twin.scheduler.book = None
+        else:
+            case.twin.live_on()
+        case.twin.tick()
+        assert_sound(case)
+    case.backend.silent = False
+    finish(case)
+    for number in range(10):
+        row = case.job(number)
+        assert row.state in (FINAL if number in cancelled else {JobState.SUCCEEDED})
+        assert_each_change_has_one_event(row, case.events())
+    with store.read() as tx:
+        assert held_gpus(tx) == []
+    store.close()
+
+
+def finish(case: Case) -> None:
+    """Let all jobs run and end."""
+    for _ in range(1000):
+        for number in range(int(case.backend.sim.state.submitted[0])):
+            case.wish(number, Desired.RUN)
+        case.live_on()
+        if sum(len(case.jobs_in(state)) for state in FINAL) == 10:
+            return
+    raise AssertionError("jobs are left")
+
+
+def assert_sound(case: Case) -> None:
+    """The GPUs that are reserved are those of the attempts that are not proven gone, one open attempt a job."""
+    with case.store.read() as tx:
+        held = Counter(row.job_id for row in held_gpus(tx))
+        jobs = list_jobs(tx, limit=100)
+        rows = {job.id: attempts_of(tx, job.id) for job in jobs}
+    for job in jobs:
+        holding = [row for row in rows[job.id] if row.state not in (AttemptState.RELEASED, AttemptState.CLOSED)]
+        assert len(holding) <= 1
+        assert held[job.id] == job.gpus * len(holding)
