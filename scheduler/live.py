@@ -186,6 +186,20 @@ class LiveCluster:
         if state.gpu_down[ROW, gpu] == 0:
             state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 0, state.now_s[ROW]
 
+    def hide(self, nodes: Sequence[int]) -> None:
+        """Let nobody be placed on these nodes until they are shown again; jobs on them go on."""
+        self._note("hide", nodes)
+        first_gpu = self.site.cluster.first_gpu
+        for node in nodes:
+            take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
+
+    def show(self, nodes: Sequence[int]) -> None:
+        """Undo one `hide`."""
+        self._note("show", nodes)
+        first_gpu = self.site.cluster.first_gpu
+        for node in nodes:
+            bring_back(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
+
     def due(self) -> str | None:
         """Return the job of the decision that is due, None if there is none at this moment."""
         return self.current if is_due(self.sim, ROW) else None
