@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from ..api.problems import ProblemError, answer_with_problems
 from .counting import Counts
 from .ranking import Outcome, Ranker, Ranking, refused
+from .watching import Watch
 from .wire import (
     as_json,
     filter_reply,
@@ -41,12 +42,21 @@ class Answer(NamedTuple):
     outcome: str
 
 
-def create_app(ranker: Ranker) -> FastAPI:
-    """Return the application; it ends the policy's process when it ends."""
+def create_app(ranker: Ranker, watch: Watch | None = None) -> FastAPI:
+    """Return the application.
+
+    Args:
+        ranker: Who ranks; it is closed when the application ends.
+        watch: Who tells it of pods and nodes, not started yet; None if nobody does.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if watch is not None:
+            watch.start()
         yield
+        if watch is not None:
+            watch.close()
         ranker.close()
 
     app = FastAPI(title="Longshore extender", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -56,7 +66,7 @@ def create_app(ranker: Ranker) -> FastAPI:
     _add_verb(app, counts, "prioritize", lambda body: _prioritize(ranker, body))
     _add_verb(app, counts, "preempt", _preempt)
     _add_verb(app, counts, "bind", _bind)
-    _add_pages(app, ranker, counts)
+    _add_pages(app, watch, counts)
     return app
 
 
@@ -121,7 +131,7 @@ def _bind(body: bytes) -> Answer:
     return Answer({"Error": NO_BIND}, "refused")
 
 
-def _add_pages(app: FastAPI, ranker: Ranker, counts: Counts) -> None:
+def _add_pages(app: FastAPI, watch: Watch | None, counts: Counts) -> None:
     @app.get("/healthz")
     def healthz() -> dict[str, str]:
         """Say that the process answers."""
@@ -129,7 +139,9 @@ def _add_pages(app: FastAPI, ranker: Ranker, counts: Counts) -> None:
 
     @app.get("/readyz")
     def readyz() -> dict[str, str]:
-        """Say whether pods are ranked."""
+        """Say whether all is known that is to be known."""
+        if watch is not None and not watch.is_in_sync:
+            raise ProblemError(503, "not-in-sync", "the Kubernetes API has not told all pods and nodes")
         return {"status": "ok"}
 
     @app.get("/metrics")

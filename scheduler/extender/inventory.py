@@ -52,6 +52,11 @@ class Inventory:
             self._gpus[name] = gpus
             self._rack[name] = next((labels[key] for key in RACK_LABELS if key in labels), "")
 
+    def replace(self, nodes: Iterable[Node]) -> None:
+        """Learn which nodes there are, and that there are no others."""
+        self._gpus.clear()
+        self.see(nodes)
+
     def forget(self, name: str) -> None:
         """Learn that a node is no more."""
         self._gpus.pop(name, None)
@@ -80,6 +85,11 @@ def allocatable_gpus(node: Node) -> int | None:
     """Return how many GPUs a node offers to pods in all; None if it does not say."""
     offered = node.status.allocatable
     return None if offered is None else count_of(offered.get(RESOURCE, 0))
+
+
+def stand_in() -> Place:
+    """Return a cluster of one GPU, for when none is known."""
+    return _learned({"nobody": 1}, {"nobody": ""})
 
 
 def _place_of(setup: ClusterSetup) -> Place:

@@ -14,7 +14,7 @@ from ..deciding import Deciding
 from ..live import Asked
 from .asking import Wish, wish_of
 from .book import PLAN_S, Book, Holding, Plan
-from .inventory import Inventory, Place, allocatable_gpus
+from .inventory import Inventory, Place, allocatable_gpus, stand_in
 from .mirror import Mirror
 from .wire import MOST_SCORE, Offer
 
@@ -58,6 +58,19 @@ class Ranker:
         self._mirror: Mirror | None = None
         self._lock = threading.Lock()
         self._questions = 0
+
+    def warm_up(self, wait_s: float) -> None:
+        """Rank once, so that everything is compiled, and wait until the policy can be asked.
+
+        Raises:
+            PluginError: If it cannot be loaded, or not in time.
+        """
+        with self.changing():
+            place = self.inventory.place
+            mirror = Mirror(place or stand_in(), self.deciding, self.now_s())
+            mirror.rank(Asked(WARM_UP, 1, 1.0, self.now_s()), [{0}], 1, time.monotonic())
+            self.deciding.wait_until_ready(wait_s)
+            self._mirror = None if place is None else mirror
 
     def close(self) -> None:
         """End the policy's process."""

@@ -9,6 +9,7 @@ Source: docs/extender.md.
 import json
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -82,6 +83,15 @@ class PodStatus(_Read):
     """What has become of a pod."""
 
     phase: Text = ""
+    startTime: Text = ""  # noqa: N815
+
+    @property
+    def began_s(self) -> float | None:
+        """When the node took the pod up; None before."""
+        try:
+            return datetime.fromisoformat(self.startTime).timestamp()
+        except ValueError:
+            return None
 
 
 class Pod(_Read):

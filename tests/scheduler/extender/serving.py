@@ -16,6 +16,7 @@ from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.extender.app import create_app
 from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Ranker
+from longshore.scheduler.extender.watching import Watch
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINT = ROOT / "checkpoints" / "hetero64.zip"
@@ -51,8 +52,8 @@ def by_hand(folder: Path) -> Path:
 
 
 @contextmanager
-def served(ranker: Ranker) -> Iterator[httpx.Client]:
-    server = uvicorn.Server(uvicorn.Config(create_app(ranker), host="127.0.0.1", port=0, log_level="warning"))
+def served(ranker: Ranker, watch: Watch | None = None) -> Iterator[httpx.Client]:
+    server = uvicorn.Server(uvicorn.Config(create_app(ranker, watch), host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
