@@ -40,12 +40,13 @@ def extender(
     from .ranking import Ranker
     from .watching import Watch
 
+    reached = None if api is None else _api(api)
     inventory = Inventory(None if cluster is None else read_cluster(cluster))
     deadline_s = deadline_ms / 1000.0
     ranker = Ranker(inventory, Deciding(find_policy(fallback), policy, deadline_s / 2.0), deadline_s)
     typer.echo(f"loading {policy or fallback} ...")
     ranker.warm_up(LOADED_S)
-    watch = None if api is None else Watch(_api(api), ranker)
+    watch = None if reached is None else Watch(reached, ranker)
     typer.echo(f"Longshore ranks nodes at http://127.0.0.1:{port}; Ctrl-C stops it")
     uvicorn.run(create_app(ranker, watch), host="127.0.0.1", port=port, log_level="warning")
 

@@ -1,6 +1,6 @@
 """The order of nodes for a pod, under a deadline.
 
-Source: SPEC R8, K9; docs/extender.md.
+Source: SPEC R8, K1; docs/extender.md.
 """
 
 import threading
@@ -16,7 +16,7 @@ from .asking import Wish, wish_of
 from .book import PLAN_S, Book, Holding, Plan
 from .inventory import Inventory, Place, allocatable_gpus, stand_in
 from .mirror import Mirror
-from .wire import MOST_SCORE, Offer
+from .wire import RANKS, Offer
 
 WARM_UP = "warm-up"
 
@@ -131,7 +131,7 @@ class Ranker:
         if not fitting:
             return Ranking([], Outcome.UNKNOWN)
         tiers = [*self._gang_tiers(mirror, wish, fitting, until), fitting]
-        ranked = mirror.rank(self._asked(wish, 1), tiers, MOST_SCORE, until)
+        ranked = mirror.rank(self._asked(wish, 1), tiers, RANKS, until)
         order = [mirror.place.names[node] for node in ranked.nodes]
         if not order or ranked.advice is None:
             return Ranking([], Outcome.UNKNOWN)

@@ -14,7 +14,7 @@ from longshore.cluster.cluster_file import read_cluster
 from longshore.cluster.errors import PluginError
 from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Outcome, Ranker, Ranking
-from longshore.scheduler.extender.wire import read_offer
+from longshore.scheduler.extender.wire import RANKS, read_offer
 from longshore.scheduler.live import ROW, Asked, Known, LiveCluster
 from tests.scheduler.extender.serving import (
     CHECKPOINT,
@@ -162,7 +162,7 @@ def test_a_checkpoint_ranks_first_what_it_would_choose_itself() -> None:
     chosen = {place.names[place.site.cluster.gpu_node[gpu]] for gpu in live.picks("job")}
     assert found.outcome is Outcome.POLICY
     assert {found.order[0]} == chosen
-    assert len(found.order) == 8
+    assert len(found.order) == RANKS
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
