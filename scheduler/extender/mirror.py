@@ -66,11 +66,16 @@ class Mirror:
 
     def _start(self, uid: str, it: Holding, now_s: float) -> None:
         node = self.number[it.node]
-        self.live.submit(Asked(uid, it.gpus, it.left_s(now_s), now_s))
+        self._submit(Asked(uid, it.gpus, it.left_s(now_s), now_s))
         self.live.due()
         self.live.carry_out(uid, self._free_gpus(node)[: it.gpus])
         self._held[uid] = it
         self._taken[node] += it.gpus
+
+    def _submit(self, asked: Asked) -> None:
+        if self.live.is_full:
+            self._reveal(set(self._hidden))  # hidden GPUs are taken up one by one, which takes long
+        self.live.submit(asked)
 
     def _free_gpus(self, node: int) -> list[int]:
         first, after = self.place.site.cluster.first_gpu[node : node + 2].tolist()
@@ -117,7 +122,7 @@ class Mirror:
             until: Of `time.monotonic`, after which nothing but the first choice is asked for.
         """
         ranked = Ranked([], {}, None)
-        self.live.submit(asked)
+        self._submit(asked)
         for tier in tiers:
             self._offer(tier - set(ranked.nodes))
             while len(ranked.nodes) < most and self.live.due() is not None:

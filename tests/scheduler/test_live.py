@@ -212,3 +212,14 @@ def test_nobody_is_placed_on_hidden_nodes_and_all_is_as_before_when_they_are_sho
     assert live.due() == "job"
     live.withdraw("job")
     assert free_gpus(live) == empty
+
+
+def test_hidden_nodes_are_in_service_again_for_whoever_took_the_cluster_up_meanwhile() -> None:
+    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
+    live.hide([0])
+    other = LiveCluster(live.site, live.known())
+
+    other.show([0])
+
+    assert free_gpus(other) == free_gpus(LiveCluster(live.site, Known(0.0)))
+    assert not other.sim.state.source_failed.any()
