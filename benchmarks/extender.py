@@ -21,7 +21,7 @@ from .harness import ROOT, Row, main, progress
 
 CHECKPOINT = ROOT / "checkpoints" / "hetero64.zip"
 SIZES = {500: 400, 5000: 100}  # nodes, and requests that are measured
-MOST_P99_MS = {500: 100.0, 5000: 500.0}
+MOST_P99_MS = {(500, False): 100.0, (500, True): 100.0, (5000, False): 500.0, (5000, True): 1000.0}
 WARM_UP = 20  # requests that do not count
 STARTED_S = 300.0
 # As large as a bare node of a recorded request; real ones are several times larger.
@@ -110,7 +110,7 @@ def measure() -> Iterator[Row]:
                     title = f"{nodes} {form}, {name}"
                     yield Row(f"{title}: median", statistics.median(taken_ms), "ms")
                     p99_ms = statistics.quantiles(taken_ms, n=100)[98]
-                    yield Row(f"{title}: 99th percentile", p99_ms, "ms", most=MOST_P99_MS[nodes])
+                    yield Row(f"{title}: 99th percentile", p99_ms, "ms", most=MOST_P99_MS[nodes, whole])
                     yield Row(f"{title}: one after the other", 1000.0 / statistics.mean(taken_ms), "answers/s")
                 told = client.get("/metrics").text
                 if policy and 'outcome="policy",verb="prioritize"' not in told:
