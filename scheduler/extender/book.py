@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 LEAST_LEFT_S = 60.0  # of a pod that has outlived its estimate
 UNSEEN_S = 60.0  # after which an assumed pod counts no more that the Kubernetes API does not show
+LONGEST_S = 7 * 86400.0  # after which no assumed pod counts any more, so that nodes that are no more are forgotten
 PLAN_S = 120.0  # how long the GPUs that were planned for the rest of a gang are kept from others
 
 
@@ -58,8 +59,8 @@ class Book:
     def expire(self, now_s: float) -> None:
         """Drop what has stood too long without being seen."""
         self.plans = {group: it for group, it in self.plans.items() if it.until_s > now_s and it.pods}
-        if self.is_watched:
-            self.assumed = {uid: it for uid, it in self.assumed.items() if now_s - it.since_s < UNSEEN_S}
+        most_s = UNSEEN_S if self.is_watched else LONGEST_S
+        self.assumed = {uid: it for uid, it in self.assumed.items() if now_s - it.since_s < most_s}
 
     def correct(self, rooms: Mapping[str, int], gpus: int) -> None:
         """Drop the oldest assumptions on nodes where kube-scheduler finds room for so many GPUs and we do not.

@@ -29,7 +29,7 @@ class Outcome(StrEnum):
     HEURISTIC = "heuristic"  # it ranked, as there is no policy
     NO_GPUS = "no-gpus"  # the pod needs none; all nodes are equal
     UNKNOWN = "unknown-nodes"  # nothing is known of any node with room for it; all are equal
-    BUSY = "busy"  # others were answered for too long, or it is being loaded; all nodes are equal
+    BUSY = "busy"  # others were answered for too long; all nodes are equal
     FAILED = "failed"  # a bug; all nodes are equal
 
 
@@ -109,7 +109,8 @@ class Ranker:
         """Learn that a pod can go to one node only; kube-scheduler does not ask for its rank then."""
         wish = wish_of(offer.pod)
         with self.changing(self.deadline_s / 2.0) as has:
-            if has and wish.gpus:
+            place = self.inventory.place
+            if has and wish.gpus and place is not None and host in self._up_to_date(place, offer, wish).number:
                 self._assume(wish, host)
 
     def _up_to_date(self, place: Place, offer: Offer, wish: Wish) -> Mirror:

@@ -2,6 +2,7 @@
 
 import json
 import queue
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ class KubernetesApi:
         self.watchers: dict[str, list[queue.Queue[bytes | None]]] = {path: [] for path in self.objects}
         self.told: dict[str, list[tuple[int, dict[str, Any]]]] = {path: [] for path in self.objects}
         self.lists = 0
+        self.authorization: str | None = None  # of the last request
 
     def put(self, path: str, uid: str, it: dict[str, Any]) -> None:
         what = "MODIFIED" if uid in self.objects[path] else "ADDED"
@@ -79,12 +81,13 @@ class KubernetesApi:
 
 
 @contextmanager
-def kubernetes_api() -> Iterator[tuple[KubernetesApi, str]]:
+def kubernetes_api(encryption: ssl.SSLContext | None = None) -> Iterator[tuple[KubernetesApi, str]]:
     api = KubernetesApi()
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             url = urlparse(self.path)
+            api.authorization = self.headers.get("Authorization")
             said = {key: values[0] for key, values in parse_qs(url.query).items()}
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -102,10 +105,12 @@ def kubernetes_api() -> Iterator[tuple[KubernetesApi, str]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     server.daemon_threads = True
+    if encryption is not None:
+        server.socket = encryption.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield api, f"http://127.0.0.1:{server.server_address[1]}"
+        yield api, f"http{'' if encryption is None else 's'}://127.0.0.1:{server.server_address[1]}"
     finally:
         api.hang_up()
         server.shutdown()

@@ -28,6 +28,7 @@ def test_the_command_serves_ranks_until_it_is_stopped(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     line = [*LONGSHORE, "--cluster", str(by_hand(tmp_path)), "--policy", "patient", "--port", str(port)]
+    line += ["--deadline-ms", "60000"]  # what is asked here is not how fast it is
     process = subprocess.Popen(line)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:

@@ -75,6 +75,14 @@ def test_a_pod_with_one_node_left_is_assumed_there(tmp_path: Path) -> None:
     assert rank(packing, 2, "2").order[0] == "slow-1"
 
 
+def test_pods_on_their_only_node_are_assumed_as_long_as_they_fit_there(ranker: Ranker) -> None:
+    for i in range(20):
+        ranker.only(read_offer(names_request(pod(2, uid=str(i)), ["fast-0"])), "fast-0")
+        ranker.only(read_offer(names_request(pod(2, uid=f"lost {i}"), ["nobody"])), "nobody")
+
+    assert set(ranker.book.assumed) == {"16", "17", "18", "19"}
+
+
 def test_gpus_that_a_node_has_lost_are_nobodys(ranker: Ranker) -> None:
     nodes = [node("fast-0", 7), node("fast-1", 8), node("slow-0", 8)]
 
@@ -167,7 +175,7 @@ def test_a_checkpoint_ranks_first_what_it_would_choose_itself() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_policy_that_hangs_or_dies_is_replaced_by_the_heuristic(tmp_path: Path, number: int) -> None:
-    ranker = ranker_of(by_hand(tmp_path), "patient", deadline_s=1.0)
+    ranker = ranker_of(by_hand(tmp_path), "patient", deadline_s=4.0)
     before = set(active_children())
     ranker.warm_up(PATIENCE_S)
     (process,) = set(active_children()) - before
@@ -181,16 +189,6 @@ def test_a_policy_that_hangs_or_dies_is_replaced_by_the_heuristic(tmp_path: Path
         assert found.outcome is Outcome.FALLBACK
         assert found.order[0].startswith("fast")
         assert rank(ranker, 2, "3").outcome is Outcome.FALLBACK  # it rests
-    finally:
-        ranker.close()
-
-
-def test_a_policy_that_is_always_late_is_replaced_by_the_heuristic(tmp_path: Path) -> None:
-    ranker = ranker_of(by_hand(tmp_path), "patient", deadline_s=2.0)
-    ranker.warm_up(PATIENCE_S)
-    ranker.deciding.deadline_s = 0.0
-    try:
-        assert rank(ranker, 2, "1").outcome is Outcome.FALLBACK
     finally:
         ranker.close()
 

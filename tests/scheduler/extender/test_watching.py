@@ -1,8 +1,12 @@
 """What the Kubernetes API shows of pods and nodes decides how nodes are ranked."""
 
 import json
+import shutil
+import ssl
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -124,3 +128,30 @@ def test_it_is_not_ready_before_all_is_known() -> None:
 
     assert reply.status_code == 503
     assert reply.json()["code"] == "not-in-sync"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl (apt-get install openssl)")
+def test_it_speaks_to_the_api_as_the_service_account_of_its_pod(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "ca.crt"
+    line = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+    line += [
+        "-subj",
+        "/CN=api",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
+    subprocess.run(line, check=True, capture_output=True)
+    (tmp_path / "token").write_text("secret\n")
+    encryption = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    encryption.load_cert_chain(certificate, key)
+    ranker = ranker_of()
+
+    with kubernetes_api(encryption) as (api, url):
+        with served(ranker, Watch(Api(url, tmp_path), ranker)) as client:
+            until(lambda: client.get("/readyz").status_code == 200)
+            api.hang_up()
+        assert api.authorization == "Bearer secret"
