@@ -273,8 +273,9 @@ def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
         state.gpu_down[row, gpu] -= 1
         if state.gpu_down[row, gpu] == 0:
             state.down[row] -= 1
-            state.free[row, sim.cluster.gpu_node[gpu]] += 1
-            state.usable[row] += 1
+            if state.gpu_job[row, gpu] < 0:
+                state.free[row, sim.cluster.gpu_node[gpu]] += 1
+                state.usable[row] += 1
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, REPAIR, -1)

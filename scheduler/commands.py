@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..cluster.errors import InputError, LongshoreError
+from .extender.command import extender
 
 if TYPE_CHECKING:
     from .client import Client
@@ -22,7 +23,7 @@ FOLLOW_S = 0.3
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of the live scheduler to the command line."""
-    for command in (serve, submit, jobs, queue, status, explain, logs, cancel, nodes):
+    for command in (serve, submit, jobs, queue, status, explain, logs, cancel, nodes, extender):
         app.command()(command)
 
 

@@ -50,6 +50,14 @@ class Decision(NamedTuple):
     miss: str  # why the policy was not heard, "" if it was
 
 
+class Advice(NamedTuple):
+    """What somebody would do; nothing has been done."""
+
+    said: Said
+    by: str  # name of who says it
+    miss: str  # why the policy was not heard, "" if it was
+
+
 class Deciding:
     """Decides with a policy under a deadline, and with a heuristic wherever that says nothing of use.
 
@@ -126,6 +134,19 @@ class Deciding:
         return Decision(
             obeyed.job, obeyed.gpus, started, by, said, instead, obeyed.rests, time.perf_counter() - began, miss
         )
+
+    def consult(self, live: LiveCluster) -> Advice:
+        """Say what to do with the job that is due, without doing it; the heuristic is asked only in need."""
+        said, miss = self._ask(live) if self.policy is not None else (None, "")
+        if said is not None and self.policy is not None:
+            try:
+                live.check(said.job, said.gpus)
+            except PluginError as error:
+                miss = str(error)
+                self._miss(error)
+            else:
+                return Advice(said, self.policy, miss)
+        return Advice(self._fall_back(live), self.fallback.name, miss)
 
     def _obeyed(self, said: Said | None, instead: Said) -> tuple[Said, str]:
         if said is None or self.policy is None or self.mode is Mode.SHADOW:

@@ -126,6 +126,11 @@ class LiveCluster:
         return int(self.sim.scenarios.gpus.shape[1])
 
     @property
+    def is_full(self) -> bool:
+        """Whether the next job needs slots to be taken back, for which all is taken up anew."""
+        return len(self._asked) == self.room
+
+    @property
     def now_s(self) -> float:
         """The present."""
         return float(self.sim.state.now_s[ROW])
@@ -142,7 +147,7 @@ class LiveCluster:
     def submit(self, asked: Asked) -> None:
         """Put a job into the queue, behind all others of its rank."""
         self._note("submit", asked)
-        if len(self._asked) == self.room:
+        if self.is_full:
             self._make_room()
         slot = self._write(asked)
         submit(self.sim, ROW)
@@ -185,6 +190,23 @@ class LiveCluster:
         bring_back(self.sim, ROW, gpu, gpu + 1)
         if state.gpu_down[ROW, gpu] == 0:
             state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 0, state.now_s[ROW]
+
+    def hide(self, nodes: Sequence[int]) -> None:
+        """Let nobody be placed on these nodes until they are shown again; jobs on them go on."""
+        self._note("hide", nodes)
+        first_gpu = self.site.cluster.first_gpu
+        for node in nodes:
+            take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
+
+    def show(self, nodes: Sequence[int]) -> None:
+        """Undo one `hide`."""
+        self._note("show", nodes)
+        first_gpu, state = self.site.cluster.first_gpu, self.sim.state
+        for node in nodes:
+            first, after = first_gpu[node], first_gpu[node + 1]
+            bring_back(self.sim, ROW, first, after)
+            # Whoever took the cluster up while they were hidden knows them as out of service.
+            state.source_failed[ROW, first:after] &= state.gpu_down[ROW, first:after] > 0
 
     def due(self) -> str | None:
         """Return the job of the decision that is due, None if there is none at this moment."""

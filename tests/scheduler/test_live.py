@@ -177,3 +177,49 @@ def test_the_queue_is_in_order_of_rank_and_then_of_submission_with_stopped_jobs_
         elif what == "withdraw" and plain:
             live.withdraw(plain.pop(rank % len(plain))[1])
         assert list(live.known().queue) == [job for _, job in plain]
+
+
+def free_gpus(live: LiveCluster) -> tuple[list[int], int]:
+    return live.sim.state.free[ROW].tolist(), int(live.sim.state.usable[ROW])
+
+
+def test_a_gpu_that_comes_back_under_a_running_job_is_free_only_after_the_job() -> None:
+    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
+    empty = free_gpus(live)
+    live.submit(Asked("job", 1, 60.0, 0.0))
+    assert live.due() == "job"
+    live.carry_out("job", [0])
+    running = free_gpus(live)
+
+    live.take_out(0)
+    live.bring_back(0)
+
+    assert free_gpus(live) == running
+    live.finish("job")
+    assert free_gpus(live) == empty
+
+
+def test_nobody_is_placed_on_hidden_nodes_and_all_is_as_before_when_they_are_shown() -> None:
+    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
+    nodes = list(range(live.site.cluster.speed.size))
+    empty = free_gpus(live)
+    live.submit(Asked("job", 1, 60.0, 0.0))
+
+    live.hide(nodes)
+
+    assert live.due() is None
+    live.show(nodes)
+    assert live.due() == "job"
+    live.withdraw("job")
+    assert free_gpus(live) == empty
+
+
+def test_hidden_nodes_are_in_service_again_for_whoever_took_the_cluster_up_meanwhile() -> None:
+    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
+    live.hide([0])
+    other = LiveCluster(live.site, live.known())
+
+    other.show([0])
+
+    assert free_gpus(other) == free_gpus(LiveCluster(live.site, Known(0.0)))
+    assert not other.sim.state.source_failed.any()

@@ -1,0 +1,150 @@
+"""The HTTP extender: filter, prioritize and preempt of extender v1. It ranks, and never binds.
+
+Source: SPEC K1; docs/extender.md.
+"""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from ..api.problems import ProblemError, answer_with_problems
+from .counting import Counts
+from .ranking import Outcome, Ranker, Ranking, refused
+from .watching import Watch
+from .wire import (
+    as_json,
+    filter_reply,
+    preempt_reply,
+    prioritize_reply,
+    read_offer,
+    read_victims,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 256 << 20  # some 30 KB for each of 5,000 nodes, and more
+NO_BIND = "Longshore only ranks nodes and never binds; leave bindVerb out of the scheduler's configuration"
+
+
+Result = TypeVar("Result")
+
+
+class Answer(NamedTuple):
+    """What is replied, and how it came about."""
+
+    reply: object
+    outcome: str
+
+
+def create_app(ranker: Ranker, watch: Watch | None = None) -> FastAPI:
+    """Return the application.
+
+    Args:
+        ranker: Who ranks; it is closed when the application ends.
+        watch: Who tells it of pods and nodes, not started yet; None if nobody does.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if watch is not None:
+            watch.start()
+        yield
+        if watch is not None:
+            watch.close()
+        ranker.close()
+
+    app = FastAPI(title="Longshore extender", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    answer_with_problems(app)
+    counts = Counts()
+    _add_verb(app, counts, "filter", lambda body: _filter(ranker, body))
+    _add_verb(app, counts, "prioritize", lambda body: _prioritize(ranker, body))
+    _add_verb(app, counts, "preempt", _preempt)
+    _add_verb(app, counts, "bind", _bind)
+    _add_pages(app, watch, counts)
+    return app
+
+
+def _add_verb(app: FastAPI, counts: Counts, verb: str, answer: Callable[[bytes], Answer]) -> None:
+    @app.post(f"/{verb}", name=verb)
+    async def answered(request: Request) -> Response:
+        began = time.perf_counter()
+        outcome = "unreadable"
+        try:
+            body = await _body(request)
+            found = await run_in_threadpool(answer, body)
+            text = as_json(found.reply)
+            outcome = found.outcome
+            return Response(text, media_type="application/json")
+        finally:
+            counts.add(verb, outcome, time.perf_counter() - began)
+
+
+async def _body(request: Request) -> bytes:
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ProblemError(415, "unreadable", "the body is compressed; kube-scheduler sends it as it is")
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise ProblemError(413, "unreadable", f"the body has more than {MOST_BYTES} bytes")
+    return b"".join(parts)
+
+
+def _filter(ranker: Ranker, body: bytes) -> Answer:
+    offer = read_offer(body)
+    out = refused(offer)
+    left = [host for host in offer.hosts if host not in out]
+    if len(left) == 1:
+        # kube-scheduler does not ask for the rank of a single node, so this is when it can be learned of.
+        _whatever_happens(lambda: ranker.only(offer, left[0]), None)
+    return Answer(filter_reply(offer, out), "refused" if out else "passed")
+
+
+def _prioritize(ranker: Ranker, body: bytes) -> Answer:
+    offer = read_offer(body)
+    ranking = _whatever_happens(lambda: ranker.rank(offer), Ranking([], Outcome.FAILED))
+    return Answer(prioritize_reply(offer.hosts, ranking.order), ranking.outcome)
+
+
+def _whatever_happens(advise: Callable[[], Result], instead: Result) -> Result:
+    """Return some advice, or what stands for none: advice that fails must not fail the pod, and the log has the bug."""
+    try:
+        return advise()
+    except Exception:
+        log.exception("no advice")
+        return instead
+
+
+def _preempt(body: bytes) -> Answer:
+    return Answer(preempt_reply(read_victims(body)[1]), "passed")
+
+
+def _bind(body: bytes) -> Answer:
+    # An error, for a success without a Binding would be the end of the pod: nobody would bind it.
+    return Answer({"Error": NO_BIND}, "refused")
+
+
+def _add_pages(app: FastAPI, watch: Watch | None, counts: Counts) -> None:
+    @app.get("/healthz")
+    def healthz() -> dict[str, str]:
+        """Say that the process answers."""
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    def readyz() -> dict[str, str]:
+        """Say whether all is known that is to be known."""
+        if watch is not None and not watch.is_in_sync:
+            raise ProblemError(503, "not-in-sync", "the Kubernetes API has not told all pods and nodes")
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        """Return what was counted."""
+        return Response(counts.page(), media_type=CONTENT_TYPE_LATEST)

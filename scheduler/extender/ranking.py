@@ -1,0 +1,192 @@
+"""The order of nodes for a pod, under a deadline.
+
+Source: SPEC R8, K1; docs/extender.md.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import NamedTuple
+
+from ..deciding import Deciding
+from ..live import Asked
+from .asking import Wish, wish_of
+from .book import PLAN_S, Book, Holding, Plan
+from .inventory import Inventory, Place, allocatable_gpus, stand_in
+from .mirror import Mirror
+from .wire import RANKS, Offer
+
+WARM_UP = "warm-up"
+
+
+class Outcome(StrEnum):
+    """How an answer came about."""
+
+    POLICY = "policy"  # it ranked
+    FALLBACK = "fallback"  # the heuristic ranked in its place
+    HEURISTIC = "heuristic"  # it ranked, as there is no policy
+    NO_GPUS = "no-gpus"  # the pod needs none; all nodes are equal
+    UNKNOWN = "unknown-nodes"  # nothing is known of any node with room for it; all are equal
+    BUSY = "busy"  # others were answered for too long; all nodes are equal
+    FAILED = "failed"  # a bug; all nodes are equal
+
+
+class Ranking(NamedTuple):
+    """The best nodes of those that were asked about, best first."""
+
+    order: list[str]
+    outcome: Outcome
+
+
+class Ranker:
+    """Ranks nodes for pods, one after the other.
+
+    Args:
+        inventory: The nodes.
+        deciding: Who ranks; its deadline is that of one question.
+        deadline_s: After which only what has begun is ended. A pod is asked about more than once, for each rank.
+        now_s: The clock.
+    """
+
+    def __init__(
+        self, inventory: Inventory, deciding: Deciding, deadline_s: float, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self.inventory, self.deciding, self.deadline_s, self.now_s = inventory, deciding, deadline_s, now_s
+        self.book = Book()
+        self._mirror: Mirror | None = None
+        self._lock = threading.Lock()
+        self._questions = 0
+
+    def warm_up(self, wait_s: float) -> None:
+        """Rank once, so that everything is compiled, and wait until the policy can be asked.
+
+        Raises:
+            PluginError: If it cannot be loaded, or not in time.
+        """
+        with self.changing():
+            place = self.inventory.place
+            mirror = Mirror(place or stand_in(), self.deciding, self.now_s())
+            mirror.rank(Asked(WARM_UP, 1, 1.0, self.now_s()), [{0}], 1, time.monotonic())
+            self.deciding.wait_until_ready(wait_s)
+            self._mirror = None if place is None else mirror
+
+    def close(self) -> None:
+        """End the policy's process."""
+        with self._lock:
+            self.deciding.end()
+
+    @contextmanager
+    def changing(self, wait_s: float = -1.0) -> Iterator[bool]:
+        """Keep others from the book and the inventory; yields False if it cannot be had in time."""
+        has = self._lock.acquire(timeout=wait_s)
+        try:
+            yield has
+        except BaseException:
+            # It may be halfway through a change: the next request begins with a fresh one.
+            self._mirror = None
+            raise
+        finally:
+            if has:
+                self._lock.release()
+
+    def rank(self, offer: Offer) -> Ranking:
+        """Return the nodes that are best for a pod."""
+        wish, until = wish_of(offer.pod), time.monotonic() + self.deadline_s / 2.0
+        if wish.gpus == 0:
+            return Ranking([], Outcome.NO_GPUS)
+        with self.changing(self.deadline_s / 2.0) as has:
+            if not has:
+                return Ranking([], Outcome.BUSY)
+            self.inventory.see(offer.nodes or ())
+            place = self.inventory.place
+            if place is None:
+                return Ranking([], Outcome.UNKNOWN)
+            return self._rank(self._up_to_date(place, offer, wish), offer, wish, until)
+
+    def only(self, offer: Offer, host: str) -> None:
+        """Learn that a pod can go to one node only; kube-scheduler does not ask for its rank then."""
+        wish = wish_of(offer.pod)
+        with self.changing(self.deadline_s / 2.0) as has:
+            place = self.inventory.place
+            if has and wish.gpus and place is not None and host in self._up_to_date(place, offer, wish).number:
+                self._assume(wish, host)
+
+    def _up_to_date(self, place: Place, offer: Offer, wish: Wish) -> Mirror:
+        """Bring what policies see up to date."""
+        now_s, book = self.now_s(), self.book
+        if self._mirror is None or self._mirror.place is not place:
+            self._mirror = Mirror(place, self.deciding, now_s)
+        mirror, lost = self._mirror, self.inventory.lost(place)
+        book.forget(wish.uid)
+        book.expire(now_s)
+        numbers = {host: mirror.number[host] for host in offer.hosts if host in mirror.number}
+        book.correct({host: mirror.gpus[i] - lost.get(i, 0) for host, i in numbers.items()}, wish.gpus)
+        mirror.follow(book.holdings(wish.group, now_s), lost, now_s)
+        return mirror
+
+    def _rank(self, mirror: Mirror, offer: Offer, wish: Wish, until: float) -> Ranking:
+        offered = {mirror.number[host] for host in offer.hosts if host in mirror.number}
+        fitting = {node for node in offered if mirror.room(node) >= wish.gpus}
+        if not fitting:
+            return Ranking([], Outcome.UNKNOWN)
+        tiers = [*self._gang_tiers(mirror, wish, fitting, until), fitting]
+        ranked = mirror.rank(self._asked(wish, 1), tiers, RANKS, until)
+        order = [mirror.place.names[node] for node in ranked.nodes]
+        if not order or ranked.advice is None:
+            return Ranking([], Outcome.UNKNOWN)
+        self._assume(wish, order[0])
+        if self.deciding.policy is None:
+            return Ranking(order, Outcome.HEURISTIC)
+        return Ranking(order, Outcome.FALLBACK if ranked.advice.miss else Outcome.POLICY)
+
+    def _asked(self, wish: Wish, pods: int) -> Asked:
+        self._questions += 1
+        return Asked(
+            f"question {self._questions}", wish.gpus * pods, wish.estimate_s, self.now_s(),
+            compute_s=wish.compute_s, parameter_bytes=wish.parameter_bytes,
+        )  # fmt: skip
+
+    def _assume(self, wish: Wish, host: str) -> None:
+        self.book.assume(wish.uid, Holding(host, wish.gpus, wish.group, self.now_s(), wish.estimate_s))
+        plan = self.book.plans.get(wish.group or "")
+        if plan is not None and host in plan.pods:
+            plan.pods[host] -= 1
+            if plan.pods[host] == 0:
+                del plan.pods[host]
+
+    def _gang_tiers(self, mirror: Mirror, wish: Wish, fitting: set[int], until: float) -> Sequence[set[int]]:
+        """Return where a pod of a gang goes first: as planned for the gang, else beside those that are placed."""
+        if wish.group is None:
+            return ()
+        mates = self.book.members(wish.group)
+        missing = wish.members - len(mates)
+        if missing > 1 and wish.group not in self.book.plans:
+            self._plan(mirror, wish, missing, fitting, until)
+        plan = self.book.plans.get(wish.group)
+        planned = {mirror.number[node] for node in plan.pods} & fitting if plan else set()
+        beside = {mirror.number[it.node] for it in mates if it.node in mirror.number}
+        rack = mirror.place.site.cluster.node_rack
+        racks = {int(rack[node]) for node in beside}
+        return planned, beside & fitting, {node for node in fitting if int(rack[node]) in racks}
+
+    def _plan(self, mirror: Mirror, wish: Wish, pods: int, fitting: set[int], until: float) -> None:
+        """Place all pods of a gang at once, as one job; the nodes that it takes are kept for them."""
+        if wish.group is None or wish.gpus * pods > sum(mirror.room(node) for node in fitting):
+            return
+        shares = mirror.rank(self._asked(wish, pods), [fitting], 1, until).shares
+        by_node = {mirror.place.names[node]: gpus // wish.gpus for node, gpus in shares.items() if gpus >= wish.gpus}
+        if by_node:
+            self.book.plans[wish.group] = Plan(wish.gpus, by_node, self.now_s() + PLAN_S)
+
+
+def refused(offer: Offer) -> dict[str, str]:
+    """Return the nodes on which a pod certainly cannot run, and why; whoever is evicted there changes nothing."""
+    gpus = wish_of(offer.pod).gpus
+    found = {}
+    for node in offer.nodes or ():
+        has = allocatable_gpus(node)
+        if has is not None and has < gpus:
+            found[node.metadata.name] = f"the pod asks for {gpus} GPUs, the node has {has}"
+    return found

@@ -1,0 +1,205 @@
+"""Pods and nodes as the Kubernetes API shows them: listed once, then followed.
+
+Source: SPEC K1; docs/extender.md.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from .asking import wish_of
+from .book import Holding
+from .kubernetes_api import FOLLOW_S, Api
+from .ranking import Ranker
+from .wire import Node, Pod
+
+log = logging.getLogger(__name__)
+
+PAGE = 500  # objects in one answer to a list
+FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # after a failure, doubled with each
+PAUSE_S = 0.1  # between two watches, should something end them at once
+GONE = 410  # the version from which a watch is to go on is no longer kept
+# Pods that have ended hold nothing; one that ends leaves the selection, and is told as deleted.
+RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class StaleError(Exception):
+    """What was followed is no longer told; it must be listed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of objects, and who learns of them."""
+
+    path: str
+    selector: str
+    replace: Callable[[list[Mapping[str, Any]]], None]  # all at once
+    change: Callable[[str, Mapping[str, Any]], None]  # ADDED, MODIFIED or DELETED, and the object
+
+
+class Watch:
+    """Follows pods and nodes in threads of their own, and keeps a ranker's book and inventory up to date.
+
+    Args:
+        api: Where the Kubernetes API is.
+        ranker: Who learns.
+    """
+
+    def __init__(self, api: Api, ranker: Ranker) -> None:
+        self._api, self._ranker = api, ranker
+        self._ends = threading.Event()
+        kinds = (
+            Kind("/api/v1/nodes", "", self._replace_nodes, self._change_node),
+            Kind("/api/v1/pods", RUNNING, self._replace_pods, self._change_pod),
+        )
+        self._synced = {kind.path: threading.Event() for kind in kinds}
+        self._clients: dict[str, httpx.Client] = {}
+        self._threads = [
+            threading.Thread(target=self._follow, args=(kind,), name=f"watch {kind.path}", daemon=True)
+            for kind in kinds
+        ]  # fmt: skip
+
+    def start(self) -> None:
+        """Begin to follow."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop following."""
+        self._ends.set()
+        for client in list(self._clients.values()):
+            client.close()
+
+    @property
+    def is_in_sync(self) -> bool:
+        """Whether all pods and nodes are known, and changes are told."""
+        return all(event.is_set() for event in self._synced.values())
+
+    def _tell(self) -> None:
+        with self._ranker.changing():
+            self._ranker.book.is_watched = self.is_in_sync
+
+    def _follow(self, kind: Kind) -> None:
+        rest_s = FIRST_REST_S
+        while not self._ends.is_set():
+            try:
+                with self._api.client() as client:
+                    self._clients[kind.path] = client
+                    version = self._list(client, kind)
+                    self._synced[kind.path].set()
+                    self._tell()
+                    rest_s = FIRST_REST_S
+                    while not self._ends.wait(PAUSE_S):
+                        version = self._watch(client, kind, version)
+            except StaleError:
+                log.info("%s: listing again", kind.path)
+                self._ends.wait(FIRST_REST_S)
+            except Exception as error:
+                # Whatever it is: a watch that ends for good would leave a view that is wrong for ever.
+                if self._ends.is_set():
+                    return
+                log.warning("%s: %s; the next try in %.0f s", kind.path, error, rest_s)
+                self._synced[kind.path].clear()
+                self._tell()
+                self._ends.wait(rest_s)
+                rest_s = min(2.0 * rest_s, LONGEST_REST_S)
+
+    def _list(self, client: httpx.Client, kind: Kind) -> str:
+        """Learn of all objects, and return the version from which they can be followed."""
+        found: list[Mapping[str, Any]] = []
+        parameters = {"limit": str(PAGE), **({"fieldSelector": kind.selector} if kind.selector else {})}
+        while True:
+            page = _read(client.get(kind.path, params=parameters))
+            found += page.get("items") or []
+            metadata = page["metadata"]
+            if not metadata.get("continue"):
+                kind.replace(found)
+                return str(metadata["resourceVersion"])
+            parameters["continue"] = metadata["continue"]
+
+    def _watch(self, client: httpx.Client, kind: Kind, version: str) -> str:
+        """Learn of changes until the API ends the watch, and return the version from which to go on."""
+        parameters = {
+            "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": str(FOLLOW_S),
+            **({"fieldSelector": kind.selector} if kind.selector else {}),
+        }  # fmt: skip
+        with client.stream("GET", kind.path, params=parameters) as answer:
+            if answer.status_code == GONE:
+                raise StaleError
+            answer.raise_for_status()
+            for what, changed in _events(answer.iter_lines()):
+                version = str(changed["metadata"]["resourceVersion"])
+                if what != "BOOKMARK":
+                    kind.change(what, changed)
+        return version
+
+    def _replace_pods(self, objects: list[Mapping[str, Any]]) -> None:
+        found = dict(filter(None, map(_holding, objects)))
+        with self._ranker.changing():
+            book = self._ranker.book
+            book.known = found
+            for uid in found:
+                book.forget(uid)
+
+    def _change_pod(self, what: str, changed: Mapping[str, Any]) -> None:
+        uid, found = str(changed["metadata"]["uid"]), _holding(changed)
+        with self._ranker.changing():
+            book = self._ranker.book
+            if found is not None and what != "DELETED":
+                book.known[uid] = found[1]
+                book.forget(uid)
+            else:
+                book.known.pop(uid, None)
+                if what == "DELETED":
+                    book.forget(uid)
+
+    def _replace_nodes(self, objects: list[Mapping[str, Any]]) -> None:
+        with self._ranker.changing():
+            self._ranker.inventory.replace(_nodes(objects))
+
+    def _change_node(self, what: str, changed: Mapping[str, Any]) -> None:
+        with self._ranker.changing():
+            if what == "DELETED":
+                self._ranker.inventory.forget(str(changed["metadata"]["name"]))
+            else:
+                self._ranker.inventory.see(_nodes([changed]))
+
+
+def _read(answer: httpx.Response) -> dict[str, Any]:
+    if answer.status_code == GONE:
+        raise StaleError
+    answer.raise_for_status()
+    value = answer.json()
+    if not isinstance(value, dict):
+        raise ValueError("the Kubernetes API answered something else than an object")
+    return value
+
+
+def _events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for line in lines:
+        if not line:
+            continue
+        event = json.loads(line)
+        if event["type"] == "ERROR":
+            # Mostly 410 again, in a stream that has begun well.
+            raise StaleError
+        yield event["type"], event["object"]
+
+
+def _nodes(objects: list[Mapping[str, Any]]) -> list[Node]:
+    return [Node.model_validate(it) for it in objects]
+
+
+def _holding(found: Mapping[str, Any]) -> tuple[str, Holding] | None:
+    """Return what a pod holds, by its uid; None if that is nothing."""
+    pod = Pod.model_validate(found)
+    wish, since_s = wish_of(pod), pod.status.began_s or time.time()
+    if not pod.spec.nodeName or not wish.gpus or pod.status.phase in ("Succeeded", "Failed"):
+        return None
+    return wish.uid, Holding(pod.spec.nodeName, wish.gpus, wish.group, since_s, wish.estimate_s)

@@ -1,0 +1,285 @@
+"""What kube-scheduler sends to an extender, and what it accepts: extender v1.
+
+Replies carry Go's names, integer scores and no field that may be left out; kube-scheduler takes each deviation for an
+error, or worse, for an answer.
+
+Source: docs/extender.md.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import from_json
+
+from ..api.problems import ProblemError
+
+MOST_SCORE = 10  # kube-scheduler does not clamp: 11 would beat every right answer
+RANKS = 4  # nodes that are told apart from the rest; the first decides, the others only where other scores do not agree
+
+
+def _nothing_is_empty(value: object) -> object:
+    return {} if value is None else value
+
+
+def _text(value: object) -> object:
+    return "" if value is None else value
+
+
+Texts = Annotated[dict[str, str], BeforeValidator(_nothing_is_empty)]
+Text = Annotated[str, BeforeValidator(_text)]
+Amounts = Annotated[dict[str, str | int], BeforeValidator(_nothing_is_empty)]
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Read(BaseModel):
+    # Objects of Kubernetes have far more fields than matter here, and each version adds some.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Metadata(_Read):
+    """Who an object is."""
+
+    name: Text = ""
+    namespace: Text = ""
+    uid: Text = ""
+    labels: Texts = {}
+    annotations: Texts = {}
+
+
+class Resources(_Read):
+    """What a container asks for."""
+
+    limits: Amounts = {}
+    requests: Amounts = {}
+
+
+class Container(_Read):
+    """A container of a pod."""
+
+    resources: Annotated[Resources, BeforeValidator(_nothing_is_empty)] = Resources()
+    restartPolicy: Text = ""  # noqa: N815 # of an init container: Always for a sidecar
+
+
+def _no_list_is_empty(value: object) -> object:
+    return () if value is None else value
+
+
+Containers = Annotated[tuple[Container, ...], BeforeValidator(_no_list_is_empty)]
+
+
+class PodSpec(_Read):
+    """What a pod is to run."""
+
+    containers: Containers = ()
+    initContainers: Containers = ()  # noqa: N815
+    nodeName: Text = ""  # noqa: N815 # where it runs; "" before
+
+
+class PodStatus(_Read):
+    """What has become of a pod."""
+
+    phase: Text = ""
+    startTime: Text = ""  # noqa: N815
+
+    @property
+    def began_s(self) -> float | None:
+        """When the node took the pod up; None before."""
+        try:
+            return datetime.fromisoformat(self.startTime).timestamp()
+        except ValueError:
+            return None
+
+
+class Pod(_Read):
+    """A pod, as far as it matters where it goes."""
+
+    metadata: Annotated[Metadata, BeforeValidator(_nothing_is_empty)] = Metadata()
+    spec: Annotated[PodSpec, BeforeValidator(_nothing_is_empty)] = PodSpec()
+    status: Annotated[PodStatus, BeforeValidator(_nothing_is_empty)] = PodStatus()
+
+
+class NodeStatus(_Read):
+    """What a node has."""
+
+    allocatable: dict[str, str | int] | None = None
+
+
+class Node(_Read):
+    """A node, as far as it matters for GPUs."""
+
+    metadata: Metadata
+    status: Annotated[NodeStatus, BeforeValidator(_nothing_is_empty)] = NodeStatus()
+
+
+class Offer(NamedTuple):
+    """A pod and the nodes that it may go to: the request of `filter` and `prioritize`."""
+
+    pod: Pod
+    names: tuple[str, ...] | None  # nodeCacheCapable: true
+    nodes: tuple[Node, ...] | None  # nodeCacheCapable: false
+    raw: tuple[object, ...] = ()  # the same nodes, whole
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names of all nodes that were asked about, each once."""
+        named = [node.metadata.name for node in self.nodes or ()]
+        return list(dict.fromkeys([*(self.names or ()), *named]))
+
+
+class Victims(NamedTuple):
+    """Pods that would be evicted from a node."""
+
+    uids: tuple[str, ...]
+    violations: int  # of disruption budgets
+
+
+def _unreadable(detail: str) -> ProblemError:
+    return ProblemError(400, "unreadable", f"this is no request of kube-scheduler: {detail}")
+
+
+def as_json(reply: object) -> str:
+    """Return a reply as JSON.
+
+    Raises:
+        ProblemError: 400 if nodes that are to be sent back hold a number that no JSON can say.
+    """
+    try:
+        return json.dumps(reply, allow_nan=False)
+    except ValueError as error:
+        raise _unreadable("a number is too large") from error
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the fields of a JSON object, by their names in small letters: Go takes any case.
+
+    Raises:
+        ProblemError: 400 if it is none.
+    """
+    try:
+        value = from_json(body, allow_inf_nan=False)  # three times as fast as the standard library on 5,000 nodes
+    except ValueError as error:
+        raise _unreadable(f"the body is no JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise _unreadable("the body is no JSON object")
+    return {key.lower(): field for key, field in value.items()}
+
+
+def _model(kind: type[Model], value: object, place: str) -> Model:
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in (place, *first["loc"]))
+        raise _unreadable(f"{where}: {first['msg']}") from error
+
+
+def _pod(fields: Mapping[str, Any]) -> Pod:
+    if not isinstance(fields.get("pod"), dict):
+        raise _unreadable("it has no Pod")
+    return _model(Pod, fields["pod"], "Pod")
+
+
+def read_offer(body: bytes) -> Offer:
+    """Return the request of `filter` or `prioritize`.
+
+    Raises:
+        ProblemError: 400 if it cannot be read.
+    """
+    fields = read_object(body)
+    pod, names, listed = _pod(fields), fields.get("nodenames"), fields.get("nodes")
+    if names is None and listed is None:
+        raise _unreadable("it has neither NodeNames nor Nodes")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise _unreadable("NodeNames is no list of names")
+    if listed is None:
+        return Offer(pod, tuple(names or ()), None)
+    items = listed.get("items") if isinstance(listed, dict) else listed
+    if items is None and isinstance(listed, dict):
+        items = []
+    if not isinstance(items, list):
+        raise _unreadable("Nodes has no list of items")
+    nodes = tuple(_model(Node, item, f"Nodes.items.{i}") for i, item in enumerate(items))
+    return Offer(pod, None if names is None else tuple(names), nodes, tuple(items))
+
+
+def read_victims(body: bytes) -> tuple[Pod, dict[str, Victims]]:
+    """Return the request of `preempt`: the pod, and whom it would displace on each node.
+
+    Raises:
+        ProblemError: 400 if it cannot be read.
+    """
+    fields = read_object(body)
+    given = fields.get("nodenametometavictims")
+    if given is None:
+        given = fields.get("nodenametovictims")
+    if not isinstance(given, dict):
+        raise _unreadable("it has neither NodeNameToMetaVictims nor NodeNameToVictims")
+    return _pod(fields), {node: _victims(node, found) for node, found in given.items()}
+
+
+def _victims(node: str, found: object) -> Victims:
+    if not isinstance(found, dict):
+        raise _unreadable(f"the victims on node {node!r} are no object")
+    fields = {str(key).lower(): value for key, value in found.items()}
+    pods, violations = fields.get("pods") or [], fields.get("numpdbviolations") or 0
+    if not isinstance(pods, list) or not all(isinstance(pod, dict) for pod in pods):
+        raise _unreadable(f"the victims on node {node!r} are no list of pods")
+    if not isinstance(violations, int) or not 0 <= violations < 1 << 62:
+        raise _unreadable(f"NumPDBViolations on node {node!r} is no count")
+    return Victims(tuple(_uid(node, pod) for pod in pods), int(violations))
+
+
+def _uid(node: str, pod: Mapping[str, object]) -> str:
+    """Return who is evicted: a name of its own in the short form, the whole pod in the long one."""
+    uid = {key.lower(): value for key, value in pod.items()}.get("uid")
+    if uid is None and isinstance(metadata := pod.get("metadata"), dict):
+        uid = metadata.get("uid")
+    if not isinstance(uid, str) or not uid:
+        raise _unreadable(f"a victim on node {node!r} has no uid")
+    return uid
+
+
+def filter_reply(offer: Offer, refused: Mapping[str, str]) -> dict[str, object]:
+    """Return the reply of `filter`, in the form in which the nodes were given.
+
+    Args:
+        offer: The request.
+        refused: Nodes on which the pod cannot run, whomever one evicts there, and why.
+    """
+    names: list[str] | None = None
+    nodes: dict[str, object] | None = None
+    if offer.names is not None:
+        names = [name for name in offer.names if name not in refused]
+    if offer.nodes is not None:
+        kept = [raw for node, raw in zip(offer.nodes, offer.raw, strict=True) if node.metadata.name not in refused]
+        nodes = {"metadata": {}, "items": kept}
+    return {
+        "Nodes": nodes, "NodeNames": names, "FailedNodes": {}, "FailedAndUnresolvableNodes": dict(refused),
+        "Error": "",
+    }  # fmt: skip
+
+
+def prioritize_reply(hosts: Sequence[str], order: Sequence[str]) -> list[dict[str, object]]:
+    """Return the reply of `prioritize`: 10 for the best, one less for each after it, 0 for all others.
+
+    Args:
+        hosts: All that were asked about, each once.
+        order: The best of them, best first.
+    """
+    scores = {host: max(0, MOST_SCORE - rank) for rank, host in enumerate(order)}
+    return [{"Host": host, "Score": scores.get(host, 0)} for host in hosts]
+
+
+def preempt_reply(victims: Mapping[str, Victims]) -> dict[str, object]:
+    """Return the reply of `preempt`, always in the short form."""
+    return {
+        "NodeNameToMetaVictims": {
+            node: {"Pods": [{"UID": uid} for uid in found.uids], "NumPDBViolations": found.violations}
+            for node, found in victims.items()
+        }
+    }
