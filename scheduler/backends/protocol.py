@@ -54,6 +54,7 @@ class Attempt:
     environment: Mapping[str, str]
     grace_s: float = 30.0  # between asking a job to stop and killing it
     limit_s: float = float("inf")  # running time after which it is stopped
+    image: str = ""  # container image; "" for the backend's own choice
 
 
 @dataclass(frozen=True, slots=True)

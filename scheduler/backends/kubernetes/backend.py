@@ -1,0 +1,214 @@
+"""The Kubernetes backend: jobs as pods, one for each node of a placement, on exactly the chosen GPUs."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ....cluster.errors import BackendError
+from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
+from .api import Api
+from .devices import Gpu, gpus_by_node
+from .launching import Launch
+from .objects import ATTEMPT, FIRST_RANK, RANKS, Node, Pod, ResourceSlice
+from .output import Output
+from .reading import status_of
+from .records import Records
+from .removing import Removal
+from .settings import KubernetesSettings
+from .view import View
+
+_NAME = re.compile(r"ls-[a-z0-9-]{0,55}[a-z0-9]")  # with a dash and the number of a pod, a name of 63
+
+
+class KubernetesBackend:
+    """Runs each attempt as pods that this backend creates, places, watches and removes.
+
+    Pods and their status are what is known of an attempt, so that any scheduler of the cluster finds them; a
+    finalizer keeps them until they are forgotten. The folder holds logs and wishes.
+
+    Args:
+        folder: Where records and logs of attempts are; made if need be.
+        nodes: GPUs of each node, in cluster-file order; the names are those of the cluster.
+        settings: What was chosen.
+
+    Raises:
+        InputError: If the client is not installed, or the cluster's address is not known.
+    """
+
+    def __init__(self, folder: Path, nodes: Mapping[str, int], settings: KubernetesSettings) -> None:
+        exact = settings.gpus == "claims"
+        self.capabilities = Capabilities(exact_gpus=exact, atomic_gang=False, enforced=True)
+        self._settings, self._sizes = settings, dict(nodes)
+        self._records = Records(folder / "kubernetes")
+        self._api = api = Api(settings.kubeconfig, settings.deadline_s)
+        namespace = (settings.namespace,)
+        self._pods = View(api, "pods", api.core.list_namespaced_pod, Pod, namespace, ATTEMPT)
+        self._nodes = View(api, "nodes", api.core.list_node, Node)
+        self._slices = View(api, "resource slices", api.resource.list_resource_slice, ResourceSlice)
+        self._launch = Launch(api, settings, self._records, self._pods, self._sizes)
+        self._removal = Removal(api, settings, self._records)
+        self._output = Output(api, settings.namespace, self._records)
+        self._silent: frozenset[str] = frozenset()  # nodes that did not answer when they were last looked at
+        for view in self._views:
+            view.start()
+        for view in self._views:
+            view.wait(settings.deadline_s)
+
+    def close(self) -> None:
+        """Look at the cluster no more; jobs run on."""
+        for view in self._views:
+            view.close()
+        self._api.close()
+
+    def observe(self) -> tuple[NodeSeen, ...]:
+        """Return all nodes: a GPU is healthy if its node answers and its driver offers it without a taint.
+
+        Raises:
+            BackendError: If the cluster cannot be seen at the moment.
+        """
+        known, gpus, now_s = self._nodes.objects(), self._gpus(), time.time()
+        self._silent = _silent(known, self._sizes)
+        seen = []
+        for node, size in self._sizes.items():
+            answers = node not in self._silent
+            usable = [answers and self._is_usable(gpus.get(node, ()), index) for index in range(size)]
+            at_s = now_s if answers else _silent_since_s(known.get(node))
+            told = tuple(GpuSeen(index, healthy) for index, healthy in enumerate(usable))
+            seen.append(NodeSeen(node, told, at_s))
+        return tuple(seen)
+
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        """Create the pods of an attempt, place them, and let all of them start.
+
+        Raises:
+            CannotHonourError: If these GPUs cannot be given.
+            RefusedError: If it will never be started, as its image cannot be had.
+            BackendError: If it is not known whether it starts, or another attempt has this name.
+        """
+        _check_name(attempt.name)
+        gpus = self._gpus() if self.capabilities.exact_gpus else None
+        self._nodes.objects()  # Nothing is started while the nodes cannot be seen.
+        self._launch.launch(attempt, placement, self._pods_of(attempt.name), gpus)
+
+    def status(self, name: str) -> Status:
+        """Return what is known of an attempt.
+
+        Raises:
+            BackendError: If that is no name of an attempt.
+        """
+        return self.statuses((name,))[name]
+
+    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
+        """Return what is known of many attempts, and stop the rest of those that have lost a pod."""
+        for name in names:
+            _check_name(name)
+        try:
+            by_attempt, nodes = _by_attempt(self._pods.objects()), self._nodes.objects()
+        except BackendError as error:
+            return {name: Status(Run.UNREACHABLE, reason=str(error)) for name in names}
+        silent = self._silent | _silent(nodes, self._sizes)
+        found = {name: self._status(name, by_attempt.get(name, []), silent) for name in names}
+        self._removal.tend(by_attempt)
+        return found
+
+    def cancel(self, name: str, reason: str) -> None:
+        """Ask an attempt to stop, now or as soon as it is launched.
+
+        Raises:
+            BackendError: If the wish could not be written down, or not be passed on.
+        """
+        _check_name(name)
+        if self._records.end(name) is None:
+            self._records.note(name, "cancelled", reason)
+            self._removal.delete(self._pods_of(name))
+
+    def released(self, name: str) -> bool:
+        """Say whether all processes of an attempt are proven gone; False where that is not known."""
+        _check_name(name)
+        try:
+            return all(pod.is_over for pod in self._pods_of(name))
+        except BackendError:
+            return False
+
+    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+        """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
+
+        Raises:
+            BackendError: If there is no such rank, or its output cannot be had at the moment.
+            ValueError: If the offset or the size is negative.
+        """
+        _check_name(name)
+        if offset < 0 or most < 0:
+            raise ValueError(f"offset {offset} and most {most} must not be negative")
+        pods = self._pods_of(name)
+        pod = next((pod for pod in pods if 0 <= rank - pod.count(FIRST_RANK) < pod.count(RANKS)), None)
+        if pod is not None:
+            self._output.fetch(name, pod)
+        return self._output.read(name, rank, offset, most, exists=pod is not None)
+
+    def forget(self, name: str) -> None:
+        """Delete the pods of an attempt that ended, after copying their logs.
+
+        Raises:
+            BackendError: If its processes are not proven gone, or something cannot be deleted.
+        """
+        _check_name(name)
+        pods = self._pods_of(name)
+        if not all(pod.is_over for pod in pods):
+            raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
+        status = self.status(name)
+        if status.run is Run.ABSENT:
+            return
+        if self._records.end(name) is None:
+            for pod in pods:
+                self._output.fetch_what_is_left(name, pod)
+            self._records.note_end(name, status)
+        self._removal.remove(pods)
+
+    @property
+    def _views(self) -> tuple[View[Pod] | View[Node] | View[ResourceSlice], ...]:
+        followed = (self._pods, self._nodes)
+        return (*followed, self._slices) if self.capabilities.exact_gpus else followed
+
+    def _gpus(self) -> dict[str, tuple[Gpu, ...]]:
+        if not self.capabilities.exact_gpus:
+            return {}
+        return gpus_by_node(self._slices.objects().values(), self._settings.device_class)
+
+    def _is_usable(self, gpus: Sequence[Gpu], index: int) -> bool:
+        if not self.capabilities.exact_gpus:
+            return True
+        return index < len(gpus) and gpus[index].usable
+
+    def _pods_of(self, name: str) -> list[Pod]:
+        return _by_attempt(self._pods.objects()).get(name, [])
+
+    def _status(self, name: str, pods: list[Pod], silent: frozenset[str]) -> Status:
+        if pods:
+            return status_of(name, pods, silent)
+        return self._records.status(name)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 56 of a-z, 0-9 and -, no - at the end")
+
+
+def _by_attempt(pods: Mapping[str, Pod]) -> dict[str, list[Pod]]:
+    found: dict[str, list[Pod]] = {}
+    for pod in pods.values():
+        found.setdefault(pod.metadata.labels[ATTEMPT], []).append(pod)
+    return found
+
+
+def _silent(known: Mapping[str, Node], sizes: Mapping[str, int]) -> frozenset[str]:
+    """Return the nodes that do not answer, or that the cluster does not have."""
+    answers = {name for name, node in known.items() if node.ready is not None and node.ready.status == "True"}
+    return frozenset(name for name in sizes if name not in answers)
+
+
+def _silent_since_s(node: Node | None) -> float:
+    """Return when a node was last heard of as far as that is told, 0 if it is not."""
+    changed = None if node is None or node.ready is None else node.ready.last_transition_time
+    return 0.0 if changed is None else changed.timestamp()
