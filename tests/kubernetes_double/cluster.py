@@ -65,6 +65,14 @@ class Cluster:
 
         self.objects.update(("nodes", "", name), edit)
 
+    def forget_all_pods(self, version: int) -> None:
+        """Count on from an older version without any pod, as a cluster that was restored from a backup."""
+        with self.objects.changed:
+            for pod in self.pods():
+                meta = pod["metadata"]
+                self.objects.remove(("pods", meta["namespace"], meta["name"]))
+            self.objects.restore(version)
+
     def pods(self) -> list[Object]:
         """Return all pods."""
         return self.objects.each("pods", "")

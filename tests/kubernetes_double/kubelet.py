@@ -56,11 +56,16 @@ class Container:
         """Return the whole lines of its output, each with the time at which it was seen."""
         content = (self.folder / "log").read_bytes()
         whole = content.rfind(b"\n") + 1
-        for line in content[self._read : whole].splitlines(keepends=True):
+        for line in content[self._read : whole].split(b"\n")[:-1]:
             stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()
-            self._lines.append(stamp + b" " + line)
+            self._lines.append(b"%b %b\n" % (stamp, line))
         self._read = whole
         return b"".join(self._lines)
+
+    def forget_first_lines(self, count: int) -> None:
+        """Give up the oldest output, as a node does whose log has grown too large."""
+        self.log()
+        del self._lines[:count]
 
     def stop(self, grace_s: float) -> None:
         """Ask it to end, and see to it that it does after the grace."""
@@ -133,23 +138,23 @@ class Kubelet:
         ended = container.ended()
         if ended is not None:
             phase = "Succeeded" if ended["exitCode"] == 0 else "Failed"
-            self._report(key, {"phase": phase, "containerStatuses": [_told(container, {"terminated": ended})]})
+            self._report(key, {"phase": phase, "containerStatuses": [_told(container.spec, {"terminated": ended})]})
 
     def _start(self, key: Key, pod: Object) -> None:
         spec = pod["spec"]["containers"][0]
         if "no-such-image" in spec["image"]:
             waiting = {"reason": "ImagePullBackOff", "message": f"Back-off pulling image {spec['image']}"}
-            status = {"name": spec["name"], "state": {"waiting": waiting}, "ready": False, "restartCount": 0}
+            status = _told(spec, {"waiting": waiting})
             return self._report(key, {"containerStatuses": [status]})
         folder = self.folder / pod["metadata"]["uid"]
         try:
             container = Container(pod, folder, self._gpus(pod))
         except FileNotFoundError as error:
             ended = {"exitCode": 128, "reason": "StartError", "message": str(error), "finishedAt": now()}
-            status = {"name": spec["name"], "state": {"terminated": ended}, "ready": False, "restartCount": 0}
+            status = _told(spec, {"terminated": ended})
             return self._report(key, {"phase": "Failed", "containerStatuses": [status]})
         self.containers[pod["metadata"]["uid"]] = container
-        running = _told(container, {"running": {"startedAt": container.started}})
+        running = _told(container.spec, {"running": {"startedAt": container.started}})
         return self._report(key, {"phase": "Running", "containerStatuses": [running]})
 
     def _gpus(self, pod: Object) -> list[str]:
@@ -176,5 +181,8 @@ class Kubelet:
             self.objects.delete(key, uid, 0)
 
 
-def _told(container: Container, state: Object) -> Object:
-    return {"name": container.spec["name"], "state": state, "ready": "running" in state, "restartCount": 0}
+def _told(spec: Object, state: Object) -> Object:
+    return {
+        "name": spec["name"], "image": spec["image"], "imageID": f"sha256:{spec['image']}", "state": state,
+        "ready": "running" in state, "restartCount": 0,
+    }  # fmt: skip

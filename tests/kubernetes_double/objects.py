@@ -70,6 +70,11 @@ class Objects:
             self._changes.clear()
             self.version, self._compacted = version, 0
 
+    def remove(self, key: Key) -> None:
+        """Take an object away without a change that could be watched."""
+        with self.changed:
+            del self._all[key]
+
     def get(self, key: Key) -> Object:
         """Return a copy of an object."""
         with self.changed:
@@ -105,7 +110,8 @@ class Objects:
             wanted = value["metadata"].get("resourceVersion", before["metadata"]["resourceVersion"])
             if wanted != before["metadata"]["resourceVersion"]:
                 raise ApiError(409, "Conflict", f'the object "{key[2]}" has been modified')
-            for field in ("uid", "name", "creationTimestamp"):
+            value["metadata"]["creationTimestamp"] = before["metadata"]["creationTimestamp"]
+            for field in ("uid", "name"):
                 if value["metadata"].get(field) != before["metadata"][field]:
                     raise ApiError(422, "Invalid", f"metadata.{field}: field is immutable")
             if value == before:

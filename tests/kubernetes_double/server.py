@@ -229,7 +229,8 @@ class Request:
         self.http.send_header("Transfer-Encoding", "chunked")
         self.http.end_headers()
         until_s = time.monotonic() + float(self.query.get("timeoutSeconds", 300))
-        bookmark_s = time.monotonic() + _BOOKMARK_S
+        allowed = self.query.get("allowWatchBookmarks") in ("1", "true", "True")
+        bookmark_s = time.monotonic() + (_BOOKMARK_S if allowed else float("inf"))
         while time.monotonic() < until_s and not self.server.ends.is_set():
             try:
                 with objects.changed:
@@ -247,6 +248,9 @@ class Request:
                     self._line({"type": change.kind, "object": change.object})
             if time.monotonic() >= bookmark_s:
                 bookmark_s = time.monotonic() + _BOOKMARK_S
+                with objects.changed:
+                    if not objects.changes_after(version, *self._kind):
+                        version = max(version, objects.version)
                 bare = {"kind": _KINDS[self.found["plural"]], "metadata": {"resourceVersion": str(version)}}
                 self._line({"type": "BOOKMARK", "object": bare})
         self.http.wfile.write(b"0\r\n\r\n")
@@ -267,7 +271,7 @@ class Request:
         pod = self.server.objects.get(self._key)
         if not pod["status"].get("containerStatuses"):
             raise ApiError(400, "BadRequest", f'container in pod "{self.found["name"]}" is waiting to start')
-        lines = self.server.log_of(pod).splitlines(keepends=True)
+        lines = [line + b"\n" for line in self.server.log_of(pod).split(b"\n")[:-1]]
         if "sinceSeconds" in self.query:
             since = time.time() - float(self.query["sinceSeconds"])
             text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(since)).encode()

@@ -78,14 +78,26 @@ class Api:
 
     def read(self, method: Method, *args: object, **options: object) -> bytes:
         """Make a call and return the bytes that are answered; the errors are those of `call`."""
+        content, whole = self.read_some(method, *args, **options)
+        if not whole:
+            raise BackendError(f"the API server did not answer whole within {self.deadline_s:g} s")
+        return content
+
+    def read_some(self, method: Method, *args: object, **options: object) -> tuple[bytes, bool]:
+        """Make a call and return what was answered before the deadline, and whether that is all.
+
+        Raises:
+            AnswerError: If the answer is an error.
+            BackendError: If there is none.
+        """
         until_s = time.monotonic() + self.deadline_s
         pieces = []
         with self.stream(method, *args, read_s=self.deadline_s, **options) as response:
             for piece in response.stream(1 << 16):
                 pieces.append(piece)
                 if time.monotonic() > until_s:
-                    raise BackendError(f"the API server did not answer whole within {self.deadline_s:g} s")
-        return b"".join(pieces)
+                    return b"".join(pieces), False
+        return b"".join(pieces), True
 
     @contextmanager
     def stream(self, method: Method, *args: object, read_s: float, **options: object) -> Iterator[Any]:

@@ -1,5 +1,6 @@
 """The Kubernetes backend: jobs as pods, one for each node of a placement, on exactly the chosen GPUs."""
 
+import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 from ....cluster.errors import BackendError
 from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
 from .api import Api
-from .devices import Gpu, gpus_by_node
+from .devices import Gpu, by_index, learned, published
 from .launching import Launch
 from .objects import ATTEMPT, FIRST_RANK, RANKS, Node, Pod, ResourceSlice
 from .output import Output
@@ -17,6 +18,8 @@ from .records import Records
 from .removing import Removal
 from .settings import KubernetesSettings
 from .view import View
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"ls-[a-z0-9-]{0,55}[a-z0-9]")  # with a dash and the number of a pod, a name of 63
 
@@ -39,7 +42,7 @@ class KubernetesBackend:
     def __init__(self, folder: Path, nodes: Mapping[str, int], settings: KubernetesSettings) -> None:
         exact = settings.gpus == "claims"
         self.capabilities = Capabilities(exact_gpus=exact, atomic_gang=False, enforced=True)
-        self._settings, self._sizes = settings, dict(nodes)
+        self.settings, self._sizes = settings, dict(nodes)
         self._records = Records(folder / "kubernetes")
         self._api = api = Api(settings.kubeconfig, settings.deadline_s)
         namespace = (settings.namespace,)
@@ -49,6 +52,7 @@ class KubernetesBackend:
         self._launch = Launch(api, settings, self._records, self._pods, self._sizes)
         self._removal = Removal(api, settings, self._records)
         self._output = Output(api, settings.namespace, self._records)
+        self._order = self._records.gpus()
         self._silent: frozenset[str] = frozenset()  # nodes that did not answer when they were last looked at
         for view in self._views:
             view.start()
@@ -68,7 +72,7 @@ class KubernetesBackend:
             BackendError: If the cluster cannot be seen at the moment.
         """
         known, gpus, now_s = self._nodes.objects(), self._gpus(), time.time()
-        self._silent = _silent(known, self._sizes)
+        self._silent = self._silent_now()
         seen = []
         for node, size in self._sizes.items():
             answers = node not in self._silent
@@ -104,10 +108,9 @@ class KubernetesBackend:
         for name in names:
             _check_name(name)
         try:
-            by_attempt, nodes = _by_attempt(self._pods.objects()), self._nodes.objects()
+            by_attempt, silent = _by_attempt(self._pods.objects()), self._silent | self._silent_now()
         except BackendError as error:
             return {name: Status(Run.UNREACHABLE, reason=str(error)) for name in names}
-        silent = self._silent | _silent(nodes, self._sizes)
         found = {name: self._status(name, by_attempt.get(name, []), silent) for name in names}
         self._removal.tend(by_attempt)
         return found
@@ -116,12 +119,15 @@ class KubernetesBackend:
         """Ask an attempt to stop, now or as soon as it is launched.
 
         Raises:
-            BackendError: If the wish could not be written down, or not be passed on.
+            BackendError: If the wish could not be written down.
         """
         _check_name(name)
         if self._records.end(name) is None:
             self._records.note(name, "cancelled", reason)
-            self._removal.delete(self._pods_of(name))
+            try:
+                self._removal.delete(self._pods_of(name))
+            except BackendError as error:
+                log.warning("%s is not cancelled yet: %s", name, error)  # `statuses` goes on with it.
 
     def released(self, name: str) -> bool:
         """Say whether all processes of an attempt are proven gone; False where that is not known."""
@@ -174,7 +180,23 @@ class KubernetesBackend:
     def _gpus(self) -> dict[str, tuple[Gpu, ...]]:
         if not self.capabilities.exact_gpus:
             return {}
-        return gpus_by_node(self._slices.objects().values(), self._settings.device_class)
+        now = self._published()
+        order = learned(self._order, now)
+        if order != self._order:
+            self._records.keep_gpus(order)
+            self._order = order
+        return by_index(order, now)
+
+    def _published(self) -> dict[str, tuple[Gpu, ...]]:
+        return published(self._slices.objects().values(), self.settings.device_class)
+
+    def _silent_now(self) -> frozenset[str]:
+        """Return the nodes that do not answer, that the cluster does not have, or whose driver says nothing."""
+        known = self._nodes.objects()
+        answers = {name for name, node in known.items() if node.ready is not None and node.ready.status == "True"}
+        if self.capabilities.exact_gpus:
+            answers &= set(self._published())
+        return frozenset(name for name in self._sizes if name not in answers)
 
     def _is_usable(self, gpus: Sequence[Gpu], index: int) -> bool:
         if not self.capabilities.exact_gpus:
@@ -186,7 +208,8 @@ class KubernetesBackend:
 
     def _status(self, name: str, pods: list[Pod], silent: frozenset[str]) -> Status:
         if pods:
-            return status_of(name, pods, silent)
+            cancelled = any(pod.is_deleted for pod in pods) and self._records.has(name, "cancelled")
+            return status_of(name, pods, silent, cancelled=cancelled)
         return self._records.status(name)
 
 
@@ -200,12 +223,6 @@ def _by_attempt(pods: Mapping[str, Pod]) -> dict[str, list[Pod]]:
     for pod in pods.values():
         found.setdefault(pod.metadata.labels[ATTEMPT], []).append(pod)
     return found
-
-
-def _silent(known: Mapping[str, Node], sizes: Mapping[str, int]) -> frozenset[str]:
-    """Return the nodes that do not answer, or that the cluster does not have."""
-    answers = {name for name, node in known.items() if node.ready is not None and node.ready.status == "True"}
-    return frozenset(name for name in sizes if name not in answers)
 
 
 def _silent_since_s(node: Node | None) -> float:

@@ -4,23 +4,25 @@ Source: the field's shape of a claim for exact devices by CEL; NVIDIA's driver n
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from .objects import Device, ResourceSlice
+from .objects import Device, ResourceSlice, SliceSpec
 
 _STOPS = frozenset({"NoSchedule", "NoExecute"})
 
+Order = Mapping[str, tuple[str, ...]]  # UUIDs of each node's GPUs in the order of their indices
+
 
 class Gpu(NamedTuple):
-    """A GPU as its driver publishes it."""
+    """A GPU of a node."""
 
     uuid: str
-    usable: bool  # no taint forbids it
+    usable: bool  # its driver offers it, and no taint forbids it
 
 
-def gpus_by_node(slices: Iterable[ResourceSlice], driver: str) -> dict[str, tuple[Gpu, ...]]:
-    """Return the GPUs of each node in the order of their indices: that of their PCI bus ids, as CUDA counts them.
+def published(slices: Iterable[ResourceSlice], driver: str) -> dict[str, tuple[Gpu, ...]]:
+    """Return the GPUs of each node whose driver has published all of them, as CUDA counts them: by their PCI bus ids.
 
     Args:
         slices: All that the cluster has.
@@ -29,12 +31,31 @@ def gpus_by_node(slices: Iterable[ResourceSlice], driver: str) -> dict[str, tupl
     ours = [each.spec for each in slices if each.spec.driver == driver and each.spec.node_name]
     newest: dict[str, int] = {}
     for spec in ours:
-        newest[spec.pool.name] = max(newest.get(spec.pool.name, 0), spec.pool.generation)
-    found: dict[str, list[Device]] = {}
+        newest[spec.node_name] = max(newest.get(spec.node_name, 0), spec.pool.generation)
+    found: dict[str, list[SliceSpec]] = {}
     for spec in ours:
-        if spec.pool.generation == newest[spec.pool.name]:
-            found.setdefault(spec.node_name, []).extend(spec.devices)
-    return {node: tuple(_gpu(device) for device in _in_order(devices)) for node, devices in found.items()}
+        if spec.pool.generation == newest[spec.node_name]:
+            found.setdefault(spec.node_name, []).append(spec)
+    return {
+        node: tuple(_gpu(device) for device in _in_order([device for spec in specs for device in spec.devices]))
+        for node, specs in found.items()
+        if len(specs) == specs[0].pool.resource_slice_count
+    }
+
+
+def learned(order: Order, now: Mapping[str, tuple[Gpu, ...]]) -> Order:
+    """Return the order of GPUs with what nodes offer now taken in.
+
+    A GPU that is lost does not move the others up: a node keeps its order until it offers as many GPUs again.
+    """
+    uuids = {node: tuple(gpu.uuid for gpu in gpus) for node, gpus in now.items()}
+    return {**order, **{node: found for node, found in uuids.items() if len(found) >= len(order.get(node, ()))}}
+
+
+def by_index(order: Order, now: Mapping[str, tuple[Gpu, ...]]) -> dict[str, tuple[Gpu, ...]]:
+    """Return the GPUs of each node by index, with those that are not offered now."""
+    usable = {gpu.uuid for gpus in now.values() for gpu in gpus if gpu.usable}
+    return {node: tuple(Gpu(uuid, uuid in usable) for uuid in uuids) for node, uuids in order.items()}
 
 
 def _in_order(devices: list[Device]) -> list[Device]:

@@ -154,10 +154,12 @@ class Launcher:
             return
         rank, offset = self._pipes[pipe]
         self._pipes[pipe][1] += len(content)
+        told = []
         for line in _lines(content):
             mark, text = (b" ", line[:-1]) if line.endswith(b"\n") else (b"+", line)
-            _write(b"%d@%d%b%b\n" % (rank, offset, mark, text))
+            told.append(b"%d@%d%b%b\n" % (rank, offset, mark, text))
             offset += len(line)
+        _write(b"".join(told))
 
     def _reap(self) -> None:
         while self._ranks:
@@ -233,9 +235,9 @@ def _children() -> list[int]:
     return found
 
 
-def _write(line: bytes) -> None:
-    while line:
-        line = line[os.write(1, line) :]
+def _write(lines: bytes) -> None:
+    while lines:
+        lines = lines[os.write(1, lines) :]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from .view import View
 log = logging.getLogger(__name__)
 
 _EXISTS = 409
-_REFUSED = (400, 403, 404, 413, 422)  # what asked again would be refused again
+_REFUSED = (400, 413, 422)  # what is wrong with the object itself; rights, quotas and namespaces may change
 _NO_IMAGE = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "ImagePullBackOff"})
 
 

@@ -9,9 +9,10 @@ import re
 from datetime import datetime
 from typing import NamedTuple
 
-from ..local.logs import log_name
+from ..local.logs import drop_beginning, log_name
 
 _LINE = re.compile(rb"(?:(?P<time>\S+) )?(?P<rank>\d{1,6})@(?P<offset>\d{1,15})(?P<mark>[ +])", re.DOTALL)
+_KEEP_BYTES = 64 << 20  # of each rank's output at least, as the local backend does; twice as much at most
 _BACK_S = 2.0  # asked for again: the server rounds to seconds, and its clock is not ours
 
 
@@ -23,12 +24,17 @@ class Piece(NamedTuple):
     content: bytes
 
 
-def pieces_of(content: bytes) -> tuple[list[Piece], float]:
-    """Return the pieces in a container's log with times, and the Unix time of the last of them."""
+def pieces_of(content: bytes, ranks: range) -> tuple[list[Piece], float]:
+    """Return the pieces in a container's log with times, and the Unix time of the last of them.
+
+    Args:
+        content: The log; half a line at its end is left for later.
+        ranks: Those of the container, as a job could write lines of others.
+    """
     pieces, last_s = [], 0.0
     for line in content.split(b"\n")[:-1]:
         found = _LINE.match(line)
-        if found is None:
+        if found is None or int(found["rank"]) not in ranks:
             continue  # The runtime's words, or a line without its beginning.
         end = b"\n" if found["mark"] == b" " else b""
         pieces.append(Piece(int(found["rank"]), int(found["offset"]), line[found.end() :] + end))
@@ -54,8 +60,11 @@ def store_pieces(folder: int, pieces: list[Piece]) -> None:
         try:
             end = os.fstat(log).st_size
             for piece in pieces:
-                if piece.rank == rank and piece.offset >= end:
-                    end = piece.offset + os.pwrite(log, piece.content, piece.offset)
+                known = max(end - piece.offset, 0)
+                if piece.rank == rank and known < len(piece.content):
+                    begin = piece.offset + known
+                    end = begin + os.pwrite(log, piece.content[known:], begin)
+            drop_beginning(log, _KEEP_BYTES)
         finally:
             os.close(log)
 

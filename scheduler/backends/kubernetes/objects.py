@@ -211,6 +211,7 @@ class Pool(_Read):
 
     name: str
     generation: int = 0
+    resource_slice_count: int = 1
 
 
 class SliceSpec(_Read):

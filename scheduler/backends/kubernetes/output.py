@@ -9,7 +9,7 @@ from ..local.durable import is_there, open_file
 from ..local.logs import log_name, read_log
 from .api import AnswerError, Api
 from .logs import pieces_of, since_s, store_pieces
-from .objects import Pod
+from .objects import FIRST_RANK, RANKS, Pod
 from .records import Records
 
 log = logging.getLogger(__name__)
@@ -30,19 +30,21 @@ class Output:
     def __init__(self, api: Api, namespace: str, records: Records) -> None:
         self._api, self._namespace, self._records = api, namespace, records
         self._last_s: dict[str, float] = {}  # time of the last line that was copied, by uid of the pod
+        self._whole: set[str] = set()  # uids of pods that are over and copied
 
     def fetch(self, attempt: str, pod: Pod) -> None:
-        """Copy what a pod has printed since the last time.
+        """Copy what a pod has printed since the last time, as much of it as comes before the deadline.
 
         Raises:
             BackendError: If it cannot be had at the moment.
         """
-        if pod.state.running is None and pod.state.terminated is None:
+        never_ran = pod.state.running is None and pod.state.terminated is None
+        if never_ran or pod.metadata.uid in self._whole:
             return
         api, uid = self._api, pod.metadata.uid
         asked = {"since_seconds": since_s(self._last_s.get(uid, 0.0), time.time())}
         try:
-            content = api.read(
+            content, whole = api.read_some(
                 api.core.read_namespaced_pod_log, pod.metadata.name, self._namespace, timestamps=True,
                 limit_bytes=_MOST_BYTES, **{name: value for name, value in asked.items() if value is not None},
             )  # fmt: skip
@@ -50,10 +52,12 @@ class Output:
             if error.code == _WAITING:
                 return
             raise
-        pieces, last_s = pieces_of(content)
+        pieces, last_s = pieces_of(content, range(pod.count(FIRST_RANK), pod.count(FIRST_RANK) + pod.count(RANKS)))
         with self._records.made(attempt) as folder:
             store_pieces(folder, pieces)
         self._last_s[uid] = max(last_s, self._last_s.get(uid, 0.0))
+        if whole and pod.is_over:
+            self._whole.add(uid)
 
     def fetch_what_is_left(self, attempt: str, pod: Pod) -> None:
         """Copy the end of a pod's output if its node still has it.
@@ -61,10 +65,16 @@ class Output:
         Raises:
             BackendError: If the cluster does not answer, so that it may be had later.
         """
+        uid = pod.metadata.uid
         try:
-            self.fetch(attempt, pod)
+            before_s = -1.0
+            while uid not in self._whole and self._last_s.get(uid, 0.0) > before_s:
+                before_s = self._last_s.get(uid, 0.0)
+                self.fetch(attempt, pod)
         except AnswerError as error:
             log.warning("%s: the rest of its output is lost: %s", pod.metadata.name, error)
+        self._last_s.pop(uid, None)
+        self._whole.discard(uid)
 
     def read(self, attempt: str, rank: int, offset: int, most: int, *, exists: bool) -> tuple[bytes, int]:
         """Return what has been copied of a rank's output, and the offset after it.

@@ -15,6 +15,7 @@ from .objects import ATTEMPT, FIRST_RANK, GATE, PODS, RANKS, SPEC
 from .settings import KubernetesSettings
 
 PORT = 29500  # where ranks meet, the one that PyTorch takes; each pod has an address of its own
+LABELS = {"app.kubernetes.io/managed-by": "longshore"}  # by which the service and the policies find pods
 END_S = 10  # that a launcher has after the grace to see the last process gone and tell how the ranks ended
 _HOME = "/longshore"
 _MESSAGE = "/dev/termination-log"
@@ -49,16 +50,21 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
         part: The share of them that is this pod's.
         settings: Of the backend.
     """
+    pod, own = settings.pod.of_pod(), settings.pod.of_container()
+    mounts = [{"name": "longshore", "mountPath": _HOME}, {"name": "shm", "mountPath": "/dev/shm"}]
+    volumes = [{"name": "longshore", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
     container: Json = {
+        **own,
         "name": "ranks",
         "image": attempt.image or settings.image,
         "command": ["python3", "-I", "-S", "-c", inspect.getsource(launcher)],
         "args": [json.dumps(launcher_spec(attempt, placement, part, settings), sort_keys=True)],
-        "volumeMounts": [{"name": "longshore", "mountPath": _HOME}, {"name": "shm", "mountPath": "/dev/shm"}],
-        "resources": {},
+        "volumeMounts": [*mounts, *own.get("volumeMounts", [])],
+        "resources": dict(own.get("resources", {})),
         "terminationMessagePath": _MESSAGE,
     }
     spec: Json = {
+        **pod,
         "restartPolicy": "Never",
         "schedulingGates": [{"name": GATE}],
         "hostname": pod_name(attempt.name, part.number),
@@ -67,19 +73,20 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "containers": [container],
-        "volumes": [{"name": "longshore", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}],
+        "volumes": [*volumes, *pod.get("volumes", [])],
     }
     if part.gpus:
         spec["resourceClaims"] = [{"name": "gpus", "resourceClaimName": pod_name(attempt.name, part.number)}]
         container["resources"]["claims"] = [{"name": "gpus"}]
     else:
-        container["resources"]["limits"] = {settings.resource: str(len(part.share.gpus))}
+        limits = container["resources"].get("limits", {})
+        container["resources"]["limits"] = {**limits, settings.resource: str(len(part.share.gpus))}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": pod_name(attempt.name, part.number),
-            "labels": {ATTEMPT: attempt.name},
+            "labels": {ATTEMPT: attempt.name, **LABELS},
             # Without it, a pod that was deleted would be gone with the record of how it ended.
             "finalizers": [ATTEMPT],
             "annotations": {

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ...exits import NODE_FAULT
 from ..protocol import RankEnd, Run, Status
 from .objects import DROPPED, FIRST_RANK, PODS, RANKS, Pod, Terminated
 
-NODE_FAULT = "node fault: "  # begins the reason of an end that was the cluster's doing
 _SIGNALLED = 128  # added to the signal in the exit code of a container that one ended
 
 _Time = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -31,13 +31,14 @@ class Told(BaseModel):
     progress: dict[str, object]
 
 
-def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str]) -> Status:
+def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, cancelled: bool) -> Status:
     """Return what is known of an attempt.
 
     Args:
         attempt: Its name.
         pods: All that it has, at least one.
         silent: Nodes that do not answer.
+        cancelled: Whether it was asked to stop.
     """
     pods = sorted(pods, key=lambda pod: pod.count(FIRST_RANK))
     living = [pod for pod in pods if not pod.is_over]
@@ -53,15 +54,17 @@ def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str]) -> Stat
         return Status(Run.RUNNING if runs else Run.PENDING, tuple(ends), started_s=started_s if runs else 0.0)
     progress = {key: value for each in reversed(list(told.values())) for key, value in _numbers(each).items()}
     fault = _fault(pods, told)
+    if not fault and not ends and not cancelled and any(pod.never_ran for pod in pods):
+        fault = "it was deleted before it could run"
     if fault:
-        return Status(Run.LOST, tuple(ends), fault, started_s, progress)
+        return Status(Run.LOST, tuple(ends), NODE_FAULT + fault, started_s, progress)
     return Status(Run.EXITED, tuple(ends), _reason(pods, told), started_s, progress)
 
 
 def stops_the_others(pods: Sequence[Pod]) -> bool:
     """Say whether the rest of an attempt is to stop: a pod of it has failed, is on its way out, or is missing."""
     begun = any(not pod.is_gated for pod in pods)
-    return begun and (any(pod.has_failed or pod.is_deleted for pod in pods) or len(pods) < pods[0].count(PODS))
+    return any(pod.has_failed or pod.is_deleted for pod in pods) or (begun and len(pods) < pods[0].count(PODS))
 
 
 def _told(attempt: str, pod: Pod) -> Told | None:
@@ -98,15 +101,15 @@ def _fault(pods: Sequence[Pod], told: dict[str, Told | None]) -> str:
     for pod in pods:
         name, disrupted = pod.metadata.name, pod.condition("DisruptionTarget")
         if pod.annotation(DROPPED):
-            return NODE_FAULT + pod.annotation(DROPPED)
+            return pod.annotation(DROPPED)
         if disrupted is not None and disrupted.status == "True":
-            return f"{NODE_FAULT}{name}: {disrupted.reason}: {disrupted.message}"
+            return f"{name}: {disrupted.reason}: {disrupted.message}"
     for pod in pods:
         if told[pod.metadata.name] is None and not pod.is_deleted and not _ends(pod, None):
             why = _words(pod.state.terminated) or f"{pod.status.reason}: {pod.status.message}"
-            return f"{NODE_FAULT}{pod.metadata.name}: {why}"
+            return f"{pod.metadata.name}: {why}"
     if len(pods) < pods[0].count(PODS):
-        return f"{NODE_FAULT}a pod of it is gone"
+        return "a pod of it is gone"
     return ""
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ....cluster.errors import BackendError
-from ..local.durable import is_there, open_folder, read_whole, write_first
+from ..local.durable import is_there, open_folder, read_whole, write_first, write_whole
 from ..protocol import RankEnd, Run, Status
+from .devices import Order
 
 _MOST_BYTES = 1 << 20
+_ORDER = TypeAdapter(dict[str, tuple[str, ...]])
 
 
 class _End(BaseModel):
@@ -28,7 +30,7 @@ class _End(BaseModel):
 
 
 class Records:
-    """The folders of attempts, each with up to four files.
+    """The folders of attempts, each with up to four files, and the order of GPUs, `gpus.json`.
 
     `launched.json` holds the digest of what was to be run, `lifted.json` says that its pods could start from then on,
     `cancelled.json` that it is not to run, `ended.json` how it ended, once it was forgotten.
@@ -40,6 +42,26 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
+
+    def gpus(self) -> Order:
+        """Return the order of the nodes' GPUs as it was last kept."""
+        try:
+            return _ORDER.validate_json((self.folder / "gpus.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise BackendError(f"{self.folder / 'gpus.json'}: {error}") from error
+
+    def keep_gpus(self, order: Order) -> None:
+        """Keep the order of the nodes' GPUs."""
+        try:
+            folder = open_folder(str(self.folder))
+            try:
+                write_whole(folder, "gpus.json", _ORDER.dump_json(dict(order)))
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise BackendError(f"{self.folder / 'gpus.json'}: {error}") from error
 
     def digest(self, name: str) -> str:
         """Return the digest of what was launched under a name, "" if nothing was."""

@@ -53,16 +53,17 @@ class Removal:
                 self._patch(pod, [{"op": "replace", "path": "/metadata/finalizers", "value": kept}])
 
     def tend(self, by_attempt: Mapping[str, Sequence[Pod]]) -> None:
-        """Stop the rest of attempts that lost a pod or were not taken by a node, and remove what was forgotten.
+        """Stop the rest of attempts that lost a pod, were not taken by a node or are not wanted; remove forgotten ones.
 
         What cannot be done now is tried again the next time.
         """
         now_s, unbound = time.monotonic(), {}
         for name, pods in by_attempt.items():
             try:
-                if stops_the_others(pods):
+                forgotten = self._records.has(name, "ended")
+                if forgotten or stops_the_others(pods) or self._records.has(name, "cancelled"):
                     self.delete(pods)
-                if all(pod.is_over for pod in pods) and self._records.has(name, "ended"):
+                if forgotten and all(pod.is_over for pod in pods):
                     self.remove(pods)
                 for pod in pods:
                     if not (pod.is_gated or pod.spec.node_name or pod.is_over):

@@ -144,7 +144,6 @@ class View(Generic[ObjectT]):
     def _watch(self) -> None:
         """Follow the changes for a while; their end after that time is the server's sign of life."""
         while_s, before = max(round(2.0 * self._api.deadline_s), 1), self._version
-        heard = False
         with self._api.stream(
             self._lister, *self._args, watch=True, resource_version=before, allow_watch_bookmarks=True,
             timeout_seconds=while_s, read_s=while_s + self._api.deadline_s, **self._selecting(),
@@ -153,9 +152,8 @@ class View(Generic[ObjectT]):
             if self._ends.is_set():  # `close` may have come too early to see this response.
                 return
             for line in _lines(response):
-                heard = True
                 self._hear(json.loads(line))
-        if not heard and not self._ends.is_set():
+        if self._version == before and not self._ends.is_set():
             # A restored server is silent about a version that it has not reached: asked for it, it says so.
             self._call(limit=1, resource_version=before)
 

@@ -26,7 +26,7 @@ class Trial:
     def make(self, **chosen: Any) -> KubernetesBackend:
         """Return a fresh backend."""
         settings = KubernetesSettings(
-            **{"image": "train", "kubeconfig": self.cluster.kubeconfig, "deadline_s": 1.0, **chosen}
+            **{"image": "train", "kubeconfig": self.cluster.kubeconfig, "deadline_s": 20.0, **chosen}
         )
         backend = KubernetesBackend(self.folder / "scheduler", self.nodes, settings)
         self._made.append(backend)
