@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....cluster.errors import BackendError
+from ...layout import Layout
 from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
 from .api import Api
 from .devices import Gpu, by_index, learned, published
@@ -38,6 +39,13 @@ class KubernetesBackend:
     Raises:
         InputError: If the client is not installed, or the cluster's address is not known.
     """
+
+    Settings = KubernetesSettings
+
+    @classmethod
+    def build(cls, settings: KubernetesSettings, folder: Path, layout: Layout) -> "KubernetesBackend":
+        """Return the backend of a scheduler."""
+        return cls(folder, layout.nodes, settings)
 
     def __init__(self, folder: Path, nodes: Mapping[str, int], settings: KubernetesSettings) -> None:
         exact = settings.gpus == "claims"
