@@ -65,6 +65,10 @@ class Cluster:
 
         self.objects.update(("nodes", "", name), edit)
 
+    def cordon(self, name: str) -> None:
+        """Let a node take no further pods."""
+        self.objects.update(("nodes", "", name), lambda node: node | {"spec": {"unschedulable": True}})
+
     def forget_all_pods(self, version: int) -> None:
         """Count on from an older version without any pod, as a cluster that was restored from a backup."""
         with self.objects.changed:

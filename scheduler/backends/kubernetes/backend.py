@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ....cluster.errors import BackendError
@@ -12,7 +12,7 @@ from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run,
 from .api import Api
 from .devices import Gpu, by_index, learned, published
 from .launching import Launch
-from .objects import ATTEMPT, FIRST_RANK, RANKS, Node, Pod, ResourceSlice
+from .objects import ATTEMPT, FIRST_RANK, GPUS, RANKS, Node, Pod, ResourceSlice
 from .output import Output
 from .reading import status_of
 from .records import Records
@@ -76,15 +76,18 @@ class KubernetesBackend:
     def observe(self) -> tuple[NodeSeen, ...]:
         """Return all nodes: a GPU is healthy if its node answers and its driver offers it without a taint.
 
+        Of a cordoned node only the GPUs count that a job of ours still uses: they go out of service as it ends.
+
         Raises:
             BackendError: If the cluster cannot be seen at the moment.
         """
         known, gpus, now_s = self._nodes.objects(), self._gpus(), time.time()
         self._silent = self._silent_now()
-        seen = []
+        used, seen = _used(self._pods.objects().values()), []
         for node, size in self._sizes.items():
             answers = node not in self._silent
-            usable = [answers and self._is_usable(gpus.get(node, ()), index) for index in range(size)]
+            offered = range(size) if answers and not known[node].spec.unschedulable else used.get(node, set())
+            usable = [index in offered and self._is_usable(gpus, node, index) for index in range(size)]
             at_s = now_s if answers else _silent_since_s(known.get(node))
             told = tuple(GpuSeen(index, healthy) for index, healthy in enumerate(usable))
             seen.append(NodeSeen(node, told, at_s))
@@ -99,7 +102,7 @@ class KubernetesBackend:
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
         _check_name(attempt.name)
-        gpus = self._gpus() if self.capabilities.exact_gpus else None
+        gpus = self._gpus()
         self._nodes.objects()  # Nothing is started while the nodes cannot be seen.
         self._launch.launch(attempt, placement, self._pods_of(attempt.name), gpus)
 
@@ -185,9 +188,10 @@ class KubernetesBackend:
         followed = (self._pods, self._nodes)
         return (*followed, self._slices) if self.capabilities.exact_gpus else followed
 
-    def _gpus(self) -> dict[str, tuple[Gpu, ...]]:
+    def _gpus(self) -> dict[str, tuple[Gpu, ...]] | None:
+        """Return the devices of each node by index; None where GPUs are only counted."""
         if not self.capabilities.exact_gpus:
-            return {}
+            return None
         now = self._published()
         order = learned(self._order, now)
         if order != self._order:
@@ -206,10 +210,10 @@ class KubernetesBackend:
             answers &= set(self._published())
         return frozenset(name for name in self._sizes if name not in answers)
 
-    def _is_usable(self, gpus: Sequence[Gpu], index: int) -> bool:
-        if not self.capabilities.exact_gpus:
-            return True
-        return index < len(gpus) and gpus[index].usable
+    def _is_usable(self, gpus: Mapping[str, Sequence[Gpu]] | None, node: str, index: int) -> bool:
+        if node in self._silent:
+            return False
+        return gpus is None or (index < len(gpus[node]) and gpus[node][index].usable)
 
     def _pods_of(self, name: str) -> list[Pod]:
         return _by_attempt(self._pods.objects()).get(name, [])
@@ -230,6 +234,16 @@ def _by_attempt(pods: Mapping[str, Pod]) -> dict[str, list[Pod]]:
     found: dict[str, list[Pod]] = {}
     for pod in pods.values():
         found.setdefault(pod.metadata.labels[ATTEMPT], []).append(pod)
+    return found
+
+
+def _used(pods: Iterable[Pod]) -> dict[str, set[int]]:
+    """Return the GPUs of each node that pods of ours use."""
+    found: dict[str, set[int]] = {}
+    for pod in pods:
+        if pod.spec.node_name and not pod.is_over:
+            gpus = (int(gpu) for gpu in pod.annotation(GPUS).split(",") if gpu.isdecimal())
+            found.setdefault(pod.spec.node_name, set()).update(gpus)
     return found
 
 

@@ -72,6 +72,8 @@ class Launcher:
     def _start(self) -> None:
         # A TERM between two forks would miss the ranks to come.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        if self.reason:
+            return
         self.started_s = time.time()
         if self.spec["limit_s"] is not None:
             self._limit_at_s = time.monotonic() + self.spec["limit_s"]
@@ -209,7 +211,8 @@ class Launcher:
         content = json.dumps(told, separators=(",", ":")).encode()
         if len(content) > _MESSAGE_BYTES:
             content = json.dumps({**told, "progress": {}}, separators=(",", ":")).encode()
-        Path(self.spec["message"]).write_bytes(content)
+        with suppress(OSError):  # Without it, an exit code of 0 is no proof of success.
+            Path(self.spec["message"]).write_bytes(content)
 
     def _progress(self) -> object:
         try:

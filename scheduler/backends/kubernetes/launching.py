@@ -62,11 +62,12 @@ class Launch:
         ended = self._records.has(name, "ended") or any(pod.is_deleted or pod.is_over for pod in known)
         if ended or (len(known) == len(placement) and not any(pod.is_gated for pod in known)):
             return
+        manifests = [pod_manifest(attempt, placement, part, self._settings) for part in parts]
         self._records.note(name, "launched", digest)
         lost = self._records.has(name, "lifted") and len(known) < len(placement)
         if lost or self._records.has(name, "cancelled"):
             return  # What could have started and is gone is not started again.
-        pods = [self._create(pod_manifest(attempt, placement, part, self._settings)) for part in parts]
+        pods = [self._create(manifest) for manifest in manifests]
         for pod, part in zip(pods, parts, strict=True):
             if part.gpus and _is_gated(pod):
                 self._claim(pod, part)

@@ -11,6 +11,7 @@ PODS = "longshore.io/pods"  # annotation: how many the attempt has
 SPEC = "longshore.io/spec"  # annotation: digest of what was to be run
 FIRST_RANK = "longshore.io/first-rank"  # annotation
 RANKS = "longshore.io/ranks"  # annotation: how many the pod has
+GPUS = "longshore.io/gpus"  # annotation: their indices on its node
 DROPPED = "longshore.io/dropped"  # annotation: why it was deleted before it could run
 GATE = "longshore.io/placement"
 
@@ -138,9 +139,13 @@ class Pod(_Read):
 
     @property
     def is_over(self) -> bool:
-        """Whether all its processes are proven gone: its node says so, or it never had a node."""
-        ended = self.status.phase in ("Succeeded", "Failed")
-        return self.never_ran or (ended and self.state.running is None)
+        """Whether all its processes are proven gone: its node says so, it never had a node, or its node is gone."""
+        if self.status.phase not in ("Succeeded", "Failed"):
+            return self.never_ran
+        disrupted = self.condition("DisruptionTarget")
+        # What is collected had a node that was deleted, or that somebody marked as out of service; its last word stays.
+        collected = disrupted is not None and disrupted.reason == "DeletionByPodGC"
+        return collected or self.state.running is None
 
     @property
     def has_failed(self) -> bool:

@@ -7,11 +7,11 @@ import math
 from dataclasses import asdict
 from typing import NamedTuple
 
-from ..protocol import Attempt, Placement, Share
+from ..protocol import Attempt, Placement, RefusedError, Share
 from . import launcher
 from .api import Json
 from .devices import Gpu
-from .objects import ATTEMPT, FIRST_RANK, GATE, PODS, RANKS, SPEC
+from .objects import ATTEMPT, FIRST_RANK, GATE, GPUS, PODS, RANKS, SPEC
 from .settings import KubernetesSettings
 
 PORT = 29500  # where ranks meet, the one that PyTorch takes; each pod has an address of its own
@@ -19,6 +19,9 @@ LABELS = {"app.kubernetes.io/managed-by": "longshore"}  # by which the service a
 END_S = 10  # that a launcher has after the grace to see the last process gone and tell how the ranks ended
 _HOME = "/longshore"
 _MESSAGE = "/dev/termination-log"
+
+
+_MOST_BYTES = 128 << 10  # of one argument of a program: MAX_ARG_STRLEN of Linux, the final 0 included
 
 
 class Part(NamedTuple):
@@ -49,7 +52,13 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
         placement: GPUs of the whole attempt.
         part: The share of them that is this pod's.
         settings: Of the backend.
+
+    Raises:
+        RefusedError: If its command and environment are too long to be passed on.
     """
+    told = json.dumps(launcher_spec(attempt, placement, part, settings), sort_keys=True)
+    if len(told) >= _MOST_BYTES:
+        raise RefusedError(f"{attempt.name}: its command and environment take {len(told)} of {_MOST_BYTES} bytes")
     pod, own = settings.pod.of_pod(), settings.pod.of_container()
     mounts = [{"name": "longshore", "mountPath": _HOME}, {"name": "shm", "mountPath": "/dev/shm"}]
     volumes = [{"name": "longshore", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
@@ -57,8 +66,8 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
         **own,
         "name": "ranks",
         "image": attempt.image or settings.image,
-        "command": ["python3", "-I", "-S", "-c", inspect.getsource(launcher)],
-        "args": [json.dumps(launcher_spec(attempt, placement, part, settings), sort_keys=True)],
+        "command": ["python3", "-I", "-S", "-X", "utf8", "-c", inspect.getsource(launcher)],
+        "args": [told],
         "volumeMounts": [*mounts, *own.get("volumeMounts", [])],
         "resources": dict(own.get("resources", {})),
         "terminationMessagePath": _MESSAGE,
@@ -92,6 +101,7 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
             "annotations": {
                 SPEC: digest_of(attempt, placement), PODS: str(len(placement)),
                 FIRST_RANK: str(part.first_rank), RANKS: str(len(part.share.gpus)),
+                GPUS: ",".join(str(gpu) for gpu in part.share.gpus),
             },
         },
         "spec": spec,

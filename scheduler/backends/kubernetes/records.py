@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -98,6 +98,10 @@ class Records:
             run=status.run, reason=status.reason, started_s=status.started_s, ends=ends, progress=dict(status.progress)
         )  # fmt: skip
         self.note(name, "ended", end.model_dump(mode="json"))
+        with self.made(name) as folder:
+            for record in ("launched", "lifted", "cancelled"):
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{record}.json", dir_fd=folder)
 
     def end(self, name: str) -> Status | None:
         """Return how an attempt ended that was forgotten."""

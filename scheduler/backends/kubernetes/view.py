@@ -112,12 +112,9 @@ class View(Generic[ObjectT]):
                 self._fresh.clear()
                 if self._ends.is_set():
                     return
-                if isinstance(error, AnswerError) and error.code == _GONE:
-                    log.info("%s: %s; listed anew", self._kind, error)
-                    continue
-                log.warning(
-                    "%s cannot be followed: %s", self._kind, error, exc_info=not isinstance(error, BackendError)
-                )
+                level = logging.INFO if isinstance(error, AnswerError) and error.code == _GONE else logging.WARNING
+                is_bug = not isinstance(error, BackendError)
+                log.log(level, "%s are listed anew: %s", self._kind, error, exc_info=is_bug)
                 self._ends.wait(pause_s)
                 pause_s = min(pause_s * 2.0, _LONGEST_PAUSE_S)
 

@@ -167,8 +167,7 @@ def test_an_image_that_cannot_be_had_is_refused_when_it_is_launched_again(trial:
 def test_an_attempt_that_no_node_takes_is_dropped_whole_and_is_the_clusters_fault(trial: Trial, tmp_path: Path) -> None:
     backend = trial.make(bind_s=0.3)
     trial.cluster.kubelets["a"].alive = False
-    node = trial.cluster.objects.get(("nodes", "", "b"))["spec"] | {"unschedulable": True}
-    trial.cluster.objects.update(("nodes", "", "b"), lambda value: value | {"spec": node})
+    trial.cluster.cordon("b")
     attempt = sh(f"touch {tmp_path}/started-$RANK; exec sleep 1000")
     backend.launch(attempt, THREE_GPUS)
     trial.cluster.kubelets["a"].alive = True
@@ -208,7 +207,7 @@ def test_a_pod_that_its_cluster_ended_is_the_clusters_fault(trial: Trial, backen
 
     def end(pod: Object) -> None:
         reason = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node gone"}
-        pod["status"] = {"phase": "Failed", "conditions": [reason]}
+        pod["status"] |= {"phase": "Failed", "conditions": [reason]}  # the node's last word stays: it runs
 
     edit_pod(trial, attempt, 0, end)
     status = end_of(backend, attempt)
@@ -258,6 +257,18 @@ def test_a_lost_gpu_is_out_of_service_and_the_others_keep_their_indices(
     assert fresh.logs(attempt.name, 0, 0, 100)[0] == b"GPU-a-2\n"
 
 
+def test_a_cordoned_node_keeps_its_job_and_gets_no_other(trial: Trial, backend: KubernetesBackend) -> None:
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    runs(backend, attempt)
+    trial.cluster.cordon("a")
+    until(lambda: [gpu.healthy for gpu in backend.observe()[0].gpus] == [False, False, True, False])
+    assert backend.status(attempt.name).run is Run.RUNNING
+    backend.cancel(attempt.name, "no longer wanted")
+    end_of(backend, attempt)
+    assert not any(gpu.healthy for gpu in backend.observe()[0].gpus)
+
+
 def test_a_tainted_gpu_is_out_of_service(trial: Trial, backend: KubernetesBackend) -> None:
     def taint(piece: Object) -> Object:
         piece["spec"]["devices"][0]["taints"] = [{"key": "gpu.nvidia.com/xid", "effect": "NoExecute"}]
@@ -302,6 +313,13 @@ def test_pods_have_the_image_of_the_job_and_the_fields_of_the_settings(trial: Tr
     assert data in pod["spec"]["volumes"]
     assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
     assert container["resources"] == {"limits": {"cpu": "8"}, "claims": [{"name": "gpus"}]}
+
+
+def test_a_command_that_no_program_could_be_given_is_refused(backend: KubernetesBackend) -> None:
+    attempt = sh(" " * (128 << 10))
+    with pytest.raises(RefusedError, match="131072 bytes"):
+        backend.launch(attempt, ONE_GPU)
+    assert backend.status(attempt.name).run is Run.ABSENT
 
 
 def test_output_is_passed_on_byte_by_byte(backend: KubernetesBackend) -> None:
