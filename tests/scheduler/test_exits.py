@@ -30,7 +30,9 @@ def outcome(status: Status, asked: AfterStop | None = None, used: Tries = DEFAUL
         (ended((0, 15, 1.0), reason="time limit"), ExitClass.LIMIT),
         (ended((0, 9, 1.0), reason="node fault"), ExitClass.INFRASTRUCTURE),
         (Status(Run.LOST, reason="no marker"), ExitClass.AMBIGUOUS),
+        (Status(Run.LOST, reason="node fault: its node was deleted"), ExitClass.INFRASTRUCTURE),
         (Status(Run.ABSENT), ExitClass.ASKED),
+        (ended(reason="cancelled"), ExitClass.ASKED),
     ],
 )
 def test_an_end_has_a_class(status: Status, exit_class: ExitClass) -> None:
@@ -75,3 +77,7 @@ def test_a_job_without_tries_left_fails() -> None:
 
 def test_a_job_that_makes_no_progress_is_held_though_it_has_tries_left() -> None:
     assert outcome(ended((75, 0, 1.0)), used=Tries(), stuck=NO_PROGRESS - 1).after is AfterStop.HOLD
+
+
+def test_a_job_that_was_cancelled_before_any_rank_began_is_cancelled_and_did_not_succeed() -> None:
+    assert outcome(ended(reason="cancelled"), asked=AfterStop.CANCEL).after is AfterStop.CANCEL
