@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from tests.kubernetes_double.objects import ApiError, Key, Object, Objects
+from tests.kubernetes_double.objects import ApiError, Key, Object, Objects, now
 from tests.kubernetes_double.patching import patched
 from tests.kubernetes_double.rules import check_changed, check_new
 
@@ -308,4 +308,6 @@ def bound(pod: Object, node: str) -> Object:
     if pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"] or pod["spec"].get("schedulingGates"):
         raise ApiError(409, "Conflict", f"pod {pod['metadata']['name']} cannot be assigned to a host")
     pod["spec"]["nodeName"] = node
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now()}
+    pod["status"]["conditions"] = [placed]
     return pod

@@ -10,10 +10,11 @@ from ....cluster.errors import BackendError
 from ...layout import Layout
 from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
 from .api import Api
-from .devices import Gpu, by_index, learned, published
+from .devices import Gpu, Offers, by_index, learned, published
 from .launching import Launch
-from .objects import ATTEMPT, FIRST_RANK, GPUS, RANKS, Node, Pod, ResourceSlice
+from .objects import ATTEMPT, FIRST_RANK, GPUS, PODS, RANKS, Node, Pod, ResourceSlice
 from .output import Output
+from .pods import pod_name
 from .reading import status_of
 from .records import Records
 from .removing import Removal
@@ -81,16 +82,17 @@ class KubernetesBackend:
         Raises:
             BackendError: If the cluster cannot be seen at the moment.
         """
-        known, gpus, now_s = self._nodes.objects(), self._gpus(), time.time()
-        self._silent = self._silent_now()
-        used, seen = _used(self._pods.objects().values()), []
+        known, offers, now_s = self._nodes.objects(), self._offers(), time.time()
+        self._silent = self._silent_of(known, offers)
+        gpus, used = self._gpus(offers), _used(self._pods.objects().values())
+        seen = []
         for node, size in self._sizes.items():
-            answers = node not in self._silent
-            offered = range(size) if answers and not known[node].spec.unschedulable else used.get(node, set())
-            usable = [index in offered and self._is_usable(gpus, node, index) for index in range(size)]
-            at_s = now_s if answers else _silent_since_s(known.get(node))
-            told = tuple(GpuSeen(index, healthy) for index, healthy in enumerate(usable))
-            seen.append(NodeSeen(node, told, at_s))
+            if node in self._silent:
+                usable, at_s = set[int](), _silent_since_s(known.get(node))
+            else:
+                kept = used.get(node, set()) if known[node].spec.unschedulable else range(size)
+                usable, at_s = {gpu for gpu in kept if gpus is None or _is_usable(gpus[node], gpu)}, now_s
+            seen.append(NodeSeen(node, tuple(GpuSeen(gpu, gpu in usable) for gpu in range(size)), at_s))
         return tuple(seen)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
@@ -102,7 +104,7 @@ class KubernetesBackend:
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
         _check_name(attempt.name)
-        gpus = self._gpus()
+        gpus = self._gpus(self._offers())
         self._nodes.objects()  # Nothing is started while the nodes cannot be seen.
         self._launch.launch(attempt, placement, self._pods_of(attempt.name), gpus)
 
@@ -119,7 +121,8 @@ class KubernetesBackend:
         for name in names:
             _check_name(name)
         try:
-            by_attempt, silent = _by_attempt(self._pods.objects()), self._silent | self._silent_now()
+            by_attempt = _by_attempt(self._pods.objects())
+            silent = self._silent | self._silent_of(self._nodes.objects(), self._offers())
         except BackendError as error:
             return {name: Status(Run.UNREACHABLE, reason=str(error)) for name in names}
         found = {name: self._status(name, by_attempt.get(name, []), silent) for name in names}
@@ -188,35 +191,36 @@ class KubernetesBackend:
         followed = (self._pods, self._nodes)
         return (*followed, self._slices) if self.capabilities.exact_gpus else followed
 
-    def _gpus(self) -> dict[str, tuple[Gpu, ...]] | None:
-        """Return the devices of each node by index; None where GPUs are only counted."""
+    def _offers(self) -> Offers | None:
+        """Return what the drivers of nodes offer; None where GPUs are only counted."""
         if not self.capabilities.exact_gpus:
             return None
-        now = self._published()
-        order = learned(self._order, now)
+        return published(self._slices.objects().values(), self.settings.device_class)
+
+    def _gpus(self, offers: Offers | None) -> Offers | None:
+        """Return the GPUs of each node by index, in an order that is kept."""
+        if offers is None:
+            return None
+        order = learned(self._order, offers)
         if order != self._order:
             self._records.keep_gpus(order)
             self._order = order
-        return by_index(order, now)
+        return by_index(order, offers)
 
-    def _published(self) -> dict[str, tuple[Gpu, ...]]:
-        return published(self._slices.objects().values(), self.settings.device_class)
-
-    def _silent_now(self) -> frozenset[str]:
+    def _silent_of(self, known: Mapping[str, Node], offers: Offers | None) -> frozenset[str]:
         """Return the nodes that do not answer, that the cluster does not have, or whose driver says nothing."""
-        known = self._nodes.objects()
         answers = {name for name, node in known.items() if node.ready is not None and node.ready.status == "True"}
-        if self.capabilities.exact_gpus:
-            answers &= set(self._published())
+        if offers is not None:
+            answers &= set(offers)
         return frozenset(name for name in self._sizes if name not in answers)
 
-    def _is_usable(self, gpus: Mapping[str, Sequence[Gpu]] | None, node: str, index: int) -> bool:
-        if node in self._silent:
-            return False
-        return gpus is None or (index < len(gpus[node]) and gpus[node][index].usable)
-
     def _pods_of(self, name: str) -> list[Pod]:
-        return _by_attempt(self._pods.objects()).get(name, [])
+        pods = self._pods.objects()
+        first = pods.get(pod_name(name, 0))
+        if first is None:
+            return _by_attempt(pods).get(name, [])
+        found = (pods.get(pod_name(name, number)) for number in range(max(first.count(PODS), 1)))
+        return [pod for pod in found if pod is not None and pod.metadata.labels[ATTEMPT] == name]
 
     def _status(self, name: str, pods: list[Pod], silent: frozenset[str]) -> Status:
         if pods:
@@ -228,6 +232,10 @@ class KubernetesBackend:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 56 of a-z, 0-9 and -, no - at the end")
+
+
+def _is_usable(gpus: Sequence[Gpu], index: int) -> bool:
+    return index < len(gpus) and gpus[index].usable
 
 
 def _by_attempt(pods: Mapping[str, Pod]) -> dict[str, list[Pod]]:

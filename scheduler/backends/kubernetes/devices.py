@@ -21,7 +21,10 @@ class Gpu(NamedTuple):
     usable: bool  # its driver offers it, and no taint forbids it
 
 
-def published(slices: Iterable[ResourceSlice], driver: str) -> dict[str, tuple[Gpu, ...]]:
+Offers = Mapping[str, tuple[Gpu, ...]]  # GPUs of each node
+
+
+def published(slices: Iterable[ResourceSlice], driver: str) -> Offers:
     """Return the GPUs of each node whose driver has published all of them, as CUDA counts them: by their PCI bus ids.
 
     Args:
@@ -43,7 +46,7 @@ def published(slices: Iterable[ResourceSlice], driver: str) -> dict[str, tuple[G
     }
 
 
-def learned(order: Order, now: Mapping[str, tuple[Gpu, ...]]) -> Order:
+def learned(order: Order, now: Offers) -> Order:
     """Return the order of GPUs with what nodes offer now taken in.
 
     A GPU that is lost does not move the others up: a node keeps its order until it offers as many GPUs again.
@@ -52,7 +55,7 @@ def learned(order: Order, now: Mapping[str, tuple[Gpu, ...]]) -> Order:
     return {**order, **{node: found for node, found in uuids.items() if len(found) >= len(order.get(node, ()))}}
 
 
-def by_index(order: Order, now: Mapping[str, tuple[Gpu, ...]]) -> dict[str, tuple[Gpu, ...]]:
+def by_index(order: Order, now: Offers) -> Offers:
     """Return the GPUs of each node by index, with those that are not offered now."""
     usable = {gpu.uuid for gpus in now.values() for gpu in gpus if gpu.usable}
     return {node: tuple(Gpu(uuid, uuid in usable) for uuid in uuids) for node, uuids in order.items()}

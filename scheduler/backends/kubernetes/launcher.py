@@ -214,12 +214,16 @@ class Launcher:
         with suppress(OSError):  # Without it, an exit code of 0 is no proof of success.
             Path(self.spec["message"]).write_bytes(content)
 
-    def _progress(self) -> object:
+    def _progress(self) -> dict[str, float]:
+        """Return the finite numbers that the job told of itself."""
         try:
             with (self.home / "progress.json").open("rb") as progress:
-                return json.loads(progress.read(_PROGRESS_BYTES + 1))
+                told = json.loads(progress.read(_PROGRESS_BYTES + 1))
         except (OSError, ValueError, RecursionError):
             return {}
+        told = told if isinstance(told, dict) else {}
+        most = sys.float_info.max
+        return {key: value for key, value in told.items() if type(value) in (int, float) and -most <= value <= most}
 
 
 def _lines(content: bytes) -> list[bytes]:

@@ -1,11 +1,12 @@
 """Pods of an attempt: created behind gates, then placed and let go all together."""
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 
 from ....cluster.errors import BackendError
 from ..protocol import Attempt, CannotHonourError, Placement, RefusedError
-from ..requests import refuse_placement, refuse_texts
+from ..refusals import refuse_placement, refuse_texts
 from .api import JSON_PATCH, MANAGER, AnswerError, Api, Json
 from .devices import Gpu
 from .objects import ATTEMPT, SPEC, Pod
@@ -18,7 +19,8 @@ log = logging.getLogger(__name__)
 
 _EXISTS = 409
 _REFUSED = (400, 413, 422)  # what is wrong with the object itself; rights, quotas and namespaces may change
-_NO_IMAGE = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "ImagePullBackOff"})
+_BAD_IMAGE = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+_NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff"})  # it may only be slow, or its registry be away for a moment
 
 
 class Launch:
@@ -58,7 +60,7 @@ class Launch:
         before = self._records.digest(name)
         if before not in ("", digest) or any(pod.annotation(SPEC) != digest for pod in known):
             raise BackendError(f"{name} was launched before with another command or placement")
-        _refuse_images(known)
+        _refuse_images(known, self._settings.bind_s)
         ended = self._records.has(name, "ended") or any(pod.is_deleted or pod.is_over for pod in known)
         if ended or (len(known) == len(placement) and not any(pod.is_gated for pod in known)):
             return
@@ -136,10 +138,15 @@ class Launch:
         )  # fmt: skip
 
 
-def _refuse_images(pods: Sequence[Pod]) -> None:
+def _refuse_images(pods: Sequence[Pod], patience_s: float) -> None:
+    """Refuse an attempt whose image is not to be had, at once or after so long on the node."""
     for pod in pods:
-        waiting = pod.state.waiting
-        if waiting is not None and waiting.reason in _NO_IMAGE:
+        waiting, placed = pod.state.waiting, pod.condition("PodScheduled")
+        bound = None if placed is None else placed.last_transition_time
+        waits_s = 0.0 if bound is None else time.time() - bound.timestamp()
+        if waiting is None:
+            continue
+        if waiting.reason in _BAD_IMAGE or (waiting.reason in _NO_IMAGE and waits_s > patience_s):
             raise RefusedError(f"{pod.metadata.name}: {waiting.reason}: {waiting.message}")
 
 

@@ -1,5 +1,6 @@
 """What the pods of an attempt tell of it."""
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Annotated
@@ -135,5 +136,5 @@ def _numbers(told: Told | None) -> dict[str, float]:
     return {
         key: float(value)
         for key, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     }

@@ -61,5 +61,5 @@ class KubernetesSettings(BaseModel):
     resource: str = "nvidia.com/gpu"  # of counts
     ranks_service: str = Field(default="longshore-ranks", pattern=DNS_LABEL)  # headless; pods find each other by it
     pod: PodFields = PodFields()
-    bind_s: float = Field(default=60.0, gt=0.0)  # within which a node takes its pod
+    bind_s: float = Field(default=60.0, gt=0.0)  # within which a node takes its pod, and then gets its image
     deadline_s: float = Field(default=5.0, gt=0.0, le=60.0)  # of a call

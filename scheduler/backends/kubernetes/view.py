@@ -71,14 +71,9 @@ class View(Generic[ObjectT]):
                 response.shutdown()
         self._thread.join()
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether it is up to date, as far as the API server answers."""
-        return self._fresh.is_set()
-
-    def wait(self, most_s: float) -> bool:
-        """Wait until it is up to date, and say whether it is."""
-        return self._fresh.wait(most_s)
+    def wait(self, most_s: float) -> None:
+        """Wait until it is up to date, but not longer than that."""
+        self._fresh.wait(most_s)
 
     def objects(self) -> dict[str, ObjectT]:
         """Return all objects by name.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ....cluster.errors import BackendError
 from ..protocol import Attempt, Placement, RefusedError
-from ..requests import refuse_placement, refuse_texts
+from ..refusals import refuse_placement, refuse_texts
 from .spec import Rank, Spec
 from .supervisor import STARTED_BEFORE, TWIN
 

@@ -53,7 +53,7 @@ def random_placements(nodes: dict[str, int], rng: random.Random) -> list[Placeme
     return placements
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_ranks_report_exactly_the_gpus_of_random_placements_from_inside(tmp_path: Path, seed: int) -> None:
     nodes = {"a": 4, "b": 2, "c": 8, "d": 3}
     trial = Trial(tmp_path, nodes)
@@ -137,6 +137,14 @@ def test_progress_is_told_at_the_end(backend: KubernetesBackend) -> None:
     assert end_of(backend, attempt).progress == {"saved_s": 12.5, "step": 7.0}
 
 
+@pytest.mark.parametrize("told", ["[1]", '{"saved_s": NaN}', '{"step": 1' + "0" * 500 + "}", "[" * 900, "{"])
+def test_progress_that_makes_no_sense_does_not_hide_how_a_job_ended(backend: KubernetesBackend, told: str) -> None:
+    attempt = sh(f"echo '{told}' > $LONGSHORE_PROGRESS")
+    backend.launch(attempt, ONE_GPU)
+    status = end_of(backend, attempt)
+    assert (status.run, status.progress, [end.code for end in status.ends]) == (Run.EXITED, {}, [0])
+
+
 def test_a_killed_container_ends_all_its_ranks(trial: Trial, backend: KubernetesBackend) -> None:
     attempt = sh("exec sleep 1000")
     backend.launch(attempt, THREE_GPUS)
@@ -148,9 +156,12 @@ def test_a_killed_container_ends_all_its_ranks(trial: Trial, backend: Kubernetes
     assert [(end.rank, end.signal) for end in status.ends] == [(0, 9), (1, 9), (2, 15)]
 
 
-def test_an_image_that_cannot_be_had_is_refused_when_it_is_launched_again(trial: Trial) -> None:
-    backend, attempt = trial.make(image="no-such-image"), sh("true")
-    backend.launch(attempt, ONE_GPU)
+def test_an_image_that_cannot_be_had_for_long_is_refused_when_it_is_launched_again(trial: Trial) -> None:
+    patient, attempt = trial.make(image="no-such-image"), sh("true")
+    patient.launch(attempt, ONE_GPU)
+    until(lambda: pods_of(trial, attempt)[0]["status"].get("containerStatuses"))
+    patient.launch(attempt, ONE_GPU)
+    backend = trial.make(image="no-such-image", bind_s=0.3)
 
     def refusal() -> str:
         try:
@@ -323,22 +334,22 @@ def test_a_command_that_no_program_could_be_given_is_refused(backend: Kubernetes
 
 
 def test_output_is_passed_on_byte_by_byte(backend: KubernetesBackend) -> None:
-    attempt = sh(r"printf 'a\rb\n\377\000c'; seq 100000; printf end")
+    attempt = sh(r"printf 'a\rb\n\377\000c'; seq 20000; printf end")
     backend.launch(attempt, ONE_GPU)
     end_of(backend, attempt)
-    wanted = b"a\rb\n\xff\x00c" + b"".join(b"%d\n" % number for number in range(1, 100001)) + b"end"
+    wanted = b"a\rb\n\xff\x00c" + b"".join(b"%d\n" % number for number in range(1, 20001)) + b"end"
     assert backend.logs(attempt.name, 0, 0, 1 << 30) == (wanted, len(wanted))
 
 
 def test_output_that_its_node_gave_up_is_a_hole(trial: Trial, backend: KubernetesBackend) -> None:
-    attempt = sh("seq 100000")
+    attempt = sh("seq 20000")
     backend.launch(attempt, ONE_GPU)
     end_of(backend, attempt)
     [pod] = pods_of(trial, attempt)
     container = trial.cluster.kubelets["a"].containers[pod["metadata"]["uid"]]
-    container.forget_first_lines(50_000)
+    container.forget_first_lines(10_000)
     piece, offset = backend.logs(attempt.name, 0, 0, 1 << 30)
-    wanted = b"".join(b"%d\n" % number for number in range(1, 100001))
+    wanted = b"".join(b"%d\n" % number for number in range(1, 20001))
     assert offset == len(wanted)
     assert wanted.endswith(piece.lstrip(b"\0"))
     assert len(piece) < len(wanted)
