@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 from dataclasses import asdict
+from functools import cache
 from typing import NamedTuple
 
 from ..protocol import Attempt, Placement, RefusedError, Share
@@ -66,7 +67,7 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
         **own,
         "name": "ranks",
         "image": attempt.image or settings.image,
-        "command": ["python3", "-I", "-S", "-X", "utf8", "-c", inspect.getsource(launcher)],
+        "command": ["python3", "-I", "-S", "-X", "utf8", "-c", _launcher()],
         "args": [told],
         "volumeMounts": [*mounts, *own.get("volumeMounts", [])],
         "resources": dict(own.get("resources", {})),
@@ -133,6 +134,12 @@ def claim_manifest(pod: Json, part: Part, settings: KubernetesSettings) -> Json:
         },
         "spec": {"devices": {"requests": [{"name": "gpus", "exactly": exactly}]}},
     }
+
+
+@cache
+def _launcher() -> str:
+    """Return the launcher's source as it was when the first pod was made, whatever is installed meanwhile."""
+    return inspect.getsource(launcher)
 
 
 def lifting(uid: str, node: str) -> list[Json]:

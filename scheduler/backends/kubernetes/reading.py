@@ -1,7 +1,6 @@
 """What the pods of an attempt tell of it."""
 
 import sys
-import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -54,9 +53,11 @@ def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, canc
         runs = all(pod.state.running is not None for pod in living) and len(pods) == pods[0].count(PODS)
         return Status(Run.RUNNING if runs else Run.PENDING, tuple(ends), started_s=started_s if runs else 0.0)
     progress = {key: value for each in reversed(list(told.values())) for key, value in _numbers(each).items()}
-    fault = _fault(pods, told)
-    if not fault and not ends and not cancelled and any(pod.never_ran for pod in pods):
-        fault = "it was deleted before it could run"
+    ranks, well = sum(pod.count(RANKS) for pod in pods), not any(end.code or end.signal for end in ends)
+    has_succeeded = well and len(ends) == ranks and len(pods) == pods[0].count(PODS)
+    fault = "" if has_succeeded else _fault(pods, told)
+    if not fault and well and not has_succeeded and (ends or not cancelled):
+        fault = f"it was stopped before {ranks - len(ends)} of its ranks had run"
     if fault:
         return Status(Run.LOST, tuple(ends), NODE_FAULT + fault, started_s, progress)
     return Status(Run.EXITED, tuple(ends), _reason(pods, told), started_s, progress)
@@ -86,7 +87,7 @@ def _ends(pod: Pod, told: Told | None) -> list[RankEnd]:
     if ended is None or ended.exit_code == 0:
         return []  # A launcher that ends well has told so: this is no proof of success.
     number = ended.signal or max(ended.exit_code - _SIGNALLED, 0)
-    at_s = time.time() if ended.finished_at is None else ended.finished_at.timestamp()
+    at_s = 0.0 if ended.finished_at is None else ended.finished_at.timestamp()
     ranks = range(pod.count(FIRST_RANK), pod.count(FIRST_RANK) + pod.count(RANKS))
     return [RankEnd(rank, 0 if number else ended.exit_code, number, at_s) for rank in ranks]
 
