@@ -163,9 +163,17 @@ class KubernetesBackend:
             raise ValueError(f"offset {offset} and most {most} must not be negative")
         pods = self._pods_of(name)
         pod = next((pod for pod in pods if 0 <= rank - pod.count(FIRST_RANK) < pod.count(RANKS)), None)
-        if pod is not None:
+        if pod is None:
+            return self._output.read(name, rank, offset, most, exists=False)
+        try:
             self._output.fetch(name, pod)
-        return self._output.read(name, rank, offset, most, exists=pod is not None)
+        except BackendError:
+            # What was copied before can be read whatever has become of the node.
+            content, end = self._output.read(name, rank, offset, most, exists=True)
+            if not content:
+                raise
+            return content, end
+        return self._output.read(name, rank, offset, most, exists=True)
 
     def forget(self, name: str) -> None:
         """Delete the pods of an attempt that ended, after copying their logs.

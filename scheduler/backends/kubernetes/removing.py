@@ -48,9 +48,11 @@ class Removal:
         for pod in pods:
             if not pod.is_deleted:
                 self._delete(pod)
-            if ATTEMPT in pod.metadata.finalizers:
-                kept = [name for name in pod.metadata.finalizers if name != ATTEMPT]
-                self._patch(pod, [{"op": "replace", "path": "/metadata/finalizers", "value": kept}])
+            before = list(pod.metadata.finalizers)
+            if ATTEMPT in before:
+                path, kept = "/metadata/finalizers", [name for name in before if name != ATTEMPT]
+                same = {"op": "test", "path": path, "value": before}  # Nobody else's is taken away.
+                self._patch(pod, [same, {"op": "replace", "path": path, "value": kept}])
 
     def tend(self, by_attempt: Mapping[str, Sequence[Pod]]) -> None:
         """Stop the rest of attempts that lost a pod, were not taken by a node or are not wanted; remove forgotten ones.
@@ -70,9 +72,11 @@ class Removal:
                         unbound[pod.metadata.uid] = self._unbound_since_s.get(pod.metadata.uid, now_s)
                         if now_s - unbound[pod.metadata.uid] > self._settings.bind_s:
                             self._drop(pod)
+            except AnswerError as error:
+                log.warning("%s is not tended to: %s", name, error)
             except BackendError as error:
                 log.warning("%s is not tended to: %s", name, error)
-                break  # Each further call could take as long to fail.
+                break  # Without an answer, each further call could take as long to fail.
         self._unbound_since_s = unbound
 
     def _drop(self, pod: Pod) -> None:

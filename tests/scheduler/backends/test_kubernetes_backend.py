@@ -341,6 +341,17 @@ def test_output_is_passed_on_byte_by_byte(backend: KubernetesBackend) -> None:
     assert backend.logs(attempt.name, 0, 0, 1 << 30) == (wanted, len(wanted))
 
 
+def test_output_that_was_read_once_can_be_read_without_its_node(trial: Trial, backend: KubernetesBackend) -> None:
+    attempt = sh("echo early; exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    runs(backend, attempt)
+    until(lambda: backend.logs(attempt.name, 0, 0, 100)[0])
+    trial.cluster.kubelets["a"].alive = False
+    assert backend.logs(attempt.name, 0, 0, 100) == (b"early\n", 6)
+    with pytest.raises(BackendError, match="connection refused"):
+        backend.logs(attempt.name, 0, 6, 100)
+
+
 def test_output_that_its_node_gave_up_is_a_hole(trial: Trial, backend: KubernetesBackend) -> None:
     attempt = sh("seq 20000")
     backend.launch(attempt, ONE_GPU)
