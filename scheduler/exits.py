@@ -11,6 +11,7 @@ from .backends.protocol import RankEnd, Run, Status
 from .states import AfterStop
 
 COLLATERAL_S = 5.0  # ranks' clocks may differ by so much: who ended first is not known more closely
+NODE_FAULT = "node fault: "  # begins the reason of a loss that was the cluster's doing; its words follow
 TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the program asks to be run again
 AMBIGUOUS_SIGNALS = frozenset({6, 7, 9, 11, 15})  # of a fault of the node as well as of the program
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0  # before a job is tried again, doubled with every try
@@ -77,11 +78,15 @@ def class_of(status: Status) -> tuple[ExitClass, str]:
     """Return the class of an attempt's end and its cause in words."""
     if status.run is Run.ABSENT:
         return ExitClass.INFRASTRUCTURE, "it was not started"
+    if status.run is Run.LOST and status.reason.startswith(NODE_FAULT):
+        return ExitClass.INFRASTRUCTURE, status.reason.removeprefix(NODE_FAULT)
     if status.run is Run.LOST:
         return ExitClass.AMBIGUOUS, f"no record of how it ended: {status.reason}"
     if status.reason == "time limit":
         return ExitClass.LIMIT, "ran longer than its time limit"
     first = first_end(status.ends)
+    if not status.ends and status.reason == "cancelled":
+        return ExitClass.ASKED, "it was not started"
     if first is None:
         return ExitClass.SUCCESS, "every rank ended with 0"
     if status.reason == "node fault":

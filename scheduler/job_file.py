@@ -40,6 +40,7 @@ class JobFile(_Section):
     name: str = Field("job", pattern=NAME)
     gpus: int = Field(1, ge=1, le=1_000_000)
     command: tuple[Annotated[str, Field(max_length=131072)], ...] = Field(min_length=1, max_length=1000)
+    image: str = Field("", max_length=512)  # container image, where jobs run in containers; the cluster's if left out
     folder: str = ""  # working directory; one of the attempt's own if left out
     environment: dict[Annotated[str, Field(pattern=VARIABLE)], str] = {}
     estimate_s: float = Field(3600.0, gt=0.0, le=YEAR_S)  # run time on the cluster's reference GPUs

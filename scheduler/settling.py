@@ -39,7 +39,15 @@ def attempt_of(job: JobRow, row: AttemptRow) -> Attempt:
     spec = JobFile.model_validate(job.spec)
     limit_s = float("inf") if spec.limit_s is None else spec.limit_s
     return Attempt(
-        attempt_name(row), job.id, row.number, spec.command, spec.folder, spec.environment, spec.grace_s, limit_s
+        attempt_name(row),
+        job.id,
+        row.number,
+        spec.command,
+        spec.folder,
+        spec.environment,
+        spec.grace_s,
+        limit_s,
+        spec.image,
     )
 
 

@@ -54,6 +54,7 @@ class Attempt:
     environment: Mapping[str, str]
     grace_s: float = 30.0  # between asking a job to stop and killing it
     limit_s: float = float("inf")  # running time after which it is stopped
+    image: str = ""  # container image; "" for the backend's own choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,9 @@ class Status:
 
     run: Run
     ends: tuple[RankEnd, ...] = ()  # of the ranks that have ended, in the order of their ends
-    reason: str = ""  # who asked for the end: "", "cancelled", "time limit" or "rank failed"; of LOST: what was seen
+    # Who asked for the end: "", "cancelled", "time limit" or "rank failed".
+    # Of LOST: what was seen, after "node fault: " where the cluster did it.
+    reason: str = ""
     started_s: float = 0.0  # Unix time, 0 if not yet
     progress: Mapping[str, float] = field(default_factory=dict)  # what the job reports of itself
 

@@ -22,6 +22,7 @@ from tests.scheduler.backends.attempts import (
     sh,
     until,
 )
+from tests.scheduler.backends.kubernetes_trials import end_double, make_on_double
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,13 @@ class Trial:
 
     make: Callable[[Path], Backend]  # a fresh object on the same folder knows the attempts of an earlier one
     end: Callable[[Path], None]
+    sees_programs: bool = True  # so that it can tell whether one is there before it starts it
 
 
-TRIALS = {"local": Trial(lambda folder: LocalBackend(folder, NODES), end_all)}
+TRIALS = {
+    "local": Trial(lambda folder: LocalBackend(folder, NODES), end_all),
+    "kubernetes": Trial(make_on_double, end_double, sees_programs=False),
+}
 
 
 @pytest.fixture(params=TRIALS)
@@ -104,7 +109,8 @@ def test_another_attempt_under_the_same_name_is_an_error(backend: Backend) -> No
 def test_ranks_get_exactly_the_gpus_that_were_chosen(backend: Backend) -> None:
     if not backend.capabilities.exact_gpus:
         pytest.skip("this back end does not promise exact GPUs")
-    attempt = sh("echo $LONGSHORE_NODE $CUDA_VISIBLE_DEVICES")
+    # Either the index or a name that ends with it.
+    attempt = sh("echo $LONGSHORE_NODE ${CUDA_VISIBLE_DEVICES##*-}")
     backend.launch(attempt, THREE_GPUS)
     end_of(backend, attempt)
     assert [backend.logs(attempt.name, rank, 0, 100)[0] for rank in range(3)] == [b"a 1\n", b"a 3\n", b"b 0\n"]
@@ -129,8 +135,12 @@ def test_gpus_that_cannot_be_given_are_refused(backend: Backend, placement: Plac
     assert backend.status(attempt.name).run is Run.ABSENT
 
 
-def test_a_program_that_is_not_there_is_refused(backend: Backend) -> None:
+def test_a_program_that_is_not_there_is_refused_or_ends_as_a_shell_would_say(trial: Trial, backend: Backend) -> None:
     attempt = running(("no-such-program",))
+    if not trial.sees_programs:
+        backend.launch(attempt, ONE_GPU)
+        assert [(end.rank, end.code) for end in end_of(backend, attempt).ends] == [(0, 127)]
+        return
     with pytest.raises(RefusedError):
         backend.launch(attempt, ONE_GPU)
     assert backend.status(attempt.name).run is Run.ABSENT

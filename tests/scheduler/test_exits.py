@@ -30,7 +30,9 @@ def outcome(status: Status, asked: AfterStop | None = None, used: Tries = DEFAUL
         (ended((0, 15, 1.0), reason="time limit"), ExitClass.LIMIT),
         (ended((0, 9, 1.0), reason="node fault"), ExitClass.INFRASTRUCTURE),
         (Status(Run.LOST, reason="no marker"), ExitClass.AMBIGUOUS),
+        (Status(Run.LOST, reason="node fault: its node was deleted"), ExitClass.INFRASTRUCTURE),
         (Status(Run.ABSENT), ExitClass.INFRASTRUCTURE),
+        (ended(reason="cancelled"), ExitClass.ASKED),
     ],
 )
 def test_an_end_has_a_class(status: Status, exit_class: ExitClass) -> None:
@@ -90,3 +92,7 @@ def test_an_attempt_that_could_not_be_started_waits_before_the_next_and_is_not_h
 
 def test_faults_without_end_fail_the_job() -> None:
     assert outcome(ended((0, 15, 1.0), reason="cancelled"), AfterStop.RETRY).after is AfterStop.FAIL
+
+
+def test_a_job_that_was_cancelled_before_any_rank_began_is_cancelled_and_did_not_succeed() -> None:
+    assert outcome(ended(reason="cancelled"), asked=AfterStop.CANCEL).after is AfterStop.CANCEL

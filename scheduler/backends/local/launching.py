@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ....cluster.errors import BackendError
-from ..protocol import Attempt, CannotHonourError, Placement, RefusedError, Share
+from ..protocol import Attempt, Placement, RefusedError
+from ..refusals import refuse_placement, refuse_texts
 from .spec import Rank, Spec
 from .supervisor import STARTED_BEFORE, TWIN
 
@@ -32,11 +33,10 @@ def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], ow
 
     Raises:
         CannotHonourError: If there are no such GPUs, or one is named twice.
+        RefusedError: If a text of it cannot be passed to a program.
     """
-    for share in placement:
-        _check_share(share, nodes)
-    if not placement or len({share.node for share in placement}) != len(placement):
-        raise CannotHonourError(f"{attempt.name}: a placement names each of its nodes once, not {placement}")
+    refuse_placement(attempt, placement, nodes)
+    refuse_texts(attempt)
     user = pwd.getpwuid(os.getuid())
     return Spec(
         attempt.name,
@@ -51,14 +51,6 @@ def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], ow
     )
 
 
-def _check_share(share: Share, nodes: Mapping[str, int]) -> None:
-    if share.node not in nodes:
-        raise CannotHonourError(f"no node {share.node!r}; there are {', '.join(nodes)}")
-    ascending = list(share.gpus) == sorted(set(share.gpus))
-    if not share.gpus or not ascending or not 0 <= share.gpus[0] <= share.gpus[-1] < nodes[share.node]:
-        raise CannotHonourError(f"node {share.node} has GPUs 0 to {nodes[share.node] - 1}, asked for {share.gpus}")
-
-
 def refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
     """Refuse an attempt that would certainly fail at its start.
 
@@ -67,11 +59,8 @@ def refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
         makes_folder: Whether its folder is made for it, and so empty.
 
     Raises:
-        RefusedError: If its program or folder is not there, or a text of it cannot be passed to a program.
+        RefusedError: If its program or folder is not there.
     """
-    if not spec.command:
-        raise RefusedError(f"{spec.attempt}: its command is empty")
-    _refuse_texts(spec)
     folder = Path(spec.folder)
     if not makes_folder and not (folder.is_absolute() and folder.is_dir()):
         raise RefusedError(f"{spec.attempt}: {spec.folder!r} is not the absolute path of a folder")
@@ -79,19 +68,6 @@ def refuse_what_cannot_start(spec: Spec, *, makes_folder: bool) -> None:
     wanted = str(folder / program) if "/" in program else program
     if shutil.which(wanted, path=spec.environment["PATH"]) is None:
         raise RefusedError(f"{spec.attempt}: no program {program!r} in {folder} or on {spec.environment['PATH']}")
-
-
-def _refuse_texts(spec: Spec) -> None:
-    for text in (*spec.command, spec.folder, *spec.environment, *spec.environment.values()):
-        try:
-            passes = b"\0" not in os.fsencode(text)
-        except UnicodeEncodeError:
-            passes = False
-        if not passes:
-            raise RefusedError(f"{spec.attempt}: {text!r} cannot be passed to a program")
-    for key in spec.environment:
-        if not key or "=" in key:
-            raise RefusedError(f"{spec.attempt}: {key!r} cannot be the name of an environment variable")
 
 
 def spawn_supervisor(path: Path) -> None:

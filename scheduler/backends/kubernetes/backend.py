@@ -1,0 +1,269 @@
+"""The Kubernetes backend: jobs as pods, one for each node of a placement, on exactly the chosen GPUs."""
+
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ....cluster.errors import BackendError
+from ...layout import Layout
+from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
+from .api import Api
+from .devices import Gpu, Offers, by_index, learned, published
+from .launching import Launch
+from .objects import ATTEMPT, FIRST_RANK, GPUS, PODS, RANKS, Node, Pod, ResourceSlice
+from .output import Output
+from .pods import pod_name
+from .reading import status_of
+from .records import Records
+from .removing import Removal
+from .settings import KubernetesSettings
+from .view import View
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"ls-[a-z0-9-]{0,55}[a-z0-9]")  # with a dash and the number of a pod, a name of 63
+
+
+class KubernetesBackend:
+    """Runs each attempt as pods that this backend creates, places, watches and removes.
+
+    Pods and their status are what is known of an attempt, so that any scheduler of the cluster finds them; a
+    finalizer keeps them until they are forgotten. The folder holds logs and wishes.
+
+    Args:
+        folder: Where records and logs of attempts are; made if need be.
+        nodes: GPUs of each node, in cluster-file order; the names are those of the cluster.
+        settings: What was chosen.
+
+    Raises:
+        InputError: If the client is not installed, or the cluster's address is not known.
+    """
+
+    Settings = KubernetesSettings
+
+    @classmethod
+    def build(cls, settings: KubernetesSettings, folder: Path, layout: Layout) -> "KubernetesBackend":
+        """Return the backend of a scheduler."""
+        return cls(folder, layout.nodes, settings)
+
+    def __init__(self, folder: Path, nodes: Mapping[str, int], settings: KubernetesSettings) -> None:
+        exact = settings.gpus == "claims"
+        self.capabilities = Capabilities(exact_gpus=exact, atomic_gang=False, enforced=True)
+        self.settings, self._sizes = settings, dict(nodes)
+        self._records = Records(folder / "kubernetes")
+        self._api = api = Api(settings.kubeconfig, settings.deadline_s)
+        namespace = (settings.namespace,)
+        self._pods = View(api, "pods", api.core.list_namespaced_pod, Pod, namespace, ATTEMPT)
+        self._nodes = View(api, "nodes", api.core.list_node, Node)
+        self._slices = View(api, "resource slices", api.resource.list_resource_slice, ResourceSlice)
+        self._launch = Launch(api, settings, self._records, self._pods, self._sizes)
+        self._removal = Removal(api, settings, self._records)
+        self._output = Output(api, settings.namespace, self._records)
+        self._order = self._records.gpus()
+        self._silent: frozenset[str] = frozenset()  # nodes that did not answer when they were last looked at
+        for view in self._views:
+            view.start()
+        for view in self._views:
+            view.wait(settings.deadline_s)
+
+    def close(self) -> None:
+        """Look at the cluster no more; jobs run on."""
+        for view in self._views:
+            view.close()
+        self._api.close()
+
+    def observe(self) -> tuple[NodeSeen, ...]:
+        """Return all nodes: a GPU is healthy if its node answers and its driver offers it without a taint.
+
+        Of a cordoned node only the GPUs count that a job of ours still uses: they go out of service as it ends.
+
+        Raises:
+            BackendError: If the cluster cannot be seen at the moment.
+        """
+        known, offers, now_s = self._nodes.objects(), self._offers(), time.time()
+        self._silent = self._silent_of(known, offers)
+        gpus, used = self._gpus(offers), _used(self._pods.objects().values())
+        seen = []
+        for node, size in self._sizes.items():
+            if node in self._silent:
+                usable, at_s = set[int](), _silent_since_s(known.get(node))
+            else:
+                kept = used.get(node, set()) if known[node].spec.unschedulable else range(size)
+                usable, at_s = {gpu for gpu in kept if gpus is None or _is_usable(gpus[node], gpu)}, now_s
+            seen.append(NodeSeen(node, tuple(GpuSeen(gpu, gpu in usable) for gpu in range(size)), at_s))
+        return tuple(seen)
+
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        """Create the pods of an attempt, place them, and let all of them start.
+
+        Raises:
+            CannotHonourError: If these GPUs cannot be given.
+            RefusedError: If it will never be started, as its image cannot be had.
+            BackendError: If it is not known whether it starts, or another attempt has this name.
+        """
+        _check_name(attempt.name)
+        gpus = self._gpus(self._offers())
+        self._nodes.objects()  # Nothing is started while the nodes cannot be seen.
+        self._launch.launch(attempt, placement, self._pods_of(attempt.name), gpus)
+
+    def status(self, name: str) -> Status:
+        """Return what is known of an attempt.
+
+        Raises:
+            BackendError: If that is no name of an attempt.
+        """
+        return self.statuses((name,))[name]
+
+    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
+        """Return what is known of many attempts, and stop the rest of those that have lost a pod."""
+        for name in names:
+            _check_name(name)
+        try:
+            by_attempt = _by_attempt(self._pods.objects())
+            silent = self._silent | self._silent_of(self._nodes.objects(), self._offers())
+        except BackendError as error:
+            return {name: Status(Run.UNREACHABLE, reason=str(error)) for name in names}
+        found = {name: self._status(name, by_attempt.get(name, []), silent) for name in names}
+        self._removal.tend(by_attempt)
+        return found
+
+    def cancel(self, name: str, reason: str) -> None:
+        """Ask an attempt to stop, now or as soon as it is launched.
+
+        Raises:
+            BackendError: If the wish could not be written down.
+        """
+        _check_name(name)
+        if self._records.end(name) is None:
+            self._records.note(name, "cancelled", reason)
+            try:
+                self._removal.delete(self._pods_of(name))
+            except BackendError as error:
+                log.warning("%s is not cancelled yet: %s", name, error)  # `statuses` goes on with it.
+
+    def released(self, name: str) -> bool:
+        """Say whether all processes of an attempt are proven gone; False where that is not known."""
+        _check_name(name)
+        try:
+            return all(pod.is_over for pod in self._pods_of(name))
+        except BackendError:
+            return False
+
+    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+        """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
+
+        Raises:
+            BackendError: If there is no such rank, or its output cannot be had at the moment.
+            ValueError: If the offset or the size is negative.
+        """
+        _check_name(name)
+        if offset < 0 or most < 0:
+            raise ValueError(f"offset {offset} and most {most} must not be negative")
+        pods = self._pods_of(name)
+        pod = next((pod for pod in pods if 0 <= rank - pod.count(FIRST_RANK) < pod.count(RANKS)), None)
+        if pod is None:
+            return self._output.read(name, rank, offset, most, exists=False)
+        try:
+            self._output.fetch(name, pod)
+        except BackendError:
+            # What was copied before can be read whatever has become of the node.
+            content, end = self._output.read(name, rank, offset, most, exists=True)
+            if not content:
+                raise
+            return content, end
+        return self._output.read(name, rank, offset, most, exists=True)
+
+    def forget(self, name: str) -> None:
+        """Delete the pods of an attempt that ended, after copying their logs.
+
+        Raises:
+            BackendError: If its processes are not proven gone, or something cannot be deleted.
+        """
+        _check_name(name)
+        pods = self._pods_of(name)
+        if not all(pod.is_over for pod in pods):
+            raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
+        status = self.status(name)
+        if status.run is Run.ABSENT:
+            return
+        if self._records.end(name) is None:
+            for pod in pods:
+                self._output.fetch_what_is_left(name, pod)
+            self._records.note_end(name, status)
+        self._removal.remove(pods)
+
+    @property
+    def _views(self) -> tuple[View[Pod] | View[Node] | View[ResourceSlice], ...]:
+        followed = (self._pods, self._nodes)
+        return (*followed, self._slices) if self.capabilities.exact_gpus else followed
+
+    def _offers(self) -> Offers | None:
+        """Return what the drivers of nodes offer; None where GPUs are only counted."""
+        if not self.capabilities.exact_gpus:
+            return None
+        return published(self._slices.objects().values(), self.settings.device_class)
+
+    def _gpus(self, offers: Offers | None) -> Offers | None:
+        """Return the GPUs of each node by index, in an order that is kept."""
+        if offers is None:
+            return None
+        order = learned(self._order, offers)
+        if order != self._order:
+            self._records.keep_gpus(order)
+            self._order = order
+        return by_index(order, offers)
+
+    def _silent_of(self, known: Mapping[str, Node], offers: Offers | None) -> frozenset[str]:
+        """Return the nodes that do not answer, that the cluster does not have, or whose driver says nothing."""
+        answers = {name for name, node in known.items() if node.ready is not None and node.ready.status == "True"}
+        if offers is not None:
+            answers &= set(offers)
+        return frozenset(name for name in self._sizes if name not in answers)
+
+    def _pods_of(self, name: str) -> list[Pod]:
+        pods = self._pods.objects()
+        first = pods.get(pod_name(name, 0))
+        if first is None:
+            return _by_attempt(pods).get(name, [])
+        found = (pods.get(pod_name(name, number)) for number in range(max(first.count(PODS), 1)))
+        return [pod for pod in found if pod is not None and pod.metadata.labels[ATTEMPT] == name]
+
+    def _status(self, name: str, pods: list[Pod], silent: frozenset[str]) -> Status:
+        if pods:
+            cancelled = any(pod.is_deleted for pod in pods) and self._records.has(name, "cancelled")
+            return status_of(name, pods, silent, cancelled=cancelled)
+        return self._records.status(name)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 56 of a-z, 0-9 and -, no - at the end")
+
+
+def _is_usable(gpus: Sequence[Gpu], index: int) -> bool:
+    return index < len(gpus) and gpus[index].usable
+
+
+def _by_attempt(pods: Mapping[str, Pod]) -> dict[str, list[Pod]]:
+    found: dict[str, list[Pod]] = {}
+    for pod in pods.values():
+        found.setdefault(pod.metadata.labels[ATTEMPT], []).append(pod)
+    return found
+
+
+def _used(pods: Iterable[Pod]) -> dict[str, set[int]]:
+    """Return the GPUs of each node that pods of ours use."""
+    found: dict[str, set[int]] = {}
+    for pod in pods:
+        if pod.spec.node_name and not pod.is_over:
+            gpus = (int(gpu) for gpu in pod.annotation(GPUS).split(",") if gpu.isdecimal())
+            found.setdefault(pod.spec.node_name, set()).update(gpus)
+    return found
+
+
+def _silent_since_s(node: Node | None) -> float:
+    """Return when a node was last heard of as far as that is told, 0 if it is not."""
+    changed = None if node is None or node.ready is None else node.ready.last_transition_time
+    return 0.0 if changed is None else changed.timestamp()

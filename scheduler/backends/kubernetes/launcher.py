@@ -1,0 +1,251 @@
+"""The program in each pod of a job: it starts the pod's ranks, passes on what they print, and tells how they ended.
+
+Its source travels in the pod's command, so that any image with Python 3.9 will do: one file, standard library only.
+Each piece that a rank prints becomes one line of the container's log, `RANK@OFFSET TEXT`, with a plus for the blank
+where no end of line follows; the offset counts the rank's own bytes, so that a log with holes is read rightly.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+STARTED_BEFORE = 76  # exit code of a second start
+_NOT_STARTED = 127  # as shells say it
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PIECE = 4096  # bytes of a line of the log at most; container runtimes split lines of 16 KiB
+_POLL_S, _LOOK_AGAIN_S = 0.5, 0.02
+_PROGRESS_BYTES, _MESSAGE_BYTES = 1024, 4096  # a termination message holds 4096
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Launcher:
+    """The ranks of one pod, from their start to the end of the last process.
+
+    Args:
+        spec: What to run, as `pods.launcher_spec` has it.
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec, self.home = spec, Path(spec["home"])
+        self.reason = ""  # why it is being stopped
+        self.ends: list[tuple[int, int, int, float]] = []  # rank, code, signal, Unix time
+        self.started_s = 0.0
+        self._ranks: dict[int, int] = {}  # living ranks by pid
+        self._pipes: dict[int, list[int]] = {}  # rank and count of its bytes, by descriptor
+        self._kill_at_s = self._limit_at_s = float("inf")
+
+    def run(self) -> int:
+        """Run all ranks to their end, and return the container's exit code."""
+        try:
+            (self.home / "started").touch(exist_ok=False)
+        except FileExistsError:
+            return STARTED_BEFORE
+        (self.home / "work").mkdir(exist_ok=True)
+        wake_out, wake_in = os.pipe()
+        os.set_blocking(wake_in, False)
+        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, self._note)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._start()
+        while self._ranks:
+            self._turn(wake_out)
+        self._kill_rest()
+        for pipe in list(self._pipes):
+            while pipe in self._pipes:
+                self._pass_on(pipe)
+        self._tell()
+        return 1 if self.reason or any(code or number for _, code, number, _ in self.ends) else 0
+
+    def _note(self, number: int, _frame: object) -> None:
+        if number == signal.SIGTERM:
+            self._stop("cancelled")
+
+    def _start(self) -> None:
+        # A TERM between two forks would miss the ranks to come.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        if self.reason:
+            return
+        self.started_s = time.time()
+        if self.spec["limit_s"] is not None:
+            self._limit_at_s = time.monotonic() + self.spec["limit_s"]
+        for local_rank in range(len(self.spec["gpus"])):
+            out, into = os.pipe()
+            rank = self.spec["first_rank"] + local_rank
+            pid = os.fork()
+            if pid == 0:
+                self._become(local_rank, into)
+            os.close(into)
+            with suppress(PermissionError, ProcessLookupError):  # It runs its program already, or has ended.
+                os.setpgid(pid, pid)  # The rank does the same: whoever comes first, no signal misses it.
+            self._ranks[pid] = rank
+            self._pipes[out] = [rank, 0]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def _become(self, local_rank: int, into: int) -> None:
+        """Turn this process, just forked, into a rank."""
+        try:
+            os.setpgid(0, 0)
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            os.dup2(into, 1)
+            os.dup2(into, 2)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            os.chdir(self.spec["folder"])
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            command = self.spec["command"]
+            os.execvpe(command[0], command, self._environment(local_rank))
+        except BaseException as error:
+            text = f"longshore: cannot start {self.spec['command'][0]!r} in {self.spec['folder']!r}: {error}\n"
+            os.write(2, text.encode(errors="backslashreplace"))
+        finally:  # A copy of the launcher must not live on.
+            os._exit(_NOT_STARTED)
+
+    def _environment(self, local_rank: int) -> dict[str, str]:
+        """Return the environment of a rank: the image's, the job's, and over them what the placement fixes."""
+        spec = self.spec
+        return {
+            **os.environ,
+            **spec["environment"],
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": spec["visible"][local_rank],
+            "RANK": str(spec["first_rank"] + local_rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(spec["world"]),
+            "LOCAL_WORLD_SIZE": str(len(spec["gpus"])),
+            "MASTER_ADDR": spec["master"],
+            "MASTER_PORT": str(spec["port"]),
+            "LONGSHORE_JOB": spec["job"],
+            "LONGSHORE_ATTEMPT": spec["attempt"],
+            "LONGSHORE_NODE": spec["node"],
+            "LONGSHORE_GPUS": ",".join(str(gpu) for gpu in spec["gpus"]),
+            "LONGSHORE_PROGRESS": str(self.home / "progress.json"),
+        }
+
+    def _turn(self, wake: int) -> None:
+        """Wait until something happens, and do what is due then."""
+        until_s = min(self._kill_at_s, self._limit_at_s) - time.monotonic()
+        ready, _, _ = select.select([wake, *self._pipes], [], [], max(min(_POLL_S, until_s), 0.0))
+        for descriptor in ready:
+            if descriptor == wake:
+                os.read(wake, _PIECE)
+            else:
+                self._pass_on(descriptor)
+        self._reap()
+        if time.monotonic() >= self._limit_at_s:
+            self._limit_at_s = float("inf")
+            self._stop("time limit")
+        if time.monotonic() >= self._kill_at_s:
+            self._signal(signal.SIGKILL)
+
+    def _pass_on(self, pipe: int) -> None:
+        """Pass on a piece of what a rank has printed."""
+        content = os.read(pipe, _PIECE)
+        if not content:
+            os.close(pipe)
+            del self._pipes[pipe]
+            return
+        rank, offset = self._pipes[pipe]
+        self._pipes[pipe][1] += len(content)
+        told = []
+        for line in _lines(content):
+            mark, text = (b" ", line[:-1]) if line.endswith(b"\n") else (b"+", line)
+            told.append(b"%d@%d%b%b\n" % (rank, offset, mark, text))
+            offset += len(line)
+        _write(b"".join(told))
+
+    def _reap(self) -> None:
+        while self._ranks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid in self._ranks:
+                code = os.waitstatus_to_exitcode(status)
+                self.ends.append((self._ranks.pop(pid), max(code, 0), max(-code, 0), time.time()))
+                if code != 0:
+                    self._stop("rank failed")
+
+    def _stop(self, reason: str) -> None:
+        """Ask all processes to end; they are killed after the grace. The first reason stays."""
+        if not self.reason:
+            self.reason = reason
+            self._kill_at_s = time.monotonic() + self.spec["grace_s"]
+            self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        for pid in self._ranks:
+            with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: it is waited for.
+                os.killpg(pid, number)
+
+    def _kill_rest(self) -> None:
+        """Kill what the ranks left behind, all of which has come to this process."""
+        while True:
+            try:
+                while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                    pass
+            except ChildProcessError:
+                return
+            for child in _children():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, signal.SIGKILL)
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _tell(self) -> None:
+        """Write the termination message, which the kubelet puts into the pod's status."""
+        told = {
+            "attempt": self.spec["attempt"],
+            "reason": self.reason,
+            "started_s": self.started_s,
+            "ends": self.ends,
+            "progress": self._progress(),
+        }
+        content = json.dumps(told, separators=(",", ":")).encode()
+        if len(content) > _MESSAGE_BYTES:
+            content = json.dumps({**told, "progress": {}}, separators=(",", ":")).encode()
+        with suppress(OSError):  # Without it, an exit code of 0 is no proof of success.
+            Path(self.spec["message"]).write_bytes(content)
+
+    def _progress(self) -> dict[str, float]:
+        """Return the finite numbers that the job told of itself."""
+        try:
+            with (self.home / "progress.json").open("rb") as progress:
+                told = json.loads(progress.read(_PROGRESS_BYTES + 1))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        told = told if isinstance(told, dict) else {}
+        most = sys.float_info.max
+        return {key: value for key, value in told.items() if type(value) in (int, float) and -most <= value <= most}
+
+
+def _lines(content: bytes) -> list[bytes]:
+    """Split at ends of lines alone: bytes.splitlines splits at carriage returns too."""
+    *whole, rest = content.split(b"\n")
+    return [part + b"\n" for part in whole] + [rest] * bool(rest)
+
+
+def _children() -> list[int]:
+    """Return the children of this process: /proc tells of the parent in the second field after the program's name."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # It has ended meanwhile.
+            if int(path.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+                found.append(int(path.parent.name))
+    return found
+
+
+def _write(lines: bytes) -> None:
+    while lines:
+        lines = lines[os.write(1, lines) :]
+
+
+if __name__ == "__main__":
+    sys.exit(Launcher(json.loads(sys.argv[1])).run())

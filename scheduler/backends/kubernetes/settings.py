@@ -1,0 +1,65 @@
+"""What can be chosen of the Kubernetes backend."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+
+Fields = dict[str, Any]  # of Kubernetes' own, in its own words
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
+
+
+class ContainerFields(_Section):
+    """What the container of each pod gets on top of what Longshore sets."""
+
+    env: tuple[Fields, ...] = ()
+    env_from: tuple[Fields, ...] = ()
+    volume_mounts: tuple[Fields, ...] = ()
+    resources: Fields = {}  # requests and limits of CPU and memory
+    security_context: Fields = {"allowPrivilegeEscalation": False}
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+
+
+class PodFields(_Section):
+    """What each pod gets on top of what Longshore sets: data, secrets, rights."""
+
+    volumes: tuple[Fields, ...] = ()
+    tolerations: tuple[Fields, ...] = ()
+    image_pull_secrets: tuple[Fields, ...] = ()
+    service_account_name: str = "default"
+    security_context: Fields = {"seccompProfile": {"type": "RuntimeDefault"}}
+    priority_class_name: str = ""
+    runtime_class_name: str = ""
+    container: ContainerFields = ContainerFields()
+
+    def of_pod(self) -> Fields:
+        """Return the fields of a pod's spec."""
+        return {k: v for k, v in self.model_dump(by_alias=True, exclude={"container"}, mode="json").items() if v}
+
+    def of_container(self) -> Fields:
+        """Return the fields of a container."""
+        return {k: v for k, v in self.container.model_dump(by_alias=True, mode="json").items() if v}
+
+
+class KubernetesSettings(BaseModel):
+    """Where pods run, and how they get their GPUs. Times are in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: str = Field(min_length=1)  # of jobs that name none; any with Python 3.9 on its PATH as python3
+    namespace: str = Field(default="longshore", pattern=DNS_LABEL)
+    kubeconfig: Path | None = None  # the cluster that Longshore itself runs in if left out
+    gpus: Literal["claims", "counts"] = "claims"  # exactly the chosen ones by DRA, or any so many of the node
+    device_class: str = "gpu.nvidia.com"  # of claims; also the name of the driver
+    resource: str = "nvidia.com/gpu"  # of counts
+    ranks_service: str = Field(default="longshore-ranks", pattern=DNS_LABEL)  # headless; pods find each other by it
+    pod: PodFields = PodFields()
+    bind_s: float = Field(default=60.0, gt=0.0)  # within which a node takes its pod, and then gets its image
+    deadline_s: float = Field(default=5.0, gt=0.0, le=60.0)  # of a call

@@ -1,0 +1,188 @@
+"""The double's kubelet: runs the command of a pod as a real process of this machine, and reports how it went."""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from longshore.scheduler.backends.local.processes import kill, living
+from tests.kubernetes_double.objects import ApiError, Key, Object, Objects, is_over, now
+
+_MESSAGE_BYTES = 4096  # of a termination message
+
+
+class Container:
+    """A pod's container: a process in a session of its own, whose paths are below a folder.
+
+    Args:
+        pod: The pod, with one container.
+        folder: Stands for the container's file system.
+        gpus: UUIDs of the devices that it was given.
+    """
+
+    def __init__(self, pod: Object, folder: Path, gpus: list[str]) -> None:
+        self.spec = pod["spec"]["containers"][0]
+        self.folder, self.kill_at_s = folder, float("inf")
+        self.started = now()
+        folder.mkdir(parents=True)
+        for mount in self.spec.get("volumeMounts", []):
+            (folder / mount["mountPath"].lstrip("/")).mkdir(parents=True)
+        self.message = folder / "termination-log"
+        environment = {each["name"]: self._inside(each.get("value", "")) for each in self.spec.get("env", [])}
+        given = {
+            "PATH": os.environ["PATH"],
+            "HOSTNAME": pod["metadata"]["name"],
+            "NVIDIA_VISIBLE_DEVICES": ",".join(gpus),
+        }
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [self._inside(part) for part in (*self.spec["command"], *self.spec.get("args", []))],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=folder,
+                env=given | environment, start_new_session=True,
+            )  # fmt: skip
+        self._lines: list[bytes] = []
+        self._read = 0
+
+    def _inside(self, text: str) -> str:
+        """Return a text in which the container's paths are those below its folder, as if mounted."""
+        for mount in self.spec.get("volumeMounts", []):
+            text = text.replace(mount["mountPath"], f"{self.folder}{mount['mountPath']}")
+        return text.replace("/dev/termination-log", str(self.message) if hasattr(self, "message") else "")
+
+    def log(self) -> bytes:
+        """Return the whole lines of its output, each with the time at which it was seen."""
+        content = (self.folder / "log").read_bytes()
+        whole = content.rfind(b"\n") + 1
+        for line in content[self._read : whole].split(b"\n")[:-1]:
+            stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()
+            self._lines.append(b"%b %b\n" % (stamp, line))
+        self._read = whole
+        return b"".join(self._lines)
+
+    def forget_first_lines(self, count: int) -> None:
+        """Give up the oldest output, as a node does whose log has grown too large."""
+        self.log()
+        del self._lines[:count]
+
+    def stop(self, grace_s: float) -> None:
+        """Ask it to end, and see to it that it does after the grace."""
+        if self.kill_at_s == float("inf"):
+            self.kill_at_s = time.monotonic() + grace_s
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGTERM)
+
+    def kill_all(self) -> None:
+        """Kill all its processes, as the end of a container does."""
+        while left := [process for process in living() if process.session == self.process.pid]:
+            for process in left:
+                kill(process)
+            time.sleep(0.002)
+        self.process.wait()
+
+    def ended(self) -> Object | None:
+        """Return how it ended as a status has it, None while it runs."""
+        if self.process.poll() is None and time.monotonic() < self.kill_at_s:
+            return None
+        self.kill_all()
+        self.log()
+        code = self.process.returncode
+        message = self.message.read_text(errors="replace")[:_MESSAGE_BYTES] if self.message.exists() else ""
+        ended = {
+            "exitCode": code if code >= 0 else 128 - code, "reason": "Completed" if code == 0 else "Error",
+            "startedAt": self.started, "finishedAt": now(),
+        }  # fmt: skip
+        return ended | ({"message": message} if message else {})
+
+
+class Kubelet:
+    """The agent of one node.
+
+    Args:
+        objects: The cluster's objects.
+        node: Its name.
+        folder: Where the containers' folders are.
+    """
+
+    def __init__(self, objects: Objects, node: str, folder: Path) -> None:
+        self.objects, self.node, self.folder = objects, node, folder
+        self.containers: dict[str, Container] = {}  # by uid of their pods
+        self.alive = True
+
+    def step(self) -> None:
+        """Start, stop and report what is to be, if the kubelet lives."""
+        if not self.alive:
+            return
+        for pod in self.objects.each("pods", ""):
+            if pod["spec"].get("nodeName") == self.node:
+                self._tend(pod)
+
+    def _tend(self, pod: Object) -> None:
+        meta = pod["metadata"]
+        key, deleted = ("pods", meta["namespace"], meta["name"]), "deletionTimestamp" in meta
+        container = self.containers.get(meta["uid"])
+        if is_over(pod):
+            if deleted and meta["deletionGracePeriodSeconds"] > 0:
+                self._delete(key, meta["uid"])
+            return
+        if container is None:
+            if deleted:
+                self._report(key, {"phase": "Failed", "containerStatuses": []})
+            else:
+                self._start(key, pod)
+            return
+        if deleted:
+            container.stop(float(meta["deletionGracePeriodSeconds"]))
+        ended = container.ended()
+        if ended is not None:
+            phase = "Succeeded" if ended["exitCode"] == 0 else "Failed"
+            self._report(key, {"phase": phase, "containerStatuses": [_told(container.spec, {"terminated": ended})]})
+
+    def _start(self, key: Key, pod: Object) -> None:
+        spec = pod["spec"]["containers"][0]
+        if "no-such-image" in spec["image"]:
+            waiting = {"reason": "ImagePullBackOff", "message": f"Back-off pulling image {spec['image']}"}
+            status = _told(spec, {"waiting": waiting})
+            return self._report(key, {"containerStatuses": [status]})
+        folder = self.folder / pod["metadata"]["uid"]
+        try:
+            container = Container(pod, folder, self._gpus(pod))
+        except FileNotFoundError as error:
+            ended = {"exitCode": 128, "reason": "StartError", "message": str(error), "finishedAt": now()}
+            status = _told(spec, {"terminated": ended})
+            return self._report(key, {"phase": "Failed", "containerStatuses": [status]})
+        self.containers[pod["metadata"]["uid"]] = container
+        running = _told(container.spec, {"running": {"startedAt": container.started}})
+        return self._report(key, {"phase": "Running", "containerStatuses": [running]})
+
+    def _gpus(self, pod: Object) -> list[str]:
+        uuids = {
+            (piece["spec"]["pool"]["name"], device["name"]): device["attributes"]["uuid"]["string"]
+            for piece in self.objects.each("resourceslices", "")
+            for device in piece["spec"]["devices"]
+        }
+        names = [entry["resourceClaimName"] for entry in pod["spec"].get("resourceClaims", [])]
+        claims = [self.objects.get(("resourceclaims", pod["metadata"]["namespace"], name)) for name in names]
+        results = [result for claim in claims for result in claim["status"]["allocation"]["devices"]["results"]]
+        return [uuids[result["pool"], result["device"]] for result in results]
+
+    def _report(self, key: Key, status: Object) -> None:
+        def edit(pod: Object) -> Object:
+            pod["status"] |= status
+            return pod
+
+        with suppress(ApiError):
+            self.objects.update(key, edit)
+
+    def _delete(self, key: Key, uid: str) -> None:
+        with suppress(ApiError):
+            self.objects.delete(key, uid, 0)
+
+
+def _told(spec: Object, state: Object) -> Object:
+    return {
+        "name": spec["name"], "image": spec["image"], "imageID": f"sha256:{spec['image']}", "state": state,
+        "ready": "running" in state, "restartCount": 0,
+    }  # fmt: skip

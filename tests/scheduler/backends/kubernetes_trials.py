@@ -1,0 +1,56 @@
+"""The Kubernetes backend on the double of a cluster, for tests."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
+from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
+from tests.kubernetes_double.cluster import Cluster
+from tests.scheduler.backends.attempts import NODES
+
+
+class Trial:
+    """A cluster and the backends that use it.
+
+    Args:
+        folder: Of both.
+        nodes: GPUs of each node.
+    """
+
+    def __init__(self, folder: Path, nodes: Mapping[str, int] = NODES) -> None:
+        self.folder, self.nodes = folder, nodes
+        self.cluster = Cluster(folder / "cluster", nodes)
+        self._made: list[KubernetesBackend] = []
+
+    def make(self, **chosen: Any) -> KubernetesBackend:
+        """Return a fresh backend."""
+        settings = KubernetesSettings(
+            **{"image": "train", "kubeconfig": self.cluster.kubeconfig, "deadline_s": 20.0, **chosen}
+        )
+        backend = KubernetesBackend(self.folder / "scheduler", self.nodes, settings)
+        self._made.append(backend)
+        return backend
+
+    def end(self) -> None:
+        """End all backends and the cluster."""
+        self.cluster.server.faults.lift()
+        for backend in self._made:
+            backend.close()
+        self.cluster.close()
+
+
+_trials: dict[Path, Trial] = {}
+
+
+def make_on_double(folder: Path) -> KubernetesBackend:
+    """Return a fresh backend on the cluster of a folder, which is started if need be."""
+    if folder not in _trials:
+        _trials[folder] = Trial(folder)
+    return _trials[folder].make()
+
+
+def end_double(folder: Path) -> None:
+    """End the cluster of a folder, if it was started."""
+    if folder in _trials:
+        _trials.pop(folder).end()

@@ -1,0 +1,167 @@
+"""The manifests in deploy/kubernetes fit together, and to what the backend does."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from longshore.cluster.cluster_file import read_cluster
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.kubernetes.pods import LABELS
+from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
+from tests.kubernetes_double.server import LOSE
+from tests.scheduler.backends.attempts import THREE_GPUS, end_of, runs, sh, until
+from tests.scheduler.backends.kubernetes_trials import Trial
+
+DEPLOY = Path(__file__).parents[3] / "deploy" / "kubernetes"
+BASE = DEPLOY / "base"
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def objects(kind: str) -> list[dict[str, Any]]:
+    listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    return [found for name in listed for found in documents(BASE / name) if found["kind"] == kind]
+
+
+def one(kind: str, name: str = "longshore") -> dict[str, Any]:
+    [found] = [found for found in objects(kind) if found["metadata"]["name"] == name]
+    return found
+
+
+def pod_spec() -> dict[str, Any]:
+    spec: dict[str, Any] = one("Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+def allowed() -> set[tuple[str, str, str]]:
+    return {
+        (verb, group, resource)
+        for role in (one("Role"), one("ClusterRole", "longshore-nodes"))
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def test_the_rights_are_exactly_those_that_the_backend_uses(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    try:
+        live_through_everything(trial)
+        assert {tuple(call) for call in trial.cluster.server.calls} == allowed()
+    finally:
+        trial.end()
+
+
+def live_through_everything(trial: Trial) -> None:
+    """Let a backend make every call that it can come to make."""
+    backend = trial.make()
+    backend.observe()
+    for call in ("create pods", "create resourceclaims"):  # which is answered by reading what is there
+        trial.cluster.server.faults.once(call, LOSE)
+    attempt = sh("echo out; exec sleep 1000")
+    until(lambda: launches(backend, attempt))
+    runs(backend, attempt)
+    backend.logs(attempt.name, 0, 0, 100)
+    backend.cancel(attempt.name, "seen enough")
+    end_of(backend, attempt)
+    backend.forget(attempt.name)
+
+
+def launches(backend: Any, attempt: Any) -> bool:
+    try:
+        backend.launch(attempt, THREE_GPUS)
+    except BackendError:
+        return False
+    return True
+
+
+def test_the_rights_are_bound_to_the_account_of_the_scheduler() -> None:
+    account = {"kind": "ServiceAccount", "name": pod_spec()["serviceAccountName"], "namespace": namespace()}
+    assert one("ServiceAccount")["metadata"]["name"] == account["name"]
+    for binding, role in (("RoleBinding", "Role"), ("ClusterRoleBinding", "ClusterRole")):
+        [found] = objects(binding)
+        assert found["subjects"] == [account]
+        assert found["roleRef"]["kind"] == role
+        assert one(role, found["roleRef"]["name"])
+
+
+def namespace() -> str:
+    name: str = yaml.safe_load((BASE / "kustomization.yaml").read_text())["namespace"]
+    return name
+
+
+def test_names_of_the_namespace_and_of_the_service_of_ranks_are_those_of_the_settings() -> None:
+    configuration = yaml.safe_load((BASE / "longshore.yaml").read_text())
+    assert configuration["backend"]["name"] == "kubernetes"
+    settings = KubernetesSettings.model_validate(configuration["backend"]["settings"])
+    assert {settings.namespace, one("Namespace")["metadata"]["name"]} == {namespace()}
+    service = one("Service", settings.ranks_service)["spec"]
+    assert (service["clusterIP"], service["selector"], service["publishNotReadyAddresses"]) == ("None", LABELS, True)
+
+
+def test_the_cluster_file_can_be_read_and_names_its_nodes() -> None:
+    assert list(read_cluster(BASE / "cluster.yaml").node_names) == ["gpu-node-1", "gpu-node-2"]
+
+
+def test_probes_the_service_and_the_policy_lead_to_the_port_of_the_configuration() -> None:
+    port = yaml.safe_load((BASE / "longshore.yaml").read_text())["port"]
+    [container] = pod_spec()["containers"]
+    assert container["ports"] == [{"name": "http", "containerPort": port}]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    assert one("Service")["spec"]["ports"] == [{"name": "http", "port": port, "targetPort": "http"}]
+    assert one("NetworkPolicy")["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": port}]
+
+
+def test_selectors_find_the_pods_that_they_are_for() -> None:
+    deployment = one("Deployment")["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"] == one("Service")["spec"]["selector"] == labels
+    assert one("NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == labels
+    assert one("NetworkPolicy", "ranks")["spec"]["podSelector"]["matchLabels"] == LABELS
+    assert not set(labels.items()) & set(LABELS.items())
+
+
+def test_every_mount_has_its_volume_and_the_configuration_is_where_it_is_looked_for() -> None:
+    spec = pod_spec()
+    [container] = spec["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert set(mounts) == set(volumes)
+    assert container["args"] == ["serve", "--config", f"{mounts['configuration']}/longshore.yaml"]
+    assert mounts["folder"] == yaml.safe_load((BASE / "longshore.yaml").read_text())["folder"]
+    assert volumes["folder"]["persistentVolumeClaim"]["claimName"] == one("PersistentVolumeClaim")["metadata"]["name"]
+    [generated] = yaml.safe_load((BASE / "kustomization.yaml").read_text())["configMapGenerator"]
+    assert volumes["configuration"]["configMap"]["name"] == generated["name"]
+    assert all((BASE / name).exists() for name in generated["files"])
+
+
+def test_the_job_of_the_first_token_writes_into_the_folder_of_the_scheduler() -> None:
+    [job] = documents(DEPLOY / "first-token" / "job.yaml")
+    spec = job["spec"]["template"]["spec"]
+    [container], [scheduler] = spec["containers"], pod_spec()["containers"]
+    assert container["image"] == scheduler["image"]
+    assert {"name": "folder", "mountPath": container["args"][-1]} in scheduler["volumeMounts"]
+    assert spec["securityContext"] == pod_spec()["securityContext"]
+    assert job["metadata"]["namespace"] == namespace()
+
+
+@pytest.mark.parametrize("name", ["base", "postgresql"])
+def test_kustomize_renders_it(name: str) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed (https://kubernetes.io/docs/tasks/tools/)")
+    done = subprocess.run([kubectl, "kustomize", str(DEPLOY / name)], capture_output=True, text=True, check=False)
+    if "unknown command" in done.stderr:
+        pytest.skip("this kubectl knows no kustomize")
+    assert done.returncode == 0, done.stderr
+    rendered = [found for found in yaml.safe_load_all(done.stdout) if found["kind"] == "Deployment"]
+    [container] = rendered[0]["spec"]["template"]["spec"]["containers"]
+    assert ("$(STORE_URL)" in container["args"]) == (name == "postgresql")

@@ -1,0 +1,240 @@
+"""What the Kubernetes backend does when the API server or the scheduler does not do its part."""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
+from longshore.scheduler.backends.protocol import RefusedError, Run
+from tests.kubernetes_double.server import CUT, HANG, LOSE
+from tests.scheduler.backends.attempts import NODES, ONE_GPU, THREE_GPUS, end_of, runs, sh, until
+from tests.scheduler.backends.kubernetes_launch import attempt_of
+from tests.scheduler.backends.kubernetes_trials import Trial
+
+ROOT = Path(__file__).parents[3]
+LAUNCH_CALLS = ("create pods", "create resourceclaims", "patch pods")
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    trial = Trial(tmp_path)
+    yield trial
+    trial.end()
+
+
+@pytest.fixture
+def backend(trial: Trial) -> KubernetesBackend:
+    return trial.make()
+
+
+@pytest.mark.parametrize("fault", [LOSE, 503])
+@pytest.mark.parametrize("call", LAUNCH_CALLS)
+def test_a_launch_that_was_cut_short_anywhere_is_finished_by_another_scheduler_and_starts_once(
+    trial: Trial, backend: KubernetesBackend, tmp_path: Path, call: str, fault: int | str
+) -> None:
+    attempt = sh(f"echo $RANK >> {tmp_path}/starts")
+    trial.cluster.server.faults.once(call, fault)
+    with pytest.raises(BackendError):
+        backend.launch(attempt, THREE_GPUS)
+    fresh = trial.make()
+    fresh.launch(attempt, THREE_GPUS)
+    assert [end.code for end in end_of(fresh, attempt).ends] == [0, 0, 0]
+    assert sorted((tmp_path / "starts").read_text().split()) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("call", LAUNCH_CALLS)
+def test_the_attempt_of_a_scheduler_that_was_killed_while_it_launched_starts_once(
+    trial: Trial, tmp_path: Path, call: str
+) -> None:
+    script = f"echo $RANK >> {tmp_path}/starts"
+    trial.cluster.server.faults.once(call, HANG)
+    command = [sys.executable, "-m", "tests.scheduler.backends.kubernetes_launch"]
+    scheduler = subprocess.Popen(
+        [*command, str(trial.cluster.kubeconfig), str(tmp_path / "scheduler"), script],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    verb, _, resource = call.partition(" ")
+    until(lambda: any((made.verb, made.resource) == (verb, resource) for made in trial.cluster.server.calls))
+    scheduler.kill()
+    scheduler.wait()
+    trial.cluster.server.faults.lift()
+    attempt, fresh = attempt_of(script), trial.make()
+    fresh.launch(attempt, THREE_GPUS)
+    assert [end.code for end in end_of(fresh, attempt).ends] == [0, 0, 0]
+    assert sorted((tmp_path / "starts").read_text().split()) == ["0", "1", "2"]
+
+
+def test_every_call_ends_while_the_server_accepts_and_never_answers(trial: Trial) -> None:
+    backend = trial.make(deadline_s=0.5)
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    runs(backend, attempt)
+    trial.cluster.server.faults.always("*", HANG)
+    with pytest.raises(BackendError):
+        backend.launch(sh("true"), ONE_GPU)
+    with pytest.raises(BackendError):
+        backend.logs(attempt.name, 0, 0, 100)
+    backend.cancel(attempt.name, "while it hangs")
+    until(lambda: backend.status(attempt.name).run is Run.UNREACHABLE)
+    assert not backend.released(attempt.name)
+    with pytest.raises(BackendError):
+        backend.observe()
+    with pytest.raises(BackendError):
+        backend.forget(attempt.name)
+    trial.cluster.server.faults.lift()
+    assert end_of(backend, attempt).reason == "cancelled"
+
+
+def test_a_server_that_cannot_be_reached_leaves_everything_unknown(trial: Trial) -> None:
+    trial.cluster.server.faults.always("*", 503)
+    backend = trial.make(deadline_s=0.5)
+    assert backend.status(sh("true").name).run is Run.UNREACHABLE
+    assert not backend.released(sh("true").name)
+    trial.cluster.server.faults.lift()
+    until(lambda: backend.status(sh("true").name).run is Run.ABSENT)
+
+
+def test_nothing_is_launched_while_the_view_may_be_old(trial: Trial) -> None:
+    backend = trial.make(deadline_s=0.5)
+    for call in ("list pods", "watch pods"):
+        trial.cluster.server.faults.always(call, 500)
+    until(lambda: backend.status(sh("true").name).run is Run.UNREACHABLE)
+    with pytest.raises(BackendError, match="cannot be seen"):
+        backend.launch(sh("true"), ONE_GPU)
+    assert trial.cluster.pods() == []
+
+
+def test_nothing_is_launched_while_the_nodes_cannot_be_seen(trial: Trial) -> None:
+    backend = trial.make(deadline_s=0.5)
+    for call in ("list nodes", "watch nodes"):
+        trial.cluster.server.faults.always(call, 500)
+    until(lambda: backend.status(sh("true").name).run is Run.UNREACHABLE)
+    with pytest.raises(BackendError, match="cannot be seen"):
+        backend.launch(sh("true"), ONE_GPU)
+    assert trial.cluster.pods() == []
+
+
+@pytest.mark.parametrize("fault", [CUT, 410, 500, 504])
+def test_the_view_is_right_again_after_a_stream_that_failed(
+    trial: Trial, backend: KubernetesBackend, fault: int | str
+) -> None:
+    trial.cluster.server.faults.once("watch pods", fault)
+    attempt = sh("exit 4")
+    with suppress(BackendError):  # The view may be old at this moment.
+        backend.launch(attempt, ONE_GPU)
+    until(lambda: backend.status(attempt.name).run is not Run.UNREACHABLE)
+    backend.launch(attempt, ONE_GPU)
+    assert [end.code for end in end_of(backend, attempt).ends] == [4]
+
+
+def test_a_version_that_has_expired_is_answered_by_a_list(trial: Trial, backend: KubernetesBackend) -> None:
+    attempt = sh("exit 4")
+    backend.launch(attempt, ONE_GPU)
+    lists = count_of(trial, "list")
+    trial.cluster.objects.compact()
+    trial.cluster.objects.create(("leases", "elsewhere", "newer"), {"metadata": {}})
+    trial.cluster.objects.compact()
+    until(lambda: count_of(trial, "list") > lists)
+    assert [end.code for end in end_of(backend, attempt).ends] == [4]
+
+
+def test_a_restored_server_of_an_older_version_is_believed_after_a_list(trial: Trial) -> None:
+    backend = trial.make(deadline_s=0.5)
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    runs(backend, attempt)
+    trial.cluster.forget_all_pods(version=7)
+    until(lambda: backend.status(attempt.name).run is Run.LOST)
+
+
+def test_bookmarks_alone_keep_the_view_fresh(trial: Trial) -> None:
+    backend = trial.make(deadline_s=0.5)
+    lists = count_of(trial, "list")
+    watches = count_of(trial, "watch")
+    turns = itertools.count()
+
+    def watched_again() -> bool:
+        """Let something change that nobody follows, so that only bookmarks tell of newer versions."""
+        trial.cluster.objects.create(("leases", "elsewhere", f"lease-{next(turns)}"), {"metadata": {}})
+        return count_of(trial, "watch") >= watches + 4
+
+    until(watched_again)
+    assert backend.released(sh("true").name)
+    assert count_of(trial, "list") == lists
+
+
+def count_of(trial: Trial, verb: str) -> int:
+    return sum(call.verb == verb for call in trial.cluster.server.calls)
+
+
+def test_a_pod_that_was_replaced_by_another_of_its_name_is_not_let_go(
+    trial: Trial, backend: KubernetesBackend, tmp_path: Path
+) -> None:
+    attempt = sh(f"touch {tmp_path}/started")
+    trial.cluster.server.faults.once("patch pods", 500)
+    with pytest.raises(BackendError):
+        backend.launch(attempt, ONE_GPU)
+    key = ("pods", "longshore", f"{attempt.name}-0")
+    twin = trial.cluster.objects.get(key)
+    trial.cluster.server.faults.always("watch pods", HANG)
+    trial.cluster.objects.update(key, lambda pod: pod | {"metadata": {**pod["metadata"], "finalizers": []}})
+    trial.cluster.objects.delete(key, None, 0)
+    twin["metadata"] = {"labels": {}, "annotations": {}}
+    trial.cluster.objects.create(key, twin)
+    with pytest.raises(BackendError):
+        backend.launch(attempt, ONE_GPU)
+    assert trial.cluster.objects.get(key)["spec"]["schedulingGates"]
+    assert not (tmp_path / "started").exists()
+
+
+def test_what_the_server_calls_invalid_is_refused(trial: Trial, backend: KubernetesBackend) -> None:
+    trial.cluster.server.faults.once("create pods", 422)
+    with pytest.raises(RefusedError, match="422"):
+        backend.launch(sh("true"), ONE_GPU)
+
+
+def test_a_quota_that_is_used_up_is_no_reason_to_refuse_a_job_for_ever(
+    trial: Trial, backend: KubernetesBackend
+) -> None:
+    trial.cluster.server.faults.once("create pods", 403)
+    attempt = sh("true")
+    with pytest.raises(BackendError) as caught:
+        backend.launch(attempt, ONE_GPU)
+    assert not isinstance(caught.value, RefusedError)
+    backend.launch(attempt, ONE_GPU)
+    end_of(backend, attempt)
+
+
+def test_a_wish_to_cancel_that_was_lost_is_passed_on_later(trial: Trial, backend: KubernetesBackend) -> None:
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    runs(backend, attempt)
+    trial.cluster.server.faults.once("delete pods", 500)
+    backend.cancel(attempt.name, "no longer wanted")
+    assert end_of(backend, attempt).reason == "cancelled"
+
+
+def test_a_pod_that_appears_after_its_attempt_was_forgotten_is_removed(
+    trial: Trial, backend: KubernetesBackend, tmp_path: Path
+) -> None:
+    attempt = sh(f"touch {tmp_path}/started")
+    trial.cluster.server.faults.once("create pods", 500)
+    with pytest.raises(BackendError):
+        backend.launch(attempt, ONE_GPU)
+    backend.cancel(attempt.name, "no longer wanted")
+    end_of(backend, attempt)
+    backend.forget(attempt.name)
+    elsewhere = KubernetesBackend(tmp_path / "elsewhere", NODES, backend.settings)
+    trial.cluster.server.faults.once("patch pods", 500)
+    with pytest.raises(BackendError):
+        elsewhere.launch(attempt, ONE_GPU)
+    elsewhere.close()
+    until(lambda: (backend.statuses(()), trial.cluster.pods() == [])[1])
+    assert not (tmp_path / "started").exists()
