@@ -3,103 +3,177 @@
 Source: SPEC R8, R12.
 """
 
+import os
 import pickle
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Sequence
-from multiprocessing import get_context
+from contextlib import suppress
 
 from ...cluster.errors import PluginError
-from ..live import Known, Site, Told
-from .answer import Choice, Failed, Ready, Refused, read_message
-from .frames import receive_frame, send_frame
-from .worker import serve
+from ..live import Snapshot, Told
+from .answer import Choice, Failed, Followed, Message, Ready, Refused, read_message
+from .editions import Edition
+from .frames import MOST_BYTES, Channel
+from .misses import Miss, MissError
+from .worker import Begin, Question
+
+READS_S = 0.02
+MOST_TOLD = 500  # entries that a question carries; what is more is told before it
+LOADED_S, CAUGHT_UP_S = 300.0, 10.0  # far more than a policy takes to be loaded, and to take in what has happened
+MOST_REASON = 500  # characters
+_RUN = "from longshore.scheduler.plugins.worker import main; main()"
 
 
 class PolicyProcess:
     """A process that follows the cluster and decides as a policy does.
 
-    It is started without waiting for it: `ready` says when it can be asked. What happens meanwhile is told to it with
-    the next question. Once it has missed a question it is of no more use, for nobody knows what it is doing.
+    It is started without waiting for it: `ready` says when it can be asked. Once it has missed a question it is of no
+    more use, for nobody knows what it is doing.
 
     Args:
-        name: Of the policy, as `longshore policies` lists them, or the path of a checkpoint.
-        site: The cluster.
-        known: Where it stands.
+        edition: Of the policy.
+        snapshot: The cluster.
+        deadline_s: For a decision.
     """
 
-    def __init__(self, name: str, site: Site, known: Known) -> None:
-        self.name = name
+    def __init__(self, edition: Edition, snapshot: Snapshot, deadline_s: float) -> None:
+        self.edition, self.deadline_s = edition, deadline_s
         self.is_over = False
         self.known: Ready | None = None  # what it said once it was loaded
+        self._backlog: list[Told] = []
         self._number = 0
+        self._follows = False  # it was told more than a question carries, and has not answered
+        self._busy_since = time.monotonic()
         self._connection, theirs = socket.socketpair()
-        self._process = get_context("spawn").Process(target=serve, args=(theirs, name, site, known), daemon=True)
-        self._process.start()
-        theirs.close()
+        with theirs:
+            self._process = subprocess.Popen(
+                # Without the current folder on its path: no file there may stand in for a module.
+                [sys.executable, "-P", "-c", _RUN, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True,
+            )  # fmt: skip
+        self._channel = Channel(self._connection, MOST_BYTES)
+        # A cluster with many jobs is more than the connection holds, and the process has to begin before it reads.
+        begin = Begin(edition, deadline_s, snapshot)
+        self._sends = threading.Thread(target=self._send_begin, args=(begin,), daemon=True)
+        self._sends.start()
+
+    def _send_begin(self, begin: Begin) -> None:
+        with suppress(OSError):  # that it has ended is found by who reads
+            self._channel.send(pickle.dumps(begin))
+
+    def tell(self, told: Sequence[Told]) -> None:
+        """Note what has happened, for the next question."""
+        self._backlog += told
 
     def ready(self, wait_s: float = 0.0) -> Ready | None:
         """Return what the process says of the policy once that is loaded, None before.
 
         Raises:
-            PluginError: If it could not be loaded, with the reason; the process is over then.
+            MissError: If it could not be loaded, with the reason; the process is over then.
         """
-        if self.known is None and not self.is_over:
-            try:
-                message = self._read(time.monotonic() + wait_s)
-            except TimeoutError:
-                return None
-            if isinstance(message, Ready):
-                self.known = message
-            else:
-                self.end()
-                reason = message.reason if isinstance(message, Refused) else "it answered before it was asked"
-                raise PluginError(f"policy {self.name!r} cannot be loaded: {reason}")
-        return self.known
-
-    def ask(self, told: Sequence[Told], deadline_s: float) -> Choice:
-        """Return what the policy would do at the decision that is due.
-
-        Args:
-            told: What has happened since the last question.
-            deadline_s: Seconds from now until when an answer counts.
-
-        Raises:
-            PluginError: If there is no answer in time, or none of use; unless the policy itself raised an error, the
-                process is over then.
-        """
-        self._number += 1
-        until = time.monotonic() + deadline_s
+        if self.known is not None or self.is_over:
+            return self.known
         try:
-            send_frame(self._connection, pickle.dumps((list(told), self._number)), until)
-            message = self._read(until)
-        except TimeoutError as error:
-            self.end()
-            raise PluginError(f"no decision within {1000.0 * deadline_s:.0f} ms") from error
-        except OSError as error:
-            self.end()
-            raise PluginError("the policy's process has ended") from error
-        if isinstance(message, Failed) and message.number == self._number:
-            raise PluginError(message.reason)
-        if not isinstance(message, Choice) or message.number != self._number:
-            self.end()
-            raise PluginError("the policy's process answered something that was not asked")
+            message = self._read(time.monotonic() + wait_s)
+        except TimeoutError:
+            if time.monotonic() - self._busy_since > LOADED_S:
+                raise self._ended(Miss.UNLOADABLE, f"the policy is not loaded after {LOADED_S:.0f} s") from None
+            return None
+        if not isinstance(message, Ready):
+            reason = message.reason if isinstance(message, Refused) else "it answered before it was asked"
+            raise self._ended(Miss.UNLOADABLE, f"policy {self.edition.name!r} cannot be loaded: {reason}")
+        self.known = message
         return message
 
-    def _read(self, until: float) -> Ready | Refused | Choice | Failed:
+    def catch_up(self, until: float) -> bool:
+        """Tell a loaded policy what has happened, and return whether a question can carry what is left.
+
+        Args:
+            until: Of `time.monotonic`; it may be told a part in this time, and more at the next call.
+
+        Raises:
+            MissError: If it takes no part; the process is over then.
+        """
+        while self._follows or len(self._backlog) > MOST_TOLD:
+            try:
+                if not self._follows:
+                    self._follows, self._busy_since = True, time.monotonic()
+                    # It does nothing else now: one that does not read at once never will.
+                    self._send(self._backlog[:MOST_TOLD], is_asked=False, until=max(until, self._busy_since + READS_S))
+                    del self._backlog[:MOST_TOLD]
+                message = self._read(until)
+            except TimeoutError:
+                if time.monotonic() - self._busy_since > CAUGHT_UP_S:
+                    raise self._ended(Miss.LATE, f"it took in nothing for {CAUGHT_UP_S:.0f} s") from None
+                return False
+            if not isinstance(message, Followed) or message.number != self._number:
+                raise self._ended(Miss.RUBBISH, "the policy's process answered something that was not asked")
+            self._follows = False
+        return True
+
+    def ask(self) -> Choice:
+        """Return what the policy would do at the decision that is due.
+
+        Raises:
+            MissError: If there is no answer in time, or none of use; unless the policy itself raised an error or has
+                not taken in all that has happened, the process is over then.
+        """
+        until = time.monotonic() + self.deadline_s
+        # Who was behind at the last question is not waited for again.
+        if not self.catch_up(until - self.deadline_s if self._follows else until):
+            raise MissError(Miss.BEHIND, f"it has {len(self._backlog)} more events to take in")
+        told, self._backlog = self._backlog, []
+        self._send(told, is_asked=True, until=until)
         try:
-            return read_message(receive_frame(self._connection, until))
+            message = self._read(until)
+        except TimeoutError:
+            raise self._ended(Miss.LATE, f"no decision within {1000.0 * self.deadline_s:.0f} ms") from None
+        if isinstance(message, Failed) and message.number == self._number:
+            raise MissError(Miss.RAISED, message.reason[:MOST_REASON])
+        if not isinstance(message, Choice) or message.number != self._number:
+            raise self._ended(Miss.RUBBISH, "the policy's process answered something that was not asked")
+        return message
+
+    def _send(self, told: Sequence[Told], *, is_asked: bool, until: float) -> None:
+        self._number += 1
+        try:
+            self._channel.send(pickle.dumps(Question(self._number, told, is_asked)), until)
+        except TimeoutError as error:
+            raise self._ended(Miss.LATE, "it does not listen") from error
+        except OSError as error:
+            raise self._ended(Miss.DEAD, "the policy's process has ended") from error
+
+    def _read(self, until: float) -> Message:
+        try:
+            return read_message(self._channel.receive(until))
         except TimeoutError:
             raise
-        except (EOFError, OSError) as error:
-            self.end()
-            raise PluginError("the policy's process has ended") from error
-        except PluginError:
-            self.end()
-            raise
+        except (EOFError, ConnectionError) as error:
+            raise self._ended(Miss.DEAD, "the policy's process has ended") from error
+        except (OSError, PluginError) as error:
+            raise self._ended(Miss.RUBBISH, str(error)) from error
+
+    def _ended(self, kind: Miss, reason: str) -> MissError:
+        self.end()
+        return MissError(kind, reason)
 
     def end(self) -> None:
-        """Kill the process; it may be doing anything."""
+        """Kill the process and those that it has started; it may be doing anything."""
+        if self.is_over:
+            return
         self.is_over = True
-        self._process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(OSError):
+            self._channel.close()
+        threading.Thread(target=self._bury, daemon=True).start()
+
+    def _bury(self) -> None:
+        self._process.wait()
+        self._sends.join()
         self._connection.close()

@@ -1,57 +1,120 @@
-"""The process in which a policy decides: it follows the cluster, and answers when it is asked."""
+"""The process in which a policy decides: it follows the cluster, and answers when it is asked.
 
-import hashlib
+Source: SPEC R8, R12.
+"""
+
+import ctypes
+import os
 import pickle
+import resource
+import signal
 import socket
+import sys
+import tempfile
 import time
-from importlib.metadata import version
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...agents.protocol import Policy
 from ...agents.registry import find_policy
+from ...agents.rollout import Rollout
+from ...agents.seen import Observing
 from ...cluster.errors import LongshoreError
-from ..live import ROW, Asked, Known, LiveCluster, Site
-from .answer import Choice, Failed, Ready, Refused
-from .frames import receive_frame, send_frame
+from ..live import ROW, Asked, Known, LiveCluster, Site, Snapshot, Told
+from .answer import Choice, Failed, Followed, Ready, Refused, parts_of
+from .editions import Edition, base_of, checkpoint_of
+from .frames import Channel
+
+MOST_MEMORY_BYTES = 4 << 30  # that the process may ask for
+ROLLOUT_SHARE = 0.7  # of the deadline: a try that has begun is played to its end
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
-def version_of(name: str) -> str:
-    """Return what tells one version of a policy from another."""
-    path = Path(name.rpartition(":")[2].partition("@")[0])
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else f"longshore {version('longshore')}"
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What the process is told first."""
+
+    edition: Edition
+    deadline_s: float
+    snapshot: Snapshot
 
 
-def serve(connection: socket.socket, name: str, site: Site, known: Known) -> None:
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What it is told after that."""
+
+    number: int
+    told: Sequence[Told]  # what has happened since the last one
+    is_asked: bool  # for a decision; else it only has to follow
+
+
+def main() -> None:
+    """Serve the connection whose descriptor is the first argument; the second is the process that has the other end."""
+    _confine(int(sys.argv[2]))
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        serve(Channel(connection, sys.maxsize))
+
+
+def _confine(parent: int) -> None:
+    """Die with the scheduler, leave its output alone, and be the first to go where memory is short."""
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    if os.getppid() != parent:
+        sys.exit("the scheduler has ended")
+
+
+def serve(channel: Channel) -> None:
     """Load a policy and answer questions about a cluster until the connection ends.
 
     Args:
-        connection: To the scheduler. From there come pickled pairs of what has happened and the number of a question,
-            0 for none; answers go back as JSON.
-        name: Of the policy.
-        site: The cluster.
-        known: Where it stands.
+        channel: To the scheduler. From there come a pickled Begin and then pickled Questions; answers go back as JSON.
     """
     try:
-        policy = find_policy(name)
-        ready = Ready(name=policy.name, version=version_of(name), waits=bool(policy.waits))
-        _warm_up(policy, site)
-        live = LiveCluster(site, known)
+        begin: Begin = pickle.loads(channel.receive())
+        policy = load(begin.edition)
+        if isinstance(policy, Rollout):
+            budget_s = min(policy.search.budget_s, ROLLOUT_SHARE * begin.deadline_s)
+            policy.search = replace(policy.search, budget_s=budget_s)
+        ready = Ready(name=policy.name, waits=bool(policy.waits))
+        _warm_up(policy, begin.snapshot.site)
+        live = LiveCluster.of(begin.snapshot)
+    except EOFError:
+        return
     except Exception as error:
         reason = str(error) if isinstance(error, LongshoreError) else f"{type(error).__name__}: {error}"
-        send_frame(connection, Refused(reason=reason).model_dump_json().encode())
+        channel.send(Refused(reason=reason).model_dump_json().encode())
         return
-    send_frame(connection, ready.model_dump_json().encode())
+    channel.send(ready.model_dump_json().encode())
     while True:
         try:
-            told, number = pickle.loads(receive_frame(connection))
+            question: Question = pickle.loads(channel.receive())
         except EOFError:
             return
-        live.follow(told)
-        if number:
-            send_frame(connection, _answer(policy, live, number))
+        live.follow(question.told)
+        answer = _answer(policy, live, question.number) if question.is_asked else Followed(number=question.number)
+        channel.send(answer.model_dump_json().encode())
 
 
-def _answer(policy: Policy, live: LiveCluster, number: int) -> bytes:
+def load(edition: Edition) -> Policy:
+    """Return a policy, from the bytes of its checkpoint if it has one."""
+    path = checkpoint_of(edition.name)
+    if path is None or edition.content is None:
+        return find_policy(edition.name)
+    with tempfile.TemporaryDirectory(prefix="longshore-") as folder:
+        copy = Path(folder) / path.name
+        copy.write_bytes(edition.content)
+        try:
+            return find_policy(edition.name.replace(base_of(edition.name), str(copy)))
+        except LongshoreError as error:
+            raise type(error)(str(error).replace(str(copy), str(path))) from error
+
+
+def _answer(policy: Policy, live: LiveCluster, number: int) -> Choice | Failed:
     """Return what the policy would do at the decision that is due; the cluster stays as it is."""
     live.due()
     began = time.perf_counter()
@@ -60,10 +123,10 @@ def _answer(policy: Policy, live: LiveCluster, number: int) -> bytes:
         job = live.current
         gpus = list(live.picks(job)) if placed else []
         took_s = time.perf_counter() - began
-        choice = Choice(number=number, job=job, gpus=gpus, rests=not placed and live.rests, took_s=took_s)
-        return choice.model_dump_json().encode()
+        seen = parts_of(policy.last_seen()) if isinstance(policy, Observing) else None
+        return Choice(number=number, job=job, gpus=gpus, rests=not placed and live.rests, took_s=took_s, seen=seen)
     except Exception as error:
-        return Failed(number=number, reason=f"{type(error).__name__}: {error}").model_dump_json().encode()
+        return Failed(number=number, reason=f"{type(error).__name__}: {error}")
     finally:
         live.take_back()
 

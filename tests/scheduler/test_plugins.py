@@ -5,6 +5,7 @@ import pytest
 from longshore.agents.registry import find_policy
 from longshore.cluster.errors import PluginError
 from longshore.scheduler.live import Known, LiveCluster
+from longshore.scheduler.plugins.editions import read_edition
 from longshore.scheduler.plugins.host import PolicyProcess
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
@@ -24,7 +25,7 @@ def single_faults(case: Case) -> Case:
 
 
 def loaded(name: str, live: LiveCluster) -> PolicyProcess:
-    process = PolicyProcess(name, live.site, live.known())
+    process = PolicyProcess(read_edition(name), live.snapshot(), LOADED_S)
     live.journal = []
     assert process.ready(LOADED_S) is not None
     return process
@@ -40,7 +41,8 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
     def ask() -> None:
         assert told.live.journal is not None
         journal, told.live.journal = told.live.journal, []
-        answers.append(process.ask(journal, LOADED_S))
+        process.tell(journal)
+        answers.append(process.ask())
 
     pairs = list(decided(told, find_policy(name), ask))
 
@@ -53,7 +55,7 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
 
 
 def test_a_policy_that_does_not_exist_is_told_in_one_line() -> None:
-    process = PolicyProcess("nobody", SITE, Known(0.0))
+    process = PolicyProcess(read_edition("nobody"), LiveCluster(SITE, Known(0.0)).snapshot(), LOADED_S)
 
     with pytest.raises(PluginError, match=r"nobody.*cannot be loaded"):
         process.ready(LOADED_S)
