@@ -14,7 +14,7 @@ from ..agents.protocol import Policy
 from ..cluster.errors import PluginError
 from .live import ROW, LiveCluster, Told
 from .past import Opening, Past, encode
-from .plugins.answer import Stored, stored_of
+from .plugins.answer import SeenParts, Stored, stored_of
 from .plugins.misses import Miss, MissError
 from .plugins.succession import Succession
 
@@ -117,9 +117,10 @@ class Deciding:
         """Decide about the job that is due, and carry it out on the cluster's arrays."""
         began = time.perf_counter()
         happened = self._happened(live)
-        said, seen, miss = self._ask(live)
+        miss = self._ask(live)
+        instead = self._fall_back(live)  # while the policy thinks
+        said, seen, miss = self._hear(live) if miss is None else (None, None, miss)
         policy_version = self.version
-        instead = self._fall_back(live)
         if said is not None:
             self.agreements[said.agrees(instead)] += 1
         obeyed, by = self._obeyed(said, instead)
@@ -139,28 +140,47 @@ class Deciding:
             self.succession.tell(told)
         return told
 
-    def _ask(self, live: LiveCluster) -> tuple[Said | None, Stored | None, MissError | None]:
+    def _ask(self, live: LiveCluster) -> MissError | None:
+        """Ask the policy, and return why it cannot be asked if so."""
+        try:
+            if self.succession is not None:
+                self.succession.ask(live)
+        except MissError as miss:
+            self.misses[miss.kind] += 1
+            return miss
+        return None
+
+    def _hear(self, live: LiveCluster) -> tuple[Said | None, Stored | None, MissError | None]:
         """Return what the policy says and saw, or why it says nothing of use."""
         if self.succession is None:
             return None, None, None
         try:
-            choice = self.succession.ask(live)
+            choice = self.succession.answer()
             said = Said(choice.job, tuple(choice.gpus), choice.rests)
-            try:
-                live.check_move(said.job, said.gpus)
-                seen = None if choice.seen is None else stored_of(choice.seen)
-            except PluginError as error:
-                miss = error if isinstance(error, MissError) else MissError(Miss.REFUSED, str(error))
-                self.succession.blame(miss)
-                raise miss from error
+            seen = self._checked(live, said, choice.seen)
         except MissError as miss:
             self.misses[miss.kind] += 1
+            self.succession.blame(miss)
             return None, None, miss
         self.succession.thank()
         return said, seen, None
 
+    def _checked(self, live: LiveCluster, said: Said, seen: SeenParts | None) -> Stored | None:
+        """Return what the policy saw, once its decision is known to be one.
+
+        Raises:
+            MissError: If it is not.
+        """
+        try:
+            live.check_move(said.job, said.gpus)
+        except PluginError as error:
+            raise MissError(Miss.REFUSED, str(error)) from error
+        try:
+            return None if seen is None else stored_of(seen)
+        except PluginError as error:
+            raise MissError(Miss.RUBBISH, str(error)) from error
+
     def _fall_back(self, live: LiveCluster) -> Said:
-        live.due()
         placed = self.fallback.place(live.sim, ROW)
         job = live.current
         said = Said(job, live.picks(job) if placed else (), not placed and live.rests)

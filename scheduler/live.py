@@ -266,10 +266,11 @@ class LiveCluster:
             return
         self.check(job, gpus)
         due = self.current
-        turned = job == due or turn_to(self.sim, ROW, self._slot[job])
-        self.due()
-        if not turned:
-            raise PluginError(f"job {job} may not start before job {due}")
+        if job != due:
+            turned = turn_to(self.sim, ROW, self._slot[job])
+            self.due()
+            if not turned:
+                raise PluginError(f"job {job} may not start before job {due}")
 
     def expected(self, job: str, gpus: Sequence[int]) -> tuple[float, float]:
         """Return by what a job's work takes longer on GPUs that it could start on now, and its expected end.

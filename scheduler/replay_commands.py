@@ -91,7 +91,7 @@ def _summary(compared: Sequence["Compared"]) -> list[str]:
         slower = sum(other.slowdown / was.slowdown for was, other in pairs) / len(pairs)
         lines.append(
             f"where both start the same job on other GPUs ({len(pairs)}), it is expected to end "
-            f"{abs(gained_s):.0f} s {'earlier' if gained_s >= 0.0 else 'later'}; run times are {slower:.3f} times as long"
+            f"{abs(gained_s):.0f} s {'earlier' if gained_s >= 0.0 else 'later'}; run times: {slower:.3f} times as long"
         )
     return lines
 

@@ -26,7 +26,12 @@ READS_S = 0.02
 MOST_TOLD = 500  # entries that a question carries; what is more is told before it
 LOADED_S, CAUGHT_UP_S = 300.0, 10.0  # far more than a policy takes to be loaded, and to take in what has happened
 MOST_REASON = 500  # characters
-_RUN = "from longshore.scheduler.plugins.worker import main; main()"
+_RUN = """\
+import os, sys
+sys.path[:] = sys.argv.pop().split(os.pathsep)
+from longshore.scheduler.plugins.worker import main
+main()
+"""
 
 
 class PolicyProcess:
@@ -49,12 +54,13 @@ class PolicyProcess:
         self._number = 0
         self._follows = False  # it was told more than a question carries, and has not answered
         self._busy_since = time.monotonic()
+        self._until = 0.0  # of `time.monotonic`, for the answer
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                # Without the current folder on its path: no file there may stand in for a module.
-                [sys.executable, "-P", "-c", _RUN, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True,
+                # One thread: several that share out a small network take longer, and the cores belong to others.
+                [sys.executable, "-c", _RUN, str(theirs.fileno()), str(os.getpid()), os.pathsep.join(sys.path)],
+                env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True,
             )  # fmt: skip
         self._channel = Channel(self._connection, MOST_BYTES)
         # A cluster with many jobs is more than the connection holds, and the process has to begin before it reads.
@@ -65,6 +71,11 @@ class PolicyProcess:
     def _send_begin(self, begin: Begin) -> None:
         with suppress(OSError):  # that it has ended is found by who reads
             self._channel.send(pickle.dumps(begin))
+
+    @property
+    def pid(self) -> int:
+        """Number of the process, and of the session that it leads."""
+        return self._process.pid
 
     def tell(self, told: Sequence[Told]) -> None:
         """Note what has happened, for the next question."""
@@ -116,21 +127,28 @@ class PolicyProcess:
             self._follows = False
         return True
 
-    def ask(self) -> Choice:
-        """Return what the policy would do at the decision that is due.
+    def ask(self) -> None:
+        """Ask what the policy would do at the decision that is due.
 
         Raises:
-            MissError: If there is no answer in time, or none of use; unless the policy itself raised an error or has
-                not taken in all that has happened, the process is over then.
+            MissError: If it has not taken in all that has happened; if it does not listen, and then it is over.
         """
-        until = time.monotonic() + self.deadline_s
+        self._until = time.monotonic() + self.deadline_s
         # Who was behind at the last question is not waited for again.
-        if not self.catch_up(until - self.deadline_s if self._follows else until):
+        if not self.catch_up(time.monotonic() if self._follows else self._until):
             raise MissError(Miss.BEHIND, f"it has {len(self._backlog)} more events to take in")
         told, self._backlog = self._backlog, []
-        self._send(told, is_asked=True, until=until)
+        self._send(told, is_asked=True, until=self._until)
+
+    def answer(self) -> Choice:
+        """Return the answer to the last question.
+
+        Raises:
+            MissError: If there is none in time, or none of use; unless the policy itself raised an error, the process
+                is over then.
+        """
         try:
-            message = self._read(until)
+            message = self._read(self._until)
         except TimeoutError:
             raise self._ended(Miss.LATE, f"no decision within {1000.0 * self.deadline_s:.0f} ms") from None
         if isinstance(message, Failed) and message.number == self._number:

@@ -56,6 +56,11 @@ class Succession:
         """Version of the policy that is asked."""
         return self._edition.version if self._serving is None else self._serving.edition.version
 
+    @property
+    def pids(self) -> list[int]:
+        """Numbers of the processes, of which each leads a session."""
+        return [process.pid for process in (self._serving, self._successor) if process is not None]
+
     def begin(self, live: LiveCluster) -> None:
         """Follow a cluster from here on."""
         self.end()
@@ -70,11 +75,11 @@ class Succession:
             if process is not None:
                 process.tell(told)
 
-    def ask(self, live: LiveCluster) -> Choice:
-        """Return what the policy would do at the decision that is due.
+    def ask(self, live: LiveCluster) -> None:
+        """Ask the policy what it would do at the decision that is due.
 
         Raises:
-            MissError: If it says nothing of use.
+            MissError: If it cannot be asked.
         """
         self._look(live)
         if self._breaker.is_open:
@@ -86,17 +91,27 @@ class Succession:
         try:
             if self._serving.ready() is None:
                 raise MissError(Miss.LOADING, "it is being loaded")
-            return self._serving.ask()
+            self._serving.ask()
         except MissError as miss:
             self.blame(miss)
             raise
+
+    def answer(self) -> Choice:
+        """Return what the policy says that was asked.
+
+        Raises:
+            MissError: If that is nothing of use; the caller blames it for that, as for what only the caller can tell.
+        """
+        if self._serving is None:
+            raise MissError(Miss.DEAD, "the policy's process has ended")
+        return self._serving.answer()
 
     def thank(self) -> None:
         """Note that the last answer was of use."""
         self._breaker.answered()
 
     def blame(self, miss: MissError) -> None:
-        """Note that the last answer was of no use."""
+        """Note that there was no answer of use."""
         if miss.kind in BLAMELESS or self._serving is None:
             return
         log.warning("policy %s: %s", self.name, miss)

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...agents.protocol import Policy
-from ...agents.registry import find_policy
-from ...agents.rollout import Rollout
+from ...agents.registry import ROLLOUT, find_policy
 from ...agents.seen import Observing
 from ...cluster.errors import LongshoreError
 from ..live import ROW, Asked, Known, LiveCluster, Site, Snapshot, Told
@@ -27,7 +26,7 @@ from .editions import Edition, base_of, checkpoint_of
 from .frames import Channel
 
 MOST_MEMORY_BYTES = 4 << 30  # that the process may ask for
-ROLLOUT_SHARE = 0.7  # of the deadline: a try that has begun is played to its end
+ROLLOUT_SHARE = 0.7  # of the deadline
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -77,9 +76,8 @@ def serve(channel: Channel) -> None:
     try:
         begin: Begin = pickle.loads(channel.receive())
         policy = load(begin.edition)
-        if isinstance(policy, Rollout):
-            budget_s = min(policy.search.budget_s, ROLLOUT_SHARE * begin.deadline_s)
-            policy.search = replace(policy.search, budget_s=budget_s)
+        if begin.edition.name.startswith(ROLLOUT):
+            _limit(policy, ROLLOUT_SHARE * begin.deadline_s)
         ready = Ready(name=policy.name, waits=bool(policy.waits))
         _warm_up(policy, begin.snapshot.site)
         live = LiveCluster.of(begin.snapshot)
@@ -90,13 +88,15 @@ def serve(channel: Channel) -> None:
         channel.send(Refused(reason=reason).model_dump_json().encode())
         return
     channel.send(ready.model_dump_json().encode())
+    observing = policy if isinstance(policy, Observing) else None
     while True:
         try:
             question: Question = pickle.loads(channel.receive())
         except EOFError:
             return
         live.follow(question.told)
-        answer = _answer(policy, live, question.number) if question.is_asked else Followed(number=question.number)
+        number = question.number
+        answer = _answer(policy, observing, live, number) if question.is_asked else Followed(number=number)
         channel.send(answer.model_dump_json().encode())
 
 
@@ -114,7 +114,15 @@ def load(edition: Edition) -> Policy:
             raise type(error)(str(error).replace(str(copy), str(path))) from error
 
 
-def _answer(policy: Policy, live: LiveCluster, number: int) -> Choice | Failed:
+def _limit(policy: Policy, budget_s: float) -> None:
+    """Let rollouts stop trying in time; a try that has begun is played to its end."""
+    from ...agents.rollout import Rollout  # it imports PyTorch, which takes seconds
+
+    assert isinstance(policy, Rollout)
+    policy.search = replace(policy.search, budget_s=min(policy.search.budget_s, budget_s))
+
+
+def _answer(policy: Policy, observing: Observing | None, live: LiveCluster, number: int) -> Choice | Failed:
     """Return what the policy would do at the decision that is due; the cluster stays as it is."""
     live.due()
     began = time.perf_counter()
@@ -123,7 +131,7 @@ def _answer(policy: Policy, live: LiveCluster, number: int) -> Choice | Failed:
         job = live.current
         gpus = list(live.picks(job)) if placed else []
         took_s = time.perf_counter() - began
-        seen = parts_of(policy.last_seen()) if isinstance(policy, Observing) else None
+        seen = None if observing is None else parts_of(observing.last_seen())
         return Choice(number=number, job=job, gpus=gpus, rests=not placed and live.rests, took_s=took_s, seen=seen)
     except Exception as error:
         return Failed(number=number, reason=f"{type(error).__name__}: {error}")

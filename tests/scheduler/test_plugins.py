@@ -42,7 +42,8 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
         assert told.live.journal is not None
         journal, told.live.journal = told.live.journal, []
         process.tell(journal)
-        answers.append(process.ask())
+        process.ask()
+        answers.append(process.answer())
 
     pairs = list(decided(told, find_policy(name), ask))
 

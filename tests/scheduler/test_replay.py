@@ -80,7 +80,7 @@ class Broken:
 def test_a_policy_that_raises_is_told_at_each_decision_and_changes_nothing(tmp_path: Path) -> None:
     file = recorded(tmp_path, HEURISTICS["pack"], ring=False)
 
-    compared: list[Compared] = list(replay(file, Broken()))  # type: ignore[arg-type]
+    compared: list[Compared] = list(replay(file, Broken()))
 
     assert {it.error for it in compared} == {"ZeroDivisionError: integer division or modulo by zero"}
     assert [it.gpus for it in compared] == [it.gpus for it in replay(file, HEURISTICS["pack"])]
