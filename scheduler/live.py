@@ -94,7 +94,7 @@ class Snapshot(NamedTuple):
     """All that a live cluster holds, to the bit; a copy that nobody else changes."""
 
     site: Site
-    asked: list[Asked]  # by slot
+    names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
     slot: dict[str, int]  # of the jobs in the system
     rank: NDArray[np.int64]
     scenarios: dict[str, NDArray[np.generic]]  # of jobs
@@ -352,7 +352,7 @@ class LiveCluster:
     def snapshot(self) -> Snapshot:
         """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
         return Snapshot(
-            self.site, self._asked.copy(), self._slot.copy(), self._rank.copy(),
+            self.site, [asked.job for asked in self._asked], self._slot.copy(), self._rank.copy(),
             {name: getattr(self.sim.scenarios, name).copy() for name in ("jobs", *OF_JOBS)},
             {name: array.copy() for name, array in self.sim.state._asdict().items()},
         )  # fmt: skip
@@ -362,7 +362,11 @@ class LiveCluster:
         """Return a live cluster that is the same to the bit."""
         live = cls(snapshot.site, Known(0.0))
         live.sim = _simulation_of(snapshot.site, snapshot.rank.size)
-        live._asked, live._slot, live._rank = snapshot.asked, snapshot.slot, snapshot.rank
+        live._slot, live._rank = snapshot.slot, snapshot.rank
+        columns = [snapshot.scenarios[name][0].tolist() for name in ("gpus", "estimate_s", "submit_s")]
+        columns += [snapshot.rank.tolist()]
+        columns += [snapshot.scenarios[name][0].tolist() for name in ("compute_s", "parameter_bytes")]
+        live._asked = [Asked(*values) for values in zip(snapshot.names, *columns, strict=False)]
         for part, arrays in ((live.sim.scenarios, snapshot.scenarios), (live.sim.state, snapshot.state)):
             for name, array in arrays.items():
                 getattr(part, name)[...] = array

@@ -57,11 +57,7 @@ class PolicyProcess:
         self._until = 0.0  # of `time.monotonic`, for the answer
         self._connection, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                # One thread: several that share out a small network take longer, and the cores belong to others.
-                [sys.executable, "-c", _RUN, str(theirs.fileno()), str(os.getpid()), os.pathsep.join(sys.path)],
-                env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True,
-            )  # fmt: skip
+            self._process = _started(theirs.fileno())
         self._channel = Channel(self._connection, MOST_BYTES)
         # A cluster with many jobs is more than the connection holds, and the process has to begin before it reads.
         begin = Begin(edition, deadline_s, snapshot)
@@ -195,3 +191,15 @@ class PolicyProcess:
         self._process.wait()
         self._sends.join()
         self._connection.close()
+
+
+def _started(connection: int) -> "subprocess.Popen[bytes]":
+    """Start a process that serves the connection of this descriptor, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _RUN, str(connection), str(os.getpid()), os.pathsep.join(sys.path)],
+        # One thread: several that share out a small network take longer, and the cores belong to others.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        pass_fds=(connection,),
+        start_new_session=True,
+    )

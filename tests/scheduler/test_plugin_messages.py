@@ -1,8 +1,10 @@
 """Messages between the scheduler and a policy's process, and what is refused of them."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -41,14 +43,25 @@ def test_messages_come_in_order_and_whole_however_they_are_cut(pair: Pair) -> No
     assert [*received, channel.receive()] == [b"one", b"", b"three"]
 
 
-def test_a_message_that_comes_byte_by_byte_is_late_all_the_same(pair: Pair) -> None:
-    theirs, channel = pair
-    theirs.sendall((900).to_bytes(LENGTH_BYTES))
-    until = time.monotonic() + 0.05
-    with pytest.raises(TimeoutError):
-        while True:  # each call finds one more byte
-            theirs.sendall(b" ")
-            channel.receive(until)
+def test_a_message_that_comes_byte_by_byte_is_late_all_the_same() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.sendall((1 << 40).to_bytes(LENGTH_BYTES))
+        dripping = threading.Thread(target=drip, args=(theirs,))
+        dripping.start()
+
+        with pytest.raises(TimeoutError):
+            Channel(ours, 1 << 40).receive(time.monotonic() + 0.05)
+
+        ours.shutdown(socket.SHUT_RDWR)
+        dripping.join()
+
+
+def drip(connection: socket.socket) -> None:
+    """Send bytes as fast as they are read until nobody reads any more."""
+    with connection, suppress(OSError):
+        while True:
+            connection.sendall(b" ")
 
 
 def test_a_message_that_is_too_long_is_refused_by_its_length(pair: Pair) -> None:
