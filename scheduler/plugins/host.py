@@ -25,7 +25,6 @@ from .worker import Begin, Question
 READS_S = 0.02
 MOST_TOLD = 500  # entries that a question carries; what is more is told before it
 LOADED_S, CAUGHT_UP_S = 300.0, 10.0  # far more than a policy takes to be loaded, and to take in what has happened
-MOST_REASON = 500  # characters
 _RUN = """\
 import os, sys
 sys.path[:] = sys.argv.pop().split(os.pathsep)
@@ -148,7 +147,7 @@ class PolicyProcess:
         except TimeoutError:
             raise self._ended(Miss.LATE, f"no decision within {1000.0 * self.deadline_s:.0f} ms") from None
         if isinstance(message, Failed) and message.number == self._number:
-            raise MissError(Miss.RAISED, message.reason[:MOST_REASON])
+            raise MissError(Miss.RAISED, message.reason)
         if not isinstance(message, Choice) or message.number != self._number:
             raise self._ended(Miss.RUBBISH, "the policy's process answered something that was not asked")
         return message

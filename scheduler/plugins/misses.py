@@ -19,6 +19,7 @@ class Miss(StrEnum):
     RESTING = "resting"  # it is not asked for a while after misses
 
 
+MOST_REASON = 500  # characters
 BLAMELESS = frozenset({Miss.LOADING, Miss.BEHIND, Miss.RESTING})
 
 
@@ -27,9 +28,10 @@ class MissError(PluginError):
 
     Args:
         kind: Of the reason.
-        reason: For people.
+        reason: For people. It may come from a stranger: it becomes one line that can be printed, of some length.
     """
 
     def __init__(self, kind: Miss, reason: str) -> None:
-        super().__init__(reason)
+        head = reason[: 2 * MOST_REASON]
+        super().__init__(" ".join("".join(sign if sign.isprintable() else " " for sign in head).split())[:MOST_REASON])
         self.kind = kind

@@ -77,7 +77,7 @@ def serve(channel: Channel) -> None:
         begin: Begin = pickle.loads(channel.receive())
         policy = load(begin.edition)
         if begin.edition.name.startswith(ROLLOUT):
-            _limit(policy, ROLLOUT_SHARE * begin.deadline_s)
+            limit(policy, begin.deadline_s)
         ready = Ready(name=policy.name, waits=bool(policy.waits))
         _warm_up(policy, begin.snapshot.site)
         live = LiveCluster.of(begin.snapshot)
@@ -114,12 +114,12 @@ def load(edition: Edition) -> Policy:
             raise type(error)(str(error).replace(str(copy), str(path))) from error
 
 
-def _limit(policy: Policy, budget_s: float) -> None:
+def limit(policy: Policy, deadline_s: float) -> None:
     """Let rollouts stop trying in time; a try that has begun is played to its end."""
     from ...agents.rollout import Rollout  # it imports PyTorch, which takes seconds
 
     assert isinstance(policy, Rollout)
-    policy.search = replace(policy.search, budget_s=min(policy.search.budget_s, budget_s))
+    policy.search = replace(policy.search, budget_s=min(policy.search.budget_s, ROLLOUT_SHARE * deadline_s))
 
 
 def _answer(policy: Policy, observing: Observing | None, live: LiveCluster, number: int) -> Choice | Failed:

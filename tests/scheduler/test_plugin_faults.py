@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rogues import LEAVES, VERSION, install
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.errors import PluginError
 from longshore.scheduler.deciding import Deciding, Decision
@@ -14,7 +15,6 @@ from longshore.scheduler.live import Asked, Known, LiveCluster
 from longshore.scheduler.plugins import breaker
 from longshore.scheduler.plugins.misses import Miss
 from tests.plain_run import busy_case
-from tests.scheduler.rogues import install_rogues
 from tests.scheduler.test_live import site_of
 
 PATIENCE_S = 120.0  # far more than anything here takes
@@ -24,10 +24,10 @@ SITE = site_of(busy_case(ring=False))
 @pytest.fixture(scope="module")
 def rogues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("rogues")
-    install_rogues(folder)
+    install(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setenv("ROGUE_FILE", str(folder / "forked"))
+        patch.setenv(LEAVES, str(folder / "forked"))
         yield folder
 
 
@@ -84,7 +84,7 @@ def test_a_policy_whose_process_is_of_no_more_use_is_replaced_by_the_heuristic_a
     missed, after = asked.decide(2), asked.decide(1)
 
     assert (missed.kind, missed.reason[: len(OVER[name][1])]) == OVER[name]
-    assert (missed.by, missed.said, missed.version) == ("pack", None, "rogue-policies 1.2")
+    assert (missed.by, missed.said, missed.version) == ("pack", None, VERSION)
     assert (after.kind, after.by) == (Miss.RESTING, "pack")
     assert asked.deciding.misses == {missed.kind: 1, Miss.RESTING: 1}
 
@@ -113,16 +113,17 @@ def test_a_policy_that_fails_at_a_decision_is_heard_again_at_the_next(
     assert (missed.kind, missed.by) == (kind, "pack")
     assert reason in missed.reason
     assert len(missed.reason) <= 500
+    assert missed.reason.isprintable()
     assert (heard.kind, heard.by) == (None, "rogue-mixed")
 
 
 def test_gpus_that_are_busy_are_refused(asks: Callable[..., Asks]) -> None:
-    asked = asks("take_busy")
+    asked = asks("busy")
     held = asked.decide(1)
 
     refused = asked.decide(2)
 
-    assert (held.by, refused.by) == ("rogue-take_busy", "pack")
+    assert (held.by, refused.by) == ("rogue-busy", "pack")
     assert (refused.kind, refused.reason) == (Miss.REFUSED, f"GPU {held.gpus[0]} is busy")
     assert not set(refused.gpus) & set(held.gpus)
 
@@ -137,7 +138,7 @@ def test_what_a_policy_prints_does_not_come_out_of_the_scheduler(
 
 
 def test_a_policy_that_fails_three_times_in_a_row_rests(asks: Callable[..., Asks]) -> None:
-    asked = asks("raise_error")
+    asked = asks("raise")
 
     kinds = [asked.decide_and_end(2).kind for _ in range(5)]
 
