@@ -89,7 +89,8 @@ def _take_busy(sim: Simulation) -> None:
 
 
 def _forge(sim: Simulation) -> None:
-    _send(b'{"kind":"choice","number":1,"job":"nobody","gpus":[0,1]}')
+    """Answer by itself, to the second question: the first message is the cluster."""
+    _send(b'{"kind":"choice","number":3,"job":"nobody","gpus":[0,1]}')
 
 
 def _babble(sim: Simulation) -> None:

@@ -156,7 +156,7 @@ class Deciding:
             return None, None, None
         try:
             choice = self.succession.answer()
-            said = Said(choice.job, tuple(choice.gpus), choice.rests)
+            said = Said(choice.job, tuple(choice.gpus), choice.rests and not choice.gpus)
             seen = self._checked(live, said, choice.seen)
         except MissError as miss:
             self.misses[miss.kind] += 1

@@ -39,6 +39,7 @@ DECISIONS = frozenset({"carry_out", "wait"})
 _FROM_KNOWN: TypeAdapter[Any] = TypeAdapter(_KNOWN)
 COMPRESSED_FROM = 4096  # bytes
 MOST_BYTES = 1 << 30
+MOST_GPUS = 1 << 31  # of a job
 
 
 class Opening(NamedTuple):
@@ -84,8 +85,9 @@ def decode(written: Mapping[str, Any]) -> Past:
         opening = None
         if "site" in written:
             opening = Opening(_read_site(written["site"]), _read_known(written["known"]))
+            _check_known(opening)
         return Past(int(written["n"]), opening, told)
-    except (ValidationError, KeyError, TypeError, ValueError, IndexError) as error:
+    except (ValidationError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise InputError(f"the past of a decision cannot be read: {str(error).splitlines()[0]}") from error
 
 
@@ -99,7 +101,14 @@ def _fields(record: Asked | Standing) -> list[object]:
 
 def _told(method: str, arguments: list[object]) -> Told:
     values = _OF_METHOD[method].validate_python(tuple(arguments))
-    return Told(method, (Asked(*values[0]),) if method == "submit" else values)
+    return Told(method, (_asked(values[0]),) if method == "submit" else values)
+
+
+def _asked(values: tuple[Any, ...]) -> Asked:
+    asked = Asked(*values)
+    if not 0 < asked.gpus < MOST_GPUS or not 0.0 < asked.estimate_s < np.inf:
+        raise ValueError(f"job {asked.job} asks for {asked.gpus} GPUs for {asked.estimate_s} s")
+    return asked
 
 
 def _known(known: Known) -> list[object]:
@@ -109,7 +118,7 @@ def _known(known: Known) -> list[object]:
 
 def _read_known(written: object) -> Known:
     now_s, jobs, queue, down, mean_s = _FROM_KNOWN.validate_python(written)
-    return Known(now_s, [(Asked(*asked), Standing(*standing)) for asked, standing in jobs], queue, down, mean_s)
+    return Known(now_s, [(_asked(asked), Standing(*standing)) for asked, standing in jobs], queue, down, mean_s)
 
 
 def _site(site: Site) -> dict[str, object]:
@@ -157,6 +166,25 @@ def _check(cluster: Cluster, hazard_per_s: NDArray[Any]) -> None:
     )  # fmt: skip
     if not fits:
         raise ValueError(f"a cluster of {gpus} GPUs on {nodes} nodes whose parts do not go together")
+
+
+def _check_known(opening: Opening) -> None:
+    """Refuse jobs and GPUs that cannot be: compiled code trusts them."""
+    known, gpus = opening.known, opening.site.cluster.gpu_node.size
+    held = [gpu for _, standing in known.jobs for gpu in standing.gpus]
+    runs = {asked.job for asked, standing in known.jobs if standing.gpus}
+    waits = {asked.job for asked, standing in known.jobs if not standing.gpus}
+    fits = (
+        len(known.jobs) == len(runs) + len(waits)
+        and len(set(held)) == len(held)
+        and all(0 <= gpu < gpus for gpu in (*held, *known.down))
+        and all(len(standing.gpus) in (0, asked.gpus) for asked, standing in known.jobs)
+        and all(0.0 < standing.guess_s < np.inf for _, standing in known.jobs)
+        and len(set(known.queue)) == len(known.queue)
+        and waits.issuperset(known.queue)
+    )
+    if not fits:
+        raise ValueError(f"a cluster of {gpus} GPUs whose {len(known.jobs)} jobs do not go together")
 
 
 def _array(array: NDArray[Any]) -> dict[str, object]:

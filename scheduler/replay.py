@@ -141,7 +141,7 @@ def _located(path: Path, number: int) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(error.problem, error.fix, path=path, line=number) from error
-    except (KeyError, TypeError, ValueError, PluginError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, PluginError) as error:
         raise InputError(f"what is told cannot have happened: {error!r}", path=path, line=number) from error
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...agents.registry import GROUP, ROLLOUT
 
-MOST_FILE_BYTES = 1 << 30
+MOST_FILE_BYTES = 64 << 20
 Stamp = tuple[int, int, int]  # of a file: when it was written, its size and its number
 
 

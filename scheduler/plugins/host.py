@@ -11,20 +11,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ...cluster.errors import PluginError
-from ..live import Snapshot, Told
+from ..live import Site, Snapshot, Told
 from .answer import Choice, Failed, Followed, Message, Ready, Refused, read_message
 from .editions import Edition
 from .frames import MOST_BYTES, Channel
 from .misses import Miss, MissError
 from .worker import Begin, Question
 
-READS_S = 0.02
-MOST_TOLD = 500  # entries that a question carries; what is more is told before it
-LOADED_S, CAUGHT_UP_S = 300.0, 10.0  # far more than a policy takes to be loaded, and to take in what has happened
+MOST_TOLD = 500  # entries that a question carries; where there are more, the cluster is sent anew
+LOADED_S, TAKEN_UP_S = 300.0, 10.0  # far more than a policy takes to be loaded, and to take up a cluster
+ENDED, UNASKED = "the policy's process has ended", "the policy's process answered something that was not asked"
 _RUN = """\
 import os, sys
 sys.path[:] = sys.argv.pop().split(os.pathsep)
@@ -41,31 +41,34 @@ class PolicyProcess:
 
     Args:
         edition: Of the policy.
-        snapshot: The cluster.
+        site: The cluster.
         deadline_s: For a decision.
     """
 
-    def __init__(self, edition: Edition, snapshot: Snapshot, deadline_s: float) -> None:
+    def __init__(self, edition: Edition, site: Site, deadline_s: float) -> None:
         self.edition, self.deadline_s = edition, deadline_s
         self.is_over = False
         self.known: Ready | None = None  # what it said once it was loaded
+        self._has_cluster = False  # it knows where the cluster stood, and all since then but the backlog
+        self._takes_up = False  # it was sent the cluster, and has not answered
         self._backlog: list[Told] = []
         self._number = 0
-        self._follows = False  # it was told more than a question carries, and has not answered
         self._busy_since = time.monotonic()
         self._until = 0.0  # of `time.monotonic`, for the answer
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = _started(theirs.fileno())
         self._channel = Channel(self._connection, MOST_BYTES)
-        # A cluster with many jobs is more than the connection holds, and the process has to begin before it reads.
-        begin = Begin(edition, deadline_s, snapshot)
-        self._sends = threading.Thread(target=self._send_begin, args=(begin,), daemon=True)
+        self._send_aside(Begin(edition, deadline_s, site))
+
+    def _send_aside(self, what: Begin | Question) -> None:
+        """Send what is more than the connection holds, to a process that may have to begin before it reads."""
+        self._sends = threading.Thread(target=self._send_all, args=(what,), daemon=True)
         self._sends.start()
 
-    def _send_begin(self, begin: Begin) -> None:
+    def _send_all(self, what: Begin | Question) -> None:
         with suppress(OSError):  # that it has ended is found by who reads
-            self._channel.send(pickle.dumps(begin))
+            self._channel.send(pickle.dumps(what))
 
     @property
     def pid(self) -> int:
@@ -74,7 +77,12 @@ class PolicyProcess:
 
     def tell(self, told: Sequence[Told]) -> None:
         """Note what has happened, for the next question."""
-        self._backlog += told
+        if self._has_cluster:
+            self._backlog += told
+
+    def let_go(self) -> None:
+        """Follow another cluster from the next question on."""
+        self._has_cluster, self._backlog = False, []
 
     def ready(self, wait_s: float = 0.0) -> Ready | None:
         """Return what the process says of the policy once that is loaded, None before.
@@ -96,44 +104,59 @@ class PolicyProcess:
         self.known = message
         return message
 
-    def catch_up(self, until: float) -> bool:
-        """Tell a loaded policy what has happened, and return whether a question can carry what is left.
+    def catch_up(self, snapshot: Callable[[], Snapshot], until: float) -> bool:
+        """Return whether a loaded policy can be asked; if too much has happened it is sent the cluster anew.
 
         Args:
-            until: Of `time.monotonic`; it may be told a part in this time, and more at the next call.
+            snapshot: Gives the cluster as it stands.
+            until: Of `time.monotonic`; where this is too early, more calls have to follow.
 
         Raises:
-            MissError: If it takes no part; the process is over then.
+            MissError: If it takes up no cluster; the process is over then.
         """
-        while self._follows or len(self._backlog) > MOST_TOLD:
-            try:
-                if not self._follows:
-                    self._follows, self._busy_since = True, time.monotonic()
-                    # It does nothing else now: one that does not read at once never will.
-                    self._send(self._backlog[:MOST_TOLD], is_asked=False, until=max(until, self._busy_since + READS_S))
-                    del self._backlog[:MOST_TOLD]
-                message = self._read(until)
-            except TimeoutError:
-                if time.monotonic() - self._busy_since > CAUGHT_UP_S:
-                    raise self._ended(Miss.LATE, f"it took in nothing for {CAUGHT_UP_S:.0f} s") from None
-                return False
-            if not isinstance(message, Followed) or message.number != self._number:
-                raise self._ended(Miss.RUBBISH, "the policy's process answered something that was not asked")
-            self._follows = False
+        if self._takes_up and not self._has_taken_up(until):
+            return False
+        if self._has_cluster and len(self._backlog) <= MOST_TOLD:
+            return True
+        self._number += 1
+        self._has_cluster, self._takes_up, self._backlog = True, True, []
+        self._busy_since = time.monotonic()
+        self._send_aside(Question(self._number, snapshot=snapshot()))
+        return self._has_taken_up(until)
+
+    def _has_taken_up(self, until: float) -> bool:
+        try:
+            message = self._read(until)
+        except TimeoutError:
+            if time.monotonic() - self._busy_since > TAKEN_UP_S:
+                raise self._ended(Miss.LATE, f"it took up no cluster for {TAKEN_UP_S:.0f} s") from None
+            return False
+        if not isinstance(message, Followed) or message.number != self._number:
+            raise self._ended(Miss.RUBBISH, UNASKED)
+        self._takes_up = False
         return True
 
-    def ask(self) -> None:
+    def ask(self, snapshot: Callable[[], Snapshot]) -> None:
         """Ask what the policy would do at the decision that is due.
 
+        Args:
+            snapshot: Gives the cluster as it stands.
+
         Raises:
-            MissError: If it has not taken in all that has happened; if it does not listen, and then it is over.
+            MissError: If it does not know yet how the cluster stands; if it does not listen, and then it is over.
         """
         self._until = time.monotonic() + self.deadline_s
-        # Who was behind at the last question is not waited for again.
-        if not self.catch_up(time.monotonic() if self._follows else self._until):
-            raise MissError(Miss.BEHIND, f"it has {len(self._backlog)} more events to take in")
+        # Who took up the cluster at the last question is not waited for again.
+        if not self.catch_up(snapshot, time.monotonic() if self._takes_up else self._until):
+            raise MissError(Miss.BEHIND, "it is told how the cluster stands")
         told, self._backlog = self._backlog, []
-        self._send(told, is_asked=True, until=self._until)
+        self._number += 1
+        try:
+            self._channel.send(pickle.dumps(Question(self._number, told)), self._until)
+        except TimeoutError as error:
+            raise self._ended(Miss.LATE, "it does not listen") from error
+        except OSError as error:
+            raise self._ended(Miss.DEAD, ENDED) from error
 
     def answer(self) -> Choice:
         """Return the answer to the last question.
@@ -149,17 +172,8 @@ class PolicyProcess:
         if isinstance(message, Failed) and message.number == self._number:
             raise MissError(Miss.RAISED, message.reason)
         if not isinstance(message, Choice) or message.number != self._number:
-            raise self._ended(Miss.RUBBISH, "the policy's process answered something that was not asked")
+            raise self._ended(Miss.RUBBISH, UNASKED)
         return message
-
-    def _send(self, told: Sequence[Told], *, is_asked: bool, until: float) -> None:
-        self._number += 1
-        try:
-            self._channel.send(pickle.dumps(Question(self._number, told, is_asked)), until)
-        except TimeoutError as error:
-            raise self._ended(Miss.LATE, "it does not listen") from error
-        except OSError as error:
-            raise self._ended(Miss.DEAD, "the policy's process has ended") from error
 
     def _read(self, until: float) -> Message:
         try:
@@ -167,7 +181,7 @@ class PolicyProcess:
         except TimeoutError:
             raise
         except (EOFError, ConnectionError) as error:
-            raise self._ended(Miss.DEAD, "the policy's process has ended") from error
+            raise self._ended(Miss.DEAD, ENDED) from error
         except (OSError, PluginError) as error:
             raise self._ended(Miss.RUBBISH, str(error)) from error
 

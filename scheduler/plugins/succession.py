@@ -63,11 +63,14 @@ class Succession:
 
     def begin(self, live: LiveCluster) -> None:
         """Follow a cluster from here on."""
-        self.end()
-        self._serving = self._start(self._edition, live)
+        for process in (self._serving, self._successor):
+            if process is not None:
+                process.let_go()
+        if self._serving is None and not self._breaker.is_open:
+            self._serving = self._start(self._edition, live)
 
     def _start(self, edition: Edition, live: LiveCluster) -> PolicyProcess:
-        return PolicyProcess(edition, live.snapshot(), self.deadline_s)
+        return PolicyProcess(edition, live.site, self.deadline_s)
 
     def tell(self, told: Sequence[Told]) -> None:
         """Note what has happened, for all processes."""
@@ -91,7 +94,7 @@ class Succession:
         try:
             if self._serving.ready() is None:
                 raise MissError(Miss.LOADING, "it is being loaded")
-            self._serving.ask()
+            self._serving.ask(live.snapshot)
         except MissError as miss:
             self.blame(miss)
             raise
@@ -160,7 +163,7 @@ class Succession:
 
     def _prepare(self, live: LiveCluster) -> None:
         edition = read_edition(self.name)
-        if edition == self._edition:
+        if edition.content is not None and edition == self._edition:
             self.reloads[Reload.UNCHANGED] += 1
             return
         log.info("policy %s: version %.12s is being loaded", self.name, edition.version)
@@ -169,7 +172,7 @@ class Succession:
     def _succeed(self, successor: PolicyProcess, live: LiveCluster) -> None:
         """Let a newer version take over if it is loaded and knows all that has happened."""
         try:
-            if successor.ready() is None or not successor.catch_up(time.monotonic()):
+            if successor.ready() is None or not successor.catch_up(live.snapshot, time.monotonic()):
                 return
         except MissError as miss:
             successor.end()
@@ -186,6 +189,8 @@ class Succession:
 
     def end(self) -> None:
         """End all processes."""
+        if self._successor is not None:
+            self._wanted.set()
         for process in (self._serving, self._successor):
             if process is not None:
                 process.end()

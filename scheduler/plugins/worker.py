@@ -13,15 +13,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from ...agents.protocol import Policy
 from ...agents.registry import ROLLOUT, find_policy
 from ...agents.seen import Observing
 from ...cluster.errors import LongshoreError
 from ..live import ROW, Asked, Known, LiveCluster, Site, Snapshot, Told
-from .answer import Choice, Failed, Followed, Ready, Refused, parts_of
+from .answer import Choice, Failed, Followed, Message, Ready, Refused, parts_of
 from .editions import Edition, base_of, checkpoint_of
 from .frames import Channel
 
@@ -36,7 +38,7 @@ class Begin:
 
     edition: Edition
     deadline_s: float
-    snapshot: Snapshot
+    site: Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,14 @@ class Question:
     """What it is told after that."""
 
     number: int
-    told: Sequence[Told]  # what has happened since the last one
-    is_asked: bool  # for a decision; else it only has to follow
+    told: Sequence[Told] = ()  # what has happened since the last one
+    snapshot: Snapshot | None = None  # the cluster, to be followed from here on; then nothing is asked
 
 
 def main() -> None:
     """Serve the connection whose descriptor is the first argument; the second is the process that has the other end."""
     _confine(int(sys.argv[2]))
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
+    with socket.socket(fileno=int(sys.argv[1])) as connection, suppress(ConnectionError):
         serve(Channel(connection, sys.maxsize))
 
 
@@ -79,8 +81,7 @@ def serve(channel: Channel) -> None:
         if begin.edition.name.startswith(ROLLOUT):
             limit(policy, begin.deadline_s)
         ready = Ready(name=policy.name, waits=bool(policy.waits))
-        _warm_up(policy, begin.snapshot.site)
-        live = LiveCluster.of(begin.snapshot)
+        _warm_up(policy, begin.site)
     except EOFError:
         return
     except Exception as error:
@@ -88,15 +89,20 @@ def serve(channel: Channel) -> None:
         channel.send(Refused(reason=reason).model_dump_json().encode())
         return
     channel.send(ready.model_dump_json().encode())
+    with suppress(EOFError):
+        _answer_all(channel, policy, LiveCluster(begin.site, Known(0.0)))
+
+
+def _answer_all(channel: Channel, policy: Policy, live: LiveCluster) -> NoReturn:
     observing = policy if isinstance(policy, Observing) else None
     while True:
-        try:
-            question: Question = pickle.loads(channel.receive())
-        except EOFError:
-            return
-        live.follow(question.told)
-        number = question.number
-        answer = _answer(policy, observing, live, number) if question.is_asked else Followed(number=number)
+        question: Question = pickle.loads(channel.receive())
+        if question.snapshot is not None:
+            live = LiveCluster.of(question.snapshot)
+            answer: Message = Followed(number=question.number)
+        else:
+            live.follow(question.told)
+            answer = _answer(policy, observing, live, question.number)
         channel.send(answer.model_dump_json().encode())
 
 

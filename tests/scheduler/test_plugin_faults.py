@@ -80,6 +80,8 @@ def test_a_policy_whose_process_is_of_no_more_use_is_replaced_by_the_heuristic_a
     name: str, asks: Callable[..., Asks]
 ) -> None:
     asked = asks(name, 0.2 if OVER[name][0] is Miss.LATE else PATIENCE_S)
+    until(lambda: asked.decide_and_end(1).kind is None)
+    asked.deciding.misses.clear()
 
     missed, after = asked.decide(2), asked.decide(1)
 
@@ -137,6 +139,28 @@ def test_what_a_policy_prints_does_not_come_out_of_the_scheduler(
     assert "chat" not in capfd.readouterr().out
 
 
+def test_a_policy_follows_another_cluster_without_being_started_again(mixed: Asks) -> None:
+    assert mixed.deciding.succession is not None
+    pids = mixed.deciding.succession.pids
+    first = mixed.decide(1)
+    mixed.live = LiveCluster(SITE, Known(float(mixed.jobs)))
+
+    mixed.deciding.begin(mixed.live)
+    again = mixed.decide_and_end(1)
+
+    assert (again.kind, again.gpus) == (None, first.gpus)
+    assert mixed.deciding.succession.pids == pids
+
+
+def test_a_policy_takes_in_whatever_happens_at_once(mixed: Asks) -> None:
+    mixed.decide_and_end(1)
+    for number in range(1000):
+        mixed.live.submit(Asked(f"gone {number}", 1, 60.0, 0.0))
+        mixed.live.withdraw(f"gone {number}")
+
+    assert mixed.decide_and_end(1).kind is None
+
+
 def test_a_policy_that_fails_three_times_in_a_row_rests(asks: Callable[..., Asks]) -> None:
     asked = asks("raise")
 
@@ -150,6 +174,8 @@ def test_a_forged_answer_about_an_unknown_job_is_refused_and_the_one_behind_it_e
 ) -> None:
     asked = asks("forge")
 
+    asked.decide(1)
+
     assert asked.decide(2).reason == "job nobody does not wait"
     assert asked.decide(1).kind is Miss.RUBBISH
     assert asked.decide(1).kind is Miss.RESTING
@@ -159,6 +185,7 @@ def test_processes_that_a_policy_has_started_end_with_it(rogues: Path, asks: Cal
     asked = asks("fork", 2.0)
     assert asked.deciding.succession is not None
     (session,) = asked.deciding.succession.pids
+    until(lambda: asked.decide_and_end(1).kind is None)
 
     assert asked.decide(2).kind is Miss.LATE
 

@@ -10,7 +10,7 @@ import pytest
 from longshore.agents.registry import find_policy
 from longshore.agents.rollout import Rollout
 from longshore.cluster.errors import PluginError
-from longshore.scheduler.live import Known, LiveCluster
+from longshore.scheduler.live import LiveCluster
 from longshore.scheduler.plugins.editions import read_edition
 from longshore.scheduler.plugins.host import PolicyProcess
 from longshore.scheduler.plugins.worker import limit, load
@@ -33,7 +33,7 @@ def single_faults(case: Case) -> Case:
 
 
 def loaded(name: str, live: LiveCluster) -> PolicyProcess:
-    process = PolicyProcess(read_edition(name), live.snapshot(), LOADED_S)
+    process = PolicyProcess(read_edition(name), live.site, LOADED_S)
     live.journal = []
     assert process.ready(LOADED_S) is not None
     return process
@@ -50,7 +50,7 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
         assert told.live.journal is not None
         journal, told.live.journal = told.live.journal, []
         process.tell(journal)
-        process.ask()
+        process.ask(told.live.snapshot)
         answers.append(process.answer())
 
     pairs = list(decided(told, find_policy(name), ask))
@@ -64,7 +64,7 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
 
 
 def test_a_policy_that_does_not_exist_is_told_in_one_line() -> None:
-    process = PolicyProcess(read_edition("nobody"), LiveCluster(SITE, Known(0.0)).snapshot(), LOADED_S)
+    process = PolicyProcess(read_edition("nobody"), SITE, LOADED_S)
 
     with pytest.raises(PluginError, match=r"nobody.*cannot be loaded"):
         process.ready(LOADED_S)

@@ -11,6 +11,8 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.errors import InputError
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.replay import Compared, as_line, export, replay
+from longshore.scheduler.replay_commands import decisions
+from longshore.scheduler.replay_commands import replay as replay_command
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained_moves
@@ -104,3 +106,30 @@ def test_a_damaged_file_is_told_by_its_line(was: str, now: str, tmp_path: Path) 
 
     with pytest.raises(InputError, match=r"decisions\.jsonl:\d+"):
         list(replay(file, HEURISTICS["pack"]))
+
+
+def test_the_command_line_writes_decisions_and_tells_where_another_policy_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'longshore.db'}")
+    Twin(busy_case(ring=True), store, Deciding(HEURISTICS["patient"])).play()
+    store.close()
+    file, out = tmp_path / "decisions.jsonl", tmp_path / "compared.jsonl"
+
+    decisions(file, tmp_path)
+    replay_command(file, "patient")
+    replay_command(file, "spread", out)
+    told = capsys.readouterr().out
+
+    count = len(file.read_text().splitlines())
+    compared = [json.loads(line) for line in out.read_text().splitlines()]
+    same = sum(it["agrees"] for it in compared)
+    assert f"{count} decisions in {file}" in told
+    assert f"{count} of {count} decisions are the same (100.0 %)" in told
+    assert f"{same} of {count} decisions are the same" in told
+    assert "slowdown" in told
+
+
+def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"longshore\.db is not there; name the folder of the scheduler"):
+        decisions(tmp_path / "decisions.jsonl", tmp_path)
