@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..agents.protocol import Policy
 from ..cluster.errors import PluginError
 from .live import ROW, LiveCluster, Told
-from .past import Opening, Past, encode
+from .past import Opening, encode, encode_opening
 from .plugins.answer import SeenParts, Stored, stored_of
 from .plugins.misses import Miss, MissError
 from .plugins.succession import Succession
@@ -75,13 +75,13 @@ class Deciding:
         self.agreements: Counter[bool] = Counter()  # whether the policy said what the heuristic says
         self.succession = None if policy is None else Succession(policy, deadline_s)
         self._release = f"longshore {version('longshore')}"
-        self._opening: Opening | None = None
+        self._opening = ""  # of a past, until its first decision
         self._number = 0  # of the next decision in its past
 
     def begin(self, live: LiveCluster) -> None:
         """Follow a cluster from here on; nothing has happened to it since it was made."""
         live.journal = []
-        self._opening, self._number = Opening(live.site, live.origin), 0
+        self._opening, self._number = encode_opening(Opening(live.site, live.origin)), 0
         if self.succession is not None:
             self.succession.begin(live)
 
@@ -125,12 +125,12 @@ class Deciding:
             self.agreements[said.agrees(instead)] += 1
         obeyed, by = self._obeyed(said, instead)
         started = _carry_out(live, obeyed)
-        past = Past(self._number, self._opening, [*happened, *self._happened(live)])
-        self._number, self._opening = self._number + 1, None
+        past = encode(self._number, [*happened, *self._happened(live)], self._opening)
+        self._number, self._opening = self._number + 1, ""
         took_s = time.perf_counter() - began
         return Decision(
             obeyed.job, obeyed.gpus, started, by, policy_version, said, instead, obeyed.rests, took_s,
-            None if miss is None else miss.kind, "" if miss is None else str(miss), seen, encode(past),
+            None if miss is None else miss.kind, "" if miss is None else str(miss), seen, past,
         )  # fmt: skip
 
     def _happened(self, live: LiveCluster) -> Sequence[Told]:

@@ -10,6 +10,8 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +37,8 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "carry_out": TypeAdapter(tuple[str, tuple[int, ...]]),
     "wait": TypeAdapter(tuple[bool]),
 }
+_OF_ASKED = attrgetter(*(field.name for field in fields(Asked)))
+_OF_STANDING = attrgetter(*(field.name for field in fields(Standing)))
 DECISIONS = frozenset({"carry_out", "wait"})
 _FROM_KNOWN: TypeAdapter[Any] = TypeAdapter(_KNOWN)
 COMPRESSED_FROM = 4096  # bytes
@@ -57,13 +61,26 @@ class Past(NamedTuple):
     told: Sequence[Told]  # the decision last
 
 
-def encode(past: Past) -> bytes:
-    """Return what is stored with a decision."""
-    written = {"n": past.number, "told": [[method, *map(_plain, arguments)] for method, arguments in past.told]}
-    if past.opening is not None:
-        written["site"], written["known"] = _site(past.opening.site), _known(past.opening.known)
-    data = json.dumps(written, separators=(",", ":")).encode()
+def encode_opening(opening: Opening) -> str:
+    """Return how a past begins, for `encode`; apart from it, for it takes long where there are many jobs."""
+    return _json({"site": _site(opening.site), "known": _known(opening.known)})[1:-1] + ","
+
+
+def encode(number: int, told: Sequence[Told], opening: str = "") -> bytes:
+    """Return what is stored with a decision.
+
+    Args:
+        number: Of the decision in its past.
+        told: What happened since the one before, the decision itself last.
+        opening: Where it is the first, how the past begins.
+    """
+    entries = [[method, *map(_plain, arguments)] for method, arguments in told]
+    data = f"{{{opening}{_json({'n': number, 'told': entries})[1:]}".encode()
     return zlib.compress(data, 1) if len(data) >= COMPRESSED_FROM else data
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def to_json(data: bytes) -> dict[str, object]:
@@ -95,8 +112,8 @@ def _plain(argument: object) -> object:
     return _fields(argument) if isinstance(argument, Asked) else argument
 
 
-def _fields(record: Asked | Standing) -> list[object]:
-    return [getattr(record, name) for name in record.__slots__]
+def _fields(record: Asked | Standing) -> tuple[object, ...]:
+    return _OF_ASKED(record) if isinstance(record, Asked) else _OF_STANDING(record)
 
 
 def _told(method: str, arguments: list[object]) -> Told:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from ..live import LiveCluster, Told
 from .answer import Choice
 from .breaker import Breaker
-from .editions import Edition, read_edition, stamp_of
+from .editions import Edition, checkpoint_of, read_edition, stamp_of
 from .host import PolicyProcess
 from .misses import BLAMELESS, Miss, MissError
 
@@ -88,8 +88,8 @@ class Succession:
         if self._breaker.is_open:
             raise MissError(Miss.RESTING, "it rests after misses")
         if self._serving is None:
-            if self._edition.content is None:
-                self._edition = read_edition(self.name)
+            if self._edition.content is None and checkpoint_of(self.name) is not None:
+                self._edition = read_edition(self.name)  # the file may be there by now
             self._serving = self._start(self._edition, live)
         try:
             if self._serving.ready() is None:
