@@ -57,7 +57,11 @@ class PolicyProcess:
         self._until = 0.0  # of `time.monotonic`, for the answer
         self._connection, theirs = socket.socketpair()
         with theirs:
-            self._process = _started(theirs.fileno())
+            try:
+                self._process = _started(theirs.fileno())
+            except OSError:
+                self._connection.close()
+                raise
         self._channel = Channel(self._connection, MOST_BYTES)
         self._send_aside(Begin(edition, deadline_s, site))
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 
 from ..live import LiveCluster, Told
@@ -44,12 +45,13 @@ class Succession:
         self.name, self.deadline_s = name, deadline_s
         self.reloads: Counter[Reload] = Counter()
         self.last_refusal = ""  # why a newer version was refused, "" since one took over
+        self._stamp = self._changed = stamp_of(name)  # before it is read, or a change in between would be missed
+        self._look_at = 0.0  # of `time.monotonic`
         self._edition = read_edition(name)  # that runs well, as far as is known
         self._serving: PolicyProcess | None = None
         self._successor: PolicyProcess | None = None
         self._breaker = Breaker()
         self._wanted = threading.Event()
-        self._stamp, self._changed, self._look_at = stamp_of(name), stamp_of(name), 0.0
 
     @property
     def version(self) -> str:
@@ -67,10 +69,26 @@ class Succession:
             if process is not None:
                 process.let_go()
         if self._serving is None and not self._breaker.is_open:
-            self._serving = self._start(self._edition, live)
+            with suppress(MissError):
+                self._serve(live)
 
     def _start(self, edition: Edition, live: LiveCluster) -> PolicyProcess:
-        return PolicyProcess(edition, live.site, self.deadline_s)
+        try:
+            return PolicyProcess(edition, live.site, self.deadline_s)
+        except (OSError, RuntimeError) as error:  # the machine has no more processes, descriptors or threads
+            raise MissError(Miss.DEAD, f"no process can be started: {error}") from error
+
+    def _serve(self, live: LiveCluster) -> PolicyProcess:
+        """Start the process that is asked."""
+        if self._edition.content is None and checkpoint_of(self.name) is not None:
+            self._edition = read_edition(self.name)  # the file may be there by now
+        try:
+            self._serving = self._start(self._edition, live)
+        except MissError as miss:
+            log.warning("policy %s: %s", self.name, miss)
+            self._breaker.missed(is_over=True)
+            raise
+        return self._serving
 
     def tell(self, told: Sequence[Told]) -> None:
         """Note what has happened, for all processes."""
@@ -87,14 +105,11 @@ class Succession:
         self._look(live)
         if self._breaker.is_open:
             raise MissError(Miss.RESTING, "it rests after misses")
-        if self._serving is None:
-            if self._edition.content is None and checkpoint_of(self.name) is not None:
-                self._edition = read_edition(self.name)  # the file may be there by now
-            self._serving = self._start(self._edition, live)
+        serving = self._serving or self._serve(live)
         try:
-            if self._serving.ready() is None:
+            if serving.ready() is None:
                 raise MissError(Miss.LOADING, "it is being loaded")
-            self._serving.ask(live.snapshot)
+            serving.ask(live.snapshot)
         except MissError as miss:
             self.blame(miss)
             raise
@@ -137,8 +152,10 @@ class Succession:
         Raises:
             MissError: If it cannot be loaded.
         """
+        if self._serving is None:
+            raise MissError(Miss.DEAD, f"no process can be started for policy {self.name!r}")
         try:
-            if self._serving is not None and self._serving.ready(wait_s) is None:
+            if self._serving.ready(wait_s) is None:
                 raise MissError(Miss.LOADING, f"policy {self.name!r} was not loaded within {wait_s:.0f} s")
         except MissError as miss:
             self.blame(miss)
@@ -167,7 +184,15 @@ class Succession:
             self.reloads[Reload.UNCHANGED] += 1
             return
         log.info("policy %s: version %.12s is being loaded", self.name, edition.version)
-        self._successor = self._start(edition, live)
+        try:
+            self._successor = self._start(edition, live)
+        except MissError as miss:
+            self._refuse(miss)
+
+    def _refuse(self, miss: MissError) -> None:
+        self._successor, self.last_refusal = None, str(miss)
+        self.reloads[Reload.REFUSED] += 1
+        log.warning("policy %s goes on with version %.12s: %s", self.name, self.version, miss)
 
     def _succeed(self, successor: PolicyProcess, live: LiveCluster) -> None:
         """Let a newer version take over if it is loaded and knows all that has happened."""
@@ -176,9 +201,7 @@ class Succession:
                 return
         except MissError as miss:
             successor.end()
-            self._successor, self.last_refusal = None, str(miss)
-            self.reloads[Reload.REFUSED] += 1
-            log.warning("policy %s goes on with version %.12s: %s", self.name, self.version, miss)
+            self._refuse(miss)
             return
         if self._serving is not None:
             self._serving.end()

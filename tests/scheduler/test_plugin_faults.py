@@ -1,5 +1,6 @@
 """Whatever a policy does, the job is placed, by the heuristic if need be, and the reason is counted."""
 
+import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -249,3 +250,17 @@ def test_a_policy_that_cannot_be_loaded_says_why_and_jobs_are_placed_meanwhile(
     decision = deciding.settle(live)
     assert (decision.by, decision.started, decision.kind) == ("pack", True, Miss.RESTING)
     deciding.end()
+
+
+def test_jobs_are_placed_where_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "FIRST_REST_S", 0.0)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    deciding, live = Deciding(HEURISTICS["pack"], "pack"), LiveCluster(SITE, Known(0.0))
+    deciding.begin(live)
+    live.submit(Asked("job", 2, 60.0, 0.0))
+    assert live.due() == "job"
+
+    decision = deciding.settle(live)
+
+    assert (decision.by, decision.started, decision.kind) == ("pack", True, Miss.DEAD)
+    assert decision.reason.startswith("no process can be started")
