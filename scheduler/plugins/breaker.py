@@ -1,9 +1,6 @@
 """A circuit breaker: a policy that misses again and again is left alone for a while."""
 
-import logging
 import time
-
-log = logging.getLogger(__name__)
 
 MOST_IN_A_ROW = 3  # misses of a process that goes on; one that is over rests at once
 FIRST_REST_S, LONGEST_REST_S = 5.0, 600.0  # doubled with each rest
@@ -41,7 +38,6 @@ class Breaker:
             return False
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0**self._rests)
         self._misses, self._rests, self._rest_until = 0, min(self._rests + 1, 20), time.monotonic() + rest_s
-        log.warning("the policy rests for %.0f s", rest_s)
         return True
 
     def close(self) -> None:

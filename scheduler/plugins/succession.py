@@ -134,6 +134,7 @@ class Succession:
             return
         log.warning("policy %s: %s", self.name, miss)
         if self._breaker.missed(is_over=self._serving.is_over):
+            log.warning("policy %s rests", self.name)
             self._serving.end()
         if self._serving.is_over:
             self._serving = None
@@ -157,8 +158,11 @@ class Succession:
         try:
             if self._serving.ready(wait_s) is None:
                 raise MissError(Miss.LOADING, f"policy {self.name!r} was not loaded within {wait_s:.0f} s")
-        except MissError as miss:
-            self.blame(miss)
+        except MissError:
+            # Said once, by who called.
+            if self._serving.is_over:
+                self._breaker.missed(is_over=True)
+                self._serving = None
             raise
 
     def reload(self) -> None:
