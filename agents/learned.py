@@ -12,6 +12,7 @@ from ..envs.layout import observation_size
 from ..envs.stepping import begin_rows, choose, continue_rows, show
 from .networks import Network
 from .schema import Schema
+from .seen import Seen, joined, log_softmax
 
 # Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.
 TIE = 1e-4
@@ -28,6 +29,7 @@ class LearnedPolicy:
 
     def __init__(self, name: str, schema: Schema, network: Network) -> None:
         self.name, self.schema, self.network = name, schema, network.eval()
+        self._choices: list[Seen] = []  # of the last decision
 
     @property
     def about(self) -> str:
@@ -58,13 +60,16 @@ class LearnedPolicy:
 
     def choose(self, observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the most probable open action of each row, shape (rows,); ties go to the first."""
+        return _first_of_largest(self._open_logits(observations, masks))
+
+    def _open_logits(self, observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Return the logits of all actions, -inf for those that are closed, shape (rows, actions)."""
         with torch.inference_mode():
             logits = self.network(torch.from_numpy(observations))[0].numpy()
         # A policy that never learned to wait has no logit for it, and one that did may not be allowed to.
         actions = min(logits.shape[1], masks.shape[1])
-        open_logits = np.where(masks[:, :actions], logits[:, :actions], -np.inf)
-        chosen: NDArray[np.int64] = (open_logits >= open_logits.max(axis=1, keepdims=True) - TIE).argmax(axis=1)
-        return chosen
+        open_logits: NDArray[np.float32] = np.where(masks[:, :actions], logits[:, :actions], np.float32(-np.inf))
+        return open_logits
 
     def _arrays(self, sim: Simulation, rows: int) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float32]]:
         nodes, gpus = sim.cluster.speed.size, sim.cluster.gpu_node.size
@@ -77,13 +82,22 @@ class LearnedPolicy:
         self.check(sim)
         observations, masks, table = self._arrays(sim, 1)
         action, observation = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
+        self._choices = []
         while sim.state.need[row] > 0:
             show(sim, row, action, observation, observations, masks, table, 0)
-            chosen = int(self.choose(observations, masks)[0])
+            logits = self._open_logits(observations, masks)
+            actions = _first_of_largest(logits)
+            self._choices.append(Seen(observations.copy(), np.isfinite(logits), logits, actions.astype(np.int32)))
+            chosen = int(actions[0])
             if chosen == self._items(sim):
                 return False
             choose(sim, row, action, chosen)
         return True
+
+    def last_seen(self) -> Seen:
+        """Return what it saw at its last `place`, one row for each pick."""
+        seen = joined(self._choices)
+        return seen._replace(log_probabilities=log_softmax(seen.log_probabilities))
 
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play one scenario in each row side by side, all decisions of a step in one forward pass."""
@@ -96,3 +110,8 @@ class LearnedPolicy:
             rows = np.flatnonzero(~ended)
             chosen = self.choose(observations[rows], masks[rows])
             continue_rows(sim, *kinds, rows, chosen, observations, masks, table, ended)
+
+
+def _first_of_largest(logits: NDArray[np.float32]) -> NDArray[np.int64]:
+    chosen: NDArray[np.int64] = (logits >= logits.max(axis=1, keepdims=True) - TIE).argmax(axis=1)
+    return chosen

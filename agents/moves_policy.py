@@ -21,6 +21,7 @@ from .move_play import (
 )
 from .networks import MovesNetwork, member_of, members_of
 from .schema import Goal, Schema
+from .seen import Seen, log_softmax
 
 TEMPERATURE = 0.02  # of the softmax over gains, in their unit, by which policies sample that do not tell gains
 
@@ -42,11 +43,21 @@ class MovesPolicy(LearnedPolicy):
         self._stand_in = None if members_of(network) == 1 else MovesPolicy(name, schema, member_of(network, 0))
         self._seen = np.zeros((1, MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT), dtype=np.float32)
         self._logits = np.zeros((1, MOVES), dtype=np.float32)
+        self._chosen = -1  # move of the last decision, -1 before the first
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""
-        move = decide_by_network(sim, row, self.weights, int(self.waits), self._seen, self._logits)
-        return bool(pick_move(sim, row, move))
+        self._chosen = decide_by_network(sim, row, self.weights, int(self.waits), self._seen, self._logits)
+        return bool(pick_move(sim, row, self._chosen))
+
+    def last_seen(self) -> Seen:
+        """Return what it saw at its last `place`; nothing else may have been asked of it since."""
+        if self._chosen < 0:
+            raise ValueError("the policy has not decided yet")
+        listed = self._seen[:, MOVE_GLOBAL_COUNT::MOVE_COUNT] > 0.0  # the first feature of a move says that it is there
+        logits = np.where(listed, self._logits, np.float32(-np.inf))
+        actions = np.array([self._chosen], dtype=np.int32)
+        return Seen(self._seen.copy(), np.isfinite(logits), log_softmax(logits), actions)
 
     def told(self, sim: Simulation, row: int) -> NDArray[np.float64]:
         """List the moves of the decision that is due and return what each gains, but for a constant, shape (moves,).

@@ -23,7 +23,9 @@ FOLLOW_S = 0.3
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of the live scheduler to the command line."""
-    for command in (serve, submit, jobs, queue, status, explain, logs, cancel, nodes, extender):
+    from .replay_commands import decisions, replay
+
+    for command in (serve, submit, jobs, queue, status, explain, logs, cancel, nodes, extender, decisions, replay):
         app.command()(command)
 
 

@@ -1,23 +1,22 @@
 """Who decides: a policy in a process of its own, with a heuristic for whenever it fails.
 
-Source: SPEC R8.
+Source: SPEC R8, R9.
 """
 
-import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from importlib.metadata import version
 from typing import NamedTuple
 
 from ..agents.protocol import Policy
 from ..cluster.errors import PluginError
-from .live import ROW, LiveCluster
-from .plugins.host import PolicyProcess
-
-log = logging.getLogger(__name__)
-
-FIRST_REST_S, LONGEST_REST_S = 5.0, 600.0  # of a policy that has missed; doubled each time
+from .live import ROW, LiveCluster, Told
+from .past import Opening, encode, encode_opening
+from .plugins.answer import SeenParts, Stored, stored_of
+from .plugins.misses import Miss, MissError
+from .plugins.succession import Succession
 
 
 class Mode(StrEnum):
@@ -35,6 +34,10 @@ class Said(NamedTuple):
     gpus: tuple[int, ...]  # none to wait
     rests: bool  # all jobs wait
 
+    def agrees(self, other: "Said") -> bool:
+        """Say whether both would do the same; the order in which GPUs are picked does not count."""
+        return (self.job, self.rests, set(self.gpus)) == (other.job, other.rests, set(other.gpus))
+
 
 class Decision(NamedTuple):
     """A decision that has been carried out on the cluster's arrays."""
@@ -43,11 +46,15 @@ class Decision(NamedTuple):
     gpus: tuple[int, ...]  # none where it waits
     started: bool  # False where it waits, or would have broken a reservation
     by: str  # name of who was obeyed
+    version: str  # of the policy
     said: Said | None  # by the policy, None if it said nothing of use
     instead: Said  # what the heuristic says
     rests: bool  # all jobs wait
     took_s: float
-    miss: str  # why the policy was not heard, "" if it was
+    kind: Miss | None  # why the policy was not heard, None if it was
+    reason: str  # the same in words
+    seen: Stored | None  # by the policy, if it tells
+    past: bytes  # what led to the decision, none if it is not worth to be kept
 
 
 class Advice(NamedTuple):
@@ -71,33 +78,36 @@ class Deciding:
     def __init__(
         self, fallback: Policy, policy: str | None = None, deadline_s: float = 0.1, mode: Mode = Mode.ACTIVE
     ) -> None:
-        self.fallback, self.policy, self.deadline_s, self.mode = fallback, policy, deadline_s, mode
-        self.misses: Counter[str] = Counter()  # by reason
-        self._process: PolicyProcess | None = None
-        self._in_a_row = 0
-        self._rest_until = 0.0  # of `time.monotonic`
+        self.fallback, self.policy, self.mode = fallback, policy, mode
+        self.misses: Counter[Miss] = Counter()
+        self.agreements: Counter[bool] = Counter()  # whether the policy said what the heuristic says
+        self.succession = None if policy is None else Succession(policy, deadline_s)
+        self._release = f"longshore {version('longshore')}"
+        self._opening = ""  # of a past, until its first decision
+        self._number = 0  # of the next decision in its past
+        self._untold: list[Told] = []  # that belongs to the past of the next decision
 
     def begin(self, live: LiveCluster) -> None:
-        """Follow a cluster from here on."""
-        self.end()
-        self._start(live)
-
-    def _start(self, live: LiveCluster) -> None:
-        if self.policy is not None:
-            self._process = PolicyProcess(self.policy, live.site, live.known())
-            live.journal = []
+        """Follow a cluster from here on; nothing has happened to it since it was made."""
+        live.journal = []
+        self._opening, self._number, self._untold = encode_opening(Opening(live.site, live.origin)), 0, []
+        if self.succession is not None:
+            self.succession.begin(live)
 
     def end(self) -> None:
-        """End the policy's process."""
-        if self._process is not None:
-            self._process.end()
-        self._process = None
+        """End the policy's processes."""
+        if self.succession is not None:
+            self.succession.end()
 
     @property
     def version(self) -> str:
         """Version of the policy that decides."""
-        ready = None if self._process is None or self._process.is_over else self._process.known
-        return f"longshore {version('longshore')}" if ready is None else ready.version
+        return self._release if self.succession is None else self.succession.version
+
+    def reload(self) -> None:
+        """Look for a newer version of the policy; any thread, and a signal's handler, may call it."""
+        if self.succession is not None:
+            self.succession.reload()
 
     def wait_until_ready(self, wait_s: float) -> None:
         """Wait until the policy can be asked.
@@ -105,89 +115,110 @@ class Deciding:
         Raises:
             PluginError: If it cannot be loaded, or not in time.
         """
-        if self._process is not None and self._process.ready(wait_s) is None:
-            raise PluginError(f"policy {self.policy!r} was not loaded within {wait_s:.0f} s")
+        if self.succession is not None:
+            self.succession.load(wait_s)
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
         """Say whether the policy can be asked, or there is none."""
-        if self.policy is None:
-            return True
-        try:
-            return self._process is not None and self._process.ready(wait_s) is not None
-        except PluginError as error:
-            self._miss(error)
-            return False
+        return self.succession is None or self.succession.is_ready(wait_s)
 
     def settle(self, live: LiveCluster) -> Decision:
         """Decide about the job that is due, and carry it out on the cluster's arrays."""
         began = time.perf_counter()
-        said, miss = self._ask(live) if self.policy is not None else (None, "")
-        instead = self._fall_back(live)
+        happened = self._happened(live)
+        miss = self._ask(live)
+        instead = self._fall_back(live)  # while the policy thinks
+        said, seen, miss = self._hear(live) if miss is None else (None, None, miss)
+        policy_version = self.version
+        if said is not None:
+            self.agreements[said.agrees(instead)] += 1
         obeyed, by = self._obeyed(said, instead)
-        try:
-            started = _carry_out(live, obeyed)
-        except PluginError as error:
-            miss, obeyed, by = str(error), instead, self.fallback.name
-            self._miss(error)
-            live.take_back()
-            started = _carry_out(live, obeyed)
+        started = _carry_out(live, obeyed)
+        self._untold += [*happened, *self._happened(live)]
+        # What a heuristic lets wait is of no use to anybody, and at a full cluster there are many such jobs.
+        past = self._past() if started or self.policy is not None else b""
+        took_s = time.perf_counter() - began
         return Decision(
-            obeyed.job, obeyed.gpus, started, by, said, instead, obeyed.rests, time.perf_counter() - began, miss
-        )
+            obeyed.job, obeyed.gpus, started, by, policy_version, said, instead, obeyed.rests, took_s,
+            None if miss is None else miss.kind, "" if miss is None else str(miss), seen, past,
+        )  # fmt: skip
+
+    def _past(self) -> bytes:
+        """Return what has happened since the last decision that is kept, this one included."""
+        past = encode(self._number, self._untold, self._opening)
+        self._number, self._opening, self._untold = self._number + 1, "", []
+        return past
 
     def consult(self, live: LiveCluster) -> Advice:
         """Say what to do with the job that is due, without doing it; the heuristic is asked only in need."""
-        said, miss = self._ask(live) if self.policy is not None else (None, "")
+        self._happened(live)
+        miss = self._ask(live)
+        said, _, miss = self._hear(live) if miss is None else (None, None, miss)
         if said is not None and self.policy is not None:
-            try:
-                live.check(said.job, said.gpus)
-            except PluginError as error:
-                miss = str(error)
-                self._miss(error)
-            else:
-                return Advice(said, self.policy, miss)
-        return Advice(self._fall_back(live), self.fallback.name, miss)
+            return Advice(said, self.policy, "")
+        return Advice(self._fall_back(live), self.fallback.name, "" if miss is None else str(miss))
 
-    def _obeyed(self, said: Said | None, instead: Said) -> tuple[Said, str]:
-        if said is None or self.policy is None or self.mode is Mode.SHADOW:
-            return instead, self.fallback.name
-        if self.mode is Mode.VETO:
-            return (said, self.policy) if not said.gpus else (instead, self.fallback.name)
-        return said, self.policy
+    def _happened(self, live: LiveCluster) -> Sequence[Told]:
+        """Return what has happened since this was last asked, after the policy's processes were told."""
+        told, live.journal = live.journal or [], []
+        if self.succession is not None:
+            self.succession.tell(told)
+        return told
+
+    def _ask(self, live: LiveCluster) -> MissError | None:
+        """Ask the policy, and return why it cannot be asked if so."""
+        try:
+            if self.succession is not None:
+                self.succession.ask(live)
+        except MissError as miss:
+            self.misses[miss.kind] += 1
+            return miss
+        return None
+
+    def _hear(self, live: LiveCluster) -> tuple[Said | None, Stored | None, MissError | None]:
+        """Return what the policy says and saw, or why it says nothing of use."""
+        if self.succession is None:
+            return None, None, None
+        try:
+            choice = self.succession.answer()
+            said = Said(choice.job, tuple(choice.gpus), choice.rests and not choice.gpus)
+            seen = self._checked(live, said, choice.seen)
+        except MissError as miss:
+            self.misses[miss.kind] += 1
+            self.succession.blame(miss)
+            return None, None, miss
+        self.succession.thank()
+        return said, seen, None
+
+    def _checked(self, live: LiveCluster, said: Said, seen: SeenParts | None) -> Stored | None:
+        """Return what the policy saw, once its decision is known to be one.
+
+        Raises:
+            MissError: If it is not.
+        """
+        try:
+            live.check_move(said.job, said.gpus)
+        except PluginError as error:
+            raise MissError(Miss.REFUSED, str(error)) from error
+        try:
+            return None if seen is None else stored_of(seen)
+        except PluginError as error:
+            raise MissError(Miss.RUBBISH, str(error)) from error
 
     def _fall_back(self, live: LiveCluster) -> Said:
         placed = self.fallback.place(live.sim, ROW)
         job = live.current
         said = Said(job, live.picks(job) if placed else (), not placed and live.rests)
         live.take_back()
+        live.due()
         return said
 
-    def _ask(self, live: LiveCluster) -> tuple[Said | None, str]:
-        """Return what the policy says, or why it says nothing."""
-        if self._process is None or self._process.is_over:
-            live.journal = None
-            if time.monotonic() < self._rest_until:
-                return None, "it rests after a miss"
-            self._start(live)
-        if not self.is_ready():
-            return None, "it is being loaded"
-        assert self._process is not None
-        told, live.journal = live.journal or [], []
-        try:
-            choice = self._process.ask(told, self.deadline_s)
-        except PluginError as error:
-            self._miss(error)
-            return None, str(error)
-        self._in_a_row = 0
-        return Said(choice.job, tuple(choice.gpus), choice.rests), ""
-
-    def _miss(self, error: PluginError) -> None:
-        """Count a miss; a process that is over is started again after a rest, which grows with each miss."""
-        self._in_a_row += 1
-        self.misses[str(error)] += 1
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** (self._in_a_row - 1))
-        self._rest_until = time.monotonic() + rest_s
-        log.warning("policy %s: %s; the next try in %.0f s", self.policy, error, rest_s)
+    def _obeyed(self, said: Said | None, instead: Said) -> tuple[Said, str]:
+        if said is None or self.policy is None or self.mode is Mode.SHADOW:
+            return instead, self.fallback.name
+        if self.mode is Mode.VETO and said.gpus:
+            return instead, self.fallback.name
+        return said, self.policy
 
 
 def _carry_out(live: LiveCluster, said: Said) -> bool:

@@ -22,8 +22,8 @@ from ..cluster.engine import (
 )
 from ..cluster.errors import PluginError
 from ..cluster.live import move_by_rank, rejoin, resume, withdraw
-from ..cluster.order import may_wait, next_ageing_s, turn_to
-from ..cluster.placing import take_gpu, undo_picks
+from ..cluster.order import expected_run_s, may_wait, next_ageing_s, turn_to
+from ..cluster.placing import picked_slowdown, take_gpu, undo_picks
 from ..cluster.scenarios import FaultProcess, Rules, Scenarios, fault_sources
 from ..cluster.simulation import simulation_of
 from ..cluster.state import Simulation
@@ -32,6 +32,7 @@ from ..cluster.topology import Cluster
 ROW = 0  # of the simulation
 LEAST_ROOM = 256  # jobs
 TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
+OF_JOBS = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # what scenarios say of each
 
 
 class Site(NamedTuple):
@@ -89,6 +90,17 @@ class Told(NamedTuple):
     arguments: tuple[object, ...]
 
 
+class Snapshot(NamedTuple):
+    """All that a live cluster holds, to the bit; a copy that nobody else changes."""
+
+    site: Site
+    names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
+    slot: dict[str, int]  # of the jobs in the system
+    rank: NDArray[np.int64]
+    scenarios: dict[str, NDArray[np.generic]]  # of jobs
+    state: dict[str, NDArray[np.generic]]
+
+
 class LiveCluster:
     """The one row of a simulation that a real cluster drives.
 
@@ -98,11 +110,12 @@ class LiveCluster:
 
     def __init__(self, site: Site, known: Known) -> None:
         self.site = site
+        self.origin = known  # where it began
         self.journal: list[Told] | None = None  # what was done, if it is kept for another one that is to stay the same
         self._take_over(known)
 
     def _take_over(self, known: Known) -> None:
-        self.sim = _simulation_of(self.site, known.jobs)
+        self.sim = _simulation_of(self.site, max(LEAST_ROOM, 2 * len(known.jobs)))
         reset(self.sim, ROW, 0)
         self._asked: list[Asked] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
@@ -257,6 +270,46 @@ class LiveCluster:
             if state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
                 raise PluginError(f"GPU {gpu} is {'busy' if state.gpu_job[ROW, gpu] >= 0 else 'out of service'}")
 
+    def check_move(self, job: str, gpus: Sequence[int]) -> None:
+        """Refuse a decision that cannot be carried out; the job that is due stays so.
+
+        Args:
+            job: That starts, or waits if it has no GPUs.
+            gpus: That it starts on.
+
+        Raises:
+            PluginError: Saying why.
+        """
+        if not gpus:
+            if job != self.current:
+                raise PluginError(f"job {job} cannot wait in the place of job {self.current}")
+            if not may_wait(self.sim, ROW):
+                raise PluginError(f"job {job} may not wait at this moment")
+            return
+        self.check(job, gpus)
+        due = self.current
+        if job != due:
+            turned = turn_to(self.sim, ROW, self._slot[job])
+            self.due()
+            if not turned:
+                raise PluginError(f"job {job} may not start before job {due}")
+
+    def expected(self, job: str, gpus: Sequence[int]) -> tuple[float, float]:
+        """Return by what a job's work takes longer on GPUs that it could start on now, and its expected end.
+
+        The job that is due stays so.
+        """
+        self.check_move(job, gpus)
+        slot = self._slot[job]
+        turn_to(self.sim, ROW, slot)
+        for gpu in gpus:
+            take_gpu(self.sim, ROW, gpu)
+        slowdown = float(picked_slowdown(self.sim, ROW))
+        end_s = self.now_s + float(expected_run_s(self.sim, ROW, slot, slowdown))
+        self.take_back()
+        self.due()
+        return slowdown, end_s
+
     def take_back(self) -> None:
         """Give the picks for the current job back, and forget that all jobs were to wait."""
         if self.sim.state.current[ROW] >= 0:
@@ -323,6 +376,29 @@ class LiveCluster:
         mean_s = float(state.estimates_s[ROW]) / max(len(self._asked), 1)
         return Known(self.now_s, jobs, tuple(self._queue()), down, mean_s)
 
+    def snapshot(self) -> Snapshot:
+        """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
+        return Snapshot(
+            self.site, [asked.job for asked in self._asked], self._slot.copy(), self._rank.copy(),
+            {name: getattr(self.sim.scenarios, name).copy() for name in ("jobs", *OF_JOBS)},
+            {name: array.copy() for name, array in self.sim.state._asdict().items()},
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> "LiveCluster":
+        """Return a live cluster that is the same to the bit."""
+        live = cls(snapshot.site, Known(0.0))
+        live.sim = _simulation_of(snapshot.site, snapshot.rank.size)
+        live._slot, live._rank = snapshot.slot, snapshot.rank
+        columns = [snapshot.scenarios[name][0].tolist() for name in ("gpus", "estimate_s", "submit_s")]
+        columns += [snapshot.rank.tolist()]
+        columns += [snapshot.scenarios[name][0].tolist() for name in ("compute_s", "parameter_bytes")]
+        live._asked = [Asked(*values) for values in zip(snapshot.names, *columns, strict=False)]
+        for part, arrays in ((live.sim.scenarios, snapshot.scenarios), (live.sim.state, snapshot.state)):
+            for name, array in arrays.items():
+                getattr(part, name)[...] = array
+        return live
+
     def _queue(self) -> Iterable[str]:
         state = self.sim.state
         slot = int(state.head[ROW])
@@ -366,16 +442,15 @@ class LiveCluster:
             resume(self.sim, ROW, slot, np.array(standing.gpus, dtype=np.int32))
 
 
-def _simulation_of(site: Site, jobs: Sequence[tuple[Asked, Standing]]) -> Simulation:
-    """Return a simulation of one row with room for these jobs and as many more, none of them written."""
-    room = max(LEAST_ROOM, 2 * len(jobs))
+def _simulation_of(site: Site, room: int) -> Simulation:
+    """Return a simulation of one row with room for so many jobs, none of them written."""
     sources = fault_sources(site.cluster)
     rates = np.zeros((1, sources))
     rates[0, : site.hazard_per_s.size] = site.hazard_per_s
     scenarios = Scenarios(
         jobs=np.zeros(1, dtype=np.int32),
         gpus=np.zeros((1, room), dtype=np.int32),
-        **{name: np.zeros((1, room)) for name in ("work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")},
+        **{name: np.zeros((1, room)) for name in OF_JOBS if name != "gpus"},
         speed=site.cluster.speed[None].copy(),
         hazard_per_s=site.hazard_per_s[None].copy(),
         source_rate_per_s=rates,

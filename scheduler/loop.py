@@ -160,8 +160,7 @@ class Scheduler:
             if decision.started:
                 number = self._open(book, decision, now_s)
                 started.append(decision.job)
-            # What a heuristic lets wait is of no use to anybody; there are many such jobs at a full cluster.
-            if decision.started or self.parts.deciding.policy is not None:
+            if decision.past:
                 book.decided(self._noted(decision, number, now_s))
             due = book.live.due()
             if time.monotonic() >= until:
@@ -178,14 +177,17 @@ class Scheduler:
 
     def _noted(self, decision: Decision, number: int | None, now_s: float) -> NewDecision:
         deciding, layout = self.parts.deciding, self.parts.layout
-        said = decision.said
+        said, seen = decision.said, decision.seen
         explanation = {
-            "obeyed": decision.by, "fallback": deciding.fallback.name, "missed": decision.miss,
-            "said": None if said is None else said.job, "rests": decision.rests,
+            "obeyed": decision.by, "fallback": deciding.fallback.name, "kind": decision.kind, "missed": decision.reason,
+            "said": None if said is None else said._asdict(), "rests": decision.rests,
+            "agrees": None if said is None else said.agrees(decision.instead),
+            "actions": None if seen is None else seen.actions,
         }  # fmt: skip
         return NewDecision(
-            decision.job, number, now_s, deciding.policy or deciding.fallback.name, deciding.version, deciding.mode,
+            decision.job, number, now_s, deciding.policy or deciding.fallback.name, decision.version, deciding.mode,
             layout.placement(decision.gpus) if decision.gpus else None,
-            layout.placement(decision.instead.gpus) if decision.instead.gpus else None,
-            explanation, None, None, None, decision.took_s,
+            layout.placement(decision.instead.gpus) if decision.instead.gpus else None, explanation,
+            None if seen is None else seen.observation, None if seen is None else seen.mask,
+            None if seen is None else seen.log_probability, decision.past, decision.took_s,
         )  # fmt: skip

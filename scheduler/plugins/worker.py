@@ -1,57 +1,134 @@
-"""The process in which a policy decides: it follows the cluster, and answers when it is asked."""
+"""The process in which a policy decides: it follows the cluster, and answers when it is asked.
 
-import hashlib
+Source: SPEC R8, R12.
+"""
+
+import ctypes
+import os
 import pickle
+import resource
+import signal
 import socket
+import sys
+import tempfile
 import time
-from importlib.metadata import version
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from ...agents.protocol import Policy
-from ...agents.registry import find_policy
+from ...agents.registry import ROLLOUT, find_policy
+from ...agents.seen import Observing
 from ...cluster.errors import LongshoreError
-from ..live import ROW, Asked, Known, LiveCluster, Site
-from .answer import Choice, Failed, Ready, Refused
-from .frames import receive_frame, send_frame
+from ..live import ROW, Asked, Known, LiveCluster, Site, Snapshot, Told
+from .answer import Choice, Failed, Followed, Message, Ready, Refused, parts_of
+from .editions import Edition, base_of, checkpoint_of
+from .frames import Channel
+
+MOST_MEMORY_BYTES = 4 << 30  # that the process may ask for
+ROLLOUT_SHARE = 0.7  # of the deadline
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
-def version_of(name: str) -> str:
-    """Return what tells one version of a policy from another."""
-    path = Path(name.rpartition(":")[2].partition("@")[0])
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else f"longshore {version('longshore')}"
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What the process is told first."""
+
+    edition: Edition
+    deadline_s: float
+    site: Site
 
 
-def serve(connection: socket.socket, name: str, site: Site, known: Known) -> None:
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What it is told after that."""
+
+    number: int
+    told: Sequence[Told] = ()  # what has happened since the last one
+    snapshot: Snapshot | None = None  # the cluster, to be followed from here on; then nothing is asked
+
+
+def main() -> None:
+    """Serve the connection whose descriptor is the first argument; the second is the process that has the other end."""
+    _confine(int(sys.argv[2]))
+    with socket.socket(fileno=int(sys.argv[1])) as connection, suppress(ConnectionError):
+        serve(Channel(connection, sys.maxsize))
+
+
+def _confine(parent: int) -> None:
+    """Die with the scheduler, leave its output alone, and be the first to go where memory is short."""
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    if os.getppid() != parent:
+        sys.exit("the scheduler has ended")
+
+
+def serve(channel: Channel) -> None:
     """Load a policy and answer questions about a cluster until the connection ends.
 
     Args:
-        connection: To the scheduler. From there come pickled pairs of what has happened and the number of a question,
-            0 for none; answers go back as JSON.
-        name: Of the policy.
-        site: The cluster.
-        known: Where it stands.
+        channel: To the scheduler. From there come a pickled Begin and then pickled Questions; answers go back as JSON.
     """
     try:
-        policy = find_policy(name)
-        ready = Ready(name=policy.name, version=version_of(name), waits=bool(policy.waits))
-        _warm_up(policy, site)
-        live = LiveCluster(site, known)
+        begin: Begin = pickle.loads(channel.receive())
+        policy = load(begin.edition)
+        if begin.edition.name.startswith(ROLLOUT):
+            limit(policy, begin.deadline_s)
+        ready = Ready(name=policy.name, waits=bool(policy.waits))
+        _warm_up(policy, begin.site)
+    except EOFError:
+        return
     except Exception as error:
         reason = str(error) if isinstance(error, LongshoreError) else f"{type(error).__name__}: {error}"
-        send_frame(connection, Refused(reason=reason).model_dump_json().encode())
+        channel.send(Refused(reason=reason).model_dump_json().encode())
         return
-    send_frame(connection, ready.model_dump_json().encode())
+    channel.send(ready.model_dump_json().encode())
+    with suppress(EOFError):
+        _answer_all(channel, policy, LiveCluster(begin.site, Known(0.0)))
+
+
+def _answer_all(channel: Channel, policy: Policy, live: LiveCluster) -> NoReturn:
+    observing = policy if isinstance(policy, Observing) else None
     while True:
+        question: Question = pickle.loads(channel.receive())
+        if question.snapshot is not None:
+            live = LiveCluster.of(question.snapshot)
+            answer: Message = Followed(number=question.number)
+        else:
+            live.follow(question.told)
+            answer = _answer(policy, observing, live, question.number)
+        channel.send(answer.model_dump_json().encode())
+
+
+def load(edition: Edition) -> Policy:
+    """Return a policy, from the bytes of its checkpoint if it has one."""
+    path = checkpoint_of(edition.name)
+    if path is None or edition.content is None:
+        return find_policy(edition.name)
+    with tempfile.TemporaryDirectory(prefix="longshore-") as folder:
+        copy = Path(folder) / path.name
+        copy.write_bytes(edition.content)
         try:
-            told, number = pickle.loads(receive_frame(connection))
-        except EOFError:
-            return
-        live.follow(told)
-        if number:
-            send_frame(connection, _answer(policy, live, number))
+            return find_policy(edition.name.replace(base_of(edition.name), str(copy)))
+        except LongshoreError as error:
+            raise type(error)(str(error).replace(str(copy), str(path))) from error
 
 
-def _answer(policy: Policy, live: LiveCluster, number: int) -> bytes:
+def limit(policy: Policy, deadline_s: float) -> None:
+    """Let rollouts stop trying in time; a try that has begun is played to its end."""
+    from ...agents.rollout import Rollout  # it imports PyTorch, which takes seconds
+
+    assert isinstance(policy, Rollout)
+    policy.search = replace(policy.search, budget_s=min(policy.search.budget_s, ROLLOUT_SHARE * deadline_s))
+
+
+def _answer(policy: Policy, observing: Observing | None, live: LiveCluster, number: int) -> Choice | Failed:
     """Return what the policy would do at the decision that is due; the cluster stays as it is."""
     live.due()
     began = time.perf_counter()
@@ -60,10 +137,10 @@ def _answer(policy: Policy, live: LiveCluster, number: int) -> bytes:
         job = live.current
         gpus = list(live.picks(job)) if placed else []
         took_s = time.perf_counter() - began
-        choice = Choice(number=number, job=job, gpus=gpus, rests=not placed and live.rests, took_s=took_s)
-        return choice.model_dump_json().encode()
+        seen = None if observing is None else parts_of(observing.last_seen())
+        return Choice(number=number, job=job, gpus=gpus, rests=not placed and live.rests, took_s=took_s, seen=seen)
     except Exception as error:
-        return Failed(number=number, reason=f"{type(error).__name__}: {error}").model_dump_json().encode()
+        return Failed(number=number, reason=f"{type(error).__name__}: {error}")
     finally:
         live.take_back()
 

@@ -16,7 +16,7 @@ from ..states import ATTEMPT_CHANGES, FINAL, JOB_CHANGES, AttemptState, Contact,
 from . import schema
 from .attempts import CHANGE as ATTEMPT_CHANGE
 from .attempts import CONTACT, AttemptColumns, AttemptRow, Opening
-from .decisions import NewDecision, add_decisions
+from .decisions import NewDecision, add_decisions, settle_decisions
 from .errors import StaleWriteError
 from .events import NewEvent, append_all, append_for_jobs
 from .jobs import CHANGE as JOB_CHANGE
@@ -175,7 +175,9 @@ def _change_attempts(tx: Connection, changes: Sequence[AttemptChange], entry: Ne
         events.extend(_events_of(change, after, entry))
     for names, rows in groups.items():
         _update(tx, _attempt_update(names), rows, "attempt")
-    free(tx, [(it.row, it.quarantine) for it in changes if it.now is AttemptState.RELEASED], entry.at_s)
+    released = [it for it in changes if it.now is AttemptState.RELEASED]
+    free(tx, [(it.row, it.quarantine) for it in released], entry.at_s)
+    settle_decisions(tx, [(it.row.job_id, it.row.number, it.columns.get("outcome", "")) for it in released])
     append_all(tx, events)
 
 

@@ -1,4 +1,7 @@
-"""Decisions: what a policy saw, what it chose, and why; placements can be explained and learned from afterwards."""
+"""Decisions: what a policy saw, what it chose, and why; placements can be explained and learned from afterwards.
+
+Source: SPEC R9.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -6,8 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from ..backends.protocol import Placement
-from .leases import check_fence
-from .schema import decision
+from .schema import attempt, decision
 
 
 class NewDecision(NamedTuple):
@@ -22,14 +24,15 @@ class NewDecision(NamedTuple):
     placement: Placement | None  # None if it chose to wait
     fallback: Placement | None
     explanation: Mapping[str, object]
-    observation: bytes | None  # little-endian float32
+    observation: bytes | None  # little-endian float32, choice by choice
     mask: bytes | None  # one byte an action
-    log_probability: bytes | None  # little-endian float32, one an action
+    log_probability: bytes | None  # little-endian float32, one an action; -inf where it was closed
+    past: bytes | None  # what led to it, as scheduler/past.py writes it
     took_s: float
 
 
 class DecisionRow(NamedTuple):
-    """A decision; the fields are those of NewDecision between its number and what came of it."""
+    """A decision, without what it was made from."""
 
     seq: int
     job_id: str
@@ -41,17 +44,42 @@ class DecisionRow(NamedTuple):
     placement: Placement | None
     fallback: Placement | None
     explanation: Mapping[str, object]
+    took_s: float
+    outcome: str  # exit class of the attempt that came of it, "" until that is known
+
+
+class WholeDecision(NamedTuple):
+    """A decision with all that one needs to learn from it, and when the attempt began and ended that came of it."""
+
+    row: DecisionRow
     observation: bytes | None
     mask: bytes | None
     log_probability: bytes | None
-    took_s: float
-    outcome: str  # "" until it is known
+    past: bytes | None
+    opened_s: float | None
+    started_s: float | None
+    ended_s: float | None
 
 
+_FIELDS = [decision.c[name] for name in DecisionRow._fields]
 _INSERT_ALL = insert(decision)
-_ROWS = select(*(decision.c[name] for name in DecisionRow._fields)).order_by(decision.c.seq)
-_OF_JOB = _ROWS.where(decision.c.job_id == bindparam("of_job"))
-_SETTLE = update(decision).where(decision.c.seq == bindparam("at_seq")).values(outcome=bindparam("outcome"))
+_OF_JOB = select(*_FIELDS).where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq)
+_ATTEMPT = (attempt.c.job_id == decision.c.job_id) & (attempt.c.number == decision.c.number)
+_WHOLE = (
+    select(
+        *_FIELDS, decision.c.observation, decision.c.mask, decision.c.log_probability, decision.c.past,
+        attempt.c.opened_s, attempt.c.started_s, attempt.c.ended_s,
+    )
+    .select_from(decision.outerjoin(attempt, _ATTEMPT))
+    .where(decision.c.seq > bindparam("after"))
+    .order_by(decision.c.seq)
+    .limit(bindparam("most"))
+)  # fmt: skip
+_SETTLE = (
+    update(decision)
+    .where(decision.c.job_id == bindparam("of_job"), decision.c.number == bindparam("of_number"))
+    .values(outcome=bindparam("new_outcome"))
+)
 
 
 def add_decisions(tx: Connection, new: Sequence[NewDecision]) -> None:
@@ -60,16 +88,25 @@ def add_decisions(tx: Connection, new: Sequence[NewDecision]) -> None:
         tx.execute(_INSERT_ALL, [{**each._asdict(), "outcome": ""} for each in new])
 
 
-def settle_decision(tx: Connection, fence: int, seq: int, outcome: str) -> None:
-    """Write down what came of a decision.
-
-    Raises:
-        FencedError: If another scheduler has taken over.
-    """
-    check_fence(tx, fence)
-    tx.execute(_SETTLE, {"at_seq": seq, "outcome": outcome})
+def settle_decisions(tx: Connection, outcomes: Sequence[tuple[str, int, str]]) -> None:
+    """Write down what came of decisions: of each the job, the number of the attempt, and its exit class."""
+    if outcomes:
+        tx.execute(_SETTLE, [dict(zip(("of_job", "of_number", "new_outcome"), it, strict=True)) for it in outcomes])
 
 
 def decisions_of(tx: Connection, job_id: str) -> list[DecisionRow]:
     """Return the decisions on a job in their order."""
     return [DecisionRow._make(row) for row in tx.execute(_OF_JOB, {"of_job": job_id})]
+
+
+def decisions_after(tx: Connection, seq: int, limit: int) -> list[WholeDecision]:
+    """Return the first decisions behind one, in their order, with all that is kept of them.
+
+    Args:
+        tx: Transaction.
+        seq: Number of the last one that is known, 0 for none.
+        limit: Most decisions to return.
+    """
+    rows = tx.execute(_WHOLE, {"after": seq, "most": limit})
+    split = len(_FIELDS)
+    return [WholeDecision(DecisionRow._make(row[:split]), *row[split:]) for row in rows]

@@ -213,6 +213,7 @@ decision = Table(
     Column("observation", LargeBinary),  # little-endian float32
     Column("mask", LargeBinary),  # one byte an action
     Column("log_probability", LargeBinary),  # little-endian float32, one an action
+    Column("past", LargeBinary),  # what led to it, as scheduler/past.py writes it
     Column("took_s", Double, nullable=False),
     Column("outcome", Text, nullable=False),  # "" until it is known
     Index(None, "job_id", "seq"),

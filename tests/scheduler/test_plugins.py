@@ -1,16 +1,25 @@
 """A policy in a process of its own: it follows the cluster, and whatever it does, the scheduler gets an answer."""
 
+import pickle
+import shutil
+from hashlib import sha256
+from pathlib import Path
+
 import pytest
 
 from longshore.agents.registry import find_policy
+from longshore.agents.rollout import Rollout
 from longshore.cluster.errors import PluginError
-from longshore.scheduler.live import Known, LiveCluster
+from longshore.scheduler.live import LiveCluster
+from longshore.scheduler.plugins.editions import read_edition
 from longshore.scheduler.plugins.host import PolicyProcess
+from longshore.scheduler.plugins.worker import limit, load
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.test_live import Told, decided, site_of
 from tests.strategies import Case
 
+CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 LOADED_S = 120.0  # far more than loading takes
 SITE = site_of(busy_case(ring=False))
 
@@ -24,7 +33,7 @@ def single_faults(case: Case) -> Case:
 
 
 def loaded(name: str, live: LiveCluster) -> PolicyProcess:
-    process = PolicyProcess(name, live.site, live.known())
+    process = PolicyProcess(read_edition(name), live.site, LOADED_S)
     live.journal = []
     assert process.ready(LOADED_S) is not None
     return process
@@ -40,7 +49,9 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
     def ask() -> None:
         assert told.live.journal is not None
         journal, told.live.journal = told.live.journal, []
-        answers.append(process.ask(journal, LOADED_S))
+        process.tell(journal)
+        process.ask(told.live.snapshot)
+        answers.append(process.answer())
 
     pairs = list(decided(told, find_policy(name), ask))
 
@@ -53,9 +64,47 @@ def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str
 
 
 def test_a_policy_that_does_not_exist_is_told_in_one_line() -> None:
-    process = PolicyProcess("nobody", SITE, Known(0.0))
+    process = PolicyProcess(read_edition("nobody"), SITE, LOADED_S)
 
     with pytest.raises(PluginError, match=r"nobody.*cannot be loaded"):
         process.ready(LOADED_S)
 
     assert process.is_over
+
+
+@pytest.mark.parametrize(("name", "budget_s"), [("rollout:patient", 0.07), ("rollout:patient@20ms", 0.02)])
+def test_rollouts_stop_trying_before_the_deadline(name: str, budget_s: float) -> None:
+    policy = load(read_edition(name))
+
+    limit(policy, 0.1)
+
+    assert isinstance(policy, Rollout)
+    assert policy.search.budget_s == pytest.approx(budget_s)
+
+
+def test_a_checkpoint_is_loaded_from_what_was_read_of_it_and_named_as_it_was(tmp_path: Path) -> None:
+    path = Path(shutil.copy(CHECKPOINTS / "hetero64-wait-1.zip", tmp_path / "mine.zip"))
+    edition = read_edition(f"rollout:{path}@20ms,h4")
+    path.unlink()
+
+    policy = load(edition)
+
+    assert policy.name == "rollout:mine"
+    assert edition.version == sha256((CHECKPOINTS / "hetero64-wait-1.zip").read_bytes()).hexdigest()
+
+
+def test_a_live_cluster_is_the_same_after_a_snapshot_taken_between_two_decisions_of_a_moment() -> None:
+    case = busy_case(ring=True)
+    policy, told, copied = find_policy("patient"), Told(case, compiled(case)), 0
+
+    def copy() -> None:
+        nonlocal copied
+        copied += 1
+        before = told.live.snapshot()
+        told.live = LiveCluster.of(pickle.loads(pickle.dumps(before)))
+        after = told.live.snapshot()
+        assert (before.names, before.slot) == (after.names, after.slot)
+        assert all((before.state[name] == after.state[name]).all() for name in before.state)
+
+    assert all(there == here for there, here in decided(told, policy, copy))
+    assert copied >= 10

@@ -42,8 +42,8 @@ def hetero64_case(jobs: int) -> tuple[Cluster, Scenarios, int, FaultProcess, Rul
     return cluster._replace(speed=scenarios.speed[0]), scenarios, 0, process, rules
 
 
-def twin_of(case: Case, store: Store, policy: Policy) -> Twin:
-    return Twin(SimulatedBackend(compiled(case), layout_of(case)), site_of(case), store, Deciding(policy))
+def twin_of(case: Case, store: Store, deciding: Deciding) -> Twin:
+    return Twin(SimulatedBackend(compiled(case), layout_of(case)), site_of(case), store, deciding)
 
 
 def simulated(case: Case, policy: Policy) -> list[Start]:
@@ -63,7 +63,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_the_scheduler_decides_as_the_simulator(name: str, ring: bool, store: Store) -> None:  # noqa: FBT001
     case = busy_case(ring=ring)
 
-    twin = twin_of(case, store, HEURISTICS[name])
+    twin = twin_of(case, store, Deciding(HEURISTICS[name]))
     twin.play()
     events, _ = read_out(twin.backend.sim)
     decisions = starts_of(store, layout_of(case))
@@ -75,7 +75,7 @@ def test_the_scheduler_decides_as_the_simulator(name: str, ring: bool, store: St
 def test_many_jobs_that_arrive_over_time_on_a_cluster_with_faults_are_placed_as_in_the_simulator(store: Store) -> None:
     case = Case(*hetero64_case(jobs=150))
 
-    twin_of(case, store, HEURISTICS["patient"]).play()
+    twin_of(case, store, Deciding(HEURISTICS["patient"])).play()
 
     assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
 
@@ -86,14 +86,14 @@ def test_a_scheduler_without_the_time_to_decide_at_once_decides_the_same(
     monkeypatch.setattr("longshore.scheduler.loop.PLACE_S", 0.0)
     case = busy_case(ring=True)
 
-    twin_of(case, store, HEURISTICS["patient"]).play()
+    twin_of(case, store, Deciding(HEURISTICS["patient"])).play()
 
     assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
 
 
 def test_a_scheduler_that_reads_its_store_anew_at_every_moment_starts_every_job_once(store: Store) -> None:
     case = busy_case(ring=False)
-    twin = twin_of(case, store, HEURISTICS["pack"])
+    twin = twin_of(case, store, Deciding(HEURISTICS["pack"]))
     twin.tick()
     while not twin.is_over:
         twin.live_on()
@@ -124,7 +124,7 @@ class Fickle:
 
 def test_a_job_that_is_cancelled_while_it_is_being_placed_never_starts_and_frees_its_gpus(store: Store) -> None:
     case = busy_case(ring=False)
-    twin = twin_of(case, store, Fickle(store, 0))
+    twin = twin_of(case, store, Deciding(Fickle(store, 0)))
     twin.live_on()
     for _ in range(3):
         twin.tick()
@@ -144,7 +144,7 @@ def test_a_job_that_is_cancelled_while_it_is_being_placed_never_starts_and_frees
 def test_a_store_that_goes_away_for_a_while_is_taken_up_again(server: Server, postgresql_url: str) -> None:
     case = busy_case(ring=False)
     store = open_store(postgresql_url)
-    twin = twin_of(case, store, HEURISTICS["pack"])
+    twin = twin_of(case, store, Deciding(HEURISTICS["pack"]))
     twin.tick()
     turns = 0
     while not twin.is_over:

@@ -147,7 +147,7 @@ def test_a_job_that_is_not_wanted_any_more_is_not_started_and_holds_up_no_other(
     store.write(lambda tx: set_desired(tx, jobs[1].id, Desired.CANCEL, at_s=2.0, writer="api"))
     opened = [Opened(job, opening(number), "chosen") for number, job in enumerate(jobs)]
     decisions = [
-        NewDecision(job.id, 1, 1.0, "set", "1f", "act", None, None, {}, None, None, None, 0.1) for job in jobs
+        NewDecision(job.id, 1, 1.0, "set", "1f", "act", None, None, {}, None, None, None, None, 0.1) for job in jobs
     ]  # fmt: skip
     assert store.write(lambda tx: write(tx, fence, Changes(opened=opened, decisions=decisions))) == {jobs[1].id}
     assert [job_now(store, job.id).state for job in jobs] == ["starting", "queued", "starting"]

@@ -1,7 +1,13 @@
 from functools import partial
 
 from longshore.scheduler.backends.protocol import Share
-from longshore.scheduler.store.decisions import NewDecision, add_decisions, decisions_of, settle_decision
+from longshore.scheduler.store.decisions import (
+    NewDecision,
+    add_decisions,
+    decisions_after,
+    decisions_of,
+    settle_decisions,
+)
 from longshore.scheduler.store.idempotency import Answer, forget_before, recall, remember
 from longshore.scheduler.store.nodes import GpuRow, NodeRow, list_gpus, list_nodes, put_gpu, put_node
 from longshore.scheduler.store.opening import Store
@@ -57,18 +63,34 @@ def test_a_node_and_its_gpus_are_as_they_were_last_put(store: Store, fence: int)
         assert list_gpus(tx) == [gpu._replace(healthy=False)]
 
 
-def test_a_decision_is_kept_with_what_the_policy_saw_and_what_came_of_it(store: Store, fence: int) -> None:
-    job = submit(store)
+def decided(job_id: str) -> NewDecision:
     chosen = (Share("n0", (1, 2)), Share("n1", (0,)))
-    new = NewDecision(
-        job.id, 1, 2.0, "set", "1f", "act", chosen, None, {"rank": [0.5]}, b"\x00\x01", b"\x01", None, 0.002
+    return NewDecision(
+        job_id, 1, 2.0, "set", "1f", "act", chosen, None, {"actions": [0]}, b"\x00\x01", b"\x01", b"\x02", b"{}", 0.002
     )
-    store.write(lambda tx: add_decisions(tx, [new]))
+
+
+def test_a_decision_is_kept_with_what_came_of_it(store: Store, fence: int) -> None:
+    job = submit(store)
+    new = decided(job.id)
+    store.write(partial(add_decisions, new=[new._replace(number=None), new]))
+    store.write(lambda tx: settle_decisions(tx, [(job.id, 1, "success")]))
     with store.read() as tx:
-        seq = decisions_of(tx, job.id)[0].seq
-    store.write(lambda tx: settle_decision(tx, fence, seq, "started"))
+        found = decisions_of(tx, job.id)
+    assert [row.outcome for row in found] == ["", "success"]
+    assert found[1][1:-2] == new[:9]
+
+
+def test_decisions_are_read_whole_and_in_parts_with_the_times_of_their_attempts(store: Store, fence: int) -> None:
+    job = submit(store)
+    store.write(lambda tx: start(tx, fence, job, 0))
+    new = decided(job.id)
+    store.write(partial(add_decisions, new=[new._replace(number=number) for number in (None, 1)]))
     with store.read() as tx:
-        assert decisions_of(tx, job.id) == [(seq, *new, "started")]
+        (first,) = decisions_after(tx, 0, 1)
+        (second,) = decisions_after(tx, first.row.seq, 10)
+    assert first.opened_s is None
+    assert second[1:] == (*new[9:13], 1.0, None, None)
 
 
 def test_a_token_is_found_by_its_digest_until_it_is_deleted(store: Store) -> None:

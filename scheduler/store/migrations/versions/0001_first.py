@@ -204,6 +204,7 @@ def _decision() -> None:
         sa.Column("observation", sa.LargeBinary),
         sa.Column("mask", sa.LargeBinary),
         sa.Column("log_probability", sa.LargeBinary),
+        sa.Column("past", sa.LargeBinary),
         sa.Column("took_s", sa.Double, nullable=False),
         sa.Column("outcome", sa.Text, nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["job.id"], name="fk_decision_job"),

@@ -1,0 +1,46 @@
+"""What a network tells of its last decision is what it decided by."""
+
+import numpy as np
+import pytest
+import torch
+
+from longshore.agents.learned import LearnedPolicy
+from longshore.agents.seen import Observing
+from longshore.cluster.engine import advance, reset, start, wait
+from longshore.cluster.placing import undo_picks
+from tests.compiled_runs import compiled
+from tests.plain_run import busy_case
+from tests.policies_under_test import LEARNED
+
+
+@pytest.mark.parametrize("policy", LEARNED, ids=lambda it: it.name)
+def test_a_network_gives_the_same_log_probabilities_to_what_it_says_that_it_saw(policy: Observing) -> None:
+    case = busy_case(ring=True)
+    sim = compiled(case)
+    reset(sim, 0, case.row)
+    decisions = 0
+    assert isinstance(policy, LearnedPolicy)
+    while advance(sim, 0) and decisions < 20:
+        decisions += 1
+        placed = policy.place(sim, 0)
+        seen = policy.last_seen()
+        with torch.inference_mode():
+            logits = policy.network(torch.from_numpy(seen.observations))[0][:, : seen.masks.shape[1]]
+            found = torch.where(torch.from_numpy(seen.masks), logits, -torch.inf).log_softmax(dim=1).numpy()
+        np.testing.assert_allclose(found, seen.log_probabilities, atol=1e-4)
+        taken = seen.log_probabilities[np.arange(seen.actions.size), seen.actions]
+        assert (taken >= seen.log_probabilities.max(axis=1) - 1e-3).all()
+        if placed:
+            start(sim, 0)
+        else:
+            undo_picks(sim, 0)
+            wait(sim, 0)
+    assert decisions >= 10
+
+
+def test_a_network_that_has_not_decided_has_seen_nothing() -> None:
+    for policy in (LEARNED[0], LEARNED[4]):
+        assert isinstance(policy, LearnedPolicy)
+        fresh = type(policy)("fresh", policy.schema, policy.network)
+        with pytest.raises(ValueError, match="has not decided yet"):
+            fresh.last_seen()

@@ -1,0 +1,69 @@
+"""What the scheduler stores of a network's decisions is all that a training step needs (SPEC R9)."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from longshore.agents.checkpoint import load_policy
+from longshore.agents.heuristics import HEURISTICS
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.plugins.answer import seen_of
+from longshore.scheduler.replay import export, read_decisions, replay, stored_in
+from longshore.scheduler.store.opening import open_store
+from tests.plain_run import busy_case
+from tests.scheduler.test_twin import twin_of
+
+CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
+PATIENCE_S = 120.0  # far more than anything here takes
+
+
+def log_probabilities(network: torch.nn.Module, observations: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    logits = network(observations)[0]
+    return torch.where(masks, logits[:, : masks.shape[1]], -torch.inf).log_softmax(dim=1)
+
+
+def test_a_network_learns_from_the_decisions_that_it_made_in_the_scheduler(tmp_path: Path) -> None:
+    checkpoint = CHECKPOINTS / "hetero64.zip"
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    twin = twin_of(busy_case(ring=True), store, Deciding(HEURISTICS["pack"], str(checkpoint), PATIENCE_S))
+    assert twin.scheduler.tick()
+    twin.parts.deciding.wait_until_ready(PATIENCE_S)
+    twin.play()
+    twin.scheduler.close()
+    file = tmp_path / "decisions.jsonl"
+    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
+    store.close()
+
+    policy = load_policy(checkpoint)
+    stored = [found for found in map(stored_in, read_decisions(file)) if found is not None]
+    seen = [seen_of(each) for each in stored]
+    observations, masks, logged = (
+        torch.from_numpy(np.concatenate([np.asarray(it[part]) for it in seen])) for part in range(3)
+    )
+    actions = torch.from_numpy(np.concatenate([it.actions for it in seen])).long()[:, None]
+    found = log_probabilities(policy.network, observations, masks)
+
+    assert len(stored) == len(file.read_text().splitlines()) >= 10
+    assert (torch.isfinite(logged) == masks).all()
+    torch.testing.assert_close(found, logged, atol=1e-4, rtol=1e-4)
+    assert (logged.gather(1, actions)[:, 0] >= logged.max(dim=1).values - 1e-3).all()
+    assert all(it.agrees for it in replay(file, policy))
+
+    optimizer = torch.optim.SGD(policy.network.parameters(), lr=1e-3)
+    torch.autograd.backward(-found.gather(1, actions).mean())  # a step of the policy gradient with an advantage of 1
+    optimizer.step()
+    better = log_probabilities(policy.network, observations, masks)
+    assert better.gather(1, actions).mean() > found.gather(1, actions).mean()
+
+
+def test_what_a_heuristic_saw_is_not_stored(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    twin_of(busy_case(ring=False), store, Deciding(HEURISTICS["pack"])).play()
+
+    decisions = [json.loads(line) for line in export(store)]
+    store.close()
+
+    assert {decision["observation"] for decision in decisions} == {None}
+    assert all(decision["ended_s"] > decision["opened_s"] for decision in decisions if decision["number"])

@@ -1,0 +1,60 @@
+"""The example of a policy as a package: built, installed, and obeyed by a real scheduler."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.registry import find_policy, policy_names
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.twin import starts_of
+from tests.plain_run import busy_case
+from tests.scheduler.test_twin import layout_of, simulated, twin_of
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin-policy"
+PATIENCE_S = 120.0  # far more than anything here takes
+NEEDED = ("pip", "setuptools")
+
+
+def installed(folder: Path) -> Path:
+    """Return a folder into which the example is installed from a copy, without a network."""
+    source, target = folder / "source", folder / "site"
+    shutil.copytree(EXAMPLE, source)
+    line = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+    done = subprocess.run(
+        [*line, "--no-deps", "--no-build-isolation", "--target", str(target), str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in NEEDED) or int(version("setuptools").partition(".")[0]) < 77,
+    reason="the example is built here by pip and setuptools 77 or newer; install both",
+)
+def test_the_example_is_installed_found_by_name_and_decides_about_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(installed(tmp_path))
+    case = busy_case(ring=True)
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    twin = twin_of(case, store, Deciding(HEURISTICS["pack"], "one-rack", PATIENCE_S))
+    assert twin.scheduler.tick()
+    twin.parts.deciding.wait_until_ready(PATIENCE_S)
+
+    twin.play()
+    twin.scheduler.close()
+    starts = starts_of(store, layout_of(case))
+    store.close()
+
+    assert "one-rack" in policy_names()
+    assert twin.parts.deciding.version == "longshore-rack-policy 0.1.0"
+    assert not twin.parts.deciding.misses
+    assert starts == simulated(case, find_policy("one-rack"))

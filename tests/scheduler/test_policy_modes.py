@@ -1,0 +1,74 @@
+"""Who is obeyed: a policy, or the heuristic beside it; the same as in the simulator under the same rule."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.protocol import Policy
+from longshore.cluster.engine import advance, reset, start, wait
+from longshore.cluster.placing import undo_picks
+from longshore.cluster.state import Simulation
+from longshore.scheduler.deciding import Deciding, Mode
+from longshore.scheduler.replay import export
+from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.twin import starts_of
+from tests.plain_run import busy_case
+from tests.scheduler.test_twin import layout_of, simulated, twin_of
+
+PATIENCE_S = 120.0  # far more than anything here takes
+
+
+class Vetoed:
+    """Decides as one policy does, and waits where another one would."""
+
+    name, about, waits = "vetoed", "", True
+
+    def __init__(self, decides: Policy, refuses: Policy) -> None:
+        self.decides, self.refuses = decides, refuses
+
+    def place(self, sim: Simulation, row: int) -> bool:
+        if not self.refuses.place(sim, row):
+            return False
+        undo_picks(sim, row)
+        return self.decides.place(sim, row)
+
+    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        for row, scenario in enumerate(scenarios):
+            reset(sim, row, scenario)
+            while advance(sim, row):
+                if self.place(sim, row):
+                    start(sim, row)
+                else:
+                    wait(sim, row)
+
+
+@pytest.mark.parametrize(
+    ("mode", "obeyed"),
+    [
+        (Mode.ACTIVE, HEURISTICS["patient"]),
+        (Mode.SHADOW, HEURISTICS["spread"]),
+        (Mode.VETO, Vetoed(HEURISTICS["spread"], HEURISTICS["patient"])),
+    ],
+)
+def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_path: Path) -> None:
+    case = busy_case(ring=True)
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    twin = twin_of(case, store, Deciding(HEURISTICS["spread"], "patient", PATIENCE_S, mode))
+    assert twin.scheduler.tick()
+    twin.parts.deciding.wait_until_ready(PATIENCE_S)
+
+    twin.play()
+    twin.scheduler.close()
+    starts, lines = starts_of(store, layout_of(case)), list(export(store))
+    store.close()
+
+    assert starts == simulated(case, obeyed)
+    assert not twin.parts.deciding.misses
+    agreements = twin.parts.deciding.agreements
+    assert agreements[True] > 0 < agreements[False]
+    assert agreements.total() == len(lines)
+    assert sum('"agrees":true' in line for line in lines) == agreements[True]
+    assert len({line.partition('"obeyed":"')[2].partition('"')[0] for line in lines}) == 1 + (mode is Mode.VETO)

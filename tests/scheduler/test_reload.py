@@ -1,0 +1,87 @@
+"""A checkpoint that is replaced while its policy serves."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.scheduler.deciding import Deciding, Decision
+from longshore.scheduler.live import Asked, Known, LiveCluster
+from longshore.scheduler.plugins.succession import Reload
+from tests.plain_run import busy_case
+from tests.scheduler.test_live import site_of
+
+CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
+PATIENCE_S = 120.0  # far more than anything here takes
+
+
+class Served:
+    """A policy that decides about job after job."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.live, self.jobs = LiveCluster(site_of(busy_case(ring=False)), Known(0.0)), 0
+        self.deciding = Deciding(HEURISTICS["pack"], str(checkpoint), PATIENCE_S)
+        self.deciding.begin(self.live)
+        self.deciding.wait_until_ready(PATIENCE_S)
+
+    def decide(self) -> Decision:
+        self.jobs += 1
+        self.live.begin(float(self.jobs))
+        self.live.submit(Asked(str(self.jobs), 1, 60.0, float(self.jobs)))
+        assert self.live.due() is not None
+        decision = self.deciding.settle(self.live)
+        assert decision.kind is None
+        if decision.started:
+            self.live.finish(decision.job)
+        return decision
+
+    def decide_until(self, holds: Callable[[Decision], bool]) -> None:
+        end_s = time.monotonic() + PATIENCE_S
+        while not holds(self.decide()):
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+
+    @property
+    def reloads(self) -> dict[Reload, int]:
+        assert self.deciding.succession is not None
+        return dict(self.deciding.succession.reloads)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return Path(shutil.copy(CHECKPOINTS / "hetero64-wait-1.zip", tmp_path / "policy.zip"))
+
+
+@pytest.fixture
+def served(checkpoint: Path) -> Iterator[Served]:
+    served = Served(checkpoint)
+    yield served
+    served.deciding.end()
+
+
+def digest(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_checkpoint_that_is_replaced_takes_over_and_a_torn_one_changes_nothing(
+    served: Served, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, newer = digest(checkpoint), CHECKPOINTS / "hetero64-wait-2.zip"
+    assert served.decide().version == first
+    served.deciding.reload()
+    assert served.decide().version == first
+
+    shutil.copy(newer, checkpoint)
+    served.decide_until(lambda decision: decision.version == digest(newer))
+    assert served.reloads == {Reload.UNCHANGED: 1, Reload.DONE: 1}
+
+    checkpoint.write_bytes(newer.read_bytes()[:1000])
+    served.decide_until(lambda _: Reload.REFUSED in served.reloads)
+    assert served.decide().version == digest(newer)
+    assert served.deciding.succession is not None
+    assert "is no checkpoint or is damaged" in served.deciding.succession.last_refusal
+    assert "goes on with version" in caplog.text

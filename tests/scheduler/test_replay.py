@@ -1,0 +1,135 @@
+"""Decisions taken out of a store: replayed with the same policy, each is the same."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.protocol import Policy
+from longshore.cluster.errors import InputError
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.replay import Compared, as_line, export, replay
+from longshore.scheduler.replay_commands import decisions
+from longshore.scheduler.replay_commands import replay as replay_command
+from longshore.scheduler.store.opening import open_store
+from tests.plain_run import busy_case
+from tests.policies_under_test import untrained_moves
+from tests.scheduler.test_twin import twin_of
+
+
+def recorded(folder: Path, policy: Policy, *, ring: bool) -> Path:
+    """Play a busy case with faults through a real scheduler, and return the file of its decisions."""
+    store = open_store(f"sqlite:///{folder / 'store.db'}")
+    twin_of(busy_case(ring=ring), store, Deciding(policy)).play()
+    file = folder / "decisions.jsonl"
+    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
+    store.close()
+    return file
+
+
+@pytest.mark.parametrize("policy", [HEURISTICS["patient"], untrained_moves(waiting=True)], ids=lambda it: it.name)
+@pytest.mark.parametrize("ring", [False, True])
+def test_the_same_policy_decides_the_same_again(policy: Policy, ring: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    file = recorded(tmp_path, policy, ring=ring)
+
+    compared = list(replay(file, policy))
+
+    assert len(compared) == len(file.read_text().splitlines()) >= 10
+    assert all(it.agrees and it.expected == it.other_expected for it in compared)
+
+
+def test_another_policy_is_compared_decision_by_decision_with_what_is_expected_of_both(tmp_path: Path) -> None:
+    file = recorded(tmp_path, HEURISTICS["patient"], ring=True)
+
+    compared = list(replay(file, HEURISTICS["spread"]))
+
+    differing = [it for it in compared if not it.agrees]
+    assert 0 < len(differing) < len(compared)
+    pair = next(it for it in differing if it.gpus and it.other_gpus)
+    assert pair.expected is not None
+    assert pair.other_expected is not None
+    assert pair.expected.slowdown != pair.other_expected.slowdown
+    assert json.loads(as_line(pair))["other_gpus"] == list(pair.other_gpus)
+
+
+def test_what_is_expected_of_a_start_is_what_the_scheduler_reckoned_with(tmp_path: Path) -> None:
+    file = recorded(tmp_path, HEURISTICS["eft"], ring=True)
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    with store.read() as tx:
+        slowdowns = Counter(row[0] for row in tx.exec_driver_sql("SELECT slowdown FROM attempt"))
+    store.close()
+
+    starts = [it for it in replay(file, HEURISTICS["eft"]) if it.gpus]
+
+    assert Counter(it.expected.slowdown for it in starts if it.expected is not None) == slowdowns
+
+
+def test_decisions_behind_a_gap_are_left_out(tmp_path: Path) -> None:
+    file = recorded(tmp_path, HEURISTICS["pack"], ring=False)
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:4] + lines[5:]))
+
+    assert len(list(replay(file, HEURISTICS["pack"]))) == 4
+
+
+class Broken:
+    name, about, waits = "broken", "raises", False
+    place = play = property(lambda self: 1 // 0)
+
+
+def test_a_policy_that_raises_is_told_at_each_decision_and_changes_nothing(tmp_path: Path) -> None:
+    file = recorded(tmp_path, HEURISTICS["pack"], ring=False)
+
+    compared: list[Compared] = list(replay(file, Broken()))
+
+    assert {it.error for it in compared} == {"ZeroDivisionError: integer division or modulo by zero"}
+    assert [it.gpus for it in compared] == [it.gpus for it in replay(file, HEURISTICS["pack"])]
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ('["begin",', '["kill",'),
+        ('["carry_out","', '["carry_out","x'),
+        ('"dtype":"<i4"', '"dtype":"O"'),
+        ('"past":{', '"past":[{'),
+        ('["submit",["', '["submit",[["'),
+    ],
+)
+def test_a_damaged_file_is_told_by_its_line(was: str, now: str, tmp_path: Path) -> None:
+    file = recorded(tmp_path, HEURISTICS["pack"], ring=False)
+    text = file.read_text()
+    assert was in text
+    file.write_text(text.replace(was, now))
+
+    with pytest.raises(InputError, match=r"decisions\.jsonl:\d+"):
+        list(replay(file, HEURISTICS["pack"]))
+
+
+def test_the_command_line_writes_decisions_and_tells_where_another_policy_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'longshore.db'}")
+    twin_of(busy_case(ring=True), store, Deciding(HEURISTICS["patient"])).play()
+    store.close()
+    file, out = tmp_path / "decisions.jsonl", tmp_path / "compared.jsonl"
+
+    decisions(file, tmp_path)
+    replay_command(file, "patient")
+    replay_command(file, "spread", out)
+    told = capsys.readouterr().out
+
+    count = len(file.read_text().splitlines())
+    compared = [json.loads(line) for line in out.read_text().splitlines()]
+    same = sum(it["agrees"] for it in compared)
+    assert f"{count} decisions in {file}" in told
+    assert f"{count} of {count} decisions are the same (100.0 %)" in told
+    assert f"{same} of {count} decisions are the same" in told
+    assert "slowdown" in told
+
+
+def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"longshore\.db is not there; name the folder of the scheduler"):
+        decisions(tmp_path / "decisions.jsonl", tmp_path)
