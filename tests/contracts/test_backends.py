@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.slurm_cluster import SlurmCluster
 from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Backend, CannotHonourError, Placement, RefusedError, Run, Share
+from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,
@@ -34,15 +36,27 @@ class Trial:
     sees_programs: bool = True  # so that it can tell whether one is there before it starts it
 
 
-TRIALS = {
-    "local": Trial(lambda folder: LocalBackend(folder, NODES), end_all),
-    "kubernetes": Trial(make_on_double, end_double, sees_programs=False),
-}
+def local_trial(request: pytest.FixtureRequest) -> Trial:
+    del request
+    return Trial(lambda folder: LocalBackend(folder, NODES), end_all)
+
+
+def kubernetes_trial(request: pytest.FixtureRequest) -> Trial:
+    del request
+    return Trial(make_on_double, end_double, sees_programs=False)
+
+
+def slurm_trial(request: pytest.FixtureRequest) -> Trial:
+    cluster: SlurmCluster = request.getfixturevalue("slurm_cluster")
+    return Trial(lambda folder: SlurmBackend(folder, NODES, conf=cluster.conf), lambda _: cluster.end_jobs())
+
+
+TRIALS = {"local": local_trial, "kubernetes": kubernetes_trial, "slurm": slurm_trial}
 
 
 @pytest.fixture(params=TRIALS)
 def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trial]:
-    trial = TRIALS[request.param]
+    trial = TRIALS[request.param](request)
     yield trial
     trial.end(tmp_path)
 

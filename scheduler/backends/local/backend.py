@@ -3,25 +3,19 @@
 import fcntl
 import json
 import os
-import re
-import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from ....cluster.errors import BackendError
 from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
-from .durable import is_there, open_file, open_folder, read_whole, write_first
+from .durable import is_there, read_whole, write_first
+from .folders import Folders, check_log_request, delete_but, read_rank_log, told_as_backend_error
 from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
-from .logs import log_name, read_log
 from .processes import boot_id
 from .reading import proven_gone, read_status
 from .spec import decode, encode
 from .supervision import SPEC_BYTES, write_exit
-
-_NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
-_MOST_RANKS = 1 << 16
 
 
 class LocalBackend:
@@ -37,8 +31,7 @@ class LocalBackend:
     capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=False)
 
     def __init__(self, folder: Path, nodes: Mapping[str, int]) -> None:
-        self._attempts = folder.absolute() / "attempts"
-        self._attempts.mkdir(parents=True, exist_ok=True)
+        self._folders = Folders(folder)
         self._nodes = dict(nodes)
 
     def observe(self) -> tuple[NodeSeen, ...]:
@@ -57,14 +50,14 @@ class LocalBackend:
             RefusedError: If its program or folder is not there.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
-        path = self._path(attempt.name)
+        path = self._folders.path(attempt.name)
         spec = spec_of(attempt, placement, self._nodes, path / "work")
-        with _told_as_backend_error(attempt.name):
-            with self._folder(attempt.name) as folder:
+        with told_as_backend_error(attempt.name):
+            with self._folders.open(attempt.name) as folder:
                 if folder is not None and _has_begun(folder, attempt.name, encode(spec)):
                     return
             refuse_what_cannot_start(spec, makes_folder=not attempt.folder)
-            with self._made_folder(attempt.name) as folder:
+            with self._folders.make(attempt.name) as folder:
                 if not attempt.folder:
                     (path / "work").mkdir(exist_ok=True)
                 if not write_first(folder, "spec.json", encode(spec)):
@@ -77,9 +70,9 @@ class LocalBackend:
         Raises:
             BackendError: If that is no name of an attempt.
         """
-        self._path(name)
+        self._folders.path(name)
         try:
-            with self._folder(name) as folder:
+            with self._folders.open(name) as folder:
                 return Status(Run.ABSENT) if folder is None else read_status(folder, name, boot_id())
         except (OSError, ValueError) as error:
             return Status(Run.UNREACHABLE, reason=str(error))
@@ -94,8 +87,8 @@ class LocalBackend:
         Raises:
             BackendError: If the wish could not be written down.
         """
-        self._path(name)
-        with _told_as_backend_error(name), self._made_folder(name) as folder:
+        self._folders.path(name)
+        with told_as_backend_error(name), self._folders.make(name) as folder:
             if is_there(folder, "exit.json"):
                 return
             write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
@@ -103,9 +96,9 @@ class LocalBackend:
 
     def released(self, name: str) -> bool:
         """Say whether all processes of an attempt are proven gone, after killing what outlived its supervisor."""
-        self._path(name)
+        self._folders.path(name)
         try:
-            with self._folder(name) as folder:
+            with self._folders.open(name) as folder:
                 return folder is None or proven_gone(folder, name, boot_id())
         except (OSError, ValueError):
             return False
@@ -117,23 +110,15 @@ class LocalBackend:
             BackendError: If there is no such rank, or its log is not a file.
             ValueError: If the offset or the size is negative.
         """
-        self._path(name)
-        if offset < 0 or most < 0:
-            raise ValueError(f"offset {offset} and most {most} must not be negative")
-        if not isinstance(rank, int) or not 0 <= rank < _MOST_RANKS:
-            raise BackendError(f"{name}: no rank {rank!r}")
-        with _told_as_backend_error(name), self._folder(name) as folder:
+        self._folders.path(name)
+        check_log_request(name, rank, offset, most)
+        with told_as_backend_error(name), self._folders.open(name) as folder:
             if folder is None:
                 raise BackendError(f"no attempt {name}")
-            if not is_there(folder, log_name(rank)):
-                if rank >= _count_ranks(folder):
-                    raise BackendError(f"{name} has no rank {rank}")
-                return b"", offset
-            log = open_file(folder, log_name(rank))
-            try:
-                return read_log(log, offset, most)
-            finally:
-                os.close(log)
+            told = read_rank_log(folder, rank, offset, most)
+            if told is None and rank >= _count_ranks(folder):
+                raise BackendError(f"{name} has no rank {rank}")
+            return told or (b"", offset)
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, but for its logs and the proof that it ended.
@@ -143,53 +128,9 @@ class LocalBackend:
         """
         if not self.released(name):
             raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
-        with _told_as_backend_error(name), self._folder(name) as folder:
+        with told_as_backend_error(name), self._folders.open(name) as folder:
             if folder is not None:
-                _delete_but_proof(folder)
-
-    def _path(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):
-            raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 60 of a-z, 0-9 and -")
-        return self._attempts / name
-
-    @contextmanager
-    def _folder(self, name: str) -> Iterator[int | None]:
-        """Open an attempt's folder, which may not be there; that of all attempts has to be, else nothing is known."""
-        attempts = open_folder(str(self._attempts))
-        try:
-            folder = open_folder(name, inside=attempts)
-        except FileNotFoundError:
-            folder = None
-        finally:
-            os.close(attempts)
-        try:
-            yield folder
-        finally:
-            if folder is not None:
-                os.close(folder)
-
-    @contextmanager
-    def _made_folder(self, name: str) -> Iterator[int]:
-        attempts = open_folder(str(self._attempts))
-        try:
-            if not is_there(attempts, name):
-                os.mkdir(name, 0o700, dir_fd=attempts)
-                os.fsync(attempts)
-            folder = open_folder(name, inside=attempts)
-        finally:
-            os.close(attempts)
-        try:
-            yield folder
-        finally:
-            os.close(folder)
-
-
-@contextmanager
-def _told_as_backend_error(name: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise BackendError(f"{name}: {error}") from error
+                delete_but(folder, {"exit.json" if is_there(folder, "exit.json") else "started.json"})
 
 
 def _has_begun(folder: int, name: str, content: bytes) -> bool:
@@ -222,15 +163,3 @@ def _end_unless_started(folder: int, name: str) -> None:
         pass  # A supervisor lives, and will see the wish.
     finally:
         os.close(lock)
-
-
-def _delete_but_proof(folder: int) -> None:
-    """Delete all but logs and the marker without which the attempt could start a second time."""
-    proof = "exit.json" if is_there(folder, "exit.json") else "started.json"
-    with os.scandir(folder) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_folder in found:
-        if is_folder:
-            shutil.rmtree(name, dir_fd=folder)
-        elif name != proof and not re.fullmatch(r"rank-\d+\.log", name):
-            os.unlink(name, dir_fd=folder)

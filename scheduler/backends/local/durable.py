@@ -6,6 +6,7 @@ The supervisor uses it: standard library only.
 import errno
 import os
 import stat
+from contextlib import suppress
 
 
 def open_folder(path: str, *, inside: int | None = None) -> int:
@@ -100,6 +101,18 @@ def is_there(folder: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def make_folder(inside: int, name: str) -> None:
+    """Make a folder durably unless it is there.
+
+    Raises:
+        OSError: If it cannot be made.
+    """
+    if not is_there(inside, name):
+        with suppress(FileExistsError):  # Somebody else was faster.
+            os.mkdir(name, 0o700, dir_fd=inside)
+        os.fsync(inside)
 
 
 def _draft(folder: int, name: str, content: bytes) -> str:

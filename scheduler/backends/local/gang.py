@@ -10,33 +10,33 @@ from contextlib import suppress
 from .logs import drop_beginning, open_log
 from .processes import children, find
 from .rank import Start, fork_rank
-from .spec import Spec
+from .spec import Part, Spec
 
 _LOG_BYTES = 64 << 20  # of each rank's output, kept at least; twice as much at most
 _LOOK_AGAIN_S = 0.5  # for what does not die at once
 
 
 class Gang:
-    """All ranks of an attempt: they start together, and when one fails the others are stopped.
+    """Ranks of an attempt: they start together, and when one fails the others are stopped.
 
     Args:
-        spec: What to run.
-        folder: Descriptor of the attempt's folder.
+        spec: The attempt.
+        part: Which of its ranks.
+        folder: Descriptor of the folder for their logs and what they tell.
         path: The same folder.
     """
 
-    def __init__(self, spec: Spec, folder: int, path: str) -> None:
+    def __init__(self, spec: Spec, part: Part, folder: int, path: str) -> None:
         self.reason = ""  # why it is being stopped
         self.ends: list[tuple[int, int, int, float]] = []  # rank, code, signal, Unix time: in the order of the ends
         self._grace_s = spec.grace_s
         self._kill_at_s = 0.0
         self._killed = False
-        self._logs = [open_log(folder, rank) for rank in range(len(spec.ranks))]
+        self._logs = {rank: open_log(folder, rank) for rank in part.visible}
         self._gate, self._gate_in = os.pipe()
-        port = _free_port()
         self._ranks: dict[int, int] = {}  # living ranks by pid
-        for rank, log in enumerate(self._logs):
-            self._ranks[fork_rank(spec, Start(rank, path, port, log, self._gate, self._gate_in))] = rank
+        for rank, log in self._logs.items():
+            self._ranks[fork_rank(spec, Start(rank, path, part, log, self._gate, self._gate_in))] = rank
 
     @property
     def running(self) -> bool:
@@ -78,7 +78,7 @@ class Gang:
     def tend(self) -> None:
         """Take note of the ranks that ended, keep their logs small, and kill what was asked to end long enough ago."""
         self._reap()
-        for log in self._logs:
+        for log in self._logs.values():
             drop_beginning(log, _LOG_BYTES)
         if self.reason and time.monotonic() >= self._kill_at_s:
             self._signal(signal.SIGKILL)
@@ -128,8 +128,13 @@ def _send(call: Callable[[int, int], None], to: int, number: int) -> None:
         call(to, number)
 
 
-def _free_port() -> int:
+def free_port(address: str) -> int:
+    """Return a port that nobody listens on.
+
+    Args:
+        address: Of this machine, "" for all of them.
+    """
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port

@@ -1,6 +1,6 @@
 """What a supervisor left in its folder, as the scheduler reads it: strictly, since the job could write there too."""
 
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,14 +14,19 @@ _Time = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _End = tuple[_Whole, Annotated[int, Field(ge=0, le=255)], Annotated[int, Field(ge=0, le=127)], _Time]
 
 
-class _Marker(BaseModel):
+class Marker(BaseModel):
+    """A file that says something of an attempt."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    file_name: ClassVar[str]
 
     attempt: str
 
 
-class Started(_Marker):
-    """Who the supervisor of an attempt is, `started.json`."""
+class Started(Marker):
+    """Who the supervisor of an attempt is."""
+
+    file_name = "started.json"
 
     pid: Annotated[int, Field(gt=0)]
     start_ticks: _Whole
@@ -29,38 +34,37 @@ class Started(_Marker):
     session: _Whole
 
 
-class Ranks(_Marker):
-    """The processes of an attempt's ranks, `ranks.json`: pid, which is their group's number too, and start."""
+class Ranks(Marker):
+    """The processes of an attempt's ranks: pid, which is their group's number too, and start."""
+
+    file_name = "ranks.json"
 
     started_s: _Time
     ranks: tuple[tuple[Annotated[int, Field(gt=0)], _Whole], ...]
 
 
-class Ends(_Marker):
-    """Ranks that ended while others run, `ends.json`: rank, exit code, signal, Unix time."""
+class Ends(Marker):
+    """Ranks that ended while others run: rank, exit code, signal, Unix time."""
+
+    file_name = "ends.json"
 
     ends: tuple[_End, ...]
 
 
 class Exited(Ends):
-    """How an attempt ended, `exit.json`."""
+    """How an attempt ended."""
+
+    file_name = "exit.json"
 
     boot: str
     reason: str
     started_s: _Time
 
 
-_MarkerT = TypeVar("_MarkerT", bound=_Marker)
-
-_NAMES: dict[type[_Marker], str] = {
-    Started: "started.json",
-    Ranks: "ranks.json",
-    Ends: "ends.json",
-    Exited: "exit.json",
-}
+MarkerT = TypeVar("MarkerT", bound=Marker)
 
 
-def read_marker(folder: int, attempt: str, kind: type[_MarkerT]) -> _MarkerT | None:
+def read_marker(folder: int, attempt: str, kind: type[MarkerT]) -> MarkerT | None:
     """Return a marker of an attempt, None if it is not there.
 
     Args:
@@ -72,7 +76,7 @@ def read_marker(folder: int, attempt: str, kind: type[_MarkerT]) -> _MarkerT | N
         OSError: If it cannot be read.
         ValueError: If it is no such marker, or another attempt's.
     """
-    name = _NAMES[kind]
+    name = kind.file_name
     try:
         content = read_whole(folder, name, _MOST_BYTES)
     except FileNotFoundError:

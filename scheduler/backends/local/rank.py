@@ -5,7 +5,7 @@ import os
 import signal
 from typing import NamedTuple, NoReturn
 
-from .spec import Spec
+from .spec import Part, Spec
 
 _PR_SET_PDEATHSIG = 1
 _NOT_STARTED = 127  # as shells say it
@@ -23,7 +23,7 @@ class Start(NamedTuple):
 
     rank: int
     path: str  # the attempt's folder
-    port: int  # where the ranks meet
+    part: Part  # of the attempt that its supervisor runs
     log: int  # descriptor for its output
     gate: int  # descriptor that a byte comes through once the rank may begin
     gate_in: int  # the gate's other end, which only the supervisor may hold
@@ -35,13 +35,13 @@ def environment_of(spec: Spec, start: Start) -> dict[str, str]:
     return {
         **spec.environment,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the indices count, and not CUDA's own order of speed
-        "CUDA_VISIBLE_DEVICES": str(place.gpu),
+        "CUDA_VISIBLE_DEVICES": start.part.visible[start.rank],
         "RANK": str(start.rank),
         "LOCAL_RANK": str(place.local_rank),
         "WORLD_SIZE": str(len(spec.ranks)),
         "LOCAL_WORLD_SIZE": str(len(place.node_gpus)),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(start.port),
+        "MASTER_ADDR": start.part.address,
+        "MASTER_PORT": str(start.part.port),
         "LONGSHORE_JOB": spec.job,
         "LONGSHORE_ATTEMPT": spec.attempt,
         "LONGSHORE_NODE": place.node,

@@ -13,6 +13,14 @@ class Rank(NamedTuple):
     node_gpus: tuple[int, ...]  # all that the job has on the node
 
 
+class Part(NamedTuple):
+    """The ranks of an attempt that one supervisor runs, and where they meet those of others."""
+
+    visible: dict[int, str]  # CUDA_VISIBLE_DEVICES, by rank
+    address: str
+    port: int
+
+
 class Spec(NamedTuple):
     """An attempt, ready to be run."""
 

@@ -5,18 +5,57 @@ import os
 import signal
 import time
 from contextlib import suppress
+from typing import Protocol
 
 from .durable import is_there, read_whole, write_whole
-from .gang import Gang
+from .gang import Gang, free_port
 from .processes import boot_id, find
 from .rank import libc
-from .spec import Spec, decode
+from .spec import Part, Spec, decode
 
 SPEC_BYTES = 4 << 20  # of a spec, at most
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.5  # between two looks at the cancel file
 _DISK_TRIES = 60  # a second apart, when the disk is full
+
+
+class Wishes(Protocol):
+    """What has a say in when the ranks stop, beside themselves and their time limit."""
+
+    @property
+    def of_term(self) -> str:
+        """Why they are stopped when their supervisor is asked to end."""
+        ...
+
+    def asked(self) -> str:
+        """Return why they are to be stopped, "" if they are not."""
+        ...
+
+    def stopped(self, reason: str) -> str:
+        """Take note that they are being stopped, and return the reason that is to be told."""
+        ...
+
+
+class CancelFile:
+    """The wish that a scheduler leaves in the attempt's folder.
+
+    Args:
+        folder: Descriptor of that folder.
+    """
+
+    of_term = "cancelled"
+
+    def __init__(self, folder: int) -> None:
+        self._folder = folder
+
+    def asked(self) -> str:
+        """Return why the ranks are to be stopped, "" if they are not."""
+        return "cancelled" if is_there(self._folder, "cancel.json") else ""
+
+    def stopped(self, reason: str) -> str:
+        """Return the reason: there is nobody else to tell."""
+        return reason
 
 
 def supervise(folder: int, path: str) -> None:
@@ -29,21 +68,48 @@ def supervise(folder: int, path: str) -> None:
     Raises:
         OSError: If the ranks cannot be started, or their end not be written down.
     """
+    prepare()
+    spec = decode(read_whole(folder, "spec.json", SPEC_BYTES))
+    write_whole(folder, "started.json", own_marker(spec.attempt))
+    wishes = CancelFile(folder)
+    if reason := wishes.asked():
+        write_exit_patiently(folder, spec.attempt, reason, 0.0, [])
+        return
+    visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
+    run_ranks(spec, Part(visible, "127.0.0.1", free_port("127.0.0.1")), folder, path, wishes)
+
+
+def prepare() -> None:
+    """Let this process learn of the ends of its ranks and of all they leave behind, and of who asks it to end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ignored, it would hide how the ranks end.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    spec = decode(read_whole(folder, "spec.json", SPEC_BYTES))
-    _write(folder, "started.json", _own_marker(spec))
-    if is_there(folder, "cancel.json"):
-        _write_exit_patiently(folder, spec.attempt, "cancelled", 0.0, [])
-        return
-    gang = Gang(spec, folder, path)
+
+
+def run_ranks(spec: Spec, part: Part, folder: int, path: str, wishes: Wishes) -> list[tuple[int, int, int, float]]:
+    """Run ranks of an attempt to their end and write it down.
+
+    Args:
+        spec: The attempt.
+        part: Which of its ranks.
+        folder: Descriptor of the folder for their logs and markers.
+        path: The same folder.
+        wishes: What has a say in when they stop.
+
+    Returns:
+        How they ended, as the exit marker holds it.
+
+    Raises:
+        OSError: If they cannot be started, or their end not be written down.
+    """
+    gang = Gang(spec, part, folder, path)
     started_s = time.time()
     _write(folder, "ranks.json", {"attempt": spec.attempt, "started_s": started_s, "ranks": gang.pids()})
     gang.begin()
-    _watch(gang, spec, folder)
+    _watch(gang, spec, folder, wishes)
     gang.kill_rest()
-    _write_exit_patiently(folder, spec.attempt, gang.reason, started_s, gang.ends)
+    write_exit_patiently(folder, spec.attempt, gang.reason, started_s, gang.ends)
+    return gang.ends
 
 
 def write_exit(
@@ -65,9 +131,10 @@ def write_exit(
     _write(folder, "exit.json", marker)
 
 
-def _write_exit_patiently(
+def write_exit_patiently(
     folder: int, attempt: str, reason: str, started_s: float, ends: list[tuple[int, int, int, float]]
 ) -> None:
+    """Write the exit marker as `write_exit` does, but try again for a minute where it cannot be written."""
     for _ in range(_DISK_TRIES):
         try:
             return write_exit(folder, attempt, reason, started_s, ends)
@@ -76,36 +143,45 @@ def _write_exit_patiently(
     return write_exit(folder, attempt, reason, started_s, ends)
 
 
-def _watch(gang: Gang, spec: Spec, folder: int) -> None:
+def _watch(gang: Gang, spec: Spec, folder: int, wishes: Wishes) -> None:
     until_s = float("inf") if spec.limit_s is None else time.monotonic() + spec.limit_s
-    told = 0
+    told, stopped = 0, False
     while True:
-        asked = gang.wait(max(min(_POLL_S, until_s - time.monotonic()), 0.0))
+        if gang.wait(max(min(_POLL_S, until_s - time.monotonic()), 0.0)):
+            gang.stop(wishes.of_term)
         gang.tend()
-        if not gang.running:
-            return
-        if asked or is_there(folder, "cancel.json"):
-            gang.stop("cancelled")
-        if time.monotonic() >= until_s:
+        if gang.running and (reason := wishes.asked()):
+            gang.stop(reason)
+        if gang.running and time.monotonic() >= until_s:
             gang.stop("time limit")
             until_s = float("inf")
+        if gang.reason and not stopped:
+            stopped, gang.reason = True, wishes.stopped(gang.reason)
+        if not gang.running:
+            return
         if told != len(gang.ends):
             told = len(gang.ends)
             with suppress(OSError):  # It is told again in the exit marker; no reason to lose the attempt.
                 _write(folder, "ends.json", {"attempt": spec.attempt, "ends": gang.ends})
 
 
-def _own_marker(spec: Spec) -> dict[str, str | int]:
+def own_marker(attempt: str) -> bytes:
+    """Return what says that this process runs an attempt.
+
+    Raises:
+        OSError: If /proc cannot be read.
+    """
     own = find(os.getpid())
     if own is None:
         raise ProcessLookupError("/proc does not show this process")
-    return {
-        "attempt": spec.attempt,
+    marker = {
+        "attempt": attempt,
         "pid": own.pid,
         "start_ticks": own.start_ticks,
         "boot": boot_id(),
         "session": own.session,
     }
+    return json.dumps(marker).encode()
 
 
 def _write(folder: int, name: str, content: object) -> None:

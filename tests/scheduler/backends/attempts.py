@@ -81,17 +81,17 @@ def lives(pid: int) -> bool:
     return process is not None and process.alive
 
 
-def supervisor_of(folder: Path, attempt: Attempt) -> Identity:
-    """Return the supervisor of an attempt that has started."""
-    path = own_folder(folder, attempt) / "started.json"
+def supervisor_of(folder: Path, attempt: Attempt, part: str = ".") -> Identity:
+    """Return the supervisor of an attempt that has started, or of one node's part of it."""
+    path = own_folder(folder, attempt) / part / "started.json"
     until(path.exists)
     marker = json.loads(path.read_text())
     return Identity(marker["pid"], marker["start_ticks"], marker["boot"])
 
 
-def kill_supervisor(folder: Path, attempt: Attempt) -> None:
-    """Kill the supervisor of an attempt, and see it gone."""
-    supervisor = supervisor_of(folder, attempt)
+def kill_supervisor(folder: Path, attempt: Attempt, part: str = ".") -> None:
+    """Kill the supervisor of an attempt, or of one node's part of it, and see it gone."""
+    supervisor = supervisor_of(folder, attempt, part)
     os.kill(supervisor.pid, signal.SIGKILL)
     until(lambda: not is_alive(supervisor, boot_id()))
 

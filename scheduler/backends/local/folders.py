@@ -1,0 +1,143 @@
+"""The folders of attempts, which hold all that is known of them."""
+
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ....cluster.errors import BackendError
+from .durable import is_there, make_folder, open_file, open_folder
+from .logs import log_name, read_log
+
+_NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
+_MOST_RANKS = 1 << 16
+
+
+class Folders:
+    """The folders of all attempts, by their names.
+
+    Args:
+        folder: Where they are; made if need be.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._attempts = folder.absolute() / "attempts"
+        self._attempts.mkdir(parents=True, exist_ok=True)
+
+    def path(self, name: str) -> Path:
+        """Return where the folder of an attempt is.
+
+        Raises:
+            BackendError: If that is no name of an attempt.
+        """
+        if not _NAME.fullmatch(name):
+            raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 60 of a-z, 0-9 and -")
+        return self._attempts / name
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[int | None]:
+        """Open an attempt's folder, which may not be there; that of all attempts has to be, else nothing is known.
+
+        Raises:
+            OSError: If nothing is known.
+        """
+        attempts = open_folder(str(self._attempts))
+        try:
+            folder = open_folder(name, inside=attempts)
+        except FileNotFoundError:
+            folder = None
+        finally:
+            os.close(attempts)
+        try:
+            yield folder
+        finally:
+            if folder is not None:
+                os.close(folder)
+
+    @contextmanager
+    def make(self, name: str) -> Iterator[int]:
+        """Open an attempt's folder, and make it first if need be.
+
+        Raises:
+            OSError: If it cannot be made.
+        """
+        attempts = open_folder(str(self._attempts))
+        try:
+            make_folder(attempts, name)
+            folder = open_folder(name, inside=attempts)
+        finally:
+            os.close(attempts)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def told_as_backend_error(name: str) -> Iterator[None]:
+    """Let what goes wrong with an attempt's files be an error of the backend.
+
+    Raises:
+        BackendError: If it does.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BackendError(f"{name}: {error}") from error
+
+
+def check_log_request(name: str, rank: int, offset: int, most: int) -> None:
+    """Refuse what is no question for a part of a rank's log.
+
+    Raises:
+        BackendError: If there can be no such rank.
+        ValueError: If the offset or the size is negative.
+    """
+    if offset < 0 or most < 0:
+        raise ValueError(f"offset {offset} and most {most} must not be negative")
+    if not isinstance(rank, int) or not 0 <= rank < _MOST_RANKS:
+        raise BackendError(f"{name}: no rank {rank!r}")
+
+
+def read_rank_log(folder: int, rank: int, offset: int, most: int) -> tuple[bytes, int] | None:
+    """Return at most so many bytes of a rank's output from an offset on, and the offset after them; None without a log.
+
+    Args:
+        folder: Descriptor of the folder that its log is in.
+        rank: The rank.
+        offset: Where to begin.
+        most: What to read at most.
+
+    Raises:
+        OSError: If its log cannot be read, or is not a file.
+    """
+    if not is_there(folder, log_name(rank)):
+        return None
+    log = open_file(folder, log_name(rank))
+    try:
+        return read_log(log, offset, most)
+    finally:
+        os.close(log)
+
+
+def delete_but(folder: int, proofs: Collection[str]) -> None:
+    """Delete all in a folder but logs and the markers without which its attempt could start a second time.
+
+    Args:
+        folder: Descriptor of the folder.
+        proofs: Names of those markers.
+
+    Raises:
+        OSError: If something cannot be deleted.
+    """
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in found:
+        if name in proofs:
+            continue
+        if is_folder:
+            shutil.rmtree(name, dir_fd=folder)
+        elif not re.fullmatch(r"rank-\d+\.log", name):
+            os.unlink(name, dir_fd=folder)

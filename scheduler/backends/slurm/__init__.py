@@ -1,0 +1,1 @@
+"""The Slurm backend: each attempt is a Slurm job of its own, with exact nodes and GPUs."""

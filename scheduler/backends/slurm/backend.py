@@ -1,0 +1,282 @@
+"""The Slurm backend: each attempt is one Slurm job with the exact nodes and GPUs that were decided."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ....cluster.errors import BackendError, InputError
+from ..local.durable import is_there, open_folder, read_whole, write_first
+from ..local.folders import Folders, check_log_request, delete_but, read_rank_log, told_as_backend_error
+from ..local.launching import refuse_what_cannot_start, spec_of
+from ..local.spec import Spec, decode, encode
+from ..local.supervision import SPEC_BYTES
+from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
+from .commands import Commands
+from .ending import Endings, is_late, revoke
+from .node import CANCELLED
+from .records import Records, is_released, read_records, status_of, status_of_running
+from .snapshot import Node, Snapshot
+from .submission import comment_of, submit
+from .view import View
+
+OPTIONS = ("--account=", "--partition=", "--qos=", "--reservation=")
+
+
+class SlurmBackend:
+    """Runs each attempt as a Slurm job whose supervisors, one a node, write down how it ended.
+
+    Args:
+        folder: Where the attempts' folders are, under the same path on all nodes; made if need be.
+        nodes: GPUs of each node, in cluster-file order, under Slurm's names.
+        conf: Slurm's configuration; where Slurm looks for it by itself if left out.
+        options: Of every sbatch, from OPTIONS.
+
+    Raises:
+        BackendError: If Slurm's commands are not there.
+        InputError: If one of the options is another.
+    """
+
+    capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=True)
+
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, int], *, conf: Path | None = None, options: Sequence[str] = ()
+    ) -> None:
+        for option in options:
+            if not option.startswith(OPTIONS):
+                raise InputError(f"sbatch's {option!r} is not Longshore's to pass on", f"use {', '.join(OPTIONS)}")
+        self._folders = Folders(folder)
+        self._nodes, self._options = dict(nodes), tuple(options)
+        self._commands = Commands(conf)
+        self._view = View(self._commands, self._nodes)
+        self._endings = Endings(self._commands, self._options)
+
+    def observe(self) -> tuple[NodeSeen, ...]:
+        """Return all nodes; the GPUs of one that takes no jobs are not healthy, and neither are missing ones.
+
+        Raises:
+            BackendError: If Slurm does not answer, or does not know all nodes yet.
+        """
+        snapshot = self._view.look_complete()
+        return tuple(_seen(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
+
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        """Submit an attempt with exactly these GPUs; again, or after its end, it does nothing.
+
+        Raises:
+            CannotHonourError: If there are no such GPUs, or Slurm cannot give them by their index.
+            RefusedError: If its program or folder is not there.
+            BackendError: If it is not known whether it starts, or another attempt has this name.
+        """
+        name, path = attempt.name, self._folders.path(attempt.name)
+        spec = spec_of(attempt, placement, self._nodes, path / "work")
+        with told_as_backend_error(name):
+            with self._folders.open(name) as folder:
+                if folder is not None and _has_begun(folder, name, encode(spec)):
+                    return
+            refuse_what_cannot_start(spec, makes_folder=not attempt.folder)
+            with self._folders.make(name) as folder:
+                if not attempt.folder:
+                    (path / "work").mkdir(exist_ok=True)
+                is_first = write_first(folder, "spec.json", encode(spec))
+                if not is_first and _has_begun(folder, name, encode(spec)):
+                    return
+                if is_there(folder, "cancel.json"):
+                    revoke(folder, name, CANCELLED)
+                    return
+        if is_first or not self._is_submitted(name):
+            nodes = self._view.look().nodes
+            self._view.forget()
+            submit(self._commands, spec, placement, nodes, str(path), self._options)
+
+    def status(self, name: str) -> Status:
+        """Return what is known of an attempt.
+
+        Raises:
+            BackendError: If that is no name of an attempt.
+        """
+        return self.statuses((name,))[name]
+
+    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
+        """Return what is known of many attempts, after at most one look at Slurm.
+
+        Raises:
+            BackendError: If one of these is no name of an attempt.
+        """
+        told: dict[str, Status] = {}
+        unclear: dict[str, Records] = {}
+        for name in names:
+            try:
+                records = self._records(name)
+            except (OSError, ValueError) as error:
+                told[name] = Status(Run.UNREACHABLE, reason=str(error))
+                continue
+            status = Status(Run.ABSENT) if records is None else status_of(records)
+            if status is not None:
+                told[name] = status
+            elif records is not None:
+                unclear[name] = records
+        return told | self._ask(unclear)
+
+    def cancel(self, name: str, reason: str) -> None:
+        """Ask an attempt to stop, now or before it starts; one that does not is left to Slurm to kill.
+
+        Raises:
+            BackendError: If the wish could not be written down.
+        """
+        self._folders.path(name)
+        with told_as_backend_error(name), self._folders.make(name) as folder:
+            if is_there(folder, "claim.json") and self.released(name):
+                return
+            write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
+            if not is_there(folder, "spec.json"):
+                return
+            if revoke(folder, name, CANCELLED) or is_late(folder):
+                self._endings.kill(name)
+
+    def released(self, name: str) -> bool:
+        """Say whether all processes of an attempt are proven gone: by their supervisors, or by a look at each node."""
+        self._folders.path(name)
+        try:
+            records = self._records(name)
+        except (OSError, ValueError):
+            return False
+        return records is None or is_released(records)
+
+    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+        """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
+
+        Raises:
+            BackendError: If there is no such rank, or its log is not a file.
+            ValueError: If the offset or the size is negative.
+        """
+        self._folders.path(name)
+        check_log_request(name, rank, offset, most)
+        with told_as_backend_error(name), self._folders.open(name) as folder:
+            if folder is None:
+                raise BackendError(f"no attempt {name}")
+            for part in _parts(folder):
+                with _opened(folder, part) as own:
+                    told = read_rank_log(own, rank, offset, most)
+                if told is not None:
+                    return told
+            spec = _read_spec(folder)
+        if spec is None or rank >= len(spec.ranks):
+            raise BackendError(f"{name} has no rank {rank}")
+        return b"", offset
+
+    def forget(self, name: str) -> None:
+        """Delete what an attempt that ended left here, but for its logs and the proof that it ended.
+
+        Raises:
+            BackendError: If its processes are not proven gone, or something cannot be deleted.
+        """
+        if not self.released(name):
+            raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
+        with told_as_backend_error(name), self._folders.open(name) as folder:
+            if folder is None:
+                return
+            parts = _parts(folder)
+            for part in parts:
+                with _opened(folder, part) as own:
+                    delete_but(own, {"exit.json", "gone.json"})
+            delete_but(folder, {"claim.json", *parts})
+        self._endings.forget(name)
+
+    def _records(self, name: str) -> Records | None:
+        with self._folders.open(name) as folder:
+            return None if folder is None else read_records(folder, name)
+
+    def _ask(self, unclear: Mapping[str, Records]) -> dict[str, Status]:
+        """Return what is known of attempts that only Slurm knows enough of."""
+        if not unclear:
+            return {}
+        try:
+            snapshot = self._view.look()
+        except BackendError as error:
+            return {name: _without_slurm(records, str(error)) for name, records in unclear.items()}
+        return {name: self._by_slurm(name, records, snapshot) for name, records in unclear.items()}
+
+    def _by_slurm(self, name: str, records: Records, snapshot: Snapshot) -> Status:
+        claim, jobs = records.claim, snapshot.jobs.get(comment_of(name), ())
+        if claim is not None:
+            jobs = tuple(job for job in jobs if job.number == claim.job)
+        if not all(job.is_over for job in jobs):
+            return Status(Run.PENDING) if claim is None else status_of_running(records.parts)
+        if not self._view.is_complete(snapshot):
+            return _without_slurm(records, "Slurm does not know all its nodes yet")
+        if claim is None and not jobs:
+            return Status(Run.ABSENT)
+        said = f"Slurm says {jobs[0].state}" if jobs else "Slurm does not know its job any more"
+        try:
+            return self._end(name, records, snapshot, said)
+        except OSError as error:
+            return Status(Run.UNREACHABLE, reason=str(error))
+
+    def _end(self, name: str, records: Records, snapshot: Snapshot, said: str) -> Status:
+        """See to the end of an attempt whose Slurm job is over though its supervisors have not told of it."""
+        with self._folders.open(name) as folder:
+            if folder is None:
+                return Status(Run.ABSENT)
+            if records.claim is None:
+                reason = f"not started: {said}"
+                if revoke(folder, name, reason):
+                    return Status(Run.LOST, reason=reason)
+            else:
+                self._endings.sweep(folder, name, str(self._folders.path(name)), records, snapshot)
+        return _without_slurm(records, f"{said}, and it is not proven yet that all its processes are gone")
+
+    def _is_submitted(self, name: str) -> bool:
+        """Say whether Slurm knows a job of an attempt, running or ended.
+
+        Raises:
+            BackendError: If that cannot be told.
+        """
+        if comment_of(name) in self._view.look().jobs:
+            return True
+        self._view.forget()
+        return comment_of(name) in self._view.look_complete().jobs
+
+
+def _without_slurm(records: Records, reason: str) -> Status:
+    """Return what the supervisors alone tell: they live on when Slurm, or its part on their node, does not."""
+    parts = records.parts
+    if parts and all(part.is_over or part.is_alive for part in parts):
+        return status_of_running(parts)
+    return Status(Run.UNREACHABLE, reason=reason)
+
+
+def _seen(name: str, gpus: int, node: Node | None) -> NodeSeen:
+    healthy = node is not None and node.in_service
+    types = {} if node is None else node.types
+    return NodeSeen(name, tuple(GpuSeen(gpu, healthy=healthy and gpu in types) for gpu in range(gpus)), time.time())
+
+
+def _has_begun(folder: int, name: str, content: bytes) -> bool:
+    """Say whether an attempt is claimed.
+
+    Raises:
+        BackendError: If what was to be run under its name is something else.
+    """
+    if is_there(folder, "spec.json") and read_whole(folder, "spec.json", SPEC_BYTES) != content:
+        raise BackendError(f"{name} was launched before with another command or placement")
+    return is_there(folder, "claim.json")
+
+
+def _read_spec(folder: int) -> Spec | None:
+    return decode(read_whole(folder, "spec.json", SPEC_BYTES)) if is_there(folder, "spec.json") else None
+
+
+def _parts(folder: int) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.startswith("part-"))
+
+
+@contextmanager
+def _opened(folder: int, part: str) -> Iterator[int]:
+    own = open_folder(part, inside=folder)
+    try:
+        yield own
+    finally:
+        os.close(own)

@@ -1,0 +1,127 @@
+"""How attempts end for good: by a claim that no job may have any more, by Slurm's own means, and by sweeps."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ....cluster.errors import BackendError
+from ..local.durable import make_folder, open_folder, read_whole, write_first
+from ..local.spec import decode
+from ..local.supervision import SPEC_BYTES
+from .commands import Commands
+from .node import nodes_of
+from .records import Records
+from .snapshot import Node, Snapshot
+from .submission import submit_sweep, sweep_comment_of
+from .sweep import write_gone
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 5.0  # between two tries
+_LATE_S = 30.0  # after an attempt's grace, when Slurm has to kill what does not end
+
+
+def revoke(folder: int, attempt: str, reason: str) -> bool:
+    """Claim an attempt so that no Slurm job may run it, and say whether none does.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+        attempt: Its name.
+        reason: Why none may.
+
+    Raises:
+        OSError: If it cannot be written down.
+    """
+    claim = {"attempt": attempt, "job": 0, "parts": 0, "ranks": 0, "token": "", "address": "", "revoked": reason}
+    return write_first(folder, "claim.json", json.dumps(claim).encode())
+
+
+def is_late(folder: int) -> bool:
+    """Say whether an attempt should have ended by itself since it was cancelled.
+
+    Args:
+        folder: Descriptor of its folder.
+
+    Raises:
+        OSError: If that cannot be told.
+    """
+    asked_s = os.stat("cancel.json", dir_fd=folder, follow_symlinks=False).st_mtime
+    spec = decode(read_whole(folder, "spec.json", SPEC_BYTES))
+    return time.time() > asked_s + spec.grace_s + _LATE_S
+
+
+class Endings:
+    """Lets Slurm end what does not end by itself, and what is left on nodes whose supervisor is gone.
+
+    Args:
+        commands: Slurm's.
+        options: Further options of sbatch.
+    """
+
+    def __init__(self, commands: Commands, options: Sequence[str]) -> None:
+        self._commands, self._options = commands, options
+        self._again_s: dict[str, float] = {}  # before which nothing is tried again, by what
+        self._over_s: dict[str, float] = {}  # when an attempt's Slurm job was first found to be over
+
+    def kill(self, attempt: str) -> None:
+        """Let Slurm kill an attempt's jobs, which are known by its name: a number could be another's by now."""
+        self._try(f"scancel {attempt}", partial(self._commands.call, "scancel", ("--me", f"--name={attempt}")))
+
+    def sweep(self, folder: int, attempt: str, path: str, records: Records, snapshot: Snapshot) -> None:
+        """See to the proof that nothing is left of an attempt whose Slurm job is over.
+
+        Args:
+            folder: Descriptor of its folder.
+            attempt: Its name.
+            path: Its folder.
+            records: What is known of it.
+            snapshot: What Slurm says.
+
+        Raises:
+            OSError: If its folder cannot be used.
+        """
+        if snapshot.read_s <= self._over_s.setdefault(attempt, time.monotonic()):
+            return  # The snapshot may be older than the job: the next one tells.
+        spec = decode(read_whole(folder, "spec.json", SPEC_BYTES))
+        for part, node in enumerate(nodes_of(spec)):
+            if records.parts[part].is_over or _is_vouched_for(folder, attempt, part, snapshot.nodes.get(node)):
+                continue
+            jobs = snapshot.jobs.get(sweep_comment_of(attempt, part), ())
+            if all(job.is_over for job in jobs):
+                do = partial(submit_sweep, self._commands, spec, part, node, path, self._options)
+                self._try(f"sweep {attempt} {part}", do)
+
+    def forget(self, attempt: str) -> None:
+        """Forget what was tried for an attempt."""
+        self._over_s.pop(attempt, None)
+        self._again_s = {key: at_s for key, at_s in self._again_s.items() if attempt not in key.split()}
+
+    def _try(self, what: str, do: Callable[[], object]) -> None:
+        """Do something unless it was tried a short while ago; if it fails, it is tried again when asked next."""
+        if time.monotonic() < self._again_s.get(what, 0.0):
+            return
+        self._again_s[what] = time.monotonic() + _AGAIN_S
+        try:
+            do()
+        except BackendError as error:
+            log.warning("%s: %s", what, error)
+
+
+def _is_vouched_for(folder: int, attempt: str, part: int, node: Node | None) -> bool:
+    """Say whether nothing can be left on a node even though it is not asked, and write that down."""
+    make_folder(folder, f"part-{part}")
+    own = open_folder(f"part-{part}", inside=folder)
+    try:
+        nobody = {"attempt": attempt, "pid": 1, "start_ticks": 0, "boot": "", "session": 0}
+        if write_first(own, "started.json", json.dumps(nobody).encode()):
+            write_gone(own, attempt, "it was never started there")  # A supervisor that comes late finds that and ends.
+        elif node is not None and node.is_fenced:
+            write_gone(own, attempt, "the node is switched off")
+        else:
+            return False
+        return True
+    finally:
+        os.close(own)

@@ -1,0 +1,164 @@
+"""What an attempt's folder says of it, read strictly: the job could write there too."""
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from ...exits import NODE_FAULT
+from ..local.durable import is_there, open_folder
+from ..local.markers import Ends, Exited, Marker, Ranks, rank_ends, read_marker
+from ..local.progress import read_progress
+from ..protocol import RankEnd, Run, Status
+from .node import CANCELLED, MISPLACED, STOPPED
+
+ALIVE_S = 30.0  # a supervisor shows every 2 s that it lives; a file system may hold that back for a while
+
+
+class Claim(Marker):
+    """Which Slurm job runs an attempt, or why none may."""
+
+    file_name = "claim.json"
+
+    job: Annotated[int, Field(ge=0)]  # number of the Slurm job, 0 if none may run it
+    parts: Annotated[int, Field(ge=0)]  # nodes
+    ranks: Annotated[int, Field(ge=0)]
+    token: str
+    address: str
+    revoked: str  # why no job may run it; "" for one that does
+
+
+class Gone(Marker):
+    """That nothing is left on a node where nobody wrote down how the ranks there ended."""
+
+    file_name = "gone.json"
+
+    proof: str
+
+
+class Part(NamedTuple):
+    """What is known of an attempt on one of its nodes."""
+
+    is_alive: bool = False  # its supervisor has shown that it lives, a short while ago
+    started_s: float = 0.0  # Unix time at which its ranks started, 0 if they have not
+    ends: tuple[RankEnd, ...] = ()
+    exited: bool = False  # its supervisor has written how they ended
+    gone: bool = False  # it has not, and nothing is left
+    reason: str = ""
+    progress: Mapping[str, float] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of it for certain."""
+        return self.exited or self.gone
+
+
+class Records(NamedTuple):
+    """What is known of an attempt without Slurm."""
+
+    is_wanted: bool  # it was launched
+    claim: Claim | None
+    parts: tuple[Part, ...]  # by node, once it is claimed
+
+
+def read_records(folder: int, attempt: str) -> Records:
+    """Return what is known of an attempt without Slurm.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+        attempt: Its name.
+
+    Raises:
+        OSError: If a marker cannot be read.
+        ValueError: If a marker makes no sense.
+    """
+    claim = read_marker(folder, attempt, Claim)
+    parts = () if claim is None else tuple(_read_part(folder, attempt, number) for number in range(claim.parts))
+    return Records(is_there(folder, "spec.json"), claim, parts)
+
+
+def status_of(records: Records) -> Status | None:
+    """Return the status that records show; None if Slurm has to be asked."""
+    claim, parts = records.claim, records.parts
+    if claim is None:
+        return None if records.is_wanted else Status(Run.ABSENT)
+    if claim.revoked:
+        return Status(Run.EXITED if claim.revoked == CANCELLED else Run.LOST, reason=claim.revoked)
+    return _end_of(parts, claim.ranks) if all(part.is_over for part in parts) else None
+
+
+def status_of_running(parts: tuple[Part, ...]) -> Status:
+    """Return the status of an attempt whose supervisors run or are about to."""
+    run = Run.RUNNING if all(part.started_s > 0.0 for part in parts) else Run.PENDING
+    return Status(run, _ends(parts), started_s=_started_s(parts), progress=_progress(parts))
+
+
+def is_released(records: Records) -> bool:
+    """Say whether all processes of an attempt are proven gone, and none can come."""
+    if records.claim is None:
+        return not records.is_wanted
+    return all(part.is_over for part in records.parts)
+
+
+def _end_of(parts: tuple[Part, ...], ranks: int) -> Status:
+    ends, started_s, progress = _ends(parts), _started_s(parts), _progress(parts)
+    reason = next((part.reason for part in parts if part.exited and part.reason), "")
+    if any(part.gone for part in parts):
+        reason = "a supervisor was lost" + (f"; {reason}" if reason else "")
+    elif 0 < len(ends) < ranks and not any(end.code or end.signal for end in ends):
+        reason = f"only {len(ends)} of {ranks} ranks ran; {reason}"  # and these ended well: that is not the whole job
+    elif reason.startswith(MISPLACED):
+        reason = NODE_FAULT + reason  # The job did nothing wrong.
+    elif not reason.startswith(STOPPED):
+        return Status(Run.EXITED, ends, reason, started_s, progress)
+    # Ranks that Slurm asked to end may well have ended with 0: that is no proof that they were done.
+    return Status(Run.LOST, ends, reason, started_s, progress)
+
+
+def _read_part(folder: int, attempt: str, number: int) -> Part:
+    try:
+        own = open_folder(f"part-{number}", inside=folder)
+    except FileNotFoundError:
+        return Part()
+    try:
+        is_alive = _is_fresh(own)
+        gone = read_marker(own, attempt, Gone)
+        exited = read_marker(own, attempt, Exited)
+        ranks = read_marker(own, attempt, Ranks)
+        ends = exited or read_marker(own, attempt, Ends)
+        return Part(
+            is_alive,
+            0.0 if ranks is None else ranks.started_s,
+            rank_ends(ends),
+            exited is not None,
+            gone is not None and exited is None,
+            "" if exited is None else exited.reason,
+            read_progress(own),
+        )
+    finally:
+        os.close(own)
+
+
+def _is_fresh(own: int) -> bool:
+    with suppress(FileNotFoundError):
+        return time.time() - os.stat("started.json", dir_fd=own, follow_symlinks=False).st_mtime < ALIVE_S
+    return False
+
+
+def _ends(parts: tuple[Part, ...]) -> tuple[RankEnd, ...]:
+    return tuple(sorted((end for part in parts for end in part.ends), key=lambda end: end.ended_s))
+
+
+def _started_s(parts: tuple[Part, ...]) -> float:
+    started = [part.started_s for part in parts]
+    return max(started) if all(started) else 0.0
+
+
+def _progress(parts: tuple[Part, ...]) -> dict[str, float]:
+    told: dict[str, float] = {}
+    for part in reversed(parts):  # What the first node tells counts.
+        told |= part.progress
+    return told

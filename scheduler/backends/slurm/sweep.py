@@ -1,0 +1,76 @@
+"""The proof, made on its node, that nothing of an attempt is left where nobody wrote down how it ended.
+
+Standard library only.
+"""
+
+import json
+import time
+from pathlib import Path
+
+from ..local.durable import is_there, make_folder, open_folder, read_whole, write_first
+from ..local.leftovers import Traces, kill_all
+from ..local.processes import Identity, boot_id, find, is_alive, kill
+from ..local.supervision import own_marker
+
+_END_WITHIN_S = 10.0  # for a supervisor that Slurm has asked to end
+_LOOK_AGAIN_S = 0.1
+_MOST_BYTES = 1 << 20
+
+
+def sweep(path: str, part: str) -> int:
+    """End what is left on this node of an attempt whose Slurm job is over, and write down that nothing is.
+
+    Args:
+        path: The attempt's folder.
+        part: Number of this node in it.
+
+    Returns:
+        0.
+
+    Raises:
+        OSError: If that cannot be told or written down.
+        ValueError: If a marker makes no sense.
+    """
+    attempt = Path(path).name
+    make_folder(open_folder(path), f"part-{part}")
+    own = open_folder(f"{path}/part-{part}")
+    if is_there(own, "gone.json"):
+        return 0
+    # Whoever writes this marker first has the part: a supervisor that comes late finds it and ends.
+    if not write_first(own, "started.json", own_marker(attempt)):
+        _end(own, attempt)
+    if not is_there(own, "exit.json"):
+        write_gone(own, attempt, "no process of it is left on the node")
+    return 0
+
+
+def write_gone(own: int, attempt: str, proof: str) -> None:
+    """Write down that nothing is left of an attempt's part.
+
+    Args:
+        own: Descriptor of the part's folder.
+        attempt: The attempt's name.
+        proof: How that is known.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    write_first(own, "gone.json", json.dumps({"attempt": attempt, "proof": proof}).encode())
+
+
+def _end(own: int, attempt: str) -> None:
+    started, boot = json.loads(read_whole(own, "started.json", _MOST_BYTES)), boot_id()
+    supervisor = Identity(started["pid"], started["start_ticks"], started["boot"])
+    until_s = time.monotonic() + _END_WITHIN_S
+    while is_alive(supervisor, boot) and time.monotonic() < until_s:
+        time.sleep(_LOOK_AGAIN_S)
+    while is_alive(supervisor, boot):
+        if (process := find(supervisor.pid)) is not None:
+            kill(process)
+        time.sleep(_LOOK_AGAIN_S)
+    groups: dict[int, int] = {}
+    # After a restart of the node the numbers of groups and sessions are other processes'.
+    if started["boot"] == boot and is_there(own, "ranks.json"):
+        groups = dict(json.loads(read_whole(own, "ranks.json", _MOST_BYTES))["ranks"])
+    while not kill_all(Traces(attempt, own, started["session"], groups), _END_WITHIN_S):
+        pass

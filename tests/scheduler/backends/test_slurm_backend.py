@@ -1,0 +1,146 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.slurm_cluster import GPUS, SlurmCluster
+from longshore.cluster.errors import InputError
+from longshore.scheduler.backends.protocol import Attempt, Placement, RankEnd, Run, Share
+from longshore.scheduler.backends.slurm.backend import SlurmBackend
+from longshore.scheduler.backends.slurm.records import Claim, Part, Records, status_of
+from longshore.scheduler.backends.slurm.snapshot import types_of
+from longshore.scheduler.layout import Layout
+from tests.scheduler.backends.attempts import end_of, kill_supervisor, lives, number_in, own_folder, runs, sh
+
+NODES = dict.fromkeys("abcd", GPUS)
+LAYOUT = Layout(list(NODES), list(NODES.values()))
+TWO_NODES: Placement = (Share("a", (0, 3)), Share("c", (1,)))
+SAY_GPU = "echo $LONGSHORE_NODE $CUDA_VISIBLE_DEVICES"
+
+
+@pytest.fixture
+def backend(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmBackend]:
+    yield SlurmBackend(tmp_path, NODES, conf=slurm_cluster.conf)
+    slurm_cluster.end_jobs()
+
+
+def random_placements(rng: np.random.Generator) -> list[Placement]:
+    """Return disjoint placements of 1 to 8 GPUs each that fill the cluster."""
+    gpus, placements = rng.permutation(GPUS * len(NODES)).tolist(), []
+    while gpus:
+        count = int(rng.integers(1, 9))
+        placements.append(LAYOUT.placement(gpus[:count]))
+        gpus = gpus[count:]
+    return placements
+
+
+def said(backend: SlurmBackend, attempt: Attempt, ranks: int) -> list[str]:
+    return [backend.logs(attempt.name, rank, 0, 1000)[0].decode().strip() for rank in range(ranks)]
+
+
+def test_random_placements_are_what_ranks_see_from_inside(backend: SlurmBackend) -> None:
+    placements = random_placements(np.random.default_rng(5))
+    attempts = [sh(SAY_GPU) for _ in placements]
+    for attempt, placement in zip(attempts, placements, strict=True):
+        backend.launch(attempt, placement)
+    for attempt, placement in zip(attempts, placements, strict=True):
+        chosen = [f"{share.node} {gpu}" for share in placement for gpu in share.gpus]
+        assert end_of(backend, attempt).run is Run.EXITED
+        assert said(backend, attempt, len(chosen)) == chosen
+
+
+def test_ranks_on_several_nodes_know_each_other(backend: SlurmBackend) -> None:
+    attempt = sh("echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $LONGSHORE_GPUS; echo $MASTER_ADDR:$MASTER_PORT")
+    backend.launch(attempt, TWO_NODES)
+    end_of(backend, attempt)
+    places, meeting = zip(*(told.split("\n") for told in said(backend, attempt, 3)), strict=True)
+    assert places == ("0 3 0 2 0,3", "1 3 1 2 0,3", "2 3 0 1 1")
+    assert len(set(meeting)) == 1
+
+
+def test_a_rank_that_fails_stops_those_on_other_nodes(backend: SlurmBackend) -> None:
+    attempt = sh("[ $RANK = 2 ] && exit 3; exec sleep 1000")
+    backend.launch(attempt, TWO_NODES)
+    status = end_of(backend, attempt)
+    assert (status.run, status.reason) == (Run.EXITED, "rank failed")
+    assert {end.rank: (end.code, end.signal) for end in status.ends} == {0: (0, 15), 1: (0, 15), 2: (3, 0)}
+
+
+def test_a_job_that_ignores_term_is_killed_after_its_grace(backend: SlurmBackend) -> None:
+    attempt = sh("trap '' TERM; while :; do sleep 1; done", grace_s=0.5)
+    backend.launch(attempt, TWO_NODES)
+    runs(backend, attempt)
+    backend.cancel(attempt.name, "no longer wanted")
+    status = end_of(backend, attempt)
+    assert (status.run, status.reason) == (Run.EXITED, "cancelled")
+    assert sorted((end.rank, end.signal) for end in status.ends) == [(0, 9), (1, 9), (2, 9)]
+
+
+def test_an_attempt_that_slurm_was_made_to_give_other_gpus_refuses_to_run(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path
+) -> None:
+    first, second = sh("exec sleep 1000"), sh(f"touch {tmp_path}/started")
+    for attempt in (first, second):
+        backend.launch(attempt, (Share("a", (2,)),))
+    job = slurm_cluster.call("squeue", "-h", "-n", second.name, "-o", "%A").strip()
+    slurm_cluster.call("scontrol", "update", f"JobId={job}", "Gres=gpu:i0:1")  # which adds to what it asked for
+    backend.cancel(first.name, "make room")
+    status = end_of(backend, second)
+    assert (status.run, status.reason) == (Run.LOST, "node fault: misplaced: a gives GPUs [0, 2], not [2]")
+    assert not (tmp_path / "started").exists()
+
+
+def test_what_slurms_own_cancel_ends_is_never_taken_for_done(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend
+) -> None:
+    attempt = sh("trap 'exit 0' TERM; while :; do sleep 0.05; done")
+    backend.launch(attempt, TWO_NODES)
+    runs(backend, attempt)
+    slurm_cluster.call("scancel", "--name", attempt.name)
+    status = end_of(backend, attempt)
+    assert (status.run, status.reason) == (Run.LOST, "stopped by Slurm")
+
+
+def test_an_attempt_that_is_cancelled_in_slurm_before_its_start_is_lost(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend
+) -> None:
+    first, second = sh("exec sleep 1000"), sh("true")
+    for attempt in (first, second):
+        backend.launch(attempt, (Share("a", (2,)),))
+    slurm_cluster.call("scancel", "--name", second.name)
+    status = end_of(backend, second)
+    assert (status.run, status.reason) == (Run.LOST, "not started: Slurm says CANCELLED")
+
+
+def test_a_lost_supervisor_ends_the_attempt_on_all_nodes_and_what_it_left_behind(
+    backend: SlurmBackend, tmp_path: Path
+) -> None:
+    attempt = sh("setsid sh -c 'echo $$ > far$RANK.pid; sleep 1000; true' & wait")
+    backend.launch(attempt, TWO_NODES)
+    runs(backend, attempt)
+    left = [number_in(own_folder(tmp_path, attempt) / "work" / f"far{rank}.pid") for rank in range(3)]
+    kill_supervisor(tmp_path, attempt, "part-1")
+    status = end_of(backend, attempt)
+    assert (status.run, status.reason[:21]) == (Run.LOST, "a supervisor was lost")
+    assert not [pid for pid in left if lives(pid)]
+
+
+def test_a_job_of_which_only_some_ranks_ran_has_not_succeeded_though_these_ended_well() -> None:
+    claim = Claim(attempt="ls-x-1", job=1, parts=2, ranks=2, token="", address="", revoked="")
+    ran = Part(started_s=1.0, ends=(RankEnd(0, 0, 0, 2.0),), exited=True)
+    late = Part(exited=True, reason="cancelled")  # its node was away, and came back after the job was cancelled
+    status = status_of(Records(is_wanted=True, claim=claim, parts=(ran, late)))
+    assert status is not None
+    assert (status.run, status.reason) == (Run.LOST, "only 1 of 2 ranks ran; cancelled")
+
+
+def test_only_gpus_with_a_type_each_that_ends_in_their_index_can_be_given_exactly() -> None:
+    assert types_of("gpu:i0:1,gpu:i1:1") == {0: "i0", 1: "i1"}
+    assert types_of("gpu:a100-0:1(S:0),gpu:a100-1:1(S:0,1),shard:4") == {0: "a100-0", 1: "a100-1"}
+    assert types_of("gpu:a100:4") == types_of("gpu:4") == types_of("gpu:i1:1") == types_of("(null)") == {}
+
+
+def test_options_that_would_change_the_placement_are_refused(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--gres=gpu:4"):
+        SlurmBackend(tmp_path, NODES, conf=slurm_cluster.conf, options=["--gres=gpu:4"])

@@ -1,0 +1,209 @@
+"""What becomes of attempts when parts of a real Slurm die, hang or forget."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.slurm_cluster import GPUS, SlurmCluster
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.protocol import Attempt, Placement, Run, Share
+from longshore.scheduler.backends.slurm import commands
+from longshore.scheduler.backends.slurm.backend import SlurmBackend
+from tests.scheduler.backends.attempts import end_of, kill_supervisor, lives, number_in, own_folder, runs, sh, until
+
+NODES = dict.fromkeys("abcd", GPUS)
+ON_A: Placement = (Share("a", (2,)),)
+ON_D: Placement = (Share("d", (1, 2)),)
+
+
+def backend_of(cluster: SlurmCluster, folder: Path) -> SlurmBackend:
+    return SlurmBackend(folder, NODES, conf=cluster.conf)
+
+
+@pytest.fixture
+def backend(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmBackend]:
+    yield backend_of(slurm_cluster, tmp_path)
+    slurm_cluster.heal()
+
+
+@pytest.fixture
+def mortal(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmCluster]:
+    """A Slurm whose controller may lose its memory; the numbers that it gives anew would trouble a shared one."""
+    cluster = SlurmCluster(tmp_path / "slurm", slurm_cluster.nodes)
+    try:
+        cluster.start()
+        yield cluster
+        cluster.end_jobs()
+    finally:
+        cluster.end()
+
+
+def lose_node(cluster: SlurmCluster, reason: str = "does not answer") -> None:
+    """Kill the daemon of node d, and let the controller take note at once."""
+    cluster.kill("slurmd.d")
+    cluster.call("scontrol", "update", "NodeName=d", "State=DOWN", f"Reason={reason}")
+
+
+def say_nothing_more(folder: Path, attempt: Attempt) -> None:
+    """Let as much time have passed since a killed supervisor showed that it lives as shows that it does not."""
+    os.utime(own_folder(folder, attempt) / "part-0" / "started.json", (0, 0))
+
+
+def slurm_says(cluster: SlurmCluster, attempt: Attempt) -> str:
+    return cluster.call("squeue", "-h", "-t", "all", "-n", attempt.name, "-o", "%T").strip()
+
+
+def healthy(backend: SlurmBackend) -> dict[str, bool]:
+    return {node.name: all(gpu.healthy for gpu in node.gpus) for node in backend.observe()}
+
+
+def test_a_job_lives_on_without_its_nodes_daemon_and_can_be_ended(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend
+) -> None:
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ON_D)
+    runs(backend, attempt)
+    lose_node(slurm_cluster)
+    until(lambda: healthy(backend) == {"a": True, "b": True, "c": True, "d": False})
+    assert slurm_says(slurm_cluster, attempt) == "NODE_FAIL"
+    assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.RUNNING, False)
+    backend.cancel(attempt.name, "its node is down")
+    assert [end.signal for end in end_of(backend, attempt).ends] == [15, 15]
+
+
+def test_gpus_of_a_lost_node_are_free_only_when_it_is_back_and_nothing_lives_there(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path
+) -> None:
+    attempt = sh("setsid sh -c 'echo $$ > far.pid; sleep 1000; true' & wait")
+    backend.launch(attempt, ON_D)
+    far = number_in(own_folder(tmp_path, attempt) / "work" / "far.pid")
+    runs(backend, attempt)
+    lose_node(slurm_cluster)
+    kill_supervisor(tmp_path, attempt, "part-0")
+    say_nothing_more(tmp_path, attempt)
+    until(lambda: backend.status(attempt.name).reason.startswith("Slurm says NODE_FAIL"))
+    assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.UNREACHABLE, False)
+    assert lives(far)
+    slurm_cluster.start_node("d")
+    status = end_of(backend, attempt)
+    assert (status.run, status.reason) == (Run.LOST, "a supervisor was lost")
+    assert not lives(far)
+
+
+def test_an_administrator_can_vouch_that_a_node_is_switched_off(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path
+) -> None:
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ON_D)
+    runs(backend, attempt)
+    kill_supervisor(tmp_path, attempt, "part-0")
+    lose_node(slurm_cluster, "fenced: power cut")
+    say_nothing_more(tmp_path, attempt)
+    assert end_of(backend, attempt).run is Run.LOST
+
+
+def test_a_job_that_the_controller_forgot_is_missed_only_in_a_complete_view_and_runs_once(
+    mortal: SlurmCluster, tmp_path: Path
+) -> None:
+    backend = backend_of(mortal, tmp_path)
+    attempt = sh(f"echo started >> {tmp_path}/starts")
+    backend.launch(attempt, ON_A)
+    mortal.kill("slurmctld")
+    mortal.start_controller("-c")  # without its memory, which it had no time to save
+    stranger = mortal.call(
+        "sbatch", "--parsable", "-J", attempt.name, "-w", "d", "-o", "/dev/null", "--wrap", "exec sleep 1000"
+    )
+    assert int(stranger) <= 3  # The number of the forgotten job is given anew.
+    seen = [backend.status(attempt.name).run]
+    while seen[-1] is not Run.ABSENT:
+        assert seen[-1] in (Run.PENDING, Run.UNREACHABLE)
+        seen.append(until(lambda: backend.status(attempt.name).run))
+    assert backend.observe()
+    backend.launch(attempt, ON_A)
+    assert end_of(backend, attempt).run is Run.EXITED
+    assert (tmp_path / "starts").read_text() == "started\n"
+
+
+def test_a_running_job_outlives_the_controller(
+    mortal: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(mortal, tmp_path)
+    attempt = sh(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 9")
+    backend.launch(attempt, ON_A)
+    runs(backend, attempt)
+    mortal.kill("slurmctld")
+    monkeypatch.setattr(commands, "DEADLINE_S", 1.0)  # of what will not come
+    fresh = backend_of(mortal, tmp_path)
+    assert fresh.status(attempt.name).run is Run.RUNNING
+    with pytest.raises(BackendError):
+        fresh.observe()
+    (tmp_path / "go").touch()
+    assert [end.code for end in end_of(fresh, attempt).ends] == [9]
+    mortal.start_controller()
+
+
+def test_a_job_that_slurm_runs_again_does_not_start_a_second_time(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path
+) -> None:
+    attempt = sh(f"echo started >> {tmp_path}/starts; exec sleep 1000")
+    backend.launch(attempt, ON_A)
+    runs(backend, attempt)
+    job = slurm_cluster.call("squeue", "-h", "-n", attempt.name, "-o", "%A").strip()
+    slurm_cluster.call("scontrol", "update", f"JobId={job}", "Requeue=1")
+    slurm_cluster.call("scontrol", "requeue", job)
+    status = end_of(backend, attempt)
+    assert (status.run, status.reason) == (Run.LOST, "stopped by Slurm")
+    until(lambda: slurm_says(slurm_cluster, attempt) == "FAILED")
+    assert (tmp_path / "starts").read_text() == "started\n"
+
+
+def test_a_hung_controller_hangs_nobody(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, ended, late = sh("exec sleep 1000"), sh("true"), sh("true")
+    backend.launch(running, ON_A)
+    runs(backend, running)
+    backend.launch(ended, ON_A)
+    backend.cancel(ended.name, "it waits")
+    monkeypatch.setattr(commands, "DEADLINE_S", 1.0)  # of what will not come
+    os.kill(slurm_cluster.pid("slurmctld"), signal.SIGSTOP)
+    try:
+        with pytest.raises(BackendError, match="did not answer"):
+            backend_of(slurm_cluster, tmp_path).observe()
+        with pytest.raises(BackendError, match="did not answer"):
+            backend.launch(late, ON_D)
+        told = backend.statuses((running.name, ended.name, late.name))
+        assert [told[one.name].run for one in (running, ended, late)] == [Run.RUNNING, Run.EXITED, Run.UNREACHABLE]
+        backend.cancel(running.name, "no longer wanted")
+        assert end_of(backend, running).reason == "cancelled"
+    finally:
+        os.kill(slurm_cluster.pid("slurmctld"), signal.SIGCONT)
+
+
+def test_only_a_whole_record_of_the_end_counts_and_without_one_the_attempt_is_lost(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path
+) -> None:
+    attempt = sh("true")
+    backend.launch(attempt, ON_A)
+    end_of(backend, attempt)
+    record = own_folder(tmp_path, attempt) / "part-0" / "exit.json"
+    for torn in (b"", b'{"attempt": "ls', b"{}"):
+        record.write_bytes(torn)
+        assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.UNREACHABLE, False)
+    record.unlink()
+    until(lambda: slurm_says(slurm_cluster, attempt) == "COMPLETED")
+    assert end_of(backend, attempt).run is Run.LOST
+
+
+def test_a_part_that_never_started_on_a_lost_node_holds_nothing(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path
+) -> None:
+    attempt = sh("exec sleep 1000")
+    slurm_cluster.kill("slurmd.d")
+    backend.launch(attempt, (Share("a", (1,)), Share("d", (1,))))
+    until((own_folder(tmp_path, attempt) / "claim.json").exists)
+    slurm_cluster.call("scontrol", "update", "NodeName=d", "State=DOWN", "Reason=does not answer")
+    assert end_of(backend, attempt).run is Run.LOST
