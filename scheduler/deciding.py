@@ -49,6 +49,12 @@ class Decision(NamedTuple):
     took_s: float
     miss: str  # why the policy was not heard, "" if it was
 
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the policy says the same as the heuristic, None if it says nothing of use."""
+        said, instead = self.said, self.instead
+        return None if said is None else (said.job, set(said.gpus)) == (instead.job, set(instead.gpus))
+
 
 class Advice(NamedTuple):
     """What somebody would do; nothing has been done."""

@@ -182,6 +182,7 @@ class Scheduler:
         explanation = {
             "obeyed": decision.by, "fallback": deciding.fallback.name, "missed": decision.miss,
             "said": None if said is None else said.job, "rests": decision.rests,
+            "agrees": decision.agrees,
         }  # fmt: skip
         return NewDecision(
             decision.job, number, now_s, deciding.policy or deciding.fallback.name, deciding.version, deciding.mode,
