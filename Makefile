@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench screenshots clean
 
 # `make demo TRACE=jobs.csv` places the jobs of a real trace instead of the preset's.
 demo: $(STAMP)
@@ -22,6 +22,9 @@ bench: $(STAMP)
 
 bench-%: $(STAMP)
 	$(BIN)/python -m benchmarks.$*
+
+screenshots: $(STAMP)
+	$(BIN)/python -m tests.scheduler.dashboard.screenshots
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

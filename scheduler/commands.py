@@ -10,6 +10,7 @@ import typer
 
 from ..cluster.errors import InputError, LongshoreError
 from .extender.command import extender
+from .log_lines import LogFormat, log_as_json
 
 if TYPE_CHECKING:
     from .client import Client
@@ -41,6 +42,9 @@ def serve(
     store: Annotated[str | None, typer.Option(help="URL of the store; SQLite in the folder if left out.")] = None,
     policy: Annotated[str | None, typer.Option(help="Policy that decides; patient alone if left out.")] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on the loopback interface.")] = 8765,
+    log_format: Annotated[LogFormat, typer.Option(help="Of the log: text for people, json for programs.")] = (
+        LogFormat.TEXT
+    ),
 ) -> None:
     """Run a scheduler for jobs on this machine, with its API on http://127.0.0.1:8765."""
     import uvicorn
@@ -48,6 +52,8 @@ def serve(
     from .api.app import create_app
     from .service import Service, Settings, default_cluster
 
+    if log_format is LogFormat.JSON:
+        log_as_json()
     folder.mkdir(parents=True, exist_ok=True)
     service = Service(Settings(cluster or default_cluster(folder), folder, store, policy))
     try:
@@ -58,9 +64,10 @@ def serve(
         service.close()
         raise
     gpus = sum(service.layout.nodes.values())
-    typer.echo(f"Longshore serves {gpus} slots on {len(service.layout.nodes)} nodes at http://127.0.0.1:{port}/docs")
+    typer.echo(f"Longshore serves {gpus} slots on {len(service.layout.nodes)} nodes at http://127.0.0.1:{port}")
     typer.echo("Its slots behave like GPUs, but no GPU is behind them. Ctrl-C stops it; jobs run on.")
-    uvicorn.run(create_app(service), host="127.0.0.1", port=port, log_level="warning")
+    # No configuration of its own: its lines are written like all others.
+    uvicorn.run(create_app(service), host="127.0.0.1", port=port, log_level="warning", log_config=None)
 
 
 def submit(

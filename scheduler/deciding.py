@@ -78,7 +78,7 @@ class Deciding:
     def __init__(
         self, fallback: Policy, policy: str | None = None, deadline_s: float = 0.1, mode: Mode = Mode.ACTIVE
     ) -> None:
-        self.fallback, self.policy, self.mode = fallback, policy, mode
+        self.fallback, self.policy, self.deadline_s, self.mode = fallback, policy, deadline_s, mode
         self.misses: Counter[Miss] = Counter()
         self.agreements: Counter[bool] = Counter()  # whether the policy said what the heuristic says
         self.succession = None if policy is None else Succession(policy, deadline_s)

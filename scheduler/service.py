@@ -17,6 +17,7 @@ from .deciding import Deciding, Mode
 from .layout import Layout
 from .live import Site
 from .loop import Scheduler
+from .metrics.registry import Metrics
 from .owner import this_process
 from .store.opening import Store, open_store
 
@@ -64,8 +65,20 @@ class Service:
         site = site_of(setup, settings)
         parts = Parts(self.store, self.backend, "local", site, self.layout, deciding, time.time, this_process())
         self.scheduler = Scheduler(parts)
+        self.node_types = node_types_of(setup)
+        self.metrics = Metrics(self.store, self.layout, self.node_types, self.down, self.leads)
+        self.store.watch_commits(self.metrics.commit_s.observe)
         self._woken, self._ends = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+
+    def leads(self) -> bool:
+        """Say whether this scheduler leads."""
+        return self.scheduler.book is not None
+
+    def down(self) -> tuple[int, ...]:
+        """Return the GPUs that are out of service as the scheduler last saw them; none while it does not lead."""
+        book = self.scheduler.book
+        return () if book is None else tuple(book.down)
 
     def take_up(self) -> None:
         """Take the lease if it is free, and wait until the policy is loaded.
@@ -96,7 +109,8 @@ class Service:
     def _run(self) -> None:
         while not self._ends.is_set():
             try:
-                self.scheduler.tick()
+                with self.metrics.tick():
+                    self.scheduler.tick()
             except Exception:
                 # A scheduler that stops is worse than one that fails a tick: jobs run on, and it tries again.
                 log.exception("a tick failed")
@@ -127,6 +141,12 @@ def default_cluster(folder: Path) -> Path:
 def layout_of(setup: ClusterSetup) -> Layout:
     """Return names and sizes of a cluster's nodes."""
     return Layout(setup.node_names, np.diff(setup.cluster.first_gpu).tolist())
+
+
+def node_types_of(setup: ClusterSetup) -> dict[str, str]:
+    """Return the node type of each node."""
+    types = [setup.type_names[number] for number in setup.cluster.node_type.tolist()]
+    return dict(zip(setup.node_names, types, strict=True))
 
 
 def site_of(setup: ClusterSetup, settings: Settings) -> Site:

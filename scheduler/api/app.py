@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from ...cluster.errors import BackendError
+from ..dashboard.router import dashboard_router
 from ..job_file import JobFile
 from ..job_id import is_job_id, new_job_id
 from ..service import Service
@@ -40,6 +42,7 @@ def create_app(service: Service) -> FastAPI:
     _add_jobs(app, service)
     _add_job(app, service)
     _add_cluster(app, service)
+    app.include_router(dashboard_router(service))
     return app
 
 
@@ -136,6 +139,11 @@ def _add_cluster(app: FastAPI, service: Service) -> None:
         with service.store.read() as tx:
             held = {(row.node, row.gpu): row.job_id for row in held_gpus(tx)}
         return node_pages(service.layout, held, slots=True)
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        """Return all metrics for Prometheus."""
+        return Response(service.metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/healthz")
     def healthz() -> dict[str, str]:

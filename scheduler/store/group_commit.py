@@ -1,5 +1,6 @@
 """One thread that writes for all: requests that wait at the same time share a transaction."""
 
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
@@ -64,6 +65,7 @@ class Writer:
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.observe_s: Callable[[float], object] = lambda _took_s: None  # told how long each transaction took
         self._engine = engine
         self._waiting: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._closing = Lock()
@@ -118,6 +120,7 @@ class Writer:
 
     def _commit(self, group: list[_Waiting]) -> None:
         failure: Exception | None = None
+        began = time.perf_counter()
         try:
             with self._engine.begin() as tx:
                 lock_for_writing(tx)
@@ -125,6 +128,7 @@ class Writer:
                     request.run(tx)
         except Exception as error:
             failure = error
+        self.observe_s(time.perf_counter() - began)
         for request in group:
             request.settle(failure)
 

@@ -51,6 +51,10 @@ class Store:
             lock_for_reading(tx)
             yield tx
 
+    def watch_commits(self, observe_s: Callable[[float], object]) -> None:
+        """Let somebody be told how long each transaction that writes takes, in seconds, on the writer's thread."""
+        self._writer.observe_s = observe_s
+
     def close(self) -> None:
         """Finish the writes that wait and close all connections."""
         self._writer.close()

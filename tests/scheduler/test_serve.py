@@ -25,10 +25,10 @@ class Served:
             self.port = int(free.getsockname()[1])
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         with (self.folder / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*LONGSHORE, "serve", "--port", str(self.port)], cwd=self.folder, stdout=log, stderr=log
+                [*LONGSHORE, "serve", "--port", str(self.port), *options], cwd=self.folder, stdout=log, stderr=log
             )  # fmt: skip
         until(lambda: self.call("nodes", check=False).returncode == 0)
 

@@ -1,0 +1,95 @@
+"""How long the pages of a large cluster take the server: 1,024 GPUs, each with a job of its own, and a long queue."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from longshore.scheduler.backends.protocol import Share
+from longshore.scheduler.dashboard.router import dashboard_router
+from longshore.scheduler.job_id import new_job_id
+from longshore.scheduler.service import Service, Settings
+from longshore.scheduler.states import AttemptState, JobState
+from longshore.scheduler.store.attempts import Opening, get_attempt
+from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
+from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
+from longshore.scheduler.store.leases import SCHEDULER, acquire
+
+from .harness import Row, main
+
+NODES, GPUS_PER_NODE, WAITING = 128, 8, 1000
+ROUNDS = 20
+MOST_MS = 50.0
+CLUSTER = f"""\
+name: large
+node_types:
+  node: {{gpus: {GPUS_PER_NODE}, peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9}}
+racks:
+  - nodes: [{{type: node, count: {NODES}}}]
+    uplink_bytes_per_s: 10e9
+"""
+
+
+def full_service(folder: Path) -> Service:
+    """Return a service that does not run, whose store tells that each of its GPUs has a running job."""
+    (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
+    service = Service(Settings(folder / "cluster.yaml", folder))
+    fence = service.store.write(lambda tx: acquire(tx, SCHEDULER, "benchmark", now_s=time.time(), ttl_s=3600.0))
+    assert fence is not None
+    for place in (service.layout.place(gpu) for gpu in range(NODES * GPUS_PER_NODE)):
+        service.store.write(partial(_run_one, fence, place))
+    for _ in range(WAITING):
+        service.store.write(_submit)
+    return service
+
+
+def _submit(tx: Connection) -> str:
+    now_s = time.time()
+    job = NewJob(new_job_id(now_s), "resnet50-sweep", "local", {"command": ["true"]}, 0, 1, 3600.0, now_s)
+    return insert_job(tx, job, writer="api").id
+
+
+def _run_one(fence: int, place: tuple[str, int], tx: Connection) -> None:
+    job = get_job(tx, _submit(tx))
+    assert job is not None
+    node, gpu = place
+    write = partial(write_changes, tx, fence, at_s=time.time(), writer="benchmark")
+    write(Changes(opened=[Opened(job, Opening("local", (Share(node, (gpu,)),), 1.0, 0.0), "placed")]))
+    for now in (AttemptState.LAUNCHED, AttemptState.RUNNING):
+        row = get_attempt(tx, job.id, 1)
+        assert row is not None
+        write(Changes(attempts=[AttemptChange(row, now, row.contact, "it runs", {})]))
+    write(Changes(jobs=[JobChange(job.id, JobState.STARTING, JobState.RUNNING, "it runs", {})]))
+
+
+def _median_ms(work: Callable[[], object]) -> float:
+    work()  # templates are compiled once
+    took = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        work()
+        took.append(1000.0 * (time.perf_counter() - began))
+    return statistics.median(took)
+
+
+def measure() -> Iterator[Row]:
+    """Time pages and metrics."""
+    with tempfile.TemporaryDirectory() as name:
+        service = full_service(Path(name))
+        pages = {route.path: route.endpoint for route in dashboard_router(service).routes}  # type: ignore[attr-defined]
+        for path in ("/", "/jobs", "/policy", "/events"):
+            yield Row(f"page {path} with 1,024 GPUs", _median_ms(pages[path]), "ms", most=MOST_MS)
+        seen = pages["/parts/cluster"]
+        told = pages["/"]().body.decode().split("seen=")[1].split('"')[0]
+        yield Row("asking whether anything is new", _median_ms(partial(seen, told)), "ms", most=MOST_MS)
+        yield Row("page / in bytes", len(pages["/"]().body), "bytes")
+        yield Row("metrics", _median_ms(service.metrics.scrape), "ms", most=MOST_MS)
+        service.close()
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,1 @@
+"""Pages that show a running scheduler in a browser."""

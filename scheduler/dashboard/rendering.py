@@ -1,0 +1,77 @@
+"""Templates, static files, and the headers that keep a page to itself.
+
+Source: SPEC K8, K11; docs/dashboard.md.
+"""
+
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import PurePath
+from typing import NamedTuple
+
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from .grid import blocks, cells
+from .text import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text
+
+CSP = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+HEADERS = {
+    "Content-Security-Policy": CSP,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+MEDIA_TYPES = {
+    "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8", "woff2": "font/woff2",
+}  # fmt: skip
+
+
+class StaticFile(NamedTuple):
+    """A file that pages use, as it is in the package."""
+
+    content: bytes
+    media_type: str
+    digest: str  # part of its address, so that browsers may keep it for ever
+
+
+@cache
+def static_files() -> dict[str, StaticFile]:
+    """Return all static files by name; what a style sheet names is named with its digest there."""
+    found: dict[str, StaticFile] = {}
+    for entry in sorted((files(__package__) / "static").iterdir(), key=lambda entry: entry.name.endswith(".css")):
+        media_type = MEDIA_TYPES.get(entry.name.rsplit(".", 1)[-1])
+        if media_type is not None:
+            content = entry.read_bytes()
+            if media_type == MEDIA_TYPES["css"]:
+                for name, it in found.items():
+                    content = content.replace(f'url("{name}")'.encode(), f'url("{name}?v={it.digest}")'.encode())
+            found[entry.name] = StaticFile(content, media_type, sha256(content).hexdigest()[:16])
+    return found
+
+
+def static(name: str) -> str:
+    """Return the address of a static file."""
+    return f"/static/{name}?v={static_files()[name].digest}"
+
+
+def render(template: str, **values: object) -> HTMLResponse:
+    """Return a page; every value is escaped."""
+    return HTMLResponse(_environment().get_template(template).render(values), headers=HEADERS)
+
+
+@cache
+def _environment() -> Environment:
+    folder = files(__package__) / "templates"
+    loader = FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        duration=duration_text, moment=moment, ms=milliseconds_text, placement=placement_text, indices=indices_text,
+        cells=cells, blocks=blocks, base=lambda name: PurePath(name).name, percent=lambda number: f"{number:.4g}%",
+    )  # fmt: skip
+    environment.globals.update(static=static, elapsed=elapsed)
+    return environment

@@ -1,0 +1,97 @@
+// What the pages do beyond htmx: clocks that go on, one job marked wherever it stands, output that is followed.
+"use strict";
+
+function durationText(seconds) {
+  const s = Math.max(0, Math.floor(seconds)), two = (n) => String(n).padStart(2, "0");
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${two(s % 60)} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${two(Math.floor((s % 3600) / 60))} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function showClocks() {
+  for (const it of document.querySelectorAll(".elapsed")) {
+    setText(it, durationText(Date.now() / 1000 - Number(it.dataset.since)));
+  }
+}
+
+const timeFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+
+function momentText(at) {
+  const today = at.toDateString() === new Date().toDateString();
+  return (today ? "" : dayFormat.format(at) + " ") + timeFormat.format(at);
+}
+
+function showMoments() {
+  for (const it of document.querySelectorAll("time.moment")) {
+    setText(it, momentText(new Date(it.dateTime)));
+  }
+}
+
+function markJob(target) {
+  const at = target instanceof Element ? target.closest("tr, a.block") : null;
+  const link = at && (at.matches("a") ? at : at.querySelector("th a[href^='/jobs/']"));
+  for (const it of document.querySelectorAll(".same")) it.classList.remove("same");
+  if (!link) return;
+  if (at === link) link.title = link.getAttribute("aria-label");
+  for (const it of document.querySelectorAll(`a[href="${link.getAttribute("href")}"]`)) {
+    (it.closest("tr") || it).classList.add("same");
+  }
+}
+
+const follows = () => document.getElementById("follow")?.checked ?? false;
+
+function toEnd() {
+  const log = document.getElementById("log");
+  if (log && follows()) log.scrollTop = log.scrollHeight;
+}
+
+const MOST_CHARACTERS = 2_000_000; // of output in the page; the oldest goes first
+
+function dropOldest() {
+  const log = document.getElementById("log");
+  if (!log) return;
+  let length = log.textContent.length;
+  while (length > MOST_CHARACTERS && log.childNodes.length > 2) {
+    length -= log.firstChild.textContent.length;
+    log.firstChild.remove();
+  }
+}
+
+function say() {
+  const told = document.querySelector("[data-said]");
+  if (told) setText(document.getElementById("said"), told.dataset.said);
+}
+
+function showLink(works) {
+  const link = document.getElementById("link");
+  link.classList.toggle("lost", !works);
+  setText(link, works ? "live" : "no answer");
+}
+
+function showAll() {
+  showClocks();
+  showMoments();
+}
+
+document.addEventListener("mouseover", (event) => markJob(event.target));
+document.addEventListener("focusin", (event) => markJob(event.target));
+document.addEventListener("change", (event) => event.target.id === "follow" && toEnd());
+document.addEventListener("htmx:beforeRequest", (event) => {
+  if (event.target.id === "log-more" && !follows()) event.preventDefault();
+});
+document.addEventListener("htmx:afterSettle", () => {
+  showAll();
+  say();
+  dropOldest();
+  toEnd();
+});
+document.addEventListener("htmx:afterRequest", (event) => showLink(event.detail.xhr.status > 0 && event.detail.xhr.status < 500));
+setInterval(showClocks, 1000);
+showAll();
+toEnd();

@@ -1,0 +1,266 @@
+"""Pages of a scheduler that does not run, over a store that tells what they show."""
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from longshore.scheduler.backends.protocol import Share
+from longshore.scheduler.dashboard.router import dashboard_router
+from longshore.scheduler.job_id import new_job_id
+from longshore.scheduler.service import Service, Settings, default_cluster
+from longshore.scheduler.states import AttemptState, JobState
+from longshore.scheduler.store.attempts import Opening, get_attempt
+from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
+from longshore.scheduler.store.decisions import NewDecision
+from longshore.scheduler.store.jobs import JobRow, NewJob, get_job, insert_job
+from longshore.scheduler.store.leases import SCHEDULER, acquire
+
+HOSTILE = '<script>alert("x")</script>'
+PAGES = (
+    "/",
+    "/jobs",
+    "/policy",
+    "/events",
+    "/jobs/none",
+    "/parts/cluster",
+    "/parts/events",
+    "/parts/jobs",
+    "/parts/policy",
+)
+
+
+class Shown:
+    """A service and its pages."""
+
+    def __init__(self, folder: Path) -> None:
+        self.service = Service(Settings(default_cluster(folder), folder))
+        app = FastAPI()
+        app.include_router(dashboard_router(self.service))
+        self.app, self.folder = app, folder
+        fence = self.service.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
+        assert fence is not None
+        self.fence = fence
+
+    async def get(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://here") as client:
+            return await client.get(path)
+
+    def submit(self, name: str = "trains", gpus: int = 2) -> JobRow:
+        spec = {"name": name, "gpus": gpus, "command": ["echo", HOSTILE]}
+        new = NewJob(new_job_id(1e9), name, "ada", spec, 0, gpus, 60.0, 1e9)
+        return self.service.store.write(lambda tx: insert_job(tx, new, writer="api"))
+
+    def start(self, job: JobRow, node: str = "rack0-node1", *gpus: int) -> None:
+        opened = Opened(job, Opening("local", (Share(node, gpus or (0, 1)),), 1.0, 0.0), HOSTILE)
+        self.write(Changes(opened=[opened]))
+
+    def write(self, changes: Changes) -> None:
+        self.service.store.write(lambda tx: write_changes(tx, self.fence, changes, at_s=1e9 + 5.0, writer="scheduler"))
+
+    def try_again(self, job: JobRow) -> None:
+        """Release the first attempt of a job and start a second one."""
+        stops = JobChange(job.id, JobState.STARTING, JobState.STOPPING, "", {})
+        waits = JobChange(job.id, JobState.STOPPING, JobState.QUEUED, "", {})
+        for change, now in ((stops, AttemptState.DRAINING), (waits, AttemptState.RELEASED)):
+            with self.service.store.read() as tx:
+                row = get_attempt(tx, job.id, 1)
+            assert row is not None
+            self.write(Changes([change], [AttemptChange(row, now, row.contact, "", {})]))
+        with self.service.store.read() as tx:
+            again = get_job(tx, job.id)
+        assert again is not None
+        self.start(again)
+
+    def write_log(self, job: JobRow, text: bytes) -> None:
+        folder = self.folder / "attempts" / f"ls-{job.id}-1"
+        folder.mkdir(parents=True)
+        (folder / "rank-0.log").write_bytes(text)
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Iterator[Shown]:
+    it = Shown(tmp_path)
+    yield it
+    it.service.close()
+
+
+class Tags(HTMLParser):
+    """Collects what a page must not hold, and what it links to."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.inline: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        named = dict(attributes)
+        if tag == "style" or "style" in named or (tag == "script" and "src" not in named):
+            self.inline.append(tag)
+        self.inline += [name for name in named if name.startswith(("on", "hx-on"))]
+        self.addresses += [named[name] or "" for name in ("src", "href", "hx-get", "action") if name in named]
+
+
+@pytest.mark.anyio
+async def test_a_page_keeps_to_its_own_origin(shown: Shown) -> None:
+    job = shown.submit()
+    shown.start(job)
+
+    for path in (*PAGES, f"/jobs/{job.id}", f"/parts/jobs/{job.id}"):
+        answer = await shown.get(path)
+
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'self';")
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        tags = Tags(answer.text)
+        assert tags.inline == []
+        assert all(re.match(r"/(?!/)|#", address) for address in tags.addresses)
+
+
+@pytest.mark.anyio
+async def test_what_a_job_wrote_is_shown_as_text(shown: Shown) -> None:
+    job = shown.submit()
+    shown.start(job)
+    shown.write_log(job, b"\x1b[31m" + HOSTILE.encode() + b"\x1b[0m\n")
+
+    page = (await shown.get(f"/jobs/{job.id}")).text
+    part = (await shown.get(f"/parts/jobs/{job.id}/logs?attempt=1&rank=0&offset=0")).text
+
+    for text in (page, part):
+        assert "&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;\n" in text
+        assert "<script>alert" not in text
+        assert "\x1b" not in text
+
+
+@pytest.mark.anyio
+async def test_gpus_lead_to_the_job_that_holds_them(shown: Shown) -> None:
+    job = shown.submit()
+    shown.start(job)
+
+    page = (await shown.get("/")).text
+
+    (block,) = re.findall(r'<a id="g[^>]*>', page)
+    assert f'href="/jobs/{job.id}"' in block
+    assert 'aria-label="GPUs 0 to 1: starting, job trains"' in block
+    assert page.count("<i>S</i>") == 2 + 1  # one in the legend
+
+
+@pytest.mark.anyio
+async def test_a_part_is_sent_only_if_something_is_new(shown: Shown) -> None:
+    page = (await shown.get("/parts/cluster")).text
+    (address,) = re.findall(r'hx-get="([^"]*)"', page)
+    assert (await shown.get(address)).status_code == 204
+
+    shown.submit("newcomer")
+
+    answer = await shown.get(address)
+    assert answer.status_code == 200
+    assert "newcomer" in answer.text
+
+
+@pytest.mark.anyio
+async def test_output_is_followed_from_where_it_was_read(shown: Shown) -> None:
+    job = shown.submit()
+    shown.start(job)
+    shown.write_log(job, b"one\n")
+    page = (await shown.get(f"/jobs/{job.id}")).text
+    address = re.findall(r'id="log-more" hx-get="([^"]*)"', page)[0].replace("&amp;", "&")
+    assert (await shown.get(address)).status_code == 204
+
+    with (shown.folder / "attempts" / f"ls-{job.id}-1" / "rank-0.log").open("ab") as log:
+        log.write(b"two\n")
+
+    assert (await shown.get(address)).text.startswith("two\n<span")
+
+
+@pytest.mark.anyio
+async def test_output_of_an_attempt_that_another_one_followed_comes_to_an_end(shown: Shown) -> None:
+    job = shown.submit()
+    shown.start(job)
+    shown.write_log(job, b"one\n")
+    shown.try_again(job)
+
+    part = (await shown.get(f"/parts/jobs/{job.id}/logs?attempt=1&rank=0&offset=4")).text
+
+    assert "log-more" not in part
+    assert "attempt 2 has begun" in part
+
+
+@pytest.mark.anyio
+async def test_what_is_not_there_is_not_found(shown: Shown) -> None:
+    for path in (
+        "/jobs/none", f"/jobs/{'0' * 26}", "/jobs/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/parts/jobs/none",
+        "/static/router.py", "/static/%2e%2e%2frouter.py", f"/parts/jobs/{'0' * 26}/logs?attempt=1&rank=0&offset=0",
+    ):  # fmt: skip
+        assert (await shown.get(path)).status_code == 404, path
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("query", ["attempt=9", "rank=5"])
+async def test_a_page_says_which_output_there_is_not(shown: Shown, query: str) -> None:
+    job = shown.submit()
+    shown.start(job)
+
+    answer = await shown.get(f"/jobs/{job.id}?{query}")
+
+    assert answer.status_code == 200
+    assert 'id="log"' not in answer.text
+
+
+@pytest.mark.anyio
+async def test_static_files_are_kept_by_browsers_and_never_change_under_an_address(shown: Shown) -> None:
+    page = (await shown.get("/")).text
+    addresses = set(re.findall(r'"(/static/[^"]+)"', page))
+    assert {address.split("?")[0].rsplit(".", 1)[1] for address in addresses} == {"css", "js", "svg", "woff2"}
+
+    for address in addresses:
+        answer = await shown.get(address)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["Cache-Control"]
+
+
+@pytest.mark.anyio
+async def test_a_decision_shows_who_was_obeyed_and_why_the_policy_was_not(shown: Shown) -> None:
+    job = shown.submit()
+    told = {"obeyed": "patient", "fallback": "patient", "missed": "no decision within 100 ms", "agrees": None}
+    new = NewDecision(
+        job.id,
+        None,
+        1e9,
+        "learned",
+        "1",
+        "active",
+        None,
+        (Share("rack0-node0", (0, 1)),),
+        told,
+        None,
+        None,
+        None,
+        None,
+        0.1,
+    )
+    shown.write(Changes(decisions=[new]))
+
+    page = (await shown.get(f"/jobs/{job.id}")).text
+
+    assert "learned was not heard: no decision within 100 ms" in page
+    assert "rack0-node0: 0-1" in page
+
+
+@pytest.mark.anyio
+async def test_jobs_are_turned_over_page_by_page(shown: Shown) -> None:
+    for number in range(120):
+        shown.submit(f"job-{number}")
+    seen: list[str] = []
+    address = "/jobs"
+    while address:
+        page = (await shown.get(address)).text
+        seen += re.findall(r">(job-\d+)<", page)
+        older = re.findall(r'href="(/jobs\?before=\d+)">older', page)
+        address = older[0] if older else ""
+
+    assert seen == [f"job-{number}" for number in reversed(range(120))]
