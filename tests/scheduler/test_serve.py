@@ -27,10 +27,11 @@ class Served:
 
     def start(self) -> None:
         with (self.folder / "serve.log").open("ab") as log:
-            self.process = subprocess.Popen(
+            process = self.process = subprocess.Popen(
                 [*LONGSHORE, "serve", "--port", str(self.port)], cwd=self.folder, stdout=log, stderr=log
             )  # fmt: skip
-        until(lambda: self.call("nodes", check=False).returncode == 0)
+        until(lambda: process.poll() is not None or self.call("nodes", check=False).returncode == 0)
+        assert process.poll() is None, (self.folder / "serve.log").read_text()
 
     def end(self, number: int) -> None:
         assert self.process is not None

@@ -10,7 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from ....cluster.errors import BackendError
+from ...layout import Layout
 from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
 from .durable import is_there, open_file, open_folder, read_whole, write_first
 from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
@@ -24,6 +27,12 @@ _NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
 _MOST_RANKS = 1 << 16
 
 
+class LocalSettings(BaseModel):
+    """The local backend has nothing to choose."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 class LocalBackend:
     """Runs each attempt under a supervisor, a process of its own that goes on when the scheduler ends.
 
@@ -34,7 +43,13 @@ class LocalBackend:
         nodes: GPUs of each node, in cluster-file order.
     """
 
+    Settings = LocalSettings
     capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=False)
+
+    @classmethod
+    def build(cls, settings: LocalSettings, folder: Path, layout: Layout) -> "LocalBackend":
+        """Return the backend of a scheduler."""
+        return cls(folder, layout.nodes)
 
     def __init__(self, folder: Path, nodes: Mapping[str, int]) -> None:
         self._attempts = folder.absolute() / "attempts"
