@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from ..service import Service
 from . import changes, health, history, jobs, logs, nodes, submitting, tokens
 from .bodies import BodyLimit
+from .known import Known
 from .problems import EVERYWHERE, Problem, answer_with_problems
 from .streaming import Streams
 
@@ -34,7 +35,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="Longshore", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=EVERYWHERE,
     )  # fmt: skip
-    app.state.service, app.state.has_tokens = service, False
+    app.state.service, app.state.known = service, Known()
     app.state.in_flight, app.state.streams = submitting.InFlight(), Streams()
     answer_with_problems(app)
     app.add_middleware(BodyLimit)

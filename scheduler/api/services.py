@@ -4,15 +4,15 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 
 from ..service import Service
 from ..settings import is_loopback
-from ..store.user_tokens import find_token, has_tokens, use_token
-from ..tokens import Caller, Role, caller_of, digest_of
+from ..tokens import Caller, Role, caller_of
+from .known import Known
 from .problems import ProblemError
 
 NOBODY_ELSE = Caller("local", Role.OPERATOR)  # who asks a scheduler that only this machine can ask, and knows no tokens
-USED_S = 60.0  # the last use of a token is known to so much
 
 
 async def service_of(request: Request) -> Service:
@@ -24,7 +24,16 @@ async def service_of(request: Request) -> Service:
 Serving = Annotated[Service, Depends(service_of)]
 
 
-def who_asks(request: Request, service: Serving) -> Caller:
+async def known_of(request: Request) -> Known:
+    """Return what an application knows of tokens."""
+    known: Known = request.app.state.known
+    return known
+
+
+Knowing = Annotated[Known, Depends(known_of)]
+
+
+async def who_asks(request: Request, service: Serving, known: Knowing) -> Caller:
     """Return who asks, by the token of the request.
 
     Raises:
@@ -32,38 +41,33 @@ def who_asks(request: Request, service: Serving) -> Caller:
     """
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     if not secret:
-        return _without_token(request, service)
+        await _without_token(request, service, known)
+        return NOBODY_ELSE
     if scheme.lower() != "bearer":
         raise ProblemError("unauthorized", "only `Authorization: Bearer TOKEN` is known")
-    now_s = service.now_s()
-    with service.store.read() as tx:
-        row = find_token(tx, digest_of(secret))
-    caller = caller_of(row, secret, now_s)
-    if row is None or caller is None:
+    row = known.row_of(secret)
+    if row is None:
+        row = await run_in_threadpool(known.read, service, secret)
+    caller = caller_of(row, secret, service.now_s())
+    if caller is None:
         raise ProblemError("unauthorized", "the token is not known, was revoked, or has expired")
-    if row.used_s is None or now_s - row.used_s > USED_S:
-        service.store.write(lambda tx: use_token(tx, row.digest, now_s))
     return caller
 
 
-def _without_token(request: Request, service: Service) -> Caller:
-    if not service.settings.is_loopback or _asks_for_tokens(request, service):
+async def _without_token(request: Request, service: Service, known: Known) -> None:
+    """Let only this machine ask without a token, and only while there is none.
+
+    A page of some website must not submit jobs through the browser of whoever looks at it: not under a name of its own
+    that it lets point to this machine, and not from its own origin.
+    """
+    guards = known.guards()
+    if guards is None:
+        guards = await run_in_threadpool(known.read_guards, service)
+    if guards or not service.settings.is_loopback:
         raise ProblemError("unauthorized", "this scheduler asks for a token: send `Authorization: Bearer TOKEN`")
-    # A page of some website must not submit jobs through the browser of whoever looks at it: not under a name of its
-    # own that it lets point to this machine, and not from its own origin.
     origin = request.headers.get("origin")
     if not is_loopback(request.url.hostname or "") or (origin and not is_loopback(urlsplit(origin).hostname or "")):
         raise ProblemError("wrong-host", "without tokens, only http://127.0.0.1 and http://localhost are served")
-    return NOBODY_ELSE
-
-
-def _asks_for_tokens(request: Request, service: Service) -> bool:
-    """Say whether there is a token; once there is one, there always will be."""
-    state = request.app.state
-    if not state.has_tokens:
-        with service.store.read() as tx:
-            state.has_tokens = has_tokens(tx)
-    return bool(state.has_tokens)
 
 
 Asking = Annotated[Caller, Depends(who_asks)]

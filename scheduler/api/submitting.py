@@ -3,8 +3,9 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -14,6 +15,7 @@ from sqlalchemy import Connection
 from ..job_file import JobFile
 from ..job_id import new_job_id
 from ..service import Service
+from ..settings import Limits
 from ..store.idempotency import Answer, recall, remember
 from ..store.jobs import NewJob, insert_job
 from ..store.queued import LAST, jobs_before, queued_of
@@ -101,31 +103,42 @@ def _plan(service: Service, spec: JobFile, gpus: int) -> PlanPage:
     return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=free, would_fit=spec.gpus <= free)
 
 
-def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> dict[str, object]:
+def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> Mapping[str, object]:
     """Put a job into the queue, or return what was answered when its key was first used."""
     content, now_s = spec.model_dump(mode="json"), service.now_s()
     request = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    new = NewJob(
-        new_job_id(now_s), spec.name, owner, content, spec.priority, spec.gpus, spec.estimate_s, now_s
-    )  # fmt: skip
-    most = service.settings.limits.queued_jobs
-    first = service.store.write(lambda tx: _once(tx, new, key, request, most))
-    if first.request != request:
-        raise ProblemError("key-reused", f"the key {key!r} was used for another job")
+    new = NewJob(new_job_id(now_s), spec.name, owner, content, spec.priority, spec.gpus, spec.estimate_s, now_s)
+    try:
+        page = service.store.write(partial(_put, new=new, key=key, request=request, limits=service.settings.limits))
+    except (_RepeatedError, ProblemError):
+        # Of the two, the repeat is rare: so it is looked for after the error, which has undone everything.
+        first = _first_answer(service, owner, key)
+        if first is None:
+            raise
+        if first.request != request:
+            raise ProblemError("key-reused", f"the key {key!r} was used for another job") from None
+        return first.response
     service.wake()
-    return dict(first.response)
+    return page
 
 
-def _once(tx: Connection, new: NewJob, key: str | None, request: str, most: int) -> Answer:
-    """Return the first answer to a request with a key: that of this one, if there is none."""
-    if key is not None and (first := recall(tx, new.owner, key)) is not None:
-        return first
-    if queued_of(tx, new.owner) >= most:
-        text = f"{new.owner} has {most} queued jobs, and no more are allowed"
+class _RepeatedError(Exception):
+    """A key was used before."""
+
+
+def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: Limits) -> Mapping[str, object]:
+    """Put a job into the queue with the answer to its key, both or none."""
+    if queued_of(tx, new.owner) >= limits.queued_jobs:
+        text = f"{new.owner} has {limits.queued_jobs} queued jobs, and no more are allowed"
         raise ProblemError("too-many-queued", text, Retry_After=RETRY_QUEUED_S)
     page = job_page(insert_job(tx, new, writer=WRITER)).model_dump(mode="json")
-    answer = Answer(request, 201, page, new.submitted_s)
-    if key is not None and not remember(tx, new.owner, key, answer):
-        # Another process has just done it: undoing this one, and asking again, gives its answer.
-        raise ProblemError("key-in-flight", f"a request with the key {key!r} was just done", Retry_After=RETRY_FLIGHT_S)
-    return answer
+    if key is not None and not remember(tx, new.owner, key, Answer(request, 201, page, new.submitted_s)):
+        raise _RepeatedError
+    return page
+
+
+def _first_answer(service: Service, owner: str, key: str | None) -> Answer | None:
+    if key is None:
+        return None
+    with service.store.read() as tx:
+        return recall(tx, owner, key)

@@ -10,7 +10,7 @@ from ..store.user_tokens import add_token, revoke_token, tokens_of
 from ..tokens import NAME, Caller, Role, new_token
 from .models import NewTokenPage, TokenPage, token_page
 from .problems import ProblemError, problems
-from .services import Asking, Changing, Serving
+from .services import Asking, Changing, Knowing, Serving
 
 DAY_S = 86400.0
 
@@ -38,7 +38,7 @@ def tokens(service: Serving, caller: Asking, owner: Owner = None) -> list[TokenP
 
 
 @router.post("/v1/users/me/tokens", status_code=201, responses=problems("token-exists", "bad-request", "too-much"))
-def create(wish: TokenWish, service: Serving, caller: Changing) -> NewTokenPage:
+def create(wish: TokenWish, service: Serving, caller: Changing, known: Knowing) -> NewTokenPage:
     """Make a token. This answer alone shows it."""
     owner = _owner(caller, wish.owner)
     if wish.role is Role.OPERATOR and caller.role is not Role.OPERATOR:
@@ -51,17 +51,19 @@ def create(wish: TokenWish, service: Serving, caller: Changing) -> NewTokenPage:
         service.store.write(lambda tx: add_token(tx, made.row))
     except TakenNameError as error:
         raise ProblemError("token-exists", str(error)) from error
+    known.forget()
     return NewTokenPage(**token_page(made.row).model_dump(), token=made.secret)
 
 
 @router.delete("/v1/users/me/tokens/{name}", status_code=204, responses=problems("no-such-token"))
 def revoke(
-    name: Annotated[str, Path(pattern=NAME)], service: Serving, caller: Changing, owner: Owner = None
+    name: Annotated[str, Path(pattern=NAME)], service: Serving, caller: Changing, known: Knowing, owner: Owner = None
 ) -> Response:
     """Let a token expire at once."""
     of, now_s = _owner(caller, owner), service.now_s()
     if not service.store.write(lambda tx: revoke_token(tx, of, name, now_s)):
         raise ProblemError("no-such-token", f"{of} has no valid token {name!r}")
+    known.forget()
     return Response(status_code=204)
 
 
