@@ -27,6 +27,7 @@ from .store.user_tokens import has_valid_tokens
 log = logging.getLogger(__name__)
 
 TICK_S, REST_S = 0.25, 0.02  # between two ticks at most, and at least: a stream of requests wakes it all the time
+BACKFILL_DEPTH = 100  # each job that may pass costs a decision at each moment; Slurm's main loop looks at as many
 LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
 STALLED_S = 60.0  # without the end of a tick
 FORGET_S = 3600.0  # between two times that old answers are forgotten
@@ -122,8 +123,9 @@ class Service:
             except Exception:
                 # A scheduler that stops is worse than one that fails a tick: jobs run on, and it tries again.
                 log.exception("a tick failed")
-            self.ends.wait(REST_S)
-            self._woken.wait(0.0 if self.scheduler.is_behind else TICK_S - REST_S)
+            if not self.scheduler.is_behind:
+                self.ends.wait(REST_S)
+                self._woken.wait(TICK_S - REST_S)
             self._woken.clear()
 
     def _forget(self) -> None:

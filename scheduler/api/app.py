@@ -34,6 +34,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(
         title="Longshore", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=EVERYWHERE,
+        redirect_slashes=False,
     )  # fmt: skip
     app.state.service, app.state.known = service, Known()
     app.state.in_flight, app.state.streams = submitting.InFlight(), Streams()

@@ -39,11 +39,12 @@ async def who_asks(request: Request, service: Serving, known: Knowing) -> Caller
     Raises:
         ProblemError: If it has none that is valid.
     """
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    if not secret:
+    header = request.headers.get("authorization")
+    if header is None:
         await _without_token(request, service, known)
         return NOBODY_ELSE
-    if scheme.lower() != "bearer":
+    scheme, _, secret = header.partition(" ")
+    if scheme.lower() != "bearer" or not secret:
         raise ProblemError("unauthorized", "only `Authorization: Bearer TOKEN` is known")
     row = known.row_of(secret)
     if row is None:

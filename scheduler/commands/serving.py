@@ -66,7 +66,7 @@ def _listening(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise InputError(
-            f"{host}:{port} cannot be served at: {error.strerror or error}",
+            f"{host}:{port} cannot be served at: {(error.strerror or str(error)).partition(' (')[0]}",
             "is a scheduler running? else choose --port",
         ) from error
 
