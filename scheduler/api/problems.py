@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from ...cluster.errors import LongshoreError
 from ..store.errors import StoreUnreachableError
@@ -20,7 +21,8 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 SCHEMA = "#/components/schemas/Problem"
-OF_STATUS = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "too-much"}
+METHOD_NOT_ALLOWED = 405
+OF_STATUS = {400: "bad-request", 404: "not-found", METHOD_NOT_ALLOWED: "method-not-allowed"}
 
 
 class Problem(BaseModel):
@@ -78,6 +80,12 @@ def problem_answer(request: Request, code: str, detail: str, headers: dict[str, 
     return JSONResponse(problem.model_dump(), problem.status, headers, media_type=MEDIA_TYPE)
 
 
+def _methods_at(app: FastAPI, path: str) -> str:
+    """Return all methods that a path knows; the router knows those of one endpoint."""
+    known = [methods for template, methods in app.openapi()["paths"].items() if compile_path(template)[0].match(path)]
+    return ", ".join(sorted({method.upper() for methods in known for method in methods}))
+
+
 def answer_with_problems(app: FastAPI) -> None:
     """Let an application answer every error as a problem."""
 
@@ -94,6 +102,8 @@ def answer_with_problems(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
         headers = dict(error.headers or {})
+        if error.status_code == METHOD_NOT_ALLOWED:
+            headers["Allow"] = _methods_at(app, request.url.path)
         return problem_answer(request, OF_STATUS.get(error.status_code, "bad-request"), str(error.detail), headers)
 
     @app.exception_handler(StoreUnreachableError)

@@ -36,6 +36,10 @@ def test_every_error_is_a_problem(refusing_api: httpx.Client, method: str, path:
     assert refusing_api.get(problem["type"]).status_code == 200
 
 
+def test_a_path_names_all_its_methods(refusing_api: httpx.Client) -> None:
+    assert refusing_api.put("/v1/jobs/x").headers["Allow"] == "DELETE, GET, PATCH"
+
+
 def test_a_fault_of_ours_tells_nothing_of_the_inside(api: httpx.Client, app: FastAPI) -> None:
     del app.state.known
 
