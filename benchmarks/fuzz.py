@@ -47,13 +47,13 @@ def schemathesis() -> str | None:
     return shutil.which("st", path=str(Path(sys.executable).parent))
 
 
-def fuzz(command: str, seconds: int, *options: str) -> Found:
-    """Ask an application made-up requests for some seconds."""
+def fuzz(command: str, *options: str) -> Found:
+    """Ask an application made-up requests."""
     with TemporaryDirectory() as folder, _asked(Path(folder) / "served") as (url, secret):
         report = Path(folder) / "report.json"
         line = [
             command, "run", f"{url}/openapi.json", "--header", f"Authorization: Bearer {secret}", *CHECKS, *options,
-            "--max-time", str(seconds), "--no-color", "--generation-database", "none",
+            "--no-color", "--generation-database", "none",
             "--report", "json", "--report-json-path", str(report),
         ]  # fmt: skip
         done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
@@ -63,15 +63,15 @@ def fuzz(command: str, seconds: int, *options: str) -> Found:
         return Found(cases["generated"], cases["unique_failures"] + cases["errored"], done.stdout)
 
 
-def jobs(command: str, seconds: int, *options: str) -> Found:
+def jobs(command: str, *options: str) -> Found:
     """Ask for all but streams: those of logs would wait for the ends of jobs."""
     excluded = [word for path in (*NOT_ASKED, LOGS) for word in ("--exclude-path", path)]
-    return fuzz(command, seconds, *excluded, *options)
+    return fuzz(command, *excluded, *options)
 
 
-def logs(command: str, seconds: int, *options: str) -> Found:
+def logs(command: str, *options: str) -> Found:
     """Ask for logs of jobs that are not there."""
-    return fuzz(command, seconds, "--include-path", LOGS, "--phases", "coverage,fuzzing", *options)
+    return fuzz(command, "--include-path", LOGS, *options)
 
 
 @contextmanager
@@ -98,7 +98,10 @@ def measure() -> Iterator[Row]:
     command = schemathesis()
     if command is None:
         raise SystemExit("schemathesis is not installed: pip install -e '.[dev]'")
-    found = (jobs(command, SECONDS), logs(command, SECONDS // 10))
+    found = (
+        jobs(command, "--max-time", str(SECONDS)),
+        logs(command, "--phases", "coverage,fuzzing", "--max-time", str(SECONDS // 10)),
+    )
     yield Row("made-up requests", sum(it.cases for it in found), "requests")
     yield Row("answers from 500 on, or not as described", sum(it.failures for it in found), "answers", most=0)
 

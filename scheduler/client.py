@@ -39,7 +39,7 @@ class Client:
         self._url = url
 
     def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """Ask once, and again where the answer was lost: every request may be repeated."""
+        """Ask once, and again where the answer was lost: no request does its work twice."""
         for pause_s in (*PAUSES_S, None):
             try:
                 answer = self._http.request(method, path, **arguments)

@@ -12,7 +12,7 @@ MOST = 10_000  # tokens
 
 
 class Known:
-    """Tokens that were shown a moment ago, and whether there are any. Used on the thread of the event loop."""
+    """Tokens that were shown a moment ago, and whether there are any. Any thread may use it: it only lags a bit."""
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[TokenRow, float]] = {}  # by digest, with the moment of reading

@@ -1,6 +1,7 @@
 """Server-sent events: blocking reads on threads, a sign of life where nothing happens, and an end when serving ends."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, NamedTuple
@@ -9,8 +10,11 @@ from fastapi import Depends, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from ...cluster.errors import LongshoreError
 from ..service import Service
 from .problems import ProblemError
+
+log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT, HEARTBEAT_S = b": it goes on\n\n", 15.0
@@ -57,7 +61,11 @@ class Streams:
             yield HEARTBEAT  # the client knows at once that it is connected
             said = time.monotonic()
             while not service.ends.is_set():
-                new = await run_in_threadpool(look)
+                try:
+                    new = await run_in_threadpool(look)
+                except LongshoreError as error:
+                    log.warning("a stream breaks off: %s", error)
+                    return
                 if new is None:
                     yield _as_bytes(Told("{}", "", END))
                     return

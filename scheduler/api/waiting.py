@@ -3,7 +3,7 @@
 from sqlalchemy import Connection
 
 from ..states import Desired, JobState
-from ..store.decisions import decisions_of
+from ..store.decisions import last_decision_of
 from ..store.jobs import JobRow
 from ..store.queued import jobs_ahead
 from ..store.reservations import held_gpus
@@ -49,7 +49,7 @@ def _why_in_queue(tx: Connection, row: JobRow, gpus: int, ahead: int) -> str:
     free = gpus - len(held_gpus(tx))
     if row.gpus > free:
         return f"it asks for {row.gpus} GPUs, and {free} are free"
-    last = decisions_of(tx, row.id)[-1:]
-    if last and last[0].placement is None and last[0].number is None:
-        return f"{last[0].explanation.get('obeyed')} lets it wait for better GPUs"
+    last = last_decision_of(tx, row.id)
+    if last is not None and last.placement is None:
+        return f"{last.explanation.get('obeyed')} lets it wait for better GPUs"
     return f"{ahead} jobs stand before it" if ahead else "it is decided about next"

@@ -51,6 +51,7 @@ class DecisionRow(NamedTuple):
 _INSERT_ALL = insert(decision)
 _ROWS = select(*(decision.c[name] for name in DecisionRow._fields)).order_by(decision.c.seq)
 _OF_JOB = _ROWS.where(decision.c.job_id == bindparam("of_job"))
+_LAST_OF_JOB = _OF_JOB.order_by(None).order_by(decision.c.seq.desc()).limit(1)
 _SETTLE = update(decision).where(decision.c.seq == bindparam("at_seq")).values(outcome=bindparam("outcome"))
 
 
@@ -73,3 +74,9 @@ def settle_decision(tx: Connection, fence: int, seq: int, outcome: str) -> None:
 def decisions_of(tx: Connection, job_id: str) -> list[DecisionRow]:
     """Return the decisions on a job in their order."""
     return [DecisionRow._make(row) for row in tx.execute(_OF_JOB, {"of_job": job_id})]
+
+
+def last_decision_of(tx: Connection, job_id: str) -> DecisionRow | None:
+    """Return the last decision on a job, None if there is none."""
+    row = tx.execute(_LAST_OF_JOB, {"of_job": job_id}).first()
+    return None if row is None else DecisionRow._make(row)

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from longshore.scheduler.api.problem_codes import CODES
 from longshore.scheduler.api.problems import OF_STATUS
+from longshore.scheduler.api.streaming import MOST
 from longshore.scheduler.service import Service
 
 ROOT = Path(__file__).parents[3]
@@ -79,3 +80,15 @@ def test_every_code_is_used_and_every_used_code_is_known() -> None:
     }
 
     assert named | set(OF_STATUS.values()) == set(CODES)
+
+
+def test_there_is_a_bound_on_streams(api: httpx.Client, app: FastAPI) -> None:
+    app.state.streams.open = MOST
+
+    answer = api.get("/v1/events")
+
+    assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (
+        429,
+        "too-many-followers",
+        "10",
+    )
