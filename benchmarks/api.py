@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.client import Client
 
 from .harness import Row, main, progress
@@ -104,6 +105,16 @@ def measure() -> Iterator[Row]:
             yield from _measured(served)
         finally:
             served.end()
+            _end_jobs(Path(folder))
+
+
+def _end_jobs(folder: Path) -> None:
+    """Stop what runs, after the scheduler: that would start those of the queue."""
+    backend = LocalBackend(folder / ".longshore", {})
+    for path in (folder / ".longshore" / "attempts").iterdir():
+        backend.cancel(path.name, "cancelled")
+        while not backend.released(path.name):
+            time.sleep(0.05)
 
 
 def _measured(served: Served) -> Iterator[Row]:
@@ -134,7 +145,6 @@ def _measured(served: Served) -> Iterator[Row]:
     threading.Timer(KILLED_S / 2, served.kill_and_start).start()
     answered = [*first, *steady, *stream(served.port, KILLED_S)]
     yield from _kept(client, filler, answered, follower)
-    client.cancel(filler)
 
 
 def _kept(client: Client, filler: str, answered: list[Answered], follower: Follower) -> Iterator[Row]:
