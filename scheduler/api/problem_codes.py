@@ -28,7 +28,8 @@ CODES = {
     "ended": Known(409, "The job has ended or is being cancelled, which nothing undoes."),
     "token-exists": Known(409, "Its owner has a valid token of this name."),
     "stale": Known(412, "The job is not what `If-Match` says any more: read it again."),
-    "too-much": Known(413, "The body is larger than 256 KiB."),
+    "too-much": Known(413, "The body is larger than is allowed: 256 KiB, for the extender more."),
+    "compressed": Known(415, "The extender was sent a compressed body."),
     "beyond-the-end": Known(416, "The log does not reach to this offset."),
     "key-reused": Known(422, "This `Idempotency-Key` was used for another job."),
     "too-large": Known(422, "The job asks for more GPUs than there are."),
@@ -38,5 +39,6 @@ CODES = {
     "internal": Known(500, "A fault of Longshore; its log has the traceback."),
     "store-unreachable": Known(503, "The store does not answer. Jobs run on."),
     "not-ready": Known(503, "No scheduler leads, or it has stopped ticking."),
+    "not-in-sync": Known(503, "The extender has not yet been told of all pods and nodes."),
     "unavailable": Known(503, "Something that Longshore drives does not answer."),
 }

@@ -64,6 +64,8 @@ def build(
         kind: Buildable = registered[name].load()
     except Exception as error:  # a stranger's module may fail in any way
         raise PluginError(f"backend {name!r} ({registered[name].value}) cannot be imported: {error}") from error
+    if not hasattr(kind, "Settings") or not hasattr(kind, "build"):
+        raise PluginError(f"backend {name!r} ({registered[name].value}) cannot be built: it lacks Settings or build")
     return kind.build(_own(kind, settings, file), folder, layout)
 
 
