@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 from longshore.scheduler.backends.protocol import Share
 from longshore.scheduler.dashboard.router import dashboard_router
 from longshore.scheduler.job_id import new_job_id
-from longshore.scheduler.service import Service, Settings
+from longshore.scheduler.service import Service
+from longshore.scheduler.settings import Chosen, Settings
 from longshore.scheduler.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import Opening, get_attempt
 from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
@@ -37,7 +38,7 @@ racks:
 def full_service(folder: Path) -> Service:
     """Return a service that does not run, whose store tells that each of its GPUs has a running job."""
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
-    service = Service(Settings(folder / "cluster.yaml", folder))
+    service = Service(Chosen(Settings(folder=folder)))
     fence = service.store.write(lambda tx: acquire(tx, SCHEDULER, "benchmark", now_s=time.time(), ttl_s=3600.0))
     assert fence is not None
     for place in (service.layout.place(gpu) for gpu in range(NODES * GPUS_PER_NODE)):

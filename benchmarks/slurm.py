@@ -24,7 +24,8 @@ from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.book import Parts
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.service import Settings, default_cluster, layout_of, site_of
+from longshore.scheduler.service import default_cluster, layout_of, site_of
+from longshore.scheduler.settings import Settings
 from longshore.scheduler.states import FINAL, JobState
 from longshore.scheduler.store.attempts import get_attempt
 from longshore.scheduler.store.jobs import JobRow, NewJob, get_job, insert_job
@@ -143,7 +144,7 @@ def measure() -> Iterator[Row]:
             cluster.start()
             backend = Timed(folder, layout.nodes, conf=cluster.conf)
             backend.took_s = {}
-            site = site_of(setup, Settings(folder / "cluster.yaml", folder))
+            site = site_of(setup, Settings(folder=folder))
             deciding = Deciding(find_policy("spread"))
             scheduler = Scheduler(Parts(store, backend, "slurm", site, layout, deciding, time.time, "benchmark"))
             scheduler.tick()

@@ -1,10 +1,28 @@
 """The API as the command line sees it."""
 
-from typing import Any
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 
 from ..cluster.errors import BackendError, InputError
+
+PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
+AGAIN = frozenset({409, 503})  # statuses after which that may help, where the answer says when
+PAGE = 200  # jobs
+END = "end"  # event after the last one of a stream
+
+
+class Told(NamedTuple):
+    """A server-sent event."""
+
+    id: str
+    event: str
+    data: dict[str, Any]
 
 
 class Client:
@@ -12,60 +30,168 @@ class Client:
 
     Args:
         url: Where it serves.
+        token: By which it knows the user, if it asks for one.
     """
 
-    def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False)
+    def __init__(self, url: str, token: str | None = None) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, headers=headers)
         self._url = url
 
     def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        try:
-            answer = self._http.request(method, path, **arguments)
-        except httpx.TransportError as error:
-            raise BackendError(
-                f"no scheduler answers at {self._url} ({error}); start one with `longshore serve`"
-            ) from error
+        """Ask once, and again where the answer was lost: no request does its work twice."""
+        for pause_s in (*PAUSES_S, None):
+            try:
+                answer = self._http.request(method, path, **arguments)
+            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+                raise self._absent(error) from error
+            except httpx.TransportError as error:
+                if pause_s is None:
+                    raise self._absent(error) from error
+            else:
+                if pause_s is None or answer.status_code not in AGAIN or "Retry-After" not in answer.headers:
+                    return self._checked(answer)
+            time.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    def _absent(self, error: Exception) -> BackendError:
+        return BackendError(f"no scheduler answers at {self._url} ({error}); start one with `longshore serve`")
+
+    def _checked(self, answer: httpx.Response) -> httpx.Response:
         if answer.is_success:
             return answer
         try:
             detail = str(answer.json()["detail"])
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             detail = f"status {answer.status_code}"
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise InputError(detail, "set LONGSHORE_TOKEN; `longshore token create` makes one")
         raise InputError(detail) if answer.is_client_error else BackendError(f"the scheduler at {self._url}: {detail}")
 
-    def submit(self, spec: dict[str, object]) -> dict[str, Any]:
-        """Submit a job and return what it became."""
-        found: dict[str, Any] = self._call("POST", "/v1/jobs", json=spec).json()
+    def _list(self, path: str, **parameters: object) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._call("GET", path, params=parameters).json()
         return found
 
-    def jobs(self, states: list[str], limit: int) -> list[dict[str, Any]]:
-        """Return jobs, the last submitted first."""
-        found: list[dict[str, Any]] = self._call("GET", "/v1/jobs", params={"state": states, "limit": limit}).json()[
-            "jobs"
-        ]
+    def submit(self, spec: Mapping[str, object], key: str | None = None) -> dict[str, Any]:
+        """Submit a job once, and return what it became.
+
+        Args:
+            spec: The job file.
+            key: By which a request that is sent again is known; a fresh one if left out.
+        """
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+        found: dict[str, Any] = self._call("POST", "/v1/jobs", json=spec, headers=headers).json()
         return found
+
+    def plan(self, spec: Mapping[str, object]) -> dict[str, Any]:
+        """Return what would become of a job."""
+        found: dict[str, Any] = self._call("POST", "/v1/jobs", json=spec, params={"dry_run": True}).json()
+        return found
+
+    def jobs(self, states: list[str], limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield jobs, the last submitted first."""
+        cursor: str | None = None
+        while limit is None or limit > 0:
+            size = PAGE if limit is None else min(limit, PAGE)
+            asked = {"state": states, "limit": size, **({} if cursor is None else {"cursor": cursor})}
+            page = self._call("GET", "/v1/jobs", params=asked).json()
+            yield from page["jobs"]
+            cursor, limit = page["cursor"], None if limit is None else limit - len(page["jobs"])
+            if cursor is None:
+                return
 
     def job(self, job: str) -> dict[str, Any]:
-        """Return a job with its attempts."""
-        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{job}").json()
+        """Return a job with all that is known of it."""
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_part(job)}").json()
+        return found
+
+    def want(self, job: str, desired: str) -> dict[str, Any]:
+        """Let a job run or hold it, whatever has become of it meanwhile."""
+        wish = {"desired": desired}
+        found: dict[str, Any] = self._call(
+            "PATCH", f"/v1/jobs/{_part(job)}", json=wish, headers={"If-Match": "*"}
+        ).json()
         return found
 
     def cancel(self, job: str) -> dict[str, Any]:
         """Cancel a job."""
-        found: dict[str, Any] = self._call("DELETE", f"/v1/jobs/{job}").json()
+        found: dict[str, Any] = self._call("DELETE", f"/v1/jobs/{_part(job)}").json()
         return found
 
     def decisions(self, job: str) -> list[dict[str, Any]]:
         """Return the decisions on a job."""
-        found: list[dict[str, Any]] = self._call("GET", f"/v1/jobs/{job}/decisions").json()
-        return found
+        return self._list(f"/v1/jobs/{_part(job)}/decisions")
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return all nodes."""
-        found: list[dict[str, Any]] = self._call("GET", "/v1/nodes").json()
-        return found
+        return self._list("/v1/nodes")
 
     def logs(self, job: str, rank: int, offset: int) -> tuple[bytes, int]:
         """Return what a rank wrote from an offset on, and where to go on."""
-        answer = self._call("GET", f"/v1/jobs/{job}/logs", params={"rank": rank, "offset": offset})
+        answer = self._call("GET", f"/v1/jobs/{_part(job)}/logs", params={"rank": rank, "offset": offset})
         return answer.content, int(answer.headers["Next-Offset"])
+
+    def follow_logs(self, job: str, rank: int) -> Iterator[str]:
+        """Yield what a rank writes, until its job has ended."""
+        for told in self._follow(f"/v1/jobs/{_part(job)}/logs", {"rank": rank, "follow": True}):
+            yield str(told.data["text"])
+
+    def follow_events(self, after: int | None) -> Iterator[dict[str, Any]]:
+        """Yield what happens, from an event on, or from now on; never ends."""
+        for told in self._follow("/v1/events", {} if after is None else {"after": after}):
+            yield told.data
+
+    def _follow(self, path: str, parameters: dict[str, Any]) -> Iterator[Told]:
+        """Yield what a stream tells until its end, each event once, also if the scheduler starts anew meanwhile."""
+        last: dict[str, str] = {}
+        tries = 0
+        while True:
+            try:
+                with self._http.stream("GET", path, params=parameters, headers=last) as answer:
+                    if not answer.is_success:
+                        answer.read()
+                        self._checked(answer)
+                    for told in events_of(answer.iter_lines()):
+                        if told.event == END:
+                            return
+                        last, tries = {"Last-Event-ID": told.id}, 0
+                        yield told
+            except httpx.TransportError as error:
+                if tries == len(PAUSES_S):
+                    raise self._absent(error) from error
+            time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+            tries += 1
+
+    def tokens(self, owner: str | None) -> list[dict[str, Any]]:
+        """Return the tokens of the user, or of another one."""
+        return self._list("/v1/users/me/tokens", **({} if owner is None else {"owner": owner}))
+
+    def create_token(self, wish: Mapping[str, object]) -> str:
+        """Make a token and return it."""
+        return str(self._call("POST", "/v1/users/me/tokens", json=wish).json()["token"])
+
+    def revoke_token(self, name: str, owner: str | None) -> None:
+        """Let a token expire at once."""
+        asked = {} if owner is None else {"owner": owner}
+        self._call("DELETE", f"/v1/users/me/tokens/{_part(name)}", params=asked)
+
+
+def events_of(lines: Iterator[str]) -> Iterator[Told]:
+    """Yield the events that the lines of a stream hold; one that was cut off is not among them."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(":")
+            fields[name] = value.removeprefix(" ")
+        elif fields:
+            yield Told(fields.get("id", ""), fields.get("event", "message"), json.loads(fields["data"]))
+            fields = {}
+
+
+def _part(text: str) -> str:
+    """Return a text as one part of a path, whatever is in it."""
+    if not text:
+        raise InputError("an id or name is empty", "`longshore queue` shows the ids of jobs")
+    return quote(text, safe="").replace(".", "%2E")

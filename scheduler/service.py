@@ -3,15 +3,16 @@
 import logging
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ..agents.registry import find_policy
 from ..cluster.cluster_file import ClusterSetup, draw_faults, read_cluster
+from ..cluster.errors import BackendError, InputError
 from ..cluster.scenarios import ORDERS
-from .backends.local.backend import LocalBackend
+from .backends.building import build
+from .backends.protocol import Backend
 from .book import Parts
 from .deciding import Deciding, Mode
 from .layout import Layout
@@ -19,57 +20,67 @@ from .live import Site
 from .loop import Scheduler
 from .metrics.registry import Metrics
 from .owner import this_process
+from .settings import Chosen, Settings
+from .store.idempotency import forget_before
 from .store.opening import Store, open_store
+from .store.user_tokens import has_valid_tokens
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.25
+TICK_S, REST_S = 0.25, 0.02  # between two ticks at most, and at least: a stream of requests wakes it all the time
 BACKFILL_DEPTH = 100  # each job that may pass costs a decision at each moment; Slurm's main loop looks at as many
 LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What can be chosen of a scheduler."""
-
-    cluster: Path
-    folder: Path  # of the store, the jobs' files and logs
-    store: str | None = None  # URL; a SQLite file in the folder if left out
-    policy: str | None = None  # that decides; the fallback alone if left out
-    fallback: str = "patient"
-    mode: Mode = Mode.ACTIVE
-    deadline_s: float = 0.1  # of a decision of the policy
-    order: str = "easy"
-    ageing_s: float = 6 * 3600.0
-    waiting: bool = True
+STALLED_S = 60.0  # without the end of a tick
+FORGET_S = 3600.0  # between two times that old answers are forgotten
+KEPT_S = 24 * 3600.0  # how long answers are kept for requests that come again
 
 
 class Service:
     """A scheduler in a thread of its own.
 
     Args:
-        settings: What was chosen.
+        chosen: What was chosen.
 
     Raises:
-        LongshoreError: If the cluster file, the store or a policy cannot be used.
+        LongshoreError: If the cluster file, the store, the backend or a policy cannot be used, or if others could ask
+            the API and nobody has a token.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        setup = read_cluster(settings.cluster)
-        settings.folder.mkdir(parents=True, exist_ok=True)
-        self.settings = settings
+    def __init__(self, chosen: Chosen) -> None:
+        settings = self.settings = chosen.settings
+        settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        setup = read_cluster(settings.cluster or default_cluster(settings.folder))
         self.layout = layout_of(setup)
-        self.backend = LocalBackend(settings.folder, self.layout.nodes)
-        self.store: Store = open_store(settings.store or f"sqlite:///{settings.folder / 'longshore.db'}")
-        deciding = Deciding(find_policy(settings.fallback), settings.policy, settings.deadline_s, settings.mode)
+        kind = settings.backend
+        self.backend: Backend = build(kind.name, kind.settings, settings.folder, self.layout, chosen.file)
+        self.slots = _has_slots(self.backend)
+        choice = settings.policy
+        deciding = Deciding(find_policy(choice.fallback), choice.name, choice.deadline_s, Mode(choice.mode))
+        self.store: Store = open_store(settings.store_url)
+        try:
+            self._refuse_strangers()
+        except InputError:
+            self.store.close()
+            raise
         site = site_of(setup, settings)
-        parts = Parts(self.store, self.backend, "local", site, self.layout, deciding, time.time, this_process())
+        parts = Parts(self.store, self.backend, kind.name, site, self.layout, deciding, time.time, this_process())
         self.scheduler = Scheduler(parts)
         self.node_types = node_types_of(setup)
         self.metrics = Metrics(self.store, self.layout, self.node_types, self.down, self.leads)
         self.store.watch_commits(self.metrics.commit_s.observe)
-        self._woken, self._ends = threading.Event(), threading.Event()
+        self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
+        self._woken = threading.Event()
+        self._ticked, self._forgot = time.monotonic(), float("-inf")
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether no tick has ended for a long time."""
+        return time.monotonic() - self._ticked > STALLED_S
+
+    def now_s(self) -> float:
+        """Return the present: Unix time."""
+        return self.scheduler.parts.now_s()
 
     def leads(self) -> bool:
         """Say whether this scheduler leads."""
@@ -99,23 +110,43 @@ class Service:
 
     def close(self) -> None:
         """Stop scheduling; jobs run on, and the next scheduler goes on with them."""
-        self._ends.set()
+        self.ends.set()
         self._woken.set()
         if self._thread.is_alive():
             self._thread.join()
         self.scheduler.close()
         self.store.close()
 
+    def _refuse_strangers(self) -> None:
+        if self.settings.is_loopback:
+            return
+        with self.store.read() as tx:
+            if not has_valid_tokens(tx, time.time()):
+                raise InputError(
+                    f"host {self.settings.host} lets other machines run programs here, and nobody has a token yet",
+                    f"make one with `longshore token create NAME --folder {self.settings.folder}`",
+                )
+
     def _run(self) -> None:
-        while not self._ends.is_set():
+        while not self.ends.is_set():
             try:
                 with self.metrics.tick():
                     self.scheduler.tick()
+                self._ticked = time.monotonic()
+                self._forget()
             except Exception:
                 # A scheduler that stops is worse than one that fails a tick: jobs run on, and it tries again.
                 log.exception("a tick failed")
-            self._woken.wait(0.0 if self.scheduler.is_behind else TICK_S)
+            if not self.scheduler.is_behind:
+                self.ends.wait(REST_S)
+                self._woken.wait(TICK_S - REST_S)
             self._woken.clear()
+
+    def _forget(self) -> None:
+        """Forget old answers to requests, now and then."""
+        if time.monotonic() - self._forgot > FORGET_S:
+            self._forgot = time.monotonic()
+            self.store.write(lambda tx: forget_before(tx, self.now_s() - KEPT_S))
 
 
 QUICKSTART = """\
@@ -157,3 +188,11 @@ def site_of(setup: ClusterSetup, settings: Settings) -> Site:
     )  # fmt: skip
     process = draw_faults(setup, 0)[1]
     return Site(setup.cluster, rules, process, setup.hazard_per_s)
+
+
+def _has_slots(backend: Backend) -> bool:
+    try:
+        return any(node.slots for node in backend.observe())
+    except BackendError as error:
+        log.warning("nodes cannot be seen: %s", error)
+        return False

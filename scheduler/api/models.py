@@ -1,12 +1,21 @@
-"""What the API says, as models."""
+"""What the API says, as models. Values of a job's environment are in none of them: they may be secrets."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from ..backends.protocol import Placement
+from ..job_file import JobFile
 from ..layout import Layout
 from ..store.attempts import AttemptRow
 from ..store.decisions import DecisionRow
+from ..store.events import EventRow
 from ..store.jobs import JobRow
+from ..store.tasks import TaskRow
+from ..store.user_tokens import TokenRow
+
+OTHERS = "-"  # in place of the id of somebody else's job
 
 
 class _Said(BaseModel):
@@ -49,21 +58,73 @@ class JobPage(_Said):
     version: int
     cause: str
     cause_class: str
-    attempts: tuple[AttemptPage, ...] = ()
 
 
 class JobsPage(_Said):
     """Some jobs, the last submitted first."""
 
     jobs: tuple[JobPage, ...]
-    cursor: int | None  # of the next page
+    cursor: str | None  # of the next page
+
+
+class WaitingPage(_Said):
+    """Why a job does not run yet."""
+
+    position: int | None  # in the queue, from 1; none outside of it
+    reason: str
+
+
+class JobDetailPage(JobPage):
+    """A job with all that is known of it."""
+
+    waiting: WaitingPage | None  # none if it does not wait
+    attempts: tuple[AttemptPage, ...]
+    spec: dict[str, Any]  # the job file, with the names of its environment only
+
+
+class PlanPage(_Said):
+    """What would become of a job."""
+
+    spec: dict[str, Any]
+    jobs_ahead: int
+    free_gpus: int
+    would_fit: bool  # on the GPUs that are free
+
+
+class TaskPage(_Said):
+    """A rank as it was last seen."""
+
+    attempt: int
+    rank: int
+    node: str
+    gpu: int
+    seen_s: float
+    code: int | None
+    signal: int | None
+    ended_s: float | None
+    evidence: str
+
+
+class EventPage(_Said):
+    """Something that happened."""
+
+    seq: int
+    kind: str
+    job: str | None
+    attempt: int | None
+    version: int | None
+    was: str
+    now: str
+    writer: str
+    cause: str
+    at_s: float
 
 
 class NodePage(_Said):
     """A node and who holds its GPUs."""
 
     name: str
-    gpus: tuple[str | None, ...]  # job that holds each, none if it is free
+    gpus: tuple[str | None, ...]  # job that holds each, `-` for somebody else's, none if it is free
     slots: bool  # its GPUs are slots that only behave like GPUs
 
 
@@ -80,6 +141,23 @@ class DecisionPage(_Said):
     placement: tuple[SharePage, ...] | None  # none to wait
     fallback: tuple[SharePage, ...] | None  # what the heuristic would have chosen
     took_s: float
+
+
+class TokenPage(_Said):
+    """A token, but for what is secret of it."""
+
+    name: str
+    owner: str
+    role: str
+    made_s: float
+    expires_s: float | None
+    used_s: float | None
+
+
+class NewTokenPage(TokenPage):
+    """A token that was just made."""
+
+    token: str  # never shown again
 
 
 def share_pages(placement: Placement | None) -> tuple[SharePage, ...] | None:
@@ -104,16 +182,45 @@ def attempt_page(row: AttemptRow) -> AttemptPage:
     )  # fmt: skip
 
 
-def job_page(row: JobRow, attempts: list[AttemptRow] | None = None) -> JobPage:
-    """Return what is said of a job."""
-    return JobPage(
-        id=row.id, name=row.name, owner=row.owner, state=row.state, desired=row.desired, gpus=row.gpus,
-        priority=row.priority, submitted_s=row.submitted_s, ended_s=row.ended_s, version=row.version,
-        cause=row.cause, cause_class=row.cause_class, attempts=tuple(map(attempt_page, attempts or ())),
+def job_page(row: JobRow) -> JobPage:
+    """Return what is said of a job in a list."""
+    return JobPage(**_of_job(row))
+
+
+def job_detail_page(row: JobRow, attempts: list[AttemptRow], waiting: WaitingPage | None) -> JobDetailPage:
+    """Return all that is said of a job."""
+    return JobDetailPage(
+        **_of_job(row), waiting=waiting, attempts=tuple(map(attempt_page, attempts)),
+        spec=shown_spec(JobFile.model_validate(row.spec)),
     )  # fmt: skip
 
 
-def node_pages(layout: Layout, held: dict[tuple[str, int], str], *, slots: bool) -> list[NodePage]:
+def _of_job(row: JobRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in JobPage.model_fields}
+
+
+def shown_spec(spec: JobFile) -> dict[str, Any]:
+    """Return a job file without the values of its environment."""
+    return {**spec.model_dump(mode="json"), "environment": sorted(spec.environment)}
+
+
+def task_page(row: TaskRow) -> TaskPage:
+    """Return what is said of a rank."""
+    return TaskPage(
+        attempt=row.number, rank=row.rank, node=row.node, gpu=row.gpu, seen_s=row.seen_s, code=row.code,
+        signal=row.signal, ended_s=row.ended_s, evidence=row.evidence,
+    )  # fmt: skip
+
+
+def event_page(row: EventRow) -> EventPage:
+    """Return what is said of an event."""
+    return EventPage(
+        seq=row.seq, kind=row.kind, job=row.job_id, attempt=row.number, version=row.version, was=row.was, now=row.now,
+        writer=row.writer, cause=row.cause, at_s=row.at_s,
+    )  # fmt: skip
+
+
+def node_pages(layout: Layout, held: Mapping[tuple[str, int], str], *, slots: bool) -> list[NodePage]:
     """Return what is said of all nodes.
 
     Args:
@@ -125,3 +232,8 @@ def node_pages(layout: Layout, held: dict[tuple[str, int], str], *, slots: bool)
         NodePage(name=node, gpus=tuple(held.get((node, gpu)) for gpu in range(gpus)), slots=slots)
         for node, gpus in layout.nodes.items()
     ]
+
+
+def token_page(row: TokenRow) -> TokenPage:
+    """Return what is said of a token."""
+    return TokenPage(**{name: getattr(row, name) for name in TokenPage.model_fields})

@@ -3,33 +3,87 @@
 Source: SPEC K8.
 """
 
+import logging
+from typing import Any
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
-from ..store.errors import StaleWriteError, StoreUnreachableError
+from ...cluster.errors import LongshoreError
+from ..store.errors import StoreUnreachableError
+from .problem_codes import CODES
+
+log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+SCHEMA = "#/components/schemas/Problem"
+METHOD_NOT_ALLOWED = 405
+OF_STATUS = {400: "bad-request", 404: "not-found", METHOD_NOT_ALLOWED: "method-not-allowed"}
+
+
+class Problem(BaseModel):
+    """An error."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str  # path of a page on it
+    title: str
+    status: int
+    detail: str  # for people
+    instance: str  # path of the request
+    code: str  # for programs
 
 
 class ProblemError(Exception):
     """What a request did wrong, or what cannot be done now.
 
     Args:
-        status: HTTP status.
-        code: For programs.
+        code: One of CODES.
         detail: For people.
+        headers: Of the answer.
     """
 
-    def __init__(self, status: int, code: str, detail: str) -> None:
+    def __init__(self, code: str, detail: str, **headers: str) -> None:
         super().__init__(detail)
-        self.status, self.code, self.detail = status, code, detail
+        self.code, self.detail = code, detail
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if code == "unauthorized":
+            self.headers["WWW-Authenticate"] = "Bearer"
 
 
-def _answer(status: int, code: str, detail: str) -> JSONResponse:
+def _response(description: str) -> dict[str, Any]:
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": {"$ref": SCHEMA}}}}
+
+
+def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """Return what OpenAPI is to know of the errors of an endpoint, beside those that all have."""
+    by_status: dict[int | str, list[str]] = {}
+    for code in codes:
+        by_status.setdefault(CODES[code].status, []).append(f"`{code}`")
+    return {status: _response(", ".join(names)) for status, names in by_status.items()}
+
+
+EVERYWHERE = problems("invalid", "unauthorized", "forbidden", "internal", "store-unreachable")
+
+
+def problem_answer(request: Request, code: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Return the answer that tells an error."""
     title = code.replace("-", " ").capitalize()
-    body = {"type": f"/problems/{code}", "title": title, "status": status, "code": code, "detail": detail}
-    return JSONResponse(body, status, media_type=MEDIA_TYPE)
+    problem = Problem(
+        type=f"/problems/{code}", title=title, status=CODES[code].status, detail=detail, instance=request.url.path,
+        code=code,
+    )  # fmt: skip
+    return JSONResponse(problem.model_dump(), problem.status, headers, media_type=MEDIA_TYPE)
+
+
+def _methods_at(app: FastAPI, path: str) -> str:
+    """Return all methods that a path knows; the router knows those of one endpoint."""
+    known = [methods for template, methods in app.openapi()["paths"].items() if compile_path(template)[0].match(path)]
+    return ", ".join(sorted({method.upper() for methods in known for method in methods}))
 
 
 def answer_with_problems(app: FastAPI) -> None:
@@ -37,18 +91,33 @@ def answer_with_problems(app: FastAPI) -> None:
 
     @app.exception_handler(ProblemError)
     async def _problem(request: Request, error: ProblemError) -> JSONResponse:
-        return _answer(error.status, error.code, error.detail)
+        return problem_answer(request, error.code, error.detail, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return _answer(422, "invalid", f"{place or 'body'}: {first['msg']}")
+        return problem_answer(request, "invalid", f"{place or 'body'}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
+        headers = dict(error.headers or {})
+        if error.status_code == METHOD_NOT_ALLOWED:
+            headers["Allow"] = _methods_at(app, request.url.path)
+        return problem_answer(request, OF_STATUS.get(error.status_code, "bad-request"), str(error.detail), headers)
 
     @app.exception_handler(StoreUnreachableError)
     async def _away(request: Request, error: StoreUnreachableError) -> JSONResponse:
-        return _answer(503, "store-unreachable", str(error))
+        log.warning("%s", error)  # it may name the store's place, which is nobody's business
+        return problem_answer(
+            request, "store-unreachable", "the store does not answer; ask again", {"Retry-After": "1"}
+        )
 
-    @app.exception_handler(StaleWriteError)
-    async def _stale(request: Request, error: StaleWriteError) -> JSONResponse:
-        return _answer(409, "stale", str(error))
+    @app.exception_handler(LongshoreError)
+    async def _outside(request: Request, error: LongshoreError) -> JSONResponse:
+        log.warning("%s", error)
+        return problem_answer(request, "unavailable", str(error), {"Retry-After": "1"})
+
+    @app.exception_handler(Exception)
+    async def _fault(request: Request, error: Exception) -> JSONResponse:
+        return problem_answer(request, "internal", "a fault of Longshore; its log has more")

@@ -87,13 +87,13 @@ def _add_verb(app: FastAPI, counts: Counts, verb: str, answer: Callable[[bytes],
 
 async def _body(request: Request) -> bytes:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ProblemError(415, "unreadable", "the body is compressed; kube-scheduler sends it as it is")
+        raise ProblemError("compressed", "the body is compressed; kube-scheduler sends it as it is")
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)
         size += len(part)
         if size > MOST_BYTES:
-            raise ProblemError(413, "unreadable", f"the body has more than {MOST_BYTES} bytes")
+            raise ProblemError("too-much", f"the body has more than {MOST_BYTES} bytes")
     return b"".join(parts)
 
 
@@ -141,7 +141,7 @@ def _add_pages(app: FastAPI, watch: Watch | None, counts: Counts) -> None:
     def readyz() -> dict[str, str]:
         """Say whether all is known that is to be known."""
         if watch is not None and not watch.is_in_sync:
-            raise ProblemError(503, "not-in-sync", "the Kubernetes API has not told all pods and nodes")
+            raise ProblemError("not-in-sync", "the Kubernetes API has not told all pods and nodes")
         return {"status": "ok"}
 
     @app.get("/metrics")

@@ -139,7 +139,7 @@ class Victims(NamedTuple):
 
 
 def _unreadable(detail: str) -> ProblemError:
-    return ProblemError(400, "unreadable", f"this is no request of kube-scheduler: {detail}")
+    return ProblemError("bad-request", f"this is no request of kube-scheduler: {detail}")
 
 
 def as_json(reply: object) -> str:

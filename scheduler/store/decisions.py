@@ -64,6 +64,7 @@ class WholeDecision(NamedTuple):
 _FIELDS = [decision.c[name] for name in DecisionRow._fields]
 _INSERT_ALL = insert(decision)
 _OF_JOB = select(*_FIELDS).where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq)
+_LAST_OF_JOB = _OF_JOB.order_by(None).order_by(decision.c.seq.desc()).limit(1)
 _ATTEMPT = (attempt.c.job_id == decision.c.job_id) & (attempt.c.number == decision.c.number)
 _WHOLE = (
     select(
@@ -110,3 +111,9 @@ def decisions_after(tx: Connection, seq: int, limit: int) -> list[WholeDecision]
     rows = tx.execute(_WHOLE, {"after": seq, "most": limit})
     split = len(_FIELDS)
     return [WholeDecision(DecisionRow._make(row[:split]), *row[split:]) for row in rows]
+
+
+def last_decision_of(tx: Connection, job_id: str) -> DecisionRow | None:
+    """Return the last decision on a job, None if there is none."""
+    row = tx.execute(_LAST_OF_JOB, {"of_job": job_id}).first()
+    return None if row is None else DecisionRow._make(row)

@@ -5,7 +5,8 @@ LongshoreError
     ├── StoreUnreachableError   it does not answer; nothing was changed, or it is not known whether it was
     ├── FencedError             another scheduler has taken over, and the writer has to stop
     ├── StaleWriteError         the row is not what the writer had read; read again and decide again
-    └── TakenError              another attempt holds a GPU
+    ├── TakenError              another attempt holds a GPU
+    └── TakenNameError          there is one of that name already
 """
 
 from ...cluster.errors import LongshoreError
@@ -33,3 +34,7 @@ class StaleWriteError(StoreError):
 
 class TakenError(StoreError):
     """A GPU of a placement is reserved for another attempt or in quarantine; nothing was changed."""
+
+
+class TakenNameError(StoreError):
+    """There is one of that name already; nothing was changed."""

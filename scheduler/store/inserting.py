@@ -1,23 +1,36 @@
 """Inserts that leave what is there, or replace it: the two databases write them alike, SQLAlchemy apart."""
 
 from collections.abc import Mapping
+from functools import cache
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Executable, Table, bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 
 
 def insert_if_absent(tx: Connection, table: Table, values: Mapping[str, object]) -> bool:
     """Insert a row unless one with its key is there, and return whether it was inserted."""
-    statement = _insert(tx, table).values(**values).on_conflict_do_nothing()
-    return tx.execute(statement.returning(*table.primary_key)).first() is not None
+    return tx.execute(_absent(table, tuple(values), tx.dialect.name), values).first() is not None
 
 
 def put(tx: Connection, table: Table, values: Mapping[str, object]) -> None:
     """Insert a row, or replace all other columns of the one with its key."""
+    tx.execute(_put(table, tuple(values), tx.dialect.name), values)
+
+
+@cache
+def _absent(table: Table, names: tuple[str, ...], dialect: str) -> Executable:
+    """Return a statement; SQLAlchemy takes longer to build one than to run it."""
+    return _insert(table, names, dialect).on_conflict_do_nothing().returning(*table.primary_key)
+
+
+@cache
+def _put(table: Table, names: tuple[str, ...], dialect: str) -> Executable:
+    insert = _insert(table, names, dialect)
     key = [column.name for column in table.primary_key]
-    changes = {name: value for name, value in values.items() if name not in key}
-    tx.execute(_insert(tx, table).values(**values).on_conflict_do_update(index_elements=key, set_=changes))
+    changes = {name: insert.excluded[name] for name in names if name not in key}
+    return insert.on_conflict_do_update(index_elements=key, set_=changes)
 
 
-def _insert(tx: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
-    return sqlite.insert(table) if tx.dialect.name == "sqlite" else postgresql.insert(table)
+def _insert(table: Table, names: tuple[str, ...], dialect: str) -> postgresql.Insert | sqlite.Insert:
+    insert = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    return insert.values({name: bindparam(name) for name in names})

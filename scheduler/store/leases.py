@@ -32,6 +32,7 @@ _EXTEND = (
     .values(expires_s=bindparam("expires_s"))
     .returning(lease.c.token)
 )
+_EXPIRES = select(lease.c.expires_s).where(lease.c.name == _NAME)
 _CLOCK = select(func.extract("epoch", func.clock_timestamp()))
 
 
@@ -45,6 +46,12 @@ def clock(tx: Connection) -> float:
 def owner_of(tx: Connection, name: str) -> str:
     """Return who took a lease last, "" if nobody did."""
     return tx.execute(_OWNER, {"held_name": name}).scalar_one_or_none() or ""
+
+
+def is_held(tx: Connection, name: str) -> bool:
+    """Say whether anybody holds a lease."""
+    expires_s = tx.execute(_EXPIRES, {"held_name": name}).scalar_one_or_none()
+    return expires_s is not None and expires_s > clock(tx)
 
 
 def acquire(tx: Connection, name: str, owner: str, now_s: float, ttl_s: float, *, dead: str = NOBODY) -> int | None:

@@ -82,6 +82,7 @@ job = Table(
     Column("cause", Text, nullable=False),  # of its last change, for people
     Column("ended_s", Double),  # when it came into a final state
     Index(None, "state", "submit_seq"),
+    Index(None, "owner", "state"),
     sqlite_autoincrement=True,  # never gives a number again
 )
 
@@ -226,7 +227,7 @@ user_token = Table(
     Column("digest", Text, primary_key=True),  # SHA-256 in hexadecimal; the token itself is not kept
     Column("name", Text, nullable=False),
     Column("owner", Text, nullable=False),
-    Column("scopes", Text, nullable=False),  # with spaces between them
+    Column("role", Text, nullable=False),
     Column("made_s", Double, nullable=False),
     Column("expires_s", Double),  # none for never
     Column("used_s", Double),  # last use

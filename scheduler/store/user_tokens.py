@@ -1,9 +1,10 @@
-"""Tokens of users, of which only digests are kept."""
+"""Tokens of users, of which only digests are kept. A revoked one stays, so that a store once guarded stays so."""
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
+from .errors import TakenNameError
 from .schema import user_token
 
 
@@ -13,24 +14,37 @@ class TokenRow(NamedTuple):
     digest: str  # SHA-256 in hexadecimal
     name: str
     owner: str
-    scopes: str  # with spaces between them
+    role: str
     made_s: float  # Unix time
     expires_s: float | None  # Unix time, None for never
     used_s: float | None = None  # Unix time of its last use
 
 
+_VALID = or_(user_token.c.expires_s.is_(None), user_token.c.expires_s > bindparam("now_s"))
 _INSERT = insert(user_token)
 _ROWS = select(*(user_token.c[name] for name in TokenRow._fields))
 _ONE = _ROWS.where(user_token.c.digest == bindparam("of_digest"))
-_OF_OWNER = _ROWS.where(user_token.c.owner == bindparam("of_owner")).order_by(user_token.c.made_s)
+_ALL = _ROWS.order_by(user_token.c.owner, user_token.c.made_s)
+_OF_OWNER = _ALL.where(user_token.c.owner == bindparam("of_owner"))
+_NAMED = _OF_OWNER.where(user_token.c.name == bindparam("of_name"), _VALID)
+_ANY = select(user_token.c.digest).limit(1)
+_ANY_VALID = _ANY.where(_VALID)
 _USE = update(user_token).where(user_token.c.digest == bindparam("of_digest")).values(used_s=bindparam("at_s"))
-_DELETE = delete(user_token).where(
-    user_token.c.owner == bindparam("of_owner"), user_token.c.name == bindparam("of_name")
+_REVOKE = (
+    update(user_token)
+    .where(user_token.c.owner == bindparam("of_owner"), user_token.c.name == bindparam("of_name"), _VALID)
+    .values(expires_s=bindparam("now_s"))
 )
 
 
 def add_token(tx: Connection, row: TokenRow) -> None:
-    """Store a token."""
+    """Store a token.
+
+    Raises:
+        TakenNameError: If its owner has a valid one with its name.
+    """
+    if tx.execute(_NAMED, {"of_owner": row.owner, "of_name": row.name, "now_s": row.made_s}).first() is not None:
+        raise TakenNameError(f"{row.owner} has a token {row.name!r}; revoke it, or choose another name")
     tx.execute(_INSERT, row._asdict())
 
 
@@ -40,9 +54,20 @@ def find_token(tx: Connection, digest: str) -> TokenRow | None:
     return None if row is None else TokenRow._make(row)
 
 
-def tokens_of(tx: Connection, owner: str) -> list[TokenRow]:
-    """Return the tokens of an owner, the oldest first."""
-    return [TokenRow._make(row) for row in tx.execute(_OF_OWNER, {"of_owner": owner})]
+def tokens_of(tx: Connection, owner: str | None) -> list[TokenRow]:
+    """Return the tokens of an owner, or of all, expired ones too, the oldest of each owner first."""
+    rows = tx.execute(_ALL) if owner is None else tx.execute(_OF_OWNER, {"of_owner": owner})
+    return [TokenRow._make(row) for row in rows]
+
+
+def has_tokens(tx: Connection) -> bool:
+    """Say whether any token was ever made."""
+    return tx.execute(_ANY).first() is not None
+
+
+def has_valid_tokens(tx: Connection, now_s: float) -> bool:
+    """Say whether anybody could be known by a token."""
+    return tx.execute(_ANY_VALID, {"now_s": now_s}).first() is not None
 
 
 def use_token(tx: Connection, digest: str, at_s: float) -> None:
@@ -50,6 +75,6 @@ def use_token(tx: Connection, digest: str, at_s: float) -> None:
     tx.execute(_USE, {"of_digest": digest, "at_s": at_s})
 
 
-def delete_token(tx: Connection, owner: str, name: str) -> bool:
-    """Delete the tokens of an owner with a name, and return whether there were any."""
-    return tx.execute(_DELETE, {"of_owner": owner, "of_name": name}).rowcount > 0
+def revoke_token(tx: Connection, owner: str, name: str, now_s: float) -> bool:
+    """Let the token of an owner with a name expire, and return whether there was one."""
+    return tx.execute(_REVOKE, {"of_owner": owner, "of_name": name, "now_s": now_s}).rowcount > 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .cluster.errors import LongshoreError, PluginError
-from .scheduler.commands import add_commands
+from .scheduler.commands.adding import add_commands
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,8 @@ from longshore.scheduler.backends.protocol import Share
 from longshore.scheduler.layout import Layout
 from longshore.scheduler.metrics.registry import Metrics
 from longshore.scheduler.plugins.misses import Miss
-from longshore.scheduler.service import Service, Settings, default_cluster
+from longshore.scheduler.service import Service
+from longshore.scheduler.settings import Chosen, Settings
 from longshore.scheduler.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import Opening, get_attempt
 from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
@@ -186,7 +187,7 @@ def test_a_store_that_does_not_answer_is_told_and_the_rest_is_still_there(watche
 
 
 def test_a_service_times_its_loop_and_its_store(tmp_path: Path) -> None:
-    service = Service(Settings(default_cluster(tmp_path), tmp_path))
+    service = Service(Chosen(Settings(folder=tmp_path)))
     service.start()
     give_up = time.monotonic() + 120.0
     while b"longshore_reconcile_seconds_count 0.0" in service.metrics.scrape() and time.monotonic() < give_up:

@@ -1,75 +1,27 @@
 """The command line as a user calls it, against a real scheduler on a port of the loopback interface."""
 
-import os
 import signal
-import socket
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-PATIENCE_S = 120.0  # far more than anything here takes
-LONGSHORE = [sys.executable, "-m", "longshore"]
+from .served import LONGSHORE, Served, until
 
 
-class Served:
-    """A scheduler in a process of its own, and the command line that talks to it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, *options: str) -> None:
-        with (self.folder / "serve.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*LONGSHORE, "serve", "--port", str(self.port), *options], cwd=self.folder, stdout=log, stderr=log
-            )  # fmt: skip
-        until(lambda: self.call("nodes", check=False).returncode == 0)
-
-    def end(self, number: int) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-        self.process.wait()
-
-    def call(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "LONGSHORE_URL": f"http://127.0.0.1:{self.port}"}
-        line = [*LONGSHORE, *arguments]
-        return subprocess.run(line, cwd=self.folder, env=environment, capture_output=True, text=True, check=check)
-
-    def submit(self, *arguments: str) -> str:
-        return self.call("submit", *arguments).stdout.strip()
-
-    def state(self, job: str) -> str:
-        return self.call("status", job).stdout.split()[2]
-
-    def ended(self, job: str) -> str:
-        until(lambda: self.state(job) in ("succeeded", "failed", "cancelled"))
-        return self.call("status", job).stdout
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < give_up
-        time.sleep(0.1)
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    it = Served(tmp_path_factory.mktemp("served"))
+    it.start()
+    yield it
+    it.end()
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    it = Served(tmp_path)
-    it.start()
-    yield it
-    for job in it.call("queue").stdout.split("\n"):
-        if job and job != "no jobs":
-            it.call("cancel", job.split()[0])
-    until(lambda: "no jobs" in it.call("queue").stdout)
-    it.end(signal.SIGINT)
+def served(running: Served) -> Iterator[Served]:
+    yield running
+    running.cancel_all()
 
 
 def test_a_command_runs_once_on_each_gpu_that_it_was_given(served: Served) -> None:
@@ -147,3 +99,78 @@ def test_what_cannot_be_asked_for_is_one_line(served: Served) -> None:
         2, "longshore: the job asks for 17 GPUs, the cluster has 16",
     )  # fmt: skip
     assert (unknown.returncode, unknown.stderr.strip()) == (2, "longshore: there is no job 'nobody'")
+
+
+def test_a_job_is_held_and_released(served: Served) -> None:
+    job = served.submit("--gpus", "16", "--", "sleep", "1000")
+    until(lambda: served.state(job) == "running")
+
+    served.call("hold", job)
+    until(lambda: served.state(job) == "held")
+    assert "it is held until its owner releases it" in served.call("status", job).stdout
+    served.call("release", job)
+
+    until(lambda: served.state(job) == "running")
+    assert "attempt 2" in served.call("status", job).stdout
+
+
+def test_a_dry_run_submits_nothing(served: Served) -> None:
+    told = served.call("submit", "--dry-run", "--gpus", "2", "--", "true").stdout
+
+    assert told == "it can be submitted: 0 jobs before it, 16 GPUs free (they would do)\n"
+    assert served.call("queue").stdout == "no jobs\n"
+
+
+def test_no_scheduler_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    done = Served(tmp_path).call("queue", check=False)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("longshore: no scheduler answers at http://127.0.0.1:")
+    assert done.stderr.endswith("; start one with `longshore serve`\n")
+
+
+def test_a_taken_port_is_one_line(served: Served) -> None:
+    done = served.call("serve", "--port", str(served.port), "--folder", "other", check=False)
+
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        f"longshore: 127.0.0.1:{served.port} cannot be served at: Address already in use; "
+        "is a scheduler running? else choose --port",
+    )
+    assert not (served.folder / "other").exists()
+
+
+def test_others_are_served_only_once_somebody_has_a_token(tmp_path: Path) -> None:
+    served = Served(tmp_path, "--host", "0.0.0.0")
+    refused = served.call("serve", *served.options, check=False)
+    assert refused.returncode == 2
+    assert "nobody has a token yet; make one with `longshore token create NAME --folder .longshore`" in refused.stderr
+
+    made = served.call("token", "create", "laptop", "--role", "operator", "--folder", ".longshore")
+    served.environment["LONGSHORE_TOKEN"] = made.stdout.strip()
+    served.start()
+
+    assert "4 of 4 slots free" in served.call("nodes").stdout
+    assert "laptop" in served.call("token", "list").stdout
+    bob = served.call("token", "create", "ci", "--owner", "bob", "--days", "1").stdout.strip()
+    assert served.call("token", "revoke", "ci", "--owner", "bob").stdout == "revoked\n"
+    served.environment["LONGSHORE_TOKEN"] = bob
+    told = served.call("nodes", check=False)
+    assert told.stderr == (
+        "longshore: the token is not known, was revoked, or has expired; "
+        "set LONGSHORE_TOKEN; `longshore token create` makes one\n"
+    )
+    served.end()
+
+
+def test_a_configuration_file_is_served_and_options_go_before_it(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("port: 1\nfolder: there\norder: fifo\npolicy: {fallback: pack}\n")
+    served = Served(tmp_path, "--config", "c.yaml")
+    served.start()
+
+    job = served.submit("--", "true")
+    served.ended(job)
+
+    assert "chosen by pack" in served.call("explain", job).stdout
+    assert (tmp_path / "there" / "longshore.db").exists()
+    served.end()

@@ -7,7 +7,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from ....cluster.errors import BackendError
+from ...layout import Layout
 from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
 from .durable import is_there, read_whole, write_first
 from .folders import Folders, check_log_request, delete_but, read_rank_log, told_as_backend_error
@@ -16,6 +19,12 @@ from .processes import boot_id
 from .reading import proven_gone, read_status
 from .spec import decode, encode
 from .supervision import SPEC_BYTES, write_exit
+
+
+class LocalSettings(BaseModel):
+    """The local backend has nothing to choose."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LocalBackend:
@@ -28,7 +37,13 @@ class LocalBackend:
         nodes: GPUs of each node, in cluster-file order.
     """
 
+    Settings = LocalSettings
     capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=False)
+
+    @classmethod
+    def build(cls, settings: LocalSettings, folder: Path, layout: Layout) -> "LocalBackend":
+        """Return the backend of a scheduler."""
+        return cls(folder, layout.nodes)
 
     def __init__(self, folder: Path, nodes: Mapping[str, int]) -> None:
         self._folders = Folders(folder)

@@ -4,14 +4,13 @@
 """
 
 import shutil
-import signal
 import tempfile
 from pathlib import Path
 
 import yaml
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
-from tests.scheduler.test_serve import Served, until
+from tests.scheduler.served import Served, until
 
 PICTURES = Path(__file__).parent.parent.parent.parent / "docs" / "pictures"
 DESKTOP, PHONE = ViewportSize(width=1280, height=800), ViewportSize(width=360, height=740)
@@ -67,9 +66,9 @@ def take(browser: Browser, url: str, name: str, size: ViewportSize, *, dark: boo
 def main() -> None:
     """Write all pictures."""
     with tempfile.TemporaryDirectory() as name, sync_playwright() as play:
-        served = Served(Path(name))
+        served = Served(Path(name), "--cluster", "cluster.yaml", "--policy", "eft")
         (served.folder / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER), encoding="utf-8")
-        served.start("--cluster", "cluster.yaml", "--policy", "eft")
+        served.start()
         jobs = fill(served)
         url = f"http://127.0.0.1:{served.port}"
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -77,10 +76,8 @@ def main() -> None:
         take(browser, f"{url}/jobs/{jobs['resnet50-sweep']}", "dashboard-job", DESKTOP, dark=True)
         take(browser, f"{url}/policy", "dashboard-policy", DESKTOP, dark=False)
         take(browser, url, "dashboard-phone", PHONE, dark=False)
-        for job in jobs.values():
-            served.call("cancel", job)
-        until(lambda: "no jobs" in served.call("queue").stdout)
-        served.end(signal.SIGINT)
+        served.cancel_all()
+        served.end()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.scheduler.test_serve import PATIENCE_S, Served, until
+from tests.scheduler.served import PATIENCE_S, Served, until
 
 pytest.importorskip("playwright", reason="no playwright here; pip install -e '.[dev]'")
 
@@ -21,14 +21,11 @@ COUNTS = "i=0; while [ ! -e go ]; do i=$((i+1)); echo line $i; sleep 0.1; done; 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    it = Served(tmp_path_factory.mktemp("served"))
-    it.start("--log-format", "json")
+    it = Served(tmp_path_factory.mktemp("served"), "--log-format", "json")
+    it.start()
     yield it
-    for line in it.call("queue").stdout.splitlines():
-        if line != "no jobs":
-            it.call("cancel", line.split()[0])
-    until(lambda: "no jobs" in it.call("queue").stdout)
-    it.end(2)
+    it.cancel_all()
+    it.end()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from fastapi import FastAPI
 from longshore.scheduler.backends.protocol import Share
 from longshore.scheduler.dashboard.router import dashboard_router
 from longshore.scheduler.job_id import new_job_id
-from longshore.scheduler.service import Service, Settings, default_cluster
+from longshore.scheduler.service import Service
+from longshore.scheduler.settings import Chosen, Settings
 from longshore.scheduler.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import Opening, get_attempt
 from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
@@ -38,7 +39,7 @@ class Shown:
     """A service and its pages."""
 
     def __init__(self, folder: Path) -> None:
-        self.service = Service(Settings(default_cluster(folder), folder))
+        self.service = Service(Chosen(Settings(folder=folder)))
         app = FastAPI()
         app.include_router(dashboard_router(self.service))
         self.app, self.folder = app, folder

@@ -1,5 +1,7 @@
 from functools import partial
 
+import pytest
+
 from longshore.scheduler.backends.protocol import Share
 from longshore.scheduler.store.decisions import (
     NewDecision,
@@ -8,12 +10,22 @@ from longshore.scheduler.store.decisions import (
     decisions_of,
     settle_decisions,
 )
+from longshore.scheduler.store.errors import TakenNameError
 from longshore.scheduler.store.idempotency import Answer, forget_before, recall, remember
 from longshore.scheduler.store.nodes import GpuRow, NodeRow, list_gpus, list_nodes, put_gpu, put_node
 from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.schema import Liveness
 from longshore.scheduler.store.tasks import TaskRow, observe_task, tasks_of
-from longshore.scheduler.store.user_tokens import TokenRow, add_token, delete_token, find_token, tokens_of, use_token
+from longshore.scheduler.store.user_tokens import (
+    TokenRow,
+    add_token,
+    find_token,
+    has_tokens,
+    has_valid_tokens,
+    revoke_token,
+    tokens_of,
+    use_token,
+)
 
 from .store_rows import NODE, all_events, drain, start, submit
 
@@ -93,17 +105,34 @@ def test_decisions_are_read_whole_and_in_parts_with_the_times_of_their_attempts(
     assert second[1:] == (*new[9:13], 1.0, None, None)
 
 
-def test_a_token_is_found_by_its_digest_until_it_is_deleted(store: Store) -> None:
-    row = TokenRow("aa", "laptop", "ada", "jobs:read jobs:write", 1.0, None)
-    store.write(lambda tx: add_token(tx, row))
+TOKEN = TokenRow("aa", "laptop", "ada", "user", 1.0, None)
+
+
+def test_a_token_is_found_by_its_digest_with_its_last_use(store: Store) -> None:
+    store.write(lambda tx: add_token(tx, TOKEN))
     store.write(lambda tx: use_token(tx, "aa", 5.0))
     with store.read() as tx:
-        assert find_token(tx, "aa") == row._replace(used_s=5.0)
+        assert find_token(tx, "aa") == TOKEN._replace(used_s=5.0)
         assert find_token(tx, "ab") is None
         assert [token.name for token in tokens_of(tx, "ada")] == ["laptop"]
-    assert [store.write(lambda tx: delete_token(tx, "ada", "laptop")) for _ in range(2)] == [True, False]
+        assert tokens_of(tx, "bob") == []
+
+
+def test_a_revoked_token_has_expired_and_still_guards_the_store(store: Store) -> None:
+    store.write(lambda tx: add_token(tx, TOKEN))
+    assert [store.write(lambda tx: revoke_token(tx, "ada", "laptop", 5.0)) for _ in range(2)] == [True, False]
     with store.read() as tx:
-        assert find_token(tx, "aa") is None
+        assert find_token(tx, "aa") == TOKEN._replace(expires_s=5.0)
+        assert has_tokens(tx)
+        assert has_valid_tokens(tx, 4.0)
+        assert not has_valid_tokens(tx, 5.0)
+
+
+def test_a_name_is_free_again_once_its_token_has_expired(store: Store) -> None:
+    store.write(lambda tx: add_token(tx, TOKEN._replace(expires_s=3.0)))
+    with pytest.raises(TakenNameError, match="laptop"):
+        store.write(lambda tx: add_token(tx, TOKEN._replace(digest="bb", made_s=2.0)))
+    store.write(lambda tx: add_token(tx, TOKEN._replace(digest="cc", made_s=3.0)))
 
 
 def test_the_first_answer_to_a_key_stays_until_it_is_forgotten(store: Store) -> None:

@@ -118,6 +118,7 @@ def _job() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("ix_job_state_submit_seq", "job", ["state", "submit_seq"])
+    op.create_index("ix_job_owner_state", "job", ["owner", "state"])
 
 
 def _lease() -> None:
@@ -153,7 +154,7 @@ def _user_token() -> None:
         sa.Column("digest", sa.Text, nullable=False),
         sa.Column("name", sa.Text, nullable=False),
         sa.Column("owner", sa.Text, nullable=False),
-        sa.Column("scopes", sa.Text, nullable=False),
+        sa.Column("role", sa.Text, nullable=False),
         sa.Column("made_s", sa.Double, nullable=False),
         sa.Column("expires_s", sa.Double),
         sa.Column("used_s", sa.Double),

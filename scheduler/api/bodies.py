@@ -1,0 +1,53 @@
+"""A bound on what a request may send, before anything is made of it."""
+
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .problems import problem_answer
+
+MOST_BYTES = 256 * 1024
+
+
+class BodyLimit:
+    """Reads the body of a request, and refuses one that is too large.
+
+    Args:
+        app: What answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        body = await _body(receive)
+        if body is None:
+            detail = f"the body is larger than {MOST_BYTES // 1024} KiB"
+            await problem_answer(Request(scope), "too-much", detail)(scope, receive, send)
+            return
+        read = False
+
+        async def again() -> Message:
+            nonlocal read
+            if read:
+                return await receive()
+            read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, again, send)
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """Return all that a client sends, None if it is too much."""
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        more = message["type"] == "http.request" and message.get("more_body", False)
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MOST_BYTES:
+            return None
+    return b"".join(parts)

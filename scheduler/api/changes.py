@@ -1,0 +1,71 @@
+"""GET /v1/events: everything that happens, as it happens."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import StreamingResponse
+
+from ..service import Service
+from ..store.events import EventRow, events_after, last_seq
+from ..store.queued import owners_of
+from .found import seen_owner
+from .models import event_page
+from .problems import ProblemError, problems
+from .services import Asking, Serving
+from .streaming import MEDIA_TYPE, Streaming, Told
+
+MOST_EVENTS = 500  # read at once
+
+router = APIRouter()
+
+
+@router.get(
+    "/v1/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {"description": "Events, for as long as they are listened to.", "content": {MEDIA_TYPE: {}}},
+        **problems("bad-header", "too-many-followers"),
+    },
+)
+def events(
+    service: Serving,
+    caller: Asking,
+    streams: Streaming,
+    last_event_id: Annotated[str | None, Header(max_length=40)] = None,
+    after: Annotated[int | None, Query(ge=0, le=2**62, description="The same as `Last-Event-ID`.")] = None,
+) -> StreamingResponse:
+    """Tell what happens to the caller's jobs, from an event on, or from now on; operators are told of everything."""
+    if last_event_id is not None:
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19):
+            raise ProblemError(
+                "bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream"
+            )
+        after = int(last_event_id)
+    return streams.stream(service, _Following(service, seen_owner(caller), after).look)
+
+
+class _Following:
+    """Where a follower is."""
+
+    def __init__(self, service: Service, owner: str | None, after: int | None) -> None:
+        self._service, self._owner = service, owner
+        if after is None:
+            with service.store.read() as tx:
+                after = last_seq(tx)
+        self._seq = after
+
+    def look(self) -> list[Told]:
+        """Return what is new to it."""
+        with self._service.store.read() as tx:
+            rows = events_after(tx, self._seq, MOST_EVENTS)
+            mine = rows
+            if self._owner is not None and rows:
+                owners = owners_of(tx, sorted({row.job_id for row in rows if row.job_id}))
+                mine = [row for row in rows if row.job_id and owners.get(row.job_id) == self._owner]
+        if rows:
+            self._seq = rows[-1].seq
+        return [_told(row) for row in mine]
+
+
+def _told(row: EventRow) -> Told:
+    return Told(event_page(row).model_dump_json(), str(row.seq), row.kind)

@@ -1,0 +1,60 @@
+"""Whether the process lives, and whether it does its work, both without a token; and its metrics."""
+
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict
+
+from ..store.leases import SCHEDULER, is_held
+from .problem_codes import CODES
+from .problems import ProblemError, problems
+from .services import Asking, Serving
+
+router = APIRouter()
+
+
+class Health(BaseModel):
+    """A sign of life."""
+
+    model_config = ConfigDict(frozen=True)
+
+    status: str
+
+
+class Readiness(Health):
+    """What there is to work with."""
+
+    policy: str  # that decides
+    version: str  # of it; that of Longshore while the heuristic decides in its place
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """Say that the process answers; looks at nothing else."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses=problems("not-ready"))
+def readyz(service: Serving) -> Readiness:
+    """Say that the store answers, that a scheduler leads, and that the one here goes on; name the policy."""
+    with service.store.read() as tx:
+        leads = is_held(tx, SCHEDULER)
+    if not leads or service.is_stalled:
+        what = "the scheduler's loop does not come to an end" if leads else "no scheduler leads"
+        raise ProblemError("not-ready", what, Retry_After="5")
+    deciding = service.scheduler.parts.deciding
+    return Readiness(status="ok", policy=deciding.policy or deciding.fallback.name, version=deciding.version)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def metrics(service: Serving, _: Asking) -> Response:
+    """Return all metrics for Prometheus."""
+    return Response(service.metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/problems/{code}", response_class=PlainTextResponse, responses=problems("not-found"))
+async def problem(code: str) -> PlainTextResponse:
+    """Explain the code of an error."""
+    if code not in CODES:
+        raise ProblemError("not-found", f"no error has the code {code!r}")
+    return PlainTextResponse(f"{code}: status {CODES[code].status}. {CODES[code].meaning}\n")

@@ -1,0 +1,149 @@
+"""Jobs: lists, one with all that is known of it, and what its owner wants of it."""
+
+import base64
+import binascii
+import hashlib
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+from pydantic import BaseModel, ConfigDict
+
+from ..service import Service
+from ..states import FINAL, Desired, JobState
+from ..store.attempts import attempts_of
+from ..store.errors import StaleWriteError
+from ..store.jobs import JobRow, get_job, list_jobs, set_desired
+from .found import NO_JOB, Found, seen_owner
+from .models import JobDetailPage, JobPage, JobsPage, job_detail_page, job_page
+from .problems import ProblemError, problems
+from .services import Asking, Changing, Serving
+from .submitting import WRITER
+from .waiting import waiting_page
+
+ETAG = re.compile(r'"(\d{1,18})(?:-[0-9a-f]{16})?"')
+
+router = APIRouter()
+
+
+class Change(BaseModel):
+    """What is wanted of a job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    desired: Desired
+
+
+@router.get("/v1/jobs", responses=problems("bad-cursor"))
+def jobs(
+    service: Serving,
+    caller: Asking,
+    state: Annotated[list[JobState] | None, Query(description="Only those in one of these states.")] = None,
+    user: Annotated[str | None, Query(max_length=64, description="Only those of one owner.")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=40, description="As the page before gave it.")] = None,
+) -> JobsPage:
+    """List jobs, the last submitted first."""
+    mine = seen_owner(caller)
+    if mine is not None and user not in (None, mine):
+        return JobsPage(jobs=(), cursor=None)
+    before = None if cursor is None else _seq_of(cursor)
+    with service.store.read() as tx:
+        rows = list_jobs(tx, limit=limit, states=state, owner=mine or user, before_seq=before)
+    more = _cursor_of(rows[-1].submit_seq) if len(rows) == limit else None
+    return JobsPage(jobs=tuple(job_page(row) for row in rows), cursor=more)
+
+
+@router.get(
+    "/v1/jobs/{job}",
+    response_model=JobDetailPage,
+    responses={**NO_JOB, 304: {"description": "It is as `If-None-Match` says."}},
+)
+def job(
+    row: Found,
+    service: Serving,
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+) -> Response:
+    """Show a job with its attempts, its place in the queue, and why it waits."""
+    return _shown(service, row, if_none_match)
+
+
+@router.patch(
+    "/v1/jobs/{job}",
+    response_model=JobDetailPage,
+    responses={**NO_JOB, **problems("ended", "stale", "unconditional", "bad-header", "bad-request", "too-much")},
+)
+def change(
+    wanted: Change,
+    row: Found,
+    service: Serving,
+    caller: Changing,
+    if_match: Annotated[str | None, Header(max_length=100)] = None,
+) -> Response:
+    """Let a job run, hold it (it is stopped if it runs), or cancel it."""
+    version = _version_of(if_match)
+    if version not in (None, row.version):
+        raise ProblemError("stale", f"job {row.id} has version {row.version}, not {version}")
+    if row.state in FINAL or (row.desired is Desired.CANCEL and wanted.desired is not Desired.CANCEL):
+        what = row.state if row.state in FINAL else "being cancelled"
+        raise ProblemError("ended", f"job {row.id} is {what}, which nothing undoes")
+    try:
+        return _shown(service, _want(service, row, wanted.desired, version))
+    except StaleWriteError as error:
+        raise ProblemError("stale", str(error)) from error
+
+
+@router.delete("/v1/jobs/{job}", status_code=202, responses=NO_JOB)
+def cancel(row: Found, service: Serving, caller: Changing) -> JobPage:
+    """Cancel a job; may be asked again, and changes nothing once it has ended."""
+    return job_page(_want(service, row, Desired.CANCEL, None))
+
+
+def _want(service: Service, row: JobRow, desired: Desired, version: int | None) -> JobRow:
+    at_s = service.now_s()
+    service.store.write(lambda tx: set_desired(tx, row.id, desired, at_s=at_s, writer=WRITER, version=version))
+    service.wake()
+    with service.store.read() as tx:
+        return get_job(tx, row.id) or row
+
+
+def _shown(service: Service, row: JobRow, known: str | None = None) -> Response:
+    """Return a job with its ETag: its version, and a digest, as its place in the queue moves without it."""
+    gpus = sum(service.layout.nodes.values())
+    with service.store.read() as tx:
+        waiting = waiting_page(tx, row, gpus, service.now_s())
+        page = job_detail_page(row, attempts_of(tx, row.id), waiting)
+    body = page.model_dump_json().encode()
+    etag = f'"{row.version}-{hashlib.sha256(body).hexdigest()[:16]}"'
+    if known is not None and (known.strip() == "*" or etag in known.replace("W/", "").replace(" ", "").split(",")):
+        return Response(status_code=304, headers={"ETag": etag})
+    return Response(body, media_type="application/json", headers={"ETag": etag})
+
+
+def _version_of(if_match: str | None) -> int | None:
+    """Return the version that a client has seen, None for any."""
+    if if_match is None:
+        raise ProblemError(
+            "unconditional", "send If-Match with the ETag of the job, or with * to change it in any case"
+        )
+    if if_match.strip() == "*":
+        return None
+    found = ETAG.fullmatch(if_match.strip())
+    if found is None:
+        raise ProblemError("bad-header", f"If-Match is {if_match!r}; send one ETag of the job, or *")
+    return int(found[1])
+
+
+def _cursor_of(seq: int) -> str:
+    return base64.urlsafe_b64encode(f"jobs:{seq}".encode()).decode().rstrip("=")
+
+
+def _seq_of(cursor: str) -> int:
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+    except (binascii.Error, ValueError):
+        text = ""
+    found = re.fullmatch(r"jobs:([0-9]{1,18})", text)
+    if found is None:
+        raise ProblemError("bad-cursor", f"{cursor!r} is no cursor that a list has given")
+    return int(found[1])

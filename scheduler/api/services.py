@@ -1,0 +1,111 @@
+"""What endpoints work with, as dependencies: the scheduler, and who asks."""
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+
+from ..service import Service
+from ..settings import is_loopback
+from ..tokens import Caller, Role, caller_of
+from .known import Known
+from .problems import ProblemError
+
+NOBODY_ELSE = Caller("local", Role.OPERATOR)  # who asks a scheduler that only this machine can ask, and knows no tokens
+
+
+async def service_of(request: Request) -> Service:
+    """Return the scheduler that an application serves."""
+    service: Service = request.app.state.service
+    return service
+
+
+Serving = Annotated[Service, Depends(service_of)]
+
+
+async def known_of(request: Request) -> Known:
+    """Return what an application knows of tokens."""
+    known: Known = request.app.state.known
+    return known
+
+
+Knowing = Annotated[Known, Depends(known_of)]
+
+
+async def who_asks(request: Request, service: Serving, known: Knowing) -> Caller:
+    """Return who asks, by the token of the request.
+
+    Raises:
+        ProblemError: If it has none that is valid.
+    """
+    header = request.headers.get("authorization")
+    if header is None:
+        await _without_token(request, service, known)
+        return NOBODY_ELSE
+    scheme, _, secret = header.partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise ProblemError("unauthorized", "only `Authorization: Bearer TOKEN` is known")
+    return await caller_with(secret, service, known)
+
+
+async def caller_with(secret: str, service: Service, known: Known) -> Caller:
+    """Return whose token it is.
+
+    Raises:
+        ProblemError: If it is not valid.
+    """
+    row = known.row_of(secret)
+    if row is None:
+        row = await run_in_threadpool(known.read, service, secret)
+    caller = caller_of(row, secret, service.now_s())
+    if caller is None:
+        raise ProblemError("unauthorized", "the token is not known, was revoked, or has expired")
+    return caller
+
+
+async def _without_token(request: Request, service: Service, known: Known) -> None:
+    """Let only this machine ask without a token, and only while there is none.
+
+    A page of some website must not submit jobs through the browser of whoever looks at it: not under a name of its own
+    that it lets point to this machine, and not from its own origin.
+    """
+    guards = known.guards()
+    if guards is None:
+        guards = await run_in_threadpool(known.read_guards, service)
+    if guards or not service.settings.is_loopback:
+        raise ProblemError("unauthorized", "this scheduler asks for a token: send `Authorization: Bearer TOKEN`")
+    origin = request.headers.get("origin")
+    if not is_loopback(request.url.hostname or "") or (origin and not is_loopback(urlsplit(origin).hostname or "")):
+        raise ProblemError("wrong-host", "without tokens, only http://127.0.0.1 and http://localhost are served")
+
+
+Asking = Annotated[Caller, Depends(who_asks)]
+
+
+async def who_changes(caller: Asking) -> Caller:
+    """Return who asks, if they may change anything.
+
+    Raises:
+        ProblemError: If they may only read.
+    """
+    if caller.role is Role.READ_ONLY:
+        raise ProblemError("forbidden", "a token with the role read-only changes nothing")
+    return caller
+
+
+Changing = Annotated[Caller, Depends(who_changes)]
+
+
+async def who_operates(caller: Asking) -> Caller:
+    """Return who asks, if they are an operator.
+
+    Raises:
+        ProblemError: If they are not.
+    """
+    if caller.role is not Role.OPERATOR:
+        raise ProblemError("forbidden", "this takes a token with the role operator")
+    return caller
+
+
+Operating = Annotated[Caller, Depends(who_operates)]

@@ -1,0 +1,74 @@
+"""Tokens of users. What is secret of one is shown once, when it is made."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..store.errors import TakenNameError
+from ..store.user_tokens import add_token, revoke_token, tokens_of
+from ..tokens import NAME, Caller, Role, new_token
+from .models import NewTokenPage, TokenPage, token_page
+from .problems import ProblemError, problems
+from .services import Asking, Changing, Knowing, Serving
+
+DAY_S = 86400.0
+
+router = APIRouter()
+Owner = Annotated[str | None, Query(pattern=NAME, max_length=64, description="Somebody else; for operators.")]
+
+
+class TokenWish(BaseModel):
+    """A token that is wanted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=NAME)
+    owner: str | None = Field(None, pattern=NAME)  # the caller if left out; others only for operators
+    role: Role = Role.USER
+    days: float | None = Field(None, gt=0.0, le=36500.0)  # until it expires; never if left out
+
+
+@router.get("/v1/users/me/tokens")
+def tokens(service: Serving, caller: Asking, owner: Owner = None) -> list[TokenPage]:
+    """List the caller's tokens, those that have expired too."""
+    of = _owner(caller, owner)
+    with service.store.read() as tx:
+        return [token_page(row) for row in tokens_of(tx, of)]
+
+
+@router.post("/v1/users/me/tokens", status_code=201, responses=problems("token-exists", "bad-request", "too-much"))
+def create(wish: TokenWish, service: Serving, caller: Changing, known: Knowing) -> NewTokenPage:
+    """Make a token. This answer alone shows it."""
+    owner = _owner(caller, wish.owner)
+    if wish.role is Role.OPERATOR and caller.role is not Role.OPERATOR:
+        raise ProblemError("forbidden", "only an operator makes tokens for operators")
+    now_s = service.now_s()
+    made = new_token(
+        wish.name, owner, wish.role, now_s, None if wish.days is None else now_s + wish.days * DAY_S
+    )  # fmt: skip
+    try:
+        service.store.write(lambda tx: add_token(tx, made.row))
+    except TakenNameError as error:
+        raise ProblemError("token-exists", str(error)) from error
+    known.forget()
+    return NewTokenPage(**token_page(made.row).model_dump(), token=made.secret)
+
+
+@router.delete("/v1/users/me/tokens/{name}", status_code=204, responses=problems("no-such-token"))
+def revoke(
+    name: Annotated[str, Path(pattern=NAME)], service: Serving, caller: Changing, known: Knowing, owner: Owner = None
+) -> Response:
+    """Let a token expire at once."""
+    of, now_s = _owner(caller, owner), service.now_s()
+    if not service.store.write(lambda tx: revoke_token(tx, of, name, now_s)):
+        raise ProblemError("no-such-token", f"{of} has no valid token {name!r}")
+    known.forget()
+    return Response(status_code=204)
+
+
+def _owner(caller: Caller, owner: str | None) -> str:
+    """Return whose tokens are meant."""
+    if owner not in (None, caller.owner) and caller.role is not Role.OPERATOR:
+        raise ProblemError("forbidden", "only an operator handles the tokens of others")
+    return owner or caller.owner

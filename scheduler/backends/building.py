@@ -1,0 +1,82 @@
+"""Backends by name: ours and those that other packages register, found without importing any until it is used."""
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ValidationError
+
+from ...cluster.errors import InputError, PluginError
+from ...cluster.yaml_file import YamlFile, nearest, validated
+from ..layout import Layout
+from .protocol import Backend
+
+GROUP = "longshore.backends"
+PLACE = ("backend", "settings")  # in the configuration file
+
+
+class Buildable(Protocol):
+    """What is registered: the class of a backend, which knows its own settings."""
+
+    Settings: type[BaseModel]
+
+    @classmethod
+    def build(cls, settings: Any, folder: Path, layout: Layout) -> Backend:
+        """Return the backend.
+
+        Args:
+            settings: Of the class `Settings`.
+            folder: Of the scheduler; a backend that writes files makes a folder of its own in it.
+            layout: Nodes and their GPUs, in cluster-file order.
+
+        Raises:
+            LongshoreError: If it cannot be used here.
+        """
+        ...
+
+
+def build(
+    name: str, settings: Mapping[str, object], folder: Path, layout: Layout, file: YamlFile | None = None
+) -> Backend:
+    """Return a backend by its registered name.
+
+    Args:
+        name: Of the backend.
+        settings: Its own.
+        folder: Of the scheduler.
+        layout: Nodes and their GPUs.
+        file: That the settings come from, so that errors can name the line.
+
+    Raises:
+        InputError: If there is no such backend, or its settings cannot be used.
+        PluginError: If it cannot be imported.
+    """
+    registered = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in registered:
+        problem = f"there is no backend {name!r}"
+        raise (
+            InputError(problem, nearest(name, registered))
+            if file is None
+            else file.error(("backend", "name"), problem, nearest(name, registered))
+        )
+    try:
+        kind: Buildable = registered[name].load()
+    except Exception as error:  # a stranger's module may fail in any way
+        raise PluginError(f"backend {name!r} ({registered[name].value}) cannot be imported: {error}") from error
+    if not hasattr(kind, "Settings") or not hasattr(kind, "build"):
+        raise PluginError(f"backend {name!r} ({registered[name].value}) cannot be built: it lacks Settings or build")
+    return kind.build(_own(kind, settings, file), folder, layout)
+
+
+def _own(kind: Buildable, settings: Mapping[str, object], file: YamlFile | None) -> BaseModel:
+    if file is not None:
+        return validated(file, kind.Settings, settings, PLACE)
+    try:
+        return kind.Settings.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, (*PLACE, *first["loc"])))
+        raise InputError(
+            first["msg"], "write it into a configuration file (docs/configuration.md)", field=place
+        ) from error

@@ -1,0 +1,22 @@
+"""All commands of the live scheduler."""
+
+import typer
+
+from ..extender.command import extender
+from ..replay_commands import decisions, replay
+from . import tokens
+from .following import events, logs
+from .jobs import cancel, explain, hold, jobs, queue, release, status
+from .nodes import nodes
+from .serving import serve
+from .submitting import submit
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of the live scheduler to the command line."""
+    for command in (
+        serve, submit, jobs, queue, status, explain, logs, events, hold, release, cancel, nodes, extender, decisions,
+        replay,
+    ):  # fmt: skip
+        app.command()(command)
+    app.add_typer(tokens.app, name="token")

@@ -1,0 +1,20 @@
+"""What many commands take, and their client. Heavy modules are imported by the command that needs them."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+DEFAULT_URL = "http://127.0.0.1:8765"
+UrlOption = Annotated[str, typer.Option("--url", envvar="LONGSHORE_URL", help="Where the scheduler serves.")]
+JobArgument = Annotated[str, typer.Argument(help="Id of a job.")]
+
+
+def client_of(url: str) -> "Client":
+    """Return a client of the scheduler at a URL. A token comes from the environment, as others see command lines."""
+    from ..client import Client
+
+    return Client(url, os.environ.get("LONGSHORE_TOKEN") or None)

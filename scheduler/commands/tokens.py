@@ -1,0 +1,121 @@
+"""`longshore token`: by the API, or straight in the store of a folder, which the first token needs."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...cluster.errors import InputError
+from .options import DEFAULT_URL, UrlOption, client_of
+
+if TYPE_CHECKING:
+    from ..store.opening import Store
+
+DAY_S = 86400.0
+OWNER = "local"  # whose jobs are those from before the first token
+
+app = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens by which users are known.")
+FolderOption = Annotated[
+    Path | None, typer.Option(help="Folder of a scheduler, whose store is changed without asking it.")
+]
+StoreOption = Annotated[str | None, typer.Option(help="URL of a store that is in no folder.")]
+OwnerOption = Annotated[str | None, typer.Option(help="Whose token it is; yours if left out.")]
+NameArgument = Annotated[str, typer.Argument(help="Of the token, such as laptop.")]
+
+
+class RoleName(StrEnum):
+    """Roles, as `tokens.Role`."""
+
+    user = "user"
+    operator = "operator"
+    read_only = "read-only"
+
+
+@app.command()
+def create(
+    name: NameArgument,
+    owner: OwnerOption = None,
+    role: Annotated[RoleName, typer.Option(help="What its owner may do.")] = RoleName.user,
+    days: Annotated[float | None, typer.Option(min=0.001, max=36500, help="Until it expires.")] = None,
+    folder: FolderOption = None,
+    store: StoreOption = None,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Make a token and print it: it is never shown again. Once there is one, every request needs one."""
+    if folder is None and store is None:
+        wish = {"name": name, "owner": owner, "role": role.value, "days": days}
+        typer.echo(client_of(url).create_token(wish))
+        return
+    from ..store.user_tokens import add_token
+    from ..tokens import Role, check_name, new_token
+
+    now_s = time.time()
+    expires_s = None if days is None else now_s + days * DAY_S
+    made = new_token(check_name(name), check_name(owner or OWNER), Role(role.value), now_s, expires_s)
+    with _store(folder, store) as opened:
+        opened.write(lambda tx: add_token(tx, made.row))
+    typer.echo(made.secret)
+
+
+@app.command("list")
+def show(
+    owner: OwnerOption = None, folder: FolderOption = None, store: StoreOption = None, url: UrlOption = DEFAULT_URL
+) -> None:
+    """List tokens, those that have expired too; with --folder those of all owners."""
+    found = client_of(url).tokens(owner) if folder is None and store is None else _stored(folder, store, owner)
+    for it in found:
+        expires, used = _day(it["expires_s"], "never"), _day(it["used_s"], "never used")
+        expired = "expired" if it["expires_s"] is not None and it["expires_s"] <= time.time() else "expires"
+        typer.echo(f"{it['owner']:16s}  {it['name']:16s}  {it['role']:9s}  {expired} {expires}  {used}")
+    if not found:
+        typer.echo("no tokens")
+
+
+@app.command()
+def revoke(
+    name: NameArgument,
+    owner: OwnerOption = None,
+    folder: FolderOption = None,
+    store: StoreOption = None,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Let a token expire at once."""
+    if folder is None and store is None:
+        client_of(url).revoke_token(name, owner)
+    else:
+        from ..store.user_tokens import revoke_token
+
+        with _store(folder, store) as opened:
+            if not opened.write(lambda tx: revoke_token(tx, owner or OWNER, name, time.time())):
+                raise InputError(f"{owner or OWNER} has no valid token {name!r}", "`longshore token list` shows them")
+    typer.echo("revoked")
+
+
+def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[dict[str, Any]]:
+    from ..store.user_tokens import tokens_of
+
+    with _store(folder, store) as opened, opened.read() as tx:
+        return [row._asdict() for row in tokens_of(tx, owner)]
+
+
+@contextmanager
+def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
+    from ..settings import store_url_of
+    from ..store.opening import open_store
+
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    opened = open_store(url or store_url_of(folder or Path(".longshore")))
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _day(at_s: float | None, none: str) -> str:
+    return none if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

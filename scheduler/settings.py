@@ -1,0 +1,99 @@
+"""What can be chosen of a scheduler: one file, and options of the command line over it."""
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..cluster.yaml_file import YamlFile, read_yaml, validated
+
+Order = Literal["fifo", "easy", "easy-shortest", "shortest"]
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BackendChoice(_Section):
+    """Who runs the jobs."""
+
+    name: Name = "local"
+    settings: dict[str, object] = {}  # its own, as docs/configuration.md has them
+
+
+class PolicyChoice(_Section):
+    """Who decides."""
+
+    name: Name | None = None  # of a policy, or a checkpoint; the fallback alone if left out
+    mode: Literal["active", "shadow", "veto"] = "active"  # as in `deciding.Mode`
+    fallback: Name = "patient"  # heuristic that decides whenever the policy does not
+    deadline_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 0.1  # of one decision
+
+
+class Limits(_Section):
+    """What one user may have."""
+
+    queued_jobs: Annotated[int, Field(ge=1)] = 10_000  # more are refused
+    gpus: Annotated[int | None, Field(ge=1)] = None  # held at once, once the scheduler enforces it
+
+
+class Settings(_Section):
+    """What can be chosen of a scheduler. Paths of a file start from its folder."""
+
+    cluster: Path | None = None  # four nodes of four slots if left out
+    folder: Path = Path(".longshore")  # of the store, the jobs' files and logs
+    store: str | None = None  # URL; a SQLite file in the folder if left out
+    backend: BackendChoice = BackendChoice()
+    policy: PolicyChoice = PolicyChoice()
+    order: Order = "easy"
+    ageing_s: Annotated[float, Field(ge=0.0)] = 6 * 3600.0
+    waiting: bool = True
+    host: Name = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8765
+    limits: Limits = Limits()
+
+    @property
+    def store_url(self) -> str:
+        """URL of the store."""
+        return self.store or store_url_of(self.folder)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can ask the API."""
+        return is_loopback(self.host)
+
+
+class Chosen(NamedTuple):
+    """Settings, and the file that they come from."""
+
+    settings: Settings = Settings()
+    file: YamlFile | None = None
+
+
+def read_settings(path: Path) -> Chosen:
+    """Return the settings of a configuration file.
+
+    Raises:
+        InputError: If it cannot be read or used, naming the line.
+    """
+    file = read_yaml(path)
+    found = validated(file, Settings, file.data)
+    home = path.absolute().parent
+    cluster = None if found.cluster is None else home / found.cluster
+    settings = found.model_copy(update={"cluster": cluster, "folder": home / found.folder})
+    return Chosen(settings, file)
+
+
+def store_url_of(folder: Path) -> str:
+    """Return the URL of the store that is a file in a scheduler's folder."""
+    return f"sqlite:///{folder / 'longshore.db'}"
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a name or an address means this machine alone."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,81 @@
+"""Tokens by which users are known, and what they may do.
+
+Source: SPEC K8.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from enum import StrEnum
+from typing import NamedTuple
+
+from ..cluster.errors import InputError
+from .store.user_tokens import TokenRow
+
+PREFIX = "ls_"
+BITS = 256
+NAME = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"  # of owners and of tokens
+
+
+class Role(StrEnum):
+    """What a user may do."""
+
+    USER = "user"  # submit jobs, and see and change the own ones
+    OPERATOR = "operator"  # see and change all jobs, and give tokens to others
+    READ_ONLY = "read-only"  # see the own jobs
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    owner: str
+    role: Role
+
+
+class NewToken(NamedTuple):
+    """A token that was just made: the only moment at which it can be read."""
+
+    secret: str
+    row: TokenRow
+
+
+def check_name(name: str) -> str:
+    """Return a name that an owner or a token can have.
+
+    Raises:
+        InputError: If it cannot.
+    """
+    if re.fullmatch(NAME, name) is None:
+        raise InputError(
+            f"{name!r} cannot be a name", "write 1 to 64 small letters, digits, and `.`, `_` or `-` inside"
+        )
+    return name
+
+
+def new_token(name: str, owner: str, role: Role, made_s: float, expires_s: float | None) -> NewToken:
+    """Return a token that nobody else has.
+
+    Args:
+        name: Of the token, for people.
+        owner: Who is known by it.
+        role: What the owner may do with it.
+        made_s: Unix time.
+        expires_s: Unix time from which on it is refused, None for never.
+    """
+    secret = PREFIX + secrets.token_urlsafe(BITS // 8)
+    return NewToken(secret, TokenRow(digest_of(secret), name, owner, role.value, made_s, expires_s))
+
+
+def digest_of(secret: str) -> str:
+    """Return what is stored of a token; of 256 random bits no salt is needed."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def caller_of(row: TokenRow | None, secret: str, now_s: float) -> Caller | None:
+    """Return who shows a token, None if it is not theirs or has expired."""
+    if row is None or not hmac.compare_digest(row.digest, digest_of(secret)):
+        return None
+    if row.expires_s is not None and row.expires_s <= now_s:
+        return None
+    return Caller(row.owner, Role(row.role))

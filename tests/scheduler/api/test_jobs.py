@@ -1,0 +1,143 @@
+"""Lists of jobs, one job, and what its owner wants of it."""
+
+import re
+
+import httpx
+import pytest
+
+from longshore.scheduler.service import Service
+
+HELD = {"If-Match": "*"}
+
+
+def submit(api: httpx.Client, **changes: object) -> str:
+    return str(api.post("/v1/jobs", json={"command": ["true"], **changes}).json()["id"])
+
+
+def test_pages_of_a_list_hold_every_job_once_the_last_submitted_first(api: httpx.Client) -> None:
+    submitted = [submit(api) for _ in range(5)]
+    pages = [api.get("/v1/jobs", params={"limit": 2}).json()]
+    while pages[-1]["cursor"]:
+        pages.append(api.get("/v1/jobs", params={"limit": 2, "cursor": pages[-1]["cursor"]}).json())
+    listed = [job["id"] for page in pages for job in page["jobs"]]
+
+    assert listed == submitted[::-1]
+
+
+def test_a_list_is_of_the_states_that_are_asked_for(api: httpx.Client, service: Service) -> None:
+    queued, held = submit(api), submit(api)
+    api.patch(f"/v1/jobs/{held}", json={"desired": "hold"}, headers=HELD)
+    api.patch(f"/v1/jobs/{queued}", json={"desired": "hold"}, headers=HELD)
+    service.scheduler.tick()
+    api.patch(f"/v1/jobs/{queued}", json={"desired": "run"}, headers=HELD)
+
+    assert [job["id"] for job in api.get("/v1/jobs", params={"state": ["held"]}).json()["jobs"]] == [held, queued]
+    assert api.get("/v1/jobs", params={"state": ["queued", "running"]}).json()["jobs"] == []
+
+
+@pytest.mark.parametrize("cursor", ["x", "am9iczoxMjM0NTY3ODkwMTIzNDU2Nzg5MA", "%00", "..", "/etc/passwd"])
+def test_a_cursor_that_no_list_gave_is_refused(refusing_api: httpx.Client, cursor: str) -> None:
+    answer = refusing_api.get("/v1/jobs", params={"cursor": cursor})
+
+    assert (answer.status_code, answer.json()["code"]) == (400, "bad-cursor")
+
+
+def test_a_job_that_is_as_it_was_is_not_sent_again(api: httpx.Client) -> None:
+    path = f"/v1/jobs/{submit(api)}"
+    etag = api.get(path).headers["ETag"]
+
+    same = api.get(path, headers={"If-None-Match": f'"x", {etag}'})
+    api.delete(path)
+    changed = api.get(path, headers={"If-None-Match": etag})
+
+    assert (same.status_code, same.content, same.headers["ETag"]) == (304, b"", etag)
+    assert changed.status_code == 200
+    assert changed.headers["ETag"] != etag
+
+
+def test_a_waiting_job_knows_its_place_behind_those_of_a_higher_priority(api: httpx.Client) -> None:
+    first, second = submit(api), submit(api)
+    urgent = submit(api, priority=5)
+
+    places = [api.get(f"/v1/jobs/{job}").json()["waiting"]["position"] for job in (urgent, first, second)]
+
+    assert places == [1, 2, 3]
+
+
+def test_a_job_that_asks_for_more_gpus_than_are_free_says_so(api: httpx.Client, service: Service) -> None:
+    service.scheduler.tick()
+    fills = submit(api, gpus=16, command=["/bin/sleep", "1000"], grace_s=0)
+    service.scheduler.tick()
+    waits = submit(api, gpus=2)
+
+    reason = api.get(f"/v1/jobs/{waits}").json()["waiting"]["reason"]
+    api.delete(f"/v1/jobs/{fills}")
+    while api.get(f"/v1/jobs/{fills}").json()["ended_s"] is None:
+        service.scheduler.tick()
+
+    assert reason == "it asks for 2 GPUs, and 0 are free"
+
+
+def test_a_held_job_waits_for_its_release(api: httpx.Client, service: Service) -> None:
+    path = f"/v1/jobs/{submit(api)}"
+
+    api.patch(path, json={"desired": "hold"}, headers=HELD)
+    service.scheduler.tick()
+
+    held = api.get(path).json()
+    assert (held["state"], held["waiting"]["reason"]) == ("held", "it is held until its owner releases it")
+    assert api.patch(path, json={"desired": "run"}, headers=HELD).json()["desired"] == "run"
+
+
+def test_a_change_needs_the_version_that_was_seen(api: httpx.Client) -> None:
+    path = f"/v1/jobs/{submit(api)}"
+    etag, wish = api.get(path).headers["ETag"], {"desired": "hold"}
+
+    blind = api.patch(path, json=wish)
+    unreadable = api.patch(path, json=wish, headers={"If-Match": "latest"})
+    seen = api.patch(path, json=wish, headers={"If-Match": etag})
+    stale = api.patch(path, json={"desired": "run"}, headers={"If-Match": etag})
+
+    codes = [answer.json().get("code") for answer in (blind, unreadable, seen, stale)]
+    assert [answer.status_code for answer in (blind, unreadable, seen, stale)] == [428, 400, 200, 412]
+    assert codes == ["unconditional", "bad-header", None, "stale"]
+
+
+def test_the_place_in_the_queue_may_move_between_reading_and_changing(api: httpx.Client) -> None:
+    path = f"/v1/jobs/{submit(api)}"
+    etag = api.get(path).headers["ETag"]
+    submit(api, priority=5)
+
+    assert api.get(path).headers["ETag"] != etag
+    assert api.patch(path, json={"desired": "hold"}, headers={"If-Match": etag}).status_code == 200
+
+
+def test_a_job_is_cancelled_once_however_often_that_is_asked(api: httpx.Client, service: Service) -> None:
+    path = f"/v1/jobs/{submit(api)}"
+
+    first, second = api.delete(path), api.delete(path)
+    service.scheduler.tick()
+    third = api.delete(path)
+
+    assert [answer.status_code for answer in (first, second, third)] == [202, 202, 202]
+    assert third.json()["state"] == "cancelled"
+    assert len([event for event in api.get(f"{path}/events").json() if event["kind"] == "desired"]) == 1
+
+
+def test_a_cancel_is_never_taken_back(api: httpx.Client) -> None:
+    path = f"/v1/jobs/{submit(api)}"
+    api.delete(path)
+
+    answer = api.patch(path, json={"desired": "run"}, headers=HELD)
+
+    assert (answer.status_code, answer.json()["code"]) == (409, "ended")
+
+
+@pytest.mark.parametrize("path", ["", "/attempts", "/tasks", "/events", "/decisions", "/logs"])
+@pytest.mark.parametrize("job", ["nobody", "01m81vhm68y4wwjtayxd3pcypw", "..%2f..%2fetc", "$(id)", "%00", "a" * 200])
+def test_what_is_no_job_is_not_found_anywhere(refusing_api: httpx.Client, job: str, path: str) -> None:
+    answer = refusing_api.get(f"/v1/jobs/{job}{path}")
+
+    assert answer.status_code in (404, 422)
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert re.fullmatch("no-such-job|not-found|invalid", answer.json()["code"])

@@ -1,0 +1,94 @@
+"""Errors: one form for all, one table of codes, and never a word of the inside."""
+
+import ast
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from longshore.scheduler.api.problem_codes import CODES
+from longshore.scheduler.api.problems import OF_STATUS
+from longshore.scheduler.api.streaming import MOST
+from longshore.scheduler.service import Service
+
+ROOT = Path(__file__).parents[3]
+PATHS = [
+    ("GET", "/nothing", 404, "not-found"),
+    ("GET", "/v1/jobs/", 404, "not-found"),
+    ("PUT", "/v1/jobs", 405, "method-not-allowed"),
+    ("GET", "/v1/jobs?limit=0", 422, "invalid"),
+    ("GET", "/v1/jobs/nobody", 404, "no-such-job"),
+    ("GET", "/problems/none", 404, "not-found"),
+    ("GET", "/readyz", 503, "not-ready"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "status", "code"), PATHS)
+def test_every_error_is_a_problem(refusing_api: httpx.Client, method: str, path: str, status: int, code: str) -> None:
+    answer = refusing_api.request(method, path)
+
+    problem = answer.json()
+    assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code)
+    assert set(problem) == {"type", "title", "status", "detail", "instance", "code"}
+    assert problem["instance"] == path.partition("?")[0]
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert refusing_api.get(problem["type"]).status_code == 200
+
+
+def test_a_path_names_all_its_methods(refusing_api: httpx.Client) -> None:
+    assert refusing_api.put("/v1/jobs/x").headers["Allow"] == "DELETE, GET, PATCH"
+
+
+def test_a_fault_of_ours_tells_nothing_of_the_inside(api: httpx.Client, app: FastAPI) -> None:
+    del app.state.known
+
+    answer = api.get("/v1/jobs")
+
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert not re.search("Traceback|AttributeError|known", answer.text)
+
+
+def test_a_scheduler_that_leads_is_ready(api: httpx.Client, service: Service) -> None:
+    service.scheduler.tick()
+
+    assert api.get("/readyz").json()["policy"] == "patient"
+
+
+def test_the_page_on_the_api_has_every_code_and_no_other() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+
+    rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \| (.+) \|$", page, re.MULTILINE)
+
+    assert {code: (int(status), meaning) for code, status, meaning in rows} == {
+        code: (it.status, it.meaning) for code, it in CODES.items()
+    }
+
+
+def test_every_code_is_used_and_every_used_code_is_known() -> None:
+    sources = [path for room in ("api", "extender") for path in (ROOT / "scheduler" / room).glob("*.py")]
+    calls = [node for path in sources for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    named = {
+        argument.value
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id in ("ProblemError", "problem_answer", "problems")
+        for argument in (call.args if call.func.id == "problems" else call.args[:2])
+        if isinstance(argument, ast.Constant)
+        and isinstance(argument.value, str)
+        and re.fullmatch("[a-z-]+", argument.value)
+    }
+
+    assert named | set(OF_STATUS.values()) == set(CODES)
+
+
+def test_there_is_a_bound_on_streams(api: httpx.Client, app: FastAPI) -> None:
+    app.state.streams.open = MOST
+
+    answer = api.get("/v1/events")
+
+    assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (
+        429,
+        "too-many-followers",
+        "10",
+    )

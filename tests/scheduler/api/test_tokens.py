@@ -1,0 +1,168 @@
+"""Tokens, and who may see and do what."""
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from longshore.scheduler.service import Service
+from longshore.scheduler.store.user_tokens import add_token, revoke_token, tokens_of
+from longshore.scheduler.tokens import Role, new_token
+
+SPEC = {"command": ["true"]}
+Headers = dict[str, str]
+
+
+def bearer(secret: str) -> Headers:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+@pytest.fixture
+def known(service: Service) -> Callable[..., Headers]:
+    """Makes somebody known, and returns the headers by which they are."""
+
+    def make(owner: str, role: Role = Role.USER, expires_s: float | None = None) -> Headers:
+        made = new_token(f"t-{role}", owner, role, service.now_s(), expires_s)
+        service.store.write(lambda tx: add_token(tx, made.row))
+        return bearer(made.secret)
+
+    return make
+
+
+def submit(api: httpx.Client, headers: Headers) -> str:
+    answer = api.post("/v1/jobs", json=SPEC, headers=headers)
+    assert answer.status_code == 201
+    return str(answer.json()["id"])
+
+
+def test_without_any_token_whoever_is_on_this_machine_is_the_user_local(api: httpx.Client) -> None:
+    assert api.get(f"/v1/jobs/{submit(api, {})}").json()["owner"] == "local"
+
+
+def test_once_there_is_a_token_every_request_needs_one(api: httpx.Client, known: Callable[..., Headers]) -> None:
+    ada = known("ada")
+
+    answer = api.get("/v1/jobs")
+
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert api.get("/v1/jobs", headers=ada).status_code == 200
+    assert api.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers", [bearer("ls_x"), {"Authorization": "Bearer"}, {"Authorization": "Basic YTpi"}, bearer("ls_\xe9")]
+)
+def test_what_is_no_token_is_refused(api: httpx.Client, known: Callable[..., Headers], headers: Headers) -> None:
+    known("ada")
+
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+
+    assert api.get("/v1/jobs", headers=encoded).status_code == 401
+
+
+def test_an_expired_token_is_refused(api: httpx.Client, service: Service, known: Callable[..., Headers]) -> None:
+    assert api.get("/v1/jobs", headers=known("ada", expires_s=service.now_s() - 1.0)).status_code == 401
+
+
+def test_the_last_token_that_is_revoked_does_not_open_the_door(api: httpx.Client, service: Service) -> None:
+    made = api.post("/v1/users/me/tokens", json={"name": "laptop"}).json()["token"]
+
+    assert api.delete("/v1/users/me/tokens/laptop", headers=bearer(made)).status_code == 204
+
+    assert api.get("/v1/jobs", headers=bearer(made)).status_code == 401
+    assert api.get("/v1/jobs").status_code == 401
+
+
+def test_a_token_that_is_revoked_in_the_store_is_refused_a_moment_later(
+    api: httpx.Client, service: Service, known: Callable[..., Headers]
+) -> None:
+    ada = known("ada")
+    assert api.get("/v1/jobs", headers=ada).status_code == 200
+
+    service.store.write(lambda tx: revoke_token(tx, "ada", "t-user", service.now_s()))
+
+    while api.get("/v1/jobs", headers=ada).status_code == 200:
+        pass  # for a second at most
+
+
+def test_the_use_of_a_token_is_written_down(api: httpx.Client, service: Service, known: Callable[..., Headers]) -> None:
+    before_s = service.now_s()
+    api.get("/v1/jobs", headers=known("ada"))
+
+    with service.store.read() as tx:
+        used_s = tokens_of(tx, "ada")[0].used_s
+    assert used_s is not None
+    assert before_s <= used_s <= service.now_s()
+
+
+def test_somebody_elses_job_is_not_there(api: httpx.Client, known: Callable[..., Headers]) -> None:
+    ada, bob, operator = known("ada"), known("bob"), known("olga", Role.OPERATOR)
+    job = submit(api, ada)
+    asked = [f"/v1/jobs/{job}{path}" for path in ("", "/attempts", "/tasks", "/events", "/decisions", "/logs")]
+
+    assert {api.get(path, headers=bob).json()["code"] for path in asked} == {"no-such-job"}
+    assert api.delete(f"/v1/jobs/{job}", headers=bob).status_code == 404
+    assert api.patch(f"/v1/jobs/{job}", json={"desired": "hold"}, headers={**bob, "If-Match": "*"}).status_code == 404
+    assert api.get("/v1/jobs", headers=bob).json()["jobs"] == []
+    assert api.get("/v1/jobs", params={"user": "ada"}, headers=bob).json()["jobs"] == []
+    assert [it["id"] for it in api.get("/v1/jobs", params={"user": "ada"}, headers=operator).json()["jobs"]] == [job]
+    assert api.get(f"/v1/jobs/{job}", headers=operator).status_code == 200
+
+
+def test_keys_of_two_users_are_two_keys(api: httpx.Client, known: Callable[..., Headers]) -> None:
+    key = {"Idempotency-Key": "k"}
+
+    assert submit(api, {**known("ada"), **key}) != submit(api, {**known("bob"), **key})
+
+
+def test_who_may_only_read_changes_nothing(api: httpx.Client, known: Callable[..., Headers]) -> None:
+    job, reads = submit(api, known("ada")), known("ada", Role.READ_ONLY)
+
+    changes = [
+        api.post("/v1/jobs", json=SPEC, headers=reads),
+        api.delete(f"/v1/jobs/{job}", headers=reads),
+        api.patch(f"/v1/jobs/{job}", json={"desired": "hold"}, headers={**reads, "If-Match": "*"}),
+        api.post("/v1/users/me/tokens", json={"name": "more"}, headers=reads),
+        api.delete("/v1/users/me/tokens/t-user", headers=reads),
+    ]
+
+    assert {(answer.status_code, answer.json()["code"]) for answer in changes} == {(403, "forbidden")}
+    assert api.get(f"/v1/jobs/{job}", headers=reads).status_code == 200
+
+
+def test_only_operators_make_operators_and_handle_the_tokens_of_others(
+    api: httpx.Client, known: Callable[..., Headers]
+) -> None:
+    ada, olga, path = known("ada"), known("olga", Role.OPERATOR), "/v1/users/me/tokens"
+
+    refused = [
+        api.post(path, json={"name": "a", "role": "operator"}, headers=ada),
+        api.post(path, json={"name": "a", "owner": "bob"}, headers=ada),
+        api.get(path, params={"owner": "olga"}, headers=ada),
+        api.delete(f"{path}/t-operator", params={"owner": "olga"}, headers=ada),
+    ]
+    made = api.post(path, json={"name": "a", "owner": "bob", "role": "operator", "days": 1}, headers=olga)
+
+    assert {answer.status_code for answer in refused} == {403}
+    assert made.status_code == 201
+    assert api.get("/v1/jobs", headers=bearer(made.json()["token"])).status_code == 200
+
+
+def test_a_token_is_shown_once_and_stored_as_its_digest_alone(api: httpx.Client, service: Service) -> None:
+    made = api.post("/v1/users/me/tokens", json={"name": "laptop"})
+    secret = made.json()["token"]
+
+    assert secret.startswith("ls_")
+    assert len(secret) == len("ls_") + 43  # 256 bits
+    assert secret not in api.get("/v1/users/me/tokens", headers=bearer(secret)).text
+    stored = b"".join(path.read_bytes() for path in service.settings.folder.rglob("*") if path.is_file())
+    assert secret.encode() not in stored
+    again = api.post("/v1/users/me/tokens", json={"name": "laptop"}, headers=bearer(secret))
+    assert (again.status_code, again.json()["code"]) == (409, "token-exists")
+
+
+def test_a_token_that_is_not_there_cannot_be_revoked(api: httpx.Client) -> None:
+    answer = api.delete("/v1/users/me/tokens/nobody")
+
+    assert (answer.status_code, answer.json()["code"]) == (404, "no-such-token")

@@ -1,0 +1,74 @@
+"""A scheduler in a process of its own, and the command line that talks to it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PATIENCE_S = 120.0  # far more than anything here takes
+LONGSHORE = [sys.executable, "-m", "longshore"]
+
+
+class Served:
+    """A scheduler in a folder.
+
+    Args:
+        folder: Where it is started.
+        options: Of `longshore serve`.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.options, self.environment = folder, options, dict[str, str]()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        line = [*LONGSHORE, "serve", "--port", str(self.port), *self.options]
+        with (self.folder / "serve.log").open("ab") as log:
+            process = self.process = subprocess.Popen(line, cwd=self.folder, stdout=log, stderr=log)
+        until(lambda: process.poll() is not None or self.call("nodes", check=False).returncode == 0)
+        assert process.poll() is None, (self.folder / "serve.log").read_text()
+
+    def end(self, number: int = signal.SIGINT) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait()
+
+    def cancel_all(self) -> None:
+        """Cancel all jobs, and wait for their ends."""
+        for job in self.call("queue").stdout.split("\n"):
+            if job and job != "no jobs":
+                self.call("cancel", job.split()[0])
+        until(lambda: "no jobs" in self.call("queue").stdout)
+
+    def call(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "LONGSHORE_URL": self.url, **self.environment}
+        line = [*LONGSHORE, *arguments]
+        return subprocess.run(line, cwd=self.folder, env=environment, capture_output=True, text=True, check=check)
+
+    def submit(self, *arguments: str) -> str:
+        return self.call("submit", *arguments).stdout.strip()
+
+    def state(self, job: str) -> str:
+        return self.call("status", job).stdout.split()[2]
+
+    def ended(self, job: str) -> str:
+        until(lambda: self.state(job) in ("succeeded", "failed", "cancelled"))
+        return self.call("status", job).stdout
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up
+        time.sleep(0.1)

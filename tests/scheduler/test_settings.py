@@ -1,0 +1,101 @@
+"""The configuration file."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from longshore.cluster.errors import InputError
+from longshore.cluster.scenarios import ORDERS
+from longshore.scheduler.backends.building import build
+from longshore.scheduler.deciding import Mode
+from longshore.scheduler.layout import Layout
+from longshore.scheduler.service import Service
+from longshore.scheduler.settings import Chosen, Order, PolicyChoice, Settings, is_loopback, read_settings
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "longshore.yaml"
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        inner = isinstance(kind, type) and issubclass(kind, BaseModel)
+        found |= fields(kind, f"{prefix}{name}.") if inner else {f"{prefix}{name}"}  # type: ignore[arg-type]
+    return found
+
+
+def refused(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        Service(read_settings(path))
+    return str(error.value).removeprefix(f"{tmp_path}/")
+
+
+def test_the_example_has_every_field_with_its_default() -> None:
+    text = re.sub(r"^( *)# (\w+: )", r"\1\2", EXAMPLE.read_text(), flags=re.MULTILINE)
+    named = {
+        f"{name}.{inner}" if isinstance(value, dict) else name
+        for name, value in yaml.safe_load(text).items()
+        for inner in (value if isinstance(value, dict) else [""])
+    }
+    found = read_settings(EXAMPLE).settings
+
+    assert named == fields(Settings)
+    assert found.model_copy(update={"cluster": None, "folder": Settings().folder}) == Settings()
+    assert found.cluster == ROOT / "examples" / "small.yaml"
+    assert found.folder == ROOT / "examples" / ".longshore"
+
+
+def test_the_page_on_the_configuration_has_every_field_and_no_other() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+
+    assert set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)) == fields(Settings)
+
+
+def test_modes_and_orders_are_those_of_the_scheduler() -> None:
+    assert set(get_args(PolicyChoice.model_fields["mode"].annotation)) == set(Mode)
+    assert set(get_args(Order)) == set(ORDERS)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ordr: easy\n", "c.yaml:1:ordr: unknown key; did you mean 'order'?"),
+        ("port: 1\norder: best\n", "c.yaml:2:order: 'best' cannot be used; it should be 'fifo', 'easy', "),
+        ("policy:\n  deadline_s: .nan\n", "c.yaml:2:policy.deadline_s: '.nan' cannot be used; "),
+        ("policy:\n  deadlin_s: 1\n", "c.yaml:2:policy.deadlin_s: unknown key; did you mean 'deadline_s'?"),
+        ("backend:\n  name: locl\n", "c.yaml:2:backend.name: there is no backend 'locl'; did you mean 'local'?"),
+        ("backend:\n  settings:\n    x: 1\n", "c.yaml:3:backend.settings.x: unknown key; "),
+        ("host: 0.0.0.0\n", "host 0.0.0.0 lets other machines run programs here, and nobody has a token yet; "),
+        ("store: mysql://x\n", ""),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+    if text.startswith("store"):
+        with pytest.raises(Exception, match="a store cannot be in 'mysql'"):
+            Service(Chosen(Settings(folder=tmp_path, store="mysql://x")))
+        return
+    message = refused(tmp_path, text)
+
+    assert message.startswith(told)
+    assert "\n" not in message
+
+
+def test_settings_of_a_backend_without_a_file_name_their_place(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^backend.settings.x: Extra inputs are not permitted"):
+        build("local", {"x": 1}, tmp_path, Layout(["a"], [1]))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("", False),
+     ("::", False), ("10.0.0.1", False), ("localhost.evil.example", False)],
+)  # fmt: skip
+def test_only_this_machine_is_loopback(host: str, is_local: bool) -> None:  # noqa: FBT001
+    assert is_loopback(host) is is_local
