@@ -24,7 +24,7 @@ from .store.changes import (
     write_changes,
 )
 from .store.decisions import NewDecision
-from .store.events import last_seq, told_by_others
+from .store.events import last_complete_seq, told_by_others
 from .store.jobs import JobColumns, JobRow, get_jobs, open_jobs
 from .store.opening import Store
 
@@ -63,7 +63,7 @@ class Book:
         self.parts, self.fence, self.down = parts, fence, down
         now_s = parts.now_s()
         with parts.store.read() as tx:
-            self._seq = last_seq(tx)
+            self._seq = last_complete_seq(tx)
             rows, attempts = open_jobs(tx), unclosed_attempts(tx)
         self.jobs: dict[str, JobRow] = {row.id: row for row in rows}  # in no final state, in order of submission
         self.attempts: dict[str, AttemptRow] = {row.job_id: row for row in attempts}  # the last of each job, not closed

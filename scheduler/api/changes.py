@@ -6,7 +6,7 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
 from ..service import Service
-from ..store.events import EventRow, events_after, last_seq
+from ..store.events import EventRow, events_after, last_complete_seq
 from ..store.queued import owners_of
 from .found import seen_owner
 from .models import event_page
@@ -51,7 +51,7 @@ class _Following:
         self._service, self._owner = service, owner
         if after is None:
             with service.store.read() as tx:
-                after = last_seq(tx)
+                after = last_complete_seq(tx)
         self._seq = after
 
     def look(self) -> list[Told]:

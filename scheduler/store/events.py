@@ -125,3 +125,9 @@ def last_seq(tx: Connection) -> int:
     """Return the number of the last event, 0 if there is none."""
     last: int = tx.execute(_LAST).scalar_one()
     return last
+
+
+def last_complete_seq(tx: Connection) -> int:
+    """Return the same, such that none with a smaller number is committed later: who follows from there misses none."""
+    last: int = _complete(tx, _LAST, {})[0][0]
+    return last

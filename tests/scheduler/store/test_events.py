@@ -1,10 +1,19 @@
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
 
+import pytest
 from sqlalchemy import Connection, text
 
-from longshore.scheduler.store.events import NewEvent, append, events_after, last_seq
+from longshore.scheduler.store.events import (
+    NewEvent,
+    append,
+    events_after,
+    last_complete_seq,
+    last_seq,
+    told_by_others,
+)
 from longshore.scheduler.store.opening import Store, open_store
 
 from .store_rows import all_events, submit
@@ -59,25 +68,46 @@ def last(store: Store) -> int:
         return last_seq(tx)
 
 
-def test_a_follower_on_postgresql_does_not_run_past_a_late_commit(postgresql_url: str) -> None:
+def numbers(store: Store) -> object:
+    return [event.data for event in all_events(store)]
+
+
+def told(store: Store) -> object:
+    with store.read() as tx:
+        return told_by_others(tx, 0)[0]
+
+
+def begun(store: Store) -> object:
+    """Begin to follow, and count what was there before."""
+    with store.read() as tx:
+        seq = last_complete_seq(tx)
+        return sum(event.seq <= seq for event in events_after(tx, 0, 9))
+
+
+@pytest.mark.parametrize(
+    ("follow", "found"), [(numbers, [{"number": 1}, {"number": 2}]), (told, ["job-1", "job-2"]), (begun, 2)]
+)
+def test_a_follower_on_postgresql_does_not_run_past_a_late_commit(
+    postgresql_url: str, follow: Callable[[Store], object], found: object
+) -> None:
     slow, fast, follower = (open_store(postgresql_url) for _ in range(3))
     written, go = Event(), Event()
 
     def late(tx: Connection) -> None:
-        append(tx, note(1))
+        append(tx, note(1, "job-1"))
         written.set()
         go.wait()
 
     with ThreadPoolExecutor(2) as pool:
         pool.submit(slow.write, late)
         written.wait()
-        fast.write(lambda tx: append(tx, note(2)))  # a larger number, committed earlier
-        following = pool.submit(all_events, follower)
+        fast.write(lambda tx: append(tx, note(2, "job-2")))  # a larger number, committed earlier
+        following = pool.submit(follow, follower)
         with fast.engine.connect() as tx:
             while not following.done() and tx.execute(WAITING).scalar() == 0:
                 tx.rollback()
         go.set()
-    assert [event.data for event in following.result()] == [{"number": 1}, {"number": 2}]
+    assert following.result() == found
     for store in (slow, fast, follower):
         store.close()
 
