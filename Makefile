@@ -8,8 +8,9 @@ STAMP  := .venv/.stamp
 demo: $(STAMP)
 	$(BIN)/longshore evaluate --policy checkpoints/hetero64.zip $(if $(TRACE),--trace '$(TRACE)') --report report.html
 
+# A file's tests stay together: some share a server.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -233,7 +233,9 @@ class KubernetesBackend:
     def _status(self, name: str, pods: list[Pod], silent: frozenset[str]) -> Status:
         if pods:
             cancelled = any(pod.is_deleted for pod in pods) and self._records.has(name, "cancelled")
-            return status_of(name, pods, silent, cancelled=cancelled)
+            status = status_of(name, pods, silent, cancelled=cancelled)
+            # Its pods go one after the other: what they told when all were there stands.
+            return self._records.end(name) or status if status.run in (Run.EXITED, Run.LOST) else status
         return self._records.status(name)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from longshore.agents.registry import find_policy
 from longshore.cluster.cluster_file import read_cluster
 from longshore.cluster.errors import PluginError
+from longshore.scheduler.backends.local.processes import children
 from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Outcome, Ranker, Ranking
 from longshore.scheduler.extender.wire import RANKS, read_offer
@@ -176,14 +176,13 @@ def test_a_checkpoint_ranks_first_what_it_would_choose_itself() -> None:
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_policy_that_hangs_or_dies_is_replaced_by_the_heuristic(tmp_path: Path, number: int) -> None:
     ranker = ranker_of(by_hand(tmp_path), "patient", deadline_s=4.0)
-    before = set(active_children())
+    before = {process.pid for process in children(os.getpid())}
     ranker.warm_up(PATIENCE_S)
-    (process,) = set(active_children()) - before
-    assert process.pid is not None
+    (pid,) = {process.pid for process in children(os.getpid())} - before
     try:
         assert rank(ranker, 2, "1").outcome is Outcome.POLICY
 
-        os.kill(process.pid, number)
+        os.kill(pid, number)
 
         found = rank(ranker, 2, "2")
         assert found.outcome is Outcome.FALLBACK
