@@ -45,6 +45,7 @@ class Parts:
     deciding: Deciding
     now_s: Callable[[], float]  # Unix time
     owner: str  # of the lease, for people
+    gpus_per_user: int | None = None  # held and in the queue; None for any number
 
 
 class Book:
@@ -67,7 +68,7 @@ class Book:
             rows, attempts = open_jobs(tx), unclosed_attempts(tx)
         self.jobs: dict[str, JobRow] = {row.id: row for row in rows}  # in no final state, in order of submission
         self.attempts: dict[str, AttemptRow] = {row.job_id: row for row in attempts}  # the last of each job, not closed
-        known = known_of(rows, self.attempts, parts.layout, down, now_s)
+        known = known_of(rows, self.attempts, parts.layout, down, now_s, parts.gpus_per_user)
         self.live = LiveCluster(parts.site, known)
         waiting = {row.id for row in rows if row.state in (JobState.QUEUED, JobState.HELD)}
         self.outside = waiting - set(known.queue)  # jobs that wait, but not in the queue of the cluster

@@ -10,7 +10,8 @@ from ..cluster.errors import BackendError
 from .book import Book, Parts
 from .deciding import Decision
 from .owner import is_proven_dead
-from .recall import asked_of, is_eligible
+from .quota import Quota
+from .recall import asked_of, is_eligible, queue_key
 from .settling import settle
 from .states import Desired, JobState
 from .store.attempts import Opening
@@ -136,7 +137,8 @@ class Scheduler:
                 book.live.withdraw(job)
                 book.outside.add(job)
         book.unwanted.clear()
-        for job in sorted(book.outside, key=lambda job: book.jobs[job].submit_seq):
+        quota = Quota(self.parts.gpus_per_user, (row for row in book.jobs.values() if row.id not in book.outside))
+        for job in sorted(book.outside, key=lambda job: queue_key(book.jobs[job])):
             row = book.jobs[job]
             if row.desired is Desired.CANCEL:
                 book.change_job(row, JobState.CANCELLED, "cancelled by its owner", now_s)
@@ -145,7 +147,7 @@ class Scheduler:
                     book.change_job(row, JobState.QUEUED, "run wanted", now_s)
             elif row.desired is Desired.HOLD:
                 book.change_job(row, JobState.HELD, "hold wanted", now_s)
-            elif is_eligible(row, now_s):
+            elif is_eligible(row, now_s) and quota.lets_in(row):
                 book.happens(now_s)
                 book.live.submit(asked_of(row))
                 book.outside.discard(job)

@@ -6,6 +6,7 @@ from .exits import Tries
 from .job_file import JobFile
 from .layout import Layout
 from .live import Asked, Known, Standing
+from .quota import Quota
 from .states import OPEN_ATTEMPTS, JobState
 from .store.attempts import AttemptRow
 from .store.jobs import JobRow
@@ -53,7 +54,12 @@ def is_eligible(row: JobRow, now_s: float) -> bool:
 
 
 def known_of(
-    jobs: Sequence[JobRow], attempts: Mapping[str, AttemptRow], layout: Layout, down: Sequence[int], now_s: float
+    jobs: Sequence[JobRow],
+    attempts: Mapping[str, AttemptRow],
+    layout: Layout,
+    down: Sequence[int],
+    now_s: float,
+    gpus_per_user: int | None = None,
 ) -> Known:
     """Return how a cluster stands.
 
@@ -63,12 +69,15 @@ def known_of(
         layout: Of the cluster.
         down: GPUs out of service.
         now_s: The present.
+        gpus_per_user: Most that one user may have; None for any number.
     """
-    queued = [row for row in jobs if is_eligible(row, now_s)]
     holding = {job: row for job, row in attempts.items() if row.state in OPEN_ATTEMPTS}
+    quota = Quota(gpus_per_user, (row for row in jobs if row.id in holding))
+    waiting = sorted((row for row in jobs if is_eligible(row, now_s)), key=queue_key)
+    queued = {row.id: None for row in waiting if quota.lets_in(row)}
     inside = [
         (asked_of(row), running_standing(row, holding[row.id], layout) if row.id in holding else waiting_standing(row))
         for row in jobs
-        if row.id in holding or is_eligible(row, now_s)
+        if row.id in holding or row.id in queued
     ]
-    return Known(now_s, inside, [row.id for row in sorted(queued, key=queue_key)], down)
+    return Known(now_s, inside, list(queued), down)

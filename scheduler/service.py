@@ -63,7 +63,17 @@ class Service:
             self.store.close()
             raise
         site = site_of(setup, settings)
-        parts = Parts(self.store, self.backend, kind.name, site, self.layout, deciding, time.time, this_process())
+        parts = Parts(
+            self.store,
+            self.backend,
+            kind.name,
+            site,
+            self.layout,
+            deciding,
+            time.time,
+            this_process(),
+            settings.limits.gpus,
+        )
         self.scheduler = Scheduler(parts)
         self.node_types = node_types_of(setup)
         self.metrics = Metrics(self.store, self.layout, self.node_types, self.down, self.leads)

@@ -36,7 +36,7 @@ class Limits(_Section):
     """What one user may have."""
 
     queued_jobs: Annotated[int, Field(ge=1)] = 10_000  # more are refused
-    gpus: Annotated[int | None, Field(ge=1)] = None  # held at once, once the scheduler enforces it
+    gpus: Annotated[int | None, Field(ge=1)] = None  # held and in the queue; further jobs wait until some have ended
 
 
 class Settings(_Section):

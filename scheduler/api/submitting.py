@@ -88,6 +88,9 @@ def submit(
     gpus = sum(service.layout.nodes.values())
     if spec.gpus > gpus:
         raise ProblemError("too-large", f"the job asks for {spec.gpus} GPUs, the cluster has {gpus}")
+    most = service.settings.limits.gpus
+    if most is not None and spec.gpus > most:
+        raise ProblemError("too-large", f"the job asks for {spec.gpus} GPUs, and one user may have {most}")
     if dry_run:
         return JSONResponse(_plan(service, spec, gpus).model_dump())
     with in_flight.hold(caller.owner, key):

@@ -1,0 +1,73 @@
+"""How many GPUs one user may have."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.loop import Scheduler
+from longshore.scheduler.quota import Quota
+from longshore.scheduler.states import JobState
+from longshore.scheduler.store.jobs import JobRow, NewJob, insert_job, list_jobs
+from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.twin import id_of
+from tests.plain_run import busy_case
+from tests.scheduler.test_twin import twin_of
+
+JOBS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), max_size=20)
+
+
+def job(owner: str, gpus: int) -> JobRow:
+    values = dict.fromkeys(JobRow._fields)
+    return JobRow(**{**values, "owner": owner, "gpus": gpus})  # type: ignore[arg-type]
+
+
+@given(JOBS, JOBS, st.integers(0, 20))
+def test_nobody_gets_more_than_the_quota_and_nobody_is_overtaken_by_an_own_later_job(
+    inside: list[tuple[str, int]], waiting: list[tuple[str, int]], most: int
+) -> None:
+    quota = Quota(most, [job(*it) for it in inside])
+    let = [quota.lets_in(job(*it)) for it in waiting]
+    has = Counter[str]()
+    for owner, gpus in inside:
+        has[owner] += gpus
+    for (owner, gpus), is_in in zip(waiting, let, strict=True):
+        if is_in:
+            has[owner] += gpus
+            assert has[owner] <= most
+    for owner in "abc":
+        own = [is_in for (whose, _), is_in in zip(waiting, let, strict=True) if whose == owner]
+        assert own == sorted(own, reverse=True)
+
+
+@given(JOBS)
+def test_without_a_quota_everybody_comes_in(waiting: list[tuple[str, int]]) -> None:
+    quota = Quota(None, [job("a", 99)])
+    assert all(quota.lets_in(job(*it)) for it in waiting)
+
+
+def test_a_users_further_jobs_wait_until_some_have_ended_also_for_the_next_scheduler(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    twin = twin_of(busy_case(ring=False), store, Deciding(HEURISTICS["pack"]))
+    twin.scheduler = Scheduler(replace(twin.parts, gpus_per_user=3))
+    spec = {"gpus": 1, "command": ["true"], "estimate_s": 50.0}
+    for number, owner in enumerate(["ada"] * 5 + ["bob"]):
+        new = NewJob(id_of(number), "job", owner, {**spec, "gpus": 1 + (number == 1)}, 0, 1 + (number == 1), 50.0, 0.0)
+        twin.backend.of_job[new.id] = number
+        store.write(lambda tx, new=new: insert_job(tx, new, writer="api"))  # type: ignore[misc]
+
+    def started() -> list[int]:
+        with store.read() as tx:
+            rows = list_jobs(tx, limit=99, states=set(JobState) - {JobState.QUEUED})
+        return sorted(int(row.id) for row in rows)
+
+    twin.tick()
+    assert started() == [0, 1, 5]
+    twin.scheduler.book = None
+    twin.tick()
+    assert started() == [0, 1, 5]
+    store.close()
