@@ -68,11 +68,13 @@ class Book:
             rows, attempts = open_jobs(tx), unclosed_attempts(tx)
         self.jobs: dict[str, JobRow] = {row.id: row for row in rows}  # in no final state, in order of submission
         self.attempts: dict[str, AttemptRow] = {row.job_id: row for row in attempts}  # the last of each job, not closed
+        self.left = [row for row in attempts if self.attempts[row.job_id] != row]  # earlier ones, only to be closed
         known = known_of(rows, self.attempts, parts.layout, down, now_s, parts.gpus_per_user)
         self.live = LiveCluster(parts.site, known)
         waiting = {row.id for row in rows if row.state in (JobState.QUEUED, JobState.HELD)}
         self.outside = waiting - set(known.queue)  # jobs that wait, but not in the queue of the cluster
         self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
+        self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
         self._changes = Changes()
         self._moment_s = now_s - 1.0
         parts.deciding.begin(self.live)
@@ -106,7 +108,9 @@ class Book:
     def _change(self, change: AttemptChange, now_s: float) -> None:
         self._changes.attempts.append(change)
         after = changed_attempt(change, now_s)
-        if after.state is AttemptState.CLOSED:
+        if change.row in self.left:
+            self.left.remove(change.row)
+        elif after.state is AttemptState.CLOSED:
             del self.attempts[after.job_id]
         else:
             self.attempts[after.job_id] = after
@@ -114,6 +118,8 @@ class Book:
     def open(self, job: JobRow, opening: Opening, cause: str, now_s: float) -> int:
         """Start a job, and return the number of its attempt."""
         opened = Opened(job, opening, cause)
+        if job.id in self.attempts:
+            self.left.append(self.attempts[job.id])
         self._changes.opened.append(opened)
         attempt = self.attempts[job.id] = opened_attempt(opened, now_s)
         self._keep(opened_job(opened))
@@ -123,8 +129,8 @@ class Book:
         """Store a decision."""
         self._changes.decisions.append(decision)
 
-    def write(self, now_s: float) -> None:
-        """Write all that has changed to the store.
+    def write(self, now_s: float) -> bool:
+        """Write all that has changed to the store; return whether a start was refused, and its GPUs are free again.
 
         Raises:
             FencedError: If another scheduler has taken over.
@@ -132,7 +138,7 @@ class Book:
             TakenError: If a GPU is reserved that is free here.
         """
         if not self._changes:
-            return
+            return False
         changes, self._changes = self._changes, Changes()
         refused = self.parts.store.write(
             lambda tx: write_changes(tx, self.fence, changes, at_s=now_s, writer=WRITER)
@@ -140,6 +146,7 @@ class Book:
         for opened in changes.opened:
             if opened.job.id in refused:
                 self._take_back(opened.job)
+        return bool(refused)
 
     def _take_back(self, job: JobRow) -> None:
         """Undo the start of a job that its owner did not want any more when it was to be written."""
@@ -147,6 +154,7 @@ class Book:
         self._keep(job)
         self.live.stop(job.id, 0.0)
         self.live.withdraw(job.id)
+        self.live.begin(self.live.now_s)  # others may have its GPUs, whatever was decided about them
         self.outside.add(job.id)
 
     def _keep(self, row: JobRow) -> None:

@@ -43,6 +43,7 @@ class Seen(NamedTuple):
     opened_s: float
     status: Status
     is_gone: bool  # all its processes are proven gone
+    is_cancelled: bool  # the backend has been told to stop it, now or as soon as it starts
     has_fault: bool  # a GPU of it is out of service
 
 
@@ -57,8 +58,9 @@ def next_step(seen: Seen, now_s: float) -> Step:
     if seen.status.run is Run.UNREACHABLE:
         return Step(Do.NOTHING, contact=Contact.UNKNOWN)
     if seen.state is AttemptState.DRAINING:
-        over = seen.status.run in (*_ENDED, Run.ABSENT) and seen.is_gone
-        return Step(Do.RELEASE) if over else Step(Do.CANCEL)
+        # A launch that comes late must find that it was cancelled: only then does its absence prove anything.
+        over = seen.status.run in _ENDED or (seen.status.run is Run.ABSENT and seen.is_cancelled)
+        return Step(Do.RELEASE) if over and seen.is_gone else Step(Do.CANCEL)
     if seen.has_fault:
         return Step(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)
     if seen.status.run in _ENDED:
@@ -74,12 +76,14 @@ def _towards_running(seen: Seen, now_s: float) -> Step:
         if seen.status.run is Run.ABSENT:
             return Step(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
         return Step(Do.NOTHING)
-    if seen.state is AttemptState.RESERVED or seen.status.run is Run.ABSENT:
-        return Step(Do.LAUNCH)
+    if seen.state is AttemptState.RESERVED and seen.status.run is not Run.ABSENT:
+        return Step(Do.LAUNCH)  # it was launched, and nobody has noted it
     if seen.status.run is Run.RUNNING:
         return Step(Do.RUN, "every rank has reported")
     if now_s - seen.opened_s > START_LIMIT_S:
         return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s", AfterStop.RETRY)
+    if seen.status.run is Run.ABSENT:
+        return Step(Do.LAUNCH)
     if seen.status.run is Run.PENDING and now_s - seen.opened_s > LAUNCH_AGAIN_S:
         return Step(Do.LAUNCH)
     return Step(Do.NOTHING)

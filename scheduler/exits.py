@@ -15,6 +15,7 @@ NODE_FAULT = "node fault: "  # begins the reason of a loss that was the cluster'
 TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the program asks to be run again
 AMBIGUOUS_SIGNALS = frozenset({6, 7, 9, 11, 15})  # of a fault of the node as well as of the program
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0  # before a job is tried again, doubled with every try
+STOPPED = ("cancelled", "node fault")  # reasons of ends that the job did not come to by itself
 NO_PROGRESS = 3  # attempts in a row without a newer checkpoint before a job is held
 
 
@@ -124,7 +125,9 @@ def outcome_of(
         wait_share: In [0, 1), spreads jobs that failed together over the time until they are tried again.
     """
     exit_class, cause = class_of(status)
-    if exit_class is ExitClass.SUCCESS:
+    # A program that takes a signal well ends with 0 whether its work is done or not.
+    was_stopped = asked is not None and status.reason in STOPPED
+    if exit_class is ExitClass.SUCCESS and not was_stopped:
         return Outcome(AfterStop.SUCCEED, exit_class, cause, used, 0)
     if asked is AfterStop.RETRY:
         exit_class = ExitClass.INFRASTRUCTURE

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from ..cluster.errors import InputError
 from .backends.protocol import Placement, Share
 
 
@@ -25,8 +26,13 @@ class Layout:
         """Return the number of a GPU.
 
         Raises:
-            KeyError: If there is no such node.
+            InputError: If the cluster has no such node or GPU.
         """
+        if not 0 <= index < self.nodes.get(node, 0):
+            raise InputError(
+                f"a job holds GPU {index} of node {node!r}, which the cluster file does not have",
+                "put it back until the job has ended",
+            )
         return self._first[node] + index
 
     def place(self, gpu: int) -> tuple[str, int]:

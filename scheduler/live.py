@@ -123,8 +123,10 @@ class LiveCluster:
         state = self.sim.state
         state.now_s[ROW], state.moment[ROW] = known.now_s, 0
         state.source_count[ROW] = 0  # reality says what fails, and when
+        journal, self.journal = self.journal, None  # who follows does the same by itself
         for gpu in known.down:
             self.take_out(gpu)
+        self.journal = journal
         for asked, standing in known.jobs:
             self._take_up(asked, standing)
         if known.mean_estimate_s > 0.0:
@@ -181,7 +183,9 @@ class LiveCluster:
         """
         self._note("stop", job, kept)
         slot = self._slot[job]
-        stop(self.sim, ROW, slot, kept_s(self.sim, ROW, slot) if kept is None else kept)
+        # A job may claim anything, and work without end would never be outlived by an estimate.
+        ran_s = max(self.now_s - float(self.sim.state.start_s[ROW, slot]), 0.0)
+        stop(self.sim, ROW, slot, kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s))
         move_by_rank(self.sim, ROW, slot, self._rank)
 
     def withdraw(self, job: str) -> None:

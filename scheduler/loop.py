@@ -47,7 +47,7 @@ class Scheduler:
                 self._step(self._read(), self.parts.now_s())
         except FencedError as error:
             log.warning("%s; this one no longer leads", error)
-            self.book = self._fence = None
+            self.book, self._fence, self.is_behind = None, None, False
         except (StaleWriteError, TakenError) as error:
             log.warning("%s; the store is read anew", error)
             self._forget()
@@ -59,15 +59,17 @@ class Scheduler:
     def close(self) -> None:
         """Let another scheduler lead at once; jobs run on."""
         fence = self._fence
-        if fence is not None:
-            self.parts.store.write(lambda tx: give_up(tx, SCHEDULER, fence))
-        self.parts.deciding.end()
+        try:
+            if fence is not None:
+                self.parts.store.write(lambda tx: give_up(tx, SCHEDULER, fence))
+        finally:
+            self.parts.deciding.end()
 
     def _forget(self) -> None:
         """Drop the copy of the store, which may have gone ahead of it."""
         if self.book is not None:
             self._down = self.book.down
-        self.book = None
+        self.book, self.is_behind = None, False
 
     def _read(self) -> Book:
         """Return the copy of the store."""
@@ -79,7 +81,7 @@ class Scheduler:
 
     def _leads(self) -> bool:
         """Hold the lease, or take it if it is free."""
-        parts, now_s, fence = self.parts, self.parts.now_s(), self._fence
+        parts, now_s, fence = self.parts, time.monotonic(), self._fence
         if fence is not None and now_s < self._renew_at_s:
             return True
         if fence is not None:
@@ -144,7 +146,7 @@ class Scheduler:
                 book.change_job(row, JobState.CANCELLED, "cancelled by its owner", now_s)
             elif row.state is JobState.HELD:
                 if row.desired is Desired.RUN:
-                    book.change_job(row, JobState.QUEUED, "run wanted", now_s)
+                    book.change_job(row, JobState.QUEUED, "run wanted", now_s, no_progress=0, entered_s=now_s)
             elif row.desired is Desired.HOLD:
                 book.change_job(row, JobState.HELD, "hold wanted", now_s)
             elif is_eligible(row, now_s) and quota.lets_in(row):
@@ -167,8 +169,8 @@ class Scheduler:
             due = book.live.due()
             if time.monotonic() >= until:
                 break
-        self.is_behind = due is not None
-        book.write(now_s)
+        refused = book.write(now_s)
+        self.is_behind = due is not None or refused
         settle(book, now_s, [job for job in started if job in book.attempts])
 
     def _open(self, book: Book, decision: Decision, now_s: float) -> int:

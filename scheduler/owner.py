@@ -5,7 +5,7 @@ import re
 import socket
 from pathlib import Path
 
-from .backends.local.processes import Identity, boot_id, find, is_alive
+from .backends.local.processes import boot_id, find
 
 _FORM = re.compile(r"^(?P<pid>\d+)@\S+ start (?P<start>\d+) boot (?P<boot>\S+) in (?P<space>\S+)$")
 
@@ -13,8 +13,9 @@ _FORM = re.compile(r"^(?P<pid>\d+)@\S+ start (?P<start>\d+) boot (?P<boot>\S+) i
 def this_process() -> str:
     """Return the name of this process."""
     process = find(os.getpid())
-    start_ticks = 0 if process is None else process.start_ticks
-    return f"{os.getpid()}@{socket.gethostname()} start {start_ticks} boot {boot_id()} in {_pid_space()}"
+    if process is None or Path("/proc/self").readlink() != Path(str(os.getpid())):
+        return f"{os.getpid()}@{socket.gethostname()}"  # /proc tells of others than it: nobody can see whether it lives
+    return f"{os.getpid()}@{socket.gethostname()} start {process.start_ticks} boot {boot_id()} in {_pid_space()}"
 
 
 def is_proven_dead(owner: str) -> bool:
@@ -22,7 +23,16 @@ def is_proven_dead(owner: str) -> bool:
     named = _FORM.match(owner)
     if named is None or named["boot"] != boot_id() or named["space"] != _pid_space():
         return False
-    return not is_alive(Identity(int(named["pid"]), int(named["start"]), named["boot"]), boot_id())
+    process = find(int(named["pid"]))
+    if process is not None:
+        return process.start_ticks != int(named["start"]) or not process.alive
+    try:
+        os.kill(int(named["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False  # it is there, though /proc does not show it
 
 
 def _pid_space() -> str:

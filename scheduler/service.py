@@ -147,6 +147,7 @@ class Service:
             except Exception:
                 # A scheduler that stops is worse than one that fails a tick: jobs run on, and it tries again.
                 log.exception("a tick failed")
+                self.ends.wait(TICK_S)
             if not self.scheduler.is_behind:
                 self.ends.wait(REST_S)
                 self._woken.wait(TICK_S - REST_S)

@@ -1,8 +1,11 @@
 """Attempts, step by step: from reserved GPUs to processes, and back to free GPUs."""
 
 import logging
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from ..cluster.errors import BackendError
 from ..cluster.random import uniform
@@ -18,6 +21,8 @@ from .store.jobs import JobColumns, JobRow
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+LAUNCH_S = 5.0  # after which the lease is renewed before more is launched
 PROGRESS = ("saved_s", "step")  # of which a job tells more than 0 when it has come further
 
 AFTER: dict[AfterStop, JobState] = {
@@ -61,21 +66,27 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
     """
     names = {job: attempt_name(book.attempts[job]) for job in (book.attempts if jobs is None else jobs)}
     try:
-        statuses = book.parts.backend.statuses(tuple(names.values()))
+        statuses = _ask(partial(book.parts.backend.statuses, tuple(names.values())))
     except BackendError as error:
         log.warning("attempts cannot be seen: %s", error)
         statuses = {}
+    for row in list(book.left) if jobs is None else ():
+        _try(book, row, Status(Run.UNREACHABLE), now_s, has_fault=False)
+    book.write(now_s)
+    until, unreachable = time.monotonic() + LAUNCH_S, Status(Run.UNREACHABLE)
     hurt = {book.live.holder(gpu) for gpu in book.down}
     # In the order of submission, and those without an open job, which only have to be closed, last.
     going = sorted(names, key=lambda job: book.jobs[job].submit_seq if job in book.jobs else 1 << 62)
     while going:
-        unreachable = Status(Run.UNREACHABLE)
-        going = [
-            job
-            for job in going
-            if _try(book, book.attempts[job], statuses.get(names[job], unreachable), now_s, has_fault=job in hurt)
-        ]
+        again = []
+        for job in going:
+            row, status = book.attempts[job], statuses.get(names[job], unreachable)
+            if row.state is AttemptState.RESERVED and time.monotonic() > until:
+                continue  # the next look launches it, and the lease is renewed before that
+            if _try(book, row, status, now_s, has_fault=job in hurt):
+                again.append(job)
         book.write(now_s)
+        going = again
 
 
 def _try(book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool) -> bool:
@@ -85,6 +96,21 @@ def _try(book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault
     except BackendError as error:
         log.warning("attempt %s: %s", attempt_name(row), error)
         return False
+
+
+def _ask(call: Callable[[], T]) -> T:
+    """Ask the backend something about one attempt: whatever goes wrong there must not hold up the others.
+
+    Raises:
+        BackendError: If it does not answer, or by mistake raises something else.
+    """
+    try:
+        return call()
+    except BackendError:
+        raise
+    except Exception as error:
+        log.exception("the backend failed")
+        raise BackendError(f"the backend failed: {type(error).__name__}: {error}") from error
 
 
 def _step(book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool) -> bool:
@@ -99,8 +125,10 @@ def _step(book: Book, row: AttemptRow, status: Status, now_s: float, *, has_faul
     if step.do is Do.LAUNCH:
         return _launch(book, row, now_s)
     if step.do is Do.CANCEL:
-        book.parts.backend.cancel(attempt_name(row), book.jobs[row.job_id].cause)
-        return False
+        first = attempt_name(row) not in book.cancelled
+        _ask(partial(book.parts.backend.cancel, attempt_name(row), book.jobs[row.job_id].cause))
+        book.cancelled.add(attempt_name(row))
+        return first and status.run is Run.ABSENT
     if step.do is Do.CLOSE:
         return _close(book, row, now_s)
     if step.do is Do.RELEASE:
@@ -118,7 +146,8 @@ def _seen(book: Book, row: AttemptRow, status: Status, *, has_fault: bool) -> Se
         state=row.state,
         opened_s=row.opened_s,
         status=status,
-        is_gone=drains and book.parts.backend.released(attempt_name(row)),
+        is_gone=drains and _ask(partial(book.parts.backend.released, attempt_name(row))),
+        is_cancelled=attempt_name(row) in book.cancelled,
         has_fault=has_fault,
     )
 
@@ -126,7 +155,7 @@ def _seen(book: Book, row: AttemptRow, status: Status, *, has_fault: bool) -> Se
 def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
     """Ask the backend to start an attempt; one that it will never start is stopped."""
     try:
-        book.parts.backend.launch(attempt_of(book.jobs[row.job_id], row), row.placement)
+        _ask(partial(book.parts.backend.launch, attempt_of(book.jobs[row.job_id], row), row.placement))
     except (CannotHonourError, RefusedError) as error:
         # Other GPUs, or the same a little later, may do; a program that is not there will not come.
         after = AfterStop.RETRY if isinstance(error, CannotHonourError) else AfterStop.FAIL
@@ -150,7 +179,8 @@ def _change_both(book: Book, row: AttemptRow, step: Step, now_s: float) -> None:
 
 def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
     """Let the backend forget an attempt; what goes wrong never changes the job's outcome."""
-    book.parts.backend.forget(attempt_name(row))
+    _ask(partial(book.parts.backend.forget, attempt_name(row)))
+    book.cancelled.discard(attempt_name(row))
     book.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
     return False
 
@@ -168,6 +198,8 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
         columns |= JobColumns(
             saved_s=back.saved_s, guess_s=back.guess_s, wait_s=back.wait_s, entered_s=back.entered_s
         )  # fmt: skip
+        if outcome.after is AfterStop.HOLD and job.desired is Desired.RUN:
+            columns["desired"] = Desired.HOLD  # it stays so until its owner wants it to run
         if outcome.after is AfterStop.HOLD or outcome.wait_s > 0.0:
             book.live.withdraw(job.id)
             book.outside.add(job.id)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Insert, Update, bindparam, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Insert, Update, bindparam, case, insert, select, update
 
 from ..states import ATTEMPT_CHANGES, FINAL, JOB_CHANGES, AttemptState, Contact, Desired, JobState
 from . import schema
@@ -240,6 +240,10 @@ def _job_update(names: tuple[str, ...]) -> Update:
     """Return the statement that sets these columns; SQLAlchemy takes longer to build one than to run it."""
     job = schema.job
     values: dict[str, ColumnElement[object]] = {name: bindparam(name) for name in names}
+    if "desired" in values:
+        # What its owner wanted in the meantime stands.
+        wanted = bindparam("desired", type_=job.c.desired.type)
+        values["desired"] = case((job.c.desired == Desired.RUN, wanted), else_=job.c.desired)
     at = (job.c.id == bindparam("at_id"), job.c.state == bindparam("at_state"))
     return update(job).where(*at).values(version=job.c.version + 1, **values)
 

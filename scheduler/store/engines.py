@@ -20,6 +20,14 @@ from .errors import StoreError
 EVENTS_LOCK = 0x6C6F6E6773686F72  # "longshor", the number of PostgreSQL's advisory lock
 DURABILITIES = {"normal": "NORMAL", "full": "FULL"}
 
+PATIENCE_S = 30  # with a transaction that does nothing, or holds a lock that others wait for
+_ALIVE = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
 _PRAGMAS = ("journal_mode = WAL", "busy_timeout = 30000", "foreign_keys = ON", "wal_autocheckpoint = 1000")
 
 
@@ -79,4 +87,15 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    return create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+    # A host that is lost or a process that is paused in a transaction must not hold all others up.
+    engine = create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=_ALIVE)
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{PATIENCE_S}s'")
+        cursor.execute(f"SET lock_timeout = '{PATIENCE_S}s'")
+        cursor.close()
+        connection.commit()
+
+    return engine

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -109,6 +110,20 @@ def test_every_rank_is_told_with_its_exit_code(backend: Backend) -> None:
     assert [(told[one.name].ends[0].code, told[one.name].ends[0].signal) for one in (attempt, failing, killed)] == [
         (0, 0), (17, 0), (0, 9),
     ]  # fmt: skip
+
+
+def test_a_launch_that_comes_after_a_cancel_starts_nothing_even_if_the_attempt_was_forgotten(
+    backend: Backend, tmp_path: Path
+) -> None:
+    attempt = sh(f"touch {tmp_path}/started; exec sleep 1000")
+    backend.cancel(attempt.name, "not wanted")
+    until(lambda: backend.released(attempt.name))
+    backend.forget(attempt.name)
+    with suppress(BackendError):
+        backend.launch(attempt, ONE_GPU)
+    until(lambda: backend.status(attempt.name).run in (Run.ABSENT, Run.EXITED, Run.LOST))
+    until(lambda: backend.released(attempt.name))
+    assert not (tmp_path / "started").exists()
 
 
 def test_another_attempt_under_the_same_name_is_an_error(backend: Backend) -> None:

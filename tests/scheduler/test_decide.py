@@ -10,12 +10,12 @@ from longshore.scheduler.states import AfterStop, AttemptState, Contact, Desired
 
 ANY = st.builds(
     Seen, st.sampled_from(Desired), st.sampled_from(sorted(set(AttemptState) - {AttemptState.CLOSED})),
-    st.floats(0.0, 1e3), st.builds(Status, st.sampled_from(Run)), st.booleans(), st.booleans(),
+    st.floats(0.0, 1e3), st.builds(Status, st.sampled_from(Run)), st.booleans(), st.booleans(), st.booleans(),
 )  # fmt: skip
 
 
 def seen(state: AttemptState, run: Run, desired: Desired = Desired.RUN, *, gone: bool = False) -> Seen:
-    return Seen(desired, state, 0.0, Status(run), gone, has_fault=False)
+    return Seen(desired, state, 0.0, Status(run), gone, is_cancelled=gone, has_fault=False)
 
 
 @given(ANY, st.floats(0.0, 1e6))
@@ -23,6 +23,7 @@ def test_gpus_are_freed_only_when_all_processes_are_proven_gone(it: Seen, now_s:
     if next_step(it, now_s).do is Do.RELEASE:
         assert it.is_gone
         assert it.state is AttemptState.DRAINING
+        assert it.status.run is not Run.ABSENT or it.is_cancelled
 
 
 @given(ANY, st.floats(0.0, 1e6))

@@ -96,3 +96,9 @@ def test_faults_without_end_fail_the_job() -> None:
 
 def test_a_job_that_was_cancelled_before_any_rank_began_is_cancelled_and_did_not_succeed() -> None:
     assert outcome(ended(reason="cancelled"), asked=AfterStop.CANCEL).after is AfterStop.CANCEL
+
+
+@pytest.mark.parametrize("asked", sorted(set(AfterStop) - {AfterStop.SUCCEED}))
+def test_a_program_that_ends_well_because_it_was_asked_to_stop_has_not_succeeded(asked: AfterStop) -> None:
+    found = outcome(ended((0, 0, 1.0), reason="cancelled"), asked, used=Tries())
+    assert found.after is asked

@@ -14,6 +14,7 @@ from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError, Placement, Status
 from longshore.scheduler.backends.simulated import SimulatedBackend
+from longshore.scheduler.decide import START_LIMIT_S
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.loop import Scheduler
 from longshore.scheduler.owner import this_process
@@ -39,15 +40,29 @@ class Trouble(SimulatedBackend):
     silent = False  # it answers nothing
     refuses: frozenset[str] = frozenset()  # jobs that it does not start on the GPUs that were chosen
     stuck = 0  # calls to cancel that fail
+    unforgetting = 0  # calls to forget that fail
+    unstarting: frozenset[str] = frozenset()  # jobs of which nobody knows whether it starts them
+    saved_s: float | None = None  # what all attempts tell that they have saved; as a simulation has it if None
 
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
         if self.silent:
             raise BackendError("no answer")
-        return super().statuses(names)
+        found = super().statuses(names)
+        if self.saved_s is None:
+            return found
+        return {name: replace(status, progress={"saved_s": self.saved_s}) for name, status in found.items()}
+
+    def forget(self, name: str) -> None:
+        if self.unforgetting > 0:
+            self.unforgetting -= 1
+            raise BackendError("busy")
+        super().forget(name)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         if attempt.job in self.refuses:
             raise CannotHonourError("somebody else has them")
+        if attempt.job in self.unstarting:
+            raise OSError("a mistake of the backend")
         super().launch(attempt, placement)
 
     def cancel(self, name: str, reason: str) -> None:
@@ -173,6 +188,63 @@ def test_of_two_schedulers_with_other_clocks_one_leads_and_every_change_is_made_
         assert_each_change_has_one_event(case.job(number), case.events())
     with case.store.read() as tx:
         assert held_gpus(tx) == []
+
+
+def test_a_launch_that_never_comes_to_anything_gives_its_gpus_back_and_holds_up_no_other(case: Case) -> None:
+    case.backend.unstarting = frozenset({id_of(0)})
+    case.live_on()
+    assert case.job(0).state is JobState.STARTING
+    assert case.jobs_in(JobState.STARTING) != [0]
+    opened_s = case.attempts(0)[0].opened_s
+    for _ in range(200):
+        if case.backend.now_s > opened_s + START_LIMIT_S:
+            break
+        case.live_on()
+    case.twin.tick()
+    assert case.attempts(0)[0].state in (AttemptState.RELEASED, AttemptState.CLOSED)
+    assert case.job(0).stops_infra >= 1
+
+
+def test_an_attempt_that_could_not_be_forgotten_is_closed_later_though_the_next_one_runs(case: Case) -> None:
+    case.backend.refuses = frozenset({id_of(0)})
+    case.backend.unforgetting = 1
+    case.live_on()
+    assert case.attempts(0)[0].state is AttemptState.RELEASED
+    case.backend.refuses = frozenset()
+    for _ in range(200):
+        if len(case.attempts(0)) > 1:
+            break
+        case.live_on()
+    case.live_on(2)
+    assert case.attempts(0)[0].state is AttemptState.CLOSED
+
+
+def test_a_job_that_makes_no_progress_is_held_until_its_owner_releases_it(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longshore.scheduler.exits.NO_PROGRESS", 1)
+    case.backend.saved_s = 0.0
+    for _ in range(200):
+        case.live_on()
+        if case.jobs_in(JobState.HELD):
+            break
+    number = case.jobs_in(JobState.HELD)[0]
+    held = case.job(number)
+    assert (held.desired, held.no_progress) == (Desired.HOLD, 1)
+    case.live_on(5)
+    case.crash()
+    case.live_on(5)
+    assert case.job(number).state is JobState.HELD
+    case.wish(number, Desired.RUN)
+    case.live_on(2)
+    assert case.job(number).state is not JobState.HELD
+    assert case.job(number).no_progress == 0
+
+
+def test_what_a_job_claims_to_have_saved_is_believed_only_as_far_as_it_can_be_true(case: Case) -> None:
+    case.backend.saved_s = 1e308
+    finish(case)
+    assert all(case.job(number).saved_s < 1e6 for number in range(10))
 
 
 ACTIONS = st.lists(

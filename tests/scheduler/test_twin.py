@@ -18,7 +18,7 @@ from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.layout import Layout
 from longshore.scheduler.states import Desired, JobState
-from longshore.scheduler.store.attempts import attempts_of
+from longshore.scheduler.store.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.errors import StoreUnreachableError
 from longshore.scheduler.store.jobs import get_job, set_desired
 from longshore.scheduler.store.opening import Store, open_store
@@ -106,6 +106,11 @@ def test_a_scheduler_that_reads_its_store_anew_at_every_moment_starts_every_job_
     assert {job for _, job, _ in decisions} == set(range(10))
 
 
+def twin_attempts(store: Store, job: int) -> list[AttemptRow]:
+    with store.read() as tx:
+        return attempts_of(tx, id_of(job))
+
+
 class Fickle:
     """A policy whose jobs' owners cancel a job just when it is to be started."""
 
@@ -138,6 +143,7 @@ def test_a_job_that_is_cancelled_while_it_is_being_placed_never_starts_and_frees
     book = twin.scheduler.book
     assert book is not None
     assert id_of(0) not in book.jobs
+    assert [row.number for job in range(1, 10) for row in twin_attempts(store, job)]  # others have its GPUs
     assert id_of(0) not in [asked.job for asked, _ in book.live.known().jobs]
 
 

@@ -145,7 +145,9 @@ class LocalBackend:
             raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
         with told_as_backend_error(name), self._folders.open(name) as folder:
             if folder is not None:
-                delete_but(folder, {"exit.json" if is_there(folder, "exit.json") else "started.json"})
+                # Without an end it never began: a launch that comes late must find that it was cancelled.
+                kept = {"exit.json"} if is_there(folder, "exit.json") else {"started.json", "cancel.json"}
+                delete_but(folder, kept)
 
 
 def _has_begun(folder: int, name: str, content: bytes) -> bool:

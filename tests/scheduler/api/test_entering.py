@@ -41,12 +41,13 @@ def test_with_tokens_every_page_leads_to_the_one_that_asks_for_one(
     assert api.get("/static/dashboard.css").status_code == 200
 
 
-def test_a_token_lets_in_and_stays_in_a_cookie_that_no_other_site_can_use(
+def test_a_token_lets_in_and_the_cookie_is_good_for_the_pages_alone(
     api: httpx.Client, token: Callable[[Role], str]
 ) -> None:
     secret = token(Role.OPERATOR)
     answer = api.post("/login", data={"token": f" {secret} "})
     assert (answer.status_code, answer.headers["Location"]) == (303, "/")
+    assert secret not in answer.headers["Set-Cookie"]
     assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["Set-Cookie"].split("; "))
     assert [api.get(page).status_code for page in PAGES] == [200] * len(PAGES)
     assert api.get("/v1/jobs").status_code == 401  # the API takes no cookie
@@ -67,8 +68,20 @@ def test_a_token_that_is_none_is_refused_and_not_shown_again(api: httpx.Client, 
 def test_who_may_not_see_all_jobs_does_not_see_the_pages(
     api: httpx.Client, token: Callable[[Role], str], role: Role
 ) -> None:
-    api.post("/login", data={"token": token(role)})
-    assert api.get("/").status_code == 403
+    secret = token(role)
+    answer = api.post("/login", data={"token": secret})
+    assert (answer.status_code, "role operator" in answer.text) == (403, True)
+    assert api.get("/", headers={"Authorization": f"Bearer {secret}"}).status_code == 403
+
+
+def test_a_page_of_another_site_cannot_enter(api: httpx.Client, token: Callable[[Role], str]) -> None:
+    secret = token(Role.OPERATOR)
+    answer = api.post("/login", data={"token": secret}, headers={"Origin": "http://elsewhere.example"})
+    assert (answer.status_code, "Set-Cookie" in answer.headers) == (403, False)
+
+
+def test_a_cookie_of_another_time_does_not_lock_anybody_out(api: httpx.Client) -> None:
+    assert api.get("/", headers={"Cookie": "longshore=old"}).status_code == 200
 
 
 def test_metrics_take_a_token_where_the_api_does(api: httpx.Client, token: Callable[[Role], str]) -> None:
