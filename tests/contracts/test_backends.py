@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from benchmarks.slurm_cluster import SlurmCluster
 from longshore.cluster.errors import BackendError
@@ -69,6 +70,13 @@ def backend(trial: Trial, tmp_path: Path) -> Backend:
 
 def test_every_registered_backend_is_tried() -> None:
     assert {point.name for point in entry_points(group="longshore.backends")} <= set(TRIALS)
+
+
+def test_every_registered_backend_can_be_chosen_in_a_configuration() -> None:
+    for point in entry_points(group="longshore.backends"):
+        kind = point.load()
+        assert issubclass(kind.Settings, BaseModel), point.name
+        assert callable(kind.build), point.name
 
 
 def test_it_tells_all_nodes_in_their_order(backend: Backend) -> None:

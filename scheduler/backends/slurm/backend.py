@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ....cluster.errors import BackendError, InputError
+from ...layout import Layout
 from ..local.durable import is_there, open_folder, read_whole, write_first
 from ..local.folders import Folders, check_log_request, delete_but, read_rank_log, told_as_backend_error
 from ..local.launching import refuse_what_cannot_start, spec_of
@@ -18,6 +19,7 @@ from .commands import Commands
 from .ending import Endings, is_late, revoke
 from .node import CANCELLED
 from .records import Records, is_released, read_records, status_of, status_of_running
+from .settings import SlurmSettings
 from .snapshot import Node, Snapshot
 from .submission import comment_of, submit
 from .view import View
@@ -40,6 +42,17 @@ class SlurmBackend:
     """
 
     capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=True)
+
+    Settings = SlurmSettings
+
+    @classmethod
+    def build(cls, settings: SlurmSettings, folder: Path, layout: Layout) -> "SlurmBackend":
+        """Return the backend of a scheduler.
+
+        Raises:
+            BackendError: If Slurm's commands are not there.
+        """
+        return cls(folder, layout.nodes, conf=settings.conf, options=settings.options)
 
     def __init__(
         self, folder: Path, nodes: Mapping[str, int], *, conf: Path | None = None, options: Sequence[str] = ()

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from benchmarks.slurm_cluster import GPUS, SlurmCluster
-from longshore.cluster.errors import InputError
+from longshore.cluster.errors import BackendError, InputError
+from longshore.scheduler.backends.building import build
 from longshore.scheduler.backends.protocol import Attempt, Placement, RankEnd, Run, Share
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.records import Claim, Part, Records, status_of
@@ -139,6 +140,16 @@ def test_only_gpus_with_a_type_each_that_ends_in_their_index_can_be_given_exactl
     assert types_of("gpu:i0:1,gpu:i1:1") == {0: "i0", 1: "i1"}
     assert types_of("gpu:a100-0:1(S:0),gpu:a100-1:1(S:0,1),shard:4") == {0: "a100-0", 1: "a100-1"}
     assert types_of("gpu:a100:4") == types_of("gpu:4") == types_of("gpu:i1:1") == types_of("(null)") == {}
+
+
+def test_a_configuration_chooses_the_slurm_and_what_its_jobs_are_submitted_with(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    built = build("slurm", {"conf": str(slurm_cluster.conf), "partition": "nowhere"}, tmp_path, LAYOUT)
+
+    assert [node.name for node in built.observe()] == list(NODES)
+    with pytest.raises(BackendError, match="partition"):
+        built.launch(sh("true"), (Share("a", (0,)),))
 
 
 def test_options_that_would_change_the_placement_are_refused(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:

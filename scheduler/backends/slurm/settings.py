@@ -1,0 +1,26 @@
+"""What can be chosen of the Slurm backend."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,+-]+$", max_length=253)]  # of Slurm's names, or several of them
+
+
+class SlurmSettings(BaseModel):
+    """Which Slurm, and what all of its jobs are submitted with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    conf: Path | None = None  # Slurm's configuration; where Slurm looks for it by itself if left out
+    account: Word | None = None
+    partition: Word | None = None
+    qos: Word | None = None
+    reservation: Word | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of each sbatch."""
+        given = self.model_dump(exclude={"conf"}, exclude_none=True)
+        return tuple(f"--{name}={value}" for name, value in given.items())

@@ -1,0 +1,46 @@
+"""docs/events.md tells what the store writes."""
+
+import re
+from pathlib import Path
+
+from longshore.scheduler.api.models import EventPage
+from longshore.scheduler.store import attempts, jobs, reservations, tasks
+from longshore.scheduler.store.events import EventRow
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "events.md").read_text()
+KINDS = {jobs.CHANGE, jobs.WISH, attempts.CHANGE, attempts.CONTACT, reservations.QUARANTINE, tasks.STALE}
+RENAMED = {"job_id": "job", "number": "attempt"}  # in answers of the API
+
+
+def rows_of(heading: str) -> list[list[str]]:
+    """Return the cells of a section's table, without its first two lines."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
+
+
+def names_in(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def test_the_page_has_every_kind_of_event_and_no_other() -> None:
+    assert {name for row in rows_of("Kinds") for name in names_in(row[0])} == KINDS
+
+
+def test_every_event_that_is_written_in_the_code_is_of_a_kind_that_has_a_name() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "scheduler").rglob("*.py"))
+    written = set(re.findall(r"\bNewEvent\(\s*(\w+|\"[^\"]*\")", sources))
+    written |= set(re.findall(r"_replace\(kind=(\w+|\"[^\"]*\")", sources))
+    named = {"CHANGE", "WISH", "CONTACT", "QUARANTINE", "STALE", "JOB_CHANGE", "ATTEMPT_CHANGE"}
+
+    assert written - {'""', "NamedTuple"} <= named  # "" is a form whose kind is filled in
+
+
+def test_the_page_has_every_field_of_an_event_and_says_which_are_in_answers() -> None:
+    told = {name: row[1] for row in rows_of("Fields") for name in names_in(row[0])}
+    shown = {RENAMED.get(name, name) for name, cell in told.items() if cell != "no"}
+
+    assert set(told) == set(EventRow._fields)
+    assert shown == set(EventPage.model_fields)
+    assert {name: names_in(cell)[0] for name, cell in told.items() if cell.startswith("as ")} == RENAMED
