@@ -195,7 +195,8 @@ class SlurmBackend:
             for part in parts:
                 with _opened(folder, part) as own:
                     delete_but(own, {"exit.json", "gone.json"})
-            delete_but(folder, {"claim.json", *parts})
+            # Without a claim it never began: a launch that comes late must find that it was cancelled.
+            delete_but(folder, {"claim.json" if is_there(folder, "claim.json") else "cancel.json", *parts})
         self._endings.forget(name)
 
     def _records(self, name: str) -> Records | None:
