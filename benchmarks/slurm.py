@@ -24,6 +24,7 @@ from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.book import Parts
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.loop import Scheduler
+from longshore.scheduler.monitor.monitor import Monitor
 from longshore.scheduler.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.states import FINAL, JobState
@@ -146,7 +147,9 @@ def measure() -> Iterator[Row]:
             backend.took_s = {}
             site = site_of(setup, Settings(folder=folder))
             deciding = Deciding(find_policy("spread"))
-            scheduler = Scheduler(Parts(store, backend, "slurm", site, layout, deciding, time.time, "benchmark"))
+            monitor = Monitor(backend, "slurm", layout, {})
+            parts = Parts(store, backend, "slurm", site, layout, deciding, time.time, "benchmark", monitor)
+            scheduler = Scheduler(parts)
             scheduler.tick()
             names = submit_all(store)
             begin_s = time.perf_counter()

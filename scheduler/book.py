@@ -9,6 +9,7 @@ from .backends.protocol import Backend
 from .deciding import Deciding
 from .layout import Layout
 from .live import LiveCluster, Site
+from .monitor.monitor import Health, Monitor
 from .recall import known_of
 from .states import FINAL, AttemptState, Contact, Desired, JobState
 from .store.attempts import AttemptColumns, AttemptRow, Opening, unclosed_attempts
@@ -45,6 +46,7 @@ class Parts:
     deciding: Deciding
     now_s: Callable[[], float]  # Unix time
     owner: str  # of the lease, for people
+    monitor: Monitor
     gpus_per_user: int | None = None  # held and in the queue; None for any number
 
 
@@ -57,11 +59,10 @@ class Book:
     Args:
         parts: What the scheduler works with.
         fence: Token of its lease.
-        down: GPUs that are out of service.
     """
 
-    def __init__(self, parts: Parts, fence: int, down: list[int]) -> None:
-        self.parts, self.fence, self.down = parts, fence, down
+    def __init__(self, parts: Parts, fence: int) -> None:
+        self.parts, self.fence, self.health = parts, fence, parts.monitor.health
         now_s = parts.now_s()
         with parts.store.read() as tx:
             self._seq = last_complete_seq(tx)
@@ -69,7 +70,8 @@ class Book:
         self.jobs: dict[str, JobRow] = {row.id: row for row in rows}  # in no final state, in order of submission
         self.attempts: dict[str, AttemptRow] = {row.job_id: row for row in attempts}  # the last of each job, not closed
         self.left = [row for row in attempts if self.attempts[row.job_id] != row]  # earlier ones, only to be closed
-        known = known_of(rows, self.attempts, parts.layout, down, now_s, parts.gpus_per_user)
+        out = [*self.health.faulty, *self.health.closed]
+        known = known_of(rows, self.attempts, parts.layout, out, now_s, parts.gpus_per_user)
         self.live = LiveCluster(parts.site, known)
         waiting = {row.id for row in rows if row.state in (JobState.QUEUED, JobState.HELD)}
         self.outside = waiting - set(known.queue)  # jobs that wait, but not in the queue of the cluster
@@ -88,6 +90,18 @@ class Book:
     def happened(self, now_s: float) -> bool:
         """Say whether something happened now."""
         return now_s == self._moment_s
+
+    def keep_out(self, health: Health, now_s: float) -> None:
+        """Let jobs start on no GPU that is faulty or closed, and again on those that are so no more."""
+        if health == self.health:
+            return
+        self.happens(now_s)
+        for was, now in zip(self.health, health, strict=True):
+            for gpu in sorted(set(now) - set(was)):
+                self.live.take_out(gpu)
+            for gpu in sorted(set(was) - set(now)):
+                self.live.bring_back(gpu)
+        self.health = health
 
     def change_job(self, row: JobRow, now: JobState, cause: str, now_s: float, **columns: Unpack[JobColumns]) -> None:
         """Let a job come into another state."""

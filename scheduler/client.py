@@ -162,6 +162,18 @@ class Client:
             time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
             tries += 1
 
+    def drain(self, node: str, reason: str) -> None:
+        """Take a node out of service."""
+        self._call("POST", f"/v1/nodes/{_part(node)}/drain", json={"reason": reason})
+
+    def resume(self, node: str) -> None:
+        """Put a node into service again."""
+        self._call("POST", f"/v1/nodes/{_part(node)}/resume")
+
+    def report(self, node: str, told: Mapping[str, object]) -> None:
+        """Tell what an agent sees of its node."""
+        self._call("POST", f"/v1/nodes/{_part(node)}/report", json=told)
+
     def tokens(self, owner: str | None) -> list[dict[str, Any]]:
         """Return the tokens of the user, or of another one."""
         return self._list("/v1/users/me/tokens", **({} if owner is None else {"owner": owner}))

@@ -6,7 +6,6 @@ Source: SPEC K6, K7, R8, R10; docs/scheduler.md.
 import logging
 import time
 
-from ..cluster.errors import BackendError
 from .book import Book, Parts
 from .deciding import Decision
 from .owner import is_proven_dead
@@ -32,7 +31,6 @@ class Scheduler:
         self.parts = parts
         self.book: Book | None = None  # None while it does not lead, or has to read the store anew
         self._fence: int | None = None  # token of its lease, None while it does not lead
-        self._down: list[int] = []  # GPUs out of service when the book was last right
         self._renew_at_s = 0.0
         self.is_behind = False  # jobs may be due that the last tick had no time for
 
@@ -67,15 +65,14 @@ class Scheduler:
 
     def _forget(self) -> None:
         """Drop the copy of the store, which may have gone ahead of it."""
-        if self.book is not None:
-            self._down = self.book.down
         self.book, self.is_behind = None, False
 
     def _read(self) -> Book:
         """Return the copy of the store."""
         assert self._fence is not None
         if self.book is None:
-            self.book = Book(self.parts, self._fence, self._down)
+            self.parts.monitor.take_up(self.parts.store, self._fence, self.parts.now_s())
+            self.book = Book(self.parts, self._fence)
             self.is_behind = True  # nobody knows what was decided about jobs that wait
         return self.book
 
@@ -102,33 +99,13 @@ class Scheduler:
     def _step(self, book: Book, now_s: float) -> None:
         """Take in what has happened, settle attempts, let jobs in, and start what can start."""
         book.follow()
-        self._look_at_nodes(book, now_s)
+        book.keep_out(self.parts.monitor.look(self.parts.store, now_s), now_s)
         settle(book, now_s)
         self._admit(book, now_s)
         if book.live.ages_by(now_s):
             book.happens(now_s)
         if book.happened(now_s) or self.is_behind:
             self._place(book, now_s)
-
-    def _look_at_nodes(self, book: Book, now_s: float) -> None:
-        """Take GPUs out of service that their nodes tell to be faulty, and bring others back."""
-        layout = self.parts.layout
-        try:
-            nodes = self.parts.backend.observe()
-        except BackendError as error:
-            log.warning("nodes cannot be seen: %s", error)
-            return
-        down = sorted(
-            layout.number(node.name, gpu.index) for node in nodes for gpu in node.gpus if not gpu.healthy
-        )  # fmt: skip
-        if down == book.down:
-            return
-        book.happens(now_s)
-        for gpu in sorted(set(down) - set(book.down)):
-            book.live.take_out(gpu)
-        for gpu in sorted(set(book.down) - set(down)):
-            book.live.bring_back(gpu)
-        book.down = down
 
     def _admit(self, book: Book, now_s: float) -> None:
         """Let jobs into the queue whose time has come, and out of it those that are not to run."""

@@ -19,6 +19,7 @@ from .layout import Layout
 from .live import Site
 from .loop import Scheduler
 from .metrics.registry import Metrics
+from .monitor.monitor import Monitor
 from .owner import this_process
 from .settings import Chosen, Settings
 from .store.idempotency import forget_before
@@ -63,20 +64,14 @@ class Service:
             self.store.close()
             raise
         site = site_of(setup, settings)
-        parts = Parts(
-            self.store,
-            self.backend,
-            kind.name,
-            site,
-            self.layout,
-            deciding,
-            time.time,
-            this_process(),
-            settings.limits.gpus,
-        )
-        self.scheduler = Scheduler(parts)
         self.node_types = node_types_of(setup)
-        self.metrics = Metrics(self.store, self.layout, self.node_types, self.down, self.leads)
+        monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s)
+        parts = Parts(
+            self.store, self.backend, kind.name, site, self.layout, deciding, time.time, this_process(), monitor,
+            settings.limits.gpus,
+        )  # fmt: skip
+        self.scheduler = Scheduler(parts)
+        self.metrics = Metrics(self.store, self.layout, self.node_types, self.leads)
         self.store.watch_commits(self.metrics.commit_s.observe)
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()
@@ -95,11 +90,6 @@ class Service:
     def leads(self) -> bool:
         """Say whether this scheduler leads."""
         return self.scheduler.book is not None
-
-    def down(self) -> tuple[int, ...]:
-        """Return the GPUs that are out of service as the scheduler last saw them; none while it does not lead."""
-        book = self.scheduler.book
-        return () if book is None else tuple(book.down)
 
     def take_up(self) -> None:
         """Take the lease if it is free, and wait until the policy is loaded.

@@ -52,6 +52,7 @@ class Settings(_Section):
     waiting: bool = True
     host: Name = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8765
+    poll_s: Annotated[float, Field(ge=0.1, le=60.0)] = 5.0  # in which every node is to answer once
     limits: Limits = Limits()
 
     @property

@@ -74,7 +74,7 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
         _try(book, row, Status(Run.UNREACHABLE), now_s, has_fault=False)
     book.write(now_s)
     until, unreachable = time.monotonic() + LAUNCH_S, Status(Run.UNREACHABLE)
-    hurt = {book.live.holder(gpu) for gpu in book.down}
+    hurt = {book.live.holder(gpu) for gpu in book.health.faulty}
     # In the order of submission, and those without an open job, which only have to be closed, last.
     going = sorted(names, key=lambda job: book.jobs[job].submit_seq if job in book.jobs else 1 << 62)
     while going:

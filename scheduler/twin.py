@@ -11,6 +11,7 @@ from .deciding import Deciding
 from .layout import Layout
 from .live import Site
 from .loop import Scheduler
+from .monitor.monitor import Monitor
 from .states import AttemptState
 from .store.attempts import attempts_of
 from .store.events import events_after
@@ -38,7 +39,8 @@ class Twin:
     ) -> None:
         self.backend = backend
         self.parts = Parts(
-            store, backend, "simulated", site, backend.layout, deciding, lambda: backend.now_s, owner
+            store, backend, "simulated", site, backend.layout, deciding, lambda: backend.now_s, owner,
+            Monitor(backend, "simulated", backend.layout, {}),
         )  # fmt: skip
         self.scheduler = Scheduler(self.parts)
 

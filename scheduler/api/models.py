@@ -1,17 +1,18 @@
 """What the API says, as models. Values of a job's environment are in none of them: they may be secrets."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from ..backends.protocol import Placement
 from ..job_file import JobFile
-from ..layout import Layout
+from ..monitor.reports import NodeReport, Report
 from ..store.attempts import AttemptRow
 from ..store.decisions import DecisionRow
 from ..store.events import EventRow
 from ..store.jobs import JobRow
+from ..store.nodes import NodeRow
 from ..store.tasks import TaskRow
 from ..store.user_tokens import TokenRow
 
@@ -124,8 +125,15 @@ class NodePage(_Said):
     """A node and who holds its GPUs."""
 
     name: str
+    kind: str  # node type
     gpus: tuple[str | None, ...]  # job that holds each, `-` for somebody else's, none if it is free
     slots: bool  # its GPUs are slots that only behave like GPUs
+    liveness: str
+    since_s: float  # when it became so
+    seen_s: float  # last answer, 0 if none is known
+    out_of_service: str  # the reason, "" for a node in service
+    faulty: tuple[int, ...]  # GPUs, by their index
+    reported: NodeReport | None  # by its agent, none if it has none
 
 
 class DecisionPage(_Said):
@@ -220,18 +228,28 @@ def event_page(row: EventRow) -> EventPage:
     )  # fmt: skip
 
 
-def node_pages(layout: Layout, held: Mapping[tuple[str, int], str], *, slots: bool) -> list[NodePage]:
-    """Return what is said of all nodes.
+def node_pages(
+    rows: Iterable[NodeRow], sizes: Mapping[str, int], held: Mapping[tuple[str, int], str],
+    faulty: Collection[tuple[str, int]], reports: Mapping[str, Report],
+) -> list[NodePage]:  # fmt: skip
+    """Return what is said of nodes.
 
     Args:
-        layout: Of the cluster.
+        rows: The nodes.
+        sizes: GPUs of each.
         held: Job that holds a GPU, by node and index.
-        slots: Whether GPUs only behave like GPUs.
+        faulty: Node and index of the GPUs that are faulty.
+        reports: Of agents.
     """
     return [
-        NodePage(name=node, gpus=tuple(held.get((node, gpu)) for gpu in range(gpus)), slots=slots)
-        for node, gpus in layout.nodes.items()
-    ]
+        NodePage(
+            name=row.name, kind=row.kind, gpus=tuple(held.get((row.name, gpu)) for gpu in range(sizes[row.name])),
+            slots=row.slots, liveness=row.liveness, since_s=row.since_s, seen_s=row.seen_s,
+            out_of_service=row.out_of_service, faulty=tuple(sorted(gpu for node, gpu in faulty if node == row.name)),
+            reported=reports[row.name].told if row.name in reports else None,
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def token_page(row: TokenRow) -> TokenPage:

@@ -1,14 +1,43 @@
-"""Nodes."""
+"""Nodes: how they stand, whether they are in service, and what their agents report."""
 
-from fastapi import APIRouter
+from functools import partial
+from typing import Annotated
 
+from fastapi import APIRouter, Depends, Path, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..monitor.reports import NodeReport
+from ..service import Service
+from ..store.nodes import NodeRow, faulty_gpus, list_nodes, set_out_of_service
 from ..store.queued import owners_of
 from ..store.reservations import held_gpus
+from ..store.schema import Liveness
 from .found import seen_owner
 from .models import OTHERS, NodePage, node_pages
-from .services import Asking, Serving
+from .problems import ProblemError, problems
+from .services import Asking, Operating, Serving
+
+WRITER = "api"
 
 router = APIRouter()
+
+
+class DrainWish(BaseModel):
+    """Why a node is taken out of service."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reason: Annotated[str, Field(min_length=1, max_length=200)] = "drained"
+
+
+def _found(node: Annotated[str, Path(max_length=253)], service: Serving) -> str:
+    if node not in service.layout.nodes:
+        raise ProblemError("no-such-node", f"there is no node {node!r}")
+    return node
+
+
+Found = Annotated[str, Depends(_found)]
+NO_NODE = problems("no-such-node", "bad-request", "too-much")
 
 
 @router.get("/v1/nodes")
@@ -18,6 +47,45 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
     with service.store.read() as tx:
         held = {(row.node, row.gpu): row.job_id for row in held_gpus(tx)}
         owners = {} if mine is None else owners_of(tx, sorted(set(held.values())))
+        rows, faulty = {row.name: row for row in list_nodes(tx)}, faulty_gpus(tx)
     if mine is not None:
         held = {gpu: job if owners.get(job) == mine else OTHERS for gpu, job in held.items()}
-    return node_pages(service.layout, held, slots=service.slots)
+    seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
+    return node_pages(seen, service.layout.nodes, held, faulty, service.scheduler.parts.monitor.reports.last())
+
+
+@router.post("/v1/nodes/{node}/drain", status_code=204, responses=NO_NODE)
+def drain(node: Found, service: Serving, _: Operating, wish: DrainWish | None = None) -> Response:
+    """Take a node out of service: jobs on it run on, and none starts there."""
+    return _set(service, node, (wish or DrainWish()).reason)
+
+
+@router.post("/v1/nodes/{node}/resume", status_code=204, responses=NO_NODE)
+def resume(node: Found, service: Serving, _: Operating) -> Response:
+    """Put a node into service again; its agent, if it has one, is waited for no more until it reports again."""
+    service.scheduler.parts.monitor.reports.dismiss(node)
+    return _set(service, node, "")
+
+
+@router.post("/v1/nodes/{node}/report", status_code=204, responses={**NO_NODE, **problems("not-ready")})
+def report(node: Found, told: NodeReport, service: Serving, _: Operating) -> Response:
+    """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
+    if not service.leads():
+        raise ProblemError("not-ready", "another scheduler leads: agents report to that one")
+    service.scheduler.parts.monitor.reports.take(node, told, service.now_s())
+    return Response(status_code=204)
+
+
+def _set(service: Service, node: str, reason: str) -> Response:
+    row = _unseen(service, node)
+    service.store.write(
+        partial(set_out_of_service, row=row, reason=reason, at_s=service.now_s(), writer=WRITER)
+    )  # fmt: skip
+    service.wake()
+    return Response(status_code=204)
+
+
+def _unseen(service: Service, node: str) -> NodeRow:
+    """Return a node that no scheduler has looked at."""
+    now_s, backend = service.now_s(), service.settings.backend.name
+    return NodeRow(node, backend, service.node_types[node], service.slots, Liveness.UP, now_s, 0.0, 0)

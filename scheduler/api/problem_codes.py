@@ -20,6 +20,7 @@ CODES = {
     "wrong-host": Known(403, "Without tokens, a scheduler answers only to a name of this machine."),
     "not-found": Known(404, "There is nothing at this path."),
     "no-such-job": Known(404, "There is no job of this id, or it is somebody else's."),
+    "no-such-node": Known(404, "The cluster file has no node of this name."),
     "no-such-attempt": Known(404, "The job has no attempt of this number, or none yet."),
     "no-such-log": Known(404, "The attempt has no rank of this number, or its log is gone."),
     "no-such-token": Known(404, "Its owner has no valid token of this name."),

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from ..layout import Layout
 from ..states import JobState
 from ..store.jobs import JobRow
+from ..store.nodes import faulty_gpus, list_nodes, words_on
 from ..store.overview import GpuState, Occupied, count_jobs, jobs_in, occupied_gpus
 
 ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
@@ -39,6 +40,7 @@ class NodeView(NamedTuple):
 
     name: str
     kind: str  # node type
+    words: str  # why no job starts there, "" if jobs do
     free: int
     gpus: int
     blocks: tuple[Block, ...]
@@ -68,19 +70,19 @@ class ClusterView(NamedTuple):
         return f"{jobs} running, {self.jobs[JobState.QUEUED]} waiting, {free} of {self.all_gpus} GPUs free."
 
 
-def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str], down: Collection[int]) -> ClusterView:
+def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> ClusterView:
     """Return what the first page shows.
 
     Args:
         tx: A read of the store.
         layout: Of the cluster.
         types: Node type of each node.
-        down: GPUs out of service, by number.
     """
     occupied = {(it.node, it.gpu): it for it in occupied_gpus(tx)}
-    out = {layout.place(gpu) for gpu in down}
+    faulty, words = faulty_gpus(tx), {row.name: words_on(row) for row in list_nodes(tx)}
     nodes = [
-        _node_view(name, types[name], list(_states(name, gpus, occupied, out))) for name, gpus in layout.nodes.items()
+        _node_view(name, types[name], words.get(name, ""), list(_states(name, gpus, occupied, faulty, words)))
+        for name, gpus in layout.nodes.items()
     ]
     gpus = Counter(dict.fromkeys(GpuState, 0))
     for node in nodes:
@@ -96,15 +98,17 @@ _Doing = tuple[GpuState, str, str]  # state, id and name of the job
 
 
 def _states(
-    node: str, gpus: int, occupied: Mapping[tuple[str, int], Occupied], out: Collection[tuple[str, int]]
-) -> Iterator[_Doing]:
+    node: str, gpus: int, occupied: Mapping[tuple[str, int], Occupied], faulty: Collection[tuple[str, int]],
+    words: Mapping[str, str],
+) -> Iterator[_Doing]:  # fmt: skip
+    empty = GpuState.OUT if words.get(node) else GpuState.FREE
     for place in ((node, gpu) for gpu in range(gpus)):
         it = occupied.get(place)
-        state = GpuState.OUT if place in out else GpuState.FREE if it is None else it.state
+        state = GpuState.OUT if place in faulty else empty if it is None else it.state
         yield (state, "", "") if it is None else (state, it.job_id, it.job)
 
 
-def _node_view(name: str, kind: str, states: Sequence[_Doing]) -> NodeView:
+def _node_view(name: str, kind: str, words: str, states: Sequence[_Doing]) -> NodeView:
     blocks, first = [], 0
     for (state, job_id, job), same in groupby(states):
         gpus = len(list(same))
@@ -113,4 +117,4 @@ def _node_view(name: str, kind: str, states: Sequence[_Doing]) -> NodeView:
         blocks.append(Block(first, gpus, state, job_id, job, said))
         first += gpus
     free = sum(block.gpus for block in blocks if block.state is GpuState.FREE)
-    return NodeView(name, kind, free, first, tuple(blocks))
+    return NodeView(name, kind, words, free, first, tuple(blocks))

@@ -47,12 +47,11 @@ def dashboard_router(service: Service) -> APIRouter:
 
 def _add_cluster(router: APIRouter, service: Service) -> None:
     def draw(template: str, seen: str) -> Response:
-        down = service.down()
         with service.store.read() as tx:
-            now = f"{last_seq(tx)}-{hash(down) & 0xFFFF_FFFF:x}-{service.leads():d}"
+            now = f"{last_seq(tx)}-{service.leads():d}"
             if now == seen:
                 return _nothing_new()
-            view = cluster_view(tx, service.layout, service.node_types, down)
+            view = cluster_view(tx, service.layout, service.node_types)
         return render(template, page="cluster", view=view, seen=now, letters=LETTERS, **_about(service))
 
     @router.get("/")

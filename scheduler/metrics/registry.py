@@ -4,7 +4,7 @@ Source: SPEC K11; docs/metrics.md says what each means, and a test compares the 
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 
@@ -27,7 +27,6 @@ class Metrics:
         store: Its store.
         layout: Of the cluster.
         types: Node type of each node.
-        down: Says which GPUs are out of service, by number.
         leads: Says whether this scheduler leads.
     """
 
@@ -36,7 +35,6 @@ class Metrics:
         store: Store,
         layout: Layout,
         types: Mapping[str, str],
-        down: Callable[[], Collection[int]],
         leads: Callable[[], bool],
     ) -> None:
         self.registry = CollectorRegistry()
@@ -59,7 +57,7 @@ class Metrics:
         Info("longshore_build", "Version of Longshore.", registry=self.registry).info({"version": version("longshore")})
         ProcessCollector(registry=self.registry)
         self._following = Following(store, self.registry)
-        self.registry.register(Standing(store, layout, types, down, time.time))
+        self.registry.register(Standing(store, layout, types, time.time))
 
     @contextmanager
     def tick(self) -> Iterator[None]:

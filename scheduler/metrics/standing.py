@@ -1,7 +1,7 @@
 """Gauges: how things stand at the moment of a scrape, read from the store."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from ..job_file import JobFile
 from ..layout import Layout
 from ..store.errors import StoreUnreachableError
+from ..store.nodes import closed_nodes, faulty_gpus
 from ..store.opening import Store
 from ..store.overview import (
     GpuState,
@@ -32,7 +33,6 @@ class Standing(Collector):
         store: Where everything stands.
         layout: Of the cluster.
         types: Node type of each node.
-        down: Says which GPUs are out of service, by number.
         now_s: Unix time.
     """
 
@@ -41,10 +41,9 @@ class Standing(Collector):
         store: Store,
         layout: Layout,
         types: Mapping[str, str],
-        down: Callable[[], Collection[int]],
         now_s: Callable[[], float],
     ) -> None:
-        self._store, self._layout, self._types, self._down, self._now_s = store, layout, types, down, now_s
+        self._store, self._layout, self._types, self._now_s = store, layout, types, now_s
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not read the store."""
@@ -70,9 +69,11 @@ class Standing(Collector):
     def _gpus(self, tx: Connection) -> Metric:
         counts = Counter({(state, kind): 0 for state in GpuState for kind in set(self._types.values())})
         states = {(it.node, it.gpu): it.state for it in occupied_gpus(tx)}
-        states.update({self._layout.place(gpu): GpuState.OUT for gpu in self._down()})
+        states.update(dict.fromkeys(faulty_gpus(tx), GpuState.OUT))
+        closed = closed_nodes(tx)
         for node, gpus in self._layout.nodes.items():
-            counts.update((states.get((node, gpu), GpuState.FREE), self._types[node]) for gpu in range(gpus))
+            empty = GpuState.OUT if node in closed else GpuState.FREE
+            counts.update((states.get((node, gpu), empty), self._types[node]) for gpu in range(gpus))
         family = GaugeMetricFamily("longshore_gpus", "GPUs by state and node type.", labels=["state", "type"])
         for (state, kind), count in sorted(counts.items()):
             family.add_metric([state.value.replace(" ", "_"), kind], count)

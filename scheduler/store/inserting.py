@@ -1,6 +1,6 @@
 """Inserts that leave what is there, or replace it: the two databases write them alike, SQLAlchemy apart."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from sqlalchemy import Connection, Executable, Table, bindparam
@@ -12,9 +12,10 @@ def insert_if_absent(tx: Connection, table: Table, values: Mapping[str, object])
     return tx.execute(_absent(table, tuple(values), tx.dialect.name), values).first() is not None
 
 
-def put(tx: Connection, table: Table, values: Mapping[str, object]) -> None:
-    """Insert a row, or replace all other columns of the one with its key."""
-    tx.execute(_put(table, tuple(values), tx.dialect.name), values)
+def put_all(tx: Connection, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
+    """Insert rows that name the same columns, or replace these of the rows with their keys."""
+    if rows:
+        tx.execute(_put(table, tuple(rows[0]), tx.dialect.name), rows)
 
 
 @cache

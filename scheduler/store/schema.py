@@ -37,7 +37,7 @@ class Liveness(StrEnum):
 
     UP = "up"
     SUSPECT = "suspect"  # it has missed answers
-    DOWN = "down"  # proven
+    DOWN = "down"  # it has missed twice as many; what runs there may run on
 
 
 # Named by rule, so that a migration can name what it changes on either database.
@@ -167,7 +167,8 @@ node = Table(
     Column("since_s", Double, nullable=False),  # when it became so
     Column("seen_s", Double, nullable=False),  # last answer
     Column("misses", Integer, nullable=False),  # answers missed in a row
-    Column("out_of_service", Text, nullable=False),  # the reason; "" for a node in service
+    Column("agent_s", Double),  # last report of its agent, none if it has no agent
+    Column("out_of_service", Text, nullable=False, default=""),  # the reason; "" for a node in service
 )
 
 gpu = Table(

@@ -22,7 +22,9 @@ from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange,
 from longshore.scheduler.store.decisions import NewDecision
 from longshore.scheduler.store.jobs import JobRow, NewJob, insert_job
 from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.nodes import GpuRow, NodeRow, write_health
 from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.schema import Liveness
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 SPEC = {"command": ["true"], "grace_s": 30.0}
@@ -34,10 +36,9 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         self.store: Store = open_store(f"sqlite:///{folder / 'store.db'}")
-        self.down: list[int] = []
         layout = Layout(["a", "b"], [2, 2])
         types = {"a": "slow", "b": "fast"}
-        self.metrics = Metrics(self.store, layout, types, lambda: self.down, lambda: True)
+        self.metrics = Metrics(self.store, layout, types, lambda: True)
         fence = self.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
         assert fence is not None
         self.fence = fence
@@ -57,6 +58,9 @@ class Watched:
 
     def write(self, changes: Changes, at_s: float = 3.0) -> None:
         self.store.write(lambda tx: write_changes(tx, self.fence, changes, at_s=at_s, writer="scheduler"))
+
+    def see(self, node: NodeRow, *gpus: GpuRow) -> None:
+        self.store.write(lambda tx: write_health(tx, self.fence, [node], gpus, []))
 
     def start(self, job: JobRow, at_s: float) -> None:
         self.write(Changes(opened=[Opened(job, Opening("local", (Share("b", (0,)),), 1.0, 0.0), "")]), at_s)
@@ -91,7 +95,8 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 def test_gpus_are_counted_by_state_and_type(watched: Watched) -> None:
     watched.start(watched.submit(), 100.0)
-    watched.down = [1]
+    a = NodeRow("a", "local", "slow", True, Liveness.UP, 1.0, 1.0, 0)  # noqa: FBT003
+    watched.see(a, GpuRow("a", 1, False, 1.0))  # noqa: FBT003
 
     gpus = watched.scraped()["longshore_gpus"]
 
@@ -132,7 +137,7 @@ def test_the_end_of_an_attempt_is_counted_by_what_became_of_its_job_and_its_clas
 def test_what_happened_before_a_scheduler_started_is_not_counted(watched: Watched, tmp_path: Path) -> None:
     watched.start(watched.submit(), 100.0)
 
-    later = Metrics(watched.store, Layout(["a"], [1]), {"a": "slow"}, lambda: (), lambda: False)
+    later = Metrics(watched.store, Layout(["a"], [1]), {"a": "slow"}, lambda: False)
 
     assert b"longshore_queue_wait_seconds_count 0.0" in later.scrape()
 

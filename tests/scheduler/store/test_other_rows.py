@@ -10,9 +10,19 @@ from longshore.scheduler.store.decisions import (
     decisions_of,
     settle_decisions,
 )
-from longshore.scheduler.store.errors import TakenNameError
+from longshore.scheduler.store.errors import FencedError, TakenNameError
 from longshore.scheduler.store.idempotency import Answer, forget_before, recall, remember
-from longshore.scheduler.store.nodes import GpuRow, NodeRow, list_gpus, list_nodes, put_gpu, put_node
+from longshore.scheduler.store.nodes import (
+    GpuRow,
+    NodeRow,
+    closed_nodes,
+    faulty_gpus,
+    list_gpus,
+    list_nodes,
+    nodes_out_of_service,
+    set_out_of_service,
+    write_health,
+)
 from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.schema import Liveness
 from longshore.scheduler.store.tasks import TaskRow, observe_task, tasks_of
@@ -62,17 +72,40 @@ def test_a_draining_attempt_still_is_observed(store: Store, fence: int) -> None:
     assert store.write(lambda tx: observe_task(tx, seen(job.id, 1, code=1), writer="m"))
 
 
-def test_a_node_and_its_gpus_are_as_they_were_last_put(store: Store, fence: int) -> None:
-    node = NodeRow("n1", "local", "a100", False, Liveness.UP, 1.0, 2.0, 0, "")  # noqa: FBT003
-    gpu = GpuRow("n1", 0, True, 1.0)  # noqa: FBT003
-    later = node._replace(liveness=Liveness.DOWN, misses=5, out_of_service="silent")
-    for row in (node, later):
-        store.write(partial(put_node, fence=fence, row=row))
-    for healthy in (True, False):
-        store.write(partial(put_gpu, fence=fence, row=gpu._replace(healthy=healthy)))
+N1 = NodeRow("n1", "local", "a100", False, Liveness.UP, 1.0, 2.0, 0)  # noqa: FBT003
+GPU = GpuRow("n1", 0, True, 1.0)  # noqa: FBT003
+
+
+def test_a_node_and_its_gpus_are_as_they_were_last_seen(store: Store, fence: int) -> None:
+    later = N1._replace(liveness=Liveness.DOWN, misses=5, agent_s=1.5)
+    for row, gpu in ((N1, GPU), (later, GPU._replace(healthy=False))):
+        store.write(partial(write_health, fence=fence, nodes=[row], gpus=[gpu], events=[]))
     with store.read() as tx:
         assert list_nodes(tx) == [later]
-        assert list_gpus(tx) == [gpu._replace(healthy=False)]
+        assert list_gpus(tx) == [GPU._replace(healthy=False)]
+        assert faulty_gpus(tx) == {("n1", 0)}
+        assert closed_nodes(tx) == {"n1"}
+
+
+def test_what_a_scheduler_sees_of_a_node_leaves_it_out_of_service(store: Store, fence: int) -> None:
+    wishing = partial(set_out_of_service, row=N1, at_s=3.0, writer="api")
+    changed = [store.write(partial(wishing, reason=reason)) for reason in ("fan", "fan", "")]
+    store.write(partial(wishing, reason="fan"))
+    store.write(partial(write_health, fence=fence, nodes=[N1], gpus=[], events=[]))
+    with store.read() as tx:
+        assert [row.out_of_service for row in list_nodes(tx)] == ["fan"]
+        assert nodes_out_of_service(tx) == {"n1"}
+    assert changed == [True, False, True]
+    assert [(it.was, it.now) for it in all_events(store)] == [
+        ("in service", "out of service"), ("out of service", "in service"), ("in service", "out of service"),
+    ]  # fmt: skip
+
+
+def test_a_scheduler_that_leads_no_more_changes_no_node(store: Store, fence: int) -> None:
+    with pytest.raises(FencedError):
+        store.write(partial(write_health, fence=fence - 1, nodes=[N1], gpus=[GPU], events=[]))
+    with store.read() as tx:
+        assert list_nodes(tx) == []
 
 
 def decided(job_id: str) -> NewDecision:

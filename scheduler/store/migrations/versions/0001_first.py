@@ -143,6 +143,7 @@ def _node() -> None:
         sa.Column("since_s", sa.Double, nullable=False),
         sa.Column("seen_s", sa.Double, nullable=False),
         sa.Column("misses", sa.Integer, nullable=False),
+        sa.Column("agent_s", sa.Double),
         sa.Column("out_of_service", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_node"),
     )

@@ -1,0 +1,1 @@
+"""Health of nodes: which of them answer, and which GPUs may be given to jobs."""

@@ -1,0 +1,76 @@
+"""What node agents tell of their nodes: the last report of each, kept in memory.
+
+Source: SPEC F1.
+"""
+
+import threading
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GpuReport(_Told):
+    """A GPU as the agent of its node sees it."""
+
+    index: Annotated[int, Field(ge=0, le=1023)]
+    healthy: bool  # it answers, and has no error that only a reset mends
+    utilisation: Annotated[float, Field(ge=0.0, le=1.0)]
+    free_bytes: Count  # of its memory
+    temperature_c: Annotated[float, Field(ge=-273.15, le=1000.0)] | None = None
+    ecc_errors: Count | None = None  # uncorrected ones since the driver was loaded; none if it counts none
+    link_errors: Count | None = None  # of all its links to other GPUs; none if it has none
+
+
+class NodeReport(_Told):
+    """What an agent tells of its node."""
+
+    gpus: Annotated[tuple[GpuReport, ...], Field(max_length=1024)] = ()  # none where there are no GPUs, only slots
+
+
+class Report(NamedTuple):
+    """A report and when it came."""
+
+    at_s: float  # Unix time
+    told: NodeReport
+
+    def is_faulty(self, gpu: int) -> bool:
+        """Say whether a GPU is faulty by this report; one that is missing among others is."""
+        return bool(self.told.gpus) and not any(it.healthy for it in self.told.gpus if it.index == gpu)
+
+
+class Reports:
+    """The last report of each node that has an agent. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Report] = {}
+        self._dismissed: set[str] = set()
+        self._lock = threading.Lock()
+
+    def take(self, node: str, told: NodeReport, at_s: float) -> None:
+        """Keep a report."""
+        with self._lock:
+            self._last[node] = Report(at_s, told)
+            self._dismissed.discard(node)
+
+    def dismiss(self, node: str) -> None:
+        """Wait for a node's agent no more, until it reports again."""
+        with self._lock:
+            self._last.pop(node, None)
+            self._dismissed.add(node)
+
+    def last(self) -> dict[str, Report]:
+        """Return the last report of each node."""
+        with self._lock:
+            return self._last.copy()
+
+    def dismissed(self) -> frozenset[str]:
+        """Return the nodes whose agents nobody waits for any more, each once."""
+        with self._lock:
+            found, self._dismissed = frozenset(self._dismissed), set()
+        return found
