@@ -96,7 +96,7 @@ class Book:
         if health == self.health:
             return
         self.happens(now_s)
-        for was, now in zip(self.health, health, strict=True):
+        for was, now in ((self.health.faulty, health.faulty), (self.health.closed, health.closed)):
             for gpu in sorted(set(now) - set(was)):
                 self.live.take_out(gpu)
             for gpu in sorted(set(was) - set(now)):

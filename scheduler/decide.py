@@ -45,6 +45,7 @@ class Seen(NamedTuple):
     is_gone: bool  # all its processes are proven gone
     is_cancelled: bool  # the backend has been told to stop it, now or as soon as it starts
     has_fault: bool  # a GPU of it is out of service
+    is_cut_off: bool = False  # a node of it is down, which says nothing of what runs there
 
 
 _WISHES = {Desired.CANCEL: AfterStop.CANCEL, Desired.HOLD: AfterStop.HOLD}
@@ -53,6 +54,11 @@ _ENDED = (Run.EXITED, Run.LOST)
 
 def next_step(seen: Seen, now_s: float) -> Step:
     """Return the next step for an attempt; after it has been taken there may be another one at once."""
+    step = _next_step(seen, now_s)
+    return step._replace(contact=Contact.UNKNOWN) if seen.is_cut_off and step.do is not Do.CLOSE else step
+
+
+def _next_step(seen: Seen, now_s: float) -> Step:
     if seen.state is AttemptState.RELEASED:
         return Step(Do.CLOSE)
     if seen.status.run is Run.UNREACHABLE:

@@ -71,10 +71,10 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
         log.warning("attempts cannot be seen: %s", error)
         statuses = {}
     for row in list(book.left) if jobs is None else ():
-        _try(book, row, Status(Run.UNREACHABLE), now_s, has_fault=False)
+        _try(book, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
     book.write(now_s)
     until, unreachable = time.monotonic() + LAUNCH_S, Status(Run.UNREACHABLE)
-    hurt = {book.live.holder(gpu) for gpu in book.health.faulty}
+    hurt, cut_off = ({book.live.holder(gpu) for gpu in gpus} for gpus in (book.health.faulty, book.health.down))
     # In the order of submission, and those without an open job, which only have to be closed, last.
     going = sorted(names, key=lambda job: book.jobs[job].submit_seq if job in book.jobs else 1 << 62)
     while going:
@@ -83,16 +83,19 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
             row, status = book.attempts[job], statuses.get(names[job], unreachable)
             if row.state is AttemptState.RESERVED and time.monotonic() > until:
                 continue  # the next look launches it, and the lease is renewed before that
-            if _try(book, row, status, now_s, has_fault=job in hurt):
+            if _try(book, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off):
                 again.append(job)
         book.write(now_s)
         going = again
 
 
-def _try(book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool) -> bool:
+def _try(
+    book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool, is_cut_off: bool
+) -> bool:  # fmt: skip
     """Take one step with an attempt; one that the backend does not take is tried again at the next look."""
     try:
-        return _step(book, row, status, now_s, has_fault=has_fault)
+        seen = _seen(book, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off)
+        return _step(book, row, seen, now_s)
     except BackendError as error:
         log.warning("attempt %s: %s", attempt_name(row), error)
         return False
@@ -113,9 +116,9 @@ def _ask(call: Callable[[], T]) -> T:
         raise BackendError(f"the backend failed: {type(error).__name__}: {error}") from error
 
 
-def _step(book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool) -> bool:
+def _step(book: Book, row: AttemptRow, seen: Seen, now_s: float) -> bool:
     """Take one step with an attempt, and return whether another may follow at once."""
-    step = next_step(_seen(book, row, status, has_fault=has_fault), now_s)
+    step = next_step(seen, now_s)
     if step.contact is not row.contact:
         cause = "no answer" if step.contact is Contact.UNKNOWN else "it answers"
         book.set_contact(row, step.contact, cause, now_s)
@@ -132,13 +135,13 @@ def _step(book: Book, row: AttemptRow, status: Status, now_s: float, *, has_faul
     if step.do is Do.CLOSE:
         return _close(book, row, now_s)
     if step.do is Do.RELEASE:
-        _release(book, row, status, now_s)
+        _release(book, row, seen.status, now_s)
     else:
         _change_both(book, row, step, now_s)
     return True
 
 
-def _seen(book: Book, row: AttemptRow, status: Status, *, has_fault: bool) -> Seen:
+def _seen(book: Book, row: AttemptRow, status: Status) -> Seen:
     job = book.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
     return Seen(

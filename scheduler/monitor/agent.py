@@ -23,9 +23,8 @@ def report_for_ever(client: Client, node: str, every_s: float) -> None:
     reached = True
     while True:
         began_s = time.monotonic()
-        told = NodeReport(gpus=gpu_reports())
         try:
-            client.report(node, told.model_dump(mode="json"))
+            client.report(node, NodeReport(gpus=gpu_reports()).model_dump(mode="json"))
         except BackendError as error:
             if reached:
                 log.warning("%s; reports go on", error)

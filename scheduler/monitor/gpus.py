@@ -5,15 +5,14 @@ Source: SPEC F1.
 
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import TypeVar
 
+from ...cluster.errors import BackendError
 from .reports import GpuReport
 
 log = logging.getLogger(__name__)
-
-LINKS = 18  # of an NVLink GPU at most
 
 Value = TypeVar("Value")
 
@@ -36,11 +35,19 @@ def _nvml() -> ModuleType | None:
 
 
 def gpu_reports() -> tuple[GpuReport, ...]:
-    """Return all GPUs of this machine in the order of their PCI addresses; one that is lost is faulty."""
+    """Return all GPUs of this machine in the order of their PCI addresses; one that is lost is faulty.
+
+    Raises:
+        BackendError: If the driver that was there does not answer any more.
+    """
     nvml = _nvml()
     if nvml is None:
         return ()
-    return tuple(_report(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    try:
+        gpus = int(nvml.nvmlDeviceGetCount())
+    except nvml.NVMLError as error:
+        raise BackendError(f"the driver of the GPUs does not answer: {error}; restart the agent") from error
+    return tuple(_report(nvml, index) for index in range(gpus))
 
 
 def _report(nvml: ModuleType, index: int) -> GpuReport:
@@ -64,13 +71,13 @@ def _report(nvml: ModuleType, index: int) -> GpuReport:
 
 
 def _link_errors(nvml: ModuleType, gpu: object) -> int | None:
-    """Return the errors of all links that replayed or recovered nothing in vain."""
-    counter = nvml.NVML_NVLINK_ERROR_DL_RECOVERY
+    """Return how often the links of a GPU repeated what they sent, or had to be set up again."""
     found = [
-        _told(nvml, lambda link=link: int(nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, link, counter)))  # type: ignore[misc]
-        for link in range(LINKS)
+        _told(nvml, partial(nvml.nvmlDeviceGetNvLinkErrorCounter, gpu, link, counter))
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+        for counter in (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
     ]
-    told = [errors for errors in found if errors is not None]
+    told = [int(errors) for errors in found if errors is not None]
     return sum(told) if told else None
 
 

@@ -4,7 +4,7 @@ Source: SPEC C9, F1; docs/nodes.md.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...cluster.errors import BackendError
@@ -40,6 +40,7 @@ class Health(NamedTuple):
 
     faulty: tuple[int, ...] = ()  # jobs on them are stopped
     closed: tuple[int, ...] = ()  # of nodes that are silent or out of service: jobs on them go on, none starts there
+    down: tuple[int, ...] = ()  # those of them that are on nodes that are down: nobody knows how jobs on them do
 
 
 class Monitor:
@@ -64,11 +65,6 @@ class Monitor:
         self._faulty: frozenset[tuple[str, int]] = frozenset()
         self._at_once: frozenset[str] = frozenset()  # nodes that fell silent together
         self._polled_s = self._kept_s = 0.0
-
-    @property
-    def silent(self) -> frozenset[str]:
-        """Nodes that are down: whether jobs run there cannot be known."""
-        return frozenset(row.name for row in self._rows.values() if row.liveness is Liveness.DOWN)
 
     def take_up(self, store: Store, fence: int, now_s: float) -> None:
         """Go on from what the store says, once for each lease: everybody has the time of a few answers again."""
@@ -126,7 +122,7 @@ class Monitor:
         """Yield the faulty GPUs of a node; of one that does not answer, those that were faulty before."""
         for gpu in node.gpus:
             place = (row.name, gpu.index)
-            told = not gpu.healthy or (report is not None and not node.slots and report.is_faulty(gpu.index))
+            told = not gpu.healthy or (report is not None and report.is_faulty(gpu.index, slots=node.slots))
             if told if row.liveness is Liveness.UP else place in self._faulty:
                 yield place
 
@@ -157,14 +153,15 @@ class Monitor:
         return NewEvent(CHANGE, WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(at_once)})
 
     def _health(self, out: frozenset[str]) -> Health:
-        closed = out | {row.name for row in self._rows.values() if row.liveness is not Liveness.UP}
-        layout = self._layout
-        return Health(
-            tuple(sorted(layout.number(*place) for place in self._faulty)),
-            tuple(
-                layout.number(name, gpu) for name, gpus in layout.nodes.items() if name in closed for gpu in range(gpus)
-            ),
-        )
+        silent = [row for row in self._rows.values() if row.liveness is not Liveness.UP]
+        closed = out | {row.name for row in silent}
+        down = {row.name for row in silent if row.liveness is Liveness.DOWN}
+        faulty = tuple(sorted(self._layout.number(*place) for place in self._faulty))
+        return Health(faulty, self._gpus(closed), self._gpus(down))
+
+    def _gpus(self, nodes: Collection[str]) -> tuple[int, ...]:
+        sizes, number = self._layout.nodes, self._layout.number
+        return tuple(number(name, gpu) for name in sizes if name in nodes for gpu in range(sizes[name]))
 
 
 def _afresh(row: NodeRow) -> NodeRow:

@@ -39,9 +39,10 @@ class Report(NamedTuple):
     at_s: float  # Unix time
     told: NodeReport
 
-    def is_faulty(self, gpu: int) -> bool:
-        """Say whether a GPU is faulty by this report; one that is missing among others is."""
-        return bool(self.told.gpus) and not any(it.healthy for it in self.told.gpus if it.index == gpu)
+    def is_faulty(self, gpu: int, *, slots: bool) -> bool:
+        """Say whether a GPU is faulty by this report; one that is missing among others is, unless it is a slot."""
+        told = [it.healthy for it in self.told.gpus if it.index == gpu]
+        return not all(told) if told else bool(self.told.gpus) and not slots
 
 
 class Reports:
