@@ -131,7 +131,7 @@ def _step(book: Book, row: AttemptRow, seen: Seen, now_s: float) -> bool:
         first = attempt_name(row) not in book.cancelled
         _ask(partial(book.parts.backend.cancel, attempt_name(row), book.jobs[row.job_id].cause))
         book.cancelled.add(attempt_name(row))
-        return first and status.run is Run.ABSENT
+        return first and seen.status.run is Run.ABSENT
     if step.do is Do.CLOSE:
         return _close(book, row, now_s)
     if step.do is Do.RELEASE:
@@ -151,7 +151,7 @@ def _seen(book: Book, row: AttemptRow, status: Status) -> Seen:
         status=status,
         is_gone=drains and _ask(partial(book.parts.backend.released, attempt_name(row))),
         is_cancelled=attempt_name(row) in book.cancelled,
-        has_fault=has_fault,
+        has_fault=False,
     )
 
 

@@ -99,6 +99,7 @@ class NodeSeen:
     gpus: tuple[GpuSeen, ...]
     seen_s: float  # Unix time of its last answer
     slots: bool = False  # its GPUs are slots that only behave like GPUs
+    takes_jobs: bool = True  # False where those that run there go on, but none may start
 
 
 @dataclass(frozen=True, slots=True)

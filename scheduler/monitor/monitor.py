@@ -63,6 +63,7 @@ class Monitor:
         self._fence: int | None = None  # token under which all this was taken up
         self._rows: dict[str, NodeRow] = {}
         self._faulty: frozenset[tuple[str, int]] = frozenset()
+        self._full: frozenset[str] = frozenset()  # nodes that take no jobs, as the backend says
         self._at_once: frozenset[str] = frozenset()  # nodes that fell silent together
         self._polled_s = self._kept_s = 0.0
 
@@ -110,6 +111,7 @@ class Monitor:
         self._write(store, judged.nodes, faulty, alarms, now_s)
         self._rows, self._faulty, self._at_once = {row.name: row for row in judged.nodes}, faulty, judged.at_once
         self._polled_s = now_s if polls else self._polled_s
+        self._full = frozenset(node.name for node in seen.values() if not node.takes_jobs)
 
     def _row(self, node: NodeSeen, report: Report | None, now_s: float) -> NodeRow:
         """Return a node as it stood, with the last report of its agent."""
@@ -154,7 +156,7 @@ class Monitor:
 
     def _health(self, out: frozenset[str]) -> Health:
         silent = [row for row in self._rows.values() if row.liveness is not Liveness.UP]
-        closed = out | {row.name for row in silent}
+        closed = out | self._full | {row.name for row in silent}
         down = {row.name for row in silent if row.liveness is Liveness.DOWN}
         faulty = tuple(sorted(self._layout.number(*place) for place in self._faulty))
         return Health(faulty, self._gpus(closed), self._gpus(down))

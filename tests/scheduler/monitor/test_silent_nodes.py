@@ -76,6 +76,7 @@ class Watched:
         self.twin = Twin(self.backend, site_of(case), self.store, Deciding(HEURISTICS["pack"]), gone)
         self.twin.tick()
         self.live_on()
+        self.wait(1)
 
     def live_on(self) -> None:
         self.twin.live_on()
