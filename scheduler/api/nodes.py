@@ -27,7 +27,7 @@ class DrainWish(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    reason: Annotated[str, Field(min_length=1, max_length=200)] = "drained"
+    reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")] = "drained"
 
 
 def _found(node: Annotated[str, Path(max_length=253)], service: Serving) -> str:
@@ -67,11 +67,9 @@ def resume(node: Found, service: Serving, _: Operating) -> Response:
     return _set(service, node, "")
 
 
-@router.post("/v1/nodes/{node}/report", status_code=204, responses={**NO_NODE, **problems("not-ready")})
+@router.post("/v1/nodes/{node}/report", status_code=204, responses=NO_NODE)
 def report(node: Found, told: NodeReport, service: Serving, _: Operating) -> Response:
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
-    if not service.leads():
-        raise ProblemError("not-ready", "another scheduler leads: agents report to that one")
     service.scheduler.parts.monitor.reports.take(node, told, service.now_s())
     return Response(status_code=204)
 

@@ -11,6 +11,8 @@ from ..store.attempts import get_attempt
 from ..store.decisions import DecisionRow
 from ..store.events import EventRow, events_after, last_seq
 from ..store.jobs import CHANGE as JOB_CHANGE
+from ..store.nodes import ALARM
+from ..store.nodes import CHANGE as NODE_CHANGE
 from ..store.opening import Store
 from ..store.overview import decisions_after, last_decision_seq, opened_before, queued_at
 
@@ -49,6 +51,10 @@ class Following:
             "longshore_policy_agreement", "Decisions at which the policy was heard, by whether the heuristic agreed.",
             ["mode", "agrees"], registry=registry,
         )  # fmt: skip
+        self._alarms = Counter(
+            "longshore_node_alarms", "How often so many nodes fell silent at once that the fault was not theirs.",
+            registry=registry,
+        )  # fmt: skip
         for by in ("policy", "heuristic"):
             self._by.labels(by)
         for miss in Miss:
@@ -71,6 +77,8 @@ class Following:
                     self._decision = decision.seq
 
     def _count_event(self, tx: Connection, event: EventRow) -> None:
+        if event.kind == NODE_CHANGE and event.now == ALARM:
+            self._alarms.inc()
         if event.job_id is None:
             return
         if event.kind == JOB_CHANGE and event.now == JobState.STARTING.value:

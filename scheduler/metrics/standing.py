@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from ..job_file import JobFile
 from ..layout import Layout
 from ..store.errors import StoreUnreachableError
-from ..store.nodes import closed_nodes, faulty_gpus
+from ..store.nodes import closed_nodes, faulty_gpus, list_nodes
 from ..store.opening import Store
 from ..store.overview import (
     GpuState,
@@ -22,6 +22,7 @@ from ..store.overview import (
     occupied_gpus,
     waits_since,
 )
+from ..store.schema import Liveness
 
 LEAKS_AFTER_S = 60.0  # beyond a job's grace; killing takes seconds
 
@@ -54,7 +55,14 @@ class Standing(Collector):
         found: list[Metric] = []
         try:
             with self._store.read() as tx:
-                found = [self._jobs(tx), self._gpus(tx), *self._attempts(tx), self._oldest(tx), self._leases(tx)]
+                found = [
+                    self._jobs(tx),
+                    self._gpus(tx),
+                    *self._attempts(tx),
+                    self._oldest(tx),
+                    self._leases(tx),
+                    self._nodes(tx),
+                ]
         except StoreUnreachableError:
             found = []
         yield GaugeMetricFamily("longshore_store_up", "1 if the store answers.", value=float(bool(found)))
@@ -77,6 +85,16 @@ class Standing(Collector):
         family = GaugeMetricFamily("longshore_gpus", "GPUs by state and node type.", labels=["state", "type"])
         for (state, kind), count in sorted(counts.items()):
             family.add_metric([state.value.replace(" ", "_"), kind], count)
+        return family
+
+    def _nodes(self, tx: Connection) -> Metric:
+        counts = Counter(dict.fromkeys((*map(str, Liveness), "out_of_service"), 0))
+        rows = {row.name: row for row in list_nodes(tx)}
+        for row in (rows[name] for name in self._layout.nodes if name in rows):
+            counts["out_of_service" if row.out_of_service else str(row.liveness)] += 1
+        family = GaugeMetricFamily("longshore_nodes", "Nodes by state.", labels=["state"])
+        for state, count in counts.items():
+            family.add_metric([state], count)
         return family
 
     def _attempts(self, tx: Connection) -> Iterable[Metric]:

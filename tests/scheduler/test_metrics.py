@@ -20,9 +20,10 @@ from longshore.scheduler.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import Opening, get_attempt
 from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
 from longshore.scheduler.store.decisions import NewDecision
+from longshore.scheduler.store.events import NewEvent
 from longshore.scheduler.store.jobs import JobRow, NewJob, insert_job
 from longshore.scheduler.store.leases import SCHEDULER, acquire
-from longshore.scheduler.store.nodes import GpuRow, NodeRow, write_health
+from longshore.scheduler.store.nodes import ALARM, CHANGE, GpuRow, NodeRow, set_out_of_service, write_health
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.schema import Liveness
 
@@ -105,6 +106,21 @@ def test_gpus_are_counted_by_state_and_type(watched: Watched) -> None:
         "state=free,type=fast": 1.0, "state=starting,type=fast": 1.0,
     }  # fmt: skip
     assert len(gpus) == 12  # a state that no GPU is in counts 0
+
+
+def test_nodes_are_counted_by_state_and_alarms_as_they_come(watched: Watched) -> None:
+    a = NodeRow("a", "local", "slow", True, Liveness.SUSPECT, 1.0, 1.0, 3)  # noqa: FBT003
+    watched.see(a)
+    watched.see(a._replace(name="b", liveness=Liveness.UP))
+    watched.store.write(lambda tx: set_out_of_service(tx, a._replace(name="b"), "a fan", at_s=2.0, writer="api"))
+    alarm = NewEvent(CHANGE, "monitor", 3.0, now=ALARM)
+    watched.store.write(lambda tx: write_health(tx, watched.fence, [], [], [alarm]))
+
+    found = watched.scraped()
+    assert found["longshore_nodes"] == {
+        "state=up": 0.0, "state=suspect": 1.0, "state=down": 0.0, "state=out_of_service": 1.0,
+    }  # fmt: skip
+    assert found["longshore_node_alarms_total"] == {"": 1.0}
 
 
 def test_jobs_are_counted_by_state(watched: Watched) -> None:

@@ -64,16 +64,25 @@ class SlurmBackend:
         self._nodes, self._options = dict(nodes), tuple(options)
         self._commands = Commands(conf)
         self._view = View(self._commands, self._nodes)
+        self._answered_s: dict[str, float] = {}  # last answer of each node
         self._endings = Endings(self._commands, self._options)
 
     def observe(self) -> tuple[NodeSeen, ...]:
-        """Return all nodes; the GPUs of one that takes no jobs are not healthy, and neither are missing ones.
+        """Return all nodes; one that Slurm has out of service takes no jobs, and a GPU that Slurm lacks is faulty.
 
         Raises:
             BackendError: If Slurm does not answer, or does not know all nodes yet.
         """
         snapshot = self._view.look_complete()
-        return tuple(_seen(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
+        return tuple(self._seen(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
+
+    def _seen(self, name: str, gpus: int, node: Node | None) -> NodeSeen:
+        if node is not None and node.answers:
+            self._answered_s[name] = time.time()
+        types = {} if node is None else node.types
+        found = tuple(GpuSeen(gpu, healthy=gpu in types) for gpu in range(gpus))
+        takes_jobs = node is not None and node.in_service
+        return NodeSeen(name, found, self._answered_s.get(name, 0.0), takes_jobs=takes_jobs)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         """Submit an attempt with exactly these GPUs; again, or after its end, it does nothing.
@@ -260,12 +269,6 @@ def _without_slurm(records: Records, reason: str) -> Status:
     if parts and all(part.is_over or part.is_alive for part in parts):
         return status_of_running(parts)
     return Status(Run.UNREACHABLE, reason=reason)
-
-
-def _seen(name: str, gpus: int, node: Node | None) -> NodeSeen:
-    healthy = node is not None and node.in_service
-    types = {} if node is None else node.types
-    return NodeSeen(name, tuple(GpuSeen(gpu, healthy=healthy and gpu in types) for gpu in range(gpus)), time.time())
 
 
 def _has_begun(folder: int, name: str, content: bytes) -> bool:

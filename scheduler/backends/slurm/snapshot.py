@@ -45,6 +45,11 @@ class Node(NamedTuple):
         return "unknown" not in self.state.lower()
 
     @property
+    def answers(self) -> bool:
+        """Whether its daemon answers the controller."""
+        return not self.state.endswith("*")
+
+    @property
     def in_service(self) -> bool:
         """Whether it takes jobs."""
         return _OUT_OF_SERVICE.search(self.state) is None

@@ -56,8 +56,9 @@ def slurm_says(cluster: SlurmCluster, attempt: Attempt) -> str:
     return cluster.call("squeue", "-h", "-t", "all", "-n", attempt.name, "-o", "%T").strip()
 
 
-def healthy(backend: SlurmBackend) -> dict[str, bool]:
-    return {node.name: all(gpu.healthy for gpu in node.gpus) for node in backend.observe()}
+def taking(backend: SlurmBackend) -> dict[str, bool]:
+    """Whether each node takes jobs."""
+    return {node.name: node.takes_jobs for node in backend.observe()}
 
 
 def test_a_job_lives_on_without_its_nodes_daemon_and_can_be_ended(
@@ -67,7 +68,8 @@ def test_a_job_lives_on_without_its_nodes_daemon_and_can_be_ended(
     backend.launch(attempt, ON_D)
     runs(backend, attempt)
     lose_node(slurm_cluster)
-    until(lambda: healthy(backend) == {"a": True, "b": True, "c": True, "d": False})
+    until(lambda: taking(backend) == {"a": True, "b": True, "c": True, "d": False})
+    assert all(gpu.healthy for gpu in backend.observe()[3].gpus)
     assert slurm_says(slurm_cluster, attempt) == "NODE_FAIL"
     assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.RUNNING, False)
     backend.cancel(attempt.name, "its node is down")

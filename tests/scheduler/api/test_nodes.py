@@ -1,0 +1,89 @@
+"""Nodes through the API: how they stand, in and out of service, and what their agents tell."""
+
+import httpx
+import pytest
+
+from longshore.scheduler.service import Service
+from longshore.scheduler.store.nodes import list_nodes
+from longshore.scheduler.store.user_tokens import add_token
+from longshore.scheduler.tokens import Role, new_token
+
+NODE = "rack0-node1"
+GPU = {"index": 0, "healthy": True, "utilisation": 0.5, "free_bytes": 1, "temperature_c": 40.0, "ecc_errors": 0}
+
+
+def node(api: httpx.Client) -> dict[str, object]:
+    found: dict[str, object] = next(it for it in api.get("/v1/nodes").json() if it["name"] == NODE)
+    return found
+
+
+def closed(service: Service) -> list[int]:
+    return list(service.scheduler.parts.monitor.health.closed)
+
+
+def test_a_node_is_out_of_service_from_its_drain_to_its_resume(api: httpx.Client, service: Service) -> None:
+    service.scheduler.tick()
+    assert node(api)["out_of_service"] == ""
+    for _ in range(2):
+        assert api.post(f"/v1/nodes/{NODE}/drain", json={"reason": "a fan"}).status_code == 204
+    service.scheduler.tick()
+    assert (node(api)["out_of_service"], node(api)["liveness"]) == ("a fan", "up")
+    assert closed(service) == [4, 5, 6, 7]
+    assert 'longshore_gpus{state="out_of_service",type="slots"} 4.0' in api.get("/metrics").text
+    assert "out of service: a fan" in api.get("/").text
+
+    for _ in range(2):
+        assert api.post(f"/v1/nodes/{NODE}/resume").status_code == 204
+    service.scheduler.tick()
+    assert node(api)["out_of_service"] == ""
+    assert closed(service) == []
+
+
+def test_a_drain_is_kept_that_no_scheduler_has_seen_yet(api: httpx.Client, service: Service) -> None:
+    assert api.post(f"/v1/nodes/{NODE}/drain").status_code == 204
+    with service.store.read() as tx:
+        assert [row.out_of_service for row in list_nodes(tx)] == ["drained"]
+    service.scheduler.tick()
+    assert closed(service) == [4, 5, 6, 7]
+
+
+def test_a_node_shows_what_its_agent_told_last_and_has_its_faulty_gpus(api: httpx.Client, service: Service) -> None:
+    service.scheduler.tick()
+    for healthy in (True, False):
+        told = {"gpus": [{**GPU, "healthy": healthy}]}
+        assert api.post(f"/v1/nodes/{NODE}/report", json=told).status_code == 204
+    service.scheduler.tick()
+    assert node(api)["reported"] == {"gpus": [{**GPU, "healthy": False, "link_errors": None}]}
+    assert node(api)["faulty"] == [0]
+
+
+@pytest.mark.parametrize("what", ["drain", "resume", "report"])
+def test_only_operators_change_nodes_and_only_those_that_there_are(
+    refusing_api: httpx.Client, api: httpx.Client, service: Service, what: str
+) -> None:
+    body: dict[str, object] | None = {} if what == "report" else None
+    unknown = refusing_api.post(f"/v1/nodes/nowhere/{what}", json=body)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "no-such-node")
+
+    made = new_token("laptop", "ada", Role.USER, 1.0, None)
+    service.store.write(lambda tx: add_token(tx, made.row))
+    headers = {"Authorization": f"Bearer {made.secret}"}
+    refused = api.post(f"/v1/nodes/{NODE}/{what}", json=body, headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+
+
+WRONG: tuple[dict[str, object], ...] = (
+    {"index": -1}, {"utilisation": 1.5}, {"healthy": None}, {"free_bytes": -1}, {"unknown": 1},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_report_that_cannot_be_is_refused(refusing_api: httpx.Client, change: dict[str, object]) -> None:
+    answer = refusing_api.post(f"/v1/nodes/{NODE}/report", json={"gpus": [{**GPU, **change}]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
+
+
+@pytest.mark.parametrize("reason", ["", "two\nlines", "x" * 201])
+def test_a_reason_is_one_line(refusing_api: httpx.Client, reason: str) -> None:
+    answer = refusing_api.post(f"/v1/nodes/{NODE}/drain", json={"reason": reason})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid")

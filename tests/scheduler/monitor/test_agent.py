@@ -1,0 +1,79 @@
+"""A real agent that reports to a real scheduler, and what it finds on a machine."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from longshore.scheduler.monitor.gpus import gpu_reports
+from tests.scheduler.served import LONGSHORE, Served, until
+
+NODE = "rack0-node2"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "c.yaml").write_text("poll_s: 0.2\n")
+    it = Served(folder, "--config", "c.yaml")
+    it.start()
+    yield it
+    it.end()
+
+
+def told(served: Served, what: str) -> object:
+    pages = httpx.get(f"{served.url}/v1/nodes", trust_env=False).json()
+    return next(page[what] for page in pages if page["name"] == NODE)
+
+
+def shown(served: Served) -> str:
+    return next(line for line in served.call("nodes").stdout.splitlines() if line.startswith(NODE))
+
+
+@contextmanager
+def agent_of(served: Served) -> Iterator[None]:
+    """An agent that is killed in the end."""
+    line = [*LONGSHORE, "agent", "--node", NODE, "--every-s", "0.1", "--url", served.url]
+    process = subprocess.Popen(line, cwd=served.folder, stderr=subprocess.DEVNULL)
+    yield
+    process.kill()
+    process.wait()
+
+
+def test_a_node_whose_agent_dies_gets_no_job_until_it_reports_again_or_is_resumed(served: Served) -> None:
+    with agent_of(served):
+        until(lambda: told(served, "reported") == {"gpus": []})
+        assert shown(served).endswith("4 of 4 slots free  . . . .")
+    until(lambda: told(served, "liveness") == "down")
+    assert shown(served).endswith("0 of 4 slots free  . . . .  down")
+    job = served.submit("--gpus", "16", "--", "true")
+    assert served.state(job) == "queued"
+
+    with agent_of(served):
+        assert "succeeded" in served.ended(job)
+        assert told(served, "liveness") == "up"
+    until(lambda: told(served, "liveness") != "up")
+    served.call("resume", NODE)
+    until(lambda: told(served, "liveness") == "up")
+
+
+def test_a_drained_node_shows_why(served: Served) -> None:
+    served.call("drain", NODE, "--reason", "a fan is loud")
+    assert shown(served).endswith("out of service: a fan is loud")
+    served.call("resume", NODE)
+    assert shown(served).endswith(". . . .")
+
+
+def test_an_agent_for_a_node_that_is_not_there_is_one_line(served: Served) -> None:
+    done = served.call("agent", "--node", "nowhere", check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "longshore: there is no node 'nowhere'")
+
+
+def test_the_gpus_of_this_machine_are_told_if_it_has_any() -> None:
+    found = gpu_reports()
+    if not found:
+        pytest.skip("no GPU, or no nvidia-ml-py: pip install 'longshore[nvidia]'")
+    assert [it.index for it in found] == list(range(len(found)))
+    assert all(it.healthy and it.free_bytes > 0 for it in found)
