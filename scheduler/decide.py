@@ -86,7 +86,7 @@ def _towards_running(seen: Seen, now_s: float) -> Step:
         return Step(Do.LAUNCH)  # it was launched, and nobody has noted it
     if seen.status.run is Run.RUNNING:
         return Step(Do.RUN, "every rank has reported")
-    if now_s - seen.opened_s > START_LIMIT_S:
+    if now_s - seen.opened_s > START_LIMIT_S and not seen.is_cut_off:
         return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s", AfterStop.RETRY)
     if seen.status.run is Run.ABSENT:
         return Step(Do.LAUNCH)

@@ -24,6 +24,7 @@ class Role(StrEnum):
     USER = "user"  # submit jobs, and see and change the own ones
     OPERATOR = "operator"  # see and change all jobs, and give tokens to others
     READ_ONLY = "read-only"  # see the own jobs
+    AGENT = "agent"  # report on nodes, and nothing else
 
 
 class Caller(NamedTuple):

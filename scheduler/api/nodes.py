@@ -15,7 +15,7 @@ from ..store.schema import Liveness
 from .found import seen_owner
 from .models import OTHERS, NodePage, node_pages
 from .problems import ProblemError, problems
-from .services import Asking, Operating, Serving
+from .services import Asking, Operating, Reporting, Serving
 
 WRITER = "api"
 
@@ -68,7 +68,7 @@ def resume(node: Found, service: Serving, _: Operating) -> Response:
 
 
 @router.post("/v1/nodes/{node}/report", status_code=204, responses=NO_NODE)
-def report(node: Found, told: NodeReport, service: Serving, _: Operating) -> Response:
+def report(node: Found, told: NodeReport, service: Serving, _: Reporting) -> Response:
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
     service.scheduler.parts.monitor.reports.take(node, told, service.now_s())
     return Response(status_code=204)

@@ -89,8 +89,8 @@ async def who_changes(caller: Asking) -> Caller:
     Raises:
         ProblemError: If they may only read.
     """
-    if caller.role is Role.READ_ONLY:
-        raise ProblemError("forbidden", "a token with the role read-only changes nothing")
+    if caller.role in (Role.READ_ONLY, Role.AGENT):
+        raise ProblemError("forbidden", f"a token with the role {caller.role} changes nothing here")
     return caller
 
 
@@ -109,3 +109,17 @@ async def who_operates(caller: Asking) -> Caller:
 
 
 Operating = Annotated[Caller, Depends(who_operates)]
+
+
+async def who_reports(caller: Asking) -> Caller:
+    """Return who asks, if they may report on nodes.
+
+    Raises:
+        ProblemError: If they may not.
+    """
+    if caller.role not in (Role.OPERATOR, Role.AGENT):
+        raise ProblemError("forbidden", "this takes a token with the role agent or operator")
+    return caller
+
+
+Reporting = Annotated[Caller, Depends(who_reports)]

@@ -41,8 +41,8 @@ def tokens(service: Serving, caller: Asking, owner: Owner = None) -> list[TokenP
 def create(wish: TokenWish, service: Serving, caller: Changing, known: Knowing) -> NewTokenPage:
     """Make a token. This answer alone shows it."""
     owner = _owner(caller, wish.owner)
-    if wish.role is Role.OPERATOR and caller.role is not Role.OPERATOR:
-        raise ProblemError("forbidden", "only an operator makes tokens for operators")
+    if wish.role in (Role.OPERATOR, Role.AGENT) and caller.role is not Role.OPERATOR:
+        raise ProblemError("forbidden", "only an operator makes tokens for operators and agents")
     now_s = service.now_s()
     made = new_token(
         wish.name, owner, wish.role, now_s, None if wish.days is None else now_s + wish.days * DAY_S

@@ -34,6 +34,7 @@ class RoleName(StrEnum):
     user = "user"
     operator = "operator"
     read_only = "read-only"
+    agent = "agent"
 
 
 @app.command()

@@ -19,6 +19,14 @@ def seen(state: AttemptState, run: Run, desired: Desired = Desired.RUN, *, gone:
 
 
 @given(ANY, st.floats(0.0, 1e6))
+def test_a_node_that_is_down_never_stops_an_attempt(it: Seen, now_s: float) -> None:
+    reached, cut_off = (next_step(it._replace(is_cut_off=down), now_s) for down in (False, True))
+    if it.state is not AttemptState.RELEASED:
+        assert cut_off.contact is Contact.UNKNOWN
+    assert cut_off.do in (reached.do, *((Do.LAUNCH, Do.NOTHING) if "did not run" in reached.cause else ()))
+
+
+@given(ANY, st.floats(0.0, 1e6))
 def test_gpus_are_freed_only_when_all_processes_are_proven_gone(it: Seen, now_s: float) -> None:
     if next_step(it, now_s).do is Do.RELEASE:
         assert it.is_gone

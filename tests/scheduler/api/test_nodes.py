@@ -72,6 +72,20 @@ def test_only_operators_change_nodes_and_only_those_that_there_are(
     assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
 
 
+def test_the_token_of_an_agent_reports_and_does_nothing_else(api: httpx.Client, service: Service) -> None:
+    made = new_token("agents", "ada", Role.AGENT, 1.0, None)
+    service.store.write(lambda tx: add_token(tx, made.row))
+    headers = {"Authorization": f"Bearer {made.secret}"}
+
+    def status(path: str, body: dict[str, object]) -> int:
+        return api.post(path, json=body, headers=headers).status_code
+
+    assert status(f"/v1/nodes/{NODE}/report", {}) == 204
+    assert status(f"/v1/nodes/{NODE}/drain", {}) == 403
+    assert status("/v1/jobs", {"command": ["true"]}) == 403
+    assert status("/v1/users/me/tokens", {"name": "more", "role": "agent"}) == 403
+
+
 WRONG: tuple[dict[str, object], ...] = (
     {"index": -1}, {"utilisation": 1.5}, {"healthy": None}, {"free_bytes": -1}, {"unknown": 1},
 )  # fmt: skip
