@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....cluster.errors import BackendError
@@ -12,7 +12,7 @@ from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run,
 from .api import Api
 from .devices import Gpu, Offers, by_index, learned, published
 from .launching import Launch
-from .objects import ATTEMPT, FIRST_RANK, GPUS, PODS, RANKS, Node, Pod, ResourceSlice
+from .objects import ATTEMPT, FIRST_RANK, PODS, RANKS, Node, Pod, ResourceSlice
 from .output import Output
 from .pods import pod_name
 from .reading import status_of
@@ -75,24 +75,22 @@ class KubernetesBackend:
         self._api.close()
 
     def observe(self) -> tuple[NodeSeen, ...]:
-        """Return all nodes: a GPU is healthy if its node answers and its driver offers it without a taint.
+        """Return all nodes: a GPU is healthy if its driver offers it without a taint, or says nothing.
 
-        Of a cordoned node only the GPUs count that a job of ours still uses: they go out of service as it ends.
+        A node that is cordoned or silent takes no jobs.
 
         Raises:
             BackendError: If the cluster cannot be seen at the moment.
         """
         known, offers, now_s = self._nodes.objects(), self._offers(), time.time()
         self._silent = self._silent_of(known, offers)
-        gpus, used = self._gpus(offers), _used(self._pods.objects().values())
-        seen = []
+        gpus, seen = self._gpus(offers), []
         for node, size in self._sizes.items():
-            if node in self._silent:
-                usable, at_s = set[int](), _silent_since_s(known.get(node))
-            else:
-                kept = used.get(node, set()) if known[node].spec.unschedulable else range(size)
-                usable, at_s = {gpu for gpu in kept if gpus is None or _is_usable(gpus[node], gpu)}, now_s
-            seen.append(NodeSeen(node, tuple(GpuSeen(gpu, gpu in usable) for gpu in range(size)), at_s))
+            silent = node in self._silent
+            at_s = _silent_since_s(known.get(node)) if silent else now_s
+            told = [GpuSeen(gpu, silent or gpus is None or _is_usable(gpus[node], gpu)) for gpu in range(size)]
+            takes_jobs = not silent and not known[node].spec.unschedulable
+            seen.append(NodeSeen(node, tuple(told), at_s, takes_jobs=takes_jobs))
         return tuple(seen)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
@@ -252,16 +250,6 @@ def _by_attempt(pods: Mapping[str, Pod]) -> dict[str, list[Pod]]:
     found: dict[str, list[Pod]] = {}
     for pod in pods.values():
         found.setdefault(pod.metadata.labels[ATTEMPT], []).append(pod)
-    return found
-
-
-def _used(pods: Iterable[Pod]) -> dict[str, set[int]]:
-    """Return the GPUs of each node that pods of ours use."""
-    found: dict[str, set[int]] = {}
-    for pod in pods:
-        if pod.spec.node_name and not pod.is_over:
-            gpus = (int(gpu) for gpu in pod.annotation(GPUS).split(",") if gpu.isdecimal())
-            found.setdefault(pod.spec.node_name, set()).update(gpus)
     return found
 
 
