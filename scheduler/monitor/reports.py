@@ -50,7 +50,7 @@ class Reports:
 
     def __init__(self) -> None:
         self._last: dict[str, Report] = {}
-        self._dismissed: set[str] = set()
+        self._dismissed = set[str]()
         self._lock = threading.Lock()
 
     def take(self, node: str, told: NodeReport, at_s: float) -> None:
@@ -71,7 +71,6 @@ class Reports:
             return self._last.copy()
 
     def dismissed(self) -> frozenset[str]:
-        """Return the nodes whose agents nobody waits for any more, each once."""
+        """Return the nodes whose agents nobody waits for."""
         with self._lock:
-            found, self._dismissed = frozenset(self._dismissed), set()
-        return found
+            return frozenset(self._dismissed)
