@@ -80,7 +80,9 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
     while going:
         again = []
         for job in going:
-            row, status = book.attempts[job], statuses.get(names[job], unreachable)
+            row = book.attempts[job]
+            # What another backend was asked to start, this one knows nothing of.
+            status = statuses.get(names[job], unreachable) if row.backend == book.parts.backend_name else unreachable
             if row.state is AttemptState.RESERVED and time.monotonic() > until:
                 continue  # the next look launches it, and the lease is renewed before that
             if _try(book, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off):

@@ -16,6 +16,7 @@ from longshore.scheduler.backends.protocol import Attempt, CannotHonourError, Pl
 from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.decide import START_LIMIT_S
 from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.layout import Layout
 from longshore.scheduler.loop import Scheduler
 from longshore.scheduler.owner import this_process
 from longshore.scheduler.states import FINAL, AttemptState, Contact, Desired, JobState
@@ -70,6 +71,13 @@ class Trouble(SimulatedBackend):
             self.stuck -= 1
             raise BackendError("status 500")
         super().cancel(name, reason)
+
+
+class Stranger(Trouble):
+    """Another cluster with nodes of the same names, that has never heard of anything."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(compiled(busy_case(ring=False)), layout)
 
 
 class Case:
@@ -188,6 +196,18 @@ def test_of_two_schedulers_with_other_clocks_one_leads_and_every_change_is_made_
         assert_each_change_has_one_event(case.job(number), case.events())
     with case.store.read() as tx:
         assert held_gpus(tx) == []
+
+
+def test_attempts_of_another_backend_are_left_alone(case: Case) -> None:
+    case.live_on(2)
+    running = case.jobs_in(JobState.RUNNING)
+    case.twin.parts = replace(case.twin.parts, backend_name="another", backend=Stranger(case.backend.layout))
+    before = [case.job(number) for number in running]
+    case.crash()
+    for _ in range(3):
+        case.twin.tick()
+    assert [case.job(number) for number in running] == before
+    assert {row.contact for number in running for row in case.attempts(number)} == {Contact.UNKNOWN}
 
 
 def test_a_launch_that_never_comes_to_anything_gives_its_gpus_back_and_holds_up_no_other(case: Case) -> None:
