@@ -30,7 +30,7 @@ from ..cluster.state import Simulation
 from ..cluster.topology import Cluster
 
 ROW = 0  # of the simulation
-LEAST_ROOM = 256  # jobs
+LEAST_ROOM = 16384  # jobs; after so many the mean of their estimates is of those that are left and of new ones
 TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
 OF_JOBS = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # what scenarios say of each
 
