@@ -66,8 +66,6 @@ class JobColumns(TypedDict, total=False):
     """What can change with a job's state."""
 
     desired: Desired  # HOLD in place of RUN, never in place of CANCEL
-
-    priority: int
     not_before_s: float
     stops_infra: int
     stops_resource: int

@@ -7,6 +7,7 @@ from longshore.scheduler.store.engines import connect
 from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.opening import Store, open_store
 
+from .served import Served
 from .store.postgresql_server import NoServerError, Server
 
 
@@ -54,3 +55,19 @@ def fence(store: Store) -> int:
     token = store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
     assert token is not None
     return token
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A scheduler for all tests of a file."""
+    it = Served(tmp_path_factory.mktemp("served"))
+    it.start()
+    yield it
+    it.end()
+
+
+@pytest.fixture
+def served(running: Served) -> Iterator[Served]:
+    """The same; its jobs are gone when the test is over."""
+    yield running
+    running.cancel_all()

@@ -2,28 +2,12 @@
 
 import signal
 import threading
-from collections.abc import Iterator
 
 import httpx
-import pytest
 
 from longshore.scheduler.client import Client, Told, events_of
 
 from .served import Served, until
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    it = Served(tmp_path_factory.mktemp("served"))
-    it.start()
-    yield it
-    it.end()
-
-
-@pytest.fixture
-def served(running: Served) -> Iterator[Served]:
-    yield running
-    running.cancel_all()
 
 
 def stream(served: Served, path: str, **headers: str) -> list[Told]:

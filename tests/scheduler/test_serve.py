@@ -2,26 +2,9 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from .served import LONGSHORE, Served, until
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    it = Served(tmp_path_factory.mktemp("served"))
-    it.start()
-    yield it
-    it.end()
-
-
-@pytest.fixture
-def served(running: Served) -> Iterator[Served]:
-    yield running
-    running.cancel_all()
 
 
 def test_a_command_runs_once_on_each_gpu_that_it_was_given(served: Served) -> None:
