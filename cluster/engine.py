@@ -72,6 +72,7 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.moment[row] = -1
     state.finished[row] = 0
     state.submitted[row] = 0
+    state.estimated[row] = 0
     state.estimates_s[row] = 0.0
     state.head[row] = -1
     state.tail[row] = -1
@@ -132,7 +133,8 @@ def enqueue_last(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def _enqueue_first(sim: Simulation, row: int, job: int) -> None:
+def enqueue_first(sim: Simulation, row: int, job: int) -> None:
+    """Put a job at the head of the queue."""
     link(sim, row, job, sim.state.head[row])
     link(sim, row, -1, job)
     _count_in(sim, row, job)
@@ -212,7 +214,7 @@ def stop(sim: Simulation, row: int, job: int, kept_s: float) -> None:
     state.saved_s[row, job] += kept_s / state.slowdown[row, job]
     state.lost_s[row, job] += state.now_s[row] - state.start_s[row, job] - kept_s
     state.stops[row, job] += 1
-    _enqueue_first(sim, row, job)
+    enqueue_first(sim, row, job)
 
 
 @kernel
@@ -340,6 +342,7 @@ def submit(sim: Simulation, row: int) -> None:
     begin_event(sim, row, SUBMIT, job)
     enqueue_last(sim, row, job)
     state.submitted[row] += 1
+    state.estimated[row] += 1
     state.estimates_s[row] += sim.scenarios.estimate_s[state.scenario[row], job]
     state.job_events[row] += 1
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import kernel
-from .engine import dequeue, enqueue_last, link
+from .engine import dequeue, enqueue_first, enqueue_last, link
 from .heap import push
 from .state import Simulation
 
@@ -80,7 +80,19 @@ def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None
 @kernel
 def rejoin(sim: Simulation, row: int, job: int, entered_s: float) -> None:
     """Put a job at the end of the queue that has stood there since a time before the simulation knew of it."""
-    state = sim.state
     enqueue_last(sim, row, job)
+    _count_from(sim, row, job, entered_s)
+
+
+@kernel
+def come_back(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+    """Put a job at the head of the queue whose stay counts from a time before."""
+    enqueue_first(sim, row, job)
+    _count_from(sim, row, job, entered_s)
+
+
+@kernel
+def _count_from(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+    state = sim.state
     state.entered_s[row, job] = entered_s
     state.queued_s[row, job] = entered_s - state.wait_s[row, job]

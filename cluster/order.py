@@ -148,15 +148,20 @@ def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
 def _aged_job(sim: Simulation, row: int) -> int:
     """Return the job that has waited longest among those past the ageing bound, -1 if there is none.
 
-    Under `fifo` that is the head or none: the bound must not let anybody overtake it.
+    Under `fifo` that is the head or none: the bound must not let anybody overtake it. A job that asks for more GPUs
+    than are in service is not among them: until a repair, nothing that is kept for it would help it.
     """
     state = sim.state
+    gpus = sim.scenarios.gpus[state.scenario[row]]
+    in_service = sim.cluster.gpu_node.size - state.down[row]
     best = -1
     job = state.head[row]
     while job >= 0:
         # The sum, not the difference: `next_ageing_s` sets the clock to it, and rounding must not undo that.
-        if state.now_s[row] >= state.queued_s[row, job] + sim.rules.ageing_s and (
-            best < 0 or state.queued_s[row, job] < state.queued_s[row, best]
+        if (
+            state.now_s[row] >= state.queued_s[row, job] + sim.rules.ageing_s
+            and (best < 0 or state.queued_s[row, job] < state.queued_s[row, best])
+            and gpus[job] <= in_service
         ):
             best = job
         job = state.next_job[row, job] if sim.rules.order != FIFO else -1

@@ -21,7 +21,8 @@ class State(NamedTuple):
     moment: Ints  # (rows,) counts the moments at which something happened
     finished: Ints  # (rows,) jobs that ended
     submitted: Ints  # (rows,) jobs that were submitted
-    estimates_s: Floats  # (rows,) sum of their estimates, as submitted
+    estimated: Ints  # (rows,) jobs whose estimates are in the sum: those submitted, and of a live cluster all ever
+    estimates_s: Floats  # (rows,) sum of estimates, as submitted
     head: Ints  # (rows,) first job of the queue, -1 when empty
     tail: Ints  # (rows,) last job of the queue, -1 when empty
     queued: Ints  # (rows,) jobs in the queue

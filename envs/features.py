@@ -245,7 +245,7 @@ def _write_run(
 @kernel
 def time_unit_s(sim: Simulation, row: int) -> float:
     """Return the unit of times: the mean estimate of the jobs submitted so far, which a live scheduler knows too."""
-    return float(sim.state.estimates_s[row] / sim.state.submitted[row])
+    return float(sim.state.estimates_s[row] / sim.state.estimated[row])
 
 
 @kernel

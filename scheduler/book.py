@@ -26,7 +26,7 @@ from .store.changes import (
 )
 from .store.decisions import NewDecision
 from .store.events import last_complete_seq, told_by_others
-from .store.jobs import JobColumns, JobRow, get_jobs, open_jobs
+from .store.jobs import JobColumns, JobRow, get_jobs, open_jobs, sum_of_estimates
 from .store.opening import Store
 
 log = logging.getLogger(__name__)
@@ -66,15 +66,16 @@ class Book:
         now_s = parts.now_s()
         with parts.store.read() as tx:
             self._seq = last_complete_seq(tx)
-            rows, attempts = open_jobs(tx), unclosed_attempts(tx)
+            rows, attempts, (count, sum_s) = open_jobs(tx), unclosed_attempts(tx), sum_of_estimates(tx)
         self.jobs: dict[str, JobRow] = {row.id: row for row in rows}  # in no final state, in order of submission
         self.attempts: dict[str, AttemptRow] = {row.job_id: row for row in attempts}  # the last of each job, not closed
         self.left = [row for row in attempts if self.attempts[row.job_id] != row]  # earlier ones, only to be closed
         out = [*self.health.faulty, *self.health.closed]
         known = known_of(rows, self.attempts, parts.layout, out, now_s, parts.gpus_per_user)
-        self.live = LiveCluster(parts.site, known)
         waiting = {row.id for row in rows if row.state in (JobState.QUEUED, JobState.HELD)}
         self.outside = waiting - set(known.queue)  # jobs that wait, but not in the queue of the cluster
+        new = [row.estimate_s for row in rows if row.id in self.outside and not row.attempt]  # not let in yet
+        self.live = LiveCluster(parts.site, known._replace(estimates=(count - len(new), sum_s - sum(new))))
         self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
         self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
         self._changes = Changes()

@@ -22,6 +22,11 @@ class Layout:
             self._first[node] = len(self._place)
             self._place.extend((node, index) for index in range(count))
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return len(self._place)
+
     def number(self, node: str, index: int) -> int:
         """Return the number of a GPU.
 

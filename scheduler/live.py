@@ -21,7 +21,7 @@ from ..cluster.engine import (
     wait,
 )
 from ..cluster.errors import PluginError
-from ..cluster.live import move_by_rank, rejoin, resume, withdraw
+from ..cluster.live import come_back, move_by_rank, rejoin, resume, withdraw
 from ..cluster.order import expected_run_s, may_wait, next_ageing_s, turn_to
 from ..cluster.placing import picked_slowdown, take_gpu, undo_picks
 from ..cluster.scenarios import FaultProcess, Rules, Scenarios, fault_sources
@@ -30,7 +30,7 @@ from ..cluster.state import Simulation
 from ..cluster.topology import Cluster
 
 ROW = 0  # of the simulation
-LEAST_ROOM = 16384  # jobs; after so many the mean of their estimates is of those that are left and of new ones
+LEAST_ROOM = 16384  # jobs
 TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
 OF_JOBS = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # what scenarios say of each
 
@@ -80,7 +80,9 @@ class Known(NamedTuple):
     jobs: Sequence[tuple[Asked, Standing]] = ()  # in the order of submission
     queue: Sequence[str] = ()  # those that wait, in the order of the queue
     down: Sequence[int] = ()  # GPUs out of service, each as often as it was taken out
-    mean_estimate_s: float = 0.0  # over all jobs so far, the measure of time in what policies see; 0: of these
+    # All jobs so far, and the sum of their estimates: the mean is the measure of time in what policies see. Of these
+    # jobs alone where that is more.
+    estimates: tuple[int, float] = (0, 0.0)
 
 
 class Told(NamedTuple):
@@ -129,8 +131,8 @@ class LiveCluster:
         self.journal = journal
         for asked, standing in known.jobs:
             self._take_up(asked, standing)
-        if known.mean_estimate_s > 0.0:
-            state.estimates_s[ROW] = known.mean_estimate_s * len(known.jobs)
+        if known.estimates[0] > state.estimated[ROW]:
+            state.estimated[ROW], state.estimates_s[ROW] = known.estimates
         for job in known.queue:
             slot = self._slot[job]
             rejoin(self.sim, ROW, slot, state.entered_s[ROW, slot])
@@ -166,6 +168,18 @@ class LiveCluster:
             self._make_room()
         slot = self._write(asked)
         submit(self.sim, ROW)
+        move_by_rank(self.sim, ROW, slot, self._rank)
+
+    def come_back(self, asked: Asked, standing: Standing) -> None:
+        """Put a job that was withdrawn back into the queue, before all others of its rank, as it stands.
+
+        Its stay there counts from when it was stopped, for nobody else did anything for it meanwhile.
+        """
+        self._note("come_back", asked, standing)
+        if self.is_full:
+            self._make_room()
+        slot = self._take_up(asked, standing, is_new=False)
+        come_back(self.sim, ROW, slot, standing.entered_s)
         move_by_rank(self.sim, ROW, slot, self._rank)
 
     def finish(self, job: str) -> None:
@@ -377,8 +391,8 @@ class LiveCluster:
         jobs = [(self._asked[slot], self.standing(job)) for job, slot in self._slot.items()]
         state = self.sim.state
         down = np.repeat(np.arange(state.gpu_down.shape[1]), state.gpu_down[ROW]).tolist()
-        mean_s = float(state.estimates_s[ROW]) / max(len(self._asked), 1)
-        return Known(self.now_s, jobs, tuple(self._queue()), down, mean_s)
+        estimates = int(state.estimated[ROW]), float(state.estimates_s[ROW])
+        return Known(self.now_s, jobs, tuple(self._queue()), down, estimates)
 
     def snapshot(self) -> Snapshot:
         """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
@@ -432,11 +446,13 @@ class LiveCluster:
         self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = asked.estimate_s, -1.0
         return slot
 
-    def _take_up(self, asked: Asked, standing: Standing) -> None:
-        """Put a job where it stands, but for the queue."""
+    def _take_up(self, asked: Asked, standing: Standing, *, is_new: bool = True) -> int:
+        """Put a job where it stands, but for the queue, and return its slot."""
         slot, state = self._write(asked), self.sim.state
         state.submitted[ROW] = slot + 1
-        state.estimates_s[ROW] += asked.estimate_s
+        if is_new:
+            state.estimated[ROW] += 1
+            state.estimates_s[ROW] += asked.estimate_s
         state.stops[ROW, slot] = standing.stops
         for name in TIMES:
             getattr(state, name)[ROW, slot] = getattr(standing, name)
@@ -444,6 +460,7 @@ class LiveCluster:
             # Only a key of the heap: nobody knows when it ends, and what is expected follows from the estimate.
             state.end_s[ROW, slot] = standing.start_s + asked.estimate_s * standing.slowdown
             resume(self.sim, ROW, slot, np.array(standing.gpus, dtype=np.int32))
+        return slot
 
 
 def _simulation_of(site: Site, room: int) -> Simulation:

@@ -8,14 +8,16 @@ import time
 
 from .book import Book, Parts
 from .deciding import Decision
+from .exits import ExitClass
 from .owner import is_proven_dead
 from .quota import Quota
-from .recall import asked_of, is_eligible, queue_key
+from .recall import asked_of, is_eligible, queue_key, waiting_standing
 from .settling import settle
 from .states import Desired, JobState
 from .store.attempts import Opening
 from .store.decisions import NewDecision
 from .store.errors import FencedError, StaleWriteError, TakenError
+from .store.jobs import JobRow
 from .store.leases import NOBODY, SCHEDULER, acquire, clock, give_up, owner_of, renew
 
 log = logging.getLogger(__name__)
@@ -117,20 +119,37 @@ class Scheduler:
                 book.outside.add(job)
         book.unwanted.clear()
         quota = Quota(self.parts.gpus_per_user, (row for row in book.jobs.values() if row.id not in book.outside))
-        for job in sorted(book.outside, key=lambda job: queue_key(book.jobs[job])):
-            row = book.jobs[job]
-            if row.desired is Desired.CANCEL:
-                book.change_job(row, JobState.CANCELLED, "cancelled by its owner", now_s)
-            elif row.state is JobState.HELD:
-                if row.desired is Desired.RUN:
-                    book.change_job(row, JobState.QUEUED, "run wanted", now_s, no_progress=0, entered_s=now_s)
-            elif row.desired is Desired.HOLD:
-                book.change_job(row, JobState.HELD, "hold wanted", now_s)
-            elif is_eligible(row, now_s) and quota.lets_in(row):
-                book.happens(now_s)
+        let_in = [
+            row
+            for row in sorted((book.jobs[job] for job in book.outside), key=queue_key)
+            if not self._changes_outside(book, row, now_s) and is_eligible(row, now_s) and quota.lets_in(row)
+        ]
+        if let_in:
+            book.happens(now_s)
+        for row in let_in:
+            if not row.attempt:
                 book.live.submit(asked_of(row))
-                book.outside.discard(job)
+        for row in reversed(let_in):  # each goes before all others
+            if row.attempt:
+                book.live.come_back(asked_of(row), waiting_standing(row))
+        book.outside.difference_update(row.id for row in let_in)
         book.write(now_s)
+
+    def _changes_outside(self, book: Book, row: JobRow, now_s: float) -> bool:
+        """Let a job outside of the cluster's queue come into the state that is wanted of it, if that is another one."""
+        if row.desired is Desired.CANCEL:
+            book.change_job(row, JobState.CANCELLED, "cancelled by its owner", now_s)
+        elif row.state is JobState.HELD:
+            if row.desired is Desired.RUN:
+                book.change_job(row, JobState.QUEUED, "run wanted", now_s, no_progress=0, entered_s=now_s)
+        elif row.desired is Desired.HOLD:
+            book.change_job(row, JobState.HELD, "hold wanted", now_s)
+        elif row.gpus > self.parts.layout.gpus:
+            cause = f"it asks for {row.gpus} GPUs, and the cluster has {self.parts.layout.gpus}"
+            book.change_job(row, JobState.FAILED, cause, now_s, cause_class=str(ExitClass.USER))
+        else:
+            return False
+        return True
 
     def _place(self, book: Book, now_s: float) -> None:
         """Decide about the jobs that are due now, reserve the GPUs in one transaction, and launch."""

@@ -25,10 +25,11 @@ from .live import Asked, Known, Site, Standing, Told
 
 _ASKED = tuple[str, int, float, float, int, float, float]
 _STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
-_KNOWN = tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], float]
+_KNOWN = tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], tuple[int, float]]
 _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "begin": TypeAdapter(tuple[float]),
     "submit": TypeAdapter(tuple[_ASKED]),
+    "come_back": TypeAdapter(tuple[_ASKED, _STANDING]),
     "finish": TypeAdapter(tuple[str]),
     "stop": TypeAdapter(tuple[str, float | None]),
     "withdraw": TypeAdapter(tuple[str]),
@@ -109,7 +110,7 @@ def decode(written: Mapping[str, Any]) -> Past:
 
 
 def _plain(argument: object) -> object:
-    return _fields(argument) if isinstance(argument, Asked) else argument
+    return _fields(argument) if isinstance(argument, Asked | Standing) else argument
 
 
 def _fields(record: Asked | Standing) -> tuple[object, ...]:
@@ -118,7 +119,18 @@ def _fields(record: Asked | Standing) -> tuple[object, ...]:
 
 def _told(method: str, arguments: list[object]) -> Told:
     values = _OF_METHOD[method].validate_python(tuple(arguments))
-    return Told(method, (_asked(values[0]),) if method == "submit" else values)
+    if method == "submit":
+        return Told(method, (_asked(values[0]),))
+    if method == "come_back":
+        return Told(method, (_asked(values[0]), _waiting(values[1])))
+    return Told(method, values)
+
+
+def _waiting(values: tuple[Any, ...]) -> Standing:
+    standing = Standing(*values)
+    if standing.gpus or not 0.0 < standing.guess_s < np.inf:
+        raise ValueError("a job that comes back holds no GPUs, and work is expected of it")
+    return standing
 
 
 def _asked(values: tuple[Any, ...]) -> Asked:
@@ -130,12 +142,12 @@ def _asked(values: tuple[Any, ...]) -> Asked:
 
 def _known(known: Known) -> list[object]:
     jobs = [[_fields(asked), _fields(standing)] for asked, standing in known.jobs]
-    return [known.now_s, jobs, list(known.queue), list(known.down), known.mean_estimate_s]
+    return [known.now_s, jobs, list(known.queue), list(known.down), list(known.estimates)]
 
 
 def _read_known(written: object) -> Known:
-    now_s, jobs, queue, down, mean_s = _FROM_KNOWN.validate_python(written)
-    return Known(now_s, [(_asked(asked), Standing(*standing)) for asked, standing in jobs], queue, down, mean_s)
+    now_s, jobs, queue, down, estimates = _FROM_KNOWN.validate_python(written)
+    return Known(now_s, [(_asked(asked), Standing(*standing)) for asked, standing in jobs], queue, down, estimates)
 
 
 def _site(site: Site) -> dict[str, object]:

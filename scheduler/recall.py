@@ -42,9 +42,9 @@ def running_standing(row: JobRow, attempt: AttemptRow, layout: Layout) -> Standi
 
 
 def queue_key(row: JobRow) -> tuple[int, int, float, int]:
-    """Return what puts waiting jobs into the order of the queue: stopped ones first, the last of them first."""
+    """Return what puts waiting jobs into the order of the queue: stopped ones first, the last to come back first."""
     if row.attempt:
-        return -row.priority, 0, -row.entered_s, -row.submit_seq
+        return -row.priority, 0, -max(row.entered_s, row.not_before_s), -row.submit_seq
     return -row.priority, 1, 0.0, row.submit_seq
 
 
@@ -73,7 +73,8 @@ def known_of(
     """
     holding = {job: row for job, row in attempts.items() if row.state in OPEN_ATTEMPTS}
     quota = Quota(gpus_per_user, (row for row in jobs if row.id in holding))
-    waiting = sorted((row for row in jobs if is_eligible(row, now_s)), key=queue_key)
+    fitting = (row for row in jobs if is_eligible(row, now_s) and row.gpus <= layout.gpus)
+    waiting = sorted(fitting, key=queue_key)
     queued = {row.id: None for row in waiting if quota.lets_in(row)}
     inside = [
         (asked_of(row), running_standing(row, holding[row.id], layout) if row.id in holding else waiting_standing(row))

@@ -379,6 +379,11 @@ def waits_since_s(state: ReferenceState, job: int) -> float:
     return state.jobs[job].entered_s - state.jobs[job].wait_s
 
 
+def binds(state: ReferenceState, job: int) -> bool:
+    """Say whether nobody may overtake a waiting job: it has aged, and as many GPUs as it asks for are in service."""
+    return aged(state, job) and state.jobs[job].gpus <= sum(not sources for sources in state.held_down_by)
+
+
 def bounded(state: ReferenceState) -> list[int]:
     """Return the waiting jobs that the ageing bound is for: under strict FIFO the head only."""
     return state.queue[:1] if state.rules.order == FIFO else state.queue
@@ -396,7 +401,7 @@ def offered(state: ReferenceState) -> int | None:
     first = leader(state)
     if first is None or first in ready:
         return first
-    if aged(state, first) or state.rules.order == FIFO:
+    if binds(state, first) or state.rules.order == FIFO:
         return None
     others = [job for job in followers(state, first) if job in ready]
     return next((job for job in others if passes(state, first, job, least_slowdown(state, job))), None)
@@ -406,7 +411,7 @@ def leader(state: ReferenceState) -> int | None:
     """Return the job that no other may delay: the one that aged longest, else the first by the order regime."""
     if not state.queue:
         return None
-    too_long = [job for job in bounded(state) if aged(state, job)]
+    too_long = [job for job in bounded(state) if binds(state, job)]
     if too_long:
         return min(too_long, key=lambda job: waits_since_s(state, job))
     if state.rules.order == SHORTEST:

@@ -109,7 +109,7 @@ def _want(service: Service, row: JobRow, desired: Desired, version: int | None) 
 
 def _shown(service: Service, row: JobRow, known: str | None = None) -> Response:
     """Return a job with its ETag: its version, and a digest, as its place in the queue moves without it."""
-    gpus = sum(service.layout.nodes.values())
+    gpus = service.layout.gpus
     with service.store.read() as tx:
         waiting = waiting_page(tx, row, gpus, service.now_s())
         page = job_detail_page(row, attempts_of(tx, row.id), waiting)

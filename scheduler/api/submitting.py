@@ -85,7 +85,7 @@ def submit(
     dry_run: Annotated[bool, Query(description="Only say what would become of it.")] = False,  # noqa: FBT002
 ) -> object:
     """Put a job into the queue. With an `Idempotency-Key`, asking again gives the first answer again."""
-    gpus = sum(service.layout.nodes.values())
+    gpus = service.layout.gpus
     if spec.gpus > gpus:
         raise ProblemError("too-large", f"the job asks for {spec.gpus} GPUs, the cluster has {gpus}")
     most = service.settings.limits.gpus

@@ -80,7 +80,7 @@ def _listening(host: str, port: int) -> socket.socket:
 def _welcome(service: "Service") -> None:
     settings, kind = service.settings, "slots" if service.slots else "GPUs"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    gpus, nodes = sum(service.layout.nodes.values()), len(service.layout.nodes)
+    gpus, nodes = service.layout.gpus, len(service.layout.nodes)
     typer.echo(f"Longshore serves {gpus} {kind} on {nodes} nodes at http://{host}:{settings.port}")
     if service.slots:
         typer.echo("Its slots behave like GPUs, but no GPU is behind them. Ctrl-C stops it; jobs run on.")

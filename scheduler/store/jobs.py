@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from ..states import FINAL, AfterStop, Desired, JobState
 from .errors import StaleWriteError
@@ -97,6 +97,7 @@ _ONE = _ROWS.where(job.c.id == bindparam("wanted"))
 _ONE_LOCKED = _ONE.with_for_update(key_share=True)
 _MANY = _ROWS.where(job.c.id.in_(bindparam("wanted", expanding=True)))
 _WISH = update(job).where(job.c.id == bindparam("at_id")).values(desired=bindparam("wanted"), version=job.c.version + 1)
+_ESTIMATES = select(func.count(), func.coalesce(func.sum(job.c.estimate_s), 0.0))
 _OPEN = _ROWS.where(job.c.state.in_(sorted(set(JobState) - FINAL))).order_by(job.c.submit_seq)
 
 
@@ -155,6 +156,12 @@ def list_jobs(
 def open_jobs(tx: Connection) -> list[JobRow]:
     """Return all jobs that are in no final state, in the order of submission."""
     return [JobRow._make(row) for row in tx.execute(_OPEN)]
+
+
+def sum_of_estimates(tx: Connection) -> tuple[int, float]:
+    """Return how many jobs there have been, and the sum of their estimates."""
+    count, sum_s = tx.execute(_ESTIMATES).one()
+    return int(count), float(sum_s)
 
 
 def set_desired(

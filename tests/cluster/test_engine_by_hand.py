@@ -160,6 +160,13 @@ def test_nobody_overtakes_a_job_that_has_waited_too_long(order: str) -> None:
     assert all(at <= 60.0 or at >= 210.0 for job, at in starts(case) if job > 1)
 
 
+@pytest.mark.parametrize("order", ["easy", "easy-shortest", "shortest"])
+def test_a_job_larger_than_what_is_in_service_keeps_nobody_waiting_however_long_it_has_waited(order: str) -> None:
+    jobs: Jobs = [(2, 50.0, 0.0), *((1, 30.0, at) for at in (5.0, 40.0, 100.0))]
+    case = hand_case(grid_cluster(1, 2), jobs, {0: [(0.0, 200.0)]}, order=ORDERS[order], ageing_s=60.0)
+    assert starts(case) == [(1, 5.0), (2, 40.0), (3, 100.0), (0, 200.0)]
+
+
 @pytest.mark.parametrize(
     ("ageing_s", "submit_s", "start_s"),
     [

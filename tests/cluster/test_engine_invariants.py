@@ -107,13 +107,19 @@ def test_nobody_overtakes_a_job_that_has_aged(case: Case, name: str, ageing_s: f
     events, outcome = play_heuristic(case._replace(rules=case.rules._replace(ageing_s=ageing_s)), name)
     wait_s, entered_s = defaultdict[int, float](float), dict[int, float]()
     queue: list[int] = []
+    in_service = set(range(case.cluster.gpu_node.size))
+    gpus = case.scenarios.gpus[case.row]
     for event in events:
-        if event.kind in ("submit", "stop"):
+        if event.kind == "fault":
+            in_service -= set(event.gpus)
+        elif event.kind == "repair":
+            in_service |= set(event.gpus)
+        elif event.kind in ("submit", "stop"):
             queue.insert(0 if event.kind == "stop" else len(queue), event.job)
             entered_s[event.job] = event.time_s
         elif event.kind == "start":
             since_s = {job: entered_s[job] - wait_s[job] for job in queue}
-            aged = [job for job in queue if event.time_s >= since_s[job] + ageing_s]
+            aged = [job for job in queue if event.time_s >= since_s[job] + ageing_s and gpus[job] <= len(in_service)]
             if aged and case.rules.order != ORDERS["fifo"]:
                 assert event.job == min(aged, key=since_s.__getitem__)
             queue.remove(event.job)

@@ -136,7 +136,7 @@ def holder_of(seen: Decision) -> int:
 
 def check_start(seen: Decision, job: int, given: dict[int, int], *, refused: bool) -> None:
     """Check that a job may start: nobody overtakes an aged one, and the holder of the reservation is not delayed."""
-    aged = [other for other in seen.queue if seen.now_s >= seen.queued_s[other] + seen.rules.ageing_s]
+    aged = [other for other in seen.queue if seen.binds(other)]
     if aged:
         assert job == min(aged, key=lambda other: seen.queued_s[other])
         return

@@ -119,8 +119,12 @@ class Decision:
 
     def may_wait(self) -> bool:
         due = self.queue[:1] if self.rules.order == ORDERS["fifo"] else self.queue
-        aged = any(self.now_s >= self.queued_s[job] + self.rules.ageing_s for job in due)
-        return self.rules.waiting and bool(self.started) and not aged
+        return self.rules.waiting and bool(self.started) and not any(self.binds(job) for job in due)
+
+    def binds(self, job: int) -> bool:
+        """Say whether a waiting job has aged, and the GPUs in service could hold it."""
+        in_service = len(self.gpu_down) - sum(self.gpu_down)
+        return bool(self.now_s >= self.queued_s[job] + self.rules.ageing_s and self.gpus[job] <= in_service)
 
 
 def clipped(value: float) -> float:

@@ -12,7 +12,8 @@ from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.outcome import EVENT_KINDS
 from longshore.cluster.placing import undo_picks
 from longshore.cluster.state import Simulation
-from longshore.scheduler.live import ROW, Asked, Known, LiveCluster, Site
+from longshore.envs.features import time_unit_s
+from longshore.scheduler.live import ROW, Asked, Known, LiveCluster, Site, Standing
 from tests.compiled_runs import compiled, picks
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_moves
@@ -133,31 +134,36 @@ def test_slots_of_jobs_that_have_ended_are_taken_back() -> None:
     case = busy_case(ring=False)
     live = LiveCluster(site_of(case), Known(0.0))
     live.begin(0.0)
-    live.submit(Asked("stays", 10, 50.0, 0.0))
+    live.submit(Asked("stays", 10, 25.0, 0.0))
     assert live.due() == "stays"
     assert HEURISTICS["pack"].place(live.sim, ROW)
     assert live.start()
     held, room = live.picks("stays"), live.room
 
     for job in range(3 * room):
-        live.submit(Asked(str(job), 1, 10.0, 0.0))
+        live.submit(Asked(str(job), 1, 20.0 if job < room else 10.0, 0.0))
         if job >= 5:
             live.withdraw(str(job - 5))
 
     assert live.room == room
     assert live.picks("stays") == held
+    assert time_unit_s(live.sim, ROW) == (25.0 + room * 20.0 + 2 * room * 10.0) / (1 + 3 * room)
     assert list(live.known().queue) == [str(job) for job in range(3 * room - 5, 3 * room)]
     live.finish("stays")
     assert live.due() == str(3 * room - 5)
 
 
-@given(st.lists(st.tuples(st.sampled_from(("submit", "start", "stop", "withdraw")), st.integers(0, 3)), max_size=40))
+STEPS = ("submit", "start", "stop", "withdraw", "come back")
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), max_size=40))
 def test_the_queue_is_in_order_of_rank_and_then_of_submission_with_stopped_jobs_first(
     steps: list[tuple[str, int]],
 ) -> None:
     live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
     plain: list[tuple[int, str]] = []  # the queue
     running: list[tuple[int, str]] = []
+    away: list[tuple[int, str, Standing]] = []
     for number, (what, rank) in enumerate(steps):
         live.begin(float(number))
         if what == "submit":
@@ -175,7 +181,15 @@ def test_the_queue_is_in_order_of_rank_and_then_of_submission_with_stopped_jobs_
             plain.insert(0, job)
             plain.sort(key=lambda it: it[0])
         elif what == "withdraw" and plain:
-            live.withdraw(plain.pop(rank % len(plain))[1])
+            its_rank, job_id = plain.pop(rank % len(plain))
+            away.append((its_rank, job_id, live.standing(job_id)))
+            live.withdraw(job_id)
+        elif what == "come back" and away:
+            its_rank, job_id, standing = away.pop(rank % len(away))
+            live.come_back(Asked(job_id, 1, 10.0, 0.0, its_rank), standing)
+            assert live.standing(job_id) == standing
+            plain.insert(0, (its_rank, job_id))
+            plain.sort(key=lambda it: it[0])
         assert list(live.known().queue) == [job for _, job in plain]
 
 

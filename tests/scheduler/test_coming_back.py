@@ -1,0 +1,70 @@
+"""Jobs that wait outside of the cluster's queue, and come into it again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.recall import known_of, waiting_standing
+from longshore.scheduler.states import Desired, JobState
+from longshore.scheduler.store.attempts import unclosed_attempts
+from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs
+from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.twin import id_of
+from tests.scheduler.test_faults import Case
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    yield Case(store)
+    store.close()
+
+
+def assert_a_restart_would_change_nothing(case: Case) -> None:
+    """Check that the queue and all that is known of those in it stand in the store."""
+    book, parts = case.twin.scheduler.book, case.twin.parts
+    assert book is not None
+    with case.store.read() as tx:
+        rows, attempts = open_jobs(tx), {row.job_id: row for row in unclosed_attempts(tx)}
+    known = known_of(rows, attempts, parts.layout, [], parts.now_s())
+    assert list(book.live.known().queue) == list(known.queue)
+    for row in rows:
+        if row.id in known.queue and row.attempt:
+            here, there = book.live.standing(row.id), waiting_standing(row)
+            assert (here.saved_s, here.guess_s, here.wait_s, here.entered_s, here.stops) == pytest.approx(
+                (there.saved_s, there.guess_s, there.wait_s, there.entered_s, there.stops)
+            )
+
+
+def test_a_job_that_comes_back_from_a_hold_has_all_that_it_had(case: Case) -> None:
+    case.backend.saved_s = 5.0
+    came_back = 0
+    for turn in range(60):
+        case.live_on()
+        for number in case.jobs_in(JobState.HELD):
+            assert case.job(number).attempt > 0
+            case.wish(number, Desired.RUN)
+            came_back += 1
+        running = case.jobs_in(JobState.RUNNING)
+        if running and came_back < 20:
+            case.wish(running[turn % len(running)], Desired.HOLD)
+        case.twin.tick()
+        case.twin.tick()  # a job that is released is queued first, and then let in
+        assert_a_restart_would_change_nothing(case)
+    assert came_back > 3
+    assert case.jobs_in(JobState.SUCCEEDED) == list(range(9, -1, -1))
+
+
+def test_a_job_larger_than_the_cluster_has_become_fails_and_says_why(case: Case) -> None:
+    case.live_on()
+    gpus = case.twin.parts.layout.gpus + 1
+    too_large = NewJob(id_of(99), "large", "ann", {"gpus": gpus, "command": ["true"]}, 0, gpus, 60.0, 0.0)
+    case.store.write(lambda tx: insert_job(tx, too_large, writer="api"))
+
+    case.live_on()
+
+    assert (case.job(99).state, case.job(99).cause) == (JobState.FAILED, "it asks for 11 GPUs, and the cluster has 10")
+    case.crash()
+    case.live_on(60)
+    assert case.jobs_in(JobState.SUCCEEDED) == list(range(9, -1, -1))
