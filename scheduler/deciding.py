@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..agents.protocol import Policy
 from ..cluster.errors import PluginError
-from .live import ROW, LiveCluster, Told
+from .live import ROW, Asked, Known, LiveCluster, Site, Told
 from .past import Opening, encode, encode_opening
 from .plugins.answer import SeenParts, Stored, stored_of
 from .plugins.misses import Miss, MissError
@@ -93,6 +93,19 @@ class Deciding:
         self._opening, self._number, self._untold = encode_opening(Opening(live.site, live.origin)), 0, []
         if self.succession is not None:
             self.succession.begin(live)
+
+    def warm_up(self, site: Site) -> None:
+        """Let the heuristic decide once about nothing: its first decision may have to compile it."""
+        live = LiveCluster(site, Known(0.0))
+        live.submit(Asked("first", 1, 60.0, 0.0))
+        if live.due() is not None:
+            _carry_out(live, self._fall_back(live))
+
+    def look(self, live: LiveCluster) -> None:
+        """Look for a newer version of the policy, so that it takes over also where nothing is to be decided."""
+        self._untold += self._happened(live)
+        if self.succession is not None:
+            self.succession.look(live)
 
     def end(self) -> None:
         """End the policy's processes."""

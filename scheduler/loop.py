@@ -108,6 +108,7 @@ class Scheduler:
             book.happens(now_s)
         if book.happened(now_s) or self.is_behind:
             self._place(book, now_s)
+        self.parts.deciding.look(book.live)
 
     def _admit(self, book: Book, now_s: float) -> None:
         """Let jobs into the queue whose time has come, and out of it those that are not to run."""

@@ -97,6 +97,7 @@ class Service:
         Raises:
             PluginError: If the policy cannot be loaded.
         """
+        self.scheduler.parts.deciding.warm_up(self.scheduler.parts.site)
         if self.scheduler.tick():
             self.scheduler.parts.deciding.wait_until_ready(LOADED_S)
 

@@ -55,8 +55,7 @@ def run_service(chosen: "Chosen") -> None:
     with _listening(settings.host, settings.port) as listener:
         service = Service(chosen)
         try:
-            if settings.policy.name:
-                typer.echo(f"loading {settings.policy.name} ...")
+            typer.echo(f"loading {settings.policy.name or settings.policy.fallback} ...")
             service.take_up()
         except LongshoreError:
             service.close()

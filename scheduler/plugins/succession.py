@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from enum import StrEnum
 
@@ -52,6 +53,7 @@ class Succession:
         self._successor: PolicyProcess | None = None
         self._breaker = Breaker()
         self._wanted = threading.Event()
+        self._reading: Future[Edition] | None = None  # of a file that has changed
 
     @property
     def version(self) -> str:
@@ -102,7 +104,7 @@ class Succession:
         Raises:
             MissError: If it cannot be asked.
         """
-        self._look(live)
+        self.look(live)
         if self._breaker.is_open:
             raise MissError(Miss.RESTING, "it rests after misses")
         serving = self._serving or self._serve(live)
@@ -166,13 +168,17 @@ class Succession:
             raise
 
     def reload(self) -> None:
-        """Look for a newer version at the next decision. Any thread, and a signal's handler, may call it."""
+        """Look for a newer version soon. Any thread, and a signal's handler, may call it."""
         self._wanted.set()
 
-    def _look(self, live: LiveCluster) -> None:
-        """Begin to load a newer version if there is one, and let one take over that is loaded."""
+    def look(self, live: LiveCluster) -> None:
+        """Begin to load a newer version if there is one, and let one take over that is loaded. Never takes long."""
         if self._successor is not None:
             self._succeed(self._successor, live)
+        elif self._reading is not None:
+            if self._reading.done():
+                edition, self._reading = self._reading.result(), None
+                self._prepare(edition, live)
         elif self._wanted.is_set() or time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             stamp = stamp_of(self.name)
@@ -180,10 +186,9 @@ class Succession:
             if self._wanted.is_set() or (stamp is not None and stamp != self._stamp and is_stable):
                 self._wanted.clear()
                 self._stamp = stamp
-                self._prepare(live)
+                self._reading = _read_aside(self.name)
 
-    def _prepare(self, live: LiveCluster) -> None:
-        edition = read_edition(self.name)
+    def _prepare(self, edition: Edition, live: LiveCluster) -> None:
         if edition.content is not None and edition == self._edition:
             self.reloads[Reload.UNCHANGED] += 1
             return
@@ -222,3 +227,17 @@ class Succession:
             if process is not None:
                 process.end()
         self._serving = self._successor = None
+
+
+def _read_aside(name: str) -> Future[Edition]:
+    """Read a version in a thread of its own: a large file on a slow disk must hold up no decision."""
+    found: Future[Edition] = Future()
+
+    def read() -> None:
+        try:
+            found.set_result(read_edition(name))
+        except Exception as error:  # whoever waits for it must hear of it
+            found.set_exception(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    return found

@@ -74,6 +74,7 @@ def test_a_checkpoint_that_is_replaced_takes_over_and_a_torn_one_changes_nothing
     assert served.decide().version == first
     served.deciding.reload()
     assert served.decide().version == first
+    served.decide_until(lambda _: Reload.UNCHANGED in served.reloads)
 
     shutil.copy(newer, checkpoint)
     served.decide_until(lambda decision: decision.version == digest(newer))
@@ -85,3 +86,17 @@ def test_a_checkpoint_that_is_replaced_takes_over_and_a_torn_one_changes_nothing
     assert served.deciding.succession is not None
     assert "is no checkpoint or is damaged" in served.deciding.succession.last_refusal
     assert "goes on with version" in caplog.text
+
+
+def test_a_newer_checkpoint_takes_over_where_nothing_is_to_be_decided(served: Served, checkpoint: Path) -> None:
+    newer = CHECKPOINTS / "hetero64-wait-2.zip"
+    served.decide()
+    shutil.copy(newer, checkpoint)
+
+    end_s = time.monotonic() + PATIENCE_S
+    while Reload.DONE not in served.reloads:
+        assert time.monotonic() < end_s
+        served.deciding.look(served.live)
+        time.sleep(0.02)
+
+    assert served.decide().version == digest(newer)
