@@ -3,6 +3,7 @@
 Source: SPEC K8.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,7 +18,6 @@ from . import changes, health, history, jobs, logs, nodes, submitting, tokens
 from .bodies import BodyLimit
 from .known import Known
 from .problems import EVERYWHERE, Problem, answer_with_problems
-from .streaming import Streams
 
 ROUTERS = (
     submitting.router, jobs.router, history.router, logs.router, changes.router, nodes.router, tokens.router,
@@ -39,7 +39,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )  # fmt: skip
     app.state.service, app.state.known = service, Known()
-    app.state.in_flight, app.state.streams = submitting.InFlight(), Streams()
+    app.state.in_flight, app.state.streams = submitting.InFlight(), Counter[str]()
     answer_with_problems(app)
     app.add_middleware(BodyLimit)
     for router in ROUTERS:

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request
@@ -12,14 +13,17 @@ from starlette.concurrency import run_in_threadpool
 
 from ...cluster.errors import LongshoreError
 from ..service import Service
+from ..tokens import Caller
 from .problems import ProblemError
+from .services import Asking, Knowing, Serving, who_asks
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT, HEARTBEAT_S = b": it goes on\n\n", 15.0
 LOOK_S = 0.2  # between two looks at what may have happened
-MOST = 100  # streams at once
+MOST, MOST_EACH = 100, 50  # streams at once, of all and of one owner
+WHO_S = 5.0  # between two looks at whether a token is still valid
 END = "end"  # event by which a stream that is over differs from one that was cut off
 
 
@@ -32,13 +36,19 @@ class Told(NamedTuple):
 
 
 class Streams:
-    """Counts the streams that are open."""
+    """Opens streams to whoever asks.
 
-    def __init__(self) -> None:
-        self.open = 0
+    Args:
+        open_: How many each owner has open, of all of an application.
+        caller: Who asks.
+        who: Says who asks now; raises ProblemError if a token is not valid any more.
+    """
+
+    def __init__(self, open_: Counter[str], caller: Caller, who: Callable[[], Awaitable[Caller]]) -> None:
+        self._open, self._caller, self._who = open_, caller, who
 
     def stream(self, service: Service, look: Callable[[], list[Told] | None]) -> StreamingResponse:
-        """Return an answer that goes on until there is nothing more to tell.
+        """Return an answer that goes on until there is nothing more to tell, or its token is not valid any more.
 
         Args:
             service: When it ends, the answer ends.
@@ -47,8 +57,12 @@ class Streams:
         Raises:
             ProblemError: If too many are open.
         """
-        if self.open >= MOST:
-            raise ProblemError("too-many-followers", f"{MOST} streams are open", Retry_After="10")
+        if self._open.total() >= MOST or self._open[self._caller.owner] >= MOST_EACH:
+            raise ProblemError(
+                "too-many-followers",
+                f"{self._open.total()} streams are open, {self._open[self._caller.owner]} of them yours",
+                Retry_After="10",
+            )
         return StreamingResponse(
             self._told(service, look),
             media_type=MEDIA_TYPE,
@@ -56,15 +70,19 @@ class Streams:
         )
 
     async def _told(self, service: Service, look: Callable[[], list[Told] | None]) -> AsyncIterator[bytes]:
-        self.open += 1
+        self._open[self._caller.owner] += 1
         try:
             yield HEARTBEAT  # the client knows at once that it is connected
-            said = time.monotonic()
+            said = asked = time.monotonic()
             while not service.ends.is_set():
                 try:
+                    if time.monotonic() - asked > WHO_S:
+                        asked = time.monotonic()
+                        if await self._who() != self._caller:
+                            return
                     new = await run_in_threadpool(look)
-                except LongshoreError as error:
-                    log.warning("a stream breaks off: %s", error)
+                except (LongshoreError, ProblemError) as error:
+                    log.warning("a stream of %s breaks off: %s", self._caller.owner, error)
                     return
                 if new is None:
                     yield _as_bytes(Told("{}", "", END))
@@ -78,7 +96,7 @@ class Streams:
                     continue
                 said = time.monotonic()
         finally:
-            self.open -= 1
+            self._open[self._caller.owner] -= 1
 
 
 def _as_bytes(told: Told) -> bytes:
@@ -86,10 +104,10 @@ def _as_bytes(told: Told) -> bytes:
     return f"{number}event: {told.event}\ndata: {told.data}\n\n".encode()
 
 
-async def streams_of(request: Request) -> Streams:
-    """Return the streams of an application."""
-    streams: Streams = request.app.state.streams
-    return streams
+async def streams_of(request: Request, service: Serving, known: Knowing, caller: Asking) -> Streams:
+    """Return what opens streams to whoever asks."""
+    open_: Counter[str] = request.app.state.streams
+    return Streams(open_, caller, lambda: who_asks(request, service, known))
 
 
 Streaming = Annotated[Streams, Depends(streams_of)]

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from longshore.scheduler.api.problem_codes import CODES
 from longshore.scheduler.api.problems import OF_STATUS
-from longshore.scheduler.api.streaming import MOST
+from longshore.scheduler.api.streaming import MOST, MOST_EACH
 from longshore.scheduler.service import Service
 
 ROOT = Path(__file__).parents[3]
@@ -82,8 +82,9 @@ def test_every_code_is_used_and_every_used_code_is_known() -> None:
     assert named | set(OF_STATUS.values()) == set(CODES)
 
 
-def test_there_is_a_bound_on_streams(api: httpx.Client, app: FastAPI) -> None:
-    app.state.streams.open = MOST
+@pytest.mark.parametrize(("owner", "most"), [("ann", MOST), ("local", MOST_EACH)])
+def test_there_is_a_bound_on_streams(api: httpx.Client, app: FastAPI, owner: str, most: int) -> None:
+    app.state.streams[owner] = most
 
     answer = api.get("/v1/events")
 

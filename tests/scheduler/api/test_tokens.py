@@ -1,10 +1,14 @@
 """Tokens, and who may see and do what."""
 
+import asyncio
 from collections.abc import Callable
 
 import httpx
 import pytest
+from fastapi import FastAPI, Request
 
+from longshore.scheduler.api import streaming
+from longshore.scheduler.api.services import who_asks
 from longshore.scheduler.service import Service
 from longshore.scheduler.store.user_tokens import add_token, revoke_token, tokens_of
 from longshore.scheduler.tokens import Role, new_token
@@ -166,3 +170,24 @@ def test_a_token_that_is_not_there_cannot_be_revoked(api: httpx.Client) -> None:
     answer = api.delete("/v1/users/me/tokens/nobody")
 
     assert (answer.status_code, answer.json()["code"]) == (404, "no-such-token")
+
+
+def test_a_stream_ends_when_its_token_is_revoked(
+    app: FastAPI, service: Service, known: Callable[..., Headers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "WHO_S", 0.0)
+    [(_, shown)] = known("ada").items()
+    request = Request({"type": "http", "app": app, "headers": [(b"authorization", shown.encode())]})
+
+    async def follow() -> list[object]:
+        knows = app.state.known
+        caller = await who_asks(request, service, knows)
+        streams = await streaming.streams_of(request, service, knows, caller)
+        told = aiter(streams.stream(service, list).body_iterator)
+        first = await anext(told)
+        service.store.write(lambda tx: revoke_token(tx, "ada", "t-user", service.now_s()))
+        knows.forget()
+        return [first, *[each async for each in told]]
+
+    assert asyncio.run(asyncio.wait_for(follow(), 60.0)) == [streaming.HEARTBEAT]
+    assert app.state.streams["ada"] == 0
