@@ -35,7 +35,7 @@ def create_app(service: Service) -> FastAPI:
         service.close()
 
     app = FastAPI(
-        title="Longshore", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None, responses=EVERYWHERE,
+        title="Longshore", version="1", lifespan=lifespan, docs_url=None, redoc_url=None, responses=EVERYWHERE,
         redirect_slashes=False,
     )  # fmt: skip
     app.state.service, app.state.known = service, Known()

@@ -73,6 +73,8 @@ def _sqlite(url: URL) -> Engine:
     durability = url.query.get("durability", "normal")
     if durability not in DURABILITIES:
         raise StoreError(f"durability is {durability!r}; write normal or full")
+    if not Path(file).exists():
+        Path(file).touch(mode=0o600)  # whatever may be read in its folder: it holds what everybody runs
     # isolation_level None: the driver would begin transactions by its own rules.
     engine = create_engine(url.difference_update_query(["durability"]), connect_args={"isolation_level": None})
 

@@ -46,6 +46,13 @@ def test_a_store_keeps_its_rows_when_it_is_opened_again(url: str) -> None:
     again.close()
 
 
+def test_a_new_store_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    store.close()
+
+
 def test_a_new_store_can_be_opened_by_many_at_once(url: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         for store in pool.map(open_store, [url] * 6):
