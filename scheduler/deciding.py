@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..agents.protocol import Policy
 from ..cluster.errors import PluginError
-from .live import ROW, Asked, Known, LiveCluster, Site, Told
+from .live import ROW, Asked, Expected, Known, LiveCluster, Site, Told
 from .past import Opening, encode, encode_opening
 from .plugins.answer import SeenParts, Stored, stored_of
 from .plugins.misses import Miss, MissError
@@ -48,7 +48,9 @@ class Decision(NamedTuple):
     by: str  # name of who was obeyed
     version: str  # of the policy
     said: Said | None  # by the policy, None if it said nothing of use
+    expected: Expected | None  # of what is done, None where it waits
     instead: Said  # what the heuristic says
+    instead_expected: Expected | None
     rests: bool  # all jobs wait
     took_s: float
     kind: Miss | None  # why the policy was not heard, None if it was
@@ -146,14 +148,17 @@ class Deciding:
         if said is not None:
             self.agreements[said.agrees(instead)] += 1
         obeyed, by = self._obeyed(said, instead)
+        expected = instead_expected = _expected(live, obeyed)
+        if not obeyed.agrees(instead):
+            instead_expected = _expected(live, instead)
         started = _carry_out(live, obeyed)
         self._untold += [*happened, *self._happened(live)]
         # What a heuristic lets wait is of no use to anybody, and at a full cluster there are many such jobs.
         past = self._past() if started or self.policy is not None else b""
         took_s = time.perf_counter() - began
         return Decision(
-            obeyed.job, obeyed.gpus, started, by, policy_version, said, instead, obeyed.rests, took_s,
-            None if miss is None else miss.kind, "" if miss is None else str(miss), seen, past,
+            obeyed.job, obeyed.gpus, started, by, policy_version, said, expected, instead, instead_expected,
+            obeyed.rests, took_s, None if miss is None else miss.kind, "" if miss is None else str(miss), seen, past,
         )  # fmt: skip
 
     def _past(self) -> bytes:
@@ -232,6 +237,10 @@ class Deciding:
         if self.mode is Mode.VETO and said.gpus:
             return instead, self.fallback.name
         return said, self.policy
+
+
+def _expected(live: LiveCluster, said: Said) -> Expected | None:
+    return live.expected(said.job, said.gpus) if said.gpus else None
 
 
 def _carry_out(live: LiveCluster, said: Said) -> bool:

@@ -73,6 +73,14 @@ class Standing:
     gpus: tuple[int, ...] = ()  # that it runs on, in the order of their picks; none while it waits
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is expected of a start."""
+
+    slowdown: float  # run time over work
+    end_s: float
+
+
 class Known(NamedTuple):
     """A cluster at one moment, as it can be taken up again."""
 
@@ -312,8 +320,8 @@ class LiveCluster:
             if not turned:
                 raise PluginError(f"job {job} may not start before job {due}")
 
-    def expected(self, job: str, gpus: Sequence[int]) -> tuple[float, float]:
-        """Return by what a job's work takes longer on GPUs that it could start on now, and its expected end.
+    def expected(self, job: str, gpus: Sequence[int]) -> Expected:
+        """Return what is expected of a job on GPUs that it could start on now.
 
         The job that is due stays so.
         """
@@ -326,7 +334,7 @@ class LiveCluster:
         end_s = self.now_s + float(expected_run_s(self.sim, ROW, slot, slowdown))
         self.take_back()
         self.due()
-        return slowdown, end_s
+        return Expected(slowdown, end_s)
 
     def take_back(self) -> None:
         """Give the picks for the current job back, and forget that all jobs were to wait."""

@@ -5,11 +5,15 @@ Source: SPEC K6, K7, R8, R10; docs/scheduler.md.
 
 import logging
 import time
+from dataclasses import asdict
+
+import numpy as np
 
 from .book import Book, Parts
 from .deciding import Decision
 from .exits import ExitClass
 from .owner import is_proven_dead
+from .plugins.answer import Stored, seen_of
 from .quota import Quota
 from .recall import asked_of, is_eligible, queue_key, waiting_standing
 from .settling import settle
@@ -183,7 +187,9 @@ class Scheduler:
             "obeyed": decision.by, "fallback": deciding.fallback.name, "kind": decision.kind, "missed": decision.reason,
             "said": None if said is None else said._asdict(), "rests": decision.rests,
             "agrees": None if said is None else said.agrees(decision.instead),
-            "actions": None if seen is None else seen.actions,
+            "expected": None if decision.expected is None else asdict(decision.expected),
+            "fallback_expected": None if decision.instead_expected is None else asdict(decision.instead_expected),
+            "actions": None if seen is None else seen.actions, **_chance(seen),
         }  # fmt: skip
         return NewDecision(
             decision.job, number, now_s, deciding.policy or deciding.fallback.name, decision.version, deciding.mode,
@@ -192,3 +198,12 @@ class Scheduler:
             None if seen is None else seen.observation, None if seen is None else seen.mask,
             None if seen is None else seen.log_probability, decision.past, decision.took_s,
         )  # fmt: skip
+
+
+def _chance(seen: Stored | None) -> dict[str, object]:
+    """Return how probable a network held what it did, and among how many first actions."""
+    if seen is None:
+        return {"probability": None, "options": None}
+    whole = seen_of(seen)
+    logs = whole.log_probabilities[np.arange(whole.actions.size), whole.actions]
+    return {"probability": float(np.exp(logs.sum())), "options": int(whole.masks[0].sum())}

@@ -14,7 +14,7 @@ from typing import Any
 from ..agents.protocol import Policy
 from ..cluster.errors import InputError, PluginError
 from .deciding import Said
-from .live import ROW, LiveCluster, Told
+from .live import ROW, Expected, LiveCluster, Told
 from .past import DECISIONS, decode, to_json
 from .plugins.answer import Stored
 from .store.decisions import DecisionRow, WholeDecision, decisions_after
@@ -22,14 +22,6 @@ from .store.opening import Store
 
 PAGE = 500  # decisions that are read at once
 _BYTES = ("observation", "mask", "log_probability")
-
-
-@dataclass(frozen=True, slots=True)
-class Consequence:
-    """What is expected of a start."""
-
-    slowdown: float  # run time over work
-    end_s: float  # expected end
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +36,8 @@ class Compared:
     gpus: tuple[int, ...]  # none to wait
     other_job: str
     other_gpus: tuple[int, ...]
-    expected: Consequence | None  # none where it waited
-    other_expected: Consequence | None  # none where the other one would wait
+    expected: Expected | None  # none where it waited
+    other_expected: Expected | None  # none where the other one would wait
     error: str = ""  # why the other policy decides nothing
 
 
@@ -160,12 +152,12 @@ def _compare(live: LiveCluster, found: dict[str, Any], decision: Told, policy: P
     other, expected, error = was, None, ""
     try:
         other = _decide(live, policy)
-        expected = _consequence(live, other)
+        expected = _expected(live, other)
     except Exception as raised:  # a stranger's policy may fail in any way
         error = f"{type(raised).__name__}: {raised}"
     return Compared(
         int(found["seq"]), float(found["at_s"]), str(found["explanation"]["obeyed"]), not error and was.agrees(other),
-        was.job, was.gpus, other.job, other.gpus, _consequence(live, was), expected, error,
+        was.job, was.gpus, other.job, other.gpus, _expected(live, was), expected, error,
     )  # fmt: skip
 
 
@@ -186,8 +178,8 @@ def _said(live: LiveCluster, decision: Told) -> Said:
     return Said(str(job), gpus, rests=False)
 
 
-def _consequence(live: LiveCluster, said: Said) -> Consequence | None:
-    return Consequence(*live.expected(said.job, said.gpus)) if said.gpus else None
+def _expected(live: LiveCluster, said: Said) -> Expected | None:
+    return live.expected(said.job, said.gpus) if said.gpus else None
 
 
 def as_line(compared: Compared) -> str:

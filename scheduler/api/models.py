@@ -136,6 +136,13 @@ class NodePage(_Said):
     reported: NodeReport | None  # by its agent, none if it has none
 
 
+class ExpectedPage(_Said):
+    """What is expected of a start, by the job's estimate."""
+
+    slowdown: float  # run time over that on the reference GPUs
+    end_s: float
+
+
 class DecisionPage(_Said):
     """A decision on a job."""
 
@@ -149,6 +156,10 @@ class DecisionPage(_Said):
     placement: tuple[SharePage, ...] | None  # none to wait
     fallback: tuple[SharePage, ...] | None  # what the heuristic would have chosen
     took_s: float
+    expected: ExpectedPage | None  # of the start
+    fallback_expected: ExpectedPage | None
+    probability: float | None  # that the policy's network gave to what it did, if it tells
+    options: int | None  # among which it chose first
 
 
 class TokenPage(_Said):
@@ -175,10 +186,12 @@ def share_pages(placement: Placement | None) -> tuple[SharePage, ...] | None:
 
 def decision_page(row: DecisionRow) -> DecisionPage:
     """Return what is said of a decision."""
+    told: Mapping[str, Any] = row.explanation
     return DecisionPage(
         at_s=row.at_s, attempt=row.number, policy=row.policy, version=row.policy_version, mode=row.mode,
         obeyed=str(row.explanation.get("obeyed", "")), missed=str(row.explanation.get("missed", "")),
         placement=share_pages(row.placement), fallback=share_pages(row.fallback), took_s=row.took_s,
+        **{name: told.get(name) for name in ("expected", "fallback_expected", "probability", "options")},
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from ...cluster.yaml_file import nearest
 from ..monitor.reports import NodeReport
 from ..service import Service
 from ..store.nodes import NodeRow, faulty_gpus, list_nodes, set_out_of_service
@@ -32,7 +33,7 @@ class DrainWish(BaseModel):
 
 def _found(node: Annotated[str, Path(max_length=253)], service: Serving) -> str:
     if node not in service.layout.nodes:
-        raise ProblemError("no-such-node", f"there is no node {node!r}")
+        raise ProblemError("no-such-node", f"there is no node {node!r}; {nearest(node, service.layout.nodes)}")
     return node
 
 

@@ -1,9 +1,11 @@
 """What the scheduler stores of a network's decisions is all that a training step needs (SPEC R9)."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from longshore.agents.checkpoint import load_policy
@@ -50,6 +52,12 @@ def test_a_network_learns_from_the_decisions_that_it_made_in_the_scheduler(tmp_p
     torch.testing.assert_close(found, logged, atol=1e-4, rtol=1e-4)
     assert (logged.gather(1, actions)[:, 0] >= logged.max(dim=1).values - 1e-3).all()
     assert all(it.agrees for it in replay(file, policy))
+    for line, one in zip(read_decisions(file), seen, strict=True):
+        told, likely = line["explanation"], 1.0
+        for choice, action in enumerate(one.actions):
+            likely *= math.exp(one.log_probabilities[choice, action])
+        assert (told["probability"], told["options"]) == (pytest.approx(likely), one.masks[0].sum())
+        assert (told["expected"] is None) == (line["placement"] is None)
 
     optimizer = torch.optim.SGD(policy.network.parameters(), lr=1e-3)
     torch.autograd.backward(-found.gather(1, actions).mean())  # a step of the policy gradient with an advantage of 1
