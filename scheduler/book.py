@@ -180,8 +180,12 @@ class Book:
         else:
             self.jobs[row.id] = row
 
-    def follow(self) -> None:
-        """Take in what others wrote: new jobs, and what is wanted of old ones."""
+    def follow(self) -> bool:
+        """Take in what others wrote: new jobs, and what is wanted of old ones.
+
+        Returns:
+            Whether that could be done: a job that has changed its priority has another place, and all is read anew.
+        """
         with self.parts.store.read() as tx:
             told, self._seq = told_by_others(tx, self._seq)
             rows = get_jobs(tx, told)
@@ -190,6 +194,9 @@ class Book:
                 continue
             if row.id not in self.jobs:
                 self.outside.add(row.id)
+            elif row.id not in self.outside and row.priority != self.jobs[row.id].priority:
+                return False
             self.jobs[row.id] = row
             if row.state is JobState.QUEUED and row.desired is not Desired.RUN and row.id not in self.outside:
                 self.unwanted.add(row.id)
+        return True

@@ -107,7 +107,13 @@ class Client:
 
     def want(self, job: str, desired: str) -> dict[str, Any]:
         """Let a job run or hold it, whatever has become of it meanwhile."""
-        wish = {"desired": desired}
+        return self._change(job, {"desired": desired})
+
+    def prioritise(self, job: str, priority: int) -> dict[str, Any]:
+        """Give a job another priority."""
+        return self._change(job, {"priority": priority})
+
+    def _change(self, job: str, wish: dict[str, object]) -> dict[str, Any]:
         found: dict[str, Any] = self._call(
             "PATCH", f"/v1/jobs/{_part(job)}", json=wish, headers={"If-Match": "*"}
         ).json()

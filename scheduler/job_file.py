@@ -13,6 +13,7 @@ NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 YEAR_S = 366 * 86400.0
 Text = Annotated[str, Field(max_length=131072, pattern=r"^[^\x00]*$")]  # what a process can be given
+Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
 
 
@@ -47,7 +48,7 @@ class JobFile(_Section):
     estimate_s: float = Field(3600.0, gt=0.0, le=YEAR_S)  # run time on the cluster's reference GPUs
     limit_s: float | None = Field(None, gt=0.0, le=YEAR_S)  # running time after which it is stopped
     grace_s: float = Field(30.0, ge=0.0, le=3600.0)  # between asking it to stop and killing it
-    priority: int = Field(0, ge=-1000, le=1000)  # higher goes first
+    priority: Priority = 0  # higher goes first
     compute_s: float = Field(1.0, gt=0.0, le=86400.0)  # of an iteration on a reference GPU
     parameter_bytes: float = Field(0.0, ge=0.0, le=1e15)  # volume of one all-reduce
     retry: Retry = Retry()

@@ -104,7 +104,9 @@ class Scheduler:
 
     def _step(self, book: Book, now_s: float) -> None:
         """Take in what has happened, settle attempts, let jobs in, and start what can start."""
-        book.follow()
+        if not book.follow():
+            self._forget()
+            book = self._read()
         book.keep_out(self.parts.monitor.look(self.parts.store, now_s), now_s)
         settle(book, now_s)
         self._admit(book, now_s)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..cluster.yaml_file import YamlFile, read_yaml, validated
+from .job_file import Priority
 
 Order = Literal["fifo", "easy", "easy-shortest", "shortest"]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
@@ -36,6 +37,7 @@ class Limits(_Section):
     """What one user may have."""
 
     queued_jobs: Annotated[int, Field(ge=1)] = 10_000  # more are refused
+    priority: Priority | None = None  # operators may give more; None: all may
     gpus: Annotated[int | None, Field(ge=1)] = None  # held and in the queue; further jobs wait until some have ended
 
 

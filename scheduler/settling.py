@@ -203,8 +203,10 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
         columns |= JobColumns(
             saved_s=back.saved_s, guess_s=back.guess_s, wait_s=back.wait_s, entered_s=back.entered_s
         )  # fmt: skip
-        if outcome.after is AfterStop.HOLD and job.desired is Desired.RUN:
-            columns["desired"] = Desired.HOLD  # it stays so until its owner wants it to run
+        by_rule = outcome.after is AfterStop.HOLD and job.after_stop is not AfterStop.HOLD
+        if by_rule and job.desired is Desired.RUN:
+            # Nobody asked for this hold: it stays until its owner wants it to run, once more.
+            columns["desired"] = Desired.HOLD
         if outcome.after is AfterStop.HOLD or outcome.wait_s > 0.0:
             book.live.withdraw(job.id)
             book.outside.add(job.id)

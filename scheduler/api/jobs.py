@@ -8,17 +8,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, ConfigDict
+from sqlalchemy import Connection
 
+from ..job_file import Priority
 from ..service import Service
 from ..states import FINAL, Desired, JobState
 from ..store.attempts import attempts_of
 from ..store.errors import StaleWriteError
-from ..store.jobs import JobRow, get_job, list_jobs, set_desired
+from ..store.jobs import JobRow, get_job, list_jobs, set_desired, set_priority
 from .found import NO_JOB, Found, seen_owner
 from .models import JobDetailPage, JobPage, JobsPage, job_detail_page, job_page
 from .problems import ProblemError, problems
 from .services import Asking, Changing, Serving
-from .submitting import WRITER
+from .submitting import WRITER, check_priority
 from .waiting import waiting_page
 
 ETAG = re.compile(r'"(\d{1,18})(?:-[0-9a-f]{16})?"')
@@ -27,11 +29,12 @@ router = APIRouter()
 
 
 class Change(BaseModel):
-    """What is wanted of a job."""
+    """What is wanted of a job; what is left out stays."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    desired: Desired
+    desired: Desired | None = None
+    priority: Priority | None = None
 
 
 @router.get("/v1/jobs", responses=problems("bad-cursor"))
@@ -71,7 +74,10 @@ def job(
 @router.patch(
     "/v1/jobs/{job}",
     response_model=JobDetailPage,
-    responses={**NO_JOB, **problems("ended", "stale", "unconditional", "bad-header", "bad-request", "too-much")},
+    responses={
+        **NO_JOB,
+        **problems("ended", "stale", "unconditional", "bad-header", "bad-request", "too-much", "too-high"),
+    },
 )
 def change(
     wanted: Change,
@@ -80,15 +86,17 @@ def change(
     caller: Changing,
     if_match: Annotated[str | None, Header(max_length=100)] = None,
 ) -> Response:
-    """Let a job run, hold it (it is stopped if it runs), or cancel it."""
+    """Let a job run, hold it (it is stopped if it runs), cancel it, or give it another priority."""
+    if wanted.priority is not None:
+        check_priority(wanted.priority, caller, service)
     version = _version_of(if_match)
     if version not in (None, row.version):
         raise ProblemError("stale", f"job {row.id} has version {row.version}, not {version}")
-    if row.state in FINAL or (row.desired is Desired.CANCEL and wanted.desired is not Desired.CANCEL):
+    if row.state in FINAL or (row.desired is Desired.CANCEL and wanted.desired not in (None, Desired.CANCEL)):
         what = row.state if row.state in FINAL else "being cancelled"
         raise ProblemError("ended", f"job {row.id} is {what}, which nothing undoes")
     try:
-        return _shown(service, _want(service, row, wanted.desired, version))
+        return _shown(service, _want(service, row, wanted, version))
     except StaleWriteError as error:
         raise ProblemError("stale", str(error)) from error
 
@@ -96,12 +104,20 @@ def change(
 @router.delete("/v1/jobs/{job}", status_code=202, responses=NO_JOB)
 def cancel(row: Found, service: Serving, caller: Changing) -> JobPage:
     """Cancel a job; may be asked again, and changes nothing once it has ended."""
-    return job_page(_want(service, row, Desired.CANCEL, None))
+    return job_page(_want(service, row, Change(desired=Desired.CANCEL), None))
 
 
-def _want(service: Service, row: JobRow, desired: Desired, version: int | None) -> JobRow:
+def _want(service: Service, row: JobRow, wanted: Change, version: int | None) -> JobRow:
     at_s = service.now_s()
-    service.store.write(lambda tx: set_desired(tx, row.id, desired, at_s=at_s, writer=WRITER, version=version))
+
+    def write(tx: Connection) -> None:
+        if wanted.priority is not None:
+            set_priority(tx, row.id, wanted.priority, at_s=at_s, writer=WRITER, version=version)
+        if wanted.desired is not None:
+            seen = version if wanted.priority is None else None  # that was looked at just now
+            set_desired(tx, row.id, wanted.desired, at_s=at_s, writer=WRITER, version=seen)
+
+    service.store.write(write)
     service.wake()
     with service.store.read() as tx:
         return get_job(tx, row.id) or row

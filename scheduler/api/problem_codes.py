@@ -34,6 +34,7 @@ CODES = {
     "beyond-the-end": Known(416, "The log does not reach to this offset."),
     "key-reused": Known(422, "This `Idempotency-Key` was used for another job."),
     "too-large": Known(422, "The job asks for more GPUs than there are, or than one user may have."),
+    "too-high": Known(403, "Only operators give a job so high a priority."),
     "unconditional": Known(428, "A change needs `If-Match`: the job's `ETag`, or `*`."),
     "too-many-queued": Known(429, "The user has as many queued jobs as are allowed."),
     "too-many-followers": Known(429, "As many streams are open as are allowed."),

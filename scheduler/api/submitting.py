@@ -20,6 +20,7 @@ from ..store.idempotency import Answer, recall, remember
 from ..store.jobs import NewJob, insert_job
 from ..store.queued import LAST, jobs_before, queued_of
 from ..store.reservations import held_gpus
+from ..tokens import Caller, Role
 from .models import JobPage, PlanPage, job_page, shown_spec
 from .problems import ProblemError, problems
 from .services import Changing, Serving
@@ -72,7 +73,9 @@ async def in_flight_of(request: Request) -> InFlight:
     response_model=JobPage,
     responses={
         200: {"model": PlanPage, "description": "What would become of it (`dry_run`)."},
-        **problems("too-large", "key-reused", "key-in-flight", "too-much", "bad-request", "too-many-queued"),
+        **problems(
+            "too-large", "too-high", "key-reused", "key-in-flight", "too-much", "bad-request", "too-many-queued"
+        ),
     },
 )
 def submit(
@@ -91,12 +94,24 @@ def submit(
     most = service.settings.limits.gpus
     if most is not None and spec.gpus > most:
         raise ProblemError("too-large", f"the job asks for {spec.gpus} GPUs, and one user may have {most}")
+    check_priority(spec.priority, caller, service)
     if dry_run:
         return JSONResponse(_plan(service, spec, gpus).model_dump())
     with in_flight.hold(caller.owner, key):
         answer = _submitted(service, spec, caller.owner, key)
     response.headers["Location"] = f"/v1/jobs/{answer['id']}"
     return answer
+
+
+def check_priority(priority: int, caller: Caller, service: Service) -> None:
+    """Refuse a priority that only operators may give.
+
+    Raises:
+        ProblemError: Saying the highest that others may.
+    """
+    most = service.settings.limits.priority
+    if most is not None and priority > most and caller.role is not Role.OPERATOR:
+        raise ProblemError("too-high", f"only operators give priority {priority}; others give {most} at most")
 
 
 def _plan(service: Service, spec: JobFile, gpus: int) -> PlanPage:

@@ -6,7 +6,7 @@ from ..extender.command import extender
 from ..replay_commands import decisions, replay
 from . import tokens
 from .following import events, logs
-from .jobs import cancel, explain, hold, jobs, queue, release, status
+from .jobs import cancel, explain, hold, jobs, priority, queue, release, status
 from .nodes import agent, drain, nodes, resume
 from .serving import serve
 from .submitting import submit
@@ -15,8 +15,8 @@ from .submitting import submit
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of the live scheduler to the command line."""
     for command in (
-        serve, submit, jobs, queue, status, explain, logs, events, hold, release, cancel, nodes, drain, resume, agent,
-        extender, decisions,
+        serve, submit, jobs, queue, status, explain, logs, events, hold, release, priority, cancel, nodes, drain,
+        resume, agent, extender, decisions,
         replay,
     ):  # fmt: skip
         app.command()(command)

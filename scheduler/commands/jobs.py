@@ -102,3 +102,13 @@ def hold(job: JobArgument, url: UrlOption = DEFAULT_URL) -> None:
 def release(job: JobArgument, url: UrlOption = DEFAULT_URL) -> None:
     """Let a job run that is held."""
     typer.echo(f"{client_of(url).want(job, 'run')['state']}, to be run")
+
+
+def priority(
+    job: JobArgument,
+    priority: Annotated[int, typer.Argument(help="Higher goes first.", min=-1000, max=1000)],
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Give a job another priority. Write `-- -5` for one below 0."""
+    found = client_of(url).prioritise(job, priority)
+    typer.echo(f"{found['state']}, priority {found['priority']}")

@@ -10,7 +10,7 @@ from .errors import StaleWriteError
 from .events import NewEvent, append
 from .schema import job
 
-CHANGE, WISH = "job", "desired"  # kinds of events
+CHANGE, WISH, PRIORITY = "job", "desired", "priority"  # kinds of events
 
 
 MANY = 500  # ids in one statement
@@ -98,6 +98,9 @@ _ONE_LOCKED = _ONE.with_for_update(key_share=True)
 _MANY = _ROWS.where(job.c.id.in_(bindparam("wanted", expanding=True)))
 _WISH = update(job).where(job.c.id == bindparam("at_id")).values(desired=bindparam("wanted"), version=job.c.version + 1)
 _ESTIMATES = select(func.count(), func.coalesce(func.sum(job.c.estimate_s), 0.0))
+_PRIORITY = (
+    update(job).where(job.c.id == bindparam("at_id")).values(priority=bindparam("wanted"), version=job.c.version + 1)
+)
 _OPEN = _ROWS.where(job.c.state.in_(sorted(set(JobState) - FINAL))).order_by(job.c.submit_seq)
 
 
@@ -184,15 +187,50 @@ def set_desired(
         ValueError: If there is no such job.
         StaleWriteError: If the job has changed since the user saw it.
     """
-    row = tx.execute(_ONE_LOCKED, {"wanted": job_id}).first()
-    if row is None:
-        raise ValueError(f"no job has the id {job_id!r}")
-    standing = JobRow._make(row)
-    if version not in (None, standing.version):
-        raise StaleWriteError(f"job {job_id} has version {standing.version}, not {version}")
+    standing = _standing(tx, job_id, version)
     if standing.state in FINAL or standing.desired in (desired, Desired.CANCEL):
         return False
     tx.execute(_WISH, {"at_id": job_id, "wanted": desired})
     change = (standing.version + 1, standing.desired.value, desired.value)
     append(tx, NewEvent(WISH, writer, at_s, job_id, None, *change))
     return True
+
+
+def set_priority(
+    tx: Connection, job_id: str, priority: int, *, at_s: float, writer: str, version: int | None = None
+) -> bool:
+    """Give a job another priority.
+
+    Args:
+        tx: Transaction.
+        job_id: The job.
+        priority: Higher goes first.
+        at_s: Unix time.
+        writer: Role that writes it.
+        version: Of the job as the user saw it; any if left out.
+
+    Returns:
+        Whether anything was written: not if it has it already, or if the job has ended.
+
+    Raises:
+        ValueError: If there is no such job.
+        StaleWriteError: If the job has changed since the user saw it.
+    """
+    standing = _standing(tx, job_id, version)
+    if standing.state in FINAL or standing.priority == priority:
+        return False
+    tx.execute(_PRIORITY, {"at_id": job_id, "wanted": priority})
+    change = (standing.version + 1, str(standing.priority), str(priority))
+    append(tx, NewEvent(PRIORITY, writer, at_s, job_id, None, *change))
+    return True
+
+
+def _standing(tx: Connection, job_id: str, version: int | None) -> JobRow:
+    """Return a job that a user wants to change, locked."""
+    row = tx.execute(_ONE_LOCKED, {"wanted": job_id}).first()
+    if row is None:
+        raise ValueError(f"no job has the id {job_id!r}")
+    standing = JobRow._make(row)
+    if version not in (None, standing.version):
+        raise StaleWriteError(f"job {job_id} has version {standing.version}, not {version}")
+    return standing

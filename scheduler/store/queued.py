@@ -1,6 +1,6 @@
 """The queue as the store knows it: how many jobs wait, whose they are, and which of them stand before another."""
 
-from sqlalchemy import Connection, and_, bindparam, func, or_, select
+from sqlalchemy import Connection, and_, bindparam, case, func, or_, select
 
 from ..states import Desired, JobState
 from .jobs import JobRow
@@ -9,13 +9,14 @@ from .schema import job
 LAST = 2**62  # a number of submission that no job has yet
 
 _WAITS = and_(job.c.state == JobState.QUEUED, job.c.desired == Desired.RUN, job.c.not_before_s <= bindparam("now_s"))
-# The order of `recall.queue_key`: by priority, stopped ones first, the last of them before the others.
+# The order of `recall.queue_key`: by priority, stopped ones first, the last to come back before the others.
 _STOPPED = job.c.attempt > 0
+_BACK_S = case((job.c.not_before_s > job.c.entered_s, job.c.not_before_s), else_=job.c.entered_s)
 _BEFORE_A_STOPPED_ONE = and_(
     _STOPPED,
     or_(
-        job.c.entered_s > bindparam("entered_s"),
-        and_(job.c.entered_s == bindparam("entered_s"), job.c.submit_seq > bindparam("submit_seq")),
+        bindparam("back_s") < _BACK_S,
+        and_(bindparam("back_s") == _BACK_S, job.c.submit_seq > bindparam("submit_seq")),
     ),
 )
 _BEFORE_ANOTHER = or_(_STOPPED, job.c.submit_seq < bindparam("submit_seq"))
@@ -40,7 +41,7 @@ def jobs_ahead(tx: Connection, row: JobRow, now_s: float) -> int:
         return jobs_before(tx, row.priority, row.submit_seq, now_s)
     values = {
         "of_job": row.id, "now_s": now_s, "priority": row.priority, "submit_seq": row.submit_seq,
-        "entered_s": row.entered_s,
+        "back_s": max(row.entered_s, row.not_before_s),
     }  # fmt: skip
     count: int = tx.execute(_AHEAD_OF_A_STOPPED_ONE, values).scalar_one()
     return count

@@ -8,7 +8,7 @@ import pytest
 from longshore.scheduler.recall import known_of, waiting_standing
 from longshore.scheduler.states import Desired, JobState
 from longshore.scheduler.store.attempts import unclosed_attempts
-from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs
+from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs, set_priority
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.twin import id_of
 from tests.scheduler.test_faults import Case
@@ -68,3 +68,35 @@ def test_a_job_larger_than_the_cluster_has_become_fails_and_says_why(case: Case)
     case.crash()
     case.live_on(60)
     assert case.jobs_in(JobState.SUCCEEDED) == list(range(9, -1, -1))
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])
+def test_a_job_that_is_given_another_priority_has_its_place_at_the_next_look(case: Case, state: JobState) -> None:
+    case.live_on(3)
+    number = case.jobs_in(state)[0]
+    case.store.write(lambda tx: set_priority(tx, id_of(number), 5, at_s=0.0, writer="api"))
+    if state is JobState.RUNNING:
+        case.wish(number, Desired.HOLD)
+        case.twin.tick()
+        case.wish(number, Desired.RUN)
+        case.twin.tick()
+    case.twin.tick()
+
+    assert_a_restart_would_change_nothing(case)
+    book = case.twin.scheduler.book
+    assert book is not None
+    assert id_of(number) not in list(book.live.known().queue)[1:]
+    case.live_on(60)
+    assert case.jobs_in(JobState.SUCCEEDED) == list(range(9, -1, -1))
+
+
+def test_a_release_while_a_held_job_is_still_being_stopped_is_not_lost(case: Case) -> None:
+    case.live_on(3)
+    number = case.jobs_in(JobState.RUNNING)[0]
+    case.backend.stuck = 1
+    case.wish(number, Desired.HOLD)
+    case.twin.tick()
+    assert case.job(number).state is JobState.STOPPING
+    case.wish(number, Desired.RUN)
+    case.live_on(60)
+    assert case.job(number).state is JobState.SUCCEEDED

@@ -141,3 +141,23 @@ def test_what_is_no_job_is_not_found_anywhere(refusing_api: httpx.Client, job: s
     assert answer.status_code in (404, 422)
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert re.fullmatch("no-such-job|not-found|invalid", answer.json()["code"])
+
+
+def test_a_job_of_a_higher_priority_goes_before_those_that_were_there_first(api: httpx.Client) -> None:
+    first, second, third = (submit(api) for _ in range(3))
+
+    answer = api.patch(f"/v1/jobs/{third}", json={"priority": 7}, headers=HELD)
+
+    assert (answer.status_code, answer.json()["priority"], answer.json()["waiting"]["position"]) == (200, 7, 1)
+    assert [api.get(f"/v1/jobs/{job}").json()["waiting"]["position"] for job in (first, second)] == [2, 3]
+
+
+def test_a_change_of_both_needs_the_version_once(api: httpx.Client) -> None:
+    path = f"/v1/jobs/{submit(api)}"
+    etag = api.get(path).headers["ETag"]
+
+    answer = api.patch(path, json={"priority": -3, "desired": "hold"}, headers={"If-Match": etag})
+
+    assert (answer.status_code, answer.json()["priority"], answer.json()["desired"]) == (200, -3, "hold")
+    assert api.patch(path, json={"priority": 1}, headers={"If-Match": etag}).json()["code"] == "stale"
+    assert api.patch(path, json={"priority": 1001}, headers=HELD).status_code == 422

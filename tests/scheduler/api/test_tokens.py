@@ -191,3 +191,17 @@ def test_a_stream_ends_when_its_token_is_revoked(
 
     assert asyncio.run(asyncio.wait_for(follow(), 60.0)) == [streaming.HEARTBEAT]
     assert app.state.streams["ada"] == 0
+
+
+def test_only_operators_give_a_priority_above_the_limit(api: httpx.Client, known: Callable[..., Headers]) -> None:
+    ada, olga = known("ada"), known("olga", Role.OPERATOR)
+    job = submit(api, ada)
+    path, high = f"/v1/jobs/{job}", {"priority": 101}
+
+    refused = api.post("/v1/jobs", json={**SPEC, **high}, headers=ada)
+    changed = api.patch(path, json=high, headers={**ada, "If-Match": "*"})
+    by_operator = api.patch(path, json=high, headers={**olga, "If-Match": "*"})
+
+    assert [answer.status_code for answer in (refused, changed, by_operator)] == [403, 403, 200]
+    assert refused.json()["code"] == changed.json()["code"] == "too-high"
+    assert api.post("/v1/jobs", json={**SPEC, "priority": 100}, headers=ada).status_code == 201

@@ -21,7 +21,10 @@ def fill(store: Store) -> None:
         owner = "ada" if number % 3 else "bob"
         new = NewJob(f"{number:026}", "j", owner, {"gpus": 1}, priority, 1, 10.0, 1.0)
         store.write(lambda tx, new=new: insert_job(tx, new, writer="test"))  # type: ignore[misc]
-        columns = update(job).where(job.c.id == new.id).values(attempt=attempt, entered_s=entered_s)
+        back_s = 7.0 if number % 5 == 0 else 0.0
+        columns = (
+            update(job).where(job.c.id == new.id).values(attempt=attempt, entered_s=entered_s, not_before_s=back_s)
+        )
         store.write(lambda tx, columns=columns: tx.execute(columns))  # type: ignore[misc]
     outside = {"0" * 26: {"desired": Desired.HOLD}, f"{1:026}": {"not_before_s": NOW_S + 1.0}}
     for name, values in outside.items():
