@@ -1,0 +1,50 @@
+"""What ranks tell of their steps and checkpoints, in files that grow and that they may write as they like."""
+
+import os
+
+from ..protocol import Told
+from .durable import open_file
+from .rank import saved_name, steps_name
+
+MOST_BYTES = 64 << 10  # that are read of a file at once: what is older than that is passed over
+
+
+def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:
+    """Return the whole lines of a file behind an offset, of many only the last, and the offset behind them.
+
+    Args:
+        folder: Descriptor of the folder that it is in.
+        name: Of the file; without it there is nothing.
+        offset: Behind what is known; of a file that has become shorter all is new.
+
+    Raises:
+        OSError: If it cannot be read, or is not a file.
+    """
+    try:
+        file = open_file(folder, name)
+    except FileNotFoundError:
+        return b"", offset
+    try:
+        size = os.fstat(file).st_size
+        if size == offset:
+            return b"", offset
+        start = offset if offset <= size else 0
+        begin = max(start, size - MOST_BYTES)
+        content = os.pread(file, size - begin, begin)
+    finally:
+        os.close(file)
+    # Whoever passes something over begins in the middle of a line.
+    first = content.find(b"\n") + 1 if begin > start else 0
+    end = content.rfind(b"\n") + 1
+    return content[first:end], begin + end
+
+
+def read_told(folder: int, rank: int, last: Told) -> Told:
+    """Return what a rank has told since the last time.
+
+    Raises:
+        OSError: If that cannot be read.
+    """
+    steps, steps_end = read_news(folder, steps_name(rank), last.steps_end)
+    saved, saved_end = read_news(folder, saved_name(rank), last.saved_end)
+    return Told(steps, saved, steps_end, saved_end)
