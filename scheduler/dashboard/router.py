@@ -120,7 +120,8 @@ def _add_job(router: APIRouter, service: Service) -> None:
 
     def values_of(view: JobView, seen: str) -> dict[str, object]:
         now_s = service.scheduler.parts.now_s()
-        return {"page": "jobs", "view": view, "gantt": gantt(view.events, now_s), "seen": seen}
+        steps = service.scheduler.parts.monitor.steps.figures.get(view.job.id)
+        return {"page": "jobs", "view": view, "gantt": gantt(view.events, now_s), "steps": steps, "seen": seen}
 
     @router.get("/jobs/{job}")
     def job_page(

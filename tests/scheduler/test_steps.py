@@ -19,6 +19,13 @@ case $LONGSHORE_ATTEMPT-$RANK in
 esac
 exec sleep 1000
 """
+SAVES_AND_DIES = """
+case $LONGSHORE_ATTEMPT in
+*-1) while [ ! -e die ]; do sleep 0.05; done; echo "120 5.0 ab12cd34ef /ckpt/120 b" >> $LONGSHORE_SAVED; kill -9 $$;;
+esac
+echo "from $LONGSHORE_CHECKPOINT"
+exec sleep 1000
+"""
 
 
 @pytest.fixture
@@ -166,10 +173,8 @@ def test_nobody_hangs_in_the_time_in_which_the_scheduler_was_away(case: StepsCas
 
 
 def test_the_next_attempt_goes_on_from_the_last_checkpoint_that_was_told(case: StepsCase) -> None:
-    script = (
-        'case $LONGSHORE_ATTEMPT in *-1) echo "120 5.0 ab12cd34ef /ckpt/120 b" >> $LONGSHORE_SAVED; kill -9 $$;; esac'
-    )
-    job = case.submit(("sh", "-c", f'{script}; echo "from $LONGSHORE_CHECKPOINT"; exec sleep 1000'), gpus=1)
-    case.pass_time(300.0)
-    case.tick_until(lambda: len(case.attempts(job)) == 2)
+    job = case.submit(("sh", "-c", SAVES_AND_DIES), gpus=1)
+    (case.folder / "attempts" / f"ls-{job}-1" / "work" / "die").touch()
+    case.tick_until(lambda: case.attempts(job)[0].state is AttemptState.CLOSED)
+    case.pass_time(300.0)  # the wait before another try
     case.tick_until(lambda: case.service.backend.logs(f"ls-{job}-2", 0, 0, 99)[0] == b"from /ckpt/120 b\n")
