@@ -6,6 +6,7 @@ Source: SPEC K5; docs/steps.md.
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -60,7 +61,7 @@ def figures_of(make: Callable[[], Detector], noise: Noise, runs: int = RUNS) -> 
 
 def _alarms(detector: Detector, took_s: list[float]) -> int:
     told = [False, *(detector.tell(step_s) for step_s in took_s)]
-    return sum(now and not was for was, now in zip(told[:-1], told[1:], strict=True))
+    return sum(now and not was for was, now in pairwise(told))
 
 
 def _delay(detector: Detector, took_s: list[float], slow_from: int) -> list[int]:
