@@ -138,7 +138,8 @@ def measure() -> Iterator[Row]:
             most = (CORRELATED_BAR if noise.rho else BARS[noise.sigma]) if is_default else None
             missed, alarms = (MISSED_BAR, FALSE_BAR) if is_default else (None, None)
             yield Row(f"{name}: false alarms, {noise}", found.false_alarms, "in 10,000", most=alarms)
-            yield Row(f"{name}: delay, {noise}", found.delay, "steps", most=most)
+            if found.missed < RUNS:
+                yield Row(f"{name}: delay, {noise}", found.delay, "steps", most=most)
             yield Row(f"{name}: missed, {noise}", found.missed, f"of {RUNS}", most=missed)
     for step_s in HANG_STEPS_S:
         yield Row(f"false hangs in a day, steps of {step_s} s", false_hangs(step_s, 7), "hangs", most=0)
