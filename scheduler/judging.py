@@ -72,12 +72,14 @@ def judge_steps(
         return {}
     notes, verdicts = _Notes(), dict[str, Verdict]()
     for job, saved in found.saved.items():
-        notes.saved += _rows(book.attempts[job], saved, now_s)
+        if job in names:  # one that has ended meanwhile had a last look
+            notes.saved += _rows(book.attempts[job], saved, now_s)
     for job, hang in found.hangs.items():
         verdicts[job] = Verdict(_words_on_hang(hang), AfterStop.HUNG)
         notes.events.append(_event(book.attempts[job], SlowWord.HUNG, verdicts[job].cause, now_s))
     _judge_slow(book, found, notes, verdicts, now_s)
     _write(book, notes, now_s)
+    steps.written()
     return verdicts
 
 
@@ -87,7 +89,7 @@ def take_last_look(book: Book, row: AttemptRow, name: str, now_s: float) -> bool
     Raises:
         StoreError: If it cannot be written down.
     """
-    saved, progressed = book.parts.monitor.steps.end(Running(row.job_id, name, row.placement), now_s)
+    saved, progressed = book.parts.monitor.steps.end(Running(row.job_id, name, row.placement))
     if saved:
         _write(book, _Notes(saved=_rows(row, saved, now_s)), now_s)
     return progressed

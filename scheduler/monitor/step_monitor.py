@@ -60,7 +60,7 @@ class Findings(NamedTuple):
     slow: dict[str, Slow]  # those that are so for long enough
     steady: list[str]  # that were among these, and are slow no more
     shared: list[str]  # that became slow together, at the first time that this is seen
-    saved: dict[str, list[Saved]]
+    saved: dict[str, list[Saved]]  # those that are not in the store yet
 
 
 class Figures(NamedTuple):
@@ -91,6 +91,7 @@ class StepMonitor:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend if isinstance(backend, Tells) else None
         self._followed: dict[str, _Followed] = {}  # by name of the attempt
+        self._unwritten: dict[str, list[Saved]] = {}  # checkpoints that are not in the store yet, by job
         self._shared_since_s = -math.inf  # when jobs last became slow together
         self.figures: Mapping[str, Figures] = {}  # by job, of those that tell; never changed, but replaced
 
@@ -107,7 +108,7 @@ class StepMonitor:
             watching: What a job wants to be looked at for.
             now_s: The present.
         """
-        found = Findings({}, {}, [], [], {})
+        found = Findings({}, {}, [], [], self._unwritten)
         if self._backend is None:
             return found
         followed: dict[str, _Followed] = {}
@@ -130,22 +131,29 @@ class StepMonitor:
             }
         return found
 
-    def end(self, it: Running, now_s: float) -> tuple[list[Saved], bool]:
+    def end(self, it: Running) -> tuple[list[Saved], bool]:
         """Look at an attempt that has ended for the last time.
 
         Returns:
-            Checkpoints that nobody has seen, and whether it came to a step behind its first, or to a checkpoint.
+            Its last checkpoints, known or not, and whether it came to a step behind its first, or to a checkpoint.
         """
         if self._backend is None:
             return [], False
-        one = self._followed.pop(it.name, None) or self._begin(it, Watching("off"), now_s)
-        found = Findings({}, {}, [], [], {})
-        self._look_at(self._backend, it, one, found, now_s)
-        saved = found.saved.get(it.job, [])
-        return saved, one.watch.step > 0 or any(each.saved_end > 0 for each in one.last)
+        self._unwritten.pop(it.job, None)
+        try:
+            told = self._backend.told(it.name, it.placement, [Told()] * _ranks(it))
+        except BackendError as error:
+            log.warning("steps of %s cannot be seen: %s", it.name, error)
+            return [], False
+        saved = _last(saved_in(rank.saved) for rank in told)
+        return saved, bool(saved) or any(begun.step > 0 for rank in told for begun in steps_in(rank.steps))
+
+    def written(self) -> None:
+        """Forget the checkpoints that were told: they are in the store."""
+        self._unwritten.clear()
 
     def _begin(self, it: Running, wanted: Watching, now_s: float) -> _Followed:
-        ranks = sum(len(share.gpus) for share in it.placement)
+        ranks = _ranks(it)
         detector = None if wanted.slow == "off" else DETECTORS[wanted.slow]()
         # Not all at the same moment, even if a scheduler takes all of them up at once.
         wait_s = LOOK_S * (len(self._followed) % 8) / 8.0
@@ -168,9 +176,8 @@ class StepMonitor:
         one.looked_s = now_s
         if not one.watch.tells:
             one.look_at_s = now_s + SILENT_LOOK_S
-        saved = [each for rank in told if rank.saved for each in saved_in(rank.saved)]
-        if saved:
-            found.saved[it.job] = sorted(saved, key=lambda each: each.at_s)[-MOST_SAVED:]
+        if any(each.saved for each in told):
+            found.saved[it.job] = _last([found.saved.get(it.job, ()), *(saved_in(each.saved) for each in told)])
         hang = one.watch.hang(now_s)
         if hang is not None:
             found.hangs[it.job] = hang
@@ -196,6 +203,16 @@ class StepMonitor:
                 found.shared.extend(others)
                 self._shared_since_s = since_s
             found.slow[job] = slow._replace(is_shared=bool(others))
+
+
+def _ranks(it: Running) -> int:
+    return sum(len(share.gpus) for share in it.placement)
+
+
+def _last(saved: Iterable[Iterable[Saved]]) -> list[Saved]:
+    """Return the last checkpoints that ranks told of, one for each step, in their order."""
+    told = sorted((each for rank in saved for each in rank), key=lambda each: each.at_s)
+    return list({each.step: each for each in told}.values())[-MOST_SAVED:]
 
 
 def nodes_of(placement: Placement, slow: tuple[int, ...] | None) -> frozenset[str]:

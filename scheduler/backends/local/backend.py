@@ -144,7 +144,7 @@ class LocalBackend:
         """
         self._folders.path(name)
         with told_as_backend_error(name), self._folders.open(name) as folder:
-            return [] if folder is None else [read_told(folder, rank, last) for rank, last in enumerate(before)]
+            return [] if folder is None else read_told(folder, 0, before)
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, but for its logs and the proof that it ended.

@@ -1,12 +1,14 @@
 """What ranks tell of their steps and checkpoints, in files that grow and that they may write as they like."""
 
 import os
+from collections.abc import Sequence
 
 from ..protocol import Told
 from .durable import open_file
 from .rank import saved_name, steps_name
 
-MOST_BYTES = 64 << 10  # that are read of a file at once: what is older than that is passed over
+MOST_BYTES = 8 << 10  # that are read of a file at once: what is older than that is passed over
+FIRST_BYTES = 2 << 10  # the first time, as a scheduler that takes many jobs up has many files to read
 
 
 def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:
@@ -29,7 +31,7 @@ def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:
         if size == offset:
             return b"", offset
         start = offset if offset <= size else 0
-        begin = max(start, size - MOST_BYTES)
+        begin = max(start, size - (MOST_BYTES if offset else FIRST_BYTES))
         content = os.pread(file, size - begin, begin)
     finally:
         os.close(file)
@@ -39,12 +41,26 @@ def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:
     return content[first:end], begin + end
 
 
-def read_told(folder: int, rank: int, last: Told) -> Told:
-    """Return what a rank has told since the last time.
+def read_told(folder: int, first: int, before: Sequence[Told]) -> list[Told]:
+    """Return what ranks of one folder have told since the last time.
+
+    Args:
+        folder: Descriptor of the folder.
+        first: The first of the ranks; the others follow it.
+        before: What was returned then, by rank.
 
     Raises:
         OSError: If that cannot be read.
     """
-    steps, steps_end = read_news(folder, steps_name(rank), last.steps_end)
-    saved, saved_end = read_news(folder, saved_name(rank), last.saved_end)
+    # One look at the folder in place of two at each rank, most of which tell nothing.
+    there = frozenset(os.listdir(folder))
+    return [_read_rank(folder, there, rank, last) for rank, last in enumerate(before, first)]
+
+
+def _read_rank(folder: int, there: frozenset[str], rank: int, last: Told) -> Told:
+    steps, steps_end, saved, saved_end = b"", last.steps_end, b"", last.saved_end
+    if (name := steps_name(rank)) in there:
+        steps, steps_end = read_news(folder, name, steps_end)
+    if (name := saved_name(rank)) in there:
+        saved, saved_end = read_news(folder, name, saved_end)
     return Told(steps, saved, steps_end, saved_end)

@@ -202,11 +202,11 @@ class SlurmBackend:
             if folder is None:
                 return told
             for part, share in enumerate(placement):
-                ranks = range(len(told), len(told) + len(share.gpus))
                 if not is_there(folder, f"part-{part}"):
                     return []
                 with _opened(folder, f"part-{part}") as own:
-                    told.extend(read_told(own, rank, before[rank]) for rank in ranks)
+                    first = len(told)
+                    told += read_told(own, first, before[first : first + len(share.gpus)])
         return told
 
     def forget(self, name: str) -> None:

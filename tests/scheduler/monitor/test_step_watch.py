@@ -1,13 +1,16 @@
 """The steps of one attempt by hand: what is slow, what hangs, and who is to blame."""
 
 import math
+from pathlib import Path
 
 import pytest
 
+from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Placement, Share
+from longshore.scheduler.job_file import Watching
 from longshore.scheduler.monitor.detectors.cusum import Cusum
 from longshore.scheduler.monitor.step_lines import Begun, StepKind
-from longshore.scheduler.monitor.step_monitor import Slow, nodes_of, together
+from longshore.scheduler.monitor.step_monitor import Running, Slow, StepMonitor, nodes_of, together
 from longshore.scheduler.monitor.step_watch import Slowness, StepWatch
 
 TRAIN, CHECKPOINT, OTHER, DONE = StepKind.TRAIN, StepKind.CHECKPOINT, StepKind.OTHER, StepKind.DONE
@@ -163,3 +166,19 @@ def test_many_that_become_slow_at_once_have_another_cause_than_a_node(
 ) -> None:  # fmt: skip
     one = slow(0.0, "n0")
     assert bool(together(one, {"a": one, **others}, ready)) is is_shared
+
+
+def test_checkpoints_are_told_until_somebody_has_written_them_down(tmp_path: Path) -> None:
+    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}))
+    running = [Running("j", "ls-j-1", (Share("a", (0,)),))]
+    saved = tmp_path / "attempts" / "ls-j-1" / "saved-0"
+    saved.parent.mkdir()
+    told = []
+    for at in range(3):
+        with saved.open("a") as file:
+            file.write(f"{at} 5.0 - /ckpt/{at}\n")
+        found = monitor.look(running, lambda _: Watching(), 100.0 * at)
+        told.append([it.step for it in found.saved.get("j", [])])
+        if at == 1:
+            monitor.written()
+    assert told == [[0], [0, 1], [2]]
