@@ -34,11 +34,13 @@ class StepsCase:
         scheduler.parts = replace(scheduler.parts, now_s=lambda: self.now_s)
         self.store = self.service.store
 
-    def submit(self, command: tuple[str, ...] = SLEEP, gpus: int = 4, **spec: object) -> str:
+    def submit(
+        self, command: tuple[str, ...] = SLEEP, gpus: int = 4, estimate_s: float = 7200.0, **spec: object
+    ) -> str:
         """Submit a job, and return its id once it runs."""
         job = new_job_id(self.now_s)
         told = {"command": list(command), "gpus": gpus, "grace_s": 5.0, **spec}
-        new = NewJob(job, "job", "ada", told, 0, gpus, 3600.0, self.now_s)
+        new = NewJob(job, "job", "ada", told, 0, gpus, estimate_s, self.now_s)
         self.store.write(lambda tx: insert_job(tx, new, writer="api"))
         self.tick_until(lambda: self.job(job).state is JobState.RUNNING)
         return job

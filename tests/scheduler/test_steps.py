@@ -87,10 +87,37 @@ def test_a_job_on_a_slow_node_moves_once_at_no_charge_and_the_node_takes_no_more
     assert [len(case.attempts(job)) for job in jobs[1:]] == [1, 1]
 
 
+def test_no_more_nodes_are_set_aside_than_one_in_ten(case: StepsCase) -> None:
+    jobs = [case.submit() for _ in range(2)]
+    told = [Told(case, job, seed, 300 + 250 * seed) for seed, job in enumerate(jobs)]
+    play(case, told, 300 + 250 + 260)
+
+    assert [(event.job_id, event.now) for event in case.health()] == [
+        (jobs[0], "slow"), (jobs[0], "moved"), (jobs[1], "slow"),
+    ]  # fmt: skip
+    assert "too many nodes are out of service as slow" in case.health()[-1].cause
+    assert len(case.out_of_service()) == 1
+
+
+@pytest.mark.parametrize(
+    ("jobs", "estimate_s", "told_why"),
+    [(4, 7200.0, "no other GPUs would do better"), (1, 1000.0, "it would lose more than it gains")],
+)
+def test_a_slow_job_that_gains_nothing_by_moving_stays(
+    case: StepsCase, jobs: int, estimate_s: float, told_why: str
+) -> None:
+    job, *_ = [case.submit(estimate_s=estimate_s) for _ in range(jobs)]
+    play(case, [Told(case, job, 1, 250)], 250 + 260)
+
+    assert [event.now for event in case.health()] == ["slow"]
+    assert told_why in case.health()[0].cause
+    assert (len(case.attempts(job)), case.out_of_service()) == (1, {})
+
+
 def test_when_all_jobs_become_slow_at_once_none_moves_and_there_is_one_alarm(case: StepsCase) -> None:
     jobs = [case.submit() for _ in range(3)]
     told = [Told(case, job, seed, 300) for seed, job in enumerate(jobs)]
-    play(case, told, 900)
+    play(case, told, 600)
 
     assert sorted(event.now for event in case.health()) == ["alarm", "slow", "slow", "slow"]
     assert [len(case.attempts(job)) for job in jobs] == [1, 1, 1]
@@ -106,15 +133,15 @@ def test_a_rank_that_is_killed_in_a_checkpoint_leaves_nothing_to_the_next_attemp
     case.tick_until(lambda: len(case.attempts(job)) == 2 and case.job(job).state is JobState.RUNNING)
 
     step = 0
-    for _ in range(500):
+    for _ in range(400):
         for rank in (0, 1):
-            lines = [f"train {step + at} {case.now_s + at:.3f}\n" for at in range(20)]
+            lines = [f"train {step + at} {case.now_s + at:.3f}\n" for at in range(25)]
             case.tell(job, "".join(lines), rank)
-        step += 20
-        case.pass_time(20.0)
+        step += 25
+        case.pass_time(25.0)
     case.tell(job, f"checkpoint {step} {case.now_s:.3f}\n")
     for _ in range(10):
-        case.pass_time(20.0)
+        case.pass_time(25.0)
 
     assert case.health() == []
     assert (case.job(job).state, len(case.attempts(job))) == (JobState.RUNNING, 2)
