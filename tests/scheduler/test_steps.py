@@ -10,7 +10,7 @@ from benchmarks.step_times import Noise, step_times
 from longshore.scheduler.states import AttemptState, JobState
 from tests.scheduler.steps_case import StepsCase, steps_case
 
-LOOK_S = 4  # seconds of a clock that a look at all steps takes at most
+TICK_S = 8  # of the clock, between two looks of the scheduler
 NOISE = Noise(0.05)
 # Rank 0 begins a checkpoint, and is killed before it is complete; the next attempt just runs.
 CHECKPOINTS_AND_DIES = """
@@ -59,11 +59,11 @@ class Told:
 
 
 def play(case: StepsCase, told: list[Told], seconds: int) -> None:
-    for _ in range(0, seconds, LOOK_S):
+    for _ in range(0, seconds, TICK_S):
         for each in told:
             if len(case.attempts(each.job)) == 1 and case.job(each.job).state is JobState.RUNNING:
                 each.tell()
-        case.pass_time(LOOK_S)
+        case.pass_time(TICK_S)
 
 
 def test_a_job_on_a_slow_node_moves_once_at_no_charge_and_the_node_takes_no_more(case: StepsCase) -> None:
@@ -126,7 +126,7 @@ def test_when_all_jobs_become_slow_at_once_none_moves_and_there_is_one_alarm(cas
 
 def test_a_rank_that_is_killed_in_a_checkpoint_leaves_nothing_to_the_next_attempt(case: StepsCase) -> None:
     job = case.submit(("sh", "-c", CHECKPOINTS_AND_DIES), gpus=2)
-    case.pass_time(LOOK_S)
+    case.pass_time(TICK_S)
     (case.folder / "attempts" / f"ls-{job}-1" / "work" / "die").touch()
     case.tick_until(lambda: case.attempts(job)[0].state is AttemptState.CLOSED)
     case.pass_time(300.0)  # the wait before another try
