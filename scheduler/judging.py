@@ -145,8 +145,8 @@ def _against_moving(book: Book, row: AttemptRow, slow: Slow, notes: _Notes, now_
     if now_s - row.contact_since_s < IN_CONTACT_S:
         return "it was out of reach a short while ago"
     waiting = (it for it in book.jobs.values() if it.state is JobState.QUEUED and it.id not in book.outside)
-    if any(it.priority > job.priority for it in waiting):
-        return "a job of higher priority waits"
+    if any((it.priority, it.attempt > 0) >= (job.priority, True) for it in waiting) or notes.set_aside:
+        return "a job that goes before it waits"
     return _against_leaving(book, row, slow, now_s) or _against_setting_aside(book, row, slow, notes, now_s)
 
 

@@ -5,7 +5,7 @@ Source: SPEC K2, K3, K5; docs/steps.md.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -109,8 +109,6 @@ class StepMonitor:
             now_s: The present.
         """
         found = Findings({}, {}, [], [], self._unwritten)
-        if self._backend is None:
-            return found
         followed: dict[str, _Followed] = {}
         due = []
         for it in running:
@@ -121,7 +119,7 @@ class StepMonitor:
         has_changed = bool(due) or followed.keys() != self._followed.keys()
         self._followed = followed
         for it, one in due:
-            self._look_at(self._backend, it, one, found, now_s)
+            self._look_at(it, one, found, now_s)
         self._judge(found)
         if has_changed:
             self.figures = {
@@ -137,14 +135,8 @@ class StepMonitor:
         Returns:
             Its last checkpoints, known or not, and whether it came to a step behind its first, or to a checkpoint.
         """
-        if self._backend is None:
-            return [], False
         self._unwritten.pop(it.job, None)
-        try:
-            told = self._backend.told(it.name, it.placement, [Told()] * _ranks(it))
-        except BackendError as error:
-            log.warning("steps of %s cannot be seen: %s", it.name, error)
-            return [], False
+        told = self._told(it, [Told()] * _ranks(it))
         saved = _last(saved_in(rank.saved) for rank in told)
         return saved, bool(saved) or any(begun.step > 0 for rank in told for begun in steps_in(rank.steps))
 
@@ -160,13 +152,23 @@ class StepMonitor:
         watch = StepWatch(ranks, detector, wanted.hang_s, now_s)
         return _Followed(it.job, watch, ranks, now_s, now_s + wait_s)
 
-    def _look_at(self, backend: Tells, it: Running, one: _Followed, found: Findings, now_s: float) -> None:
-        one.look_at_s = now_s + LOOK_S
+    def _told(self, it: Running, before: Sequence[Told]) -> list[Told]:
+        """Ask the backend what ranks told; nothing if it does not answer. What goes wrong must hold up nobody."""
+        if self._backend is None:
+            return []
         try:
-            told = backend.told(it.name, it.placement, one.last)
+            told = self._backend.told(it.name, it.placement, before)
         except BackendError as error:
             log.warning("steps of %s cannot be seen: %s", it.name, error)
-            return
+            return []
+        except Exception:
+            log.exception("the backend failed: steps of %s cannot be seen", it.name)
+            return []
+        return told if len(told) == len(before) else []
+
+    def _look_at(self, it: Running, one: _Followed, found: Findings, now_s: float) -> None:
+        one.look_at_s = now_s + LOOK_S
+        told = self._told(it, one.last)
         if not told:
             return
         if now_s - one.looked_s > (GAP_S if one.watch.tells else math.inf):

@@ -1,12 +1,13 @@
 """The steps of one attempt by hand: what is slow, what hangs, and who is to blame."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Placement, Share
+from longshore.scheduler.backends.protocol import Placement, Share, Told
 from longshore.scheduler.job_file import Watching
 from longshore.scheduler.monitor.detectors.cusum import Cusum
 from longshore.scheduler.monitor.step_lines import Begun, StepKind
@@ -182,3 +183,21 @@ def test_checkpoints_are_told_until_somebody_has_written_them_down(tmp_path: Pat
         if at == 1:
             monitor.written()
     assert told == [[0], [0, 1], [2]]
+
+
+class Broken(LocalBackend):
+    """A backend with a mistake in it."""
+
+    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+        if name == "ls-a-1":
+            raise RuntimeError("a mistake")
+        return [Told()] * (len(before) + 1)
+
+
+def test_a_mistake_of_a_backend_holds_nobody_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monitor = StepMonitor(Broken(tmp_path, {"a": 2}))
+    running = [Running(job, f"ls-{job}-1", (Share("a", (0,)),)) for job in "ab"]
+    for at in range(3):
+        assert not any(monitor.look(running, lambda _: Watching(), 100.0 * at))
+    assert monitor.end(running[0]) == ([], False)
+    assert "steps of ls-a-1 cannot be seen" in caplog.text
