@@ -129,6 +129,11 @@ class StepMonitor:
             }
         return found
 
+    def train_s(self, name: str) -> Sequence[float]:
+        """Return the times of the last training steps of an attempt, if it runs and tells; any thread may ask."""
+        one = self._followed.get(name)
+        return () if one is None else one.watch.train_s()
+
     def end(self, it: Running) -> tuple[list[Saved], bool]:
         """Look at an attempt that has ended for the last time.
 

@@ -91,6 +91,10 @@ class StepWatch:
         """Whether steps are slow."""
         return self._detector is not None and self._detector.is_slow
 
+    def train_s(self) -> Sequence[float]:
+        """Return the times of the last training steps; any thread may ask."""
+        return self._took_s.get(StepKind.TRAIN, array("d"))[-RECENT:]
+
     def present_s(self) -> float | None:
         """Return the present step time, None before the first steps have ended."""
         told = self._took_s.get(StepKind.TRAIN)

@@ -145,7 +145,9 @@ def test_a_rank_that_is_killed_in_a_checkpoint_leaves_nothing_to_the_next_attemp
 
     assert case.health() == []
     assert (case.job(job).state, len(case.attempts(job))) == (JobState.RUNNING, 2)
-    assert case.service.scheduler.parts.monitor.steps.figures[job].step == step
+    steps = case.service.scheduler.parts.monitor.steps
+    assert steps.figures[job].step == step
+    assert set(steps.train_s(f"ls-{job}-2")) <= {1.0}
 
 
 def test_a_job_one_of_whose_ranks_hangs_is_stopped_in_time_and_tried_again(case: StepsCase) -> None:
