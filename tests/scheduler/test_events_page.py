@@ -37,7 +37,8 @@ def test_every_event_that_is_written_in_the_code_is_of_a_kind_that_has_a_name() 
     written = set(re.findall(r"\bNewEvent\(\s*(\w+|\"[^\"]*\")", sources))
     written |= set(re.findall(r"_replace\(kind=(\w+|\"[^\"]*\")", sources))
     named = {
-        "CHANGE", "WISH", "PRIORITY", "CONTACT", "QUARANTINE", "STALE", "JOB_CHANGE", "ATTEMPT_CHANGE", "HEALTH", "SAVED",
+        "CHANGE", "WISH", "PRIORITY", "CONTACT", "QUARANTINE", "STALE", "JOB_CHANGE", "ATTEMPT_CHANGE", "HEALTH",
+        "SAVED",
     }  # fmt: skip
 
     assert written - {'""', "NamedTuple"} <= named  # "" is a form whose kind is filled in
