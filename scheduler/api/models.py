@@ -9,6 +9,7 @@ from ..backends.protocol import Placement
 from ..job_file import JobFile
 from ..monitor.reports import NodeReport, Report
 from ..store.attempts import AttemptRow
+from ..store.checkpoints import CheckpointRow
 from ..store.decisions import DecisionRow
 from ..store.events import EventRow
 from ..store.jobs import JobRow
@@ -104,6 +105,16 @@ class TaskPage(_Said):
     signal: int | None
     ended_s: float | None
     evidence: str
+
+
+class CheckpointPage(_Said):
+    """A checkpoint."""
+
+    attempt: int
+    step: int
+    path: str
+    digest: str
+    at_s: float  # when it was registered
 
 
 class EventPage(_Said):
@@ -231,6 +242,11 @@ def task_page(row: TaskRow) -> TaskPage:
         attempt=row.number, rank=row.rank, node=row.node, gpu=row.gpu, seen_s=row.seen_s, code=row.code,
         signal=row.signal, ended_s=row.ended_s, evidence=row.evidence,
     )  # fmt: skip
+
+
+def checkpoint_page(row: CheckpointRow) -> CheckpointPage:
+    """Return what is said of a checkpoint."""
+    return CheckpointPage(attempt=row.number, step=row.step, path=row.path, digest=row.digest, at_s=row.at_s)
 
 
 def event_page(row: EventRow) -> EventPage:

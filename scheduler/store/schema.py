@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Double,
@@ -131,6 +132,18 @@ task = Table(
     Column("signal", Integer),  # that ended it, 0 if none did
     Column("ended_s", Double),
     Column("evidence", Text, nullable=False),  # what proves the end
+    ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
+)
+
+checkpoint = Table(
+    "checkpoint",
+    METADATA,
+    Column("job_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # of the attempt that wrote it
+    Column("step", BigInteger, primary_key=True, autoincrement=False),  # the last one that it holds
+    Column("path", Text, nullable=False),  # or URL
+    Column("digest", Text, nullable=False),  # in hexadecimal, "" for none
+    Column("at_s", Double, nullable=False),  # when it was registered
     ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
 )
 
