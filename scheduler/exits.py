@@ -115,7 +115,8 @@ def outcome_of(
     """Return what becomes of a job whose attempt has ended.
 
     Args:
-        status: EXITED or LOST, as the backend says; ABSENT if it never began.
+        status: EXITED or LOST, as the backend says; ABSENT if it was never launched. It began if it tells of a start
+            or of an end of a rank.
         asked: What somebody wanted of it when it was stopped, None if nobody stopped it. The scheduler stops an
             attempt to try the job again, and only for what was no doing of the job.
         allowed: How often it may be tried again.
@@ -133,7 +134,7 @@ def outcome_of(
         exit_class = ExitClass.INFRASTRUCTURE
     elif asked is not None and exit_class is not ExitClass.LIMIT:
         return Outcome(asked, ExitClass.ASKED, status.reason or cause, used, no_progress)
-    began = status.run is not Run.ABSENT
+    began = status.started_s > 0.0 or bool(status.ends)
     stuck = 0 if progressed else no_progress + began
     field = _BUDGETS.get(exit_class, "")
     before: int = getattr(used, field, 0)

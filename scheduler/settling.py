@@ -230,6 +230,8 @@ def _columns(outcome: Outcome, now_s: float) -> JobColumns:
 def _outcome(job: JobRow, row: AttemptRow, status: Status, *, progressed: bool) -> Outcome:
     allowed = JobFile.model_validate(job.spec).retry.tries()
     share = float(uniform(job.submit_seq, row.number, 0))
+    if row.started_s is not None:  # What was lost may not tell any more that it ran.
+        status = replace(status, started_s=row.started_s)
     found = outcome_of(
         status, job.after_stop, allowed, used_by(job), job.no_progress, progressed=progressed, wait_share=share
     )
