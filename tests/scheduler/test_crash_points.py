@@ -44,8 +44,6 @@ class Points:
         return value
 
 
-
-
 def local(folder: Path) -> Iterator[Trial]:
     """Real attempts on this machine."""
     trial = Trial(folder, NODES)

@@ -38,7 +38,12 @@ class OnKubernetes(Trial):
         for pod in cluster.pods():
             if pod["spec"].get("nodeName") == node:
                 meta = pod["metadata"]
-                gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node gone"}
+                gone = {
+                    "type": "DisruptionTarget",
+                    "status": "True",
+                    "reason": "DeletionByPodGC",
+                    "message": "node gone",
+                }
                 status = {**pod["status"], "phase": "Failed", "conditions": [gone]}
                 cluster.objects.update(
                     ("pods", meta["namespace"], meta["name"]), lambda it, status=status: it | {"status": status}

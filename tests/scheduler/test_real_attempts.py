@@ -150,7 +150,7 @@ GATE = 'touch {0}/gate-$LONGSHORE_ATTEMPT-$RANK; while [ "$(ls {0}/gate-$LONGSHO
 def test_a_gang_whose_rank_fails_is_stopped_and_meets_again_as_a_whole_in_one_new_attempt(
     trial: Trial, tmp_path: Path
 ) -> None:
-    script = GATE + 'case $LONGSHORE_ATTEMPT-$RANK in *-1-2) exit 1;; *-1-*) exec sleep 1000;; esac'
+    script = GATE + "case $LONGSHORE_ATTEMPT-$RANK in *-1-2) exit 1;; *-1-*) exec sleep 1000;; esac"
     job = trial.submit(script.format(tmp_path), gpus=4, retry={"user": 1})
     row = trial.ends(job)
     first, second = trial.attempts(job)
