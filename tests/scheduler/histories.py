@@ -1,4 +1,4 @@
-"""Random histories of attempts under `next_step` and `outcome_of`, with crashes at each call: a plain world around them.
+"""Random histories of attempts under `next_step` and `outcome_of`, with crashes at each call, in a plain world.
 
 The world is one backend and the rows of a store, as small as can be: what the scheduler does with steps is written here
 once more, from the definition, so that hundreds of thousands of histories take seconds.
@@ -271,18 +271,17 @@ class World:
             self.wish(rng.choice(self.jobs), rng.choice((Desired.CANCEL, Desired.HOLD, Desired.RUN, Desired.RUN)))
         elif turn < 0.86:
             self.now_s += rng.choice((1.0, 10.0, 400.0))
-        elif turn < 0.90:
-            self.reachable = not self.reachable
-        elif turn < 0.92:
-            self.cut_off = not self.cut_off
-        elif turn < 0.94:
-            self.faulty = not self.faulty
         elif turn < 0.96:
-            self.failing = not self.failing
+            self.turn_bad_or_good()
         elif turn < 0.98 and self.attempts:  # a scheduler is paused between the row and the call
             self.late.append((rng.choice((Do.LAUNCH, Do.CANCEL)), self.attempts[-1]))
         elif self.late:
             self.speak_late(*self.late.pop())
+
+    def turn_bad_or_good(self) -> None:
+        """Let something fail, or work again."""
+        what = self.rng.choice(("reachable", "reachable", "cut_off", "faulty", "failing"))
+        setattr(self, what, not getattr(self, what))
 
     def speak_late(self, do: Do, attempt: Attempt) -> None:
         if do is Do.LAUNCH:

@@ -1,6 +1,7 @@
 """A scheduler that is killed, or overtaken by another one, before and after each call that changes anything."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ from sqlalchemy import Connection
 from longshore.scheduler.loop import Scheduler
 from longshore.scheduler.owner import this_process
 from longshore.scheduler.states import FINAL, Desired, JobState
-from tests.scheduler.backends.attempts import end_all
+from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.backends.kubernetes_trials import Trial as KubernetesTrial
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import KilledError, Trial, processes_of
@@ -23,7 +24,7 @@ CHANGING = ("write", "launch", "cancel", "forget")
 class Points:
     """Counts the moments before and after calls that change anything, and does something at one of them."""
 
-    def __init__(self, trial: Trial, monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) -> None:
+    def __init__(self, trial: Trial, monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], object]) -> None:
         self.number, self._do, self._real = number, do, trial.store.write
         self.passed = 0
         self.armed = False
@@ -92,7 +93,7 @@ def test_wherever_a_scheduler_is_killed_every_job_starts_once_and_ends_as_it_doe
         job = trial.submit(f"echo $LONGSHORE_ATTEMPT >> {tmp_path}/starts")
         with monkeypatch.context() as patch:
             points = Points(trial, patch, number, killed)
-            trial.until(lambda: live_on(trial, points) or is_over(trial, job))  # noqa: B023
+            until(partial(is_over, trial, job, partial(live_on, trial, points)))
         passed = points.passed
         row = trial.job(job)
         assert (row.state, row.attempt) == (JobState.SUCCEEDED, 1)
@@ -112,7 +113,7 @@ def test_wherever_a_scheduler_is_killed_that_cancels_a_job_it_is_cancelled_and_n
         trial.wish(job, Desired.CANCEL)
         with monkeypatch.context() as patch:
             points = Points(trial, patch, number, killed)
-            trial.until(lambda: live_on(trial, points) or is_over(trial, job))  # noqa: B023
+            until(partial(is_over, trial, job, partial(live_on, trial, points)))
         passed = points.passed
         assert (trial.job(job).state, trial.job(job).attempt) == (JobState.CANCELLED, 1)
         assert_sound(trial, job)
@@ -129,7 +130,7 @@ def test_a_scheduler_that_another_overtakes_at_any_point_changes_nothing_more_an
         fast = trial.another(this_process())
         with monkeypatch.context() as patch:
             points = Points(trial, patch, number, fast.tick)
-            trial.until(lambda: look_both(trial, points, fast) or is_over(trial, job))  # noqa: B023
+            until(partial(is_over, trial, job, partial(look_both, trial, points, fast)))
         passed = points.passed
         row = trial.job(job)
         assert (row.state, row.attempt) == (JobState.SUCCEEDED, 1)
@@ -145,7 +146,9 @@ def look_both(trial: Trial, points: Points, fast: Scheduler) -> None:
         fast.tick()
 
 
-def is_over(trial: Trial, job: str) -> bool:
+def is_over(trial: Trial, job: str, look: Callable[[], None]) -> bool:
+    """Let somebody look, and say whether the job has ended and nothing is left to be done."""
+    look()
     return trial.job(job).state in FINAL and {row.state.value for row in trial.attempts(job)} == {"closed"}
 
 

@@ -8,6 +8,7 @@ import pytest
 from longshore.scheduler.decide import START_LIMIT_S
 from longshore.scheduler.states import FINAL, Desired, JobState
 from tests.kubernetes_double.cluster import DRIVER
+from tests.kubernetes_double.objects import Object
 from tests.scheduler.backends.kubernetes_trials import Trial as Cluster
 from tests.scheduler.trials import Trial, failing, processes_of
 
@@ -38,16 +39,13 @@ class OnKubernetes(Trial):
         for pod in cluster.pods():
             if pod["spec"].get("nodeName") == node:
                 meta = pod["metadata"]
-                gone = {
-                    "type": "DisruptionTarget",
-                    "status": "True",
-                    "reason": "DeletionByPodGC",
-                    "message": "node gone",
-                }
-                status = {**pod["status"], "phase": "Failed", "conditions": [gone]}
-                cluster.objects.update(
-                    ("pods", meta["namespace"], meta["name"]), lambda it, status=status: it | {"status": status}
-                )
+                cluster.objects.update(("pods", meta["namespace"], meta["name"]), collected)
+
+
+def collected(pod: Object) -> Object:
+    """Return a pod as its cluster marks it when its node is gone."""
+    gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node gone"}
+    return pod | {"status": {**pod["status"], "phase": "Failed", "conditions": [gone]}}
 
 
 @pytest.fixture

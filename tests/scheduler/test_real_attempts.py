@@ -12,7 +12,7 @@ import pytest
 from longshore.scheduler.backends.local.processes import find
 from longshore.scheduler.states import FINAL, AttemptState, Contact, Desired, JobState
 from longshore.scheduler.store.attempts import AttemptRow
-from tests.scheduler.backends.attempts import end_all
+from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import Trial, failing, processes_of
 
@@ -88,18 +88,11 @@ def test_a_job_that_ends_while_no_scheduler_lives_has_succeeded_at_its_first_att
     trial.runs(job)
     (tmp_path / "go").touch()
     marker = tmp_path / "attempts" / f"ls-{job}-1" / "exit.json"
-    wait_for(marker)
+    until(marker.exists)
     trial.crash()
     row = trial.ends(job)
     assert (row.state, row.attempt) == (JobState.SUCCEEDED, 1)
     assert names(trial.attempts(job)) == [1]
-
-
-def wait_for(path: Path) -> None:
-    """Wait until a file is there."""
-    from tests.scheduler.backends.attempts import until
-
-    until(path.exists)
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -144,7 +137,10 @@ def test_gpus_stay_reserved_and_are_told_to_leak_while_a_cancelled_job_cannot_be
     assert (trial.held(), trial.gauge("longshore_gpus_leaking"), processes_of(job)) == ([], 0.0, [])
 
 
-GATE = 'touch {0}/gate-$LONGSHORE_ATTEMPT-$RANK; while [ "$(ls {0}/gate-$LONGSHORE_ATTEMPT-* | wc -l)" -lt 4 ]; do sleep 0.05; done; '
+GATE = (
+    "touch {0}/gate-$LONGSHORE_ATTEMPT-$RANK; "
+    'while [ "$(ls {0}/gate-$LONGSHORE_ATTEMPT-* | wc -l)" -lt 4 ]; do sleep 0.05; done; '
+)
 
 
 def test_a_gang_whose_rank_fails_is_stopped_and_meets_again_as_a_whole_in_one_new_attempt(
@@ -219,6 +215,7 @@ def test_all_gpus_are_free_when_many_jobs_have_ended_at_once_under_two_scheduler
     events = trial.events()
     for job in jobs:
         assert_each_change_has_one_event(trial.job(job), events)
+    assert len({event.fence for event in events}) > 2  # both led
     trial.crash()
     again = [trial.submit("true", gpus=8) for _ in range(8)]
     trial.tick(2)
