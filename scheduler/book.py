@@ -40,7 +40,7 @@ class Parts:
 
     store: Store
     backend: Backend
-    backend_name: str
+    backend_name: str  # its full name
     site: Site
     layout: Layout
     deciding: Deciding

@@ -81,8 +81,9 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
         again = []
         for job in going:
             row = book.attempts[job]
-            # What another backend was asked to start, this one knows nothing of.
-            status = statuses.get(names[job], unreachable) if row.backend == book.parts.backend_name else unreachable
+            status = statuses.get(names[job], unreachable)
+            if row.backend != book.parts.backend_name:  # What another was asked to start, this one knows nothing of.
+                status = replace(unreachable, reason=f"it is known to {row.backend}, not to {book.parts.backend_name}")
             if row.state is AttemptState.RESERVED and time.monotonic() > until:
                 continue  # the next look launches it, and the lease is renewed before that
             if _try(book, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off):
@@ -122,7 +123,7 @@ def _step(book: Book, row: AttemptRow, seen: Seen, now_s: float) -> bool:
     """Take one step with an attempt, and return whether another may follow at once."""
     step = next_step(seen, now_s)
     if step.contact is not row.contact:
-        cause = "no answer" if step.contact is Contact.UNKNOWN else "it answers"
+        cause = seen.status.reason or "no answer" if step.contact is Contact.UNKNOWN else "it answers"
         book.set_contact(row, step.contact, cause, now_s)
         return True
     if step.do is Do.NOTHING:

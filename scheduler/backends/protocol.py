@@ -109,6 +109,7 @@ class Capabilities:
     exact_gpus: bool  # the indices that were chosen are what a job gets
     atomic_gang: bool  # all ranks start or none
     enforced: bool  # others cannot take the GPUs of a job
+    known_in: str = ""  # outside of it nobody knows its attempts; "" where they are known wherever one asks
 
 
 class Backend(Protocol):

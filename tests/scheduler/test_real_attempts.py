@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.processes import find
 from longshore.scheduler.states import FINAL, AttemptState, Contact, Desired, JobState
 from longshore.scheduler.store.attempts import AttemptRow
@@ -135,6 +136,39 @@ def test_gpus_stay_reserved_and_are_told_to_leak_while_a_cancelled_job_cannot_be
     assert trial.ends(job).state is JobState.CANCELLED
     assert refused["cancel"] > 20
     assert (trial.held(), trial.gauge("longshore_gpus_leaking"), processes_of(job)) == ([], 0.0, [])
+
+
+@pytest.mark.parametrize("elsewhere", ["folder", "machine"])
+def test_a_job_of_another_folder_or_machine_is_left_alone_until_its_own_scheduler_is_back(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str
+) -> None:
+    job, ends = trial.submit("exec sleep 1000"), trial.submit(f"{WAIT_FOR_GO.format(tmp_path)} exit 3")
+    trial.runs(job)
+    trial.runs(ends)
+    before = trial.job(job), trial.job(ends)
+    own = trial.make
+    if elsewhere == "folder":
+        trial.make = lambda: LocalBackend(tmp_path / "other", NODES)
+    else:
+        monkeypatch.setattr("longshore.scheduler.backends.local.backend.machine_id", lambda: "another")
+    trial.crash()
+    trial.wait(600.0, step_s=60.0)
+    assert (trial.job(job), trial.job(ends)) == before
+    assert [row.contact for row in trial.attempts(job)] == [Contact.UNKNOWN]
+    assert "it is known to local" in next(event.cause for event in trial.events(job) if event.kind == "contact")
+    (tmp_path / "go").touch()
+    waits = trial.submit("true", gpus=8)
+    trial.wish(job, Desired.CANCEL)
+    trial.tick(3)
+    assert {row.job_id for row in trial.held()} == {job, ends}
+    assert processes_of(job) != []
+
+    trial.make = own
+    monkeypatch.undo()
+    trial.crash()
+    assert trial.ends(job).state is JobState.CANCELLED
+    assert trial.ends(ends).cause == "rank 0 ended with exit code 3"
+    trial.ends(waits)
 
 
 GATE = (

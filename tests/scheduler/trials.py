@@ -10,6 +10,7 @@ from typing import TypeVar
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.cluster_file import read_cluster
 from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.processes import Process, environment, living
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeSeen, Placement, Status
@@ -121,7 +122,7 @@ class Trial:
         self, folder: Path, nodes: Mapping[str, int], make: Callable[[], Backend] | None = None, name: str = "local"
     ) -> None:
         self.folder, self.nodes, self.backend_name = folder, dict(nodes), name
-        self._make = make or (lambda: LocalBackend(folder, self.nodes))
+        self.make = make or (lambda: LocalBackend(folder, self.nodes))
         path = folder / "cluster.yaml"
         path.write_text(_cluster_file(self.nodes))
         setup = read_cluster(path)
@@ -129,7 +130,7 @@ class Trial:
         self.site = site_of(setup, Settings(folder=folder))
         self.store = open_store(f"sqlite:///{folder / 'store.db'}")
         self.later_s = 0.0  # by how much the scheduler's clock is ahead of the real one
-        self.way = Way(self._make())
+        self.way = Way(self.make())
         self.scheduler = self.another()
 
     def now_s(self) -> float:
@@ -139,7 +140,8 @@ class Trial:
         monitor = Monitor(way, self.backend_name, self.layout, self.types)
         deciding = Deciding(HEURISTICS["pack"])
         return Parts(
-            self.store, way, self.backend_name, self.site, self.layout, deciding, self.now_s, owner, monitor
+            self.store, way, full_name(self.backend_name, way), self.site, self.layout, deciding, self.now_s, owner,
+            monitor,
         )  # fmt: skip
 
     def another(self, owner: str | None = None) -> Scheduler:
@@ -149,7 +151,7 @@ class Trial:
     def crash(self) -> None:
         """Go on as another process would that finds what a killed one has left."""
         silent_s = self.way.silent_s
-        self.way = Way(self._make())
+        self.way = Way(self.make())
         self.way.silent_s = silent_s
         self.scheduler = self.another()
 

@@ -39,6 +39,14 @@ def boot_id() -> str:
     return _read("/proc/sys/kernel/random/boot_id")[0].decode().strip()
 
 
+def machine_id() -> str:
+    """Return what names this machine whenever it is started, "" where nothing does, as in many containers."""
+    try:
+        return _read("/etc/machine-id")[0].decode().strip()
+    except OSError:
+        return ""
+
+
 def find(pid: int) -> Process | None:
     """Return the process that has this pid, None if none has."""
     try:
