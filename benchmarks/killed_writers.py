@@ -68,7 +68,7 @@ class Writer:
     def __init__(self, url: str, folder: Path, number: int) -> None:
         self.store: Store = open_store(url)
         self.told = os.open(folder / f"told-{os.getpid()}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        self.name, self.submitted = f"{os.getpid()}", 0
+        self.name, self.submitted = f"{os.getpid()}-{os.urandom(4).hex()}", 0
         self.leads, self.number = folder / "leads", number
 
     def tell(self, *words: object) -> None:
@@ -122,7 +122,10 @@ def fork(url: str, folder: Path, number: int) -> int:
     """Start a writer and return its pid. The process that calls it has one thread."""
     pid = os.fork()
     if pid == 0:
-        write_for_ever(url, folder, number)
+        try:
+            write_for_ever(url, folder, number)
+        finally:  # A copy of the caller must not go on with what the caller does.
+            os._exit(1)
     return pid
 
 

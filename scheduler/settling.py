@@ -185,7 +185,13 @@ def _change_both(book: Book, row: AttemptRow, step: Step, now_s: float) -> None:
 
 def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
     """Let the backend forget an attempt; what goes wrong never changes the job's outcome."""
-    _ask(partial(book.parts.backend.forget, attempt_name(row)))
+    try:
+        _ask(partial(book.parts.backend.forget, attempt_name(row)))
+    except BackendError as error:
+        if str(error) == row.cleanup_error:
+            raise
+        book.note_cleanup(row, str(error), now_s)
+        return False
     book.cancelled.discard(attempt_name(row))
     book.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
     return False
@@ -214,7 +220,8 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
     else:
         book.live.finish(job.id)
     book.change_attempt(
-        row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), ended_s=now_s
+        row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), ended_s=now_s,
+        ends=status.ends,
     )  # fmt: skip
     book.change_job(job, AFTER[outcome.after], outcome.cause, now_s, **columns)
 

@@ -138,6 +138,20 @@ def test_gpus_stay_reserved_and_are_told_to_leak_while_a_cancelled_job_cannot_be
     assert (trial.held(), trial.gauge("longshore_gpus_leaking"), processes_of(job)) == ([], 0.0, [])
 
 
+def test_what_cannot_be_removed_of_a_job_is_told_and_changes_nothing_of_how_it_ended(trial: Trial) -> None:
+    trial.way.before = failing("forget")
+    job = trial.submit("true")
+    trial.until(lambda: trial.attempts(job) and trial.attempts(job)[0].cleanup_error)
+    trial.crash()
+    trial.way.before = failing("forget")
+    trial.wait(60.0)
+    row = trial.attempts(job)[0]
+    assert (trial.job(job).state, row.state, row.cleanup_error) == (JobState.SUCCEEDED, "released", "status 500")
+    assert [event.cause for event in trial.events(job) if event.kind == "cleanup"] == ["status 500"]
+    trial.way.before = failing()
+    assert trial.ends(job).state is JobState.SUCCEEDED
+
+
 @pytest.mark.parametrize("elsewhere", ["folder", "machine"])
 def test_a_job_of_another_folder_or_machine_is_left_alone_until_its_own_scheduler_is_back(
     trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str
