@@ -40,7 +40,7 @@ class Parts:
 
     store: Store
     backend: Backend
-    backend_name: str
+    backend_name: str  # its full name
     site: Site
     layout: Layout
     deciding: Deciding
@@ -120,11 +120,17 @@ class Book:
         """Note whether an attempt can be reached."""
         self._change(AttemptChange(row, row.state, contact, cause, {}), now_s)
 
+    def note_cleanup(self, row: AttemptRow, error: str, now_s: float) -> None:
+        """Note what keeps an ended attempt from being closed."""
+        self._change(AttemptChange(row, row.state, row.contact, "", {"cleanup_error": error}), now_s)
+
     def _change(self, change: AttemptChange, now_s: float) -> None:
         self._changes.attempts.append(change)
         after = changed_attempt(change, now_s)
         if change.row in self.left:
             self.left.remove(change.row)
+            if after.state is not AttemptState.CLOSED:
+                self.left.append(after)
         elif after.state is AttemptState.CLOSED:
             del self.attempts[after.job_id]
         else:

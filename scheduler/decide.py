@@ -90,14 +90,13 @@ def _towards_running(seen: Seen, now_s: float) -> Step:
         if seen.status.run is Run.ABSENT:
             return Step(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
         return Step(Do.NOTHING) if seen.verdict is None else Step(Do.STOP, *seen.verdict)
-    if seen.state is AttemptState.RESERVED and seen.status.run is not Run.ABSENT:
-        return Step(Do.LAUNCH)  # it was launched, and nobody has noted it
     if seen.status.run is Run.RUNNING:
+        if seen.state is AttemptState.RESERVED:
+            return Step(Do.LAUNCH)  # it was launched, and nobody has noted it
         return Step(Do.RUN, "every rank has reported")
     if now_s - seen.opened_s > START_LIMIT_S and not seen.is_cut_off:
         return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s", AfterStop.RETRY)
-    if seen.status.run is Run.ABSENT:
-        return Step(Do.LAUNCH)
-    if seen.status.run is Run.PENDING and now_s - seen.opened_s > LAUNCH_AGAIN_S:
+    is_late = seen.status.run is Run.PENDING and now_s - seen.opened_s > LAUNCH_AGAIN_S
+    if seen.state is AttemptState.RESERVED or seen.status.run is Run.ABSENT or is_late:
         return Step(Do.LAUNCH)
     return Step(Do.NOTHING)

@@ -5,6 +5,7 @@ Source: SPEC K5, K10, K11; docs/scheduler.md, Exit classes.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from signal import SIGKILL
 from typing import NamedTuple
 
 from .backends.protocol import RankEnd, Run, Status
@@ -97,14 +98,21 @@ def class_of(status: Status) -> tuple[ExitClass, str]:
         return ExitClass.SUCCESS, "every rank ended with 0"
     if status.reason == "node fault":
         return ExitClass.INFRASTRUCTURE, "a GPU of it is out of service"
+    if status.reason == "out of memory":
+        killed = next((end.rank for end in status.ends if end.signal == SIGKILL), first.rank)
+        return ExitClass.RESOURCE, f"rank {killed} was killed as memory ran out"
+    return _class_of_rank(first)
+
+
+def _class_of_rank(first: RankEnd) -> tuple[ExitClass, str]:
+    """Return the class of an end that a rank explains, and its cause in words."""
+    rank = f"rank {first.rank}"
     if first.signal:
         known = first.signal in AMBIGUOUS_SIGNALS
-        return (
-            ExitClass.AMBIGUOUS if known else ExitClass.USER
-        ), f"rank {first.rank} was ended by signal {first.signal}"
+        return ExitClass.AMBIGUOUS if known else ExitClass.USER, f"{rank} was ended by signal {first.signal}"
     if first.code == TEMPFAIL:
-        return ExitClass.AGAIN, f"rank {first.rank} asked to be run again (exit code {TEMPFAIL})"
-    return ExitClass.USER, f"rank {first.rank} ended with exit code {first.code}"
+        return ExitClass.AGAIN, f"{rank} asked to be run again (exit code {TEMPFAIL})"
+    return ExitClass.USER, f"{rank} ended with exit code {first.code}"
 
 
 def outcome_of(
@@ -120,7 +128,8 @@ def outcome_of(
     """Return what becomes of a job whose attempt has ended.
 
     Args:
-        status: EXITED or LOST, as the backend says; ABSENT if it never began.
+        status: EXITED or LOST, as the backend says; ABSENT if it was never launched. It began if it tells of a start
+            or of an end of a rank.
         asked: What somebody wanted of it when it was stopped, None if nobody stopped it. The scheduler stops an
             attempt to try the job again, and only for what was no doing of the job.
         allowed: How often it may be tried again.
@@ -140,7 +149,7 @@ def outcome_of(
         return Outcome(AfterStop.RETRY, ExitClass.ASKED, cause, used, no_progress)
     elif asked is not None and exit_class is not ExitClass.LIMIT:
         return Outcome(asked, ExitClass.ASKED, status.reason or cause, used, no_progress)
-    began = status.run is not Run.ABSENT
+    began = status.started_s > 0.0 or bool(status.ends)
     stuck = 0 if progressed else no_progress + began
     field = _BUDGETS.get(exit_class, "")
     before: int = getattr(used, field, 0)

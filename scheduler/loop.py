@@ -22,7 +22,7 @@ from .store.attempts import Opening
 from .store.decisions import NewDecision
 from .store.errors import FencedError, StaleWriteError, TakenError
 from .store.jobs import JobRow
-from .store.leases import NOBODY, SCHEDULER, acquire, clock, give_up, owner_of, renew
+from .store.leases import NEVER, SCHEDULER, acquire, clock, give_up, lease_row, renew
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class Scheduler:
         self.book: Book | None = None  # None while it does not lead, or has to read the store anew
         self._fence: int | None = None  # token of its lease, None while it does not lead
         self._renew_at_s = 0.0
+        self._watched, self._watched_s = NEVER, 0.0  # another one's lease, and since when it has not been renewed
         self.is_behind = False  # jobs may be due that the last tick had no time for
 
     def tick(self) -> bool:
@@ -92,10 +93,15 @@ class Scheduler:
                 raise FencedError("the lease was taken over")
         else:
             with parts.store.read() as tx:
-                last = owner_of(tx, SCHEDULER)
-            dead = last if is_proven_dead(last) else NOBODY
+                last = lease_row(tx, SCHEDULER)
+            if last != self._watched:
+                self._watched, self._watched_s = last, now_s
+            # Whoever lives renews: by this clock, which nobody sets, and not by the one that the lease tells.
+            is_left = now_s - self._watched_s >= LEASE_S or is_proven_dead(last.owner)
+            if not is_left and last.expires_s > 0.0:
+                return False
             self._fence = parts.store.write(
-                lambda tx: acquire(tx, SCHEDULER, parts.owner, clock(tx), LEASE_S, dead=dead)
+                lambda tx: acquire(tx, SCHEDULER, parts.owner, clock(tx), LEASE_S, left=last)
             )  # fmt: skip
             if self._fence is not None:
                 log.info("leads with token %d", self._fence)

@@ -11,7 +11,7 @@ from ..agents.registry import find_policy
 from ..cluster.cluster_file import ClusterSetup, draw_faults, read_cluster
 from ..cluster.errors import BackendError, InputError
 from ..cluster.scenarios import ORDERS
-from .backends.building import build
+from .backends.building import build, full_name
 from .backends.protocol import Backend
 from .book import Parts
 from .deciding import Deciding, Mode
@@ -67,8 +67,8 @@ class Service:
         self.node_types = node_types_of(setup)
         monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s)
         parts = Parts(
-            self.store, self.backend, kind.name, site, self.layout, deciding, time.time, this_process(), monitor,
-            settings.limits.gpus,
+            self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, deciding, time.time,
+            this_process(), monitor, settings.limits.gpus,
         )  # fmt: skip
         self.scheduler = Scheduler(parts)
         self.metrics = Metrics(

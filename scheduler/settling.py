@@ -84,8 +84,9 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
         again = []
         for job in going:
             row = book.attempts[job]
-            # What another backend was asked to start, this one knows nothing of.
-            status = statuses.get(names[job], unreachable) if row.backend == book.parts.backend_name else unreachable
+            status = statuses.get(names[job], unreachable)
+            if row.backend != book.parts.backend_name:  # What another was asked to start, this one knows nothing of.
+                status = replace(unreachable, reason=f"it is known to {row.backend}, not to {book.parts.backend_name}")
             if row.state is AttemptState.RESERVED and time.monotonic() > until:
                 continue  # the next look launches it, and the lease is renewed before that
             told = verdicts.get(job)
@@ -127,7 +128,7 @@ def _step(book: Book, row: AttemptRow, seen: Seen, now_s: float) -> bool:
     """Take one step with an attempt, and return whether another may follow at once."""
     step = next_step(seen, now_s)
     if step.contact is not row.contact:
-        cause = "no answer" if step.contact is Contact.UNKNOWN else "it answers"
+        cause = seen.status.reason or "no answer" if step.contact is Contact.UNKNOWN else "it answers"
         book.set_contact(row, step.contact, cause, now_s)
         return True
     if step.do is Do.NOTHING:
@@ -199,7 +200,13 @@ def _change_both(book: Book, row: AttemptRow, step: Step, now_s: float) -> None:
 
 def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
     """Let the backend forget an attempt; what goes wrong never changes the job's outcome."""
-    _ask(partial(book.parts.backend.forget, attempt_name(row)))
+    try:
+        _ask(partial(book.parts.backend.forget, attempt_name(row)))
+    except BackendError as error:
+        if str(error) == row.cleanup_error:
+            raise
+        book.note_cleanup(row, str(error), now_s)
+        return False
     book.cancelled.discard(attempt_name(row))
     book.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
     return False
@@ -230,7 +237,8 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
     else:
         book.live.finish(job.id)
     book.change_attempt(
-        row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), ended_s=now_s
+        row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), ended_s=now_s,
+        ends=status.ends,
     )  # fmt: skip
     book.change_job(job, AFTER[outcome.after], outcome.cause, now_s, **columns)
 
@@ -247,6 +255,8 @@ def _columns(outcome: Outcome, now_s: float) -> JobColumns:
 def _outcome(job: JobRow, row: AttemptRow, status: Status, *, progressed: bool) -> Outcome:
     allowed = JobFile.model_validate(job.spec).retry.tries()
     share = float(uniform(job.submit_seq, row.number, 0))
+    if row.started_s is not None:  # What was lost may not tell any more that it ran.
+        status = replace(status, started_s=row.started_s)
     found = outcome_of(
         status, job.after_stop, allowed, used_by(job), job.no_progress, progressed=progressed, wait_share=share
     )

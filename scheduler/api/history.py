@@ -7,7 +7,6 @@ from fastapi import APIRouter, Query
 from ..store.attempts import attempts_of
 from ..store.decisions import decisions_of
 from ..store.events import events_after
-from ..store.tasks import tasks_of
 from .found import NO_JOB, Found, find_attempt
 from .models import (
     AttemptPage,
@@ -17,7 +16,7 @@ from .models import (
     attempt_page,
     decision_page,
     event_page,
-    task_page,
+    task_pages,
 )
 from .problems import problems
 from .services import Serving
@@ -35,10 +34,8 @@ def attempts(row: Found, service: Serving) -> list[AttemptPage]:
 
 @router.get("/v1/jobs/{job}/tasks", responses=problems("no-such-job", "no-such-attempt"))
 def tasks(row: Found, service: Serving, attempt: AttemptNumber = None) -> list[TaskPage]:
-    """List what was seen of the ranks of an attempt."""
-    number = find_attempt(service, row, attempt).number
-    with service.store.read() as tx:
-        return [task_page(it) for it in tasks_of(tx, row.id, number)]
+    """List the ranks of an attempt, and how they ended."""
+    return task_pages(find_attempt(service, row, attempt))
 
 
 @router.get("/v1/jobs/{job}/events", responses=NO_JOB)

@@ -14,7 +14,6 @@ from ..store.decisions import DecisionRow
 from ..store.events import EventRow
 from ..store.jobs import JobRow
 from ..store.nodes import NodeRow
-from ..store.tasks import TaskRow
 from ..store.user_tokens import TokenRow
 
 OTHERS = "-"  # in place of the id of somebody else's job
@@ -43,6 +42,7 @@ class AttemptPage(_Said):
     ended_s: float | None
     outcome: str
     cause: str
+    cleanup_error: str
 
 
 class JobPage(_Said):
@@ -94,17 +94,15 @@ class PlanPage(_Said):
 
 
 class TaskPage(_Said):
-    """A rank as it was last seen."""
+    """A rank: where it runs, and how it ended once that is known."""
 
     attempt: int
     rank: int
     node: str
     gpu: int
-    seen_s: float
     code: int | None
     signal: int | None
     ended_s: float | None
-    evidence: str
 
 
 class CheckpointPage(_Said):
@@ -211,6 +209,7 @@ def attempt_page(row: AttemptRow) -> AttemptPage:
     return AttemptPage(
         number=row.number, state=row.state, placement=share_pages(row.placement) or (), contact=row.contact,
         opened_s=row.opened_s, started_s=row.started_s, ended_s=row.ended_s, outcome=row.outcome, cause=row.cause,
+        cleanup_error=row.cleanup_error,
     )  # fmt: skip
 
 
@@ -236,12 +235,18 @@ def shown_spec(spec: JobFile) -> dict[str, Any]:
     return {**spec.model_dump(mode="json"), "environment": sorted(spec.environment)}
 
 
-def task_page(row: TaskRow) -> TaskPage:
-    """Return what is said of a rank."""
-    return TaskPage(
-        attempt=row.number, rank=row.rank, node=row.node, gpu=row.gpu, seen_s=row.seen_s, code=row.code,
-        signal=row.signal, ended_s=row.ended_s, evidence=row.evidence,
-    )  # fmt: skip
+def task_pages(row: AttemptRow) -> list[TaskPage]:
+    """Return what is said of the ranks of an attempt."""
+    places = [(share.node, gpu) for share in row.placement for gpu in share.gpus]
+    ends = {end.rank: end for end in row.ends}
+    pages = []
+    for rank, (node, gpu) in enumerate(places):
+        end = ends.get(rank)
+        code, signal, ended_s = (None, None, None) if end is None else (end.code, end.signal, end.ended_s)
+        pages.append(
+            TaskPage(attempt=row.number, rank=rank, node=node, gpu=gpu, code=code, signal=signal, ended_s=ended_s)
+        )
+    return pages
 
 
 def checkpoint_page(row: CheckpointRow) -> CheckpointPage:

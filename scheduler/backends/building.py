@@ -69,6 +69,11 @@ def build(
     return kind.build(_own(kind, settings, file), folder, layout)
 
 
+def full_name(name: str, backend: Backend) -> str:
+    """Return what attempts are marked with: only a backend of the same full name knows what became of them."""
+    return f"{name} {backend.capabilities.known_in}".rstrip()
+
+
 def _own(kind: Buildable, settings: Mapping[str, object], file: YamlFile | None) -> BaseModel:
     if file is not None:
         return validated(file, kind.Settings, settings, PLACE)

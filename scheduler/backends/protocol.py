@@ -73,7 +73,7 @@ class Status:
 
     run: Run
     ends: tuple[RankEnd, ...] = ()  # of the ranks that have ended, in the order of their ends
-    # Who asked for the end: "", "cancelled", "time limit" or "rank failed".
+    # Who asked for the end: "", "cancelled", "time limit", "rank failed", or "out of memory" where that made it fail.
     # Of LOST: what was seen, after "node fault: " where the cluster did it.
     reason: str = ""
     started_s: float = 0.0  # Unix time, 0 if not yet
@@ -109,6 +109,7 @@ class Capabilities:
     exact_gpus: bool  # the indices that were chosen are what a job gets
     atomic_gang: bool  # all ranks start or none
     enforced: bool  # others cannot take the GPUs of a job
+    known_in: str = ""  # outside of it nobody knows its attempts; "" where they are known wherever one asks
 
 
 class Told(NamedTuple):

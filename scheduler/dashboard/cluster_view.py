@@ -18,7 +18,7 @@ WAITING = (JobState.QUEUED, JobState.HELD)
 MOST_ROWS = 50  # of each table
 LETTERS = {
     GpuState.FREE: "", GpuState.STARTING: "S", GpuState.RUNNING: "R", GpuState.DRAINING: "D",
-    GpuState.QUARANTINE: "Q", GpuState.OUT: "X",
+    GpuState.OUT: "X",
 }  # fmt: skip
 STYLES = {state: state.replace(" ", "-") for state in GpuState}
 ROOMY, MEDIUM = 64, 512  # most GPUs that are drawn large, and not small

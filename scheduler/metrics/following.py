@@ -16,7 +16,7 @@ from ..store.jobs import CHANGE as JOB_CHANGE
 from ..store.nodes import ALARM
 from ..store.nodes import CHANGE as NODE_CHANGE
 from ..store.opening import Store
-from ..store.overview import decisions_after, last_decision_seq, opened_before, queued_at
+from ..store.overview import last_decision_seq, opened_before, queued_at, slim_decisions_after
 
 MOST = 1000  # rows read at once
 WAITS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600)
@@ -79,7 +79,7 @@ class Following:
                 for event in events:
                     self._count_event(tx, event)
                     self._event = event.seq
-            while decisions := decisions_after(tx, self._decision, MOST):
+            while decisions := slim_decisions_after(tx, self._decision, MOST):
                 for decision in decisions:
                     self._count_decision(decision)
                     self._decision = decision.seq

@@ -102,7 +102,7 @@ class Monitor:
 
     def _take_in(self, store: Store, seen: Mapping[str, NodeSeen], now_s: float) -> None:
         dismissed, reports = self.reports.dismissed(), self.reports.last()
-        polls = now_s >= self._polled_s + self._poll_s
+        polls = not 0.0 <= now_s - self._polled_s < self._poll_s  # or the clock was set back
         before = [self._row(seen[name], reports.get(name), now_s) for name in self._layout.nodes if name in seen]
         before = [row._replace(agent_s=None) if row.name in dismissed else row for row in before]
         judged = judge(before, {row.name: _answered_s(row, seen[row.name]) for row in before}, now_s, polls=polls)
@@ -136,7 +136,7 @@ class Monitor:
     ) -> None:  # fmt: skip
         """Write what has changed; last answers now and then, and with every change."""
         known, fence = self._rows, self._fence
-        keeps = now_s >= self._kept_s + KEEP_S
+        keeps = not 0.0 <= now_s - self._kept_s < KEEP_S
         changed = [row for row in rows if keeps or _differs(known.get(row.name), row)]
         gpus = [GpuRow(*place, place not in faulty, now_s) for place in sorted(faulty ^ self._faulty)]
         turned = [row for row in changed if row.name in known and row.liveness is not known[row.name].liveness]

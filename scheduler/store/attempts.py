@@ -4,11 +4,11 @@ from typing import NamedTuple, TypedDict
 
 from sqlalchemy import Connection, bindparam, select
 
-from ..backends.protocol import Placement
+from ..backends.protocol import Placement, RankEnd
 from ..states import AttemptState, Contact
 from .schema import attempt
 
-CHANGE, CONTACT = "attempt", "contact"  # kinds of events
+CHANGE, CONTACT, CLEANUP = "attempt", "contact", "cleanup"  # kinds of events
 
 
 class Opening(NamedTuple):
@@ -38,6 +38,7 @@ class AttemptRow(NamedTuple):
     contact_since_s: float
     outcome: str
     cause: str
+    ends: tuple[RankEnd, ...]
     cleanup_error: str
 
 
@@ -47,6 +48,7 @@ class AttemptColumns(TypedDict, total=False):
     started_s: float
     ended_s: float
     outcome: str
+    ends: tuple[RankEnd, ...]
     cleanup_error: str
 
 

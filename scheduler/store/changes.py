@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Insert, Update, bindparam, cas
 from ..states import ATTEMPT_CHANGES, FINAL, JOB_CHANGES, AttemptState, Contact, Desired, JobState
 from . import schema
 from .attempts import CHANGE as ATTEMPT_CHANGE
-from .attempts import CONTACT, AttemptColumns, AttemptRow, Opening
+from .attempts import CLEANUP, CONTACT, AttemptColumns, AttemptRow, Opening
 from .decisions import NewDecision, add_decisions, settle_decisions
 from .errors import StaleWriteError
 from .events import NewEvent, append_all, append_for_jobs
@@ -46,7 +46,6 @@ class AttemptChange(NamedTuple):
     contact: Contact
     cause: str  # for people
     columns: AttemptColumns  # others to set
-    quarantine: tuple[str, ...] = ()  # nodes whose GPUs are not freed, since what ran there may still run
 
 
 class Opened(NamedTuple):
@@ -101,7 +100,7 @@ def opened_attempt(opened: Opened, at_s: float) -> AttemptRow:
         raise ValueError(f"the placement of job {job.id} has {gpus} GPUs, it asks for {job.gpus}")
     return AttemptRow(
         job.id, job.attempt + 1, AttemptState.RESERVED, 1, opening.backend, opening.placement, opening.slowdown,
-        opening.overhead_s, at_s, None, None, Contact.OK, at_s, "", "", "",
+        opening.overhead_s, at_s, None, None, Contact.OK, at_s, "", "", (), "",
     )  # fmt: skip
 
 
@@ -176,7 +175,7 @@ def _change_attempts(tx: Connection, changes: Sequence[AttemptChange], entry: Ne
     for names, rows in groups.items():
         _update(tx, _attempt_update(names), rows, "attempt")
     released = [it for it in changes if it.now is AttemptState.RELEASED]
-    free(tx, [(it.row, it.quarantine) for it in released], entry.at_s)
+    free(tx, [it.row for it in released])
     settle_decisions(tx, [(it.row.job_id, it.row.number, it.columns.get("outcome", "")) for it in released])
     append_all(tx, events)
 
@@ -187,8 +186,9 @@ def _events_of(change: AttemptChange, after: AttemptRow, entry: NewEvent) -> Ite
     if change.contact is not row.contact:
         yield named._replace(kind=CONTACT, was=row.contact.value, now=change.contact.value)
     if change.now is not row.state:
-        data = {"quarantine": sorted(change.quarantine)} if change.quarantine else None
-        yield named._replace(kind=ATTEMPT_CHANGE, was=row.state.value, now=change.now.value, data=data)
+        yield named._replace(kind=ATTEMPT_CHANGE, was=row.state.value, now=change.now.value)
+    if after.cleanup_error != row.cleanup_error:
+        yield named._replace(kind=CLEANUP, cause=after.cleanup_error)
 
 
 def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]:

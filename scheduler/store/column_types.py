@@ -6,7 +6,7 @@ from sqlalchemy import JSON, BigInteger, Enum, Integer
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-from ..backends.protocol import Placement, Share
+from ..backends.protocol import Placement, RankEnd, Share
 
 ENUM_LENGTH = 16  # longer than any state's name
 
@@ -37,3 +37,20 @@ class PlacementJson(TypeDecorator[Placement]):
     def process_result_value(self, value: list[tuple[str, list[int]]] | None, dialect: Dialect) -> Placement | None:
         """Return the placement that a list stands for."""
         return None if value is None else tuple(Share(node, tuple(gpus)) for node, gpus in value)
+
+
+class EndsJson(TypeDecorator[tuple[RankEnd, ...]]):
+    """How ranks ended, as a JSON list of (rank, code, signal, Unix time)."""
+
+    impl = JSON
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[RankEnd, ...] | None, dialect: Dialect) -> list[list[float]]:
+        """Return the list that stands for ends."""
+        return [[end.rank, end.code, end.signal, end.ended_s] for end in value or ()]
+
+    def process_result_value(
+        self, value: list[tuple[int, int, int, float]] | None, dialect: Dialect
+    ) -> tuple[RankEnd, ...]:
+        """Return the ends that a list stands for."""
+        return tuple(RankEnd(*end) for end in value or ())

@@ -34,7 +34,7 @@ class StaleWriteError(StoreError):
 
 
 class TakenError(StoreError):
-    """A GPU of a placement is reserved for another attempt or in quarantine; nothing was changed."""
+    """A GPU of a placement is reserved for another attempt; nothing was changed."""
 
 
 class OlderAttemptError(StoreError):

@@ -5,24 +5,36 @@ old token, and `check_fence` refuses it.
 """
 
 import time
+from typing import NamedTuple
 
-from sqlalchemy import BindParameter, Connection, bindparam, func, or_, select, update
+from sqlalchemy import BindParameter, Connection, and_, bindparam, func, or_, select, update
 
 from .errors import FencedError
 from .inserting import insert_if_absent
 from .schema import lease
 
 SCHEDULER = "scheduler"
-NOBODY = "-"  # no owner's name
+
+
+class LeaseRow(NamedTuple):
+    """A lease as it stands."""
+
+    owner: str  # who took it last, "" if nobody did
+    token: int
+    expires_s: float  # Unix time by `clock`; 0 if it was given up, or nobody ever had it
+
+
+NEVER = LeaseRow("", 0, 0.0)
 
 _NAME: BindParameter[str] = bindparam("held_name")
 _TOKEN: BindParameter[int] = bindparam("held_token")
 # FOR SHARE: on PostgreSQL a takeover waits for the transactions that the old holder has begun.
 _HELD = select(lease.c.token).where(lease.c.name == _NAME, lease.c.token == _TOKEN).with_for_update(read=True)
-_OWNER = select(lease.c.owner).where(lease.c.name == _NAME)
+_ROW = select(*(lease.c[name] for name in LeaseRow._fields)).where(lease.c.name == _NAME)
+_LEFT = and_(*(lease.c[name] == bindparam(f"left_{name}") for name in LeaseRow._fields))
 _TAKE = (
     update(lease)
-    .where(lease.c.name == _NAME, or_(lease.c.expires_s <= bindparam("now_s"), lease.c.owner == bindparam("dead")))
+    .where(lease.c.name == _NAME, or_(lease.c.expires_s <= bindparam("now_s"), _LEFT))
     .values(owner=bindparam("owner"), token=lease.c.token + 1, expires_s=bindparam("expires_s"))
     .returning(lease.c.token)
 )
@@ -43,9 +55,10 @@ def clock(tx: Connection) -> float:
     return float(tx.execute(_CLOCK).scalar_one())
 
 
-def owner_of(tx: Connection, name: str) -> str:
-    """Return who took a lease last, "" if nobody did."""
-    return tx.execute(_OWNER, {"held_name": name}).scalar_one_or_none() or ""
+def lease_row(tx: Connection, name: str) -> LeaseRow:
+    """Return how a lease stands."""
+    row = tx.execute(_ROW, {"held_name": name}).first()
+    return NEVER if row is None else LeaseRow._make(row)
 
 
 def is_held(tx: Connection, name: str) -> bool:
@@ -54,7 +67,7 @@ def is_held(tx: Connection, name: str) -> bool:
     return expires_s is not None and expires_s > clock(tx)
 
 
-def acquire(tx: Connection, name: str, owner: str, now_s: float, ttl_s: float, *, dead: str = NOBODY) -> int | None:
+def acquire(tx: Connection, name: str, owner: str, now_s: float, ttl_s: float, *, left: LeaseRow = NEVER) -> int | None:
     """Take a lease that nobody holds.
 
     Args:
@@ -63,13 +76,15 @@ def acquire(tx: Connection, name: str, owner: str, now_s: float, ttl_s: float, *
         owner: Who takes it, for people.
         now_s: What `clock` says.
         ttl_s: Seconds until it expires if it is not renewed.
-        dead: An owner that is proven to be gone, from whom it can be taken before it expires.
+        left: The lease as it was read by one who knows that its owner is gone; if it still stands so, it can be taken
+            before it expires.
 
     Returns:
         The token, larger than all before; None if somebody holds the lease.
     """
     insert_if_absent(tx, lease, {"name": name, "owner": "", "token": 0, "expires_s": 0.0})
-    parameters = {"held_name": name, "owner": owner, "now_s": now_s, "expires_s": now_s + ttl_s, "dead": dead}
+    parameters = {"held_name": name, "owner": owner, "now_s": now_s, "expires_s": now_s + ttl_s}
+    parameters |= {f"left_{field}": value for field, value in left._asdict().items()}
     return tx.execute(_TAKE, parameters).scalar_one_or_none()
 
 

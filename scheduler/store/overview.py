@@ -10,7 +10,7 @@ from ..states import FINAL, AttemptState, Contact, JobState
 from .decisions import DecisionRow
 from .events import EventRow
 from .jobs import JobRow
-from .schema import Kind, attempt, decision, event, job, lease, reservation
+from .schema import attempt, decision, event, job, lease, reservation
 
 
 class GpuState(StrEnum):
@@ -20,7 +20,6 @@ class GpuState(StrEnum):
     STARTING = "starting"  # held for an attempt whose ranks do not all run yet
     RUNNING = "running"
     DRAINING = "draining"  # held until all processes of its attempt are proven gone
-    QUARANTINE = "quarantine"  # its node is silent, so what ran there may still run
     OUT = "out of service"
 
 
@@ -54,7 +53,6 @@ _OF_RESERVATION = (attempt.c.job_id == reservation.c.job_id) & (attempt.c.number
 _OCCUPIED = (
     select(
         reservation.c.node, reservation.c.gpu, job.c.id, job.c.name, attempt.c.number, attempt.c.state,
-        reservation.c.kind,
     )
     .join(attempt, _OF_RESERVATION)
     .join(job, job.c.id == attempt.c.job_id)
@@ -103,12 +101,9 @@ _OPENED = select(func.max(event.c.number)).where(
 def occupied_gpus(tx: Connection) -> list[Occupied]:
     """Return all GPUs that are not free, in no order."""
     return [
-        Occupied(
-            node, gpu, job_id, name, number,
-            GpuState.QUARANTINE if kind is Kind.QUARANTINE else _STATES.get(state, GpuState.DRAINING),
-        )
-        for node, gpu, job_id, name, number, state, kind in tx.execute(_OCCUPIED)
-    ]  # fmt: skip
+        Occupied(node, gpu, job_id, name, number, _STATES.get(state, GpuState.DRAINING))
+        for node, gpu, job_id, name, number, state in tx.execute(_OCCUPIED)
+    ]
 
 
 def count_jobs(tx: Connection) -> dict[JobState, int]:
@@ -182,7 +177,7 @@ def last_decisions(tx: Connection, limit: int, job_id: str | None = None) -> lis
     return [DecisionRow._make(row) for row in tx.execute(statement, {"most": limit, "of_job": job_id})]
 
 
-def decisions_after(tx: Connection, seq: int, limit: int) -> list[DecisionRow]:
+def slim_decisions_after(tx: Connection, seq: int, limit: int) -> list[DecisionRow]:
     """Return the first decisions behind one, without what the policy saw."""
     return [DecisionRow._make(row) for row in tx.execute(_DECISIONS_AFTER, {"after": seq, "most": limit})]
 

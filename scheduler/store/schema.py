@@ -23,14 +23,7 @@ from sqlalchemy import (
 )
 
 from ..states import OPEN_ATTEMPTS, AfterStop, AttemptState, Contact, Desired, JobState
-from .column_types import BigSerial, PlacementJson, enum_column
-
-
-class Kind(StrEnum):
-    """Why a GPU has a reservation."""
-
-    HELD = "held"  # for an attempt that is not proven gone
-    QUARANTINE = "quarantine"  # its node is silent, so what ran there may still run
+from .column_types import BigSerial, EndsJson, PlacementJson, enum_column
 
 
 class Liveness(StrEnum):
@@ -105,6 +98,7 @@ attempt = Table(
     Column("contact_since_s", Double, nullable=False),
     Column("outcome", Text, nullable=False),  # exit class, "" while it is open
     Column("cause", Text, nullable=False),
+    Column("ends", EndsJson, nullable=False),  # of its ranks, as far as they are known when it is released
     Column("cleanup_error", Text, nullable=False),  # what could not be cleaned up; never changes the job's outcome
     Index(None, "state"),
 )
@@ -115,24 +109,6 @@ one_open_attempt = Index(
     unique=True,
     sqlite_where=attempt.c.state.in_(sorted(OPEN_ATTEMPTS)),
     postgresql_where=attempt.c.state.in_(sorted(OPEN_ATTEMPTS)),
-)
-
-task = Table(
-    "task",
-    METADATA,
-    Column("job_id", Text, primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),  # of the attempt
-    Column("rank", Integer, primary_key=True, autoincrement=False),
-    Column("seq", Integer, nullable=False),  # of the observation; an older one changes nothing
-    Column("node", Text, nullable=False),
-    Column("gpu", Integer, nullable=False),  # index on the node
-    Column("identity", Text, nullable=False),  # of its process, so that a pid used again is not taken for it
-    Column("seen_s", Double, nullable=False),
-    Column("code", Integer),  # exit code, none while it runs
-    Column("signal", Integer),  # that ended it, 0 if none did
-    Column("ended_s", Double),
-    Column("evidence", Text, nullable=False),  # what proves the end
-    ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
 )
 
 checkpoint = Table(
@@ -154,7 +130,6 @@ reservation = Table(
     Column("gpu", Integer, primary_key=True, autoincrement=False),  # index on the node
     Column("job_id", Text, nullable=False),
     Column("number", Integer, nullable=False),  # of the attempt
-    Column("kind", enum_column(Kind), nullable=False),
     Column("since_s", Double, nullable=False),
     ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
     Index(None, "job_id", "number"),

@@ -41,12 +41,12 @@ class Faults:
     """What goes wrong: by verb and resource, such as "create pods", for so many calls."""
 
     def __init__(self) -> None:
-        self._planned: dict[str, deque[int | str]] = {}
+        self._planned: dict[str, deque[int | str | None]] = {}
         self._always: dict[str, int | str] = {}
         self.lifted = threading.Event()
 
-    def once(self, call: str, *faults: int | str) -> None:
-        """Let the next calls fail: with an HTTP status, HANG, CUT or LOSE."""
+    def once(self, call: str, *faults: int | str | None) -> None:
+        """Let the next calls fail: with an HTTP status, HANG, CUT or LOSE; None lets one through."""
         self._planned.setdefault(call, deque()).extend(faults)
 
     def always(self, call: str, fault: int | str) -> None:

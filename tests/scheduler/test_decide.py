@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from longshore.scheduler.backends.protocol import Run, Status
 from longshore.scheduler.decide import LAUNCH_AGAIN_S, START_LIMIT_S, Do, Seen, next_step
 from longshore.scheduler.states import AfterStop, AttemptState, Contact, Desired
+from tests.scheduler.histories import live
 
 ANY = st.builds(
     Seen, st.sampled_from(Desired), st.sampled_from(sorted(set(AttemptState) - {AttemptState.CLOSED})),
@@ -81,3 +82,8 @@ def test_a_job_on_a_faulty_gpu_is_stopped_and_tried_again() -> None:
     step = next_step(seen(AttemptState.RUNNING, Run.RUNNING)._replace(has_fault=True), 0.0)
 
     assert (step.do, step.after) == (Do.STOP, AfterStop.RETRY)
+
+
+def test_a_hundred_thousand_random_histories_with_crashes_break_no_rule() -> None:
+    for seed in range(100_000):
+        live(seed, turns=16)

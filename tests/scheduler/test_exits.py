@@ -29,6 +29,7 @@ def outcome(status: Status, asked: AfterStop | None = None, used: Tries = DEFAUL
         (ended((127, 0, 1.0)), ExitClass.USER),
         (ended((75, 0, 1.0)), ExitClass.AGAIN),
         (ended((0, 11, 1.0)), ExitClass.AMBIGUOUS),
+        (ended((0, 9, 1.0), (0, 15, 1.5), reason="out of memory"), ExitClass.RESOURCE),
         (ended((0, 15, 1.0), reason="time limit"), ExitClass.LIMIT),
         (ended((0, 9, 1.0), reason="node fault"), ExitClass.INFRASTRUCTURE),
         (Status(Run.LOST, reason="no marker"), ExitClass.AMBIGUOUS),

@@ -127,8 +127,13 @@ def _reason(pods: Sequence[Pod], told: dict[str, Told | None]) -> str:
         if said is not None:
             reasons.add(said.reason)
         else:
-            reasons.add("cancelled" if pod.is_deleted else "rank failed")
-    return next((reason for reason in ("time limit", "rank failed", "cancelled") if reason in reasons), "")
+            reasons.add("cancelled" if pod.is_deleted else _why_failed(pod.state.terminated))
+    order = ("time limit", "out of memory", "rank failed", "cancelled")
+    return next((reason for reason in order if reason in reasons), "")
+
+
+def _why_failed(ended: Terminated | None) -> str:
+    return "out of memory" if ended is not None and ended.reason == "OOMKilled" else "rank failed"
 
 
 def _numbers(told: Told | None) -> dict[str, float]:

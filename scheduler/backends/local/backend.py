@@ -15,7 +15,7 @@ from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run,
 from .durable import is_there, read_whole, write_first
 from .folders import Folders, check_log_request, delete_but, read_rank_log, told_as_backend_error
 from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
-from .processes import boot_id
+from .processes import boot_id, machine_id
 from .reading import proven_gone, read_status
 from .spec import decode, encode
 from .supervision import SPEC_BYTES, write_exit
@@ -36,10 +36,12 @@ class LocalBackend:
     Args:
         folder: Where the attempts' folders are; made if need be.
         nodes: GPUs of each node, in cluster-file order.
+
+    Raises:
+        BackendError: If the folder cannot be written.
     """
 
     Settings = LocalSettings
-    capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=False)
 
     @classmethod
     def build(cls, settings: LocalSettings, folder: Path, layout: Layout) -> "LocalBackend":
@@ -48,6 +50,9 @@ class LocalBackend:
 
     def __init__(self, folder: Path, nodes: Mapping[str, int]) -> None:
         self._folders = Folders(folder)
+        # Elsewhere its attempts would look as if they had never been, or as if the machine had been restarted.
+        known_in = f"{machine_id()}/{self._folders.identity()}"
+        self.capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=False, known_in=known_in)
         self._nodes = dict(nodes)
 
     def observe(self) -> tuple[NodeSeen, ...]:

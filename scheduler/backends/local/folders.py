@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ....cluster.errors import BackendError
-from .durable import is_there, make_folder, open_file, open_folder
+from .durable import is_there, make_folder, open_file, open_folder, read_whole, write_first
 from .logs import log_name, read_log
 
 _NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
 _MOST_RANKS = 1 << 16
+_ID_BYTES = 64
 
 
 class Folders:
@@ -25,6 +26,20 @@ class Folders:
     def __init__(self, folder: Path) -> None:
         self._attempts = folder.absolute() / "attempts"
         self._attempts.mkdir(parents=True, exist_ok=True)
+
+    def identity(self) -> str:
+        """Return what tells these folders from all others, also when they are moved; made up if they are new.
+
+        Raises:
+            BackendError: If it cannot be read or written.
+        """
+        with told_as_backend_error("attempts.id"):
+            folder = open_folder(str(self._attempts.parent))
+            try:
+                write_first(folder, "attempts.id", os.urandom(8).hex().encode())
+                return read_whole(folder, "attempts.id", _ID_BYTES).decode("ascii").strip()
+            finally:
+                os.close(folder)
 
     def path(self, name: str) -> Path:
         """Return where the folder of an attempt is.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from .logs import drop_beginning, open_log
-from .processes import children, find
+from .processes import children, find, memory_kills
 from .rank import Start, fork_rank
 from .spec import Part, Spec
 
@@ -32,6 +32,7 @@ class Gang:
         self._grace_s = spec.grace_s
         self._kill_at_s = 0.0
         self._killed = False
+        self._memory_kills = memory_kills()
         self._logs = {rank: open_log(folder, rank) for rank in part.visible}
         self._gate, self._gate_in = os.pipe()
         self._ranks: dict[int, int] = {}  # living ranks by pid
@@ -78,6 +79,7 @@ class Gang:
     def tend(self) -> None:
         """Take note of the ranks that ended, keep their logs small, and kill what was asked to end long enough ago."""
         self._reap()
+        self._memory_kills = memory_kills()
         for log in self._logs.values():
             drop_beginning(log, _LOG_BYTES)
         if self.reason and time.monotonic() >= self._kill_at_s:
@@ -109,7 +111,12 @@ class Gang:
                 code = os.waitstatus_to_exitcode(status)
                 self.ends.append((rank, max(code, 0), max(-code, 0), time.time()))
                 if code != 0:
-                    self.stop("rank failed")
+                    self.stop(self._why(code))
+
+    def _why(self, code: int) -> str:
+        """Return why a rank that failed has failed: nobody else but a lack of memory kills at just that moment."""
+        ran_out = code == -signal.SIGKILL and memory_kills() > self._memory_kills
+        return "out of memory" if ran_out else "rank failed"
 
     def _signal(self, number: int) -> None:
         """Signal the groups of living ranks, and what has come to this process from those that ended.

@@ -39,6 +39,23 @@ def boot_id() -> str:
     return _read("/proc/sys/kernel/random/boot_id")[0].decode().strip()
 
 
+def machine_id() -> str:
+    """Return what names this machine whenever it is started, "" where nothing does, as in many containers."""
+    try:
+        return _read("/etc/machine-id")[0].decode().strip()
+    except OSError:
+        return ""
+
+
+def memory_kills() -> int:
+    """Return how many processes this machine has killed since its start as memory ran out; 0 where it does not tell."""
+    try:
+        lines = _read("/proc/vmstat")[0].splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
+
+
 def find(pid: int) -> Process | None:
     """Return the process that has this pid, None if none has."""
     try:

@@ -161,3 +161,22 @@ def test_a_change_of_both_needs_the_version_once(api: httpx.Client) -> None:
     assert (answer.status_code, answer.json()["priority"], answer.json()["desired"]) == (200, -3, "hold")
     assert api.patch(path, json={"priority": 1}, headers={"If-Match": etag}).json()["code"] == "stale"
     assert api.patch(path, json={"priority": 1001}, headers=HELD).status_code == 422
+
+
+def test_ranks_tell_where_they_run_and_how_they_ended(api: httpx.Client, service: Service) -> None:
+    service.scheduler.tick()
+    script = "[ $RANK = 0 ] || exit 3; exec sleep 1000"
+    spec = {"command": ["sh", "-c", script], "gpus": 2, "grace_s": 0}
+    job = api.post("/v1/jobs", json=spec).json()["id"]
+    service.scheduler.tick()
+    begun = api.get(f"/v1/jobs/{job}/tasks").json()
+    while api.get(f"/v1/jobs/{job}").json()["ended_s"] is None:
+        service.scheduler.tick()
+    ended = api.get(f"/v1/jobs/{job}/tasks").json()
+
+    assert [(it["rank"], it["gpu"], it["code"], it["signal"]) for it in begun] == [
+        (0, 0, None, None),
+        (1, 1, None, None),
+    ]
+    assert [(it["rank"], it["gpu"], it["code"]) for it in ended] == [(0, 0, 0), (1, 1, 3)]
+    assert ended[0]["signal"] in (9, 15)

@@ -40,6 +40,7 @@ def test_values_of_the_environment_are_in_no_answer_and_no_log_of_ours(
     paths = ["", "/attempts", "/tasks", "/events", "/decisions", "/logs"]
     answers = [api.get(f"/v1/jobs/{job}{path}") for path in paths]
     answers += [api.get("/v1/jobs"), api.get("/v1/nodes"), refused, wrong, plan]
+    answers += [api.get(page) for page in ("/", "/jobs", f"/jobs/{job}", "/events", "/policy", "/metrics")]
 
     assert api.get(f"/v1/jobs/{job}").json()["spec"]["environment"] == ["PATH", "TOKEN"]
     assert [answer.status_code for answer in (refused, wrong, plan)] == [422, 422, 200]

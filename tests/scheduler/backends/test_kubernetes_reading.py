@@ -31,9 +31,11 @@ def over(number: int, codes: Sequence[int], reason: str = "", **more: Any) -> Po
     return silent_end(number, int(any(codes)), message=json.dumps(told), **more)
 
 
-def silent_end(number: int, code: int, *, message: str = "", deleted: bool = False, **status: Any) -> Pod:
+def silent_end(
+    number: int, code: int, *, message: str = "", reason: str = "Error", deleted: bool = False, **status: Any
+) -> Pod:
     """Return a pod whose container has ended, by default without a word."""
-    ended = {"exitCode": code, "reason": "Error", "message": message, "finishedAt": "2026-11-22T00:00:00Z"}
+    ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": "2026-11-22T00:00:00Z"}
     phase = "Failed" if code else "Succeeded"
     return pod(number, deleted=deleted, phase=phase, containerStatuses=[{"state": {"terminated": ended}}], **status)
 
@@ -95,6 +97,11 @@ def test_words_of_a_job_in_place_of_those_of_its_launcher_count_for_nothing() ->
     forged = json.dumps({"attempt": "ls-other-1", "reason": "", "started_s": 1.0, "ends": [], "progress": {}})
     status = read(silent_end(0, 137, message=forged), silent_end(1, 137, message='{"attempt": "' + NAME + '"}'))
     assert [(end.rank, end.signal) for end in status.ends] == [(0, 9), (1, 9), (2, 9), (3, 9)]
+
+
+def test_a_container_that_was_killed_as_memory_ran_out_says_so() -> None:
+    status = read(silent_end(0, 137, reason="OOMKilled"), over(1, [0, 15]))
+    assert class_of(status) == (ExitClass.RESOURCE, "rank 0 was killed as memory ran out")
 
 
 def test_pods_on_a_silent_node_are_unreachable_until_they_are_over() -> None:

@@ -127,6 +127,7 @@ def test_a_stranger_that_got_the_supervisors_pid_lives(
     ranks = json.loads((folder / "ranks.json").read_text())
     ranks["ranks"] = [[seen.pid, seen.start_ticks - 1]]
     (folder / "ranks.json").write_text(json.dumps(ranks))
+    backend.cancel(attempt.name, "no longer wanted")
     until(lambda: backend.released(attempt.name))
     assert backend.status(attempt.name).run is Run.LOST
     assert stranger.poll() is None

@@ -1,6 +1,5 @@
 """Rows that the tests of the store begin with, and what must hold of all rows at the end."""
 
-from collections.abc import Collection
 from typing import Unpack
 
 from sqlalchemy import Connection
@@ -52,14 +51,13 @@ def change_attempt(
     job: JobRow,
     now: AttemptState | Contact,
     at_s: float = 1.0,
-    quarantine: Collection[str] = (),
     **columns: Unpack[AttemptColumns],
 ) -> None:
     """Change the first attempt of a job."""
     row = get_attempt(tx, job.id, 1)
     assert row is not None
     state, contact = (row.state, now) if isinstance(now, Contact) else (now, row.contact)
-    change = AttemptChange(row, state, contact, "because", columns, tuple(quarantine))
+    change = AttemptChange(row, state, contact, "because", columns)
     write(tx, fence, Changes(attempts=[change]), at_s)
 
 

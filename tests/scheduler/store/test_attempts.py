@@ -1,5 +1,3 @@
-from functools import partial
-
 import pytest
 
 from longshore.scheduler.backends.protocol import Share
@@ -11,8 +9,7 @@ from longshore.scheduler.store.errors import FencedError, StaleWriteError, Taken
 from longshore.scheduler.store.jobs import JobRow, set_desired
 from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.reservations import free_quarantine, held_gpus
-from longshore.scheduler.store.schema import Kind
+from longshore.scheduler.store.reservations import held_gpus
 
 from .store_rows import NODE, all_events, change_attempt, drain, job_now, opening, start, submit, write
 
@@ -26,9 +23,9 @@ def attempt_now(store: Store, job: JobRow, number: int = 1) -> AttemptRow:
     return row
 
 
-def held(store: Store) -> list[tuple[str, int, str, Kind]]:
+def held(store: Store) -> list[tuple[str, int, str]]:
     with store.read() as tx:
-        return [(row.node, row.gpu, row.job_id, row.kind) for row in held_gpus(tx)]
+        return [(row.node, row.gpu, row.job_id) for row in held_gpus(tx)]
 
 
 def test_an_attempt_starts_the_job_and_holds_all_its_gpus(store: Store, fence: int) -> None:
@@ -37,7 +34,7 @@ def test_an_attempt_starts_the_job_and_holds_all_its_gpus(store: Store, fence: i
     got = attempt_now(store, job)
     assert (got.state, got.version, got.contact, got.placement) == (RESERVED, 1, Contact.OK, (Share(NODE, (3, 5)),))
     assert job_now(store, job.id) == job._replace(state=JobState.STARTING, version=2, attempt=1, cause="chosen")
-    assert held(store) == [(NODE, 3, job.id, Kind.HELD), (NODE, 5, job.id, Kind.HELD)]
+    assert held(store) == [(NODE, 3, job.id), (NODE, 5, job.id)]
 
 
 def test_an_attempt_holds_all_its_gpus_or_none(store: Store, fence: int) -> None:
@@ -45,7 +42,7 @@ def test_an_attempt_holds_all_its_gpus_or_none(store: Store, fence: int) -> None
     store.write(lambda tx: start(tx, fence, first, 1))
     with pytest.raises(TakenError, match="reserved for another attempt"):
         store.write(lambda tx: start(tx, fence, second, 0, 1, 2))
-    assert held(store) == [(NODE, 1, first.id, Kind.HELD)]
+    assert held(store) == [(NODE, 1, first.id)]
     assert job_now(store, second.id) == second
     assert [event.job_id for event in all_events(store)].count(second.id) == 1
 
@@ -83,23 +80,6 @@ def test_only_what_drains_is_released(store: Store, fence: int) -> None:
     assert len(held(store)) == 1
 
 
-def test_gpus_of_a_silent_node_stay_in_quarantine_until_it_is_freed(store: Store, fence: int) -> None:
-    job = submit(store, gpus=3)
-    shares = (Share("n0", (0, 1)), Share("n1", (0,)))
-    begin = opening()._replace(placement=shares)
-    store.write(lambda tx: write(tx, fence, Changes(opened=[Opened(job, begin, "chosen")])))
-    store.write(lambda tx: drain(tx, fence, job))
-    store.write(lambda tx: change_attempt(tx, fence, job, RELEASED, quarantine=["n0"]))
-    assert held(store) == [("n0", gpu, job.id, Kind.QUARANTINE) for gpu in (0, 1)]
-    other = submit(store, 1)
-    with pytest.raises(TakenError):
-        store.write(lambda tx: start(tx, fence, other, 0))
-    freeing = partial(free_quarantine, fence=fence, node="n0", at_s=9.0, cause="rebooted", writer="s")
-    assert [store.write(freeing) for _ in range(2)] == [2, 0]
-    assert held(store) == []
-    assert all_events(store)[-1].data == {"node": "n0", "gpus": 2}
-
-
 def test_a_writer_whose_lease_was_taken_over_changes_no_attempt(store: Store, fence: int) -> None:
     job, other = submit(store), submit(store, 1)
     store.write(lambda tx: start(tx, fence, job, 0))
@@ -109,7 +89,6 @@ def test_a_writer_whose_lease_was_taken_over_changes_no_attempt(store: Store, fe
         lambda tx: start(tx, fence, other, 1),
         lambda tx: drain(tx, fence, job),
         lambda tx: change_attempt(tx, fence, job, Contact.UNKNOWN),
-        lambda tx: free_quarantine(tx, fence, NODE, at_s=1.0, cause="late", writer="old"),
     ):
         with pytest.raises(FencedError):
             store.write(late)
@@ -135,11 +114,12 @@ def test_an_attempt_is_unclosed_until_what_it_left_is_gone(store: Store, fence: 
     store.write(lambda tx: change_attempt(tx, fence, job, RELEASED))
     with store.read() as tx:
         assert unclosed_attempts(tx) == attempts_of(tx, job.id)
-    store.write(lambda tx: change_attempt(tx, fence, job, AttemptState.CLOSED, cleanup_error="busy"))
+    store.write(lambda tx: change_attempt(tx, fence, job, RELEASED, cleanup_error="busy"))
+    store.write(lambda tx: change_attempt(tx, fence, job, AttemptState.CLOSED))
     with store.read() as tx:
         assert unclosed_attempts(tx) == []
         assert attempts_of(tx, job.id)[0].cleanup_error == "busy"
-    assert [event.version for event in all_events(store) if event.number == 1] == [1, 2, 3, 4]
+    assert [event.version for event in all_events(store) if event.number == 1] == [1, 2, 3, 4, 5]
 
 
 def test_a_job_that_is_not_wanted_any_more_is_not_started_and_holds_up_no_other(store: Store, fence: int) -> None:
@@ -151,7 +131,7 @@ def test_a_job_that_is_not_wanted_any_more_is_not_started_and_holds_up_no_other(
     ]  # fmt: skip
     assert store.write(lambda tx: write(tx, fence, Changes(opened=opened, decisions=decisions))) == {jobs[1].id}
     assert [job_now(store, job.id).state for job in jobs] == ["starting", "queued", "starting"]
-    assert [gpu for _, gpu, _, _ in held(store)] == [0, 2]
+    assert [gpu for _, gpu, _ in held(store)] == [0, 2]
     with store.read() as tx:
         assert [decisions_of(tx, job.id)[0].number for job in jobs] == [1, None, 1]
 

@@ -1,5 +1,6 @@
 """A process that writes is killed at any moment; what it leaves has to be whole."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from longshore.scheduler.store.opening import open_store
 
 from .store_rows import all_events, assert_each_change_has_one_event
 
+ROOT = Path(__file__).parents[3]
 WRITER = """
 import os
 import sys
@@ -57,3 +59,28 @@ def test_a_killed_writer_leaves_every_change_whole_and_loses_none_that_it_told(t
     whole = [line.split() for line in told if line.endswith("\n")]
     assert all(jobs[name].version >= int(version) for name, version in whole)
     assert len(whole) >= LINES
+
+
+ENDURE = """
+import json
+import sys
+from pathlib import Path
+from benchmarks.killed_writers import endure
+
+seen = endure(sys.argv[1], Path(sys.argv[2]), seconds=6.0, seed=3)
+print(json.dumps(seen._asdict()))
+"""
+
+
+def test_writers_that_are_killed_and_frozen_lose_and_double_nothing_and_no_old_one_writes_after_a_newer(
+    url: str, tmp_path: Path
+) -> None:
+    """In a process of its own, which forks: `make bench-killed_writers` does the same for ten minutes."""
+    line = [sys.executable, "-c", ENDURE, url, str(tmp_path)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    seen = json.loads(done.stdout)
+    assert (seen["lost"], seen["doubled"], seen["backwards"]) == (0, 0, 0)
+    assert seen["kills"] > 5
+    assert seen["freezes"] > 0
+    assert seen["takeovers"] > 2
+    assert seen["changes"] > 100

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 
 from longshore.scheduler.states import JobState
 from longshore.scheduler.store.errors import FencedError
-from longshore.scheduler.store.leases import SCHEDULER, acquire, check_fence, clock, give_up, owner_of, renew
+from longshore.scheduler.store.leases import SCHEDULER, acquire, check_fence, clock, give_up, lease_row, renew
 from longshore.scheduler.store.opening import Store, open_store
 
 from .store_rows import change_job, job_now, submit
@@ -31,10 +31,13 @@ def test_the_takeover_of_an_expired_lease_raises_its_token(store: Store) -> None
 def test_a_lease_whose_owner_is_proven_dead_can_be_taken_before_it_expires(store: Store) -> None:
     take(store, 0.0, "a")
     again = partial(acquire, name=SCHEDULER, owner="b", now_s=1.0, ttl_s=10.0)
-    assert store.write(partial(again, dead="c")) is None
-    assert store.write(partial(again, dead="a")) == 2
     with store.read() as tx:
-        assert owner_of(tx, SCHEDULER) == "b"
+        row = lease_row(tx, SCHEDULER)
+    assert store.write(partial(again, left=row._replace(owner="c"))) is None
+    assert store.write(partial(again, left=row._replace(expires_s=row.expires_s + 1.0))) is None  # it was renewed
+    assert store.write(partial(again, left=row)) == 2
+    with store.read() as tx:
+        assert lease_row(tx, SCHEDULER).owner == "b"
 
 
 def test_a_renewed_lease_expires_later(store: Store) -> None:

@@ -25,7 +25,6 @@ from longshore.scheduler.store.nodes import (
 )
 from longshore.scheduler.store.opening import Store
 from longshore.scheduler.store.schema import Liveness
-from longshore.scheduler.store.tasks import TaskRow, observe_task, tasks_of
 from longshore.scheduler.store.user_tokens import (
     TokenRow,
     add_token,
@@ -37,40 +36,7 @@ from longshore.scheduler.store.user_tokens import (
     use_token,
 )
 
-from .store_rows import NODE, all_events, drain, start, submit
-
-
-def seen(job_id: str, seq: int, number: int = 1, code: int | None = None) -> TaskRow:
-    return TaskRow(job_id, number, 0, seq, NODE, 0, "pid 7 of boot 1", float(seq), code)
-
-
-def test_the_last_observation_of_a_rank_stays_whatever_order_they_come_in(store: Store, fence: int) -> None:
-    job = submit(store)
-    store.write(lambda tx: start(tx, fence, job, 0))
-    told = [seen(job.id, 1), seen(job.id, 3, code=0), seen(job.id, 2), seen(job.id, 3)]
-    newer = [store.write(partial(observe_task, seen=row, writer="m")) for row in told]
-    assert newer == [True, True, False, False]
-    with store.read() as tx:
-        assert tasks_of(tx, job.id, 1) == [seen(job.id, 3, code=0)]
-
-
-def test_a_word_from_an_attempt_that_is_not_open_is_noted_and_changes_nothing(store: Store, fence: int) -> None:
-    job = submit(store)
-    store.write(lambda tx: start(tx, fence, job, 0))
-    assert not store.write(lambda tx: observe_task(tx, seen(job.id, 1, number=2, code=9), writer="m"))
-    with store.read() as tx:
-        assert tasks_of(tx, job.id, 2) == []
-    event = all_events(store)[-1]
-    assert (event.kind, event.number, event.version) == ("stale", 2, None)
-    assert event.data == {"rank": 0, "code": 9, "signal": None}
-
-
-def test_a_draining_attempt_still_is_observed(store: Store, fence: int) -> None:
-    job = submit(store)
-    store.write(lambda tx: start(tx, fence, job, 0))
-    store.write(lambda tx: drain(tx, fence, job))
-    assert store.write(lambda tx: observe_task(tx, seen(job.id, 1, code=1), writer="m"))
-
+from .store_rows import all_events, start, submit
 
 N1 = NodeRow("n1", "local", "a100", False, Liveness.UP, 1.0, 2.0, 0)  # noqa: FBT003
 GPU = GpuRow("n1", 0, True, 1.0)  # noqa: FBT003

@@ -12,7 +12,6 @@ from longshore.scheduler.store.overview import (
     GpuState,
     count_jobs,
     count_unknown,
-    decisions_after,
     drains,
     jobs_in,
     last_decisions,
@@ -22,6 +21,7 @@ from longshore.scheduler.store.overview import (
     occupied_gpus,
     opened_before,
     queued_at,
+    slim_decisions_after,
     waits_since,
 )
 
@@ -48,16 +48,6 @@ def test_a_gpu_shows_where_its_attempt_stands(store: Store, fence: int) -> None:
         1: (NODE, "job-1", GpuState.RUNNING),
         2: (NODE, "job-2", GpuState.DRAINING),
     }
-
-
-def test_a_gpu_in_quarantine_shows_that(store: Store, fence: int) -> None:
-    job = submit(store)
-    store.write(lambda tx: start(tx, fence, job, 0))
-    store.write(lambda tx: drain(tx, fence, job))
-    store.write(lambda tx: change_attempt(tx, fence, job, AttemptState.RELEASED, quarantine=[NODE]))
-
-    with store.read() as tx:
-        assert [it.state for it in occupied_gpus(tx)] == [GpuState.QUARANTINE]
 
 
 def test_every_state_has_a_count_of_jobs(store: Store, fence: int) -> None:
@@ -141,6 +131,6 @@ def test_decisions_are_read_without_what_the_policy_saw(store: Store, fence: int
     with store.read() as tx:
         assert [row.seq for row in last_decisions(tx, 2)] == seqs[:0:-1]
         assert [row.seq for row in last_decisions(tx, 1, job.id)] == seqs[2:]
-        assert [row.seq for row in decisions_after(tx, seqs[0], 9)] == seqs[1:]
+        assert [row.seq for row in slim_decisions_after(tx, seqs[0], 9)] == seqs[1:]
         (row,) = last_decisions(tx, 1)
     assert (row.placement, row.took_s) == ((Share(NODE, (0,)),), 0.5)

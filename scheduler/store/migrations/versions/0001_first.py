@@ -24,7 +24,6 @@ def upgrade() -> None:
         _decision,
         _gpu,
         _reservation,
-        _task,
     ):
         make()
 
@@ -32,7 +31,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Delete all tables, those that refer to others first."""
     for table in (
-        "task",
         "reservation",
         "gpu",
         "decision",
@@ -182,6 +180,7 @@ def _attempt() -> None:
         sa.Column("contact_since_s", sa.Double, nullable=False),
         sa.Column("outcome", sa.Text, nullable=False),
         sa.Column("cause", sa.Text, nullable=False),
+        sa.Column("ends", sa.JSON, nullable=False),
         sa.Column("cleanup_error", sa.Text, nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["job.id"], name="fk_attempt_job"),
         sa.PrimaryKeyConstraint("job_id", "number", name="pk_attempt"),
@@ -235,7 +234,6 @@ def _reservation() -> None:
         sa.Column("gpu", sa.Integer, autoincrement=False, nullable=False),
         sa.Column("job_id", sa.Text, nullable=False),
         sa.Column("number", sa.Integer, nullable=False),
-        sa.Column("kind", WORD, nullable=False),
         sa.Column("since_s", sa.Double, nullable=False),
         sa.ForeignKeyConstraint(
             ["job_id", "number"], ["attempt.job_id", "attempt.number"], name="fk_reservation_attempt"
@@ -243,23 +241,3 @@ def _reservation() -> None:
         sa.PrimaryKeyConstraint("node", "gpu", name="pk_reservation"),
     )
     op.create_index("ix_reservation_job_id_number", "reservation", ["job_id", "number"])
-
-
-def _task() -> None:
-    op.create_table(
-        "task",
-        sa.Column("job_id", sa.Text, nullable=False),
-        sa.Column("number", sa.Integer, autoincrement=False, nullable=False),
-        sa.Column("rank", sa.Integer, autoincrement=False, nullable=False),
-        sa.Column("seq", sa.Integer, nullable=False),
-        sa.Column("node", sa.Text, nullable=False),
-        sa.Column("gpu", sa.Integer, nullable=False),
-        sa.Column("identity", sa.Text, nullable=False),
-        sa.Column("seen_s", sa.Double, nullable=False),
-        sa.Column("code", sa.Integer),
-        sa.Column("signal", sa.Integer),
-        sa.Column("ended_s", sa.Double),
-        sa.Column("evidence", sa.Text, nullable=False),
-        sa.ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"], name="fk_task_attempt"),
-        sa.PrimaryKeyConstraint("job_id", "number", "rank", name="pk_task"),
-    )

@@ -1,0 +1,51 @@
+"""A rank that is killed as memory runs out, in a control group of its own that has little of it."""
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.exits import ExitClass, class_of
+from tests.scheduler.backends.attempts import THREE_GPUS, end_of, sh
+
+MOST_BYTES = 48 << 20
+PLACES = {  # of the two versions of control groups
+    Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes",
+    Path("/sys/fs/cgroup"): "memory.max",
+}
+
+
+@pytest.fixture
+def little() -> Iterator[Path]:
+    """A control group for whoever joins it."""
+    for place, limit in PLACES.items():
+        folder = place / f"longshore-test-{uuid.uuid4().hex[:8]}"
+        try:
+            folder.mkdir()
+            if (folder / limit).exists():
+                (folder / limit).write_text(str(MOST_BYTES))
+                yield folder
+                folder.rmdir()
+                return
+            folder.rmdir()
+        except OSError:
+            continue
+    pytest.skip("no control group with a limit of memory can be made here: that takes root")
+
+
+def test_a_rank_that_is_killed_as_memory_runs_out_is_told_from_one_that_somebody_kills(
+    backend: LocalBackend, little: Path
+) -> None:
+    hungry = f"echo $$ > {little}/cgroup.procs && exec {sys.executable} -S -c 'bytearray({4 * MOST_BYTES})'"
+    attempt = sh(f"[ $RANK = 1 ] || exec sleep 1000; {hungry}", environment={"PATH": os.defpath})
+    backend.launch(attempt, THREE_GPUS)
+    told = class_of(end_of(backend, attempt))
+    assert told == (ExitClass.RESOURCE, "rank 1 was killed as memory ran out")
+
+    killed = sh("[ $RANK = 1 ] || exec sleep 1000; kill -KILL $$")
+    backend.launch(killed, THREE_GPUS)
+    assert class_of(end_of(backend, killed))[0] is ExitClass.AMBIGUOUS

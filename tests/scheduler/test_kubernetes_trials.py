@@ -1,0 +1,154 @@
+"""A scheduler whose jobs run under the double of a Kubernetes cluster, which does not do its part."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.decide import START_LIMIT_S
+from longshore.scheduler.states import FINAL, Desired, JobState
+from tests.kubernetes_double.cluster import DRIVER
+from tests.kubernetes_double.objects import Object
+from tests.scheduler.backends.kubernetes_trials import Trial as Cluster
+from tests.scheduler.trials import Trial, failing, processes_of
+
+NODES = {"a": 1, "b": 1, "c": 1, "d": 1}
+
+
+class OnKubernetes(Trial):
+    """A scheduler on such a cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "double").mkdir()
+        self.double = Cluster(folder / "double", NODES)
+        super().__init__(folder, NODES, self.double.make, "kubernetes")
+
+    @property
+    def pods(self) -> list[str]:
+        return sorted(pod["metadata"]["name"] for pod in self.double.cluster.pods())
+
+    def lose(self, node: str) -> None:
+        """Switch a node off for good, as a cluster sees it that takes the machine away."""
+        cluster = self.double.cluster
+        kubelet = cluster.kubelets[node]
+        kubelet.alive = False
+        cluster.objects.delete(("resourceslices", "", f"{node}-{DRIVER}"), None, 0)
+        cluster.objects.delete(("nodes", "", node), None, 0)
+        for container in kubelet.containers.values():
+            container.kill_all()
+        for pod in cluster.pods():
+            if pod["spec"].get("nodeName") == node:
+                meta = pod["metadata"]
+                cluster.objects.update(("pods", meta["namespace"], meta["name"]), collected)
+
+
+def collected(pod: Object) -> Object:
+    """Return a pod as its cluster marks it when its node is gone."""
+    gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node gone"}
+    return pod | {"status": {**pod["status"], "phase": "Failed", "conditions": [gone]}}
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[OnKubernetes]:
+    it = OnKubernetes(tmp_path)
+    yield it
+    it.close()
+    it.double.end()
+
+
+def test_a_gang_of_which_the_cluster_takes_three_pods_of_four_is_undone_and_the_other_gang_runs(
+    trial: OnKubernetes, tmp_path: Path
+) -> None:
+    faults = trial.double.cluster.server.faults
+    faults.once("create pods", None, None, None)
+    faults.always("create pods", 403)
+    first = trial.submit(f"touch {tmp_path}/started-$RANK", gpus=4)
+    trial.tick(2)
+    assert trial.pods == [f"ls-{first}-1-{number}" for number in range(3)]
+    second = trial.submit("true", gpus=4)
+    trial.tick(2)
+    assert {row.job_id for row in trial.held()} == {first}
+
+    trial.wait(START_LIMIT_S + 5.0, step_s=START_LIMIT_S + 5.0)
+    trial.until(lambda: first not in {row.job_id for row in trial.held()})
+    assert not list(tmp_path.glob("started-*"))
+    assert trial.job(first).stops_infra == 1
+    faults.lift()
+    trial.until(lambda: trial.job(second).state in FINAL)
+    assert (trial.job(second).state, trial.job(second).attempt) == (JobState.SUCCEEDED, 1)
+    assert not [pod for pod in trial.pods if pod.startswith(f"ls-{first}-1")]
+    trial.wait(300.0, step_s=100.0)
+    assert trial.ends(first).state is JobState.SUCCEEDED
+    assert trial.held() == []
+
+
+def test_gpus_are_held_until_the_cluster_has_taken_the_twentieth_wish_to_delete_a_pod(trial: OnKubernetes) -> None:
+    job = trial.submit("exec sleep 1000", gpus=2)
+    trial.until(lambda: len(processes_of(job)) == 2)
+    trial.double.cluster.server.faults.once("delete pods", *[500] * 20)
+    trial.wish(job, Desired.CANCEL)
+    trial.wait(95.0)
+    trial.until(lambda: calls_of(trial, "delete") >= 15)
+    if calls_of(trial, "delete") < 20:
+        assert trial.gauge("longshore_gpus_leaking") == 2.0
+        assert len(trial.held()) == 2
+        assert processes_of(job) != []
+    assert trial.ends(job).state is JobState.CANCELLED
+    assert calls_of(trial, "delete") > 20
+    assert (trial.held(), trial.pods, processes_of(job)) == ([], [], [])
+
+
+def calls_of(trial: OnKubernetes, verb: str) -> int:
+    return sum((call.verb, call.resource) == (verb, "pods") for call in trial.double.cluster.server.calls)
+
+
+def test_a_failed_job_stays_so_when_the_cluster_deletes_its_pods(trial: OnKubernetes) -> None:
+    trial.way.before = failing("forget")
+    job = trial.submit("exit 3", gpus=2)
+    trial.until(lambda: trial.job(job).state is JobState.FAILED)
+    before, created = trial.job(job), calls_of(trial, "create")
+    assert trial.pods != []
+    for pod in trial.double.cluster.pods():
+        meta = pod["metadata"]
+        trial.double.cluster.objects.remove(("pods", meta["namespace"], meta["name"]))
+    trial.crash()
+    trial.wait(120.0)
+    assert trial.job(job) == before
+    assert (trial.pods, calls_of(trial, "create")) == ([], created)
+    assert [row.outcome for row in trial.attempts(job)] == ["user"]
+
+
+def test_a_job_moves_away_from_a_node_that_the_cluster_has_lost(trial: OnKubernetes) -> None:
+    job = trial.submit("exec sleep 1000")
+    trial.runs(job)
+    (lost,) = {share.node for share in trial.attempts(job)[0].placement}
+    trial.lose(lost)
+    trial.until(lambda: trial.job(job).attempt == 2)
+    trial.runs(job)
+    first, second = trial.attempts(job)
+    assert (first.outcome, trial.job(job).stops_infra) == ("infrastructure", 1)
+    assert lost not in {share.node for share in second.placement}
+    assert lost not in {row.node for row in trial.held()}
+    waits = trial.submit("true", gpus=4)
+    trial.tick(3)
+    assert trial.job(waits).state is JobState.QUEUED  # there is one GPU less
+
+
+def test_gpus_of_a_job_on_a_silent_node_are_given_to_nobody_and_the_job_is_found_again(trial: OnKubernetes) -> None:
+    job = trial.submit("exec sleep 1000")
+    trial.until(lambda: processes_of(job))
+    trial.runs(job)
+    (node,) = {share.node for share in trial.attempts(job)[0].placement}
+    before = trial.job(job)
+    trial.double.cluster.kubelets[node].alive = False
+    trial.double.cluster.set_ready(node, "Unknown")
+    waits = trial.submit("true", gpus=4)
+    trial.until(lambda: trial.attempts(job)[0].contact == "unknown")
+    trial.wait(600.0, step_s=20.0)
+    assert trial.job(waits).state is JobState.QUEUED
+    assert trial.job(job) == before
+    assert processes_of(job) != []
+    trial.double.cluster.kubelets[node].alive = True
+    trial.double.cluster.set_ready(node, "True")
+    trial.until(lambda: trial.attempts(job)[0].contact == "ok")
+    assert trial.job(job) == before

@@ -1,0 +1,242 @@
+"""A scheduler with real attempts, whose clock and whose way to the backend the test has in its hands."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.cluster_file import read_cluster
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.building import full_name
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.local.processes import Process, environment, living
+from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeSeen, Placement, Status
+from longshore.scheduler.book import Parts
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.job_file import JobFile
+from longshore.scheduler.job_id import new_job_id
+from longshore.scheduler.loop import Scheduler
+from longshore.scheduler.metrics.standing import Standing
+from longshore.scheduler.monitor.monitor import Monitor
+from longshore.scheduler.owner import this_process
+from longshore.scheduler.service import layout_of, node_types_of, site_of
+from longshore.scheduler.settings import Settings
+from longshore.scheduler.states import FINAL, Desired, JobState
+from longshore.scheduler.store.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.events import EventRow, events_after
+from longshore.scheduler.store.jobs import JobRow, NewJob, get_job, insert_job, set_desired
+from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.reservations import ReservationRow, held_gpus
+
+ValueT = TypeVar("ValueT")
+PATIENCE_S = 60.0
+
+CLUSTER = """\
+name: trial
+node_types:
+{types}
+racks:
+  - nodes:
+{nodes}
+run_time: {{model: simple, node_penalty: 0.05}}
+"""
+
+
+class KilledError(BaseException):
+    """The scheduler was killed at this point; nobody catches it but the test."""
+
+
+class Way:
+    """The way to a backend, on which calls can be lost, refused, slow, or the last ones of a scheduler.
+
+    Args:
+        backend: Where it leads.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.before: Callable[[str], None] = lambda _call: None  # told the name of each call before it is made
+        self.after: Callable[[str], None] = lambda _call: None  # and when it has been made
+        self.silent_s: dict[str, float] = {}  # last answer of each silent node
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.backend.capabilities
+
+    def _call(self, name: str, call: Callable[[], ValueT]) -> ValueT:
+        self.before(name)
+        value = call()
+        self.after(name)
+        return value
+
+    def observe(self) -> tuple[NodeSeen, ...]:
+        seen = self._call("observe", self.backend.observe)
+        return tuple(replace(node, seen_s=self.silent_s.get(node.name, node.seen_s)) for node in seen)
+
+    def launch(self, attempt: Attempt, placement: Placement) -> None:
+        self._call("launch", lambda: self.backend.launch(attempt, placement))
+
+    def status(self, name: str) -> Status:
+        return self._call("status", lambda: self.backend.status(name))
+
+    def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
+        return self._call("statuses", lambda: self.backend.statuses(names))
+
+    def cancel(self, name: str, reason: str) -> None:
+        self._call("cancel", lambda: self.backend.cancel(name, reason))
+
+    def released(self, name: str) -> bool:
+        return self._call("released", lambda: self.backend.released(name))
+
+    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+        return self.backend.logs(name, rank, offset, most)
+
+    def forget(self, name: str) -> None:
+        self._call("forget", lambda: self.backend.forget(name))
+
+
+def failing(*calls: str) -> Callable[[str], None]:
+    """Return what lets calls fail as a backend does that answers with status 500."""
+
+    def fail(call: str) -> None:
+        if call in calls:
+            raise BackendError("status 500")
+
+    return fail
+
+
+class Trial:
+    """A scheduler that looks when it is told to, with jobs as real processes unless another backend is given.
+
+    Args:
+        folder: Of everything.
+        nodes: GPUs of each node.
+        make: Makes the backend, anew for each scheduler.
+        name: Of the backend.
+    """
+
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, int], make: Callable[[], Backend] | None = None, name: str = "local"
+    ) -> None:
+        self.folder, self.nodes, self.backend_name = folder, dict(nodes), name
+        self.make = make or (lambda: LocalBackend(folder, self.nodes))
+        path = folder / "cluster.yaml"
+        path.write_text(_cluster_file(self.nodes))
+        setup = read_cluster(path)
+        self.layout, self.types = layout_of(setup), node_types_of(setup)
+        self.site = site_of(setup, Settings(folder=folder))
+        self.store = open_store(f"sqlite:///{folder / 'store.db'}")
+        self.later_s = 0.0  # by how much the scheduler's clock is ahead of the real one
+        self.way = Way(self.make())
+        self.scheduler = self.another()
+
+    def now_s(self) -> float:
+        return time.time() + self.later_s
+
+    def parts(self, way: Way, owner: str) -> Parts:
+        monitor = Monitor(way, self.backend_name, self.layout, self.types)
+        deciding = Deciding(HEURISTICS["pack"])
+        return Parts(
+            self.store, way, full_name(self.backend_name, way), self.site, self.layout, deciding, self.now_s, owner,
+            monitor,
+        )  # fmt: skip
+
+    def another(self, owner: str | None = None) -> Scheduler:
+        """Return another scheduler of the same store, as another process would be; proven dead if nobody is named."""
+        return Scheduler(self.parts(self.way, owner or proven_dead()))
+
+    def crash(self) -> None:
+        """Go on as another process would that finds what a killed one has left."""
+        silent_s = self.way.silent_s
+        self.way = Way(self.make())
+        self.way.silent_s = silent_s
+        self.scheduler = self.another()
+
+    def submit(self, script: str, gpus: int = 1, **spec: object) -> str:
+        """Submit a shell script, which runs once for each GPU."""
+        fields = {"command": ["sh", "-c", script], "gpus": gpus, "grace_s": 2.0, **spec}
+        job = JobFile.model_validate(fields)
+        new = NewJob(
+            new_job_id(self.now_s()), job.name, "ada", job.model_dump(mode="json"), 0, gpus, 60.0, self.now_s()
+        )
+        self.store.write(lambda tx: insert_job(tx, new, writer="api"))
+        return new.id
+
+    def wish(self, job: str, desired: Desired) -> None:
+        self.store.write(lambda tx: set_desired(tx, job, desired, at_s=self.now_s(), writer="api"))
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.scheduler.tick()
+
+    def wait(self, seconds: float, step_s: float = 5.0) -> None:
+        """Let time pass on the scheduler's clock, with a look after each step."""
+        for _ in range(round(seconds / step_s)):
+            self.later_s += step_s
+            self.tick()
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        """Let the scheduler look until something has come true."""
+        give_up = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < give_up, "it did not come true"
+            self.tick()
+            time.sleep(0.01)
+
+    def runs(self, job: str) -> None:
+        self.until(lambda: self.job(job).state is JobState.RUNNING)
+
+    def ends(self, job: str) -> JobRow:
+        """Return a job that has ended, with nothing left of it to be cleaned up."""
+        self.until(lambda: self.job(job).state in FINAL and self.attempts(job)[-1].state == "closed")
+        return self.job(job)
+
+    def job(self, job: str) -> JobRow:
+        with self.store.read() as tx:
+            row = get_job(tx, job)
+        assert row is not None
+        return row
+
+    def attempts(self, job: str) -> list[AttemptRow]:
+        with self.store.read() as tx:
+            return attempts_of(tx, job)
+
+    def held(self) -> list[ReservationRow]:
+        with self.store.read() as tx:
+            return held_gpus(tx)
+
+    def events(self, job: str | None = None) -> list[EventRow]:
+        with self.store.read() as tx:
+            return events_after(tx, 0, 1 << 40, job)
+
+    def gauge(self, name: str) -> float:
+        """Return what a gauge without labels tells."""
+        gauges = Standing(self.store, self.layout, self.types, self.now_s).collect()
+        (value,) = [sample.value for gauge in gauges for sample in gauge.samples if sample.name == name]
+        return float(value)
+
+    def close(self) -> None:
+        self.scheduler.parts.deciding.end()
+        self.store.close()
+
+
+def proven_dead() -> str:
+    """Return the owner of a lease whom everybody can see to be gone."""
+    return re.sub(r"(?<= start )[0-9]+", "0", this_process())
+
+
+def processes_of(job: str) -> list[Process]:
+    """Return the living processes of a job, by their environment."""
+    mark = f"ls-{job}-".encode()
+    return [it for it in living() if environment(it).get(b"LONGSHORE_ATTEMPT", b"").startswith(mark)]
+
+
+def _cluster_file(nodes: Mapping[str, int]) -> str:
+    sizes = sorted(set(nodes.values()))
+    rates = "peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9"
+    types = [f"  of{size}: {{gpus: {size}, {rates}}}" for size in sizes]
+    lines = [f"      - {{type: of{gpus}, name: {node}}}" for node, gpus in nodes.items()]
+    return CLUSTER.format(types="\n".join(types), nodes="\n".join(lines))
