@@ -25,7 +25,7 @@ class Stepping(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return the gauge."""
-        family = GaugeMetricFamily("longshore_step_seconds", "Present step time of running jobs.", labels=["job"])
+        family = GaugeMetricFamily("longshore_step_seconds", "Present step time of running jobs.", labels=["job_id"])
         for job, it in self._figures().items():
             if it.step_s is not None:
                 family.add_metric([job], it.step_s)

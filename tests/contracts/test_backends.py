@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from longshore.scheduler.backends.protocol import (
     Tells,
     Told,
 )
+from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from tests.scheduler.backends.attempts import (
     NODES,
@@ -36,6 +38,7 @@ from tests.scheduler.backends.attempts import (
     until,
 )
 from tests.scheduler.backends.kubernetes_trials import end_double, make_on_double
+from tests.scheduler.backends.ray_cluster import RayCluster, end_attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,14 @@ def slurm_trial(request: pytest.FixtureRequest) -> Trial:
     return Trial(lambda folder: SlurmBackend(folder, NODES, conf=cluster.conf), lambda _: cluster.end_jobs())
 
 
-TRIALS = {"local": local_trial, "kubernetes": kubernetes_trial, "slurm": slurm_trial}
+def ray_trial(request: pytest.FixtureRequest) -> Trial:
+    cluster: RayCluster = request.getfixturevalue("ray_cluster")
+    # One folder for all tests, as each has a launcher of its own, which takes a while to start.
+    make = partial(RayBackend, cluster.folder, NODES, address=cluster.address, token=cluster.token)
+    return Trial(lambda _: make(), lambda _: end_attempts(cluster))
+
+
+TRIALS = {"local": local_trial, "kubernetes": kubernetes_trial, "ray": ray_trial, "slurm": slurm_trial}
 
 
 @pytest.fixture(params=TRIALS)

@@ -188,7 +188,7 @@ def test_steps_are_told_of_jobs_that_run_and_verdicts_and_checkpoints_are_counte
 
     scraped = watched.scraped()
 
-    assert scraped["longshore_step_seconds"] == {"job=x": 0.25}
+    assert scraped["longshore_step_seconds"] == {"job_id=x": 0.25}
     assert scraped["longshore_step_verdicts_total"] == {f"verdict={word}": float(word == "hung") for word in SlowWord}
     assert scraped["longshore_checkpoints_total"] == {"": 1.0}
     watched.figures = {}

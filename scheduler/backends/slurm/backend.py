@@ -1,25 +1,17 @@
 """The Slurm backend: each attempt is one Slurm job with the exact nodes and GPUs that were decided."""
 
-import json
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....cluster.errors import BackendError, InputError
 from ...layout import Layout
-from ..local.durable import is_there, open_folder, read_whole, write_first
-from ..local.folders import Folders, check_log_request, delete_but, read_rank_log, told_as_backend_error
-from ..local.launching import refuse_what_cannot_start, spec_of
-from ..local.spec import Spec, decode, encode
-from ..local.supervision import SPEC_BYTES
-from ..local.told import read_told
-from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status, Told
+from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
+from ..shared_folder.backend import SharedFolderBackend
+from ..shared_folder.claiming import CANCELLED, revoke
+from ..shared_folder.records import Records, status_of_running
 from .commands import Commands
-from .ending import Endings, is_late, revoke
-from .node import CANCELLED
-from .records import Records, is_released, read_records, status_of, status_of_running
+from .ending import Endings, is_late
 from .settings import SlurmSettings
 from .snapshot import Node, Snapshot
 from .submission import comment_of, submit
@@ -28,7 +20,7 @@ from .view import View
 OPTIONS = ("--account=", "--partition=", "--qos=", "--reservation=")
 
 
-class SlurmBackend:
+class SlurmBackend(SharedFolderBackend):
     """Runs each attempt as a Slurm job whose supervisors, one a node, write down how it ended.
 
     Args:
@@ -61,8 +53,8 @@ class SlurmBackend:
         for option in options:
             if not option.startswith(OPTIONS):
                 raise InputError(f"sbatch's {option!r} is not Longshore's to pass on", f"use {', '.join(OPTIONS)}")
-        self._folders = Folders(folder)
-        self._nodes, self._options = dict(nodes), tuple(options)
+        super().__init__(folder, nodes)
+        self._options = tuple(options)
         self._commands = Commands(conf)
         self._view = View(self._commands, self._nodes)
         self._answered_s: dict[str, float] = {}  # last answer of each node
@@ -93,26 +85,15 @@ class SlurmBackend:
             RefusedError: If its program or folder is not there.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
-        name, path = attempt.name, self._folders.path(attempt.name)
-        spec = spec_of(attempt, placement, self._nodes, path / "work")
-        with told_as_backend_error(name):
-            with self._folders.open(name) as folder:
-                if folder is not None and _has_begun(folder, name, encode(spec)):
-                    return
-            refuse_what_cannot_start(spec, makes_folder=not attempt.folder)
-            with self._folders.make(name) as folder:
-                if not attempt.folder:
-                    (path / "work").mkdir(exist_ok=True)
-                is_first = write_first(folder, "spec.json", encode(spec))
-                if not is_first and _has_begun(folder, name, encode(spec)):
-                    return
-                if is_there(folder, "cancel.json"):
-                    revoke(folder, name, CANCELLED)
-                    return
-        if is_first or not self._is_submitted(name):
+        wanted = self._write_down(attempt, placement)
+        if wanted is None:
+            return
+        spec, is_first = wanted
+        if is_first or not self._is_submitted(attempt.name):
             nodes = self._view.look().nodes
             self._view.forget()
-            submit(self._commands, spec, placement, nodes, str(path), self._options)
+            path = str(self._folders.path(attempt.name))
+            submit(self._commands, spec, placement, nodes, path, self._options)
 
     def status(self, name: str) -> Status:
         """Return what is known of an attempt.
@@ -128,19 +109,7 @@ class SlurmBackend:
         Raises:
             BackendError: If one of these is no name of an attempt.
         """
-        told: dict[str, Status] = {}
-        unclear: dict[str, Records] = {}
-        for name in names:
-            try:
-                records = self._records(name)
-            except (OSError, ValueError) as error:
-                told[name] = Status(Run.UNREACHABLE, reason=str(error))
-                continue
-            status = Status(Run.ABSENT) if records is None else status_of(records)
-            if status is not None:
-                told[name] = status
-            elif records is not None:
-                unclear[name] = records
+        told, unclear = self._read_all(names)
         return told | self._ask(unclear)
 
     def cancel(self, name: str, reason: str) -> None:
@@ -149,65 +118,9 @@ class SlurmBackend:
         Raises:
             BackendError: If the wish could not be written down.
         """
-        self._folders.path(name)
-        with told_as_backend_error(name), self._folders.make(name) as folder:
-            if is_there(folder, "claim.json") and self.released(name):
-                return
-            write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
-            if not is_there(folder, "spec.json"):
-                return
-            if revoke(folder, name, CANCELLED) or is_late(folder):
+        with self._wished_to_end(name, reason) as folder:
+            if folder is not None and (revoke(folder, name, CANCELLED) or is_late(folder)):
                 self._endings.kill(name)
-
-    def released(self, name: str) -> bool:
-        """Say whether all processes of an attempt are proven gone: by their supervisors, or by a look at each node."""
-        self._folders.path(name)
-        try:
-            records = self._records(name)
-        except (OSError, ValueError):
-            return False
-        return records is None or is_released(records)
-
-    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
-        """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
-
-        Raises:
-            BackendError: If there is no such rank, or its log is not a file.
-            ValueError: If the offset or the size is negative.
-        """
-        self._folders.path(name)
-        check_log_request(name, rank, offset, most)
-        with told_as_backend_error(name), self._folders.open(name) as folder:
-            if folder is None:
-                raise BackendError(f"no attempt {name}")
-            for part in _parts(folder):
-                with _opened(folder, part) as own:
-                    told = read_rank_log(own, rank, offset, most)
-                if told is not None:
-                    return told
-            spec = _read_spec(folder)
-        if spec is None or rank >= len(spec.ranks):
-            raise BackendError(f"{name} has no rank {rank}")
-        return b"", offset
-
-    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
-        """Return what each rank has told of its steps and checkpoints since the last time.
-
-        Raises:
-            BackendError: If that cannot be seen.
-        """
-        self._folders.path(name)
-        told = list[Told]()
-        with told_as_backend_error(name), self._folders.open(name) as folder:
-            if folder is None:
-                return told
-            for part, share in enumerate(placement):
-                if not is_there(folder, f"part-{part}"):
-                    return []
-                with _opened(folder, f"part-{part}") as own:
-                    first = len(told)
-                    told += read_told(own, first, before[first : first + len(share.gpus)])
-        return told
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, but for its logs and the proof that it ended.
@@ -215,22 +128,8 @@ class SlurmBackend:
         Raises:
             BackendError: If its processes are not proven gone, or something cannot be deleted.
         """
-        if not self.released(name):
-            raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
-        with told_as_backend_error(name), self._folders.open(name) as folder:
-            if folder is None:
-                return
-            parts = _parts(folder)
-            for part in parts:
-                with _opened(folder, part) as own:
-                    delete_but(own, {"exit.json", "gone.json"})
-            # Without a claim it never began: a launch that comes late must find that it was cancelled.
-            delete_but(folder, {"claim.json" if is_there(folder, "claim.json") else "cancel.json", *parts})
+        super().forget(name)
         self._endings.forget(name)
-
-    def _records(self, name: str) -> Records | None:
-        with self._folders.open(name) as folder:
-            return None if folder is None else read_records(folder, name)
 
     def _ask(self, unclear: Mapping[str, Records]) -> dict[str, Status]:
         """Return what is known of attempts that only Slurm knows enough of."""
@@ -289,31 +188,3 @@ def _without_slurm(records: Records, reason: str) -> Status:
     if parts and all(part.is_over or part.is_alive for part in parts):
         return status_of_running(parts)
     return Status(Run.UNREACHABLE, reason=reason)
-
-
-def _has_begun(folder: int, name: str, content: bytes) -> bool:
-    """Say whether an attempt is claimed.
-
-    Raises:
-        BackendError: If what was to be run under its name is something else.
-    """
-    if is_there(folder, "spec.json") and read_whole(folder, "spec.json", SPEC_BYTES) != content:
-        raise BackendError(f"{name} was launched before with another command or placement")
-    return is_there(folder, "claim.json")
-
-
-def _read_spec(folder: int) -> Spec | None:
-    return decode(read_whole(folder, "spec.json", SPEC_BYTES)) if is_there(folder, "spec.json") else None
-
-
-def _parts(folder: int) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if name.startswith("part-"))
-
-
-@contextmanager
-def _opened(folder: int, part: str) -> Iterator[int]:
-    own = open_folder(part, inside=folder)
-    try:
-        yield own
-    finally:
-        os.close(own)

@@ -1,4 +1,4 @@
-"""How attempts end for good: by a claim that no job may have any more, by Slurm's own means, and by sweeps."""
+"""How attempts end that do not end by themselves: by Slurm's own means, and by sweeps."""
 
 import json
 import logging
@@ -8,35 +8,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ....cluster.errors import BackendError
-from ..local.durable import make_folder, open_folder, read_whole, write_first
-from ..local.spec import decode
-from ..local.supervision import SPEC_BYTES
+from ..local.durable import make_folder, open_folder, write_first
+from ..shared_folder.node import nodes_of, read_spec
+from ..shared_folder.records import Records
+from ..shared_folder.sweep import write_gone
 from .commands import Commands
-from .node import nodes_of
-from .records import Records
 from .snapshot import Node, Snapshot
 from .submission import submit_sweep, sweep_comment_of
-from .sweep import write_gone
 
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 5.0  # between two tries
 _LATE_S = 30.0  # after an attempt's grace, when Slurm has to kill what does not end
-
-
-def revoke(folder: int, attempt: str, reason: str) -> bool:
-    """Claim an attempt so that no Slurm job may run it, and say whether none does.
-
-    Args:
-        folder: Descriptor of the attempt's folder.
-        attempt: Its name.
-        reason: Why none may.
-
-    Raises:
-        OSError: If it cannot be written down.
-    """
-    claim = {"attempt": attempt, "job": 0, "parts": 0, "ranks": 0, "token": "", "address": "", "revoked": reason}
-    return write_first(folder, "claim.json", json.dumps(claim).encode())
 
 
 def is_late(folder: int) -> bool:
@@ -49,7 +32,7 @@ def is_late(folder: int) -> bool:
         OSError: If that cannot be told.
     """
     asked_s = os.stat("cancel.json", dir_fd=folder, follow_symlinks=False).st_mtime
-    spec = decode(read_whole(folder, "spec.json", SPEC_BYTES))
+    spec = read_spec(folder)
     return time.time() > asked_s + spec.grace_s + _LATE_S
 
 
@@ -85,7 +68,7 @@ class Endings:
         """
         if snapshot.read_s <= self._over_s.setdefault(attempt, time.monotonic()):
             return  # The snapshot may be older than the job: the next one tells.
-        spec = decode(read_whole(folder, "spec.json", SPEC_BYTES))
+        spec = read_spec(folder)
         for part, node in enumerate(nodes_of(spec)):
             if records.parts[part].is_over or _is_vouched_for(folder, attempt, part, snapshot.nodes.get(node)):
                 continue

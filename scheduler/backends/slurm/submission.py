@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from ....cluster.errors import BackendError
 from ..local.spec import Spec
 from ..protocol import CannotHonourError, Placement, Share
+from ..shared_folder.python import python_line
 from .commands import Commands
-from .python import python_line
 from .snapshot import Node
 
 _NEVER = ("node configuration is not available", "Invalid node name", "Invalid generic resource")  # whatever one waits
@@ -53,7 +53,9 @@ def submit(
     arguments = ["--parsable"]
     for number, component in enumerate(where):
         arguments += [":"] * (number > 0) + common + component
-    _sbatch(commands, arguments, python_line("node", "lead", path, nodes[placement[0].node].address, commands.srun))
+    _sbatch(
+        commands, arguments, python_line("slurm.node", "lead", path, nodes[placement[0].node].address, commands.srun)
+    )
 
 
 def submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str, options: Sequence[str]) -> None:
@@ -72,7 +74,11 @@ def submit_sweep(commands: Commands, spec: Spec, part: int, node: str, path: str
     """
     common = _named(f"{spec.attempt}-sweep", sweep_comment_of(spec.attempt, part), path)
     where = ["--nodes=1", "--ntasks=1", f"--nodelist={node}"]
-    _sbatch(commands, ["--parsable", *common, *options, *where], python_line("sweep", "sweep", path, str(part)))
+    _sbatch(
+        commands,
+        ["--parsable", *common, *options, *where],
+        python_line("shared_folder.sweep", "sweep", path, str(part)),
+    )
 
 
 def _sbatch(commands: Commands, arguments: list[str], line: list[str]) -> None:

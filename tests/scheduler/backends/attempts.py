@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.processes import Identity, boot_id, find, is_alive, kill
 from longshore.scheduler.backends.protocol import Attempt, Backend, Placement, Run, Share, Status
+from longshore.scheduler.layout import Layout
 
 NODES = {"a": 4, "b": 2}
 ONE_GPU: Placement = (Share("a", (2,)),)
@@ -63,6 +66,21 @@ def end_of(backend: Backend, attempt: Attempt) -> Status:
 def runs(backend: Backend, attempt: Attempt) -> None:
     """Wait until an attempt runs."""
     until(lambda: backend.status(attempt.name).run is Run.RUNNING)
+
+
+def random_placements(rng: np.random.Generator, layout: Layout) -> list[Placement]:
+    """Return disjoint placements of 1 to 8 GPUs each that fill the cluster."""
+    gpus, placements = rng.permutation(sum(layout.nodes.values())).tolist(), []
+    while gpus:
+        count = int(rng.integers(1, 9))
+        placements.append(layout.placement(gpus[:count]))
+        gpus = gpus[count:]
+    return placements
+
+
+def said(backend: Backend, attempt: Attempt, ranks: int) -> list[str]:
+    """Return what each rank printed."""
+    return [backend.logs(attempt.name, rank, 0, 1000)[0].decode().strip() for rank in range(ranks)]
 
 
 def own_folder(folder: Path, attempt: Attempt) -> Path:

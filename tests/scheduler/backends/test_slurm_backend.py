@@ -7,12 +7,22 @@ import pytest
 from benchmarks.slurm_cluster import GPUS, SlurmCluster
 from longshore.cluster.errors import BackendError, InputError
 from longshore.scheduler.backends.building import build
-from longshore.scheduler.backends.protocol import Attempt, Placement, RankEnd, Run, Share
+from longshore.scheduler.backends.protocol import Placement, RankEnd, Run, Share
+from longshore.scheduler.backends.shared_folder.records import Claim, Part, Records, status_of
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.backends.slurm.records import Claim, Part, Records, status_of
 from longshore.scheduler.backends.slurm.snapshot import types_of
 from longshore.scheduler.layout import Layout
-from tests.scheduler.backends.attempts import end_of, kill_supervisor, lives, number_in, own_folder, runs, sh
+from tests.scheduler.backends.attempts import (
+    end_of,
+    kill_supervisor,
+    lives,
+    number_in,
+    own_folder,
+    random_placements,
+    runs,
+    said,
+    sh,
+)
 
 NODES = dict.fromkeys("abcd", GPUS)
 LAYOUT = Layout(list(NODES), list(NODES.values()))
@@ -26,22 +36,8 @@ def backend(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmBacken
     slurm_cluster.end_jobs()
 
 
-def random_placements(rng: np.random.Generator) -> list[Placement]:
-    """Return disjoint placements of 1 to 8 GPUs each that fill the cluster."""
-    gpus, placements = rng.permutation(GPUS * len(NODES)).tolist(), []
-    while gpus:
-        count = int(rng.integers(1, 9))
-        placements.append(LAYOUT.placement(gpus[:count]))
-        gpus = gpus[count:]
-    return placements
-
-
-def said(backend: SlurmBackend, attempt: Attempt, ranks: int) -> list[str]:
-    return [backend.logs(attempt.name, rank, 0, 1000)[0].decode().strip() for rank in range(ranks)]
-
-
 def test_random_placements_are_what_ranks_see_from_inside(backend: SlurmBackend) -> None:
-    placements = random_placements(np.random.default_rng(5))
+    placements = random_placements(np.random.default_rng(5), LAYOUT)
     attempts = [sh(SAY_GPU) for _ in placements]
     for attempt, placement in zip(attempts, placements, strict=True):
         backend.launch(attempt, placement)

@@ -13,22 +13,23 @@ from ..local.durable import is_there, open_folder
 from ..local.markers import Ends, Exited, Marker, Ranks, rank_ends, read_marker
 from ..local.progress import read_progress
 from ..protocol import RankEnd, Run, Status
-from .node import CANCELLED, MISPLACED, STOPPED
+from .claiming import CANCELLED
+from .node import MISPLACED, STOPPED, read_stop
 
 ALIVE_S = 30.0  # a supervisor shows every 2 s that it lives; a file system may hold that back for a while
 
 
 class Claim(Marker):
-    """Which Slurm job runs an attempt, or why none may."""
+    """What runs an attempt, or why nothing may."""
 
     file_name = "claim.json"
 
-    job: Annotated[int, Field(ge=0)]  # number of the Slurm job, 0 if none may run it
+    job: Annotated[int, Field(ge=0)]  # number of the job of Slurm or Ray, 0 if none may run it
     parts: Annotated[int, Field(ge=0)]  # nodes
     ranks: Annotated[int, Field(ge=0)]
     token: str
     address: str
-    revoked: str  # why no job may run it; "" for one that does
+    revoked: str  # why nothing may run it; "" of what does
 
 
 class Gone(Marker):
@@ -57,15 +58,16 @@ class Part(NamedTuple):
 
 
 class Records(NamedTuple):
-    """What is known of an attempt without Slurm."""
+    """What is known of an attempt from its folder alone."""
 
     is_wanted: bool  # it was launched
     claim: Claim | None
     parts: tuple[Part, ...]  # by node, once it is claimed
+    stop: str = ""  # why all its ranks are stopped
 
 
 def read_records(folder: int, attempt: str) -> Records:
-    """Return what is known of an attempt without Slurm.
+    """Return what is known of an attempt from its folder alone.
 
     Args:
         folder: Descriptor of the attempt's folder.
@@ -77,17 +79,18 @@ def read_records(folder: int, attempt: str) -> Records:
     """
     claim = read_marker(folder, attempt, Claim)
     parts = () if claim is None else tuple(_read_part(folder, attempt, number) for number in range(claim.parts))
-    return Records(is_there(folder, "spec.json"), claim, parts)
+    stop = read_stop(folder) if is_there(folder, "stop.json") else ""
+    return Records(is_there(folder, "spec.json"), claim, parts, stop)
 
 
 def status_of(records: Records) -> Status | None:
-    """Return the status that records show; None if Slurm has to be asked."""
+    """Return the status that records prove; None if more has to be known."""
     claim, parts = records.claim, records.parts
     if claim is None:
         return None if records.is_wanted else Status(Run.ABSENT)
     if claim.revoked:
         return Status(Run.EXITED if claim.revoked == CANCELLED else Run.LOST, reason=claim.revoked)
-    return _end_of(parts, claim.ranks) if all(part.is_over for part in parts) else None
+    return _end_of(records, claim.ranks) if all(part.is_over for part in parts) else None
 
 
 def status_of_running(parts: tuple[Part, ...]) -> Status:
@@ -103,10 +106,13 @@ def is_released(records: Records) -> bool:
     return all(part.is_over for part in records.parts)
 
 
-def _end_of(parts: tuple[Part, ...], ranks: int) -> Status:
+def _end_of(records: Records, ranks: int) -> Status:
+    parts = records.parts
     ends, started_s, progress = _ends(parts), _started_s(parts), _progress(parts)
     reason = next((part.reason for part in parts if part.exited and part.reason), "")
-    if any(part.gone for part in parts):
+    if any(part.gone for part in parts) and records.stop.startswith(NODE_FAULT):
+        reason = records.stop
+    elif any(part.gone for part in parts):
         reason = "a supervisor was lost" + (f"; {reason}" if reason else "")
     elif 0 < len(ends) < ranks and not any(end.code or end.signal for end in ends):
         reason = f"only {len(ends)} of {ranks} ranks ran; {reason}"  # and these ended well: that is not the whole job
@@ -114,7 +120,7 @@ def _end_of(parts: tuple[Part, ...], ranks: int) -> Status:
         reason = NODE_FAULT + reason  # The job did nothing wrong.
     elif not reason.startswith(STOPPED):
         return Status(Run.EXITED, ends, reason, started_s, progress)
-    # Ranks that Slurm asked to end may well have ended with 0: that is no proof that they were done.
+    # Ranks that were asked to end may well have ended with 0: that is no proof that they were done.
     return Status(Run.LOST, ends, reason, started_s, progress)
 
 

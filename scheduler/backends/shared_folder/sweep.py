@@ -12,13 +12,13 @@ from ..local.leftovers import Traces, kill_all
 from ..local.processes import Identity, boot_id, find, is_alive, kill
 from ..local.supervision import own_marker
 
-_END_WITHIN_S = 10.0  # for a supervisor that Slurm has asked to end
+_END_WITHIN_S = 10.0  # for a supervisor that was asked to end
 _LOOK_AGAIN_S = 0.1
 _MOST_BYTES = 1 << 20
 
 
 def sweep(path: str, part: str) -> int:
-    """End what is left on this node of an attempt whose Slurm job is over, and write down that nothing is.
+    """End what is left on this node of an attempt that may not run any more, and write down that nothing is.
 
     Args:
         path: The attempt's folder.
@@ -44,6 +44,28 @@ def sweep(path: str, part: str) -> int:
     return 0
 
 
+def sweep_unless_alive(path: str, part: str) -> int:
+    """Do what `sweep` does, unless a supervisor lives here that sees to the attempt.
+
+    Args:
+        path: The attempt's folder.
+        part: Number of this node in it.
+
+    Returns:
+        0.
+
+    Raises:
+        OSError: If that cannot be told or written down.
+        ValueError: If a marker makes no sense.
+    """
+    folder = open_folder(path)
+    make_folder(folder, f"part-{part}")
+    own = open_folder(f"part-{part}", inside=folder)
+    if is_there(own, "started.json") and is_alive(_supervisor_of(own), boot_id()):
+        return 0
+    return sweep(path, part)
+
+
 def write_gone(own: int, attempt: str, proof: str) -> None:
     """Write down that nothing is left of an attempt's part.
 
@@ -58,9 +80,13 @@ def write_gone(own: int, attempt: str, proof: str) -> None:
     write_first(own, "gone.json", json.dumps({"attempt": attempt, "proof": proof}).encode())
 
 
+def _supervisor_of(own: int) -> Identity:
+    started = json.loads(read_whole(own, "started.json", _MOST_BYTES))
+    return Identity(started["pid"], started["start_ticks"], started["boot"])
+
+
 def _end(own: int, attempt: str) -> None:
-    started, boot = json.loads(read_whole(own, "started.json", _MOST_BYTES)), boot_id()
-    supervisor = Identity(started["pid"], started["start_ticks"], started["boot"])
+    started, boot, supervisor = json.loads(read_whole(own, "started.json", _MOST_BYTES)), boot_id(), _supervisor_of(own)
     until_s = time.monotonic() + _END_WITHIN_S
     while is_alive(supervisor, boot) and time.monotonic() < until_s:
         time.sleep(_LOOK_AGAIN_S)

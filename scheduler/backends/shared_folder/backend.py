@@ -1,0 +1,193 @@
+"""What all backends do alike whose nodes share a folder with the scheduler."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ....cluster.errors import BackendError
+from ..local.durable import is_there, open_folder, read_whole, write_first
+from ..local.folders import Folders, check_log_request, delete_but, read_rank_log, told_as_backend_error
+from ..local.launching import refuse_what_cannot_start, spec_of
+from ..local.spec import Spec, encode
+from ..local.supervision import SPEC_BYTES
+from ..local.told import read_told
+from ..protocol import Attempt, Placement, Run, Status, Told
+from .claiming import CANCELLED, revoke
+from .node import read_spec
+from .records import Records, is_released, read_records, status_of
+
+
+class SharedFolderBackend:
+    """Writes down what is to be run, and reads what supervisors on the nodes write.
+
+    Args:
+        folder: Where the attempts' folders are, under the same path on all nodes; made if need be.
+        nodes: GPUs of each node, in cluster-file order.
+    """
+
+    def __init__(self, folder: Path, nodes: Mapping[str, int]) -> None:
+        self._folders = Folders(folder)
+        self._nodes = dict(nodes)
+
+    def released(self, name: str) -> bool:
+        """Say whether all processes of an attempt are proven gone: by their supervisors, or by a look at each node."""
+        self._folders.path(name)
+        try:
+            records = self._records(name)
+        except (OSError, ValueError):
+            return False
+        return records is None or is_released(records)
+
+    def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+        """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
+
+        Raises:
+            BackendError: If there is no such rank, or its log is not a file.
+            ValueError: If the offset or the size is negative.
+        """
+        self._folders.path(name)
+        check_log_request(name, rank, offset, most)
+        with told_as_backend_error(name), self._folders.open(name) as folder:
+            if folder is None:
+                raise BackendError(f"no attempt {name}")
+            for part in _parts(folder):
+                with _opened(folder, part) as own:
+                    told = read_rank_log(own, rank, offset, most)
+                if told is not None:
+                    return told
+            spec = read_spec(folder) if is_there(folder, "spec.json") else None
+        if spec is None or rank >= len(spec.ranks):
+            raise BackendError(f"{name} has no rank {rank}")
+        return b"", offset
+
+    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+        """Return what each rank has told of its steps and checkpoints since the last time.
+
+        Raises:
+            BackendError: If that cannot be seen.
+        """
+        self._folders.path(name)
+        told = list[Told]()
+        with told_as_backend_error(name), self._folders.open(name) as folder:
+            if folder is None:
+                return told
+            for part, share in enumerate(placement):
+                if not is_there(folder, f"part-{part}"):
+                    return []
+                with _opened(folder, f"part-{part}") as own:
+                    first = len(told)
+                    told += read_told(own, first, before[first : first + len(share.gpus)])
+        return told
+
+    def forget(self, name: str) -> None:
+        """Delete what an attempt that ended left here, but for its logs and the proof that it ended.
+
+        Raises:
+            BackendError: If its processes are not proven gone, or something cannot be deleted.
+        """
+        if not self.released(name):
+            raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
+        with told_as_backend_error(name), self._folders.open(name) as folder:
+            if folder is None:
+                return
+            parts = _parts(folder)
+            for part in parts:
+                with _opened(folder, part) as own:
+                    delete_but(own, {"exit.json", "gone.json"})
+            # Without a claim it never began: a launch that comes late must find that it was cancelled.
+            delete_but(folder, {"claim.json" if is_there(folder, "claim.json") else "cancel.json", *parts})
+
+    def _write_down(self, attempt: Attempt, placement: Placement) -> tuple[Spec, bool] | None:
+        """Write down what is to be run.
+
+        Returns:
+            That, and whether it was written for the first time; None if there is nothing left to start.
+
+        Raises:
+            CannotHonourError: If there are no such GPUs.
+            RefusedError: If its program or folder is not there.
+            BackendError: If it cannot be written, or another attempt has this name.
+        """
+        name, path = attempt.name, self._folders.path(attempt.name)
+        spec = spec_of(attempt, placement, self._nodes, path / "work")
+        with told_as_backend_error(name):
+            with self._folders.open(name) as folder:
+                if folder is not None and _has_begun(folder, name, encode(spec)):
+                    return None
+            refuse_what_cannot_start(spec, makes_folder=not attempt.folder)
+            with self._folders.make(name) as folder:
+                if not attempt.folder:
+                    (path / "work").mkdir(exist_ok=True)
+                is_first = write_first(folder, "spec.json", encode(spec))
+                if not is_first and _has_begun(folder, name, encode(spec)):
+                    return None
+                if is_there(folder, "cancel.json"):
+                    revoke(folder, name, CANCELLED)
+                    return None
+        return spec, is_first
+
+    @contextmanager
+    def _wished_to_end(self, name: str, reason: str) -> Iterator[int | None]:
+        """Write down the wish that an attempt stops, and open its folder if it was launched and may run.
+
+        Raises:
+            BackendError: If the wish could not be written down.
+        """
+        self._folders.path(name)
+        with told_as_backend_error(name), self._folders.make(name) as folder:
+            if is_there(folder, "claim.json") and self.released(name):
+                yield None
+                return
+            write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
+            yield folder if is_there(folder, "spec.json") else None
+
+    def _read_all(self, names: tuple[str, ...]) -> tuple[dict[str, Status], dict[str, Records]]:
+        """Return the statuses that records prove, and the records of the attempts of which they do not prove any.
+
+        Raises:
+            BackendError: If one of these is no name of an attempt.
+        """
+        told: dict[str, Status] = {}
+        unclear: dict[str, Records] = {}
+        for name in names:
+            try:
+                records = self._records(name)
+            except (OSError, ValueError) as error:
+                told[name] = Status(Run.UNREACHABLE, reason=str(error))
+                continue
+            status = Status(Run.ABSENT) if records is None else status_of(records)
+            if status is not None:
+                told[name] = status
+            elif records is not None:
+                unclear[name] = records
+        return told, unclear
+
+    def _records(self, name: str) -> Records | None:
+        with self._folders.open(name) as folder:
+            return None if folder is None else read_records(folder, name)
+
+
+def _has_begun(folder: int, name: str, content: bytes) -> bool:
+    """Say whether an attempt is claimed.
+
+    Raises:
+        BackendError: If what was to be run under its name is something else.
+    """
+    if is_there(folder, "spec.json") and read_whole(folder, "spec.json", SPEC_BYTES) != content:
+        raise BackendError(f"{name} was launched before with another command or placement")
+    return is_there(folder, "claim.json")
+
+
+def _parts(folder: int) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.startswith("part-"))
+
+
+@contextmanager
+def _opened(folder: int, part: str) -> Iterator[int]:
+    own = open_folder(part, inside=folder)
+    try:
+        yield own
+    finally:
+        os.close(own)

@@ -1,0 +1,180 @@
+"""The part of an attempt that runs on one of its nodes, under a supervisor. Standard library only.
+
+Everything is in the attempt's folder, which all nodes and the scheduler share:
+
+    spec.json        what is to be run
+    claim.json       what runs it, or that nothing may; the first who writes it wins, so it starts once
+    cancel.json      the wish that it stops
+    stop.json        why all its ranks are stopped; the first reason counts
+    meet.json        the port where the ranks meet
+    part-N/          of its N-th node: markers and logs as of the local backend's supervisor, and
+    part-N/gone.json the proof that nothing is left there, where nobody wrote how it ended
+"""
+
+import json
+import os
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..local.durable import is_there, make_folder, open_folder, read_whole, write_first
+from ..local.gang import free_port
+from ..local.spec import Part, Spec, decode
+from ..local.supervision import SPEC_BYTES, own_marker, prepare, run_ranks, write_exit_patiently
+from .claiming import CANCELLED
+
+STARTED_BEFORE = 76  # exit code of a start that is one too many
+STOPPED = "stopped by "
+MISPLACED = "misplaced: "
+
+_BEAT_S = 2.0  # between two signs of life
+_MEET_WITHIN_S = 300.0  # the nodes of a job start together
+_LOOK_AGAIN_S = 0.1
+_MOST_BYTES = 1 << 16
+
+
+class Grant(NamedTuple):
+    """What whoever runs an attempt gives it on a node."""
+
+    by: str  # who that is, such as Slurm
+    node: str
+    gpus: list[int]
+    visible: list[str]  # what each of these is called in CUDA_VISIBLE_DEVICES
+
+
+def nodes_of(spec: Spec) -> list[str]:
+    """Return the nodes of an attempt, in the order of its ranks."""
+    return list(dict.fromkeys(rank.node for rank in spec.ranks))
+
+
+def read_spec(folder: int) -> Spec:
+    """Return what an attempt is to run.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+
+    Raises:
+        OSError: If that is not there.
+        ValueError: If it makes no sense.
+    """
+    return decode(read_whole(folder, "spec.json", SPEC_BYTES))
+
+
+def run_part(path: str, token: str, grant: Grant) -> int:
+    """Run the ranks of an attempt on this node.
+
+    Args:
+        path: The attempt's folder.
+        token: Of the claim that this is done for.
+        grant: What the attempt gets on this node.
+
+    Returns:
+        0 if all of them ended well; on one of several nodes 0 once their end is written down.
+
+    Raises:
+        OSError: If the folder cannot be used.
+        ValueError: If the attempt has nothing to run on this node.
+    """
+    folder = open_folder(path)
+    claimed = json.loads(read_whole(folder, "claim.json", _MOST_BYTES))
+    spec = read_spec(folder)
+    number = nodes_of(spec).index(grant.node)
+    make_folder(folder, f"part-{number}")
+    part_path = f"{path}/part-{number}"
+    own = open_folder(part_path)
+    prepare()
+    if claimed["token"] != token or not write_first(own, "started.json", own_marker(spec.attempt)):
+        return STARTED_BEFORE
+    wishes = SharedWishes(folder, own, spec.attempt, STOPPED + grant.by)
+    ended_well = _supervise(spec, grant, claimed["address"], wishes, own, part_path)
+    return 0 if claimed["parts"] > 1 else int(not ended_well)
+
+
+class SharedWishes:
+    """What the scheduler and the supervisors of other nodes want, as the attempt's folder tells.
+
+    A file system that does not answer for a while is no reason to stop anything.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+        own: Descriptor of this node's part of it.
+        attempt: The attempt's name.
+        of_term: Why the ranks are stopped when their supervisor is asked to end.
+    """
+
+    def __init__(self, folder: int, own: int, attempt: str, of_term: str) -> None:
+        self.folder, self.of_term = folder, of_term
+        self._own, self._attempt = own, attempt
+        self._beat_at_s = 0.0
+
+    def asked(self) -> str:
+        """Return why the ranks are to be stopped, "" if they are not; and show that this supervisor lives."""
+        with suppress(OSError):
+            if time.monotonic() >= self._beat_at_s:
+                self._beat_at_s = time.monotonic() + _BEAT_S
+                os.utime("started.json", dir_fd=self._own)
+            if is_there(self.folder, "stop.json"):
+                return read_stop(self.folder)
+            if is_there(self.folder, "cancel.json"):
+                return CANCELLED
+        return ""
+
+    def stopped(self, reason: str) -> str:
+        """Let all nodes stop, and return the reason that was the first."""
+        with suppress(OSError):
+            write_stop(self.folder, self._attempt, reason)
+            return read_stop(self.folder)
+        return reason
+
+
+def write_stop(folder: int, attempt: str, reason: str) -> None:
+    """Let all ranks of an attempt stop, unless there is a reason already.
+
+    Args:
+        folder: Descriptor of the attempt's folder.
+        attempt: Its name.
+        reason: Why they stop.
+
+    Raises:
+        OSError: If it cannot be written down.
+    """
+    write_first(folder, "stop.json", json.dumps({"attempt": attempt, "reason": reason}).encode())
+
+
+def read_stop(folder: int) -> str:
+    """Return why all ranks of an attempt are stopped.
+
+    Raises:
+        OSError: If they are not, or that cannot be read.
+    """
+    return str(json.loads(read_whole(folder, "stop.json", _MOST_BYTES))["reason"])
+
+
+def _supervise(spec: Spec, grant: Grant, address: str, wishes: SharedWishes, own: int, path: str) -> bool:
+    """Run this node's ranks unless they must not start, and return whether all of them ended well."""
+    ranks = {rank: place.gpu for rank, place in enumerate(spec.ranks) if place.node == grant.node}
+    gpus = list(ranks.values())
+    reason = wishes.asked()
+    if not reason and (grant.gpus != gpus or len(grant.visible) != len(gpus)):
+        reason = wishes.stopped(f"{MISPLACED}{grant.node} gives GPUs {grant.gpus}, not {gpus}")
+    port = None if reason else _meet(wishes, is_first=0 in ranks)
+    if port is None:
+        write_exit_patiently(own, spec.attempt, reason or wishes.asked(), 0.0, [])
+        return False
+    part = Part(dict(zip(ranks, grant.visible, strict=True)), address, port)
+    ends = run_ranks(spec, part, own, path, wishes)
+    return all(code == 0 and number == 0 for _, code, number, _ in ends)
+
+
+def _meet(wishes: SharedWishes, *, is_first: bool) -> int | None:
+    """Return the port where the ranks meet, which the first node chooses; None if they are to stop before."""
+    if is_first:
+        write_first(wishes.folder, "meet.json", json.dumps({"port": free_port("")}).encode())
+    until_s = time.monotonic() + _MEET_WITHIN_S
+    while not is_there(wishes.folder, "meet.json"):
+        if wishes.asked():
+            return None
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"the attempt's first node did not start within {_MEET_WITHIN_S:.0f} s")
+        time.sleep(_LOOK_AGAIN_S)
+    return int(json.loads(read_whole(wishes.folder, "meet.json", _MOST_BYTES))["port"])
