@@ -10,7 +10,7 @@ from .harness import RESULTS, ROOT, progress, stamp_of_run, write_results
 
 NAMES = (
     "simulator", "environment", "training", "reference", "policy", "hetero64", "source", "store", "scheduler", "twin",
-    "policy_host", "dashboard", "extender", "api", "cli",
+    "policy_host", "steps", "dashboard", "extender", "api", "cli",
 )  # fmt: skip
 
 

@@ -35,6 +35,13 @@ class Step(NamedTuple):
     contact: Contact = Contact.OK
 
 
+class Verdict(NamedTuple):
+    """Why an attempt that runs is not to run on, by the steps that it tells of."""
+
+    cause: str
+    after: AfterStop
+
+
 class Seen(NamedTuple):
     """All that a step depends on."""
 
@@ -46,6 +53,7 @@ class Seen(NamedTuple):
     is_cancelled: bool  # the backend has been told to stop it, now or as soon as it starts
     has_fault: bool  # a GPU of it is out of service
     is_cut_off: bool = False  # a node of it is down, which says nothing of what runs there
+    verdict: Verdict | None = None
 
 
 _WISHES = {Desired.CANCEL: AfterStop.CANCEL, Desired.HOLD: AfterStop.HOLD}
@@ -81,7 +89,7 @@ def _towards_running(seen: Seen, now_s: float) -> Step:
     if seen.state is AttemptState.RUNNING:
         if seen.status.run is Run.ABSENT:
             return Step(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
-        return Step(Do.NOTHING)
+        return Step(Do.NOTHING) if seen.verdict is None else Step(Do.STOP, *seen.verdict)
     if seen.status.run is Run.RUNNING:
         if seen.state is AttemptState.RESERVED:
             return Step(Do.LAUNCH)  # it was launched, and nobody has noted it

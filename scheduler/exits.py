@@ -51,6 +51,11 @@ _BUDGETS = {
     ExitClass.AGAIN: "asked",
     ExitClass.AMBIGUOUS: "ambiguous",
 }
+# What the scheduler stops to try it again: the class that this counts as, however the ranks took it.
+_RETRIED: dict[AfterStop | None, ExitClass] = {
+    AfterStop.RETRY: ExitClass.INFRASTRUCTURE,
+    AfterStop.HUNG: ExitClass.AMBIGUOUS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +143,10 @@ def outcome_of(
     was_stopped = asked is not None and status.reason in STOPPED
     if exit_class is ExitClass.SUCCESS and not was_stopped:
         return Outcome(AfterStop.SUCCEED, exit_class, cause, used, 0)
-    if asked is AfterStop.RETRY:
-        exit_class = ExitClass.INFRASTRUCTURE
+    if asked in _RETRIED:
+        exit_class = _RETRIED[asked]
+    elif asked is AfterStop.RELOCATE and exit_class is not ExitClass.LIMIT:
+        return Outcome(AfterStop.RETRY, ExitClass.ASKED, cause, used, no_progress)
     elif asked is not None and exit_class is not ExitClass.LIMIT:
         return Outcome(asked, ExitClass.ASKED, status.reason or cause, used, no_progress)
     began = status.started_s > 0.0 or bool(status.ends)

@@ -3,7 +3,8 @@
 Source: SPEC K9.
 """
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +16,13 @@ YEAR_S = 366 * 86400.0
 Text = Annotated[str, Field(max_length=131072, pattern=r"^[^\x00]*$")]  # what a process can be given
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
+
+
+class Watching(NamedTuple):
+    """What the steps of a job are looked at for."""
+
+    slow: str = "cusum"  # name of a detector, or off
+    hang_s: float | None = None  # how long a step may take, inf for as long as it likes; None to go by those before
 
 
 class _Section(BaseModel):
@@ -35,6 +43,19 @@ class Retry(_Section):
         return Tries(self.infra, self.resource, self.user, self.asked, self.ambiguous)
 
 
+class Health(_Section):
+    """What is done about steps that are slow, or do not end; only of a job that tells of its steps."""
+
+    slow: Literal["cusum", "median_k", "in_a_row", "mad", "ewma", "source_mean", "source_literal", "off"] = "cusum"
+    hang: Literal["auto", "off"] | Annotated[float, Field(gt=0.0, le=YEAR_S)] = "auto"  # seconds that a step may take
+
+    def watching(self) -> Watching:
+        """Return the same as a tuple."""
+        return Watching(
+            self.slow, {"off": math.inf, "auto": None}[self.hang] if isinstance(self.hang, str) else self.hang
+        )
+
+
 class JobFile(_Section):
     """A job. Times are in seconds; the command runs once for each GPU, and never meets a shell."""
 
@@ -52,3 +73,4 @@ class JobFile(_Section):
     compute_s: float = Field(1.0, gt=0.0, le=86400.0)  # of an iteration on a reference GPU
     parameter_bytes: float = Field(0.0, ge=0.0, le=1e15)  # volume of one all-reduce
     retry: Retry = Retry()
+    health: Health = Health()

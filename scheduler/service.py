@@ -71,7 +71,9 @@ class Service:
             this_process(), monitor, settings.limits.gpus,
         )  # fmt: skip
         self.scheduler = Scheduler(parts)
-        self.metrics = Metrics(self.store, self.layout, self.node_types, self.leads)
+        self.metrics = Metrics(
+            self.store, self.layout, self.node_types, self.leads, lambda: monitor.steps.figures if self.leads() else {}
+        )  # fmt: skip
         self.store.watch_commits(self.metrics.commit_s.observe)
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -11,12 +11,14 @@ from ..cluster.errors import BackendError
 from ..cluster.random import uniform
 from .backends.protocol import Attempt, CannotHonourError, RefusedError, Run, Status
 from .book import Book
-from .decide import Do, Seen, Step, next_step
+from .decide import Do, Seen, Step, Verdict, next_step
 from .exits import ExitClass, Outcome, outcome_of
 from .job_file import JobFile
+from .judging import judge_steps, take_last_look
 from .recall import used_by
 from .states import AfterStop, AttemptState, Contact, Desired, JobState
 from .store.attempts import AttemptRow
+from .store.checkpoints import latest_before
 from .store.jobs import JobColumns, JobRow
 
 log = logging.getLogger(__name__)
@@ -39,8 +41,8 @@ def attempt_name(row: AttemptRow) -> str:
     return f"ls-{row.job_id}-{row.number}"
 
 
-def attempt_of(job: JobRow, row: AttemptRow) -> Attempt:
-    """Return what a backend is asked to start."""
+def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> Attempt:
+    """Return what a backend is asked to start, with what its environment has beside what the job file says."""
     spec = JobFile.model_validate(job.spec)
     limit_s = float("inf") if spec.limit_s is None else spec.limit_s
     return Attempt(
@@ -49,7 +51,7 @@ def attempt_of(job: JobRow, row: AttemptRow) -> Attempt:
         row.number,
         spec.command,
         spec.folder,
-        spec.environment,
+        {**spec.environment, **begins_with},
         spec.grace_s,
         limit_s,
         spec.image,
@@ -75,6 +77,7 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
     book.write(now_s)
     until, unreachable = time.monotonic() + LAUNCH_S, Status(Run.UNREACHABLE)
     hurt, cut_off = ({book.live.holder(gpu) for gpu in gpus} for gpus in (book.health.faulty, book.health.down))
+    verdicts = {} if jobs is not None else judge_steps(book, names, statuses, cut_off, now_s)
     # In the order of submission, and those without an open job, which only have to be closed, last.
     going = sorted(names, key=lambda job: book.jobs[job].submit_seq if job in book.jobs else 1 << 62)
     while going:
@@ -86,18 +89,20 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
                 status = replace(unreachable, reason=f"it is known to {row.backend}, not to {book.parts.backend_name}")
             if row.state is AttemptState.RESERVED and time.monotonic() > until:
                 continue  # the next look launches it, and the lease is renewed before that
-            if _try(book, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off):
+            told = verdicts.get(job)
+            if _try(book, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off, verdict=told):
                 again.append(job)
         book.write(now_s)
         going = again
 
 
 def _try(
-    book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool, is_cut_off: bool
+    book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool, is_cut_off: bool,
+    verdict: Verdict | None = None,
 ) -> bool:  # fmt: skip
     """Take one step with an attempt; one that the backend does not take is tried again at the next look."""
     try:
-        seen = _seen(book, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off)
+        seen = _seen(book, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
         return _step(book, row, seen, now_s)
     except BackendError as error:
         log.warning("attempt %s: %s", attempt_name(row), error)
@@ -161,7 +166,8 @@ def _seen(book: Book, row: AttemptRow, status: Status) -> Seen:
 def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
     """Ask the backend to start an attempt; one that it will never start is stopped."""
     try:
-        _ask(partial(book.parts.backend.launch, attempt_of(book.jobs[row.job_id], row), row.placement))
+        attempt = attempt_of(book.jobs[row.job_id], row, _begins_with(book, row))
+        _ask(partial(book.parts.backend.launch, attempt, row.placement))
     except (CannotHonourError, RefusedError) as error:
         # Other GPUs, or the same a little later, may do; a program that is not there will not come.
         after = AfterStop.RETRY if isinstance(error, CannotHonourError) else AfterStop.FAIL
@@ -170,6 +176,15 @@ def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
     if row.state is AttemptState.RESERVED:
         book.change_attempt(row, AttemptState.LAUNCHED, "launched", now_s)
     return False
+
+
+def _begins_with(book: Book, row: AttemptRow) -> dict[str, str]:
+    """Return what tells an attempt of the checkpoint that it can go on from."""
+    if row.number == 1:
+        return {}
+    with book.parts.store.read() as tx:
+        last = latest_before(tx, row.job_id, row.number)
+    return {} if last is None else {"LONGSHORE_CHECKPOINT": last.path}
 
 
 def _change_both(book: Book, row: AttemptRow, step: Step, now_s: float) -> None:
@@ -201,8 +216,10 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
     """Free an attempt's GPUs, and settle what becomes of its job."""
     job = book.jobs[row.job_id]
     kept_s = status.progress.get("saved_s")
+    came_further = take_last_look(book, row, attempt_name(row), now_s)
+    came_further = came_further or any(status.progress.get(name, 0.0) > 0.0 for name in PROGRESS)
     book.happens(now_s)
-    outcome = _outcome(job, row, status, progressed=any(status.progress.get(name, 0.0) > 0.0 for name in PROGRESS))
+    outcome = _outcome(job, row, status, progressed=came_further)
     columns = _columns(outcome, now_s)
     if outcome.after in (AfterStop.RETRY, AfterStop.HOLD):
         book.live.stop(job.id, kept_s)
@@ -244,6 +261,7 @@ def _outcome(job: JobRow, row: AttemptRow, status: Status, *, progressed: bool) 
         status, job.after_stop, allowed, used_by(job), job.no_progress, progressed=progressed, wait_share=share
     )
     # Who stopped it knows more of why than how the ranks took it.
-    retried = job.after_stop is AfterStop.RETRY and found.after in (AfterStop.RETRY, AfterStop.FAIL)
+    retries = job.after_stop in (AfterStop.RETRY, AfterStop.HUNG)
+    retried = retries and found.after in (AfterStop.RETRY, AfterStop.FAIL)
     stopped = found.exit_class is ExitClass.ASKED or retried
     return replace(found, cause=job.cause) if stopped else found

@@ -49,6 +49,8 @@ class AfterStop(StrEnum):
     """What becomes of a job once its attempt has been released."""
 
     RETRY = "retry"
+    HUNG = "hung"  # tried again, as after an end of which nobody knows whose fault it was
+    RELOCATE = "relocate"  # tried again on other GPUs, at no charge
     HOLD = "hold"
     SUCCEED = "succeed"
     FAIL = "fail"

@@ -253,7 +253,7 @@ def next_moment(state: ReferenceState) -> float:
     times = [job.end_s for job in state.jobs]
     times += [source.outage[1] if source.down else source.outage[0] for source in state.sources]
     times += [job.submit_s for job in state.jobs[state.submitted :]]
-    times += [aged_s(state, job) for job in bounded(state) if not aged(state, job)]
+    times += [aged_s(state, job) for job in bounded(state) if state.now_s < aged_s(state, job)]
     if min(times) == math.inf:
         raise RuntimeError(f"jobs {state.queue} wait for ever: nothing runs, fails, returns or is submitted")
     return min(times)
@@ -364,13 +364,8 @@ def usable_gpus(state: ReferenceState) -> list[int]:
     ]
 
 
-def aged(state: ReferenceState, job: int) -> bool:
-    # Compared with the moment itself: now - queued may round to less than the bound at that moment.
-    return state.now_s >= aged_s(state, job)
-
-
 def aged_s(state: ReferenceState, job: int) -> float:
-    """Return when a waiting job reaches the ageing bound."""
+    """Return when a waiting job ages, to be compared with the moment itself: a difference may be rounded."""
     return waits_since_s(state, job) + state.rules.ageing_s
 
 
@@ -381,7 +376,7 @@ def waits_since_s(state: ReferenceState, job: int) -> float:
 
 def binds(state: ReferenceState, job: int) -> bool:
     """Say whether nobody may overtake a waiting job: it has aged, and as many GPUs as it asks for are in service."""
-    return aged(state, job) and state.jobs[job].gpus <= sum(not sources for sources in state.held_down_by)
+    return state.now_s >= aged_s(state, job) and state.jobs[job].gpus <= state.held_down_by.count(set())
 
 
 def bounded(state: ReferenceState) -> list[int]:
@@ -391,7 +386,7 @@ def bounded(state: ReferenceState) -> list[int]:
 
 def may_wait(state: ReferenceState, job: int) -> bool:
     """Say whether the policy may let the next event pass instead of placing the job."""
-    return state.rules.waiting and not aged(state, job) and bool(running(state))
+    return state.rules.waiting and not binds(state, job) and bool(running(state))
 
 
 def offered(state: ReferenceState) -> int | None:

@@ -6,6 +6,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from longshore.reporting import Steps
+
 STEPS = 300
 
 
@@ -19,7 +21,9 @@ def main() -> None:
     network = DistributedDataParallel(nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)))
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     torch.manual_seed(rank)  # each rank sees samples of its own
+    steps = Steps()  # so that Longshore knows how far it is, and whether it becomes slow or hangs
     for step in range(1, STEPS + 1):
+        steps.begin(step)
         x = torch.rand(256, 1) * 6.0 - 3.0
         loss = nn.functional.mse_loss(network(x), torch.sin(x))
         optimizer.zero_grad()
@@ -27,6 +31,7 @@ def main() -> None:
         optimizer.step()
         if rank == 0 and step % 100 == 0:
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
+    steps.done()
     distributed.destroy_process_group()
 
 

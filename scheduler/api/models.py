@@ -9,6 +9,7 @@ from ..backends.protocol import Placement
 from ..job_file import JobFile
 from ..monitor.reports import NodeReport, Report
 from ..store.attempts import AttemptRow
+from ..store.checkpoints import CheckpointRow
 from ..store.decisions import DecisionRow
 from ..store.events import EventRow
 from ..store.jobs import JobRow
@@ -102,6 +103,16 @@ class TaskPage(_Said):
     code: int | None
     signal: int | None
     ended_s: float | None
+
+
+class CheckpointPage(_Said):
+    """A checkpoint."""
+
+    attempt: int
+    step: int
+    path: str
+    digest: str
+    at_s: float  # when it was registered
 
 
 class EventPage(_Said):
@@ -236,6 +247,11 @@ def task_pages(row: AttemptRow) -> list[TaskPage]:
             TaskPage(attempt=row.number, rank=rank, node=node, gpu=gpu, code=code, signal=signal, ended_s=ended_s)
         )
     return pages
+
+
+def checkpoint_page(row: CheckpointRow) -> CheckpointPage:
+    """Return what is said of a checkpoint."""
+    return CheckpointPage(attempt=row.number, step=row.step, path=row.path, digest=row.digest, at_s=row.at_s)
 
 
 def event_page(row: EventRow) -> EventPage:

@@ -4,10 +4,10 @@ Source: SPEC R8, F1, K6; every call has a deadline of its own, and an exception 
 never that a job is gone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ...cluster.errors import BackendError
 
@@ -110,6 +110,34 @@ class Capabilities:
     atomic_gang: bool  # all ranks start or none
     enforced: bool  # others cannot take the GPUs of a job
     known_in: str = ""  # outside of it nobody knows its attempts; "" where they are known wherever one asks
+
+
+class Told(NamedTuple):
+    """What a rank told of its steps and checkpoints behind some offsets: whole lines, as docs/steps.md has them."""
+
+    steps: bytes = b""
+    saved: bytes = b""
+    steps_end: int = 0  # offsets behind them
+    saved_end: int = 0
+
+
+@runtime_checkable
+class Tells(Protocol):
+    """What a backend may do as well: let jobs tell of their steps and checkpoints."""
+
+    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+        """Return what each rank of an attempt has told since the last time; nothing of one that has not begun.
+
+        Args:
+            name: Of the attempt.
+            placement: Its GPUs.
+            before: What it returned then, by rank; `Told()` for the first time. If much has come since, only the last
+                part of it is returned.
+
+        Raises:
+            BackendError: If that cannot be seen.
+        """
+        ...
 
 
 class Backend(Protocol):

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from ..job_file import JobFile
 from ..states import FINAL, AttemptState, JobState
 from ..store.attempts import AttemptRow, attempts_of
+from ..store.checkpoints import CheckpointRow, checkpoints_of
 from ..store.decisions import DecisionRow
 from ..store.events import EventRow
 from ..store.jobs import JobRow
@@ -18,6 +19,7 @@ from ..store.overview import jobs_in, last_decisions, last_events
 from .cluster_view import MOST_ROWS
 
 MOST_DECISIONS = 50
+MOST_CHECKPOINTS = 10
 
 
 class JobView(NamedTuple):
@@ -28,6 +30,7 @@ class JobView(NamedTuple):
     attempts: list[AttemptRow]
     events: list[EventRow]
     decisions: list[DecisionRow]  # the last first
+    checkpoints: list[CheckpointRow]  # the newest first
     waits_for: str  # why it waits, "" if it does not
 
     @property
@@ -47,6 +50,7 @@ def job_view(tx: Connection, row: JobRow, most_events: int) -> JobView:
     return JobView(
         row, _command(row.spec), attempts_of(tx, row.id), last_events(tx, most_events, job_id=row.id)[::-1],
         decisions,
+        checkpoints_of(tx, row.id, MOST_CHECKPOINTS),
         _waits_for(tx, row, decisions),
     )  # fmt: skip
 

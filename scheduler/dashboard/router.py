@@ -26,6 +26,7 @@ from .job_view import JobView, job_view
 from .log_text import Part, part_after, tail
 from .policy_view import policy_view
 from .rendering import HEADERS, render, static_files
+from .step_chart import step_chart
 
 PAGE_ROWS = 50
 EVENT_ROWS = 100
@@ -120,7 +121,12 @@ def _add_job(router: APIRouter, service: Service) -> None:
 
     def values_of(view: JobView, seen: str) -> dict[str, object]:
         now_s = service.scheduler.parts.now_s()
-        return {"page": "jobs", "view": view, "gantt": gantt(view.events, now_s), "seen": seen}
+        steps = service.scheduler.parts.monitor.steps
+        told = steps.train_s(attempt_name(view.attempts[-1])) if view.attempts else ()
+        return {
+            "page": "jobs", "view": view, "gantt": gantt(view.events, now_s), "seen": seen,
+            "steps": steps.figures.get(view.job.id), "chart": step_chart(told),
+        }  # fmt: skip
 
     @router.get("/jobs/{job}")
     def job_page(

@@ -5,9 +5,11 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from sqlalchemy import Connection
 
+from ..monitor.step_monitor import HEALTH, SlowWord
 from ..plugins.misses import Miss
 from ..states import JobState
 from ..store.attempts import get_attempt
+from ..store.checkpoints import SAVED
 from ..store.decisions import DecisionRow
 from ..store.events import EventRow, events_after, last_seq
 from ..store.jobs import CHANGE as JOB_CHANGE
@@ -55,6 +57,12 @@ class Following:
             "longshore_node_alarms", "How often so many nodes fell silent at once that the fault was not theirs.",
             registry=registry,
         )  # fmt: skip
+        self._verdicts = Counter(
+            "longshore_step_verdicts", "What was found of the steps of jobs.", ["verdict"], registry=registry
+        )  # fmt: skip
+        self._saved = Counter("longshore_checkpoints", "Checkpoints that were registered.", registry=registry)
+        for word in SlowWord:
+            self._verdicts.labels(word.value)
         for by in ("policy", "heuristic"):
             self._by.labels(by)
         for miss in Miss:
@@ -79,6 +87,10 @@ class Following:
     def _count_event(self, tx: Connection, event: EventRow) -> None:
         if event.kind == NODE_CHANGE and event.now == ALARM:
             self._alarms.inc()
+        if event.kind == HEALTH:
+            self._verdicts.labels(event.now).inc()
+        if event.kind == SAVED:
+            self._saved.inc()
         if event.job_id is None:
             return
         if event.kind == JOB_CHANGE and event.now == JobState.STARTING.value:

@@ -11,10 +11,12 @@ from importlib.metadata import version
 from prometheus_client import CollectorRegistry, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
 from ..layout import Layout
+from ..monitor.step_monitor import Figures
 from ..store.errors import StoreUnreachableError
 from ..store.opening import Store
 from .following import Following
 from .standing import Standing
+from .stepping import Stepping
 
 TICKS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 COMMITS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
@@ -28,6 +30,7 @@ class Metrics:
         layout: Of the cluster.
         types: Node type of each node.
         leads: Says whether this scheduler leads.
+        steps: Returns how the steps of each job stand.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Metrics:
         layout: Layout,
         types: Mapping[str, str],
         leads: Callable[[], bool],
+        steps: Callable[[], Mapping[str, Figures]],
     ) -> None:
         self.registry = CollectorRegistry()
         self._ended = time.monotonic()  # of the last tick
@@ -58,6 +62,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._following = Following(store, self.registry)
         self.registry.register(Standing(store, layout, types, time.time))
+        self.registry.register(Stepping(steps))
 
     @contextmanager
     def tick(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ from ..store.opening import Store
 from ..store.schema import Liveness
 from .liveness import SUSPECT_MISSES, judge
 from .reports import Report, Reports
+from .step_monitor import StepMonitor
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Monitor:
     ) -> None:
         self._backend, self._name, self._layout, self._types, self._poll_s = backend, name, layout, types, poll_s
         self.reports = Reports()
+        self.steps = StepMonitor(backend)
         self.health = Health()
         self._fence: int | None = None  # token under which all this was taken up
         self._rows: dict[str, NodeRow] = {}

@@ -6,6 +6,7 @@ LongshoreError
     ├── FencedError             another scheduler has taken over, and the writer has to stop
     ├── StaleWriteError         the row is not what the writer had read; read again and decide again
     ├── TakenError              another attempt holds a GPU
+    ├── OlderAttemptError       a later attempt of the job has begun, and what an older one says no longer counts
     └── TakenNameError          there is one of that name already
 """
 
@@ -34,6 +35,10 @@ class StaleWriteError(StoreError):
 
 class TakenError(StoreError):
     """A GPU of a placement is reserved for another attempt; nothing was changed."""
+
+
+class OlderAttemptError(StoreError):
+    """A later attempt of the job has begun, so what an older one says no longer counts; nothing was changed."""
 
 
 class TakenNameError(StoreError):

@@ -59,6 +59,9 @@ _BY_OTHERS = union_all(
     select(event.c.seq, event.c.job_id).where(event.c.seq > bindparam("after"), event.c.fence.is_(None)),
     select(func.max(event.c.seq), literal(None)).where(event.c.seq > bindparam("after")),
 ).order_by("seq")
+_LAST_SUCH_S = select(func.max(event.c.at_s)).where(
+    event.c.job_id == bindparam("of_job"), event.c.kind == bindparam("of_kind"), event.c.now == bindparam("word")
+)
 _LAST = select(func.coalesce(func.max(event.c.seq), 0))
 
 
@@ -119,6 +122,12 @@ def _complete(tx: Connection, statement: Executable, parameters: Mapping[str, ob
         rows = tx.execute(statement, parameters).all()
         alone.rollback()
     return rows
+
+
+def last_such_s(tx: Connection, job_id: str, kind: str, now: str) -> float | None:
+    """Return the time of the last event of a kind that brought a job to something, None if there is none."""
+    last: float | None = tx.execute(_LAST_SUCH_S, {"of_job": job_id, "of_kind": kind, "word": now}).scalar_one()
+    return last
 
 
 def last_seq(tx: Connection) -> int:

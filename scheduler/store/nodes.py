@@ -1,6 +1,7 @@
 """Nodes and their GPUs, as they were last known.
 
-The leading scheduler writes what it sees of a node. Whether a node is to be in service is written by the API alone.
+The leading scheduler writes what it sees of a node. Whether a node is to be in service is written by the API, but for a
+slow one, which the scheduler takes out of service.
 """
 
 from collections.abc import Iterable, Sequence

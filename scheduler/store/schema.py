@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Double,
@@ -108,6 +109,18 @@ one_open_attempt = Index(
     unique=True,
     sqlite_where=attempt.c.state.in_(sorted(OPEN_ATTEMPTS)),
     postgresql_where=attempt.c.state.in_(sorted(OPEN_ATTEMPTS)),
+)
+
+checkpoint = Table(
+    "checkpoint",
+    METADATA,
+    Column("job_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # of the attempt that wrote it
+    Column("step", BigInteger, primary_key=True, autoincrement=False),  # the last one that it holds
+    Column("path", Text, nullable=False),  # or URL
+    Column("digest", Text, nullable=False),  # in hexadecimal, "" for none
+    Column("at_s", Double, nullable=False),  # when it was registered
+    ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
 )
 
 reservation = Table(

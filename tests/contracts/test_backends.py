@@ -13,7 +13,16 @@ from pydantic import BaseModel
 from benchmarks.slurm_cluster import SlurmCluster
 from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Backend, CannotHonourError, Placement, RefusedError, Run, Share
+from longshore.scheduler.backends.protocol import (
+    Backend,
+    CannotHonourError,
+    Placement,
+    RefusedError,
+    Run,
+    Share,
+    Tells,
+    Told,
+)
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from tests.scheduler.backends.attempts import (
     NODES,
@@ -274,3 +283,30 @@ def test_a_running_attempt_cannot_be_forgotten(backend: Backend) -> None:
     with pytest.raises(BackendError):
         backend.forget(attempt.name)
     assert backend.status(attempt.name).run is Run.RUNNING
+
+
+def test_what_ranks_tell_of_their_steps_comes_rank_by_rank_and_once(backend: Backend) -> None:
+    if not isinstance(backend, Tells):
+        pytest.skip("jobs tell no steps at this backend")
+    tells = 'echo "train $RANK 5.0" >> $LONGSHORE_STEPS; echo "$RANK 5.0 - /ckpt" >> $LONGSHORE_SAVED; exec sleep 1000'
+    attempt = sh(tells)
+    backend.launch(attempt, THREE_GPUS)
+    first: list[Told] = []
+
+    def all_told() -> bool:
+        first[:] = backend.told(attempt.name, THREE_GPUS, [Told()] * 3)
+        return len(first) == 3 and all(it.saved for it in first)
+
+    until(all_told)
+    assert [it.steps for it in first] == [b"train %d 5.0\n" % rank for rank in range(3)]
+    assert [it.saved for it in first] == [b"%d 5.0 - /ckpt\n" % rank for rank in range(3)]
+    again = backend.told(attempt.name, THREE_GPUS, first)
+    assert [(it.steps, it.saved) for it in again] == [(b"", b"")] * 3
+    assert [it.steps_end for it in again] == [it.steps_end for it in first]
+    backend.cancel(attempt.name, "cancelled")
+    end_of(backend, attempt)
+
+
+def test_an_attempt_that_never_began_has_told_nothing(backend: Backend) -> None:
+    if isinstance(backend, Tells):
+        assert backend.told(sh("true").name, THREE_GPUS, [Told()] * 3) == []

@@ -8,6 +8,8 @@ from longshore.scheduler.backends.protocol import RankEnd, Run, Status
 from longshore.scheduler.exits import DEFAULT_TRIES, NO_PROGRESS, ExitClass, Outcome, Tries, class_of, outcome_of
 from longshore.scheduler.states import AfterStop
 
+RETRIED = {AfterStop.RETRY, AfterStop.HUNG, AfterStop.RELOCATE}
+
 
 def ended(*ends: tuple[int, int, float], reason: str = "") -> Status:
     """Return the end of ranks, each with its code, its signal and its time."""
@@ -55,7 +57,7 @@ def test_a_job_whose_ranks_all_ended_with_0_has_succeeded_whatever_was_asked(
     assert outcome(ended((0, 0, 1.0)), asked, stuck=stuck).after is AfterStop.SUCCEED
 
 
-@given(st.sampled_from(sorted(set(AfterStop) - {AfterStop.RETRY})))
+@given(st.sampled_from(sorted(set(AfterStop) - RETRIED)))
 def test_what_was_asked_for_comes_true_and_costs_no_try(asked: AfterStop) -> None:
     found = outcome(ended((0, 15, 1.0), reason="cancelled"), asked)
 
@@ -86,6 +88,18 @@ def test_an_attempt_that_the_scheduler_stopped_for_a_fault_is_tried_again_at_onc
     assert found.used.infra == 1
 
 
+def test_a_job_that_is_moved_is_tried_again_at_once_and_at_no_charge() -> None:
+    found = outcome(ended((1, 0, 1.0), reason="cancelled"), AfterStop.RELOCATE, stuck=NO_PROGRESS - 1)
+    assert (found.after, found.exit_class, found.wait_s) == (AfterStop.RETRY, ExitClass.ASKED, 0.0)
+    assert (found.used, found.no_progress) == (DEFAULT_TRIES, NO_PROGRESS - 1)
+
+
+@pytest.mark.parametrize("end", [(0, 15, 1.0), (0, 0, 1.0), (1, 0, 1.0)])
+def test_a_job_that_hung_is_tried_again_as_one_whose_end_nobody_can_explain(end: tuple[int, int, float]) -> None:
+    found = outcome(ended(end, reason="cancelled"), AfterStop.HUNG, used=Tries())
+    assert (found.after, found.exit_class, found.used.ambiguous) == (AfterStop.RETRY, ExitClass.AMBIGUOUS, 1)
+
+
 def test_an_attempt_that_could_not_be_started_waits_before_the_next_and_is_not_held_for_it() -> None:
     found = outcome(Status(Run.ABSENT), AfterStop.RETRY, used=Tries(), stuck=NO_PROGRESS - 1)
     assert (found.after, found.wait_s, found.no_progress) == (AfterStop.RETRY, 2.5, NO_PROGRESS - 1)
@@ -102,4 +116,4 @@ def test_a_job_that_was_cancelled_before_any_rank_began_is_cancelled_and_did_not
 @pytest.mark.parametrize("asked", sorted(set(AfterStop) - {AfterStop.SUCCEED}))
 def test_a_program_that_ends_well_because_it_was_asked_to_stop_has_not_succeeded(asked: AfterStop) -> None:
     found = outcome(ended((0, 0, 1.0), reason="cancelled"), asked, used=Tries())
-    assert found.after is asked
+    assert found.after is (AfterStop.RETRY if asked in RETRIED else asked)

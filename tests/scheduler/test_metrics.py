@@ -13,12 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from longshore.scheduler.backends.protocol import Share
 from longshore.scheduler.layout import Layout
 from longshore.scheduler.metrics.registry import Metrics
+from longshore.scheduler.monitor.step_monitor import HEALTH, Figures, SlowWord
 from longshore.scheduler.plugins.misses import Miss
 from longshore.scheduler.service import Service
 from longshore.scheduler.settings import Chosen, Settings
 from longshore.scheduler.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import Opening, get_attempt
 from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
+from longshore.scheduler.store.checkpoints import CheckpointRow, register
 from longshore.scheduler.store.decisions import NewDecision
 from longshore.scheduler.store.events import NewEvent
 from longshore.scheduler.store.jobs import JobRow, NewJob, insert_job
@@ -39,7 +41,8 @@ class Watched:
         self.store: Store = open_store(f"sqlite:///{folder / 'store.db'}")
         layout = Layout(["a", "b"], [2, 2])
         types = {"a": "slow", "b": "fast"}
-        self.metrics = Metrics(self.store, layout, types, lambda: True)
+        self.figures: dict[str, Figures] = {}
+        self.metrics = Metrics(self.store, layout, types, lambda: True, lambda: self.figures)
         fence = self.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
         assert fence is not None
         self.fence = fence
@@ -153,7 +156,7 @@ def test_the_end_of_an_attempt_is_counted_by_what_became_of_its_job_and_its_clas
 def test_what_happened_before_a_scheduler_started_is_not_counted(watched: Watched, tmp_path: Path) -> None:
     watched.start(watched.submit(), 100.0)
 
-    later = Metrics(watched.store, Layout(["a"], [1]), {"a": "slow"}, lambda: False)
+    later = Metrics(watched.store, Layout(["a"], [1]), {"a": "slow"}, lambda: False, dict)
 
     assert b"longshore_queue_wait_seconds_count 0.0" in later.scrape()
 
@@ -174,6 +177,22 @@ def test_decisions_are_counted_by_who_was_obeyed_and_why_the_policy_was_not(watc
         "agrees=yes,mode=active": 1.0, "agrees=no,mode=shadow": 1.0,
     }  # fmt: skip
     assert scraped["longshore_decision_seconds_sum"][""] == pytest.approx(0.06)
+
+
+def test_steps_are_told_of_jobs_that_run_and_verdicts_and_checkpoints_are_counted(watched: Watched) -> None:
+    watched.start(watched.submit(), 100.0)
+    watched.figures = {"x": Figures(7, 0.25), "y": Figures(0, None)}
+    hung = NewEvent(HEALTH, "scheduler", 3.0, "x", 1, now=SlowWord.HUNG)
+    watched.store.write(lambda tx: write_health(tx, watched.fence, [], [], [hung]))
+    watched.store.write(lambda tx: register(tx, CheckpointRow("x", 1, 5, "/ckpt/5", "", 3.0), writer="api"))
+
+    scraped = watched.scraped()
+
+    assert scraped["longshore_step_seconds"] == {"job=x": 0.25}
+    assert scraped["longshore_step_verdicts_total"] == {f"verdict={word}": float(word == "hung") for word in SlowWord}
+    assert scraped["longshore_checkpoints_total"] == {"": 1.0}
+    watched.figures = {}
+    assert "longshore_step_seconds" not in watched.scraped()
 
 
 def test_gpus_leak_that_an_attempt_holds_long_after_it_was_to_be_gone(watched: Watched) -> None:
@@ -232,6 +251,7 @@ def test_the_page_lists_every_metric_with_its_labels(watched: Watched) -> None:
     watched.drain("x", 101.0)
     watched.release("x", "user", JobState.FAILED)
     watched.decide("learned", agrees=True)
+    watched.figures = {"x": Figures(1, 1.0)}
     found = {}
     for family in text_string_to_metric_families(watched.metrics.scrape().decode()):
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -4,14 +4,14 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from ....cluster.errors import BackendError
 from ...layout import Layout
-from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
+from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status, Told
 from .durable import is_there, read_whole, write_first
 from .folders import Folders, check_log_request, delete_but, read_rank_log, told_as_backend_error
 from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
@@ -19,6 +19,7 @@ from .processes import boot_id, machine_id
 from .reading import proven_gone, read_status
 from .spec import decode, encode
 from .supervision import SPEC_BYTES, write_exit
+from .told import read_told
 
 
 class LocalSettings(BaseModel):
@@ -139,6 +140,16 @@ class LocalBackend:
             if told is None and rank >= _count_ranks(folder):
                 raise BackendError(f"{name} has no rank {rank}")
             return told or (b"", offset)
+
+    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+        """Return what each rank has told of its steps and checkpoints since the last time.
+
+        Raises:
+            BackendError: If that cannot be seen.
+        """
+        self._folders.path(name)
+        with told_as_backend_error(name), self._folders.open(name) as folder:
+            return [] if folder is None else read_told(folder, 0, before)
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, but for its logs and the proof that it ended.

@@ -29,6 +29,16 @@ class Start(NamedTuple):
     gate_in: int  # the gate's other end, which only the supervisor may hold
 
 
+def steps_name(rank: int) -> str:
+    """Return the name of the file in which a rank tells of its steps, in the folder of its attempt."""
+    return f"steps-{rank}"
+
+
+def saved_name(rank: int) -> str:
+    """Return the name of the file in which a rank tells of its checkpoints, in the folder of its attempt."""
+    return f"saved-{rank}"
+
+
 def environment_of(spec: Spec, start: Start) -> dict[str, str]:
     """Return the environment of a rank: the attempt's, and over it what the placement fixes."""
     place = spec.ranks[start.rank]
@@ -47,6 +57,8 @@ def environment_of(spec: Spec, start: Start) -> dict[str, str]:
         "LONGSHORE_NODE": place.node,
         "LONGSHORE_GPUS": ",".join(str(gpu) for gpu in place.node_gpus),
         "LONGSHORE_PROGRESS": f"{start.path}/progress.json",
+        "LONGSHORE_STEPS": f"{start.path}/{steps_name(start.rank)}",
+        "LONGSHORE_SAVED": f"{start.path}/{saved_name(start.rank)}",
     }
 
 

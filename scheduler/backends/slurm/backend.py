@@ -14,7 +14,8 @@ from ..local.folders import Folders, check_log_request, delete_but, read_rank_lo
 from ..local.launching import refuse_what_cannot_start, spec_of
 from ..local.spec import Spec, decode, encode
 from ..local.supervision import SPEC_BYTES
-from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
+from ..local.told import read_told
+from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status, Told
 from .commands import Commands
 from .ending import Endings, is_late, revoke
 from .node import CANCELLED
@@ -188,6 +189,25 @@ class SlurmBackend:
         if spec is None or rank >= len(spec.ranks):
             raise BackendError(f"{name} has no rank {rank}")
         return b"", offset
+
+    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+        """Return what each rank has told of its steps and checkpoints since the last time.
+
+        Raises:
+            BackendError: If that cannot be seen.
+        """
+        self._folders.path(name)
+        told = list[Told]()
+        with told_as_backend_error(name), self._folders.open(name) as folder:
+            if folder is None:
+                return told
+            for part, share in enumerate(placement):
+                if not is_there(folder, f"part-{part}"):
+                    return []
+                with _opened(folder, f"part-{part}") as own:
+                    first = len(told)
+                    told += read_told(own, first, before[first : first + len(share.gpus)])
+        return told
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, but for its logs and the proof that it ended.

@@ -16,6 +16,11 @@ from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, exp
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 pytestmark = pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian: apt-get install chromium")
 PHONE = ViewportSize(width=360, height=740)
+STEPS = """
+i=0; while [ $i -lt 90 ]; do i=$((i+1)); echo "train $i $i.5"; done >> $LONGSHORE_STEPS
+echo '90 91.5 - /ckpt/90' >> $LONGSHORE_SAVED
+while [ ! -e told ]; do sleep 0.05; done
+"""
 COUNTS = "i=0; while [ ! -e go ]; do i=$((i+1)); echo line $i; sleep 0.1; done; echo the end"
 
 
@@ -158,15 +163,19 @@ def test_following_can_be_switched_off(served: Served, visit: Visit) -> None:
 
 def test_pages_are_accessible_and_fit_a_phone(served: Served, visit: Visit) -> None:
     job = submit(served, f"echo {'long' * 200}; exit 3", gpus=2, name="a-name-that-is-as-long-as-a-name-may-be")
+    telling = submit(served, STEPS, name="tells-of-steps")
     served.ended(job)
+    until(lambda: visit.go(f"/jobs/{telling}").locator("figure.steps").count() == 1)
+    assert visit.page.get_by_role("heading", name="Checkpoints").count() == 1
     visit.page.set_viewport_size(PHONE)
-    for path in ("/", "/jobs", f"/jobs/{job}", "/policy", "/events"):
+    for path in ("/", "/jobs", f"/jobs/{job}", f"/jobs/{telling}", "/policy", "/events"):
         page = visit.go(path)
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], path
         for scheme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
             page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
             found = Axe().run(page, options=options)
             assert found.violations_count == 0, f"{path}, {scheme}\n{found.generate_report()}"
+    (served.folder / "told").touch()
 
 
 def test_a_scheduler_that_does_not_answer_is_told(served: Served, browser: Browser) -> None:

@@ -1,0 +1,201 @@
+"""The steps of one attempt, from what its ranks tell: whether they have become slow, and whether one hangs.
+
+Reads no clock, network or store. All of it is of this attempt, so that nothing crosses to the next one.
+
+Source: SPEC K2, K3, K5, F3; docs/steps.md.
+"""
+
+import statistics
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .detectors.cusum import Cusum
+from .detectors.named import Detector
+from .step_lines import Begun, StepKind
+
+LEAST_HANG_S, UNKNOWN_HANG_S = 60.0, 900.0
+MEDIANS, LONGESTS, RECENT = 10.0, 2.0, 1500  # a step may take ten medians, and twice the longest of the last ones
+FIRST = 20  # steps of a kind before anybody knows how long one takes
+CHECK_S = 60.0  # between two looks at whether steps are slow
+MOST_PENDING = 4096  # steps that some ranks have told of and others have not
+SHOWN = 50  # steps that the present step time is the median of
+
+
+class Hang(NamedTuple):
+    """A rank that is in one step for too long."""
+
+    rank: int
+    kind: StepKind
+    step: int
+    since_s: float  # Unix time
+    limit_s: float  # that it had
+
+
+class Slowness(NamedTuple):
+    """Steps that take longer than they did."""
+
+    since_s: float  # Unix time by the clock of the job, about
+    usual_s: float  # step time before
+    present_s: float
+    ranks: tuple[int, ...] | None  # whose own computing is slow; None if they do not tell of it
+    checks: int  # in a row at which they were slow
+
+
+class _Rank:
+    """What a rank has told."""
+
+    __slots__ = ("began_s", "compute", "last")
+
+    def __init__(self) -> None:
+        self.last: Begun | None = None  # the step that it is at
+        self.began_s = 0.0  # of that step, by the clock of who watches
+        self.compute: Cusum | None = None  # of its own computing, once it tells of it
+
+
+class StepWatch:
+    """Follows one attempt.
+
+    Args:
+        ranks: How many it has.
+        detector: Of slow steps; None to look for none.
+        hang_s: How long a step may take, inf for as long as it likes; None to go by the steps before.
+        now_s: The present.
+    """
+
+    def __init__(self, ranks: int, detector: Detector | None, hang_s: float | None, now_s: float) -> None:
+        self._ranks = [_Rank() for _ in range(ranks)]
+        self._detector, self._hang_s = detector, hang_s
+        self._pending: dict[tuple[StepKind, int], tuple[int, float]] = {}  # ranks that told, and the longest time
+        self._telling = 0  # ranks that have told anything
+        self._took_s: dict[StepKind, array[float]] = {}  # of the slowest rank, the last ones
+        self._looked_s = now_s
+        self._check_at_s = now_s + CHECK_S
+        self._checks = 0
+        self._calm_s = 0.0  # when steps last looked as they should, by the clock of the job
+        self._usual_s = 0.0
+        self.step = 0  # the highest that was told
+
+    @property
+    def tells(self) -> bool:
+        """Whether any rank has told anything."""
+        return self._telling > 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether slow steps would be noticed."""
+        return self._detector is not None and self._detector.is_ready
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether steps are slow."""
+        return self._detector is not None and self._detector.is_slow
+
+    def train_s(self) -> Sequence[float]:
+        """Return the times of the last training steps; any thread may ask."""
+        return self._took_s.get(StepKind.TRAIN, array("d"))[-RECENT:]
+
+    def present_s(self) -> float | None:
+        """Return the present step time, None before the first steps have ended."""
+        told = self._took_s.get(StepKind.TRAIN)
+        return statistics.median(told[-SHOWN:]) if told else None
+
+    def take(self, told: Sequence[Sequence[Begun]], now_s: float) -> None:
+        """Take in what was told since the last time.
+
+        Args:
+            told: By rank.
+            now_s: The present.
+        """
+        for rank, steps in zip(self._ranks, told, strict=True):
+            self._telling += bool(steps) and rank.last is None
+        for rank, steps in zip(self._ranks, told, strict=True):
+            for begun in steps:
+                if rank.last is not None:
+                    self._end(rank, rank.last, begun)
+                rank.last = begun
+            if steps:
+                # Whatever its clock says, it began it since the last time.
+                rank.began_s = max(self._looked_s, min(steps[-1].at_s, now_s))
+                self.step = max(self.step, steps[-1].step)
+        self._looked_s = now_s
+
+    def forgive(self, now_s: float) -> None:
+        """Let all steps have begun now, as nobody could look for a while."""
+        self._looked_s = now_s
+        for rank in self._ranks:
+            rank.began_s = now_s
+
+    def hang(self, now_s: float) -> Hang | None:
+        """Return the rank that is in one step for longest, if that is too long."""
+        running = [
+            (rank.began_s, number, rank.last)
+            for number, rank in enumerate(self._ranks)
+            if rank.last is not None and rank.last.kind is not StepKind.DONE
+        ]
+        if not running:
+            return None
+        began_s, number, last = min(running)
+        if now_s - began_s <= (LEAST_HANG_S if self._hang_s is None else self._hang_s):
+            return None
+        # Others may well wait for one that evaluates or saves.
+        limit_s = self._hang_s or max(self.limit_s(kind) for kind in {last.kind for _, _, last in running})
+        if now_s - began_s <= limit_s:
+            return None
+        return Hang(number, last.kind, last.step, began_s, limit_s)
+
+    def limit_s(self, kind: StepKind) -> float:
+        """Return how long a step of a kind may take, by those before."""
+        told = self._took_s.get(kind, ())
+        if kind is StepKind.OTHER or len(told) < FIRST:
+            return UNKNOWN_HANG_S
+        recent = told[-RECENT:]
+        return max(LEAST_HANG_S, MEDIANS * statistics.median(recent), LONGESTS * max(recent))
+
+    def slowness(self, now_s: float) -> Slowness | None:
+        """Return how much longer steps take, once in each minute in which they do."""
+        if now_s < self._check_at_s:
+            return None
+        self._check_at_s = now_s + CHECK_S
+        if not self.is_slow:
+            self._checks = 0
+            return None
+        self._checks += 1
+        telling = [(number, rank.compute) for number, rank in enumerate(self._ranks) if rank.compute is not None]
+        slow = tuple(number for number, compute in telling if compute.is_slow) if telling else None
+        return Slowness(self._calm_s, self._usual_s, self.present_s() or 0.0, slow, self._checks)
+
+    def _end(self, rank: _Rank, was: Begun, begun: Begun) -> None:
+        """Take in how long a step of a rank took."""
+        took_s = begun.at_s - was.at_s
+        if took_s <= 0.0 or was.kind is StepKind.DONE:
+            return  # a clock was set back
+        if was.kind is StepKind.TRAIN:
+            took_s /= max(begun.step - was.step, 1)  # not every step is told
+            if begun.computed_s:
+                rank.compute = rank.compute or Cusum()
+                rank.compute.tell(begun.computed_s)
+        key = (was.kind, was.step)
+        ranks, longest_s = self._pending.pop(key, (0, 0.0))
+        ranks, longest_s = ranks + 1, max(longest_s, took_s)
+        if ranks >= self._telling:
+            self._take(was.kind, longest_s, begun.at_s)
+            return
+        self._pending[key] = (ranks, longest_s)
+        if len(self._pending) > MOST_PENDING:
+            first = next(iter(self._pending))
+            self._take(first[0], self._pending.pop(first)[1], begun.at_s)
+
+    def _take(self, kind: StepKind, took_s: float, at_s: float) -> None:
+        """Take in how long a step took the slowest rank."""
+        told = self._took_s.setdefault(kind, array("d"))
+        told.append(took_s)
+        if len(told) > 2 * RECENT:
+            del told[:-RECENT]
+        if kind is StepKind.TRAIN and self._detector is not None:
+            was_slow = self._detector.is_slow
+            is_slow = self._detector.tell(took_s)
+            if self._detector.slow_steps == 0:
+                self._calm_s = at_s
+            elif is_slow and not was_slow:
+                self._usual_s = statistics.median(told[: -self._detector.slow_steps] or told)

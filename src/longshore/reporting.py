@@ -1,0 +1,68 @@
+"""How a job tells Longshore of its steps and checkpoints, for programs in Python; docs/steps.md has the format.
+
+Standard library only, so that a job can have a copy of this file in place of the package.
+"""
+
+import os
+import time
+from contextlib import suppress
+
+
+class Steps:
+    """The steps of one rank. Where nobody listens, and where a disk is full, it does nothing.
+
+    One object, made before any other process that tells of this rank, and told of at the top of the loop:
+
+        steps = Steps()
+        for step in range(1000):
+            steps.begin(step)
+            ...
+        steps.done()
+    """
+
+    def __init__(self) -> None:
+        self._steps = _open(os.environ.get("LONGSHORE_STEPS"))
+        self._saved = _open(os.environ.get("LONGSHORE_SAVED"))
+
+    def begin(self, step: int, kind: str = "train", *, computed_s: float | None = None) -> None:
+        """Tell that a step begins, and with it that the one before is over.
+
+        Tell only of every N-th where steps are shorter than 0.1 s: N from the step numbers, so that all ranks tell of
+        the same ones.
+
+        Args:
+            step: Its number, which all ranks count alike.
+            kind: train, checkpoint, evaluate, or other.
+            computed_s: What the step that is over took without waiting for other ranks or for data, in seconds. By
+                that the slow one of several nodes is known.
+        """
+        tail = "" if computed_s is None else f" {max(computed_s, 0.0):.6f}"
+        _append(self._steps, f"{kind} {step} {time.time():.6f}{tail}\n")
+
+    def done(self) -> None:
+        """Tell that there are no more steps, and that what still comes may take as long as it likes."""
+        self.begin(0, "done")
+
+    def saved(self, step: int, path: str, *, digest: str = "-") -> None:
+        """Tell that a checkpoint is complete; the next attempt finds its path in LONGSHORE_CHECKPOINT.
+
+        Args:
+            step: The last step that it holds.
+            path: Of the checkpoint, absolute, or a URL.
+            digest: Of what it holds, in hexadecimal; "-" for none.
+        """
+        _append(self._saved, f"{step} {time.time():.6f} {digest} {path}\n")
+
+
+def _open(path: str | None) -> int | None:
+    if path:
+        with suppress(OSError):
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return None
+
+
+def _append(file: int | None, line: str) -> None:
+    # No training is to end because it cannot tell how it does.
+    if file is not None:
+        with suppress(OSError):
+            os.write(file, line.encode())

@@ -1,0 +1,115 @@
+"""What a rank writes of its steps is read to the line, whatever it writes."""
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.reporting import Steps
+from longshore.scheduler.backends.local.told import MOST_BYTES, read_news
+from longshore.scheduler.monitor.step_lines import Begun, StepKind, saved_in, steps_in
+from longshore.scheduler.monitor.step_watch import StepWatch
+
+GOOD = b"train 17 1732294800.125 0.5\n"
+WORDS = st.sampled_from([b"train", b"done", b" ", b"17", b".", b"-", b"1e9", b"\n", b"\r", b"\xff", b"\0", b"ab12cd34"])
+
+
+@given(st.one_of(st.binary(), st.lists(WORDS).map(b"".join)))
+def test_no_bytes_are_too_odd_to_be_read(content: bytes) -> None:
+    steps = steps_in(content)
+    watch = StepWatch(1, None, None, 0.0)
+    watch.take([steps], 1.0)
+    watch.hang(1e6)
+    for saved in saved_in(content):
+        assert saved.path.isprintable()
+    assert steps_in(content + b"\n" + GOOD)[-1] == Begun(StepKind.TRAIN, 17, 1732294800.125, 0.5)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"train 17", b"train 17 nan", b"train 1_0 5.0", b"train -1 5.0", b"train 17 5.0 -1", b" train 17 5.0",
+     b"train 17 5.0 ", b"trains 17 5.0", b"train 17 1e9", b"train  17 5.0", b"train 9999999999999999 5.0"],
+)  # fmt: skip
+def test_a_line_that_is_not_as_it_should_be_is_passed_over(line: bytes) -> None:
+    assert steps_in(line + b"\n") == []
+
+
+@pytest.mark.parametrize(
+    "line", [b"1 5.0 - ", b"1 5.0 xyz /a", b"1 5.0 - a\xffb", b"1 5.0 - " + b"a" * 1025, b"1 - /a"]
+)
+def test_a_checkpoint_that_is_not_as_it_should_be_is_passed_over(line: bytes) -> None:
+    assert saved_in(line + b"\n") == []
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20), st.lists(st.integers(0, 40), max_size=20))
+def test_a_file_that_grows_is_read_line_by_line_and_each_line_once(lines: list[bytes], sizes: list[int]) -> None:
+    content, read, offset, written = b"".join(it.replace(b"\n", b"") + b"\n" for it in lines), b"", 0, 0
+    with TemporaryDirectory() as path:
+        folder = os.open(path, os.O_RDONLY)
+        for size in [*sizes, len(content)]:
+            with (Path(path) / "steps-0").open("ab") as file:
+                file.write(content[written : written + size])
+            written += size
+            news, offset = read_news(folder, "steps-0", offset)
+            assert news == b"" or news.endswith(b"\n")
+            read += news
+        os.close(folder)
+    assert read == content
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> int:
+    return os.open(tmp_path, os.O_RDONLY)
+
+
+def test_of_much_only_the_last_is_read_and_it_begins_with_a_whole_line(tmp_path: Path, folder: int) -> None:
+    lines = [f"{at} 5.0 - /ckpt/{at}\n".encode() for at in range(10_000)]
+    (tmp_path / "saved-0").write_bytes(b"".join(lines))
+    news, offset = read_news(folder, "saved-0", 0)
+    assert (len(news) <= MOST_BYTES, offset) == (True, len(b"".join(lines)))
+    assert b"".join(lines).endswith(b"\n" + news)
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path, folder: int) -> None:
+    (tmp_path / "steps-0").write_bytes(GOOD)
+    assert read_news(folder, "steps-0", 10 * len(GOOD)) == (GOOD, len(GOOD))
+
+
+def test_what_is_no_file_is_refused_and_what_is_not_there_is_empty(tmp_path: Path, folder: int) -> None:
+    (tmp_path / "secret").write_bytes(GOOD)
+    (tmp_path / "steps-0").symlink_to("secret")
+    os.mkfifo(tmp_path / "steps-1")
+    for rank in (0, 1):
+        with pytest.raises(OSError, match=f"steps-{rank}"):
+            read_news(folder, f"steps-{rank}", 0)
+    assert read_news(folder, "steps-2", 0) == (b"", 0)
+
+
+def test_what_a_program_tells_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps-0"))
+    monkeypatch.setenv("LONGSHORE_SAVED", str(tmp_path / "saved-0"))
+    steps = Steps()
+    steps.begin(1)
+    steps.begin(2, computed_s=1e-5)
+    steps.begin(2, "checkpoint")
+    steps.saved(2, "/ckpt/ü 2", digest="ab12cd34")
+    steps.done()
+
+    told = steps_in((tmp_path / "steps-0").read_bytes())
+    assert [(it.kind.value, it.step, it.computed_s) for it in told] == [
+        ("train", 1, None), ("train", 2, 0.00001), ("checkpoint", 2, None), ("done", 0, None),
+    ]  # fmt: skip
+    saved = saved_in((tmp_path / "saved-0").read_bytes())
+    assert [(it.step, it.digest, it.path) for it in saved] == [(2, "ab12cd34", "/ckpt/ü 2")]
+
+
+def test_a_program_that_nobody_listens_to_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LONGSHORE_STEPS", raising=False)
+    monkeypatch.setenv("LONGSHORE_SAVED", "/nowhere/at/all")
+    steps = Steps()
+    steps.begin(1)
+    steps.saved(1, "/ckpt")
+    steps.done()

@@ -1,0 +1,105 @@
+"""Checkpoints in the store, on either database."""
+
+import pytest
+from alembic import command
+
+from longshore.scheduler.states import AttemptState, JobState
+from longshore.scheduler.store.checkpoints import MOST_KEPT, CheckpointRow, checkpoints_of, latest_before, register
+from longshore.scheduler.store.engines import connect
+from longshore.scheduler.store.errors import OlderAttemptError
+from longshore.scheduler.store.migrate import configuration
+from longshore.scheduler.store.opening import Store, open_store
+
+from .store_rows import all_events, change_attempt, change_job, drain, job_now, start, submit
+
+
+@pytest.fixture
+def job(store: Store, fence: int) -> str:
+    """A job that runs."""
+    row = submit(store)
+    store.write(lambda tx: start(tx, fence, row, 0))
+    return row.id
+
+
+def begin_again(store: Store, fence: int, job: str) -> None:
+    """Let a job have its second attempt."""
+    row = job_now(store, job)
+    store.write(lambda tx: drain(tx, fence, row))
+    store.write(lambda tx: change_attempt(tx, fence, row, AttemptState.RELEASED))
+    store.write(lambda tx: change_job(tx, fence, job, JobState.STARTING, JobState.STOPPING))
+    store.write(lambda tx: change_job(tx, fence, job, JobState.STOPPING, JobState.QUEUED))
+    store.write(lambda tx: start(tx, fence, job_now(store, job), 0))
+
+
+def save(store: Store, job: str, number: int, step: int, path: str = "/ckpt", digest: str = "") -> bool:
+    row = CheckpointRow(job, number, step, path, digest, float(step))
+    return store.write(lambda tx: register(tx, row, writer="api"))
+
+
+def steps(store: Store, job: str) -> list[tuple[int, int]]:
+    with store.read() as tx:
+        return [(row.number, row.step) for row in checkpoints_of(tx, job)]
+
+
+def test_an_older_attempt_registers_nothing_once_the_next_has_begun(store: Store, fence: int, job: str) -> None:
+    assert save(store, job, 1, 100)
+    begin_again(store, fence, job)
+
+    with pytest.raises(OlderAttemptError, match="attempt 2 of job"):
+        save(store, job, 1, 300)
+    assert save(store, job, 2, 50)
+    assert steps(store, job) == [(2, 50), (1, 100)]
+
+
+def test_an_attempt_begins_with_what_was_saved_before_it_whatever_it_saves_itself(
+    store: Store, fence: int, job: str
+) -> None:
+    save(store, job, 1, 100, "/a")
+    save(store, job, 1, 200, "/b")
+    begin_again(store, fence, job)
+    save(store, job, 2, 300, "/c")
+    with store.read() as tx:
+        found = [latest_before(tx, job, number) for number in (1, 2, 3)]
+    assert [row and row.path for row in found] == [None, "/b", "/c"]
+
+
+def test_a_checkpoint_that_is_told_again_is_nothing_new_and_another_one_of_its_step_takes_its_place(
+    store: Store, job: str
+) -> None:
+    told = [save(store, job, 1, 5, *it) for it in (("/a",), ("/a",), ("/b",), ("/b", "ab12cd34"))]
+    assert told == [True, False, True, True]
+    assert [event.cause for event in all_events(store, job) if event.kind == "checkpoint"] == [
+        "step 5 is saved at /a", "step 5 is saved at /b", "step 5 is saved at /b",
+    ]  # fmt: skip
+    with store.read() as tx:
+        assert [(row.path, row.digest) for row in checkpoints_of(tx, job)] == [("/b", "ab12cd34")]
+
+
+def test_only_the_newest_are_kept(store: Store, job: str) -> None:
+    for step in range(MOST_KEPT + 3):
+        save(store, job, 1, step)
+    assert steps(store, job) == [(1, step) for step in range(MOST_KEPT + 2, 2, -1)]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_there_is_no_checkpoint_of_an_attempt_that_is_not_there(store: Store, job: str, number: int) -> None:
+    with pytest.raises(ValueError, match=f"no attempt {number}"):
+        save(store, job, number, 1)
+
+
+def test_a_store_from_before_checkpoints_keeps_its_jobs_and_takes_checkpoints(url: str) -> None:
+    store = open_store(url)
+    job = submit(store)
+    with store.engine.begin() as tx:
+        command.downgrade(configuration(tx), "0001")
+    store.close()
+    engine = connect(url)
+    with engine.begin() as tx:
+        assert tx.exec_driver_sql("SELECT count(*) FROM job").scalar() == 1
+        with pytest.raises(Exception, match="checkpoint"), tx.begin_nested():
+            tx.exec_driver_sql("SELECT * FROM checkpoint")
+    engine.dispose()
+
+    again = open_store(url)
+    assert (job_now(again, job.id), steps(again, job.id)) == (job, [])
+    again.close()
