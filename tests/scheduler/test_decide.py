@@ -86,4 +86,4 @@ def test_a_job_on_a_faulty_gpu_is_stopped_and_tried_again() -> None:
 
 def test_a_hundred_thousand_random_histories_with_crashes_break_no_rule() -> None:
     for seed in range(100_000):
-        live(seed, turns=16)
+        live(seed, turns=12)
