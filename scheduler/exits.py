@@ -124,6 +124,7 @@ def outcome_of(
     *,
     progressed: bool,
     wait_share: float,
+    most_stuck: int = NO_PROGRESS,
 ) -> Outcome:
     """Return what becomes of a job whose attempt has ended.
 
@@ -137,6 +138,7 @@ def outcome_of(
         no_progress: Attempts before this one, in a row, that ended without progress.
         progressed: Whether this one left a newer checkpoint or step than it began with.
         wait_share: In [0, 1), spreads jobs that failed together over the time until they are tried again.
+        most_stuck: Attempts in a row without progress after which the job is held.
     """
     exit_class, cause = class_of(status)
     # A program that takes a signal well ends with 0 whether its work is done or not.
@@ -155,7 +157,7 @@ def outcome_of(
     before: int = getattr(used, field, 0)
     if before >= getattr(allowed, field, 0):
         return Outcome(AfterStop.FAIL, exit_class, cause, used, stuck)
-    if stuck >= NO_PROGRESS:
+    if stuck >= most_stuck:
         return Outcome(AfterStop.HOLD, exit_class, f"no progress in {stuck} attempts; the last: {cause}", used, stuck)
     # Other GPUs may be there at once; a program that failed by itself would only fail again, and so may a start.
     waits = exit_class is not ExitClass.INFRASTRUCTURE or not began

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .exits import DEFAULT_TRIES, Tries
+from .exits import DEFAULT_TRIES, NO_PROGRESS, Tries
 
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
@@ -30,13 +30,14 @@ class _Section(BaseModel):
 
 
 class Retry(_Section):
-    """How often a job is tried again after an end of each class."""
+    """How often a job is tried again after an end of each class, and how often in vain."""
 
     infra: Count = DEFAULT_TRIES.infra
     resource: Count = DEFAULT_TRIES.resource
     user: Count = DEFAULT_TRIES.user
     asked: Count = DEFAULT_TRIES.asked
     ambiguous: Count = DEFAULT_TRIES.ambiguous
+    no_progress: Annotated[int, Field(ge=1, le=1_000_000)] = NO_PROGRESS  # attempts in a row after which it is held
 
     def tries(self) -> Tries:
         """Return the same as a tuple."""

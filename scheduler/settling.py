@@ -253,13 +253,14 @@ def _columns(outcome: Outcome, now_s: float) -> JobColumns:
 
 
 def _outcome(job: JobRow, row: AttemptRow, status: Status, *, progressed: bool) -> Outcome:
-    allowed = JobFile.model_validate(job.spec).retry.tries()
+    retry = JobFile.model_validate(job.spec).retry
     share = float(uniform(job.submit_seq, row.number, 0))
     if row.started_s is not None:  # What was lost may not tell any more that it ran.
         status = replace(status, started_s=row.started_s)
     found = outcome_of(
-        status, job.after_stop, allowed, used_by(job), job.no_progress, progressed=progressed, wait_share=share
-    )
+        status, job.after_stop, retry.tries(), used_by(job), job.no_progress,
+        progressed=progressed, wait_share=share, most_stuck=retry.no_progress,
+    )  # fmt: skip
     # Who stopped it knows more of why than how the ranks took it.
     retries = job.after_stop in (AfterStop.RETRY, AfterStop.HUNG)
     retried = retries and found.after in (AfterStop.RETRY, AfterStop.FAIL)

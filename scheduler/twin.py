@@ -20,6 +20,7 @@ from .store.opening import Store
 
 WRITER = "twin"
 EVERY_EVENT = 1 << 40
+RETRY = {"infra": 1000}  # of each job: a simulation has as many faults as it likes
 Start = tuple[float, int, tuple[int, ...]]  # time, job of the scenario and its GPUs, ascending
 
 
@@ -83,7 +84,7 @@ class Twin:
         spec = {
             "gpus": gpus, "command": ["true"], "estimate_s": estimate_s,
             "compute_s": float(of.compute_s[ROW, job]), "parameter_bytes": float(of.parameter_bytes[ROW, job]),
-            "retry": {"infra": 1000},
+            "retry": RETRY,
         }  # fmt: skip
         return NewJob(id_of(job), "job", WRITER, spec, 0, gpus, estimate_s, self.backend.now_s)
 

@@ -25,7 +25,7 @@ from longshore.scheduler.store.events import EventRow, events_after
 from longshore.scheduler.store.jobs import JobRow, get_job, list_jobs, set_desired
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.reservations import held_gpus
-from longshore.scheduler.twin import Twin, id_of
+from longshore.scheduler.twin import RETRY, Twin, id_of
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
@@ -242,7 +242,7 @@ def test_an_attempt_that_could_not_be_forgotten_is_closed_later_though_the_next_
 def test_a_job_that_makes_no_progress_is_held_until_its_owner_releases_it(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longshore.scheduler.exits.NO_PROGRESS", 1)
+    monkeypatch.setitem(RETRY, "no_progress", 1)
     case.backend.saved_s = 0.0
     for _ in range(200):
         case.live_on()
