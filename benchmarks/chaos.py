@@ -138,7 +138,8 @@ def submit_all(chaos: Chaos, served: Served, home: Path, rng: random.Random) -> 
         spec = {
             "name": f"chaos-{number}", "gpus": rng.choice([1, 1, 1, 2, 3, 4]), "estimate_s": LONGEST_S,
             "command": [sys.executable, "-S", str(home / "job.py"), str(rng.uniform(0.1, LONGEST_S)), str(code)],
-            "environment": {"CHAOS": str(home)}, "grace_s": 1.0, "retry": {"ambiguous": 1000, "infra": 1000, "no_progress": 1000},
+            "environment": {"CHAOS": str(home)}, "grace_s": 1.0,
+            "retry": {"ambiguous": 1000, "infra": 1000, "no_progress": 1000},  # some are killed again and again
         }  # fmt: skip
         found = served.call(lambda client, spec=spec: client.submit(spec)["id"])  # type: ignore[misc]
         wanted[str(found)] = JobState.FAILED if code else JobState.SUCCEEDED
