@@ -50,7 +50,7 @@ def _on_several(
     free: NDArray[np.bool_], wanted: NDArray[np.bool_], first: NDArray[np.int32], each: int, nodes: int
 ) -> tuple[int, ...]:
     """Return the same indices of several nodes, of all such choices the one that has most of what is wanted."""
-    most, best = -1, ()
+    most, best = -1, tuple[int, ...]()
     widest = int(np.diff(first).max())
     table = np.full((first.size - 1, widest), -1)  # (nodes, indices) GPU, -1 for none
     for node in range(first.size - 1):
@@ -59,11 +59,12 @@ def _on_several(
     liked = usable & wanted[table]
     # Of 8 GPUs there are 70 ways at most, of 16 there are 12,870.
     for indices in combinations(range(widest), each):
-        able = np.flatnonzero(usable[:, indices].all(axis=1))
+        at = np.array(indices)
+        able = np.flatnonzero(usable[:, at].all(axis=1))
         if able.size < nodes:
             continue
-        has = liked[np.ix_(able, indices)].sum(axis=1)
+        has = liked[np.ix_(able, at)].sum(axis=1)
         order = np.argsort(-has, kind="stable")[:nodes]
         if (total := int(has[order].sum())) > most:
-            most, best = total, tuple(sorted(table[np.ix_(able[order], indices)].ravel().tolist()))
+            most, best = total, tuple(sorted(table[np.ix_(able[order], at)].ravel().tolist()))
     return best

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from ..cluster.errors import BackendError
 from .backends.protocol import Held, Holds
 from .book import Book, Parts
-from .job_file import YEAR_S, Sbatch, StoredJob
+from .job_file import YEAR_S, Retry, Sbatch, StoredJob
 from .states import FINAL, Desired
 from .store.jobs import MANY, NewJob, get_jobs, insert_job, set_desired
 from .store.leases import check_fence
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 WRITER = "backend"
 MOST_NAME = 40  # characters of a job's name
-OVER = "ended here"  # why the backend is to end a job
+RETRY = Retry(resource=0, asked=0, ambiguous=0)  # its owner knows nothing of being run again, but after faults of nodes
 
 
 class Intake:
@@ -76,7 +76,7 @@ class Intake:
         """
         for it in held:
             if it.job in self._ended and not it.is_over:
-                backend.discard(it.job, OVER)
+                backend.discard(it.job)
 
 
 def _write(tx: Connection, fence: int, new: Iterable[Held], cancelled: Iterable[str], now_s: float) -> None:
@@ -89,11 +89,11 @@ def _write(tx: Connection, fence: int, new: Iterable[Held], cancelled: Iterable[
 
 def new_job_of(held: Held) -> NewJob:
     """Return the job of the store that a held one becomes."""
-    given = {} if held.estimate_s is None else {"estimate_s": min(held.estimate_s, YEAR_S)}
-    spec = StoredJob(
-        name=name_of(held.name), gpus=held.gpus, command=("sbatch", held.name),
-        sbatch=Sbatch(number=held.number, nodes=held.nodes), **given,
-    )  # fmt: skip
+    given = {
+        "name": name_of(held.name), "gpus": held.gpus, "command": ("sbatch", held.name), "retry": RETRY,
+        "estimate_s": min(held.estimate_s, YEAR_S), "sbatch": Sbatch(number=held.number, nodes=held.nodes),
+    }  # fmt: skip
+    spec = StoredJob.model_validate(given)
     content = spec.model_dump(mode="json")
     return NewJob(
         held.job, spec.name, held.owner, content, spec.priority, spec.gpus, spec.estimate_s, held.submitted_s

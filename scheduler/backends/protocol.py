@@ -151,7 +151,7 @@ class Held:
     owner: str
     nodes: int  # that it needs, with the same number of GPUs on each
     gpus: int  # on all of them
-    estimate_s: float | None  # run time, None if nothing tells
+    estimate_s: float  # run time
     submitted_s: float  # Unix time
     is_over: bool = False
     is_cancelled: bool = False  # it is over, by somebody's wish
@@ -226,7 +226,7 @@ class Holds(Protocol):
         """
         ...
 
-    def discard(self, job: str, reason: str) -> None:
+    def discard(self, job: str) -> None:
         """End a job that came so, for good.
 
         Raises:

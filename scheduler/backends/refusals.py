@@ -27,7 +27,7 @@ def refuse_texts(attempt: Attempt) -> None:
     """Refuse what cannot be passed to a program.
 
     Raises:
-        RefusedError: If another backend has the job, the command is empty, or a text cannot be an argument or a variable.
+        RefusedError: If another backend holds it, the command is empty, or a text cannot be an argument or variable.
     """
     if attempt.is_held:
         raise RefusedError(f"{attempt.name}: the job came by another backend, which holds it")

@@ -11,7 +11,7 @@ from .commands import Commands
 _JOBS = ("--noheader", "--me", "--all", "--states=all", "--format=%i|%T|%k")
 _NODES = ("--noheader", "--Node", "--all", "--format=%N|%o|%G|%T|%E")
 # All others may still run, or run again without being asked to.
-_OVER = frozenset(
+OVER = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
      "REQUEUE_HOLD", "REVOKED", "SPECIAL_EXIT", "TIMEOUT")
 )  # fmt: skip
@@ -28,7 +28,7 @@ class Job(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether it has ended for good."""
-        return self.state in _OVER
+        return self.state in OVER
 
 
 class Node(NamedTuple):

@@ -1,0 +1,144 @@
+"""Slurm's jobs of other people, told where to run: updated while they are held, looked at, and only then released."""
+
+from collections.abc import Mapping, Sequence
+
+from ....cluster.errors import BackendError
+from ..protocol import CannotHonourError, Placement
+from .commands import Commands
+from .held import HeldJob
+from .snapshot import Node
+from .submission import NEVER, gres_of
+
+_DISABLED = "disabled"  # of requeueing: by its owner or by the site
+
+
+def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, Node]) -> None:
+    """Let a held job run on exactly these GPUs.
+
+    Whatever goes wrong, it stays held, and the same may be asked again.
+
+    Args:
+        commands: Slurm's.
+        job: It is held.
+        placement: GPUs for it.
+        nodes: All nodes, by name.
+
+    Raises:
+        CannotHonourError: If Slurm cannot give these GPUs.
+        BackendError: If it is not known whether it was released.
+    """
+    requests = {gres_of(share, nodes) for share in placement}
+    if len(requests) != 1:
+        raise CannotHonourError(f"job {job.number} can only have the same GPUs of each node, not {sorted(requests)}")
+    gres, names = requests.pop(), [share.node for share in placement]
+    # One by one, since Slurm refuses some of them together. An emptied request gives way to the one that follows; any
+    # other is added up with it.
+    changes = (
+        f"NumNodes={len(names)}-{len(names)}", f"ReqNodeList={','.join(names)}", "TresPerJob=", "TresPerNode=",
+        f"Gres={gres}",
+    )  # fmt: skip
+    try:
+        for change in changes:
+            commands.call("scontrol", ("update", f"JobId={job.number}", change))
+    except BackendError as error:
+        if any(words in str(error) for words in NEVER):
+            raise CannotHonourError(str(error)) from error
+        raise
+    _check(commands, job, gres, names)
+    commands.call("scontrol", ("release", job.number))
+
+
+def _check(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) -> None:
+    """See that a job is what it is to be before it is released.
+
+    Raises:
+        BackendError: If it is not.
+    """
+    shown = show(commands, job.number)
+    found = (
+        shown.get("AdminComment"), shown.get("Priority"), shown.get("TresPerNode", "").replace("gres:", ""),
+        hosts(commands, shown.get("ReqNodeList", "")),
+    )  # fmt: skip
+    wanted = (job.stamp, "0", gres, sorted(names))
+    if found != wanted:
+        raise BackendError(f"job {job.number} is {found} after its update, not {wanted}; it stays held")
+
+
+def put_back(commands: Commands, job: HeldJob) -> None:
+    """Let a job be held again, or end where it may not run a second time; what runs of it is killed.
+
+    Raises:
+        BackendError: If it is not known whether it will be.
+    """
+    if job.state == "PENDING":
+        commands.call("scontrol", ("hold", job.number))
+        return
+    try:
+        commands.call("scontrol", ("requeuehold", job.number))
+    except BackendError as error:
+        if _DISABLED not in str(error):
+            raise
+        end(commands, job)
+
+
+def end(commands: Commands, job: HeldJob) -> None:
+    """End a job for good.
+
+    Raises:
+        BackendError: If it is not known whether it ends.
+    """
+    if show(commands, job.number).get("AdminComment") == job.stamp:  # and not another one with its number
+        commands.call("scancel", (job.number,))
+
+
+def granted(commands: Commands, number: str) -> dict[str, list[int]]:
+    """Return the GPUs of each node that a running job has got.
+
+    Raises:
+        BackendError: If Slurm does not tell.
+    """
+    got: dict[str, list[int]] = {}
+    names: list[str] = []
+    for token in _show(commands, number).split():
+        key, _, value = token.partition("=")
+        if key == "Nodes":
+            names = hosts(commands, value)
+        elif key == "GRES":
+            got |= {name: _indices(value) for name in names}
+    return got
+
+
+def show(commands: Commands, number: str) -> dict[str, str]:
+    """Return what Slurm says of a job; of the fields that are texts, only the first word.
+
+    Raises:
+        BackendError: If it does not answer, or there is no such job.
+    """
+    pairs = (token.partition("=") for token in _show(commands, number).split())
+    return {key: value for key, _, value in pairs}
+
+
+def hosts(commands: Commands, text: str) -> list[str]:
+    """Return the names of a list of nodes, sorted.
+
+    Raises:
+        BackendError: If Slurm does not answer.
+    """
+    if "[" in text:
+        text = ",".join(commands.call("scontrol", ("show", "hostnames", text)).split())
+    return sorted(text.split(","))
+
+
+def _show(commands: Commands, number: str) -> str:
+    return commands.call("scontrol", ("show", "--details", "--oneliner", "job", number))
+
+
+def _indices(gres: str) -> list[int]:
+    """Return the indices in a text such as `gpu:i1:1(IDX:1),gpu:i3:0(IDX:)`; of an untyped one `gpu:2(IDX:0-1)`."""
+    found: list[int] = []
+    for part in gres.replace("(IDX:", "\n").split("\n")[1:]:
+        for span in part.partition(")")[0].split(","):
+            first, _, last = span.partition("-")
+            if first:
+                found += range(int(first), int(last or first) + 1)
+    return sorted(found)
