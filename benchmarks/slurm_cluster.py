@@ -13,6 +13,7 @@ from pathlib import Path
 from longshore.scheduler.backends.local.processes import Identity, boot_id, find, is_alive
 
 GPUS = 4
+PLUGIN = Path(__file__).parents[1] / "deploy" / "slurm" / "job_submit.lua"
 INSTALL = "apt-get install --no-install-recommends slurm-wlm slurm-wlm-basic-plugins"
 
 _PATIENCE_S = 60.0
@@ -71,10 +72,11 @@ class SlurmCluster:
     Args:
         root: Folder for all that it writes.
         nodes: Names of its nodes.
+        more: Further lines of its configuration.
     """
 
-    def __init__(self, root: Path, nodes: Sequence[str]) -> None:
-        self.root, self.nodes = root, tuple(nodes)
+    def __init__(self, root: Path, nodes: Sequence[str], more: str = "") -> None:
+        self.root, self.nodes, self._more = root, tuple(nodes), more
         self.conf = root / "etc" / "slurm.conf"
         self._pids: dict[str, Identity] = {}
         for part in ("etc", "state", "run", "log", "dev", *(f"spool/{node}" for node in nodes)):
@@ -90,10 +92,19 @@ class SlurmCluster:
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={own} CPUs=16 RealMemory=64000 Gres={gres}"
             for node, own in zip(self.nodes, ports, strict=True)
         ]
-        self.conf.write_text(_CONF.format(host=host, port=port, user="root", root=self.root, nodes="\n".join(lines)))
+        text = _CONF.format(host=host, port=port, user="root", root=self.root, nodes="\n".join(lines))
+        self.conf.write_text(text + self._more)
         names = ",".join(self.nodes)
         gres_lines = [f"NodeName={names} Name=gpu Type=i{gpu} File={self.root}/dev/gpu{gpu}\n" for gpu in range(GPUS)]
         (self.root / "etc" / "gres.conf").write_text("".join(gres_lines))
+
+    def hold_jobs(self, socket: Path, partition: str = "main") -> None:
+        """Install job_submit.lua, which the configuration has to name, for the jobs of one partition."""
+        text = PLUGIN.read_text()
+        for was, now in (("longshore = true", f"{partition} = true"), ("/run/longshore/sbatch.sock", str(socket))):
+            assert was in text
+            text = text.replace(was, now)
+        (self.root / "etc" / "job_submit.lua").write_text(text)
 
     def start(self) -> None:
         """Start it, and wait until all its nodes take jobs."""

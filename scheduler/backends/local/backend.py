@@ -18,7 +18,7 @@ from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
 from .processes import boot_id, machine_id
 from .rank_logs import read_log_of
 from .reading import proven_gone, read_status
-from .spec import decode, encode
+from .spec import encode
 from .supervision import SPEC_BYTES, write_exit
 from .told import read_told
 

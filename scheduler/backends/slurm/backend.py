@@ -11,13 +11,17 @@ from ...layout import Layout
 from ..local.durable import is_there, read_whole, write_first
 from ..local.folders import Folders, delete_but, told_as_backend_error
 from ..local.launching import refuse_what_cannot_start, spec_of
+from ..local.markers import read_marker
 from ..local.rank_logs import opened, read_log_of
 from ..local.spec import encode
 from ..local.supervision import SPEC_BYTES
 from ..local.told import read_told
-from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status, Told
+from ..protocol import Attempt, Capabilities, GpuSeen, Held, NodeSeen, Placement, Run, Status, Told
+from ..refusals import refuse_placement
 from .commands import Commands
+from .door import answer_at
 from .ending import Endings, is_late, revoke
+from .held_attempts import Ended, HeldAttempts, Taken
 from .node import CANCELLED
 from .records import Records, is_released, read_records, status_of, status_of_running
 from .settings import SlurmSettings
@@ -36,9 +40,10 @@ class SlurmBackend:
         nodes: GPUs of each node, in cluster-file order, under Slurm's names.
         conf: Slurm's configuration; where Slurm looks for it by itself if left out.
         options: Of every sbatch, from OPTIONS.
+        door: Socket at which job_submit.lua asks; None if users of sbatch go their own way.
 
     Raises:
-        BackendError: If Slurm's commands are not there.
+        BackendError: If Slurm's commands are not there, or the socket cannot be made.
         InputError: If one of the options is another.
     """
 
@@ -53,10 +58,16 @@ class SlurmBackend:
         Raises:
             BackendError: If Slurm's commands are not there.
         """
-        return cls(folder, layout.nodes, conf=settings.conf, options=settings.options)
+        return cls(folder, layout.nodes, conf=settings.conf, options=settings.options, door=settings.sbatch_socket)
 
     def __init__(
-        self, folder: Path, nodes: Mapping[str, int], *, conf: Path | None = None, options: Sequence[str] = ()
+        self,
+        folder: Path,
+        nodes: Mapping[str, int],
+        *,
+        conf: Path | None = None,
+        options: Sequence[str] = (),
+        door: Path | None = None,
     ) -> None:
         for option in options:
             if not option.startswith(OPTIONS):
@@ -67,6 +78,26 @@ class SlurmBackend:
         self._view = View(self._commands, self._nodes)
         self._answered_s: dict[str, float] = {}  # last answer of each node
         self._endings = Endings(self._commands, self._options)
+        self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes)
+        self._takes_sbatch = door is not None
+        if door is not None:
+            answer_at(door, self._nodes)
+
+    def held(self) -> Sequence[Held]:
+        """Return all jobs that came by sbatch; none if these are not asked for.
+
+        Raises:
+            BackendError: If Slurm does not answer.
+        """
+        return () if not self._takes_sbatch else self._held.held()
+
+    def discard(self, job: str) -> None:
+        """End a job that came by sbatch, for good.
+
+        Raises:
+            BackendError: If it is not known whether it ends.
+        """
+        self._held.discard(job)
 
     def observe(self) -> tuple[NodeSeen, ...]:
         """Return all nodes; one that Slurm has out of service takes no jobs, and a GPU that Slurm lacks is faulty.
@@ -93,6 +124,10 @@ class SlurmBackend:
             RefusedError: If its program or folder is not there.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
+        if attempt.is_held:
+            refuse_placement(attempt, placement, self._nodes)
+            self._held.launch(attempt, placement)
+            return
         name, path = attempt.name, self._folders.path(attempt.name)
         spec = spec_of(attempt, placement, self._nodes, path / "work")
         with told_as_backend_error(name):
@@ -132,14 +167,14 @@ class SlurmBackend:
         unclear: dict[str, Records] = {}
         for name in names:
             try:
-                records = self._records(name)
-            except (OSError, ValueError) as error:
+                records = self._read(name)
+            except (OSError, ValueError, BackendError) as error:
                 told[name] = Status(Run.UNREACHABLE, reason=str(error))
                 continue
-            status = Status(Run.ABSENT) if records is None else status_of(records)
+            status = records if not isinstance(records, Records) else status_of(records)
             if status is not None:
                 told[name] = status
-            elif records is not None:
+            elif isinstance(records, Records):
                 unclear[name] = records
         return told | self._ask(unclear)
 
@@ -151,6 +186,9 @@ class SlurmBackend:
         """
         self._folders.path(name)
         with told_as_backend_error(name), self._folders.make(name) as folder:
+            if is_there(folder, Taken.file_name):
+                self._held.cancel(folder, name)
+                return
             if is_there(folder, "claim.json") and self.released(name):
                 return
             write_first(folder, "cancel.json", json.dumps({"attempt": name, "reason": reason}).encode())
@@ -163,10 +201,15 @@ class SlurmBackend:
         """Say whether all processes of an attempt are proven gone: by their supervisors, or by a look at each node."""
         self._folders.path(name)
         try:
-            records = self._records(name)
+            with self._folders.open(name) as folder:
+                if folder is None:
+                    return True
+                taken = read_marker(folder, name, Taken)
+                if taken is not None:
+                    return self._held.released(folder, name, taken)
+                return is_released(read_records(folder, name))
         except (OSError, ValueError):
             return False
-        return records is None or is_released(records)
 
     def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
         """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
@@ -207,6 +250,10 @@ class SlurmBackend:
         with told_as_backend_error(name), self._folders.open(name) as folder:
             if folder is None:
                 return
+            if is_there(folder, Taken.file_name):
+                delete_but(folder, {Taken.file_name, Ended.file_name})
+                self._held.forget(name)
+                return
             parts = _parts(folder)
             for part in parts:
                 with opened(folder, part) as own:
@@ -215,9 +262,14 @@ class SlurmBackend:
             delete_but(folder, {"claim.json" if is_there(folder, "claim.json") else "cancel.json", *parts})
         self._endings.forget(name)
 
-    def _records(self, name: str) -> Records | None:
+    def _read(self, name: str) -> Records | Status:
+        """Return what is known of an attempt without Slurm, or its status if that is enough or Slurm runs it alone."""
+        self._folders.path(name)
         with self._folders.open(name) as folder:
-            return None if folder is None else read_records(folder, name)
+            if folder is None:
+                return Status(Run.ABSENT)
+            taken = read_marker(folder, name, Taken)
+            return read_records(folder, name) if taken is None else self._held.status(folder, name, taken)
 
     def _ask(self, unclear: Mapping[str, Records]) -> dict[str, Status]:
         """Return what is known of attempts that only Slurm knows enough of."""

@@ -1,5 +1,6 @@
 """Slurm's jobs of other people, told where to run: updated while they are held, looked at, and only then released."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ....cluster.errors import BackendError
@@ -10,6 +11,8 @@ from .snapshot import Node
 from .submission import NEVER, gres_of
 
 _DISABLED = "disabled"  # of requeueing: by its owner or by the site
+_SHOWN = re.compile(r"^   (AdminComment|Priority|ReqNodeList|TresPerNode)=(\S*)", re.MULTILINE)
+_GRANTED = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MULTILINE)
 
 
 def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping[str, Node]) -> None:
@@ -91,31 +94,35 @@ def end(commands: Commands, job: HeldJob) -> None:
         commands.call("scancel", (job.number,))
 
 
+def refuse(commands: Commands, job: HeldJob, reason: str) -> None:
+    """End a job that can never be placed, and leave word why where `scontrol show job` shows it.
+
+    Raises:
+        BackendError: If it is not known whether it ends.
+    """
+    if show(commands, job.number).get("AdminComment") == job.stamp:
+        commands.call("scontrol", ("update", f"JobId={job.number}", f"AdminComment=longshore: {reason}"))
+        commands.call("scancel", (job.number,))
+
+
 def granted(commands: Commands, number: str) -> dict[str, list[int]]:
     """Return the GPUs of each node that a running job has got.
 
     Raises:
         BackendError: If Slurm does not tell.
     """
-    got: dict[str, list[int]] = {}
-    names: list[str] = []
-    for token in _show(commands, number).split():
-        key, _, value = token.partition("=")
-        if key == "Nodes":
-            names = hosts(commands, value)
-        elif key == "GRES":
-            got |= {name: _indices(value) for name in names}
-    return got
+    found = _GRANTED.findall(_show(commands, number))
+    return {name: _indices(gres) for names, gres in found for name in hosts(commands, names)}
 
 
 def show(commands: Commands, number: str) -> dict[str, str]:
-    """Return what Slurm says of a job; of the fields that are texts, only the first word.
+    """Return what Slurm says of a job: its stamp, priority, request and nodes.
 
     Raises:
         BackendError: If it does not answer, or there is no such job.
     """
-    pairs = (token.partition("=") for token in _show(commands, number).split())
-    return {key: value for key, _, value in pairs}
+    text = _show(commands, number)
+    return dict(reversed(_SHOWN.findall(text)))
 
 
 def hosts(commands: Commands, text: str) -> list[str]:
@@ -130,7 +137,7 @@ def hosts(commands: Commands, text: str) -> list[str]:
 
 
 def _show(commands: Commands, number: str) -> str:
-    return commands.call("scontrol", ("show", "--details", "--oneliner", "job", number))
+    return commands.call("scontrol", ("show", "--details", "job", number))
 
 
 def _indices(gres: str) -> list[int]:
