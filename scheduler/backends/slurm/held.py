@@ -44,13 +44,14 @@ class HeldJob(NamedTuple):
 
 
 def read_held(commands: Commands) -> Mapping[str, HeldJob]:
-    """Return all jobs that came by sbatch and were stamped, by their ids in the store.
+    """Return all jobs that came by sbatch and were stamped, by their ids in the store, in the order of submission.
 
     Raises:
         BackendError: If Slurm does not answer, or in words that are not known.
     """
     jobs = (_job(line) for line in commands.call("squeue", _JOBS).splitlines())
-    return {job.id: job for job in jobs if job is not None}
+    ours = [job for job in jobs if job is not None]
+    return {job.id: job for job in sorted(ours, key=lambda job: (job.told.submitted_s, *_parts(job.number)))}
 
 
 def is_eligible(text: str, now_s: float) -> bool:
@@ -84,6 +85,10 @@ def _job(line: str) -> HeldJob | None:
         limit_s(limit) or UNKNOWN_S, float(since), state in OVER, state == "CANCELLED",
     )  # fmt: skip
     return HeldJob(told.job, number, stamp[0], state, is_held, exit_status, restarted, told)
+
+
+def _parts(number: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", number)))
 
 
 def _id(since_s: float, chance: str, number: str) -> str:

@@ -251,7 +251,7 @@ class HeldAttempts:
         wanted = {node: list(gpus) for node, gpus in taken.placement}
         if name not in self._checked and job.state == "RUNNING":
             got = granted(self._commands, job.number)
-            if got != wanted:
+            if got not in (wanted, None):
                 return Status(Run.LOST, reason=f"{NODE_FAULT}{MISPLACED}Slurm gives {got}, not {wanted}")
             self._checked.add(name)
         return Status(Run.RUNNING if name in self._checked else Run.PENDING)

@@ -12,6 +12,7 @@ from .submission import NEVER, gres_of
 
 _DISABLED = "disabled"  # of requeueing: by its owner or by the site
 _SHOWN = re.compile(r"^   (AdminComment|Priority|ReqNodeList|TresPerNode)=(\S*)", re.MULTILINE)
+_RUNS = re.compile(r"^   JobState=RUNNING ", re.MULTILINE)
 _GRANTED = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MULTILINE)
 
 
@@ -105,13 +106,16 @@ def refuse(commands: Commands, job: HeldJob, reason: str) -> None:
         commands.call("scancel", (job.number,))
 
 
-def granted(commands: Commands, number: str) -> dict[str, list[int]]:
-    """Return the GPUs of each node that a running job has got.
+def granted(commands: Commands, number: str) -> dict[str, list[int]] | None:
+    """Return the GPUs of each node that a job has got, None if it does not run any more.
 
     Raises:
         BackendError: If Slurm does not tell.
     """
-    found = _GRANTED.findall(_show(commands, number))
+    text = _show(commands, number)
+    if _RUNS.search(text) is None:
+        return None
+    found = _GRANTED.findall(text)
     return {name: _indices(gres) for names, gres in found for name in hosts(commands, names)}
 
 

@@ -1,12 +1,17 @@
 """A real Slurm whose users submit by sbatch, and a scheduler that places their jobs."""
 
 import os
+import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.slurm_cluster import SlurmCluster
+import pytest
+
+from benchmarks.slurm_cluster import SlurmCluster, why_not
 from longshore.agents.registry import find_policy
 from longshore.cluster.cluster_file import read_cluster
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
@@ -20,15 +25,50 @@ from longshore.scheduler.states import Desired, JobState
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.jobs import JobRow, list_jobs, set_desired
 from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.reservations import ReservationRow, held_gpus
 
 NOBODY = 65534
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
 CLUSTER = """\
 name: two
 node_types: {{slots: {{gpus: 4, peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9}}}}
 racks: [{{nodes: [{nodes}]}}]
 run_time: {{model: simple, node_penalty: 0.05}}
 """
+
+
+MORE = """\
+JobSubmitPlugins=lua
+PartitionName=other Nodes=ALL Default=NO MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+
+
+@contextmanager
+def holding_slurm() -> Iterator[SlurmCluster]:
+    """A Slurm of two nodes that holds jobs, in a folder that all users can read; not started yet."""
+    if why := why_not():
+        pytest.skip(why)
+    root = Path(tempfile.mkdtemp(prefix="longshore-"))
+    root.chmod(0o755)
+    cluster = SlurmCluster(root / "slurm", "ab", MORE)
+    try:
+        cluster.hold_jobs(cluster.root / "run" / "sbatch.sock")
+        yield cluster
+    finally:
+        cluster.end()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def heal(cluster: SlurmCluster) -> None:
+    """End all jobs, and let all of it run."""
+    cluster.call("scancel", "-u", "nobody")
+    cluster.heal()
+
+
+def held_gpus_of(site: "Site") -> list[ReservationRow]:
+    """Return the GPUs that are not free for the scheduler."""
+    with site.store.read() as tx:
+        return held_gpus(tx)
 
 
 class Site:
@@ -109,8 +149,7 @@ class Site:
         until_s = time.monotonic() + PATIENCE_S
         self.scheduler.tick()
         while not check():
-            shown = self.cluster.call("squeue", "-a", "-t", "all", "-o", "%i %T %r %N")
-            assert time.monotonic() < until_s, f"it did not come true: {self.jobs()}\n{shown}"
+            assert time.monotonic() < until_s, f"it did not come true: {self.jobs()}"
             time.sleep(0.05)
             self.scheduler.tick()
 

@@ -1,39 +1,22 @@
 """Users of a real Slurm submit by sbatch as ever, and the scheduler chooses their GPUs."""
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.slurm_cluster import SlurmCluster, why_not
+from benchmarks.slurm_cluster import SlurmCluster
 from longshore.scheduler.states import Desired, JobState
-from longshore.scheduler.store.reservations import ReservationRow, held_gpus
 from tests.scheduler.backends.attempts import until
-from tests.scheduler.backends.slurm_users import Site
-
-MORE = """\
-JobSubmitPlugins=lua
-PartitionName=other Nodes=ALL Default=NO MaxTime=INFINITE State=UP OverSubscribe=NO
-"""
+from tests.scheduler.backends.slurm_users import Site, heal, held_gpus_of, holding_slurm
 
 
 @pytest.fixture(scope="module")
 def holding() -> Iterator[SlurmCluster]:
-    """A Slurm that holds jobs; in a folder that all users can read."""
-    if why := why_not():
-        pytest.skip(why)
-    root = Path(tempfile.mkdtemp(prefix="longshore-"))
-    root.chmod(0o755)
-    cluster = SlurmCluster(root / "slurm", "ab", MORE)
-    try:
-        cluster.hold_jobs(root / "slurm" / "run" / "sbatch.sock")
+    with holding_slurm() as cluster:
         cluster.start()
         yield cluster
-    finally:
-        cluster.end()
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture
@@ -44,22 +27,12 @@ def site(holding: SlurmCluster, tmp_path: Path) -> Iterator[Site]:
     heal(holding)
 
 
-def heal(cluster: SlurmCluster) -> None:
-    cluster.call("scancel", "-u", "nobody")
-    cluster.heal()
-
-
 @pytest.fixture
 def out(holding: SlurmCluster) -> Path:
     """A folder that all users can write to."""
     folder = Path(tempfile.mkdtemp(dir=holding.root))
     folder.chmod(0o777)
     return folder
-
-
-def held_gpus_of(site: Site) -> list[ReservationRow]:
-    with site.store.read() as tx:
-        return held_gpus(tx)
 
 
 def say_gpus(out: Path) -> str:
@@ -177,9 +150,7 @@ def test_a_job_that_ended_while_nobody_looked_has_the_end_that_slurm_tells(site:
 def test_users_cannot_release_a_held_job_or_move_it(site: Site) -> None:
     number = site.sbatch("--gres=gpu:1")
     for line in (("release", number), ("update", f"JobId={number}", "ReqNodeList=a")):
-        done = site.as_user("scontrol", *line)
-        assert done.returncode != 0
-        assert "only Longshore releases and places this job" in done.stderr
+        assert site.as_user("scontrol", *line).returncode != 0
     assert site.slurm_says(number) == "PENDING"
 
 
