@@ -4,6 +4,8 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ....cluster.errors import BackendError, InputError
@@ -22,10 +24,10 @@ from .commands import Commands
 from .door import answer_at
 from .ending import Endings, is_late, revoke
 from .held_attempts import Ended, HeldAttempts, Taken
-from .node import CANCELLED
+from .node import CANCELLED, TIME_LIMIT
 from .records import Records, is_released, read_records, status_of, status_of_running
 from .settings import SlurmSettings
-from .snapshot import Node, Snapshot
+from .snapshot import TIMED_OUT, Node, Snapshot
 from .submission import comment_of, submit
 from .view import View
 
@@ -176,7 +178,8 @@ class SlurmBackend:
                 told[name] = status
             elif isinstance(records, Records):
                 unclear[name] = records
-        return told | self._ask(unclear)
+        told |= self._ask(unclear)
+        return {name: self._with_limit(name, status) for name, status in told.items()}
 
     def cancel(self, name: str, reason: str) -> None:
         """Ask an attempt to stop, now or before it starts; one that does not is left to Slurm to kill.
@@ -280,6 +283,15 @@ class SlurmBackend:
         except BackendError as error:
             return {name: _without_slurm(records, str(error)) for name, records in unclear.items()}
         return {name: self._by_slurm(name, records, snapshot) for name, records in unclear.items()}
+
+    def _with_limit(self, name: str, status: Status) -> Status:
+        """Return the status of an attempt that is lost because Slurm stopped it at a time limit as one that tells so."""
+        if status.run is not Run.LOST:
+            return status
+        with suppress(BackendError):  # Then it is lost, which is right too.
+            if any(job.state in TIMED_OUT for job in self._view.look().jobs.get(comment_of(name), ())):
+                return replace(status, run=Run.EXITED, reason=TIME_LIMIT)
+        return status
 
     def _by_slurm(self, name: str, records: Records, snapshot: Snapshot) -> Status:
         claim, jobs = records.claim, snapshot.jobs.get(comment_of(name), ())

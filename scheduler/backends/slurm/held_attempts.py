@@ -25,15 +25,14 @@ from ..protocol import Attempt, Held, Placement, RankEnd, RefusedError, Run, Sta
 from .commands import Commands
 from .door import why_never
 from .held import HeldJob, read_held
-from .node import CANCELLED, MISPLACED
-from .snapshot import Node
+from .node import CANCELLED, MISPLACED, TIME_LIMIT
+from .snapshot import TIMED_OUT, Node
 from .steering import end, granted, put_back, refuse, steer
 from .view import View
 
 log = logging.getLogger(__name__)
 
 STRAY_S = 60.0  # that a node that was lost has to be back for: within it Slurm kills what was left there
-TIME_LIMIT = "time limit"
 
 _OLD_S = 1.0  # Slurm is asked no more often than this
 _UNASKED_S = 10.0  # after which it is asked though nobody wants to know of all jobs
@@ -341,7 +340,7 @@ def _plain(placement: Placement) -> tuple[tuple[str, tuple[int, ...]], ...]:
 def _end_of(job: HeldJob, *, is_cancelled: bool) -> Status:
     if job.state == "CANCELLED":  # by its owner, whose wish is known by now, or by us
         return Status(Run.EXITED, reason=CANCELLED) if is_cancelled else Status(Run.ABSENT)
-    if job.state in ("TIMEOUT", "DEADLINE"):
+    if job.state in TIMED_OUT:
         return Status(Run.EXITED, reason=TIME_LIMIT)
     if job.state in _LOST:
         return Status(Run.LOST, reason=f"{NODE_FAULT}Slurm says {job.state}")

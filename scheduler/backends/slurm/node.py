@@ -30,6 +30,7 @@ STARTED_BEFORE = 76  # exit code of a start that is one too many
 CANCELLED = "cancelled"
 STOPPED = "stopped by Slurm"
 MISPLACED = "misplaced: "
+TIME_LIMIT = "time limit"
 
 _BEAT_S = 2.0  # between two signs of life
 _MEET_WITHIN_S = 300.0  # the nodes of a job start together

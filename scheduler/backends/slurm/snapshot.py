@@ -15,6 +15,7 @@ OVER = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
      "REQUEUE_HOLD", "REVOKED", "SPECIAL_EXIT", "TIMEOUT")
 )  # fmt: skip
+TIMED_OUT = frozenset(("DEADLINE", "TIMEOUT"))
 _OUT_OF_SERVICE = re.compile(r"down|drain|drng|fail|error|future|maint|reboot|inval|power(ed|ing)_down", re.IGNORECASE)
 _INDEXED = re.compile(r"gpu:((?:.*\D)?(\d+)):1")  # a type for each GPU, which ends in its index
 

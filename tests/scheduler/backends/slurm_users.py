@@ -162,6 +162,10 @@ class Site:
         """Return the state of a job in Slurm's words."""
         return self.cluster.call("squeue", "-h", "-a", "-t", "all", "-j", number, "-o", "%T").strip()
 
+    def is_in_slurm(self, number: str, state: str) -> bool:
+        """Say whether a job is in a state in Slurm's words."""
+        return self.slurm_says(number) == state
+
     def shown(self, number: str) -> str:
         """Return what Slurm says of a job."""
         return self.cluster.call("scontrol", "show", "--details", "job", number)

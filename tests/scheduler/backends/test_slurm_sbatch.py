@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_each_task_of_an_array_is_a_job_of_its_own(site: Site, out: Path) -> Non
 def test_jobs_without_gpus_and_of_other_partitions_go_untouched(site: Site) -> None:
     numbers = [site.sbatch(script="sleep 30"), site.sbatch("--partition=other", "--gres=gpu:1", script="sleep 30")]
     for number in numbers:
-        site.ticks_until(lambda number=number: site.slurm_says(number) == "RUNNING")
+        site.ticks_until(partial(site.is_in_slurm, number, "RUNNING"))
         assert "AdminComment" not in site.shown(number)
     assert not site.jobs()
 
@@ -108,7 +109,7 @@ def test_a_job_that_is_cancelled_here_ends_in_slurm_waiting_or_running(site: Sit
     for number in (waiting, running):
         site.want(number, Desired.CANCEL)
         site.state_becomes(number, JobState.CANCELLED)
-        site.ticks_until(lambda number=number: site.slurm_says(number) == "CANCELLED")
+        site.ticks_until(partial(site.is_in_slurm, number, "CANCELLED"))
 
 
 def test_a_job_that_is_held_here_while_it_runs_goes_on_elsewhere_when_it_is_released(site: Site, out: Path) -> None:
