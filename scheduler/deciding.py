@@ -187,7 +187,8 @@ class Deciding:
         nothing = Said(job, (), rests=False)
         return Decision(
             job, (), started=False, by=self.fallback.name, version=self.version, said=None, expected=None,
-            instead=nothing, instead_expected=None, rests=False, took_s=time.perf_counter() - began, kind=None, reason="", seen=None, past=b"",
+            instead=nothing, instead_expected=None, rests=False, took_s=time.perf_counter() - began, kind=None,
+            reason="", seen=None, past=b"",
         )  # fmt: skip
 
     def _past(self) -> bytes:

@@ -285,7 +285,7 @@ class SlurmBackend:
         return {name: self._by_slurm(name, records, snapshot) for name, records in unclear.items()}
 
     def _with_limit(self, name: str, status: Status) -> Status:
-        """Return the status of an attempt that is lost because Slurm stopped it at a time limit as one that tells so."""
+        """Return the status of an attempt, and that of one which Slurm stopped at a limit as one that tells so."""
         if status.run is not Run.LOST:
             return status
         with suppress(BackendError):  # Then it is lost, which is right too.

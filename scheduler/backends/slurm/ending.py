@@ -16,7 +16,7 @@ from .node import nodes_of
 from .records import Records
 from .snapshot import Node, Snapshot
 from .submission import submit_sweep, sweep_comment_of
-from .sweep import write_gone
+from .sweep import SWITCHED_OFF, write_gone
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def _is_vouched_for(folder: int, attempt: str, part: int, node: Node | None) -> 
         if write_first(own, "started.json", json.dumps(nobody).encode()):
             write_gone(own, attempt, "it was never started there")  # A supervisor that comes late finds that and ends.
         elif node is not None and node.is_fenced:
-            write_gone(own, attempt, "the node is switched off")
+            write_gone(own, attempt, SWITCHED_OFF)
         else:
             return False
         return True

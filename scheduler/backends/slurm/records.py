@@ -14,6 +14,7 @@ from ..local.markers import Ends, Exited, Marker, Ranks, rank_ends, read_marker
 from ..local.progress import read_progress
 from ..protocol import RankEnd, Run, Status
 from .node import CANCELLED, MISPLACED, STOPPED
+from .sweep import SWITCHED_OFF
 
 ALIVE_S = 30.0  # a supervisor shows every 2 s that it lives; a file system may hold that back for a while
 
@@ -47,6 +48,7 @@ class Part(NamedTuple):
     ends: tuple[RankEnd, ...] = ()
     exited: bool = False  # its supervisor has written how they ended
     gone: bool = False  # it has not, and nothing is left
+    switched_off: bool = False  # with its node
     reason: str = ""
     progress: Mapping[str, float] = {}
 
@@ -106,7 +108,9 @@ def is_released(records: Records) -> bool:
 def _end_of(parts: tuple[Part, ...], ranks: int) -> Status:
     ends, started_s, progress = _ends(parts), _started_s(parts), _progress(parts)
     reason = next((part.reason for part in parts if part.exited and part.reason), "")
-    if any(part.gone for part in parts):
+    if any(part.gone and part.switched_off for part in parts):
+        reason = f"{NODE_FAULT}a node of it is switched off"
+    elif any(part.gone for part in parts):
         reason = "a supervisor was lost" + (f"; {reason}" if reason else "")
     elif 0 < len(ends) < ranks and not any(end.code or end.signal for end in ends):
         reason = f"only {len(ends)} of {ranks} ranks ran; {reason}"  # and these ended well: that is not the whole job
@@ -135,6 +139,7 @@ def _read_part(folder: int, attempt: str, number: int) -> Part:
             rank_ends(ends),
             exited is not None,
             gone is not None and exited is None,
+            gone is not None and gone.proof == SWITCHED_OFF,
             "" if exited is None else exited.reason,
             read_progress(own),
         )

@@ -71,30 +71,39 @@ def held_gpus_of(site: "Site") -> list[ReservationRow]:
         return held_gpus(tx)
 
 
+def block(site: "Site") -> str:
+    """Let no other job start on any node, and return the number of the job that does that."""
+    options = ("--parsable", f"--nodes={len(site.cluster.nodes)}", "--ntasks-per-node=16", "--output=/dev/null")
+    number = site.cluster.call("sbatch", *options, "--wrap", "sleep 1000").strip()
+    site.ticks_until(lambda: site.is_in_slurm(number, "RUNNING"))
+    return number
+
+
 class Site:
     """A scheduler over a Slurm, and what its users do.
 
     Args:
         folder: For all that the scheduler writes.
         cluster: The Slurm.
-        policy: Name of the heuristic that places.
+        takes_sbatch: Whether it places what users submit by sbatch.
     """
 
-    def __init__(self, folder: Path, cluster: SlurmCluster, policy: str = "spread") -> None:
-        self.folder, self.cluster, self._policy = folder, cluster, policy
+    def __init__(self, folder: Path, cluster: SlurmCluster, *, takes_sbatch: bool = True) -> None:
+        self.folder, self.cluster, self._takes_sbatch = folder, cluster, takes_sbatch
         self.socket = cluster.root / "run" / "sbatch.sock"
         names = ", ".join(f"{{type: slots, name: {name}}}" for name in cluster.nodes)
         (folder / "cluster.yaml").write_text(CLUSTER.format(nodes=names))
         self.store: Store = open_store(f"sqlite:///{folder / 'longshore.db'}")
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self, backend: SlurmBackend | None = None) -> None:
         """Start the scheduler, or another one in its place."""
         setup = read_cluster(self.folder / "cluster.yaml")
-        layout = layout_of(setup)
-        self.backend = SlurmBackend(self.folder, layout.nodes, conf=self.cluster.conf, door=self.socket)
+        self.layout = layout = layout_of(setup)
+        door = self.socket if self._takes_sbatch else None
+        self.backend = backend or SlurmBackend(self.folder, layout.nodes, conf=self.cluster.conf, door=door)
         monitor = Monitor(self.backend, "slurm", layout, node_types_of(setup))
-        site, deciding = site_of(setup, Settings(folder=self.folder)), Deciding(find_policy(self._policy))
+        site, deciding = site_of(setup, Settings(folder=self.folder)), Deciding(find_policy("spread"))
         self.scheduler = Scheduler(
             Parts(self.store, self.backend, "slurm", site, layout, deciding, time.time, "test", monitor)
         )
@@ -149,7 +158,7 @@ class Site:
         until_s = time.monotonic() + PATIENCE_S
         self.scheduler.tick()
         while not check():
-            assert time.monotonic() < until_s, f"it did not come true: {self.jobs()}"
+            assert time.monotonic() < until_s, "it did not come true"
             time.sleep(0.05)
             self.scheduler.tick()
 

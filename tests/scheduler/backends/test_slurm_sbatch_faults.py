@@ -13,7 +13,7 @@ from benchmarks.slurm_cluster import SlurmCluster
 from longshore.scheduler.backends.slurm import commands, held_attempts
 from longshore.scheduler.states import AttemptState, JobState
 from tests.scheduler.backends.attempts import until
-from tests.scheduler.backends.slurm_users import Site, heal, held_gpus_of, holding_slurm
+from tests.scheduler.backends.slurm_users import Site, block, heal, held_gpus_of, holding_slurm
 
 # Refuses any change of a request for GPUs while a file is there.
 REFUSING = """
@@ -95,11 +95,7 @@ def test_an_update_that_fails_half_way_leaves_the_job_held_and_is_tried_again(si
 def test_a_job_that_was_given_other_gpus_is_ended_as_misplaced_and_runs_again_where_it_was_to(
     site: Site,
 ) -> None:
-    blocker = site.cluster.call(
-        "sbatch", "--parsable", "--partition=other", "--nodes=2", "--ntasks-per-node=16", "--gres=gpu:0",
-        "--output=/dev/null", "--wrap", "sleep 300",
-    ).strip()  # fmt: skip
-    until(lambda: site.slurm_says(blocker) == "RUNNING")
+    blocker = block(site)
     number = site.sbatch("--gres=gpu:1", "--requeue", script="sleep 300")
     site.ticks_until(lambda: number in site.jobs() and site.jobs()[number].state is JobState.STARTING)
     site.ticks_until(lambda: site.attempts(number)[0].state is AttemptState.LAUNCHED)
