@@ -66,6 +66,14 @@ def why_not() -> str:
     return "" if os.getuid() == 0 else "slurmd needs root to run jobs"
 
 
+def why_no_plugin() -> str:
+    """Return why job_submit.lua cannot ask here, "" if it can."""
+    usr = Path("/usr/lib")
+    if not [*usr.glob("*/slurm*/job_submit_lua.so"), *usr.glob("slurm*/job_submit_lua.so")]:
+        return "Slurm here has no job_submit/lua"
+    return "" if [*usr.glob("*/lua/5.*/socket/unix.so")] else "no LuaSocket: apt-get install lua-socket"
+
+
 class SlurmCluster:
     """A Slurm of our own.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slurm_cluster import SlurmCluster, why_not
+from benchmarks.slurm_cluster import SlurmCluster, why_no_plugin, why_not
 from longshore.agents.registry import find_policy
 from longshore.cluster.cluster_file import read_cluster
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
@@ -46,7 +46,7 @@ PartitionName=other Nodes=ALL Default=NO MaxTime=INFINITE State=UP OverSubscribe
 @contextmanager
 def holding_slurm() -> Iterator[SlurmCluster]:
     """A Slurm of two nodes that holds jobs, in a folder that all users can read; not started yet."""
-    if why := why_not():
+    if why := why_not() or why_no_plugin():
         pytest.skip(why)
     root = Path(tempfile.mkdtemp(prefix="longshore-"))
     root.chmod(0o755)
