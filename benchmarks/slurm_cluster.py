@@ -1,13 +1,13 @@
 """A real Slurm on this machine: its controller and some nodes with four GPUs each, which are links to /dev/null."""
 
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from longshore.scheduler.backends.local.processes import Identity, boot_id, find, is_alive
@@ -17,6 +17,7 @@ PLUGIN = Path(__file__).parents[1] / "deploy" / "slurm" / "job_submit.lua"
 INSTALL = "apt-get install --no-install-recommends slurm-wlm slurm-wlm-basic-plugins"
 
 _PATIENCE_S = 60.0
+_PORTS = range(10000, 32000)
 _CONF = """\
 ClusterName=longshore
 SlurmctldHost={host}(127.0.0.1)
@@ -214,8 +215,10 @@ def _identity(file: Path, daemon: str) -> Identity | None:
 
 
 def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """Return ports that nobody listens at, none of which the system gives to whoever connects meanwhile."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe:
+            ports |= {port} if probe.connect_ex(("127.0.0.1", port)) else set()
+    return list(ports)

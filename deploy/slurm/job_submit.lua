@@ -116,7 +116,8 @@ function slurm_job_submit(job, part_list, submit_uid)
   if nodes == nil then return refuse(gpus) end
   reason = refusal(nodes, gpus)
   if reason then return refuse(reason) end
-  job.admin_comment = string.format("longshore:%d:%s:%dx%d", os.time(), chance(), nodes, gpus)
+  local name = string.sub(string.gsub(job.name or "job", "[^%w]", "-"), 1, 40)
+  job.admin_comment = string.format("longshore:%d:%s:%dx%d:%s", os.time(), chance(), nodes, gpus, name)
   job.priority = 0 -- held
   -- srun would ask for so many again, which Slurm 22.05 refuses where each GPU has a type; without it a step has all.
   if is_given(job.environment["SLURM_GPUS_PER_NODE"]) then job.environment["SLURM_GPUS_PER_NODE"] = "" end

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
@@ -14,14 +15,14 @@ from .snapshot import OVER
 
 UNKNOWN_S = 3600.0  # estimate of a job without a time limit
 
-# Widths: Slurm cuts off what is longer. The name is the last, as it may hold anything.
+# Nothing that users write themselves, so that nobody can forge a line. Widths: Slurm cuts off what is longer.
 _FIELDS = (
     "JobArrayID:40|,State:24|,PriorityLong:14|,exit_code:10|,RestartCnt:8|,EligibleTime:24|,TimeLimit:20|,UserName:80|,"
-    "admin_comment:100|,Name:200"
+    "admin_comment:160|"
 )
 _JOBS = ("--all", "--array", "--states=all", "--noheader", f"--Format={_FIELDS}")
-# What job_submit.lua stamps: Unix time of the submission, chance, nodes, GPUs on each of them.
-_STAMP = re.compile(r"longshore:(\d{9,11}):([0-9a-f]{20}):(\d{1,5})x(\d{1,5})")
+# What job_submit.lua stamps: Unix time of the submission, chance, nodes, GPUs on each of them, name.
+_STAMP = re.compile(r"longshore:(\d{9,11}):([0-9a-f]{20}):(\d{1,5})x(\d{1,5}):([0-9A-Za-z-]{0,40})")
 _LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
@@ -33,6 +34,7 @@ class HeldJob(NamedTuple):
     stamp: str
     state: str  # in Slurm's words
     is_held: bool  # it waits for its GPUs
+    is_early: bool  # its user does not want it to begin yet
     exit_status: int  # as wait() tells; of a job that is over
     restarts: int  # by Slurm
     told: Held
@@ -49,14 +51,9 @@ def read_held(commands: Commands) -> Mapping[str, HeldJob]:
     Raises:
         BackendError: If Slurm does not answer, or in words that are not known.
     """
-    jobs = (_job(line) for line in commands.call("squeue", _JOBS).splitlines())
+    jobs = (_job(line, time.time()) for line in commands.call("squeue", _JOBS).splitlines())
     ours = [job for job in jobs if job is not None]
     return {job.id: job for job in sorted(ours, key=lambda job: (job.told.submitted_s, *_parts(job.number)))}
-
-
-def is_eligible(text: str, now_s: float) -> bool:
-    """Say whether the time has come before which a job is not to begin."""
-    return text in ("", "N/A", "Unknown", "NONE") or datetime.fromisoformat(text).timestamp() <= now_s
 
 
 def limit_s(text: str) -> float | None:
@@ -68,23 +65,29 @@ def limit_s(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None
 
 
-def _job(line: str) -> HeldJob | None:
-    fields = [field.strip() for field in line.split("|", 9)]
+def _job(line: str, now_s: float) -> HeldJob | None:
+    fields = [field.strip() for field in line.split("|")]
     stamp = _STAMP.fullmatch(fields[8]) if len(fields) == 10 else None
     if stamp is None:
         return None  # somebody else's
-    number, state, priority, status, restarts, _, limit, user, _, name = fields
-    since, chance, nodes, gpus = stamp.groups()
+    number, state, priority, status, restarts, eligible, limit, user, _, _ = fields
+    since, chance, nodes, gpus, name = stamp.groups()
     try:
         is_held = state == "PENDING" and int(priority) == 0
         exit_status, restarted = int(status), int(restarts)
+        is_early = _is_early(eligible, now_s)
     except ValueError as error:
         raise BackendError(f"Slurm says {line!r}, which makes no sense: {error}") from error
     told = Held(
         _id(float(since), chance, number), number, name, user, int(nodes), int(nodes) * int(gpus),
         limit_s(limit) or UNKNOWN_S, float(since), state in OVER, state == "CANCELLED",
     )  # fmt: skip
-    return HeldJob(told.job, number, stamp[0], state, is_held, exit_status, restarted, told)
+    return HeldJob(told.job, number, stamp[0], state, is_held, is_early, exit_status, restarted, told)
+
+
+def _is_early(eligible: str, now_s: float) -> bool:
+    """Say whether the time has not come before which a job is not to begin."""
+    return eligible[:1].isdigit() and datetime.fromisoformat(eligible).timestamp() > now_s
 
 
 def _parts(number: str) -> tuple[int, ...]:

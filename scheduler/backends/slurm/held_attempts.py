@@ -27,7 +27,7 @@ from .door import why_never
 from .held import HeldJob, read_held
 from .node import CANCELLED, MISPLACED, TIME_LIMIT
 from .snapshot import TIMED_OUT, Node
-from .steering import end, granted, put_back, refuse, steer
+from .steering import DISABLED, end, granted, put_back, refuse, see_same, steer
 from .view import View
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class HeldAttempts:
             job.id: why_never(job.told.nodes, job.told.gpus // job.told.nodes, self._nodes)
             for job in self._jobs.values()
         }
-        self._told = tuple(job.told for job in self._jobs.values() if not never[job.id])
+        self._told = tuple(job.told for job in self._jobs.values() if not never[job.id] and not job.is_early)
         for job in self._jobs.values():
             if never[job.id] and job.is_held:  # nobody could be asked when it was submitted
                 log.warning("job %s is refused: %s", job.number, never[job.id])
@@ -193,10 +193,11 @@ class HeldAttempts:
         if job.state in _DONE:
             raise RefusedError(f"{attempt.name}: Slurm says that job {job.number} is {job.state}")
         self._forget()
+        see_same(self._commands, job)
         try:
             self._commands.call("scontrol", ("requeuehold", job.number))
         except BackendError as error:
-            if "disabled" not in str(error):
+            if DISABLED not in str(error):
                 raise
             raise RefusedError(
                 f"{attempt.name}: job {job.number} ended as {job.state}, and may not be requeued (--no-requeue)"

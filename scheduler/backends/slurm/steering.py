@@ -10,7 +10,7 @@ from .held import HeldJob
 from .snapshot import Node
 from .submission import NEVER, gres_of
 
-_DISABLED = "disabled"  # of requeueing: by its owner or by the site
+DISABLED = "disabled"  # of requeueing: by its owner or by the site
 _SHOWN = re.compile(r"^   (AdminComment|Priority|ReqNodeList|TresPerNode)=(\S*)", re.MULTILINE)
 _RUNS = re.compile(r"^   JobState=RUNNING ", re.MULTILINE)
 _GRANTED = re.compile(r"^     Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MULTILINE)
@@ -41,6 +41,7 @@ def steer(commands: Commands, job: HeldJob, placement: Placement, nodes: Mapping
         f"NumNodes={len(names)}-{len(names)}", f"ReqNodeList={','.join(names)}", "TresPerJob=", "TresPerNode=",
         f"Gres={gres}",
     )  # fmt: skip
+    see_same(commands, job)
     try:
         for change in changes:
             commands.call("scontrol", ("update", f"JobId={job.number}", change))
@@ -68,19 +69,30 @@ def _check(commands: Commands, job: HeldJob, gres: str, names: Sequence[str]) ->
         raise BackendError(f"job {job.number} is {found} after its update, not {wanted}; it stays held")
 
 
+def see_same(commands: Commands, job: HeldJob) -> None:
+    """See that a job's number is not another one's by now.
+
+    Raises:
+        BackendError: If it is.
+    """
+    if show(commands, job.number).get("AdminComment") != job.stamp:
+        raise BackendError(f"job {job.number} is not the one that it was")
+
+
 def put_back(commands: Commands, job: HeldJob) -> None:
     """Let a job be held again, or end where it may not run a second time; what runs of it is killed.
 
     Raises:
         BackendError: If it is not known whether it will be.
     """
+    see_same(commands, job)
     if job.state == "PENDING":
         commands.call("scontrol", ("hold", job.number))
         return
     try:
         commands.call("scontrol", ("requeuehold", job.number))
     except BackendError as error:
-        if _DISABLED not in str(error):
+        if DISABLED not in str(error):
             raise
         end(commands, job)
 
@@ -91,8 +103,8 @@ def end(commands: Commands, job: HeldJob) -> None:
     Raises:
         BackendError: If it is not known whether it ends.
     """
-    if show(commands, job.number).get("AdminComment") == job.stamp:  # and not another one with its number
-        commands.call("scancel", (job.number,))
+    see_same(commands, job)
+    commands.call("scancel", (job.number,))
 
 
 def refuse(commands: Commands, job: HeldJob, reason: str) -> None:
@@ -101,9 +113,9 @@ def refuse(commands: Commands, job: HeldJob, reason: str) -> None:
     Raises:
         BackendError: If it is not known whether it ends.
     """
-    if show(commands, job.number).get("AdminComment") == job.stamp:
-        commands.call("scontrol", ("update", f"JobId={job.number}", f"AdminComment=longshore: {reason}"))
-        commands.call("scancel", (job.number,))
+    see_same(commands, job)
+    commands.call("scontrol", ("update", f"JobId={job.number}", f"AdminComment=longshore: {reason}"))
+    commands.call("scancel", (job.number,))
 
 
 def granted(commands: Commands, number: str) -> dict[str, list[int]] | None:

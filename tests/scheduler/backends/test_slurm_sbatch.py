@@ -82,6 +82,22 @@ def test_each_task_of_an_array_is_a_job_of_its_own(site: Site, out: Path) -> Non
     assert sorted(path.name for path in out.iterdir()) == ["0", "1", "2"]
 
 
+def test_a_job_that_is_to_begin_later_is_not_taken_up_before(site: Site) -> None:
+    later, sooner = site.sbatch("--begin=now+3600", "--gres=gpu:1"), site.sbatch("--gres=gpu:1")
+    site.state_becomes(sooner, JobState.SUCCEEDED)
+    assert set(site.jobs()) == {sooner}
+    assert site.is_in_slurm(later, "PENDING")
+
+
+def test_nobody_can_forge_a_job_by_the_name_of_his_own(site: Site) -> None:
+    victim = site.sbatch("--partition=other", "--hold", "--gres=gpu:1", user=0)
+    line = f"{victim}|PENDING|0|0|0|N/A|1:00|root|longshore:1795372952:{'a' * 20}:1x4:forged|"
+    number = site.sbatch("--gres=gpu:1", "--job-name", f"mine\n{line}\n")
+    row = site.state_becomes(number, JobState.SUCCEEDED)
+    assert (set(site.jobs()), row.name[:4], row.owner) == ({number}, "mine", "nobody")
+    assert "ReqNodeList=(null)" in site.shown(victim)
+
+
 def test_jobs_without_gpus_and_of_other_partitions_go_untouched(site: Site) -> None:
     numbers = [site.sbatch(script="sleep 30"), site.sbatch("--partition=other", "--gres=gpu:1", script="sleep 30")]
     for number in numbers:

@@ -149,6 +149,7 @@ def test_a_hung_controller_hides_the_jobs_and_ends_none(site: Site, monkeypatch:
     number = site.sbatch("--gres=gpu:2", script="sleep 300")
     site.state_becomes(number, JobState.RUNNING)
     monkeypatch.setattr(commands, "DEADLINE_S", 1.0)  # of what will not come
+    monkeypatch.setattr(commands, "REST_S", 1.0)
     os.kill(site.cluster.pid("slurmctld"), signal.SIGSTOP)
     try:
         site.ticks_until(lambda: site.attempts(number)[0].contact == "unknown")
