@@ -23,7 +23,8 @@ from ..refusals import refuse_placement
 from .commands import Commands
 from .door import answer_at
 from .ending import Endings, is_late, revoke
-from .held_attempts import Ended, HeldAttempts, Taken
+from .held_attempts import HeldAttempts
+from .held_ends import Ended, Taken
 from .node import CANCELLED, TIME_LIMIT
 from .records import Records, is_released, read_records, status_of, status_of_running
 from .settings import SlurmSettings

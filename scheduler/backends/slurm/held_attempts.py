@@ -12,21 +12,19 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated
-
-from pydantic import Field
 
 from ....cluster.errors import BackendError
 from ...exits import NODE_FAULT
 from ..local.durable import is_there, write_first
 from ..local.folders import Folders, told_as_backend_error
-from ..local.markers import Marker, read_marker
-from ..protocol import Attempt, Held, Placement, RankEnd, RefusedError, Run, Status
+from ..local.markers import read_marker
+from ..protocol import Attempt, Held, Placement, RefusedError, Run, Status
 from .commands import Commands
 from .door import why_never
 from .held import HeldJob, read_held
-from .node import CANCELLED, MISPLACED, TIME_LIMIT
-from .snapshot import TIMED_OUT, Node
+from .held_ends import Ended, Taken, end_of, ended_of, status_of
+from .node import CANCELLED, MISPLACED
+from .snapshot import Node
 from .steering import DISABLED, end, granted, put_back, refuse, see_same, steer
 from .view import View
 
@@ -37,33 +35,7 @@ STRAY_S = 60.0  # that a node that was lost has to be back for: within it Slurm 
 _OLD_S = 1.0  # Slurm is asked no more often than this
 _UNASKED_S = 10.0  # after which it is asked though nobody wants to know of all jobs
 _AGAIN_S = 5.0  # between two tries to end the same job
-_LOST = frozenset(("BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"))  # no doing of the job
 _DONE = frozenset(("COMPLETED", "CANCELLED"))  # and nothing is left to be tried again
-_KILLED = 9
-
-
-class Taken(Marker):
-    """Which Slurm job an attempt is, and where it was to run."""
-
-    file_name = "taken.json"
-
-    stamp: str
-    number: str
-    restarts: Annotated[int, Field(ge=0)]  # of the Slurm job before it was released
-    placement: tuple[tuple[str, tuple[int, ...]], ...]
-
-
-class Ended(Marker):
-    """How an attempt ended."""
-
-    file_name = "ended.json"
-
-    run: str
-    reason: str
-    code: Annotated[int, Field(ge=0, le=255)]
-    signal: Annotated[int, Field(ge=0, le=127)]
-    has_code: bool  # False where Slurm tells of no code
-    ended_s: float
 
 
 class HeldAttempts:
@@ -219,11 +191,11 @@ class HeldAttempts:
         """
         ended = read_marker(folder, name, Ended)
         if ended is not None:
-            return _status_of(ended)
+            return status_of(ended)
         self._look(_UNASKED_S)
         status = self._by_slurm(folder, name, taken, self._jobs.get(job_of(name)))
         if status.run in (Run.EXITED, Run.LOST):
-            write_first(folder, Ended.file_name, _ended_of(name, status).model_dump_json().encode())
+            write_first(folder, Ended.file_name, ended_of(name, status).model_dump_json().encode())
         return status
 
     def _by_slurm(self, folder: int, name: str, taken: Taken, job: HeldJob | None) -> Status:
@@ -234,7 +206,7 @@ class HeldAttempts:
             reason = CANCELLED if is_cancelled else f"{NODE_FAULT}Slurm has put job {job.number} back into its queue"
             return Status(Run.EXITED if is_cancelled else Run.LOST, reason=reason)
         if job.is_over:
-            return _end_of(job, is_cancelled=is_cancelled)
+            return end_of(job, is_cancelled=is_cancelled)
         if job.is_held:
             return Status(Run.ABSENT)
         if job.state == "PENDING":
@@ -336,31 +308,3 @@ def _is_back(node: Node) -> bool:
 
 def _plain(placement: Placement) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((share.node, share.gpus) for share in placement)
-
-
-def _end_of(job: HeldJob, *, is_cancelled: bool) -> Status:
-    if job.state == "CANCELLED":  # by its owner, whose wish is known by now, or by us
-        return Status(Run.EXITED, reason=CANCELLED) if is_cancelled else Status(Run.ABSENT)
-    if job.state in TIMED_OUT:
-        return Status(Run.EXITED, reason=TIME_LIMIT)
-    if job.state in _LOST:
-        return Status(Run.LOST, reason=f"{NODE_FAULT}Slurm says {job.state}")
-    code, signal = job.exit_status >> 8 & 255, job.exit_status & 127
-    if job.state == "OUT_OF_MEMORY":
-        code, signal = 0, _KILLED
-    elif (job.state == "COMPLETED") != (job.exit_status == 0):
-        return Status(Run.LOST, reason=f"Slurm says {job.state} with exit status {job.exit_status}")
-    return Status(Run.EXITED, (RankEnd(0, code, signal, time.time()),))
-
-
-def _ended_of(name: str, status: Status) -> Ended:
-    end = status.ends[0] if status.ends else RankEnd(0, 0, 0, time.time())
-    return Ended(
-        attempt=name, run=status.run.value, reason=status.reason, code=end.code, signal=end.signal,
-        has_code=bool(status.ends), ended_s=end.ended_s,
-    )  # fmt: skip
-
-
-def _status_of(ended: Ended) -> Status:
-    ends = (RankEnd(0, ended.code, ended.signal, ended.ended_s),) if ended.has_code else ()
-    return Status(Run(ended.run), ends, ended.reason)
