@@ -238,7 +238,7 @@ class SlurmBackend:
             for part, share in enumerate(placement):
                 if not is_there(folder, f"part-{part}"):
                     return []
-                with _opened(folder, f"part-{part}") as own:
+                with opened(folder, f"part-{part}") as own:
                     first = len(told)
                     told += read_told(own, first, before[first : first + len(share.gpus)])
         return told
