@@ -1,21 +1,23 @@
 """A real Slurm on this machine: its controller and some nodes with four GPUs each, which are links to /dev/null."""
 
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from longshore.scheduler.backends.local.processes import Identity, boot_id, find, is_alive
 
 GPUS = 4
+PLUGIN = Path(__file__).parents[1] / "deploy" / "slurm" / "job_submit.lua"
 INSTALL = "apt-get install --no-install-recommends slurm-wlm slurm-wlm-basic-plugins"
 
 _PATIENCE_S = 60.0
+_PORTS = range(10000, 32000)
 _CONF = """\
 ClusterName=longshore
 SlurmctldHost={host}(127.0.0.1)
@@ -65,16 +67,25 @@ def why_not() -> str:
     return "" if os.getuid() == 0 else "slurmd needs root to run jobs"
 
 
+def why_no_plugin() -> str:
+    """Return why job_submit.lua cannot ask here, "" if it can."""
+    usr = Path("/usr/lib")
+    if not [*usr.glob("*/slurm*/job_submit_lua.so"), *usr.glob("slurm*/job_submit_lua.so")]:
+        return "Slurm here has no job_submit/lua"
+    return "" if [*usr.glob("*/lua/5.*/socket/unix.so")] else "no LuaSocket: apt-get install lua-socket"
+
+
 class SlurmCluster:
     """A Slurm of our own.
 
     Args:
         root: Folder for all that it writes.
         nodes: Names of its nodes.
+        more: Further lines of its configuration.
     """
 
-    def __init__(self, root: Path, nodes: Sequence[str]) -> None:
-        self.root, self.nodes = root, tuple(nodes)
+    def __init__(self, root: Path, nodes: Sequence[str], more: str = "") -> None:
+        self.root, self.nodes, self._more = root, tuple(nodes), more
         self.conf = root / "etc" / "slurm.conf"
         self._pids: dict[str, Identity] = {}
         for part in ("etc", "state", "run", "log", "dev", *(f"spool/{node}" for node in nodes)):
@@ -90,10 +101,19 @@ class SlurmCluster:
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={own} CPUs=16 RealMemory=64000 Gres={gres}"
             for node, own in zip(self.nodes, ports, strict=True)
         ]
-        self.conf.write_text(_CONF.format(host=host, port=port, user="root", root=self.root, nodes="\n".join(lines)))
+        text = _CONF.format(host=host, port=port, user="root", root=self.root, nodes="\n".join(lines))
+        self.conf.write_text(text + self._more)
         names = ",".join(self.nodes)
         gres_lines = [f"NodeName={names} Name=gpu Type=i{gpu} File={self.root}/dev/gpu{gpu}\n" for gpu in range(GPUS)]
         (self.root / "etc" / "gres.conf").write_text("".join(gres_lines))
+
+    def hold_jobs(self, socket: Path, partition: str = "main") -> None:
+        """Install job_submit.lua, which the configuration has to name, for the jobs of one partition."""
+        text = PLUGIN.read_text()
+        for was, now in (("longshore = true", f"{partition} = true"), ("/run/longshore/sbatch.sock", str(socket))):
+            assert was in text
+            text = text.replace(was, now)
+        (self.root / "etc" / "job_submit.lua").write_text(text)
 
     def start(self) -> None:
         """Start it, and wait until all its nodes take jobs."""
@@ -195,8 +215,10 @@ def _identity(file: Path, daemon: str) -> Identity | None:
 
 
 def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """Return ports that nobody listens at, none of which the system gives to whoever connects meanwhile."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe:
+            ports |= {port} if probe.connect_ex(("127.0.0.1", port)) else set()
+    return list(ports)

@@ -10,7 +10,7 @@ from .deciding import Deciding
 from .layout import Layout
 from .live import LiveCluster, Site
 from .monitor.monitor import Health, Monitor
-from .recall import known_of
+from .recall import known_of, nodes_of
 from .states import FINAL, AttemptState, Contact, Desired, JobState
 from .store.attempts import AttemptColumns, AttemptRow, Opening, unclosed_attempts
 from .store.changes import (
@@ -145,6 +145,10 @@ class Book:
         attempt = self.attempts[job.id] = opened_attempt(opened, now_s)
         self._keep(opened_job(opened))
         return attempt.number
+
+    def nodes_of(self, job: str) -> int:
+        """Return how many nodes are to give an open job the same GPUs each, 0 if it takes any GPUs."""
+        return nodes_of(self.jobs[job])
 
     def decided(self, decision: NewDecision) -> None:
         """Store a decision."""

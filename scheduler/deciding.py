@@ -5,13 +5,14 @@ Source: SPEC R8, R9.
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from importlib.metadata import version
 from typing import NamedTuple
 
 from ..agents.protocol import Policy
 from ..cluster.errors import PluginError
+from .fitting import fitted
 from .live import ROW, Asked, Expected, Known, LiveCluster, Site, Told
 from .past import Opening, encode, encode_opening
 from .plugins.answer import SeenParts, Stored, stored_of
@@ -65,6 +66,10 @@ class Advice(NamedTuple):
     said: Said
     by: str  # name of who says it
     miss: str  # why the policy was not heard, "" if it was
+
+
+def _any_nodes(_: str) -> int:
+    return 0
 
 
 class Deciding:
@@ -137,10 +142,18 @@ class Deciding:
         """Say whether the policy can be asked, or there is none."""
         return self.succession is None or self.succession.is_ready(wait_s)
 
-    def settle(self, live: LiveCluster) -> Decision:
-        """Decide about the job that is due, and carry it out on the cluster's arrays."""
+    def settle(self, live: LiveCluster, nodes_of: Callable[[str], int] = _any_nodes) -> Decision:
+        """Decide about the job that is due, and carry it out on the cluster's arrays.
+
+        Args:
+            live: The cluster.
+            nodes_of: How many nodes are to give a job the same GPUs each; 0 if it takes any GPUs.
+        """
         began = time.perf_counter()
-        happened = self._happened(live)
+        due = live.current
+        if (nodes := nodes_of(due)) and not fitted(live, due, (), nodes):
+            return self._pass_over(live, due, began)
+        self._untold += self._happened(live)
         miss = self._ask(live)
         instead = self._fall_back(live)  # while the policy thinks
         said, seen, miss = self._hear(live) if miss is None else (None, None, miss)
@@ -148,17 +161,34 @@ class Deciding:
         if said is not None:
             self.agreements[said.agrees(instead)] += 1
         obeyed, by = self._obeyed(said, instead)
+        suited = _suited(live, obeyed, nodes_of)
+        if suited is None:  # it turned to another job, which cannot have what it needs
+            suited, by = _suited(live, instead, nodes_of), self.fallback.name
+        if suited is None:
+            return self._pass_over(live, due, began)
+        obeyed = suited
         expected = instead_expected = _expected(live, obeyed)
         if not obeyed.agrees(instead):
             instead_expected = _expected(live, instead)
         started = _carry_out(live, obeyed)
-        self._untold += [*happened, *self._happened(live)]
+        self._untold += self._happened(live)
         # What a heuristic lets wait is of no use to anybody, and at a full cluster there are many such jobs.
         past = self._past() if started or self.policy is not None else b""
         took_s = time.perf_counter() - began
         return Decision(
             obeyed.job, obeyed.gpus, started, by, policy_version, said, expected, instead, instead_expected,
             obeyed.rests, took_s, None if miss is None else miss.kind, "" if miss is None else str(miss), seen, past,
+        )  # fmt: skip
+
+    def _pass_over(self, live: LiveCluster, job: str, began: float) -> Decision:
+        """Let a job wait that cannot have what it needs."""
+        self._untold += self._happened(live)
+        live.pass_over()
+        nothing = Said(job, (), rests=False)
+        return Decision(
+            job, (), started=False, by=self.fallback.name, version=self.version, said=None, expected=None,
+            instead=nothing, instead_expected=None, rests=False, took_s=time.perf_counter() - began, kind=None,
+            reason="", seen=None, past=b"",
         )  # fmt: skip
 
     def _past(self) -> bytes:
@@ -237,6 +267,15 @@ class Deciding:
         if self.mode is Mode.VETO and said.gpus:
             return instead, self.fallback.name
         return said, self.policy
+
+
+def _suited(live: LiveCluster, said: Said, nodes_of: Callable[[str], int]) -> Said | None:
+    """Return what somebody said with GPUs that the job can have, None if there are none."""
+    nodes = nodes_of(said.job) if said.gpus else 0
+    if not nodes:
+        return said
+    gpus = fitted(live, said.job, said.gpus, nodes)
+    return said._replace(gpus=gpus) if gpus else None
 
 
 def _expected(live: LiveCluster, said: Said) -> Expected | None:

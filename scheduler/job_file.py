@@ -75,3 +75,16 @@ class JobFile(_Section):
     parameter_bytes: float = Field(0.0, ge=0.0, le=1e15)  # volume of one all-reduce
     retry: Retry = Retry()
     health: Health = Health()
+
+
+class Sbatch(_Section):
+    """A job of another queue, which holds it until its GPUs have been chosen."""
+
+    number: str = Field(max_length=64)  # that its owner knows it by
+    nodes: int = Field(ge=1)  # that it needs, with the same number of GPUs on each
+
+
+class StoredJob(JobFile):
+    """A job as the store holds it; it may have come by another way than a job file."""
+
+    sbatch: Sbatch | None = None

@@ -8,7 +8,12 @@ LENGTH = 26
 
 def new_job_id(now_s: float) -> str:
     """Return an id that nobody else has: 48 bits of Unix time in milliseconds, 80 of chance."""
-    number = (int(now_s * 1000.0) & (1 << 48) - 1) << 80 | secrets.randbits(80)
+    return job_id_of(now_s, secrets.randbits(80))
+
+
+def job_id_of(at_s: float, chance: int) -> str:
+    """Return the id of a time in Unix seconds and of 80 bits."""
+    number = (int(at_s * 1000.0) & (1 << 48) - 1) << 80 | chance
     return "".join(ALPHABET[number >> 5 * place & 31] for place in reversed(range(LENGTH)))
 
 

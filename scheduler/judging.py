@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from .backends.protocol import Run, Status
 from .book import WRITER, Book
 from .decide import Verdict
-from .job_file import JobFile, Watching
+from .job_file import StoredJob, Watching
 from .monitor.step_lines import Saved
 from .monitor.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord
 from .monitor.step_watch import CHECK_S, Hang
@@ -101,7 +101,7 @@ def _runs(book: Book, row: AttemptRow, status: Status | None) -> bool:
 
 
 def _watching_of(book: Book, job: str) -> Watching:
-    return JobFile.model_validate(book.jobs[job].spec).health.watching()
+    return StoredJob.model_validate(book.jobs[job].spec).health.watching()
 
 
 def _rows(row: AttemptRow, saved: Sequence[Saved], now_s: float) -> list[CheckpointRow]:

@@ -361,6 +361,12 @@ class LiveCluster:
             self.sim.state.rested[ROW] = self.sim.state.moment[ROW]
         wait(self.sim, ROW)
 
+    def pass_over(self) -> None:
+        """Let others start before the job that is due, which no free GPUs suit at this moment, whoever may wait."""
+        self._note("pass_over")
+        if self.due() is not None:
+            wait(self.sim, ROW)
+
     def follow(self, told: Iterable[Told]) -> None:
         """Do what another one did, decisions too."""
         for each in told:
@@ -424,6 +430,10 @@ class LiveCluster:
             for name, array in arrays.items():
                 getattr(part, name)[...] = array
         return live
+
+    def asked_gpus(self, job: str) -> int:
+        """Return how many GPUs a job of the system asks for."""
+        return self._asked[self._slot[job]].gpus
 
     def _queue(self) -> Iterable[str]:
         state = self.sim.state

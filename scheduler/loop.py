@@ -12,6 +12,7 @@ import numpy as np
 from .book import Book, Parts
 from .deciding import Decision
 from .exits import ExitClass
+from .intake import Intake
 from .owner import is_proven_dead
 from .plugins.answer import Stored, seen_of
 from .quota import Quota
@@ -39,6 +40,7 @@ class Scheduler:
         self._fence: int | None = None  # token of its lease, None while it does not lead
         self._renew_at_s = 0.0
         self._watched, self._watched_s = NEVER, 0.0  # another one's lease, and since when it has not been renewed
+        self._intake = Intake(parts)
         self.is_behind = False  # jobs may be due that the last tick had no time for
 
     def tick(self) -> bool:
@@ -110,6 +112,7 @@ class Scheduler:
 
     def _step(self, book: Book, now_s: float) -> None:
         """Take in what has happened, settle attempts, let jobs in, and start what can start."""
+        self._intake.look(book, now_s)
         if not book.follow():
             self._forget()
             book = self._read()
@@ -168,7 +171,7 @@ class Scheduler:
         """Decide about the jobs that are due now, reserve the GPUs in one transaction, and launch."""
         started, until, due = [], time.monotonic() + PLACE_S, book.live.due()
         while due is not None:
-            decision = self.parts.deciding.settle(book.live)
+            decision = self.parts.deciding.settle(book.live, book.nodes_of)
             number = None
             if decision.started:
                 number = self._open(book, decision, now_s)
@@ -176,6 +179,8 @@ class Scheduler:
             if decision.past:
                 book.decided(self._noted(decision, number, now_s))
             due = book.live.due()
+            if due == decision.job and not decision.started:
+                due = None  # nobody may overtake it, and it cannot start before something happens
             if time.monotonic() >= until:
                 break
         refused = book.write(now_s)

@@ -37,6 +37,7 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "bring_back": TypeAdapter(tuple[int]),
     "carry_out": TypeAdapter(tuple[str, tuple[int, ...]]),
     "wait": TypeAdapter(tuple[bool]),
+    "pass_over": TypeAdapter(tuple[()]),
 }
 _OF_ASKED = attrgetter(*(field.name for field in fields(Asked)))
 _OF_STANDING = attrgetter(*(field.name for field in fields(Standing)))

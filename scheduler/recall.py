@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from .exits import Tries
-from .job_file import JobFile
+from .job_file import StoredJob
 from .layout import Layout
 from .live import Asked, Known, Standing
 from .quota import Quota
@@ -14,8 +14,16 @@ from .store.jobs import JobRow
 
 def asked_of(row: JobRow) -> Asked:
     """Return what a job asks for."""
-    spec = JobFile.model_validate(row.spec)
+    spec = StoredJob.model_validate(row.spec)
     return Asked(row.id, row.gpus, row.estimate_s, row.submitted_s, -row.priority, spec.compute_s, spec.parameter_bytes)
+
+
+def nodes_of(row: JobRow) -> int:
+    """Return how many nodes are to give a job the same GPUs each, 0 if it takes any GPUs."""
+    if not row.spec.get("sbatch"):
+        return 0
+    sbatch = StoredJob.model_validate(row.spec).sbatch
+    return 0 if sbatch is None else sbatch.nodes
 
 
 def used_by(row: JobRow) -> Tries:

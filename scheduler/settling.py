@@ -13,7 +13,7 @@ from .backends.protocol import Attempt, CannotHonourError, RefusedError, Run, St
 from .book import Book
 from .decide import Do, Seen, Step, Verdict, next_step
 from .exits import ExitClass, Outcome, outcome_of
-from .job_file import JobFile
+from .job_file import StoredJob
 from .judging import judge_steps, take_last_look
 from .recall import used_by
 from .states import AfterStop, AttemptState, Contact, Desired, JobState
@@ -43,7 +43,7 @@ def attempt_name(row: AttemptRow) -> str:
 
 def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> Attempt:
     """Return what a backend is asked to start, with what its environment has beside what the job file says."""
-    spec = JobFile.model_validate(job.spec)
+    spec = StoredJob.model_validate(job.spec)
     limit_s = float("inf") if spec.limit_s is None else spec.limit_s
     return Attempt(
         attempt_name(row),
@@ -55,6 +55,7 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> 
         spec.grace_s,
         limit_s,
         spec.image,
+        is_held=spec.sbatch is not None,
     )
 
 
@@ -253,7 +254,7 @@ def _columns(outcome: Outcome, now_s: float) -> JobColumns:
 
 
 def _outcome(job: JobRow, row: AttemptRow, status: Status, *, progressed: bool) -> Outcome:
-    retry = JobFile.model_validate(job.spec).retry
+    retry = StoredJob.model_validate(job.spec).retry
     share = float(uniform(job.submit_seq, row.number, 0))
     if row.started_s is not None:  # What was lost may not tell any more that it ran.
         status = replace(status, started_s=row.started_s)

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ..backends.protocol import Placement
-from ..job_file import JobFile
+from ..job_file import JobFile, StoredJob
 from ..monitor.reports import NodeReport, Report
 from ..store.attempts import AttemptRow
 from ..store.checkpoints import CheckpointRow
@@ -222,7 +222,7 @@ def job_detail_page(row: JobRow, attempts: list[AttemptRow], waiting: WaitingPag
     """Return all that is said of a job."""
     return JobDetailPage(
         **_of_job(row), waiting=waiting, attempts=tuple(map(attempt_page, attempts)),
-        spec=shown_spec(JobFile.model_validate(row.spec)),
+        spec=shown_spec(StoredJob.model_validate(row.spec)),
     )  # fmt: skip
 
 

@@ -55,6 +55,7 @@ class Attempt:
     grace_s: float = 30.0  # between asking a job to stop and killing it
     limit_s: float = float("inf")  # running time after which it is stopped
     image: str = ""  # container image; "" for the backend's own choice
+    is_held: bool = False  # the backend has it already, and holds it until it is launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,22 @@ class Tells(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A job that came by the backend's own way, and is held there until its GPUs have been chosen."""
+
+    job: str  # its id here, always the same
+    number: str  # that its owner knows it by
+    name: str
+    owner: str
+    nodes: int  # that it needs, with the same number of GPUs on each
+    gpus: int  # on all of them
+    estimate_s: float  # run time
+    submitted_s: float  # Unix time
+    is_over: bool = False
+    is_cancelled: bool = False  # it is over, by somebody's wish
+
+
 class Backend(Protocol):
     """Starts, watches and stops attempts. Register one under the entry point group `longshore.backends`."""
 
@@ -192,4 +209,27 @@ class Backend(Protocol):
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left at the backend, but for its logs."""
+        ...
+
+
+@runtime_checkable
+class Holds(Protocol):
+    """What a backend has beside, if jobs may come by its own way."""
+
+    def held(self) -> Sequence[Held]:
+        """Return all jobs that came so, those that are over too as long as the backend knows them.
+
+        Until it is called again, nothing newer is told of them by anything else.
+
+        Raises:
+            BackendError: If they cannot all be told.
+        """
+        ...
+
+    def discard(self, job: str) -> None:
+        """End a job that came so, for good.
+
+        Raises:
+            BackendError: If it is not known whether it ends.
+        """
         ...

@@ -27,8 +27,10 @@ def refuse_texts(attempt: Attempt) -> None:
     """Refuse what cannot be passed to a program.
 
     Raises:
-        RefusedError: If the command is empty, or a text cannot be an argument or a variable.
+        RefusedError: If another backend holds it, the command is empty, or a text cannot be an argument or variable.
     """
+    if attempt.is_held:
+        raise RefusedError(f"{attempt.name}: the job came by another backend, which holds it")
     if not attempt.command:
         raise RefusedError(f"{attempt.name}: its command is empty")
     for text in (*attempt.command, attempt.folder, *attempt.environment, *attempt.environment.values()):

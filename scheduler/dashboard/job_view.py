@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from ..job_file import JobFile
+from ..job_file import StoredJob
 from ..states import FINAL, AttemptState, JobState
 from ..store.attempts import AttemptRow, attempts_of
 from ..store.checkpoints import CheckpointRow, checkpoints_of
@@ -57,7 +57,7 @@ def job_view(tx: Connection, row: JobRow, most_events: int) -> JobView:
 
 def _command(spec: Mapping[str, object]) -> str:
     try:
-        return shlex.join(JobFile.model_validate(spec).command)
+        return shlex.join(StoredJob.model_validate(spec).command)
     except ValidationError:
         return ""
 

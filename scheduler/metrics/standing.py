@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection
 
-from ..job_file import JobFile
+from ..job_file import StoredJob
 from ..layout import Layout
 from ..store.errors import StoreUnreachableError
 from ..store.nodes import closed_nodes, faulty_gpus, list_nodes
@@ -100,7 +100,9 @@ class Standing(Collector):
     def _attempts(self, tx: Connection) -> Iterable[Metric]:
         now_s = self._now_s()
         leaking = sum(
-            it.gpus for it in drains(tx) if now_s - it.since_s > JobFile.model_validate(it.spec).grace_s + LEAKS_AFTER_S
+            it.gpus
+            for it in drains(tx)
+            if now_s - it.since_s > StoredJob.model_validate(it.spec).grace_s + LEAKS_AFTER_S
         )
         text = "GPUs of attempts that were to be gone, by their grace and a minute more."
         yield GaugeMetricFamily("longshore_gpus_leaking", text, value=leaking)

@@ -13,11 +13,12 @@ from ....cluster.errors import BackendError
 from ...layout import Layout
 from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status, Told
 from .durable import is_there, read_whole, write_first
-from .folders import Folders, check_log_request, delete_but, read_rank_log, told_as_backend_error
+from .folders import Folders, delete_but, told_as_backend_error
 from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
 from .processes import boot_id, machine_id
+from .rank_logs import read_log_of
 from .reading import proven_gone, read_status
-from .spec import decode, encode
+from .spec import encode
 from .supervision import SPEC_BYTES, write_exit
 from .told import read_told
 
@@ -131,15 +132,7 @@ class LocalBackend:
             BackendError: If there is no such rank, or its log is not a file.
             ValueError: If the offset or the size is negative.
         """
-        self._folders.path(name)
-        check_log_request(name, rank, offset, most)
-        with told_as_backend_error(name), self._folders.open(name) as folder:
-            if folder is None:
-                raise BackendError(f"no attempt {name}")
-            told = read_rank_log(folder, rank, offset, most)
-            if told is None and rank >= _count_ranks(folder):
-                raise BackendError(f"{name} has no rank {rank}")
-            return told or (b"", offset)
+        return read_log_of(self._folders, name, rank, offset, most, lambda _: (".",))
 
     def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
         """Return what each rank has told of its steps and checkpoints since the last time.
@@ -175,12 +168,6 @@ def _has_begun(folder: int, name: str, content: bytes) -> bool:
     if is_there(folder, "spec.json") and read_whole(folder, "spec.json", SPEC_BYTES) != content:
         raise BackendError(f"{name} was launched before with another command or placement")
     return is_there(folder, "started.json") or is_there(folder, "exit.json")
-
-
-def _count_ranks(folder: int) -> int:
-    if not is_there(folder, "spec.json"):
-        return 0
-    return len(decode(read_whole(folder, "spec.json", SPEC_BYTES)).ranks)
 
 
 def _end_unless_started(folder: int, name: str) -> None:

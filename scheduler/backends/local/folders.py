@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ....cluster.errors import BackendError
-from .durable import is_there, make_folder, open_file, open_folder, read_whole, write_first
-from .logs import log_name, read_log
+from .durable import make_folder, open_folder, read_whole, write_first
 
 _NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
-_MOST_RANKS = 1 << 16
 _ID_BYTES = 64
 
 
@@ -101,40 +99,6 @@ def told_as_backend_error(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise BackendError(f"{name}: {error}") from error
-
-
-def check_log_request(name: str, rank: int, offset: int, most: int) -> None:
-    """Refuse what is no question for a part of a rank's log.
-
-    Raises:
-        BackendError: If there can be no such rank.
-        ValueError: If the offset or the size is negative.
-    """
-    if offset < 0 or most < 0:
-        raise ValueError(f"offset {offset} and most {most} must not be negative")
-    if not isinstance(rank, int) or not 0 <= rank < _MOST_RANKS:
-        raise BackendError(f"{name}: no rank {rank!r}")
-
-
-def read_rank_log(folder: int, rank: int, offset: int, most: int) -> tuple[bytes, int] | None:
-    """Return at most so many bytes of a rank's output from an offset on, and the offset after them; None without a log.
-
-    Args:
-        folder: Descriptor of the folder that its log is in.
-        rank: The rank.
-        offset: Where to begin.
-        most: What to read at most.
-
-    Raises:
-        OSError: If its log cannot be read, or is not a file.
-    """
-    if not is_there(folder, log_name(rank)):
-        return None
-    log = open_file(folder, log_name(rank))
-    try:
-        return read_log(log, offset, most)
-    finally:
-        os.close(log)
 
 
 def delete_but(folder: int, proofs: Collection[str]) -> None:

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ....cluster.errors import BackendError
-from ..local.durable import is_there, open_folder, read_whole, write_first
-from ..local.folders import Folders, check_log_request, delete_but, read_rank_log, told_as_backend_error
+from ..local.durable import is_there, read_whole, write_first
+from ..local.folders import Folders, delete_but, told_as_backend_error
 from ..local.launching import refuse_what_cannot_start, spec_of
+from ..local.rank_logs import opened, read_log_of
 from ..local.spec import Spec, encode
 from ..local.supervision import SPEC_BYTES
 from ..local.told import read_told
 from ..protocol import Attempt, Placement, Run, Status, Told
 from .claiming import CANCELLED, revoke
-from .node import read_spec
 from .records import Records, is_released, read_records, status_of
 
 
@@ -47,20 +47,7 @@ class SharedFolderBackend:
             BackendError: If there is no such rank, or its log is not a file.
             ValueError: If the offset or the size is negative.
         """
-        self._folders.path(name)
-        check_log_request(name, rank, offset, most)
-        with told_as_backend_error(name), self._folders.open(name) as folder:
-            if folder is None:
-                raise BackendError(f"no attempt {name}")
-            for part in _parts(folder):
-                with _opened(folder, part) as own:
-                    told = read_rank_log(own, rank, offset, most)
-                if told is not None:
-                    return told
-            spec = read_spec(folder) if is_there(folder, "spec.json") else None
-        if spec is None or rank >= len(spec.ranks):
-            raise BackendError(f"{name} has no rank {rank}")
-        return b"", offset
+        return read_log_of(self._folders, name, rank, offset, most, _parts)
 
     def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
         """Return what each rank has told of its steps and checkpoints since the last time.
@@ -76,7 +63,7 @@ class SharedFolderBackend:
             for part, share in enumerate(placement):
                 if not is_there(folder, f"part-{part}"):
                     return []
-                with _opened(folder, f"part-{part}") as own:
+                with opened(folder, f"part-{part}") as own:
                     first = len(told)
                     told += read_told(own, first, before[first : first + len(share.gpus)])
         return told
@@ -94,7 +81,7 @@ class SharedFolderBackend:
                 return
             parts = _parts(folder)
             for part in parts:
-                with _opened(folder, part) as own:
+                with opened(folder, part) as own:
                     delete_but(own, {"exit.json", "gone.json"})
             # Without a claim it never began: a launch that comes late must find that it was cancelled.
             delete_but(folder, {"claim.json" if is_there(folder, "claim.json") else "cancel.json", *parts})
@@ -182,12 +169,3 @@ def _has_begun(folder: int, name: str, content: bytes) -> bool:
 
 def _parts(folder: int) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.startswith("part-"))
-
-
-@contextmanager
-def _opened(folder: int, part: str) -> Iterator[int]:
-    own = open_folder(part, inside=folder)
-    try:
-        yield own
-    finally:
-        os.close(own)

@@ -15,6 +15,7 @@ from ..local.progress import read_progress
 from ..protocol import RankEnd, Run, Status
 from .claiming import CANCELLED
 from .node import MISPLACED, STOPPED, read_stop
+from .sweep import SWITCHED_OFF
 
 ALIVE_S = 30.0  # a supervisor shows every 2 s that it lives; a file system may hold that back for a while
 
@@ -48,6 +49,7 @@ class Part(NamedTuple):
     ends: tuple[RankEnd, ...] = ()
     exited: bool = False  # its supervisor has written how they ended
     gone: bool = False  # it has not, and nothing is left
+    switched_off: bool = False  # with its node
     reason: str = ""
     progress: Mapping[str, float] = {}
 
@@ -112,6 +114,8 @@ def _end_of(records: Records, ranks: int) -> Status:
     reason = next((part.reason for part in parts if part.exited and part.reason), "")
     if any(part.gone for part in parts) and records.stop.startswith(NODE_FAULT):
         reason = records.stop
+    elif any(part.gone and part.switched_off for part in parts):
+        reason = f"{NODE_FAULT}a node of it is switched off"
     elif any(part.gone for part in parts):
         reason = "a supervisor was lost" + (f"; {reason}" if reason else "")
     elif 0 < len(ends) < ranks and not any(end.code or end.signal for end in ends):
@@ -141,6 +145,7 @@ def _read_part(folder: int, attempt: str, number: int) -> Part:
             rank_ends(ends),
             exited is not None,
             gone is not None and exited is None,
+            gone is not None and gone.proof == SWITCHED_OFF,
             "" if exited is None else exited.reason,
             read_progress(own),
         )

@@ -12,6 +12,8 @@ from ..local.leftovers import Traces, kill_all
 from ..local.processes import Identity, boot_id, find, is_alive, kill
 from ..local.supervision import own_marker
 
+SWITCHED_OFF = "the node is switched off"  # a proof
+
 _END_WITHIN_S = 10.0  # for a supervisor that was asked to end
 _LOOK_AGAIN_S = 0.1
 _MOST_BYTES = 1 << 20

@@ -1,19 +1,28 @@
 """The Slurm backend: each attempt is one Slurm job with the exact nodes and GPUs that were decided."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ....cluster.errors import BackendError, InputError
 from ...layout import Layout
-from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
+from ..local.durable import is_there
+from ..local.folders import delete_but, told_as_backend_error
+from ..local.markers import read_marker
+from ..protocol import Attempt, Capabilities, GpuSeen, Held, NodeSeen, Placement, Run, Status
+from ..refusals import refuse_placement
 from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.claiming import CANCELLED, revoke
 from ..shared_folder.records import Records, status_of_running
 from .commands import Commands
+from .door import answer_at
 from .ending import Endings, is_late
+from .held_attempts import HeldAttempts
+from .held_ends import TIME_LIMIT, Ended, Taken
 from .settings import SlurmSettings
-from .snapshot import Node, Snapshot
+from .snapshot import TIMED_OUT, Node, Snapshot
 from .submission import comment_of, submit
 from .view import View
 
@@ -28,9 +37,10 @@ class SlurmBackend(SharedFolderBackend):
         nodes: GPUs of each node, in cluster-file order, under Slurm's names.
         conf: Slurm's configuration; where Slurm looks for it by itself if left out.
         options: Of every sbatch, from OPTIONS.
+        door: Socket at which job_submit.lua asks; None if users of sbatch go their own way.
 
     Raises:
-        BackendError: If Slurm's commands are not there.
+        BackendError: If Slurm's commands are not there, or the socket cannot be made.
         InputError: If one of the options is another.
     """
 
@@ -45,10 +55,16 @@ class SlurmBackend(SharedFolderBackend):
         Raises:
             BackendError: If Slurm's commands are not there.
         """
-        return cls(folder, layout.nodes, conf=settings.conf, options=settings.options)
+        return cls(folder, layout.nodes, conf=settings.conf, options=settings.options, door=settings.sbatch_socket)
 
     def __init__(
-        self, folder: Path, nodes: Mapping[str, int], *, conf: Path | None = None, options: Sequence[str] = ()
+        self,
+        folder: Path,
+        nodes: Mapping[str, int],
+        *,
+        conf: Path | None = None,
+        options: Sequence[str] = (),
+        door: Path | None = None,
     ) -> None:
         for option in options:
             if not option.startswith(OPTIONS):
@@ -59,6 +75,26 @@ class SlurmBackend(SharedFolderBackend):
         self._view = View(self._commands, self._nodes)
         self._answered_s: dict[str, float] = {}  # last answer of each node
         self._endings = Endings(self._commands, self._options)
+        self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes)
+        self._takes_sbatch = door is not None
+        if door is not None:
+            answer_at(door, self._nodes)
+
+    def held(self) -> Sequence[Held]:
+        """Return all jobs that came by sbatch; none if these are not asked for.
+
+        Raises:
+            BackendError: If Slurm does not answer.
+        """
+        return () if not self._takes_sbatch else self._held.held()
+
+    def discard(self, job: str) -> None:
+        """End a job that came by sbatch, for good.
+
+        Raises:
+            BackendError: If it is not known whether it ends.
+        """
+        self._held.discard(job)
 
     def observe(self) -> tuple[NodeSeen, ...]:
         """Return all nodes; one that Slurm has out of service takes no jobs, and a GPU that Slurm lacks is faulty.
@@ -85,6 +121,10 @@ class SlurmBackend(SharedFolderBackend):
             RefusedError: If its program or folder is not there.
             BackendError: If it is not known whether it starts, or another attempt has this name.
         """
+        if attempt.is_held:
+            refuse_placement(attempt, placement, self._nodes)
+            self._held.launch(attempt, placement)
+            return
         wanted = self._write_down(attempt, placement)
         if wanted is None:
             return
@@ -109,8 +149,20 @@ class SlurmBackend(SharedFolderBackend):
         Raises:
             BackendError: If one of these is no name of an attempt.
         """
-        told, unclear = self._read_all(names)
-        return told | self._ask(unclear)
+        told: dict[str, Status] = {}
+        own = []
+        for name in names:
+            try:
+                status = self._status_of_held(name)
+            except (OSError, ValueError) as error:
+                status = Status(Run.UNREACHABLE, reason=str(error))
+            if status is None:
+                own.append(name)
+            else:
+                told[name] = status
+        found, unclear = self._read_all(tuple(own))
+        told |= found | self._ask(unclear)
+        return {name: self._with_limit(name, status) for name, status in told.items()}
 
     def cancel(self, name: str, reason: str) -> None:
         """Ask an attempt to stop, now or before it starts; one that does not is left to Slurm to kill.
@@ -118,9 +170,24 @@ class SlurmBackend(SharedFolderBackend):
         Raises:
             BackendError: If the wish could not be written down.
         """
+        with self._folder_of_held(name) as folder:
+            if folder is not None:
+                self._held.cancel(folder, name)
+                return
         with self._wished_to_end(name, reason) as folder:
             if folder is not None and (revoke(folder, name, CANCELLED) or is_late(folder)):
                 self._endings.kill(name)
+
+    def released(self, name: str) -> bool:
+        """Say whether all processes of an attempt are proven gone: by their supervisors, or by a look at each node."""
+        try:
+            with self._folder_of_held(name) as folder:
+                if folder is None:
+                    return super().released(name)
+                taken = read_marker(folder, name, Taken)
+                return taken is not None and self._held.released(folder, name, taken)
+        except (OSError, ValueError, BackendError):
+            return False
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, but for its logs and the proof that it ended.
@@ -128,8 +195,34 @@ class SlurmBackend(SharedFolderBackend):
         Raises:
             BackendError: If its processes are not proven gone, or something cannot be deleted.
         """
+        with self._folder_of_held(name) as folder:
+            if folder is not None:
+                if not self.released(name):
+                    raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
+                delete_but(folder, {Taken.file_name, Ended.file_name})
+                self._held.forget(name)
+                return
         super().forget(name)
         self._endings.forget(name)
+
+    @contextmanager
+    def _folder_of_held(self, name: str) -> Iterator[int | None]:
+        """Open the folder of an attempt that came by sbatch; None for any other.
+
+        Raises:
+            BackendError: If that cannot be seen.
+        """
+        self._folders.path(name)
+        with told_as_backend_error(name), self._folders.open(name) as folder:
+            yield folder if folder is not None and is_there(folder, Taken.file_name) else None
+
+    def _status_of_held(self, name: str) -> Status | None:
+        """Return what is known of an attempt that came by sbatch, None for any other."""
+        with self._folder_of_held(name) as folder:
+            taken = None if folder is None else read_marker(folder, name, Taken)
+            if folder is None or taken is None:
+                return None
+            return self._held.status(folder, name, taken)
 
     def _ask(self, unclear: Mapping[str, Records]) -> dict[str, Status]:
         """Return what is known of attempts that only Slurm knows enough of."""
@@ -140,6 +233,15 @@ class SlurmBackend(SharedFolderBackend):
         except BackendError as error:
             return {name: _without_slurm(records, str(error)) for name, records in unclear.items()}
         return {name: self._by_slurm(name, records, snapshot) for name, records in unclear.items()}
+
+    def _with_limit(self, name: str, status: Status) -> Status:
+        """Return the status of an attempt, and that of one which Slurm stopped at a limit as one that tells so."""
+        if status.run is not Run.LOST:
+            return status
+        with suppress(BackendError):  # Then it is lost, which is right too.
+            if any(job.state in TIMED_OUT for job in self._view.look().jobs.get(comment_of(name), ())):
+                return replace(status, run=Run.EXITED, reason=TIME_LIMIT)
+        return status
 
     def _by_slurm(self, name: str, records: Records, snapshot: Snapshot) -> Status:
         claim, jobs = records.claim, snapshot.jobs.get(comment_of(name), ())

@@ -24,7 +24,7 @@ class Commands:
     """
 
     def __init__(self, conf: Path | None) -> None:
-        self._paths = {name: _find(name) for name in ("sbatch", "scancel", "sinfo", "squeue", "srun")}
+        self._paths = {name: _find(name) for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")}
         # Nothing of the caller's environment, where SBATCH_ and SQUEUE_ variables would change what is meant.
         self._environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
         if conf is not None:

@@ -11,7 +11,7 @@ from ....cluster.errors import BackendError
 from ..local.durable import make_folder, open_folder, write_first
 from ..shared_folder.node import nodes_of, read_spec
 from ..shared_folder.records import Records
-from ..shared_folder.sweep import write_gone
+from ..shared_folder.sweep import SWITCHED_OFF, write_gone
 from .commands import Commands
 from .snapshot import Node, Snapshot
 from .submission import submit_sweep, sweep_comment_of
@@ -102,7 +102,7 @@ def _is_vouched_for(folder: int, attempt: str, part: int, node: Node | None) -> 
         if write_first(own, "started.json", json.dumps(nobody).encode()):
             write_gone(own, attempt, "it was never started there")  # A supervisor that comes late finds that and ends.
         elif node is not None and node.is_fenced:
-            write_gone(own, attempt, "the node is switched off")
+            write_gone(own, attempt, SWITCHED_OFF)
         else:
             return False
         return True

@@ -18,9 +18,10 @@ class SlurmSettings(BaseModel):
     partition: Word | None = None
     qos: Word | None = None
     reservation: Word | None = None
+    sbatch_socket: Path | None = None  # where job_submit.lua asks; users' own sbatch is left alone if left out
 
     @property
     def options(self) -> tuple[str, ...]:
         """Options of each sbatch."""
-        given = self.model_dump(exclude={"conf"}, exclude_none=True)
+        given = self.model_dump(exclude={"conf", "sbatch_socket"}, exclude_none=True)
         return tuple(f"--{name}={value}" for name, value in given.items())

@@ -11,10 +11,11 @@ from .commands import Commands
 _JOBS = ("--noheader", "--me", "--all", "--states=all", "--format=%i|%T|%k")
 _NODES = ("--noheader", "--Node", "--all", "--format=%N|%o|%G|%T|%E")
 # All others may still run, or run again without being asked to.
-_OVER = frozenset(
+OVER = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
      "REQUEUE_HOLD", "REVOKED", "SPECIAL_EXIT", "TIMEOUT")
 )  # fmt: skip
+TIMED_OUT = frozenset(("DEADLINE", "TIMEOUT"))
 _OUT_OF_SERVICE = re.compile(r"down|drain|drng|fail|error|future|maint|reboot|inval|power(ed|ing)_down", re.IGNORECASE)
 _INDEXED = re.compile(r"gpu:((?:.*\D)?(\d+)):1")  # a type for each GPU, which ends in its index
 
@@ -28,7 +29,7 @@ class Job(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether it has ended for good."""
-        return self.state in _OVER
+        return self.state in OVER
 
 
 class Node(NamedTuple):

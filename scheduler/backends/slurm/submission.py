@@ -11,7 +11,7 @@ from ..shared_folder.python import python_line
 from .commands import Commands
 from .snapshot import Node
 
-_NEVER = ("node configuration is not available", "Invalid node name", "Invalid generic resource")  # whatever one waits
+NEVER = ("node configuration is not available", "Invalid node name", "Invalid generic resource")  # whatever one waits
 _LIMIT_SPARE_S = 120.0  # between the attempt's own limit and Slurm's, beside its grace
 
 
@@ -42,7 +42,7 @@ def submit(
         CannotHonourError: If Slurm cannot give these GPUs.
         BackendError: If it is not known whether it took the job.
     """
-    requests = [_request(share, nodes) for share in placement]
+    requests = [(share.node, f"--gres={gres_of(share, nodes)}") for share in placement]
     # Unequal requests of several nodes only fit into a heterogeneous job, with one component for each.
     if len({gres for _, gres in requests}) == 1:
         names = ",".join(node for node, _ in requests)
@@ -85,7 +85,7 @@ def _sbatch(commands: Commands, arguments: list[str], line: list[str]) -> None:
     try:
         commands.call("sbatch", arguments, f"#!/bin/sh\nexec {shlex.join(line)}\n")
     except BackendError as error:
-        if any(words in str(error) for words in _NEVER):
+        if any(words in str(error) for words in NEVER):
             raise CannotHonourError(str(error)) from error
         raise
 
@@ -104,8 +104,12 @@ def _limit(spec: Spec) -> list[str]:
     return [f"--time={math.ceil((spec.limit_s + spec.grace_s + _LIMIT_SPARE_S) / 60.0)}"]
 
 
-def _request(share: Share, nodes: Mapping[str, Node]) -> tuple[str, str]:
-    """Return a node and the option that asks for exactly these GPUs of it."""
+def gres_of(share: Share, nodes: Mapping[str, Node]) -> str:
+    """Return what a Slurm job has to ask for to get exactly these GPUs of a node.
+
+    Raises:
+        CannotHonourError: If Slurm cannot give them.
+    """
     types = nodes[share.node].types if share.node in nodes else {}
     missing = [gpu for gpu in share.gpus if gpu not in types]
     if missing:
@@ -113,4 +117,4 @@ def _request(share: Share, nodes: Mapping[str, Node]) -> tuple[str, str]:
             f"Slurm cannot give GPUs {missing} of node {share.node} by their index; "
             f"gres.conf needs a line for each with a type that ends in it, such as Type=i{missing[0]}"
         )
-    return share.node, "--gres=" + ",".join(f"gpu:{types[gpu]}:1" for gpu in share.gpus)
+    return ",".join(f"gpu:{types[gpu]}:1" for gpu in share.gpus)

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,17 @@ from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt, Placement, Run, Share
 from longshore.scheduler.backends.slurm import commands
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from tests.scheduler.backends.attempts import end_of, kill_supervisor, lives, number_in, own_folder, runs, sh, until
+from tests.scheduler.backends.attempts import (
+    end_of,
+    kill_supervisor,
+    lives,
+    number_in,
+    own_folder,
+    runs,
+    say_nothing_more,
+    sh,
+    until,
+)
 
 NODES = dict.fromkeys("abcd", GPUS)
 ON_A: Placement = (Share("a", (2,)),)
@@ -47,11 +59,6 @@ def lose_node(cluster: SlurmCluster, reason: str = "does not answer") -> None:
     cluster.call("scontrol", "update", "NodeName=d", "State=DOWN", f"Reason={reason}")
 
 
-def say_nothing_more(folder: Path, attempt: Attempt) -> None:
-    """Let as much time have passed since a killed supervisor showed that it lives as shows that it does not."""
-    os.utime(own_folder(folder, attempt) / "part-0" / "started.json", (0, 0))
-
-
 def slurm_says(cluster: SlurmCluster, attempt: Attempt) -> str:
     return cluster.call("squeue", "-h", "-t", "all", "-n", attempt.name, "-o", "%T").strip()
 
@@ -74,6 +81,21 @@ def test_a_job_lives_on_without_its_nodes_daemon_and_can_be_ended(
     assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.RUNNING, False)
     backend.cancel(attempt.name, "its node is down")
     assert [end.signal for end in end_of(backend, attempt).ends] == [15, 15]
+
+
+def test_a_job_whose_nodes_daemon_is_restarted_runs_on_to_its_own_end(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path
+) -> None:
+    attempt = sh(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 9")
+    backend.launch(attempt, (Share("d", (1,)),))
+    runs(backend, attempt)
+    slurm_cluster.kill("slurmd.d")
+    assert backend.status(attempt.name).run is Run.RUNNING
+    slurm_cluster.start_node("d")
+    until(lambda: taking(backend)["d"])
+    assert (backend.status(attempt.name).run, backend.released(attempt.name)) == (Run.RUNNING, False)
+    (tmp_path / "go").touch()
+    assert [end.code for end in end_of(backend, attempt).ends] == [9]
 
 
 def test_gpus_of_a_lost_node_are_free_only_when_it_is_back_and_nothing_lives_there(
@@ -127,6 +149,44 @@ def test_a_job_that_the_controller_forgot_is_missed_only_in_a_complete_view_and_
     backend.launch(attempt, ON_A)
     assert end_of(backend, attempt).run is Run.EXITED
     assert (tmp_path / "starts").read_text() == "started\n"
+
+
+def test_attempts_of_any_age_start_once_at_most_though_the_controller_is_killed(
+    mortal: SlurmCluster, tmp_path: Path
+) -> None:
+    backend, attempts = backend_of(mortal, tmp_path), {}
+    for gpu, age_s in enumerate((5.0, 2.0, 1.0, 0.0)):
+        attempt = sh(f"echo started >> {tmp_path}/starts{gpu}; while [ ! -e {tmp_path}/go ]; do sleep 0.1; done")
+        attempts[attempt.name] = (attempt, (Share("a", (gpu,)),))
+        backend.launch(*attempts[attempt.name])
+        time.sleep(age_s)  # so that they are of 8, 3, 1 and 0 s
+    mortal.kill("slurmctld")
+    mortal.start_controller()
+    (tmp_path / "go").touch()
+    until(lambda: not isinstance(looked(backend), BackendError))
+    ends = [partial(ended, mortal, backend, *it) for it in attempts.values()]
+    until(lambda: all(end() for end in ends))
+    for gpu, name in enumerate(attempts):
+        starts = tmp_path / f"starts{gpu}"
+        if backend.status(name).run is Run.EXITED or starts.exists():
+            assert starts.read_text() == "started\n"
+
+
+def ended(cluster: SlurmCluster, backend: SlurmBackend, attempt: Attempt, placement: Placement) -> bool:
+    """Do what the scheduler and an administrator do about an attempt, and say whether it has ended."""
+    if "drain" in cluster.call("sinfo", "-h", "-N", "-o", "%N %T"):  # the same number twice: docs/slurm.md, Limits
+        cluster.call("scontrol", "update", f"NodeName={placement[0].node}", "State=RESUME")
+    if backend.status(attempt.name).run is Run.ABSENT:
+        backend.launch(attempt, placement)
+    return backend.status(attempt.name).run in (Run.EXITED, Run.LOST) and backend.released(attempt.name)
+
+
+def looked(backend: SlurmBackend) -> object:
+    """Return what it sees, or why it does not."""
+    try:
+        return backend.observe()
+    except BackendError as error:
+        return error
 
 
 def test_a_running_job_outlives_the_controller(

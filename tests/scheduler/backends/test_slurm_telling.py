@@ -1,0 +1,103 @@
+"""What is believed of a Slurm that says little, late, or something else than the supervisors.
+
+Only its `squeue` is a stand-in here, which says what a real one cannot be made to say.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.slurm_cluster import SlurmCluster
+from longshore.scheduler.backends.local.launching import spec_of
+from longshore.scheduler.backends.local.spec import encode
+from longshore.scheduler.backends.protocol import Run
+from longshore.scheduler.backends.slurm import commands
+from longshore.scheduler.backends.slurm.backend import SlurmBackend
+from longshore.scheduler.backends.slurm.submission import comment_of
+from longshore.scheduler.exits import ExitClass, class_of
+from tests.scheduler.backends.attempts import end_of, own_folder, runs, sh
+from tests.scheduler.backends.test_slurm_faults import NODES, ON_A, backend_of
+
+Saying = Callable[[str], SlurmBackend]
+
+
+@pytest.fixture
+def backend(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmBackend]:
+    yield backend_of(slurm_cluster, tmp_path)
+    slurm_cluster.end_jobs()
+
+
+@pytest.fixture
+def saying(slurm_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saying:
+    """A fresh backend whose squeue is a script, and notes each call."""
+
+    def make(script: str) -> SlurmBackend:
+        path = tmp_path / "bin" / "squeue"
+        path.parent.mkdir()
+        path.write_text(f"#!/bin/sh\necho >> {tmp_path}/calls\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+        return backend_of(slurm_cluster, tmp_path)
+
+    return make
+
+
+def test_the_marker_is_believed_and_not_a_slurm_that_says_completed(backend: SlurmBackend, saying: Saying) -> None:
+    attempt = sh("exit 1")
+    backend.launch(attempt, ON_A)
+    end_of(backend, attempt)
+    other = saying(f"echo '1|COMPLETED|{comment_of(attempt.name)}'")
+    assert class_of(other.status(attempt.name))[0] is ExitClass.USER
+
+
+def test_what_slurm_stopped_at_a_limit_has_outlived_its_limit(
+    slurm_cluster: SlurmCluster, backend: SlurmBackend, saying: Saying
+) -> None:
+    attempt = sh("trap 'exit 0' TERM; while :; do sleep 0.05; done")
+    backend.launch(attempt, ON_A)
+    runs(backend, attempt)
+    slurm_cluster.call("scancel", "--name", attempt.name)
+    assert end_of(backend, attempt).reason == "stopped by Slurm"
+    other = saying(f"echo '1|TIMEOUT|{comment_of(attempt.name)}'")
+    assert class_of(other.status(attempt.name))[0] is ExitClass.LIMIT
+
+
+@pytest.mark.parametrize("script", ["exit 1", "true", "exec sleep 1000"])
+def test_a_slurm_that_says_nothing_ends_no_job(
+    backend: SlurmBackend, saying: Saying, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setattr(commands, "DEADLINE_S", 1.0)  # of what will not come
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ON_A)
+    runs(backend, attempt)
+    other = saying(script)
+    assert (other.status(attempt.name).run, other.released(attempt.name)) == (Run.RUNNING, False)
+
+
+def test_five_thousand_jobs_take_one_question_and_running_ones_do_not_wait_for_the_answer(
+    backend: SlurmBackend, saying: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = sh("exec sleep 1000")
+    backend.launch(running, ON_A)
+    runs(backend, running)
+    waiting = [sh("true") for _ in range(5000)]
+    for attempt in waiting:
+        own_folder(tmp_path, attempt).mkdir()
+        spec = spec_of(attempt, ON_A, NODES, tmp_path)
+        (own_folder(tmp_path, attempt) / "spec.json").write_bytes(encode(spec))
+    lines = tmp_path / "lines"
+    lines.write_text("".join(f"{n}|PENDING|{comment_of(it.name)}\n" for n, it in enumerate(waiting, 10)))
+    names = (*(it.name for it in waiting), running.name)
+
+    told = saying(f"[ -e {tmp_path}/slow ] && exec sleep 1000; cat {lines}").statuses(names)
+    assert {told[it.name].run for it in waiting} == {Run.PENDING}
+    assert told[running.name].run is Run.RUNNING
+    assert (tmp_path / "calls").read_text() == "\n"
+
+    (tmp_path / "slow").touch()
+    monkeypatch.setattr(commands, "DEADLINE_S", 1.0)  # of what will not come
+    told = SlurmBackend(tmp_path, NODES, conf=None).statuses(names)
+    assert {told[it.name].run for it in waiting} == {Run.UNREACHABLE}
+    assert told[running.name].run is Run.RUNNING

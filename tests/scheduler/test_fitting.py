@@ -1,0 +1,106 @@
+"""GPUs for jobs that need so many nodes with the same GPUs on each."""
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.agents.registry import find_policy
+from longshore.cluster.cluster_file import read_cluster
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.fitting import fitted
+from longshore.scheduler.live import Asked, Known, LiveCluster, Site, Told
+from longshore.scheduler.service import default_cluster, layout_of, site_of
+from longshore.scheduler.settings import Settings
+
+NODES, GPUS = 4, 4
+ALL = range(NODES * GPUS)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("site")
+    setup = read_cluster(default_cluster(Path(folder)))
+    assert list(layout_of(setup).nodes.values()) == [GPUS] * NODES
+    return site_of(setup, Settings(ageing_s=100.0))
+
+
+def cluster_of(site: Site, out: set[int], *jobs: Asked) -> LiveCluster:
+    live = LiveCluster(site, Known(0.0, down=sorted(out)))
+    for job in jobs:
+        live.submit(job)
+    return live
+
+
+def suits(gpus: tuple[int, ...], nodes: int, count: int) -> bool:
+    """Say by the definition whether GPUs are so many nodes' with the same indices of each."""
+    of_node: dict[int, set[int]] = {}
+    for gpu in gpus:
+        of_node.setdefault(gpu // GPUS, set()).add(gpu % GPUS)
+    same = len({frozenset(indices) for indices in of_node.values()}) == 1
+    return len(set(gpus)) == len(gpus) == count and len(of_node) == nodes and same
+
+
+@given(
+    out=st.sets(st.sampled_from(ALL), max_size=14), nodes=st.integers(1, NODES), each=st.integers(1, GPUS),
+    chosen=st.sets(st.sampled_from(ALL)),
+)  # fmt: skip
+def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
+    site: Site, out: set[int], nodes: int, each: int, chosen: set[int]
+) -> None:
+    live = cluster_of(site, out, Asked("job", nodes * each, 60.0, 0.0))
+    free = [gpu for gpu in ALL if gpu not in out]
+    ways = [
+        way
+        for at in combinations(range(NODES), nodes)
+        for indices in combinations(range(GPUS), each)
+        if (way := {node * GPUS + index for node in at for index in indices}) <= set(free)
+    ]
+
+    gpus = fitted(live, "job", chosen, nodes)
+
+    if not ways:
+        assert gpus == ()
+    else:
+        assert suits(gpus, nodes, nodes * each)
+        assert set(gpus) <= set(free)
+        assert len(chosen & set(gpus)) == max(len(chosen & way) for way in ways)
+
+
+def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(site: Site) -> None:
+    taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}  # one GPU of each node is left
+    jobs = (Asked("wide", 4, 60.0, 0.0), Asked("small", 1, 60.0, 0.0))
+    live, deciding = cluster_of(site, taken, *jobs), Deciding(find_policy("spread"))
+    nodes_of = {"wide": 1, "small": 0}.__getitem__
+    live.begin(1.0)
+
+    decided = []
+    while live.due() is not None:
+        decision = deciding.settle(live, nodes_of)
+        decided.append((decision.job, decision.started))
+    assert decided == [("wide", False), ("small", True)]
+
+    live.begin(2.0)
+    for gpu in (5, 6, 7, 9, 10, 11):
+        live.bring_back(gpu)
+    while live.due() is not None:
+        decision = deciding.settle(live, nodes_of)
+    assert (decision.job, decision.started) == ("wide", True)
+    assert suits(decision.gpus, 1, 4)
+
+
+def test_who_follows_a_cluster_follows_it_past_a_job_without_room(site: Site) -> None:
+    taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}
+    jobs = (Asked("wide", 4, 60.0, 0.0), Asked("small", 1, 60.0, 0.0))
+    live, follower = cluster_of(site, taken, *jobs), cluster_of(site, taken, *jobs)
+    live.journal = journal = list[Told]()
+    live.begin(1.0)
+    assert live.due() == "wide"
+    live.pass_over()
+    assert live.due() == "small"
+
+    follower.follow(journal)
+
+    assert follower.due() == "small"
