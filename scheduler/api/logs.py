@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from ...cluster.errors import BackendError
+from ..backends.protocol import NoLogError
 from ..service import Service
 from ..settling import attempt_name
 from ..states import FINAL, AttemptState
@@ -32,7 +33,13 @@ router = APIRouter()
     responses={
         200: {"description": "What it wrote.", "content": {"text/plain": {}, "text/event-stream": {}}},
         **problems(
-            "no-such-job", "no-such-attempt", "no-such-log", "beyond-the-end", "bad-header", "too-many-followers"
+            "no-such-job",
+            "no-such-attempt",
+            "no-such-log",
+            "beyond-the-end",
+            "bad-header",
+            "too-many-followers",
+            "unavailable",
         ),
     },
 )
@@ -62,8 +69,10 @@ def logs(
 def _read(service: Service, attempt: AttemptRow, rank: int, offset: int, most: int) -> tuple[bytes, int]:
     try:
         return service.backend.logs(attempt_name(attempt), rank, offset, most)
-    except BackendError as error:
+    except NoLogError as error:
         raise ProblemError("no-such-log", str(error)) from error
+    except BackendError as error:
+        raise ProblemError("unavailable", str(error)) from error
 
 
 def _read_id(text: str) -> tuple[int, int, int]:
@@ -95,6 +104,8 @@ class _Following:
         # In this order: what was written before it was seen to be over is read after that.
         is_over = attempt.state in (AttemptState.RELEASED, AttemptState.CLOSED)
         text = self._text(attempt)
+        if text is None:
+            return []
         if is_over and not text:
             text = self._decoder.decode(b"", final=True)  # of a character that was cut off
         if text or not is_over:
@@ -106,13 +117,16 @@ class _Following:
             self._decoder.reset()
         return []
 
-    def _text(self, attempt: AttemptRow) -> str:
+    def _text(self, attempt: AttemptRow) -> str | None:
+        """Return what is new, None if that cannot be told at the moment."""
         try:
             data, self._offset = self._service.backend.logs(
                 attempt_name(attempt), self._rank, self._offset, MOST_FOLLOWED
             )
+        except NoLogError:
+            return ""
         except BackendError:
-            return ""  # it is not there yet, or cannot be reached at the moment
+            return None
         return self._decoder.decode(data)
 
     def _told(self, text: str) -> Told:

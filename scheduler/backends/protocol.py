@@ -16,6 +16,10 @@ class CannotHonourError(BackendError):
     """Raised when a backend cannot give exactly the GPUs that were chosen."""
 
 
+class NoLogError(BackendError):
+    """Raised when an attempt has no output of a rank, and none will come."""
+
+
 class RefusedError(BackendError):
     """Raised when a backend will never start what it was given, such as a program that is not there."""
 
@@ -203,7 +207,8 @@ class Backend(Protocol):
         """Return at most so many bytes of a rank's output from an offset on, and the offset after them.
 
         Raises:
-            BackendError: If there is no such rank.
+            NoLogError: If there is no such rank.
+            BackendError: If it cannot be read at the moment.
         """
         ...
 

@@ -4,9 +4,9 @@ import logging
 import os
 import time
 
-from ....cluster.errors import BackendError
 from ..local.durable import is_there, open_file
 from ..local.logs import log_name, read_log
+from ..protocol import NoLogError
 from .api import AnswerError, Api
 from .logs import pieces_of, since_s, store_pieces
 from .objects import FIRST_RANK, RANKS, Pod
@@ -87,7 +87,8 @@ class Output:
             exists: Whether there is such a rank, so that it may just not have printed anything.
 
         Raises:
-            BackendError: If there is no such rank, or its file cannot be read.
+            NoLogError: If there is no such rank.
+            BackendError: If its file cannot be read.
         """
         with self._records.opened(attempt) as folder:
             if folder is not None and rank >= 0 and is_there(folder, log_name(rank)):
@@ -97,5 +98,5 @@ class Output:
                 finally:
                     os.close(log_file)
         if not exists:
-            raise BackendError(f"{attempt} has no rank {rank}")
+            raise NoLogError(f"{attempt} has no rank {rank}")
         return b"", offset

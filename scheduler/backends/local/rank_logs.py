@@ -1,10 +1,11 @@
 """What a rank wrote, found by the name of its attempt."""
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from ....cluster.errors import BackendError
+from ..protocol import NoLogError
 from .durable import is_there, open_file, open_folder, read_whole
 from .folders import Folders, told_as_backend_error
 from .logs import log_name, read_log
@@ -12,6 +13,7 @@ from .spec import decode
 from .supervision import SPEC_BYTES
 
 _MOST_RANKS = 1 << 16
+_NO_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)  # a link, a folder or a pipe, a socket
 
 
 def read_log_of(
@@ -28,23 +30,24 @@ def read_log_of(
         places: Which folders inside that of the attempt, whose descriptor it is given, may hold the log.
 
     Raises:
-        BackendError: If there is no such rank, or its log is not a file.
+        NoLogError: If there is no such rank, or the job has put something else in the place of its log.
+        BackendError: If it cannot be read.
         ValueError: If the offset or the size is negative.
     """
     folders.path(name)
     if offset < 0 or most < 0:
         raise ValueError(f"offset {offset} and most {most} must not be negative")
     if not isinstance(rank, int) or not 0 <= rank < _MOST_RANKS:
-        raise BackendError(f"{name}: no rank {rank!r}")
+        raise NoLogError(f"{name}: no rank {rank!r}")
     with told_as_backend_error(name), folders.open(name) as folder:
         if folder is None:
-            raise BackendError(f"no attempt {name}")
+            raise NoLogError(f"no attempt {name}")
         for place in places(folder):
             with opened(folder, place) as own:
                 if is_there(own, log_name(rank)):
                     return _read(own, rank, offset, most)
         if rank >= _count_ranks(folder):
-            raise BackendError(f"{name} has no rank {rank}")
+            raise NoLogError(f"{name} has no rank {rank}")
     return b"", offset
 
 
@@ -63,7 +66,12 @@ def opened(folder: int, place: str) -> Iterator[int]:
 
 
 def _read(folder: int, rank: int, offset: int, most: int) -> tuple[bytes, int]:
-    log = open_file(folder, log_name(rank))
+    try:
+        log = open_file(folder, log_name(rank))
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise NoLogError(f"the log of rank {rank} is no file any more: the job has replaced it") from error
     try:
         return read_log(log, offset, most)
     finally:

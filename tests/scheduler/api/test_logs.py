@@ -1,0 +1,66 @@
+"""Logs of jobs, where the backend does not always answer."""
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.service import Service
+from tests.scheduler.served import until
+
+
+@pytest.fixture
+def ended(api: httpx.Client, service: Service) -> str:
+    """A job that has ended."""
+    job = str(api.post("/v1/jobs", json={"command": ["echo", "hello"]}).json()["id"])
+
+    def is_over() -> bool:
+        service.scheduler.tick()
+        return bool(api.get(f"/v1/jobs/{job}").json()["attempts"][-1:] and is_closed(api, job))
+
+    until(is_over)
+    return job
+
+
+def is_closed(api: httpx.Client, job: str) -> bool:
+    return bool(api.get(f"/v1/jobs/{job}").json()["attempts"][-1]["state"] == "closed")
+
+
+def unreachable_for(times: int, logs: Callable[..., tuple[bytes, int]]) -> Callable[..., tuple[bytes, int]]:
+    """A way to read logs that fails so many times first."""
+    left = [None] * times
+
+    def read(*arguments: object) -> tuple[bytes, int]:
+        if left:
+            left.pop()
+            raise BackendError("it does not answer")
+        return logs(*arguments)
+
+    return read
+
+
+def test_who_follows_a_log_waits_while_the_backend_does_not_answer(
+    api: httpx.Client, service: Service, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.backend, "logs", unreachable_for(2, service.backend.logs))
+
+    told = api.get(f"/v1/jobs/{ended}/logs", params={"follow": True}).text
+
+    assert 'data: {"text": "hello\\n"}' in told
+    assert told.rstrip().endswith("event: end\ndata: {}")
+
+
+def test_a_log_that_cannot_be_read_now_is_told_from_one_that_is_not_there(
+    api: httpx.Client, service: Service, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/v1/jobs/{ended}/logs"
+    missing = api.get(path, params={"rank": 1})
+    monkeypatch.setattr(service.backend, "logs", unreachable_for(1, service.backend.logs))
+    busy = api.get(path)
+
+    assert [(it.status_code, it.json()["code"]) for it in (missing, busy)] == [
+        (404, "no-such-log"),
+        (503, "unavailable"),
+    ]
+    assert api.get(path).text == "hello\n"
