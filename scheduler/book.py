@@ -78,6 +78,10 @@ class Book:
         self.live = LiveCluster(parts.site, known._replace(estimates=(count - len(new), sum_s - sum(new))))
         self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
         self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
+        self.close_after_s: dict[str, float] = {}  # when what an attempt left is removed again, by its name
+        self.ranked: set[str] = set()  # jobs in the cluster that were given another priority
+        self.unfit: set[str] = set()  # jobs outside that no GPUs in service could hold
+        self.set_aside_before: set[str] = set()  # those, and they keep what they have waited until they are in again
         self._changes = Changes()
         self._moment_s = now_s - 1.0
         parts.deciding.begin(self.live)
@@ -97,6 +101,7 @@ class Book:
         if health == self.health:
             return
         self.happens(now_s)
+        self.unfit.clear()
         for was, now in ((self.health.faulty, health.faulty), (self.health.closed, health.closed)):
             for gpu in sorted(set(now) - set(was)):
                 self.live.take_out(gpu)
@@ -190,12 +195,14 @@ class Book:
         else:
             self.jobs[row.id] = row
 
-    def follow(self) -> bool:
-        """Take in what others wrote: new jobs, and what is wanted of old ones.
+    def set_aside(self, job: str) -> None:
+        """Take a waiting job out of the queue that no GPUs in service could hold, until these have changed."""
+        self.live.withdraw(job)
+        for jobs in (self.outside, self.unfit, self.set_aside_before):
+            jobs.add(job)
 
-        Returns:
-            Whether that could be done: a job that has changed its priority has another place, and all is read anew.
-        """
+    def follow(self) -> None:
+        """Take in what others wrote: new jobs, and what is wanted of old ones."""
         with self.parts.store.read() as tx:
             told, self._seq = told_by_others(tx, self._seq)
             rows = get_jobs(tx, told)
@@ -205,8 +212,7 @@ class Book:
             if row.id not in self.jobs:
                 self.outside.add(row.id)
             elif row.id not in self.outside and row.priority != self.jobs[row.id].priority:
-                return False
+                self.ranked.add(row.id)
             self.jobs[row.id] = row
             if row.state is JobState.QUEUED and row.desired is not Desired.RUN and row.id not in self.outside:
                 self.unwanted.add(row.id)
-        return True

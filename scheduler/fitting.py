@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from .live import ROW, LiveCluster
 
 
-def fitted(live: LiveCluster, job: str, chosen: Iterable[int], nodes: int) -> tuple[int, ...]:
+def fitted(
+    live: LiveCluster, job: str, chosen: Iterable[int], nodes: int, *, in_service: bool = False
+) -> tuple[int, ...]:
     """Return free GPUs that suit a waiting job, as many of them as can be from those that were chosen for it.
 
     Args:
@@ -17,6 +19,7 @@ def fitted(live: LiveCluster, job: str, chosen: Iterable[int], nodes: int) -> tu
         job: The job.
         chosen: GPUs that somebody would take.
         nodes: That are to give it the same GPUs each.
+        in_service: Whether GPUs of other jobs count as free.
 
     Returns:
         The GPUs, ascending: the chosen ones themselves if they suit, none if no free GPUs do.
@@ -26,7 +29,7 @@ def fitted(live: LiveCluster, job: str, chosen: Iterable[int], nodes: int) -> tu
         return ()
     wanted = np.zeros(state.gpu_job.shape[1], dtype=bool)
     wanted[list(chosen)] = True
-    free = (state.gpu_job[ROW] < 0) & (state.gpu_down[ROW] == 0)
+    free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0)
     first = live.site.cluster.first_gpu
     each = gpus // nodes
     if nodes == 1:

@@ -1,7 +1,7 @@
 """A real cluster as the arrays that policies see: the state of a simulation, to which somebody says what happens."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..cluster.engine import (
     wait,
 )
 from ..cluster.errors import PluginError
-from ..cluster.live import come_back, move_by_rank, rejoin, resume, withdraw
+from ..cluster.live import come_back, move_by_rank, place_by_rank, rejoin, resume, withdraw
 from ..cluster.order import expected_run_s, may_wait, next_ageing_s, turn_to
 from ..cluster.placing import picked_slowdown, take_gpu, undo_picks
 from ..cluster.scenarios import FaultProcess, Rules, Scenarios, fault_sources
@@ -189,6 +189,15 @@ class LiveCluster:
         slot = self._take_up(asked, standing, is_new=False)
         come_back(self.sim, ROW, slot, standing.entered_s)
         move_by_rank(self.sim, ROW, slot, self._rank)
+
+    def give_rank(self, job: str, rank: int) -> None:
+        """Give a job another rank; one that waits goes to its new place in the queue, and nothing else changes."""
+        self._note("give_rank", job, rank)
+        slot = self._slot[job]
+        self._asked[slot] = replace(self._asked[slot], rank=rank)
+        self._rank[slot] = rank
+        if self.sim.state.run_place[ROW, slot] < 0:
+            place_by_rank(self.sim, ROW, slot, self._rank)
 
     def finish(self, job: str) -> None:
         """End a running job."""

@@ -12,6 +12,7 @@ import numpy as np
 from .book import Book, Parts
 from .deciding import Decision
 from .exits import ExitClass
+from .fitting import fitted
 from .intake import Intake
 from .owner import is_proven_dead
 from .plugins.answer import Stored, seen_of
@@ -113,9 +114,7 @@ class Scheduler:
     def _step(self, book: Book, now_s: float) -> None:
         """Take in what has happened, settle attempts, let jobs in, and start what can start."""
         self._intake.look(book, now_s)
-        if not book.follow():
-            self._forget()
-            book = self._read()
+        book.follow()
         book.keep_out(self.parts.monitor.look(self.parts.store, now_s), now_s)
         settle(book, now_s)
         self._admit(book, now_s)
@@ -134,21 +133,29 @@ class Scheduler:
                 book.live.withdraw(job)
                 book.outside.add(job)
         book.unwanted.clear()
+        for job in book.ranked & book.jobs.keys() - book.outside:
+            book.happens(now_s)
+            book.live.give_rank(job, -book.jobs[job].priority)
+        book.ranked.clear()
         quota = Quota(self.parts.gpus_per_user, (row for row in book.jobs.values() if row.id not in book.outside))
         let_in = [
             row
             for row in sorted((book.jobs[job] for job in book.outside), key=queue_key)
-            if not self._changes_outside(book, row, now_s) and is_eligible(row, now_s) and quota.lets_in(row)
+            if not self._changes_outside(book, row, now_s)
+            and is_eligible(row, now_s)
+            and row.id not in book.unfit
+            and quota.lets_in(row)
         ]
         if let_in:
             book.happens(now_s)
+        back = [row for row in let_in if row.attempt or row.id in book.set_aside_before]
         for row in let_in:
-            if not row.attempt:
+            if row not in back:
                 book.live.submit(asked_of(row))
-        for row in reversed(let_in):  # each goes before all others
-            if row.attempt:
-                book.live.come_back(asked_of(row), waiting_standing(row))
-        book.outside.difference_update(row.id for row in let_in)
+        for row in reversed(back):  # each goes before all others
+            book.live.come_back(asked_of(row), waiting_standing(row))
+        for jobs in (book.outside, book.set_aside_before):
+            jobs.difference_update(row.id for row in let_in)
         book.write(now_s)
 
     def _changes_outside(self, book: Book, row: JobRow, now_s: float) -> bool:
@@ -178,6 +185,8 @@ class Scheduler:
                 started.append(decision.job)
             if decision.past:
                 book.decided(self._noted(decision, number, now_s))
+            elif self._is_unfit(book, decision.job):
+                book.set_aside(decision.job)
             due = book.live.due()
             if due == decision.job and not decision.started:
                 due = None  # nobody may overtake it, and it cannot start before something happens
@@ -186,6 +195,11 @@ class Scheduler:
         refused = book.write(now_s)
         self.is_behind = due is not None or refused
         settle(book, now_s, [job for job in started if job in book.attempts])
+
+    def _is_unfit(self, book: Book, job: str) -> bool:
+        """Say whether no GPUs in service could hold a job, though they are as many as it asks for."""
+        nodes = book.nodes_of(job)
+        return nodes > 0 and not fitted(book.live, job, (), nodes, in_service=True)
 
     def _open(self, book: Book, decision: Decision, now_s: float) -> int:
         standing = book.live.standing(decision.job)

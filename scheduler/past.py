@@ -31,6 +31,7 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "submit": TypeAdapter(tuple[_ASKED]),
     "come_back": TypeAdapter(tuple[_ASKED, _STANDING]),
     "finish": TypeAdapter(tuple[str]),
+    "give_rank": TypeAdapter(tuple[str, int]),
     "stop": TypeAdapter(tuple[str, float | None]),
     "withdraw": TypeAdapter(tuple[str]),
     "take_out": TypeAdapter(tuple[int]),

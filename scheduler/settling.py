@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LAUNCH_S = 5.0  # after which the lease is renewed before more is launched
+CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
 PROGRESS = ("saved_s", "step")  # of which a job tells more than 0 when it has come further
 
 AFTER: dict[AfterStop, JobState] = {
@@ -201,14 +202,19 @@ def _change_both(book: Book, row: AttemptRow, step: Step, now_s: float) -> None:
 
 def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
     """Let the backend forget an attempt; what goes wrong never changes the job's outcome."""
+    name = attempt_name(row)
+    if now_s < book.close_after_s.get(name, now_s):
+        return False
     try:
-        _ask(partial(book.parts.backend.forget, attempt_name(row)))
+        _ask(partial(book.parts.backend.forget, name))
     except BackendError as error:
-        if str(error) == row.cleanup_error:
+        book.close_after_s[name] = now_s + CLOSE_AGAIN_S
+        if row.cleanup_error:  # told once, whatever its words are the next time
             raise
         book.note_cleanup(row, str(error), now_s)
         return False
-    book.cancelled.discard(attempt_name(row))
+    book.cancelled.discard(name)
+    book.close_after_s.pop(name, None)
     book.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
     return False
 
@@ -232,7 +238,8 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
         if by_rule and job.desired is Desired.RUN:
             # Nobody asked for this hold: it stays until its owner wants it to run, once more.
             columns["desired"] = Desired.HOLD
-        if outcome.after is AfterStop.HOLD or outcome.wait_s > 0.0:
+        is_unwanted = job.desired is not Desired.RUN  # wanted otherwise while it was being stopped
+        if outcome.after is AfterStop.HOLD or outcome.wait_s > 0.0 or is_unwanted:
             book.live.withdraw(job.id)
             book.outside.add(job.id)
     else:

@@ -177,8 +177,13 @@ class Succession:
             self._succeed(self._successor, live)
         elif self._reading is not None:
             if self._reading.done():
-                edition, self._reading = self._reading.result(), None
-                self._prepare(edition, live)
+                reading, self._reading = self._reading, None
+                try:
+                    edition = reading.result()
+                except Exception as error:  # of a package that is being replaced, or without memory
+                    self._refuse(MissError(Miss.UNLOADABLE, f"it cannot be read: {error}"))
+                else:
+                    self._prepare(edition, live)
         elif self._wanted.is_set() or time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             stamp = stamp_of(self.name)

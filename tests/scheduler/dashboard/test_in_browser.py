@@ -195,7 +195,7 @@ def test_a_scheduler_that_does_not_answer_is_told(served: Served, browser: Brows
 def test_a_log_for_programs_is_json_line_by_line(served: Served) -> None:
     lines = (served.folder / "serve.log").read_text().splitlines()[:-1]  # the last may be half written
 
-    events = [json.loads(line) for line in lines if not line.startswith(("Longshore serves", "Its slots"))]
+    events = [json.loads(line) for line in lines if not line.startswith(("loading", "Longshore serves", "Its slots"))]
 
     assert any(event["event"].startswith("leads with token") for event in events)
     assert all(set(event) <= {"at", "level", "logger", "event", "error"} for event in events)
