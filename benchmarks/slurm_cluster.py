@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from longshore.scheduler.backends.local.processes import Identity, boot_id, find, is_alive
@@ -143,7 +144,8 @@ class SlurmCluster:
             assert time.monotonic() < until_s, f"nodes are {seen}: {self._logs()}"
             for node, state in (line.split() for line in seen):
                 if state == "down":  # as a restarted controller finds in its records
-                    self.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+                    with suppress(AssertionError):  # it has come back by itself meanwhile
+                        self.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
             time.sleep(0.05)
 
     def pid(self, daemon: str) -> int:

@@ -153,7 +153,7 @@ def test_slots_of_jobs_that_have_ended_are_taken_back() -> None:
     assert live.due() == str(3 * room - 5)
 
 
-STEPS = ("submit", "start", "stop", "withdraw", "come back")
+STEPS = ("submit", "start", "stop", "withdraw", "come back", "give rank")
 
 
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), max_size=40))
@@ -190,6 +190,11 @@ def test_the_queue_is_in_order_of_rank_and_then_of_submission_with_stopped_jobs_
             assert live.standing(job_id) == standing
             plain.insert(0, (its_rank, job_id))
             plain.sort(key=lambda it: it[0])
+        elif what == "give rank" and plain and not any(live.standing(job_id).stops for _, job_id in plain):
+            _, job_id = plain.pop(number % len(plain))
+            live.give_rank(job_id, rank)
+            plain.append((rank, job_id))
+            plain.sort(key=lambda it: (it[0], int(it[1])))  # they were submitted in the order of their names
         assert list(live.known().queue) == [job for _, job in plain]
 
 

@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from longshore.agents.heuristics import HEURISTICS
 from longshore.scheduler.deciding import Deciding, Decision
 from longshore.scheduler.live import Asked, Known, LiveCluster
-from longshore.scheduler.plugins.succession import Reload
+from longshore.scheduler.plugins import succession
+from longshore.scheduler.plugins.editions import Edition
+from longshore.scheduler.plugins.succession import Reload, Succession
 from tests.plain_run import busy_case
 from tests.scheduler.test_live import site_of
 
@@ -100,3 +103,21 @@ def test_a_newer_checkpoint_takes_over_where_nothing_is_to_be_decided(served: Se
         time.sleep(0.02)
 
     assert served.decide().version == digest(newer)
+
+
+def test_a_newer_version_that_cannot_be_read_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(name: str) -> Edition:
+        raise PackageNotFoundError(name)
+
+    served = Succession("pack", PATIENCE_S)
+    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
+    monkeypatch.setattr(succession, "read_edition", gone)
+    served.reload()
+    end_s = time.monotonic() + PATIENCE_S
+    while Reload.REFUSED not in served.reloads:
+        assert time.monotonic() < end_s
+        served.look(live)
+
+    served.look(live)
+    assert served.reloads == {Reload.REFUSED: 1}
+    assert "cannot be read" in served.last_refusal
