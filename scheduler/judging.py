@@ -63,7 +63,7 @@ def judge_steps(
     if not steps.can_tell:
         return {}
     running = [
-        Running(job, name, book.attempts[job].placement)
+        Running(job, name, book.attempts[job].placement, frozenset(end.rank for end in statuses[name].ends))
         for job, name in names.items()
         if job not in cut_off and _runs(book, book.attempts[job], statuses.get(name))
     ]

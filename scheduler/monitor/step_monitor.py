@@ -43,6 +43,7 @@ class Running(NamedTuple):
     job: str
     name: str  # what the backend knows it by
     placement: Placement
+    ended: frozenset[int] = frozenset()  # ranks that have ended, while others run on
 
 
 class Slow(NamedTuple):
@@ -179,6 +180,7 @@ class StepMonitor:
         if now_s - one.looked_s > (GAP_S if one.watch.tells else math.inf):
             one.watch.forgive(now_s)
         one.last = [Told(steps_end=each.steps_end, saved_end=each.saved_end) for each in told]
+        one.watch.leave(it.ended)
         one.watch.take([steps_in(each.steps) if each.steps else () for each in told], now_s)
         one.looked_s = now_s
         if not one.watch.tells:

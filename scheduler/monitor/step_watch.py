@@ -7,7 +7,7 @@ Source: SPEC K2, K3, K5, F3; docs/steps.md.
 
 import statistics
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from .detectors.cusum import Cusum
@@ -45,12 +45,18 @@ class Slowness(NamedTuple):
 class _Rank:
     """What a rank has told."""
 
-    __slots__ = ("began_s", "compute", "last")
+    __slots__ = ("began_s", "compute", "has_ended", "last")
 
     def __init__(self) -> None:
         self.last: Begun | None = None  # the step that it is at
         self.began_s = 0.0  # of that step, by the clock of who watches
         self.compute: Cusum | None = None  # of its own computing, once it tells of it
+        self.has_ended = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has told of steps and tells of more."""
+        return not self.has_ended and self.last is not None and self.last.kind is not StepKind.DONE
 
 
 class StepWatch:
@@ -67,7 +73,7 @@ class StepWatch:
         self._ranks = [_Rank() for _ in range(ranks)]
         self._detector, self._hang_s = detector, hang_s
         self._pending: dict[tuple[StepKind, int], tuple[int, float]] = {}  # ranks that told, and the longest time
-        self._telling = 0  # ranks that have told anything
+        self._telling = 0  # ranks that tell of steps
         self._took_s: dict[StepKind, array[float]] = {}  # of the slowest rank, the last ones
         self._looked_s = now_s
         self._check_at_s = now_s + CHECK_S
@@ -75,11 +81,7 @@ class StepWatch:
         self._calm_s = 0.0  # when steps last looked as they should, by the clock of the job
         self._usual_s = 0.0
         self.step = 0  # the highest that was told
-
-    @property
-    def tells(self) -> bool:
-        """Whether any rank has told anything."""
-        return self._telling > 0
+        self.tells = False  # any rank has told anything
 
     @property
     def is_ready(self) -> bool:
@@ -107,8 +109,8 @@ class StepWatch:
             told: By rank.
             now_s: The present.
         """
-        for rank, steps in zip(self._ranks, told, strict=True):
-            self._telling += bool(steps) and rank.last is None
+        self._telling = sum(bool(steps) or rank.goes_on for rank, steps in zip(self._ranks, told, strict=True))
+        self.tells = self.tells or self._telling > 0
         for rank, steps in zip(self._ranks, told, strict=True):
             for begun in steps:
                 if rank.last is not None:
@@ -119,6 +121,11 @@ class StepWatch:
                 rank.began_s = max(self._looked_s, min(steps[-1].at_s, now_s))
                 self.step = max(self.step, steps[-1].step)
         self._looked_s = now_s
+
+    def leave(self, ended: Collection[int]) -> None:
+        """Wait no more for ranks that have ended: like those that are done, they never hang."""
+        for number in ended:
+            self._ranks[number].has_ended = True
 
     def forgive(self, now_s: float) -> None:
         """Let all steps have begun now, as nobody could look for a while."""
@@ -131,7 +138,7 @@ class StepWatch:
         running = [
             (rank.began_s, number, rank.last)
             for number, rank in enumerate(self._ranks)
-            if rank.last is not None and rank.last.kind is not StepKind.DONE
+            if rank.goes_on and rank.last is not None
         ]
         if not running:
             return None

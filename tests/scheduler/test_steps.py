@@ -26,6 +26,10 @@ esac
 echo "from $LONGSHORE_CHECKPOINT"
 exec sleep 1000
 """
+RANK_0_ENDS = """
+if [ $RANK = 0 ]; then while [ ! -e end ]; do sleep 0.05; done; exit 0; fi
+exec sleep 1000
+"""
 
 
 @pytest.fixture
@@ -170,6 +174,24 @@ def test_a_job_one_of_whose_ranks_hangs_is_stopped_in_time_and_tried_again(case:
     assert case.attempts(job)[0].outcome == "ambiguous"
     case.pass_time(300.0)
     case.tick_until(lambda: len(case.attempts(job)) == 2)
+
+
+def test_a_job_runs_on_when_one_of_its_ranks_has_ended_well(case: StepsCase) -> None:
+    job = case.submit(("sh", "-c", RANK_0_ENDS), gpus=2)
+    name = f"ls-{job}-1"
+    for at in range(0, 100, 4):
+        for rank in (0, 1):
+            case.tell(job, "".join(f"train {at + i} {case.now_s + i:.3f}\n" for i in range(4)), rank)
+        case.pass_time(4.0)
+    (case.folder / "attempts" / name / "work" / "end").touch()
+    case.tick_until(lambda: bool(case.service.backend.status(name).ends))
+    for at in range(100, 300, 4):
+        case.tell(job, "".join(f"train {at + i} {case.now_s + 2.0 * i:.3f}\n" for i in range(4)), 1)
+        case.pass_time(8.0)
+
+    assert (case.health(), case.job(job).state) == ([], JobState.RUNNING)
+    # What it waits for is known by the rank that is left.
+    assert case.service.scheduler.parts.monitor.steps.train_s(name)[-1] == pytest.approx(2.0, abs=0.01)
 
 
 @pytest.mark.parametrize(("health", "hangs"), [({"hang": "off"}, False), ({"hang": 600}, False), ({"hang": 30}, True)])
