@@ -67,7 +67,8 @@ def judge_steps(
         for job, name in names.items()
         if job not in cut_off and _runs(book, book.attempts[job], statuses.get(name))
     ]
-    found = steps.look(running, partial(_watching_of, book), now_s)
+    going = {name for job, name in names.items() if book.attempts[job].state is AttemptState.RUNNING}
+    found = steps.look(running, going, partial(_watching_of, book), now_s)
     if not any(found):
         return {}
     notes, verdicts = _Notes(), dict[str, Verdict]()

@@ -5,7 +5,7 @@ Source: SPEC K2, K3, K5; docs/steps.md.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -101,19 +101,22 @@ class StepMonitor:
         """Whether jobs can tell anything at this backend."""
         return self._backend is not None
 
-    def look(self, running: Iterable[Running], watching: Callable[[str], Watching], now_s: float) -> Findings:
+    def look(
+        self, running: Iterable[Running], going: Collection[str], watching: Callable[[str], Watching], now_s: float
+    ) -> Findings:
         """Take in what attempts have told.
 
         Args:
             running: All that run and can be reached.
+            going: Names of all that have not ended: what is known of those out of reach is kept.
             watching: What a job wants to be looked at for.
             now_s: The present.
         """
         found = Findings({}, {}, [], [], self._unwritten)
-        followed: dict[str, _Followed] = {}
+        followed = {name: one for name, one in self._followed.items() if name in going}
         due = []
         for it in running:
-            one = self._followed.get(it.name) or self._begin(it, watching(it.job), now_s)
+            one = followed.get(it.name) or self._begin(it, watching(it.job), now_s, len(followed))
             followed[it.name] = one
             if now_s >= one.look_at_s:
                 due.append((it, one))
@@ -124,9 +127,7 @@ class StepMonitor:
         self._judge(found)
         if has_changed:
             self.figures = {
-                it.job: Figures(one.watch.step, one.watch.present_s())
-                for it in running
-                if (one := followed[it.name]).watch.tells
+                one.job: Figures(one.watch.step, one.watch.present_s()) for one in followed.values() if one.watch.tells
             }
         return found
 
@@ -150,11 +151,11 @@ class StepMonitor:
         """Forget the checkpoints that were told: they are in the store."""
         self._unwritten.clear()
 
-    def _begin(self, it: Running, wanted: Watching, now_s: float) -> _Followed:
+    def _begin(self, it: Running, wanted: Watching, now_s: float, others: int) -> _Followed:
         ranks = _ranks(it)
         detector = None if wanted.slow == "off" else DETECTORS[wanted.slow]()
         # Not all at the same moment, even if a scheduler takes all of them up at once.
-        wait_s = LOOK_S * (len(self._followed) % 8) / 8.0
+        wait_s = LOOK_S * (others % 8) / 8.0
         watch = StepWatch(ranks, detector, wanted.hang_s, now_s)
         return _Followed(it.job, watch, ranks, now_s, now_s + wait_s)
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.step_times import Noise, step_times
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.protocol import Status
 from longshore.scheduler.states import AttemptState, JobState
 from tests.scheduler.steps_case import StepsCase, steps_case
 
@@ -89,6 +91,25 @@ def test_a_job_on_a_slow_node_moves_once_at_no_charge_and_the_node_takes_no_more
     assert row.stops_infra == row.stops_user == row.stops_ambiguous == row.stops_asked == row.no_progress == 0
     assert list(case.out_of_service()) == [slow_node]
     assert [len(case.attempts(job)) for job in jobs[1:]] == [1, 1]
+
+
+def test_a_slow_job_is_found_though_the_backend_did_not_answer_meanwhile(
+    case: StepsCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [case.submit() for _ in range(2)]
+    told = [Told(case, job, seed, 300 if seed == 0 else None) for seed, job in enumerate(jobs)]
+    play(case, told, 320)
+    # Nobody reaches the backend's attempts, of which some steps have been slow.
+    monkeypatch.setattr(case.service.backend, "statuses", unanswered)
+    play(case, told, TICK_S)
+    monkeypatch.undo()
+    play(case, told, 10 + 5 * 60)
+
+    assert [(event.job_id, event.now) for event in case.health()] == [(jobs[0], "slow"), (jobs[0], "moved")]
+
+
+def unanswered(names: tuple[str, ...]) -> dict[str, Status]:
+    raise BackendError(f"{len(names)} attempts cannot be seen")
 
 
 def test_no_more_nodes_are_set_aside_than_one_in_ten(case: StepsCase) -> None:

@@ -178,11 +178,34 @@ def test_checkpoints_are_told_until_somebody_has_written_them_down(tmp_path: Pat
     for at in range(3):
         with saved.open("a") as file:
             file.write(f"{at} 5.0 - /ckpt/{at}\n")
-        found = monitor.look(running, lambda _: Watching(), 100.0 * at)
+        found = monitor.look(running, {"ls-j-1"}, lambda _: Watching(), 100.0 * at)
         told.append([it.step for it in found.saved.get("j", [])])
         if at == 1:
             monitor.written()
     assert told == [[0], [0, 1], [2]]
+
+
+class Noting(LocalBackend):
+    """A backend that notes when it is asked what an attempt tells, of which there is always something."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, {"a": 1})
+        self.asked: list[str] = []
+
+    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+        self.asked.append(name)
+        return [Told(b"train 5 100.0\n", b"", 14, 0)]
+
+
+def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Path) -> None:
+    backend = Noting(tmp_path)
+    monitor = StepMonitor(backend)
+    running = [Running(str(job), f"ls-{job}-1", (Share("a", (0,)),)) for job in range(16)]
+    asked = []
+    for half_s in range(8):
+        monitor.look(running, {it.name for it in running}, lambda _: Watching(), 100.0 + half_s / 2.0)
+        asked.append(len(backend.asked))
+    assert asked == list(range(2, 18, 2))
 
 
 class Broken(LocalBackend):
@@ -198,6 +221,6 @@ def test_a_mistake_of_a_backend_holds_nobody_up(tmp_path: Path, caplog: pytest.L
     monitor = StepMonitor(Broken(tmp_path, {"a": 2}))
     running = [Running(job, f"ls-{job}-1", (Share("a", (0,)),)) for job in "ab"]
     for at in range(3):
-        assert not any(monitor.look(running, lambda _: Watching(), 100.0 * at))
+        assert not any(monitor.look(running, {it.name for it in running}, lambda _: Watching(), 100.0 * at))
     assert monitor.end(running[0]) == ([], False)
     assert "steps of ls-a-1 cannot be seen" in caplog.text
