@@ -72,9 +72,8 @@ def judge_steps(
     if not any(found):
         return {}
     notes, verdicts = _Notes(), dict[str, Verdict]()
-    for job, saved in found.saved.items():
-        if job in names:  # one that has ended meanwhile had a last look
-            notes.saved += _rows(book.attempts[job], saved, now_s)
+    for job, name in names.items():  # one that has ended meanwhile had a last look
+        notes.saved += _rows(book.attempts[job], found.saved.get(name, ()), now_s)
     for job, hang in found.hangs.items():
         verdicts[job] = Verdict(_words_on_hang(hang), AfterStop.HUNG)
         notes.events.append(_event(book.attempts[job], SlowWord.HUNG, verdicts[job].cause, now_s))

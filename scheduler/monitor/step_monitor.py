@@ -55,13 +55,13 @@ class Slow(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What is new, by job."""
+    """What is new, by job if nothing else is said."""
 
     hangs: dict[str, Hang]
     slow: dict[str, Slow]  # those that are so for long enough
     steady: list[str]  # that were among these, and are slow no more
     shared: list[str]  # that became slow together, at the first time that this is seen
-    saved: dict[str, list[Saved]]  # those that are not in the store yet
+    saved: dict[str, list[Saved]]  # those that are not in the store yet, by name of the attempt
 
 
 class Figures(NamedTuple):
@@ -92,7 +92,9 @@ class StepMonitor:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend if isinstance(backend, Tells) else None
         self._followed: dict[str, _Followed] = {}  # by name of the attempt
-        self._unwritten: dict[str, list[Saved]] = {}  # checkpoints that are not in the store yet, by job
+        self._unwritten: dict[
+            str, list[Saved]
+        ] = {}  # checkpoints that are not in the store yet, by name of the attempt
         self._shared_since_s = -math.inf  # when jobs last became slow together
         self.figures: Mapping[str, Figures] = {}  # by job, of those that tell; never changed, but replaced
 
@@ -142,7 +144,7 @@ class StepMonitor:
         Returns:
             Its last checkpoints, known or not, and whether it came to a step behind its first, or to a checkpoint.
         """
-        self._unwritten.pop(it.job, None)
+        self._unwritten.pop(it.name, None)
         told = self._told(it, [Told()] * _ranks(it))
         saved = _last(saved_in(rank.saved) for rank in told)
         return saved, bool(saved) or any(begun.step > 0 for rank in told for begun in steps_in(rank.steps))
@@ -187,7 +189,7 @@ class StepMonitor:
         if not one.watch.tells:
             one.look_at_s = now_s + SILENT_LOOK_S
         if any(each.saved for each in told):
-            found.saved[it.job] = _last([found.saved.get(it.job, ()), *(saved_in(each.saved) for each in told)])
+            found.saved[it.name] = _last([found.saved.get(it.name, ()), *(saved_in(each.saved) for each in told)])
         hang = one.watch.hang(now_s)
         if hang is not None:
             found.hangs[it.job] = hang

@@ -179,7 +179,7 @@ def test_checkpoints_are_told_until_somebody_has_written_them_down(tmp_path: Pat
         with saved.open("a") as file:
             file.write(f"{at} 5.0 - /ckpt/{at}\n")
         found = monitor.look(running, {"ls-j-1"}, lambda _: Watching(), 100.0 * at)
-        told.append([it.step for it in found.saved.get("j", [])])
+        told.append([it.step for it in found.saved.get("ls-j-1", [])])
         if at == 1:
             monitor.written()
     assert told == [[0], [0, 1], [2]]
