@@ -1,15 +1,19 @@
 """Jobs that tell of their steps: what is slow moves, what hangs is tried again, and nothing else is touched."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy import Connection
 
 from benchmarks.step_times import Noise, step_times
 from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.protocol import Status
-from longshore.scheduler.states import AttemptState, JobState
+from longshore.scheduler.monitor.step_monitor import CHECKS
+from longshore.scheduler.monitor.step_watch import CHECK_S
+from longshore.scheduler.states import AfterStop, AttemptState, Desired, JobState
+from longshore.scheduler.store.jobs import set_desired
 from tests.scheduler.steps_case import StepsCase, steps_case
 
 TICK_S = 8  # of the clock, between two looks of the scheduler
@@ -110,6 +114,41 @@ def test_a_slow_job_is_found_though_the_backend_did_not_answer_meanwhile(
 
 def unanswered(names: tuple[str, ...]) -> dict[str, Status]:
     raise BackendError(f"{len(names)} attempts cannot be seen")
+
+
+def test_what_follows_from_a_move_is_written_together_with_the_stop(
+    case: StepsCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the scheduler is killed, the store tells of both or of none."""
+    job, other = (case.submit() for _ in range(2))
+    told = [Told(case, job, 0, 300), Told(case, other, 1)]
+    seen, write = set[tuple[bool, bool, bool]](), case.store.write
+
+    def watched(work: Callable[[Connection], object]) -> object:
+        done = write(work)
+        has_moved = any(event.now == "moved" for event in case.health())
+        is_stopped = case.attempts(job)[0].state is not AttemptState.RUNNING
+        seen.add((has_moved, is_stopped, bool(case.out_of_service())))
+        return done
+
+    monkeypatch.setattr(case.store, "write", watched)
+    play(case, told, 300 + 10 * 2 + 4 * 60)
+    assert seen == {(False, False, False), (True, True, True)}
+
+
+def test_a_slow_job_that_its_owner_cancels_just_then_sets_no_node_aside(case: StepsCase) -> None:
+    job, other = (case.submit() for _ in range(2))
+    told = [Told(case, job, 0, 300), Told(case, other, 1)]
+    steps = case.service.scheduler.parts.monitor.steps
+    while not any(one.slow and one.slow.slowness.checks == CHECKS - 1 for one in steps._followed.values()):
+        play(case, told, TICK_S)
+    case.store.write(lambda tx: set_desired(tx, job, Desired.CANCEL, at_s=case.now_s, writer="api"))
+    case.now_s += CHECK_S - TICK_S
+    play(case, told, TICK_S)  # the one look at which it is found slow, and to be cancelled
+
+    assert [event.now for event in case.health()] == ["slow"]
+    assert case.out_of_service() == {}
+    assert case.job(job).after_stop is AfterStop.CANCEL
 
 
 def test_no_more_nodes_are_set_aside_than_one_in_ten(case: StepsCase) -> None:
