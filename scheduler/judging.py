@@ -21,7 +21,7 @@ from .monitor.step_watch import CHECK_S, Hang
 from .relocating import GAIN, best_step_s
 from .states import AfterStop, AttemptState, Contact, JobState
 from .store.attempts import AttemptRow
-from .store.checkpoints import CheckpointRow, checkpoints_of, register
+from .store.checkpoints import CheckpointRow, checkpoints_of, latest_before, register
 from .store.events import NewEvent, append_all, last_such_s
 from .store.leases import check_fence
 from .store.nodes import list_nodes
@@ -89,10 +89,13 @@ def take_last_look(book: Book, row: AttemptRow, name: str, now_s: float) -> bool
     Raises:
         StoreError: If it cannot be written down.
     """
-    saved, progressed = book.parts.monitor.steps.end(Running(row.job_id, name, row.placement))
-    if saved:
-        _write(book, _Notes(saved=_rows(row, saved, now_s)), now_s)
-    return progressed
+    saved, came_further = book.parts.monitor.steps.end(Running(row.job_id, name, row.placement))
+    if not saved:
+        return came_further
+    with book.parts.store.read() as tx:
+        began_with = latest_before(tx, row.job_id, row.number)
+    _write(book, _Notes(saved=_rows(row, saved, now_s)), now_s)
+    return came_further or began_with is None or any(it.step > began_with.step for it in saved)
 
 
 def _runs(book: Book, row: AttemptRow, status: Status | None) -> bool:

@@ -142,12 +142,14 @@ class StepMonitor:
         """Look at an attempt that has ended for the last time.
 
         Returns:
-            Its last checkpoints, known or not, and whether it came to a step behind its first, or to a checkpoint.
+            Its last checkpoints, known or not, and whether it came to a step behind its first.
         """
         self._unwritten.pop(it.name, None)
         told = self._told(it, [Told()] * _ranks(it))
         saved = _last(saved_in(rank.saved) for rank in told)
-        return saved, bool(saved) or any(begun.step > 0 for rank in told for begun in steps_in(rank.steps))
+        steps = {(it.kind, it.step) for rank in told for it in steps_in(rank.steps)}
+        # A kind may have numbers of its own, and an attempt that goes on from a checkpoint begins behind the first.
+        return saved, len(steps) > len({kind for kind, _ in steps})
 
     def written(self) -> None:
         """Forget the checkpoints that were told: they are in the store."""

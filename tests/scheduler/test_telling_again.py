@@ -8,7 +8,7 @@ import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Placement, Told
-from longshore.scheduler.states import Desired, JobState
+from longshore.scheduler.states import AttemptState, Desired, JobState
 from longshore.scheduler.store.checkpoints import checkpoints_of
 from tests.scheduler.trials import Trial, Way
 
@@ -67,3 +67,22 @@ def test_a_scheduler_that_comes_back_takes_no_checkpoint_for_one_of_a_later_atte
         assert [(it.number, it.path) for it in checkpoints_of(tx, job)] == [(1, "/ckpt/of-attempt-1")]
     trial.wish(job, Desired.CANCEL)
     trial.ends(job)
+
+
+@pytest.mark.parametrize(
+    ("told", "tries"),
+    [
+        ('echo "train 0 1.0" >> $LONGSHORE_STEPS', 3),
+        ('echo "train 1000 1.0" >> $LONGSHORE_STEPS', 3),  # the first one behind the checkpoint that it began with
+        ('echo "1000 1.0 - /ckpt" >> $LONGSHORE_SAVED', 4),  # the first attempt saved it, and the others again
+        ('printf "train 1000 1.0\\ntrain 1001 2.0\\n" >> $LONGSHORE_STEPS', 6),
+    ],
+)
+def test_a_job_that_comes_no_further_than_it_began_is_given_up(trial: Trial, told: str, tries: int) -> None:
+    job = trial.submit(f"{told}; exit 75", retry={"asked": 5})
+    for number in range(1, tries + 1):
+        trial.until(lambda number=number: len(trial.attempts(job)) == number)  # type: ignore[misc]
+        trial.until(lambda: trial.attempts(job)[-1].state is AttemptState.CLOSED)
+        trial.later_s += 310.0  # longer than the wait before another try
+    trial.wait(30.0)
+    assert (len(trial.attempts(job)), trial.job(job).state is JobState.QUEUED) == (tries, False)
