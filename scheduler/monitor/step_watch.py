@@ -45,10 +45,11 @@ class Slowness(NamedTuple):
 class _Rank:
     """What a rank has told."""
 
-    __slots__ = ("began_s", "compute", "has_ended", "last")
+    __slots__ = ("began_s", "compute", "has_ended", "last", "look")
 
     def __init__(self) -> None:
         self.last: Begun | None = None  # the step that it is at
+        self.look = 0  # at which it last told anything
         self.began_s = 0.0  # of that step, by the clock of who watches
         self.compute: Cusum | None = None  # of its own computing, once it tells of it
         self.has_ended = False
@@ -57,6 +58,15 @@ class _Rank:
     def goes_on(self) -> bool:
         """Whether it has told of steps and tells of more."""
         return not self.has_ended and self.last is not None and self.last.kind is not StepKind.DONE
+
+
+class _Pending(NamedTuple):
+    """A step that some ranks have told the end of, and others have not."""
+
+    ranks: int  # that have
+    took_s: float  # the longest of them
+    at_s: float  # when it ended, by the clock of the last of them
+    look: int  # at which the first of them told
 
 
 class StepWatch:
@@ -72,8 +82,9 @@ class StepWatch:
     def __init__(self, ranks: int, detector: Detector | None, hang_s: float | None, now_s: float) -> None:
         self._ranks = [_Rank() for _ in range(ranks)]
         self._detector, self._hang_s = detector, hang_s
-        self._pending: dict[tuple[StepKind, int], tuple[int, float]] = {}  # ranks that told, and the longest time
+        self._pending: dict[tuple[StepKind, int], _Pending] = {}
         self._telling = 0  # ranks that tell of steps
+        self._look = 0  # how many there were
         self._took_s: dict[StepKind, array[float]] = {}  # of the slowest rank, the last ones
         self._looked_s = now_s
         self._check_at_s = now_s + CHECK_S
@@ -111,16 +122,19 @@ class StepWatch:
         """
         self._telling = sum(bool(steps) or rank.goes_on for rank, steps in zip(self._ranks, told, strict=True))
         self.tells = self.tells or self._telling > 0
+        self._look += 1
         for rank, steps in zip(self._ranks, told, strict=True):
             for begun in steps:
                 if rank.last is not None:
                     self._end(rank, rank.last, begun)
                 rank.last = begun
             if steps:
+                rank.look = self._look
                 # Whatever its clock says, it began it since the last time.
                 rank.began_s = max(self._looked_s, min(steps[-1].at_s, now_s))
                 self.step = max(self.step, steps[-1].step)
         self._looked_s = now_s
+        self._take_left()
 
     def leave(self, ended: Collection[int]) -> None:
         """Wait no more for ranks that have ended: like those that are done, they never hang."""
@@ -183,15 +197,28 @@ class StepWatch:
                 rank.compute = rank.compute or Cusum()
                 rank.compute.tell(begun.computed_s)
         key = (was.kind, was.step)
-        ranks, longest_s = self._pending.pop(key, (0, 0.0))
-        ranks, longest_s = ranks + 1, max(longest_s, took_s)
-        if ranks >= self._telling:
-            self._take(was.kind, longest_s, begun.at_s)
-            return
-        self._pending[key] = (ranks, longest_s)
-        if len(self._pending) > MOST_PENDING:
-            first = next(iter(self._pending))
-            self._take(first[0], self._pending.pop(first)[1], begun.at_s)
+        it = self._pending.get(key) or _Pending(0, 0.0, begun.at_s, self._look)
+        self._pending[key] = _Pending(it.ranks + 1, max(it.took_s, took_s), begun.at_s, it.look)
+        if it.ranks + 1 >= self._telling:
+            self._take_pending(key)
+        elif len(self._pending) > MOST_PENDING:
+            self._take_pending(next(iter(self._pending)))
+
+    def _take_left(self) -> None:
+        """Take in the steps that no rank will tell of any more.
+
+        All tell of each training step, those that are done or have ended apart. One rank alone may evaluate or save:
+        once all others have told anything behind that, they will not tell of it.
+        """
+        going = [rank.look for rank in self._ranks if rank.goes_on]
+        oldest = min(going, default=self._look + 1)
+        for key, it in list(self._pending.items()):
+            if it.ranks >= len(going) or (key[0] is not StepKind.TRAIN and it.look < oldest):
+                self._take_pending(key)
+
+    def _take_pending(self, key: tuple[StepKind, int]) -> None:
+        it = self._pending.pop(key)
+        self._take(key[0], it.took_s, it.at_s)
 
     def _take(self, kind: StepKind, took_s: float, at_s: float) -> None:
         """Take in how long a step took the slowest rank."""

@@ -75,6 +75,37 @@ def test_what_no_rank_has_told_does_not_hang() -> None:
     assert watch().hang(1e6) is None
 
 
+@pytest.mark.parametrize("took_s", [5.0, 840.0])
+def test_how_long_a_checkpoint_takes_is_learnt_from_the_one_rank_that_saves(took_s: float) -> None:
+    it, now_s = watch(2), 0.0
+    for at in range(30):
+        both = Begun(TRAIN, at, now_s, None)
+        it.take([[both], [both]], now_s)
+        now_s += 1.0
+        saver, saves = at % 2, Begun(CHECKPOINT, at, now_s, None)  # in turns
+        it.take([[saves] if rank == saver else [] for rank in (0, 1)], now_s)
+        now_s += took_s
+    assert it.limit_s(CHECKPOINT) == max(60.0, 10.0 * took_s)
+
+
+def test_a_rank_that_is_done_is_not_waited_for() -> None:
+    it = watch(2)
+    last_s = train(it, 50) + 1.0
+    it.take([[Begun(DONE, 0, last_s, None)], [Begun(TRAIN, 50, last_s, None)]], last_s)
+    for at in range(51, 150):
+        last_s += 2.0
+        it.take([[], [Begun(TRAIN, at, last_s, None)]], last_s)
+    assert it.present_s() == 2.0
+
+
+def test_a_training_step_waits_for_a_rank_that_is_behind() -> None:
+    it = watch(2)
+    for at in range(50):
+        behind = [Begun(TRAIN, at - 3, 2.0 * at, None)] if at >= 3 else []
+        it.take([[Begun(TRAIN, at, 1.0 * at, None)], behind], 2.0 * at)
+    assert set(it.train_s()[5:]) == {2.0}
+
+
 def test_a_clock_that_is_wrong_makes_nobody_hang_earlier_or_later() -> None:
     for wrong_s in (-1e6, 1e6):
         it = watch()
