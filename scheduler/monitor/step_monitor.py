@@ -120,7 +120,7 @@ class StepMonitor:
         for it in running:
             one = followed.get(it.name) or self._begin(it, watching(it.job), now_s, len(followed))
             followed[it.name] = one
-            if now_s >= one.look_at_s:
+            if not 0.0 < one.look_at_s - now_s <= SILENT_LOOK_S:  # or the clock was set back
                 due.append((it, one))
         has_changed = bool(due) or followed.keys() != self._followed.keys()
         self._followed = followed
@@ -182,7 +182,7 @@ class StepMonitor:
         told = self._told(it, one.last)
         if not told:
             return
-        if now_s - one.looked_s > (GAP_S if one.watch.tells else math.inf):
+        if not 0.0 <= now_s - one.looked_s <= (GAP_S if one.watch.tells else math.inf):
             one.watch.forgive(now_s)
         one.last = [Told(steps_end=each.steps_end, saved_end=each.saved_end) for each in told]
         one.watch.leave(it.ended)

@@ -175,7 +175,7 @@ class StepWatch:
 
     def slowness(self, now_s: float) -> Slowness | None:
         """Return how much longer steps take, once in each minute in which they do."""
-        if now_s < self._check_at_s:
+        if 0.0 < self._check_at_s - now_s <= CHECK_S:
             return None
         self._check_at_s = now_s + CHECK_S
         if not self.is_slow:

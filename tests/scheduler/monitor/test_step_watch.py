@@ -239,6 +239,38 @@ def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Pa
     assert asked == list(range(2, 18, 2))
 
 
+def test_a_clock_that_is_set_back_keeps_nobody_from_looking(tmp_path: Path) -> None:
+    backend = Noting(tmp_path)
+    monitor = StepMonitor(backend)
+    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10))):
+        found = monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s)
+    assert len(backend.asked) == 12
+    assert not found.hangs
+
+
+def test_a_step_that_lasts_behind_a_clock_that_was_set_back_hangs_by_the_new_time(tmp_path: Path) -> None:
+    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}))
+    steps = tmp_path / "attempts" / "ls-0-1" / "steps-0"
+    steps.parent.mkdir()
+    steps.write_text("train 5 100.0\n")
+    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    hung = [
+        now_s
+        for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10)))
+        if monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s).hangs
+    ]
+    assert hung == [6_432.0, 6_436.0]
+
+
+def test_slow_steps_are_looked_at_behind_a_clock_that_was_set_back() -> None:
+    it = watch()
+    slow_after(it, 1, {0: 1.5})
+    assert it.slowness(-3600.0) is not None
+    assert it.slowness(-3550.0) is None
+    assert it.slowness(-3540.0) is not None
+
+
 class Broken(LocalBackend):
     """A backend with a mistake in it."""
 
