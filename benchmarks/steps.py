@@ -109,13 +109,13 @@ def cost(folder: Path, *, telling: bool) -> float:
     running = [Running(f"j{job}", f"ls-j{job}-1", (Share("n", tuple(range(RANKS))),)) for job in range(JOBS)]
     for it in running:
         (folder / "attempts" / it.name).mkdir(parents=True)
-    spent_s, now_s = 0.0, 1e9
+    names, spent_s, now_s = {it.name for it in running}, 0.0, 1e9
     for look in range(LOOKS):
         for second in range(int(LOOK_S)):
             if telling:
                 _tell(folder, running, look * int(LOOK_S) + second, now_s)
             began = time.process_time()
-            monitor.look(running, lambda _: Watching(), now_s)
+            monitor.look(running, names, lambda _: Watching(), now_s)
             spent_s += time.process_time() - began
             now_s += 1.0
         progress(f"look {look + 1} of {LOOKS}")

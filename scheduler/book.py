@@ -1,7 +1,7 @@
 """What the leading scheduler knows: a copy of the store's open jobs, and the arrays that policies see."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -25,7 +25,7 @@ from .store.changes import (
     write_changes,
 )
 from .store.decisions import NewDecision
-from .store.events import last_complete_seq, told_by_others
+from .store.events import NewEvent, last_complete_seq, told_by_others
 from .store.jobs import JobColumns, JobRow, get_jobs, open_jobs, sum_of_estimates
 from .store.opening import Store
 
@@ -128,6 +128,11 @@ class Book:
     def note_cleanup(self, row: AttemptRow, error: str, now_s: float) -> None:
         """Note what keeps an ended attempt from being closed."""
         self._change(AttemptChange(row, row.state, row.contact, "", {"cleanup_error": error}), now_s)
+
+    def tell(self, event: NewEvent, out_of_service: Mapping[str, str]) -> None:
+        """Store an event, and take nodes out of service, together with all else that changes now."""
+        self._changes.events.append(event)
+        self._changes.out_of_service |= out_of_service
 
     def _change(self, change: AttemptChange, now_s: float) -> None:
         self._changes.attempts.append(change)

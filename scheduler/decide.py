@@ -3,12 +3,14 @@
 Source: SPEC K6, K7, K10.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
 from .backends.protocol import Run, Status
 from .exits import class_of
 from .states import AfterStop, AttemptState, Contact, Desired
+from .store.events import NewEvent
 
 START_LIMIT_S = 300.0  # between the launch of an attempt and the moment at which all its ranks run
 LAUNCH_AGAIN_S = 5.0  # after which a launch that shows no process is taken for one that was cut short
@@ -40,6 +42,8 @@ class Verdict(NamedTuple):
 
     cause: str
     after: AfterStop
+    event: NewEvent  # to be stored with the stop, as all that follows: not if the attempt stops for another reason
+    out_of_service: Mapping[str, str] = {}  # nodes that go out of service with it, with the reason
 
 
 class Seen(NamedTuple):
@@ -89,7 +93,7 @@ def _towards_running(seen: Seen, now_s: float) -> Step:
     if seen.state is AttemptState.RUNNING:
         if seen.status.run is Run.ABSENT:
             return Step(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
-        return Step(Do.NOTHING) if seen.verdict is None else Step(Do.STOP, *seen.verdict)
+        return Step(Do.NOTHING) if seen.verdict is None else Step(Do.STOP, seen.verdict.cause, seen.verdict.after)
     if seen.status.run is Run.RUNNING:
         if seen.state is AttemptState.RESERVED:
             return Step(Do.LAUNCH)  # it was launched, and nobody has noted it

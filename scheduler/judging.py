@@ -21,10 +21,10 @@ from .monitor.step_watch import CHECK_S, Hang
 from .relocating import GAIN, best_step_s
 from .states import AfterStop, AttemptState, Contact, JobState
 from .store.attempts import AttemptRow
-from .store.checkpoints import CheckpointRow, checkpoints_of, register
+from .store.checkpoints import CheckpointRow, checkpoints_of, latest_before, register
 from .store.events import NewEvent, append_all, last_such_s
 from .store.leases import check_fence
-from .store.nodes import list_nodes, set_out_of_service
+from .store.nodes import list_nodes
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ class _Notes:
 
     events: list[NewEvent] = field(default_factory=list)
     saved: list[CheckpointRow] = field(default_factory=list)
-    set_aside: dict[str, str] = field(default_factory=dict)  # reason, by node
 
 
 def judge_steps(
@@ -63,20 +62,21 @@ def judge_steps(
     if not steps.can_tell:
         return {}
     running = [
-        Running(job, name, book.attempts[job].placement)
+        Running(job, name, book.attempts[job].placement, frozenset(end.rank for end in statuses[name].ends))
         for job, name in names.items()
         if job not in cut_off and _runs(book, book.attempts[job], statuses.get(name))
     ]
-    found = steps.look(running, partial(_watching_of, book), now_s)
+    going = {name for job, name in names.items() if book.attempts[job].state is AttemptState.RUNNING}
+    found = steps.look(running, going, partial(_watching_of, book), now_s)
     if not any(found):
         return {}
     notes, verdicts = _Notes(), dict[str, Verdict]()
-    for job, saved in found.saved.items():
-        if job in names:  # one that has ended meanwhile had a last look
-            notes.saved += _rows(book.attempts[job], saved, now_s)
+    for job, name in names.items():  # one that has ended meanwhile had a last look
+        notes.saved += _rows(book.attempts[job], found.saved.get(name, ()), now_s)
     for job, hang in found.hangs.items():
-        verdicts[job] = Verdict(_words_on_hang(hang), AfterStop.HUNG)
-        notes.events.append(_event(book.attempts[job], SlowWord.HUNG, verdicts[job].cause, now_s))
+        cause = _words_on_hang(hang)
+        event = _event(book.attempts[job], SlowWord.HUNG, cause, now_s)
+        verdicts[job] = Verdict(cause, AfterStop.HUNG, event)
     _judge_slow(book, found, notes, verdicts, now_s)
     _write(book, notes, now_s)
     steps.written()
@@ -89,10 +89,13 @@ def take_last_look(book: Book, row: AttemptRow, name: str, now_s: float) -> bool
     Raises:
         StoreError: If it cannot be written down.
     """
-    saved, progressed = book.parts.monitor.steps.end(Running(row.job_id, name, row.placement))
-    if saved:
-        _write(book, _Notes(saved=_rows(row, saved, now_s)), now_s)
-    return progressed
+    saved, came_further = book.parts.monitor.steps.end(Running(row.job_id, name, row.placement))
+    if not saved:
+        return came_further
+    with book.parts.store.read() as tx:
+        began_with = latest_before(tx, row.job_id, row.number)
+    _write(book, _Notes(saved=_rows(row, saved, now_s)), now_s)
+    return came_further or began_with is None or any(it.step > began_with.step for it in saved)
 
 
 def _runs(book: Book, row: AttemptRow, status: Status | None) -> bool:
@@ -123,17 +126,19 @@ def _judge_slow(
         notes.events.append(_event(book.attempts[job], SlowWord.STEADY, "steps take as long as they did", now_s))
     for job, slow in found.slow.items():
         row = book.attempts[job]
-        against = _against_moving(book, row, slow, notes, now_s)
+        against = _against_moving(book, row, slow, verdicts, now_s)
         if slow.slowness.checks == CHECKS:
             notes.events.append(_event(row, SlowWord.SLOW, _words_on(slow, against), now_s, slow))
         if not against and job not in verdicts:
-            nodes = ", ".join(sorted(slow.nodes))
-            verdicts[job] = Verdict(f"slow on {nodes}, moved", AfterStop.RELOCATE)
-            notes.events.append(_event(row, SlowWord.MOVED, verdicts[job].cause, now_s, slow))
-            notes.set_aside |= dict.fromkeys(slow.nodes, f"{SLOW_NODE}job {job} told so")
+            cause = f"slow on {', '.join(sorted(slow.nodes))}, moved"
+            event = _event(row, SlowWord.MOVED, cause, now_s, slow)
+            nodes = dict.fromkeys(slow.nodes, f"{SLOW_NODE}job {job} told so")
+            verdicts[job] = Verdict(cause, AfterStop.RELOCATE, event, nodes)
 
 
-def _against_moving(book: Book, row: AttemptRow, slow: Slow, notes: _Notes, now_s: float) -> str:
+def _against_moving(
+    book: Book, row: AttemptRow, slow: Slow, verdicts: Mapping[str, Verdict], now_s: float
+) -> str:  # fmt: skip
     """Return why a slow job is not moved, "" if it is."""
     job, told = book.jobs[row.job_id], slow.slowness
     if slow.is_shared:
@@ -145,9 +150,11 @@ def _against_moving(book: Book, row: AttemptRow, slow: Slow, notes: _Notes, now_
     if now_s - row.contact_since_s < IN_CONTACT_S:
         return "it was out of reach a short while ago"
     waiting = (it for it in book.jobs.values() if it.state is JobState.QUEUED and it.id not in book.outside)
-    if any((it.priority, it.attempt > 0) >= (job.priority, True) for it in waiting) or notes.set_aside:
+    if any((it.priority, it.attempt > 0) >= (job.priority, True) for it in waiting):
         return "a job that goes before it waits"
-    return _against_leaving(book, row, slow, now_s) or _against_setting_aside(book, row, slow, notes, now_s)
+    if any(it.after is AfterStop.RELOCATE for it in verdicts.values()):
+        return "another job moves"
+    return _against_leaving(book, row, slow, now_s) or _against_setting_aside(book, row, slow, now_s)
 
 
 def _against_leaving(book: Book, row: AttemptRow, slow: Slow, now_s: float) -> str:
@@ -167,20 +174,22 @@ def _against_leaving(book: Book, row: AttemptRow, slow: Slow, now_s: float) -> s
     return "it would lose more than it gains" if lost_s >= (1.0 - step_s / told.present_s) * left_s else ""
 
 
-def _against_setting_aside(book: Book, row: AttemptRow, slow: Slow, notes: _Notes, now_s: float) -> str:
+def _against_setting_aside(book: Book, row: AttemptRow, slow: Slow, now_s: float) -> str:
     """Return why a job is not moved again, or its slow nodes not taken out of service, "" if they are."""
     with book.parts.store.read() as tx:
         moved_s = last_such_s(tx, row.job_id, HEALTH, SlowWord.MOVED)
         out = {it.name for it in list_nodes(tx) if it.out_of_service.startswith(SLOW_NODE)}
     if moved_s is not None and now_s - moved_s < BETWEEN_MOVES_S:
         return "it was moved within the last hour"
-    if len(out | notes.set_aside.keys() | slow.nodes) > max(1.0, SET_ASIDE * len(book.parts.layout.nodes)):
+    if len(out | slow.nodes) > max(1.0, SET_ASIDE * len(book.parts.layout.nodes)):
         return "too many nodes are out of service as slow"
     return ""
 
 
 def _write(book: Book, notes: _Notes, now_s: float) -> None:
-    """Write down what was found. If a crash comes before the attempt is stopped, it runs on, and is slow again."""
+    """Write down what was found; what comes of a verdict is written with the stop, if it is taken."""
+    if not (notes.events or notes.saved):
+        return
     for event in notes.events:
         log.log(logging.ERROR if event.now == SlowWord.ALARM else logging.WARNING, "%s", event.cause)
 
@@ -188,9 +197,6 @@ def _write(book: Book, notes: _Notes, now_s: float) -> None:
         check_fence(tx, book.fence)
         for row in notes.saved:
             register(tx, row, writer=WRITER, fence=book.fence)
-        for node in list_nodes(tx) if notes.set_aside else ():
-            if node.name in notes.set_aside and not node.out_of_service:
-                set_out_of_service(tx, node, notes.set_aside[node.name], at_s=now_s, writer=WRITER)
         append_all(tx, [it._replace(fence=book.fence) for it in notes.events])
 
     book.parts.store.write(change)

@@ -148,6 +148,9 @@ def _step(book: Book, row: AttemptRow, seen: Seen, now_s: float) -> bool:
         _release(book, row, seen.status, now_s)
     else:
         _change_both(book, row, step, now_s)
+        if seen.verdict is not None and step.after is seen.verdict.after:  # and not for another reason
+            log.warning("attempt %s: %s", attempt_name(row), step.cause)
+            book.tell(seen.verdict.event, seen.verdict.out_of_service)
     return True
 
 

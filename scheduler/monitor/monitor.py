@@ -80,6 +80,7 @@ class Monitor:
         self._at_once = judge(list(self._rows.values()), {}, now_s, polls=False).at_once
         self._polled_s = self._kept_s = now_s
         self.health = self._health(out)
+        self.steps = StepMonitor(self._backend)  # others may have tried jobs again meanwhile
         self._fence = fence
 
     def look(self, store: Store, now_s: float) -> Health:

@@ -5,7 +5,7 @@ Source: SPEC K2, K3, K5; docs/steps.md.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ class Running(NamedTuple):
     job: str
     name: str  # what the backend knows it by
     placement: Placement
+    ended: frozenset[int] = frozenset()  # ranks that have ended, while others run on
 
 
 class Slow(NamedTuple):
@@ -54,13 +55,13 @@ class Slow(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What is new, by job."""
+    """What is new, by job if nothing else is said."""
 
     hangs: dict[str, Hang]
     slow: dict[str, Slow]  # those that are so for long enough
     steady: list[str]  # that were among these, and are slow no more
     shared: list[str]  # that became slow together, at the first time that this is seen
-    saved: dict[str, list[Saved]]  # those that are not in the store yet
+    saved: dict[str, list[Saved]]  # those that are not in the store yet, by name of the attempt
 
 
 class Figures(NamedTuple):
@@ -91,7 +92,9 @@ class StepMonitor:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend if isinstance(backend, Tells) else None
         self._followed: dict[str, _Followed] = {}  # by name of the attempt
-        self._unwritten: dict[str, list[Saved]] = {}  # checkpoints that are not in the store yet, by job
+        self._unwritten: dict[
+            str, list[Saved]
+        ] = {}  # checkpoints that are not in the store yet, by name of the attempt
         self._shared_since_s = -math.inf  # when jobs last became slow together
         self.figures: Mapping[str, Figures] = {}  # by job, of those that tell; never changed, but replaced
 
@@ -100,21 +103,24 @@ class StepMonitor:
         """Whether jobs can tell anything at this backend."""
         return self._backend is not None
 
-    def look(self, running: Iterable[Running], watching: Callable[[str], Watching], now_s: float) -> Findings:
+    def look(
+        self, running: Iterable[Running], going: Collection[str], watching: Callable[[str], Watching], now_s: float
+    ) -> Findings:
         """Take in what attempts have told.
 
         Args:
             running: All that run and can be reached.
+            going: Names of all that have not ended: what is known of those out of reach is kept.
             watching: What a job wants to be looked at for.
             now_s: The present.
         """
         found = Findings({}, {}, [], [], self._unwritten)
-        followed: dict[str, _Followed] = {}
+        followed = {name: one for name, one in self._followed.items() if name in going}
         due = []
         for it in running:
-            one = self._followed.get(it.name) or self._begin(it, watching(it.job), now_s)
+            one = followed.get(it.name) or self._begin(it, watching(it.job), now_s, len(followed))
             followed[it.name] = one
-            if now_s >= one.look_at_s:
+            if not 0.0 < one.look_at_s - now_s <= SILENT_LOOK_S:  # or the clock was set back
                 due.append((it, one))
         has_changed = bool(due) or followed.keys() != self._followed.keys()
         self._followed = followed
@@ -123,9 +129,7 @@ class StepMonitor:
         self._judge(found)
         if has_changed:
             self.figures = {
-                it.job: Figures(one.watch.step, one.watch.present_s())
-                for it in running
-                if (one := followed[it.name]).watch.tells
+                one.job: Figures(one.watch.step, one.watch.present_s()) for one in followed.values() if one.watch.tells
             }
         return found
 
@@ -138,22 +142,24 @@ class StepMonitor:
         """Look at an attempt that has ended for the last time.
 
         Returns:
-            Its last checkpoints, known or not, and whether it came to a step behind its first, or to a checkpoint.
+            Its last checkpoints, known or not, and whether it came to a step behind its first.
         """
-        self._unwritten.pop(it.job, None)
+        self._unwritten.pop(it.name, None)
         told = self._told(it, [Told()] * _ranks(it))
         saved = _last(saved_in(rank.saved) for rank in told)
-        return saved, bool(saved) or any(begun.step > 0 for rank in told for begun in steps_in(rank.steps))
+        steps = {(it.kind, it.step) for rank in told for it in steps_in(rank.steps)}
+        # A kind may have numbers of its own, and an attempt that goes on from a checkpoint begins behind the first.
+        return saved, len(steps) > len({kind for kind, _ in steps})
 
     def written(self) -> None:
         """Forget the checkpoints that were told: they are in the store."""
         self._unwritten.clear()
 
-    def _begin(self, it: Running, wanted: Watching, now_s: float) -> _Followed:
+    def _begin(self, it: Running, wanted: Watching, now_s: float, others: int) -> _Followed:
         ranks = _ranks(it)
         detector = None if wanted.slow == "off" else DETECTORS[wanted.slow]()
         # Not all at the same moment, even if a scheduler takes all of them up at once.
-        wait_s = LOOK_S * (len(self._followed) % 8) / 8.0
+        wait_s = LOOK_S * (others % 8) / 8.0
         watch = StepWatch(ranks, detector, wanted.hang_s, now_s)
         return _Followed(it.job, watch, ranks, now_s, now_s + wait_s)
 
@@ -176,15 +182,16 @@ class StepMonitor:
         told = self._told(it, one.last)
         if not told:
             return
-        if now_s - one.looked_s > (GAP_S if one.watch.tells else math.inf):
+        if not 0.0 <= now_s - one.looked_s <= (GAP_S if one.watch.tells else math.inf):
             one.watch.forgive(now_s)
         one.last = [Told(steps_end=each.steps_end, saved_end=each.saved_end) for each in told]
+        one.watch.leave(it.ended)
         one.watch.take([steps_in(each.steps) if each.steps else () for each in told], now_s)
         one.looked_s = now_s
         if not one.watch.tells:
             one.look_at_s = now_s + SILENT_LOOK_S
         if any(each.saved for each in told):
-            found.saved[it.job] = _last([found.saved.get(it.job, ()), *(saved_in(each.saved) for each in told)])
+            found.saved[it.name] = _last([found.saved.get(it.name, ()), *(saved_in(each.saved) for each in told)])
         hang = one.watch.hang(now_s)
         if hang is not None:
             found.hangs[it.job] = hang

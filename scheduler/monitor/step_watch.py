@@ -7,7 +7,7 @@ Source: SPEC K2, K3, K5, F3; docs/steps.md.
 
 import statistics
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from .detectors.cusum import Cusum
@@ -45,12 +45,28 @@ class Slowness(NamedTuple):
 class _Rank:
     """What a rank has told."""
 
-    __slots__ = ("began_s", "compute", "last")
+    __slots__ = ("began_s", "compute", "has_ended", "last", "look")
 
     def __init__(self) -> None:
         self.last: Begun | None = None  # the step that it is at
+        self.look = 0  # at which it last told anything
         self.began_s = 0.0  # of that step, by the clock of who watches
         self.compute: Cusum | None = None  # of its own computing, once it tells of it
+        self.has_ended = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has told of steps and tells of more."""
+        return not self.has_ended and self.last is not None and self.last.kind is not StepKind.DONE
+
+
+class _Pending(NamedTuple):
+    """A step that some ranks have told the end of, and others have not."""
+
+    ranks: int  # that have
+    took_s: float  # the longest of them
+    at_s: float  # when it ended, by the clock of the last of them
+    look: int  # at which the first of them told
 
 
 class StepWatch:
@@ -66,8 +82,9 @@ class StepWatch:
     def __init__(self, ranks: int, detector: Detector | None, hang_s: float | None, now_s: float) -> None:
         self._ranks = [_Rank() for _ in range(ranks)]
         self._detector, self._hang_s = detector, hang_s
-        self._pending: dict[tuple[StepKind, int], tuple[int, float]] = {}  # ranks that told, and the longest time
-        self._telling = 0  # ranks that have told anything
+        self._pending: dict[tuple[StepKind, int], _Pending] = {}
+        self._telling = 0  # ranks that tell of steps
+        self._look = 0  # how many there were
         self._took_s: dict[StepKind, array[float]] = {}  # of the slowest rank, the last ones
         self._looked_s = now_s
         self._check_at_s = now_s + CHECK_S
@@ -75,11 +92,7 @@ class StepWatch:
         self._calm_s = 0.0  # when steps last looked as they should, by the clock of the job
         self._usual_s = 0.0
         self.step = 0  # the highest that was told
-
-    @property
-    def tells(self) -> bool:
-        """Whether any rank has told anything."""
-        return self._telling > 0
+        self.tells = False  # any rank has told anything
 
     @property
     def is_ready(self) -> bool:
@@ -107,18 +120,26 @@ class StepWatch:
             told: By rank.
             now_s: The present.
         """
-        for rank, steps in zip(self._ranks, told, strict=True):
-            self._telling += bool(steps) and rank.last is None
+        self._telling = sum(bool(steps) or rank.goes_on for rank, steps in zip(self._ranks, told, strict=True))
+        self.tells = self.tells or self._telling > 0
+        self._look += 1
         for rank, steps in zip(self._ranks, told, strict=True):
             for begun in steps:
                 if rank.last is not None:
                     self._end(rank, rank.last, begun)
                 rank.last = begun
             if steps:
+                rank.look = self._look
                 # Whatever its clock says, it began it since the last time.
                 rank.began_s = max(self._looked_s, min(steps[-1].at_s, now_s))
                 self.step = max(self.step, steps[-1].step)
         self._looked_s = now_s
+        self._take_left()
+
+    def leave(self, ended: Collection[int]) -> None:
+        """Wait no more for ranks that have ended: like those that are done, they never hang."""
+        for number in ended:
+            self._ranks[number].has_ended = True
 
     def forgive(self, now_s: float) -> None:
         """Let all steps have begun now, as nobody could look for a while."""
@@ -131,7 +152,7 @@ class StepWatch:
         running = [
             (rank.began_s, number, rank.last)
             for number, rank in enumerate(self._ranks)
-            if rank.last is not None and rank.last.kind is not StepKind.DONE
+            if rank.goes_on and rank.last is not None
         ]
         if not running:
             return None
@@ -154,7 +175,7 @@ class StepWatch:
 
     def slowness(self, now_s: float) -> Slowness | None:
         """Return how much longer steps take, once in each minute in which they do."""
-        if now_s < self._check_at_s:
+        if 0.0 < self._check_at_s - now_s <= CHECK_S:
             return None
         self._check_at_s = now_s + CHECK_S
         if not self.is_slow:
@@ -176,15 +197,28 @@ class StepWatch:
                 rank.compute = rank.compute or Cusum()
                 rank.compute.tell(begun.computed_s)
         key = (was.kind, was.step)
-        ranks, longest_s = self._pending.pop(key, (0, 0.0))
-        ranks, longest_s = ranks + 1, max(longest_s, took_s)
-        if ranks >= self._telling:
-            self._take(was.kind, longest_s, begun.at_s)
-            return
-        self._pending[key] = (ranks, longest_s)
-        if len(self._pending) > MOST_PENDING:
-            first = next(iter(self._pending))
-            self._take(first[0], self._pending.pop(first)[1], begun.at_s)
+        it = self._pending.get(key) or _Pending(0, 0.0, begun.at_s, self._look)
+        self._pending[key] = _Pending(it.ranks + 1, max(it.took_s, took_s), begun.at_s, it.look)
+        if it.ranks + 1 >= self._telling:
+            self._take_pending(key)
+        elif len(self._pending) > MOST_PENDING:
+            self._take_pending(next(iter(self._pending)))
+
+    def _take_left(self) -> None:
+        """Take in the steps that no rank will tell of any more.
+
+        All tell of each training step, those that are done or have ended apart. One rank alone may evaluate or save:
+        once all others have told anything behind that, they will not tell of it.
+        """
+        going = [rank.look for rank in self._ranks if rank.goes_on]
+        oldest = min(going, default=self._look + 1)
+        for key, it in list(self._pending.items()):
+            if it.ranks >= len(going) or (key[0] is not StepKind.TRAIN and it.look < oldest):
+                self._take_pending(key)
+
+    def _take_pending(self, key: tuple[StepKind, int]) -> None:
+        it = self._pending.pop(key)
+        self._take(key[0], it.took_s, it.at_s)
 
     def _take(self, kind: StepKind, took_s: float, at_s: float) -> None:
         """Take in how long a step took the slowest rank."""

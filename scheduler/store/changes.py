@@ -22,6 +22,7 @@ from .events import NewEvent, append_all, append_for_jobs
 from .jobs import CHANGE as JOB_CHANGE
 from .jobs import MANY, JobColumns, JobRow
 from .leases import check_fence
+from .nodes import list_nodes, set_out_of_service
 from .reservations import free, reserve
 
 
@@ -64,10 +65,12 @@ class Changes:
     attempts: list[AttemptChange] = field(default_factory=list)
     opened: list[Opened] = field(default_factory=list)
     decisions: list[NewDecision] = field(default_factory=list)
+    events: list[NewEvent] = field(default_factory=list)  # beside those of the changes
+    out_of_service: dict[str, str] = field(default_factory=dict)  # nodes that go out of service, with the reason
 
     def __bool__(self) -> bool:
         """Say whether there is anything."""
-        return bool(self.jobs or self.attempts or self.opened or self.decisions)
+        return bool(self.jobs or self.attempts or self.opened or self.decisions or self.events or self.out_of_service)
 
 
 def changed_job(row: JobRow, change: JobChange, at_s: float) -> JobRow:
@@ -136,6 +139,10 @@ def write_changes(tx: Connection, fence: int, changes: Changes, *, at_s: float, 
     entry = NewEvent("", writer, at_s, fence=fence)
     _change_attempts(tx, changes.attempts, entry)
     _change_jobs(tx, changes.jobs, entry)
+    for node in list_nodes(tx) if changes.out_of_service else ():
+        if node.name in changes.out_of_service and not node.out_of_service:
+            set_out_of_service(tx, node, changes.out_of_service[node.name], at_s=at_s, writer=writer)
+    append_all(tx, [it._replace(fence=fence) for it in changes.events])
     refused = _open(tx, changes.opened, entry)
     add_decisions(tx, [it._replace(number=None) if it.job_id in refused else it for it in changes.decisions])
     return refused

@@ -3,6 +3,7 @@
 Standard library only, so that a job can have a copy of this file in place of the package.
 """
 
+import math
 import os
 import time
 from contextlib import suppress
@@ -36,7 +37,7 @@ class Steps:
             computed_s: What the step that is over took without waiting for other ranks or for data, in seconds. By
                 that the slow one of several nodes is known.
         """
-        tail = "" if computed_s is None else f" {max(computed_s, 0.0):.6f}"
+        tail = "" if computed_s is None or not math.isfinite(computed_s) else f" {max(computed_s, 0.0):.6f}"
         _append(self._steps, f"{kind} {step} {time.time():.6f}{tail}\n")
 
     def done(self) -> None:
@@ -64,5 +65,5 @@ def _open(path: str | None) -> int | None:
 def _append(file: int | None, line: str) -> None:
     # No training is to end because it cannot tell how it does.
     if file is not None:
-        with suppress(OSError):
-            os.write(file, line.encode())
+        with suppress(OSError, ValueError):
+            os.write(file, line.encode(errors="surrogateescape"))

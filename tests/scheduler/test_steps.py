@@ -1,13 +1,19 @@
 """Jobs that tell of their steps: what is slow moves, what hangs is tried again, and nothing else is touched."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy import Connection
 
 from benchmarks.step_times import Noise, step_times
-from longshore.scheduler.states import AttemptState, JobState
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.protocol import Status
+from longshore.scheduler.monitor.step_monitor import CHECKS
+from longshore.scheduler.monitor.step_watch import CHECK_S
+from longshore.scheduler.states import AfterStop, AttemptState, Desired, JobState
+from longshore.scheduler.store.jobs import set_desired
 from tests.scheduler.steps_case import StepsCase, steps_case
 
 TICK_S = 8  # of the clock, between two looks of the scheduler
@@ -24,6 +30,10 @@ case $LONGSHORE_ATTEMPT in
 *-1) while [ ! -e die ]; do sleep 0.05; done; echo "120 5.0 ab12cd34ef /ckpt/120 b" >> $LONGSHORE_SAVED; kill -9 $$;;
 esac
 echo "from $LONGSHORE_CHECKPOINT"
+exec sleep 1000
+"""
+RANK_0_ENDS = """
+if [ $RANK = 0 ]; then while [ ! -e end ]; do sleep 0.05; done; exit 0; fi
 exec sleep 1000
 """
 
@@ -85,6 +95,60 @@ def test_a_job_on_a_slow_node_moves_once_at_no_charge_and_the_node_takes_no_more
     assert row.stops_infra == row.stops_user == row.stops_ambiguous == row.stops_asked == row.no_progress == 0
     assert list(case.out_of_service()) == [slow_node]
     assert [len(case.attempts(job)) for job in jobs[1:]] == [1, 1]
+
+
+def test_a_slow_job_is_found_though_the_backend_did_not_answer_meanwhile(
+    case: StepsCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [case.submit() for _ in range(2)]
+    told = [Told(case, job, seed, 300 if seed == 0 else None) for seed, job in enumerate(jobs)]
+    play(case, told, 320)
+    # Nobody reaches the backend's attempts, of which some steps have been slow.
+    monkeypatch.setattr(case.service.backend, "statuses", unanswered)
+    play(case, told, TICK_S)
+    monkeypatch.undo()
+    play(case, told, 10 + 5 * 60)
+
+    assert [(event.job_id, event.now) for event in case.health()] == [(jobs[0], "slow"), (jobs[0], "moved")]
+
+
+def unanswered(names: tuple[str, ...]) -> dict[str, Status]:
+    raise BackendError(f"{len(names)} attempts cannot be seen")
+
+
+def test_what_follows_from_a_move_is_written_together_with_the_stop(
+    case: StepsCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the scheduler is killed, the store tells of both or of none."""
+    job, other = (case.submit() for _ in range(2))
+    told = [Told(case, job, 0, 300), Told(case, other, 1)]
+    seen, write = set[tuple[bool, bool, bool]](), case.store.write
+
+    def watched(work: Callable[[Connection], object]) -> object:
+        done = write(work)
+        has_moved = any(event.now == "moved" for event in case.health())
+        is_stopped = case.attempts(job)[0].state is not AttemptState.RUNNING
+        seen.add((has_moved, is_stopped, bool(case.out_of_service())))
+        return done
+
+    monkeypatch.setattr(case.store, "write", watched)
+    play(case, told, 300 + 10 * 2 + 4 * 60)
+    assert seen == {(False, False, False), (True, True, True)}
+
+
+def test_a_slow_job_that_its_owner_cancels_just_then_sets_no_node_aside(case: StepsCase) -> None:
+    job, other = (case.submit() for _ in range(2))
+    told = [Told(case, job, 0, 300), Told(case, other, 1)]
+    steps = case.service.scheduler.parts.monitor.steps
+    while not any(one.slow and one.slow.slowness.checks == CHECKS - 1 for one in steps._followed.values()):
+        play(case, told, TICK_S)
+    case.store.write(lambda tx: set_desired(tx, job, Desired.CANCEL, at_s=case.now_s, writer="api"))
+    case.now_s += CHECK_S - TICK_S
+    play(case, told, TICK_S)  # the one look at which it is found slow, and to be cancelled
+
+    assert [event.now for event in case.health()] == ["slow"]
+    assert case.out_of_service() == {}
+    assert case.job(job).after_stop is AfterStop.CANCEL
 
 
 def test_no_more_nodes_are_set_aside_than_one_in_ten(case: StepsCase) -> None:
@@ -170,6 +234,24 @@ def test_a_job_one_of_whose_ranks_hangs_is_stopped_in_time_and_tried_again(case:
     assert case.attempts(job)[0].outcome == "ambiguous"
     case.pass_time(300.0)
     case.tick_until(lambda: len(case.attempts(job)) == 2)
+
+
+def test_a_job_runs_on_when_one_of_its_ranks_has_ended_well(case: StepsCase) -> None:
+    job = case.submit(("sh", "-c", RANK_0_ENDS), gpus=2)
+    name = f"ls-{job}-1"
+    for at in range(0, 100, 4):
+        for rank in (0, 1):
+            case.tell(job, "".join(f"train {at + i} {case.now_s + i:.3f}\n" for i in range(4)), rank)
+        case.pass_time(4.0)
+    (case.folder / "attempts" / name / "work" / "end").touch()
+    case.tick_until(lambda: bool(case.service.backend.status(name).ends))
+    for at in range(100, 300, 4):
+        case.tell(job, "".join(f"train {at + i} {case.now_s + 2.0 * i:.3f}\n" for i in range(4)), 1)
+        case.pass_time(8.0)
+
+    assert (case.health(), case.job(job).state) == ([], JobState.RUNNING)
+    # What it waits for is known by the rank that is left.
+    assert case.service.scheduler.parts.monitor.steps.train_s(name)[-1] == pytest.approx(2.0, abs=0.01)
 
 
 @pytest.mark.parametrize(("health", "hangs"), [({"hang": "off"}, False), ({"hang": 600}, False), ({"hang": 30}, True)])

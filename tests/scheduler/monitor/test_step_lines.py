@@ -1,5 +1,6 @@
 """What a rank writes of its steps is read to the line, whatever it writes."""
 
+import math
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -104,6 +105,24 @@ def test_what_a_program_tells_is_what_is_read(tmp_path: Path, monkeypatch: pytes
     ]  # fmt: skip
     saved = saved_in((tmp_path / "saved-0").read_bytes())
     assert [(it.step, it.digest, it.path) for it in saved] == [(2, "ab12cd34", "/ckpt/ü 2")]
+
+
+@pytest.mark.parametrize("computed_s", [math.nan, math.inf, -math.inf])
+def test_a_step_is_told_though_what_it_computed_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed_s: float
+) -> None:
+    monkeypatch.setenv("LONGSHORE_STEPS", str(tmp_path / "steps-0"))
+    Steps().begin(3, computed_s=computed_s)
+    assert [(it.step, it.computed_s) for it in steps_in((tmp_path / "steps-0").read_bytes())] == [(3, None)]
+
+
+@pytest.mark.parametrize("path", [os.fsdecode(b"/ckpt/\xff"), "/ckpt/\ud800"])
+def test_a_path_that_is_no_text_ends_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv("LONGSHORE_SAVED", str(tmp_path / "saved-0"))
+    steps = Steps()
+    steps.saved(1, path)
+    steps.saved(2, "/ckpt/2")
+    assert [it.step for it in saved_in((tmp_path / "saved-0").read_bytes())] == [2]
 
 
 def test_a_program_that_nobody_listens_to_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,37 @@ def test_what_no_rank_has_told_does_not_hang() -> None:
     assert watch().hang(1e6) is None
 
 
+@pytest.mark.parametrize("took_s", [5.0, 840.0])
+def test_how_long_a_checkpoint_takes_is_learnt_from_the_one_rank_that_saves(took_s: float) -> None:
+    it, now_s = watch(2), 0.0
+    for at in range(30):
+        both = Begun(TRAIN, at, now_s, None)
+        it.take([[both], [both]], now_s)
+        now_s += 1.0
+        saver, saves = at % 2, Begun(CHECKPOINT, at, now_s, None)  # in turns
+        it.take([[saves] if rank == saver else [] for rank in (0, 1)], now_s)
+        now_s += took_s
+    assert it.limit_s(CHECKPOINT) == max(60.0, 10.0 * took_s)
+
+
+def test_a_rank_that_is_done_is_not_waited_for() -> None:
+    it = watch(2)
+    last_s = train(it, 50) + 1.0
+    it.take([[Begun(DONE, 0, last_s, None)], [Begun(TRAIN, 50, last_s, None)]], last_s)
+    for at in range(51, 150):
+        last_s += 2.0
+        it.take([[], [Begun(TRAIN, at, last_s, None)]], last_s)
+    assert it.present_s() == 2.0
+
+
+def test_a_training_step_waits_for_a_rank_that_is_behind() -> None:
+    it = watch(2)
+    for at in range(50):
+        behind = [Begun(TRAIN, at - 3, 2.0 * at, None)] if at >= 3 else []
+        it.take([[Begun(TRAIN, at, 1.0 * at, None)], behind], 2.0 * at)
+    assert set(it.train_s()[5:]) == {2.0}
+
+
 def test_a_clock_that_is_wrong_makes_nobody_hang_earlier_or_later() -> None:
     for wrong_s in (-1e6, 1e6):
         it = watch()
@@ -178,11 +209,66 @@ def test_checkpoints_are_told_until_somebody_has_written_them_down(tmp_path: Pat
     for at in range(3):
         with saved.open("a") as file:
             file.write(f"{at} 5.0 - /ckpt/{at}\n")
-        found = monitor.look(running, lambda _: Watching(), 100.0 * at)
-        told.append([it.step for it in found.saved.get("j", [])])
+        found = monitor.look(running, {"ls-j-1"}, lambda _: Watching(), 100.0 * at)
+        told.append([it.step for it in found.saved.get("ls-j-1", [])])
         if at == 1:
             monitor.written()
     assert told == [[0], [0, 1], [2]]
+
+
+class Noting(LocalBackend):
+    """A backend that notes when it is asked what an attempt tells, of which there is always something."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, {"a": 1})
+        self.asked: list[str] = []
+
+    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+        self.asked.append(name)
+        return [Told(b"train 5 100.0\n", b"", 14, 0)]
+
+
+def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Path) -> None:
+    backend = Noting(tmp_path)
+    monitor = StepMonitor(backend)
+    running = [Running(str(job), f"ls-{job}-1", (Share("a", (0,)),)) for job in range(16)]
+    asked = []
+    for half_s in range(8):
+        monitor.look(running, {it.name for it in running}, lambda _: Watching(), 100.0 + half_s / 2.0)
+        asked.append(len(backend.asked))
+    assert asked == list(range(2, 18, 2))
+
+
+def test_a_clock_that_is_set_back_keeps_nobody_from_looking(tmp_path: Path) -> None:
+    backend = Noting(tmp_path)
+    monitor = StepMonitor(backend)
+    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10))):
+        found = monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s)
+    assert len(backend.asked) == 12
+    assert not found.hangs
+
+
+def test_a_step_that_lasts_behind_a_clock_that_was_set_back_hangs_by_the_new_time(tmp_path: Path) -> None:
+    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}))
+    steps = tmp_path / "attempts" / "ls-0-1" / "steps-0"
+    steps.parent.mkdir()
+    steps.write_text("train 5 100.0\n")
+    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    hung = [
+        now_s
+        for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10)))
+        if monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s).hangs
+    ]
+    assert hung == [6_432.0, 6_436.0]
+
+
+def test_slow_steps_are_looked_at_behind_a_clock_that_was_set_back() -> None:
+    it = watch()
+    slow_after(it, 1, {0: 1.5})
+    assert it.slowness(-3600.0) is not None
+    assert it.slowness(-3550.0) is None
+    assert it.slowness(-3540.0) is not None
 
 
 class Broken(LocalBackend):
@@ -198,6 +284,6 @@ def test_a_mistake_of_a_backend_holds_nobody_up(tmp_path: Path, caplog: pytest.L
     monitor = StepMonitor(Broken(tmp_path, {"a": 2}))
     running = [Running(job, f"ls-{job}-1", (Share("a", (0,)),)) for job in "ab"]
     for at in range(3):
-        assert not any(monitor.look(running, lambda _: Watching(), 100.0 * at))
+        assert not any(monitor.look(running, {it.name for it in running}, lambda _: Watching(), 100.0 * at))
     assert monitor.end(running[0]) == ([], False)
     assert "steps of ls-a-1 cannot be seen" in caplog.text
