@@ -152,9 +152,10 @@ class SlurmBackend(SharedFolderBackend):
         told: dict[str, Status] = {}
         own = []
         for name in names:
+            self._folders.path(name)
             try:
                 status = self._status_of_held(name)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, BackendError) as error:  # of one attempt: all others can be told
                 status = Status(Run.UNREACHABLE, reason=str(error))
             if status is None:
                 own.append(name)
@@ -199,7 +200,8 @@ class SlurmBackend(SharedFolderBackend):
             if folder is not None:
                 if not self.released(name):
                     raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
-                delete_but(folder, {Taken.file_name, Ended.file_name})
+                # A launch that comes late must find that it was cancelled.
+                delete_but(folder, {Taken.file_name, Ended.file_name, "cancel.json"})
                 self._held.forget(name)
                 return
         super().forget(name)
