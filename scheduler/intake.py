@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 
 WRITER = "backend"
 MOST_NAME = 40  # characters of a job's name
-RETRY = Retry(resource=0, asked=0, ambiguous=0)  # its owner knows nothing of being run again, but after faults of nodes
+# Its owner knows nothing of being run again, but after faults of nodes; and the backend may let it wait for its own
+# reasons, which are no fault of the job's however often it is asked for other GPUs.
+RETRY = Retry(infra=1000, resource=0, asked=0, ambiguous=0)
 
 
 class Intake:

@@ -166,8 +166,14 @@ def test_a_job_that_ended_while_nobody_looked_has_the_end_that_slurm_tells(site:
 
 def test_users_cannot_release_a_held_job_or_move_it(site: Site) -> None:
     number = site.sbatch("--gres=gpu:1")
-    for line in (("release", number), ("update", f"JobId={number}", "ReqNodeList=a")):
-        assert site.as_user("scontrol", *line).returncode != 0
+    others = ("NumNodes=1-2", "Dependency=afterany:1", "Features=fast", "ExcNodeList=a", "Licenses=x", "QOS=normal",
+              "ReservationName=r", "StartTime=now+3600", "Partition=main,other", "OverSubscribe=NO")  # fmt: skip
+    for line in (("release", number), *(("update", f"JobId={number}", it) for it in ("ReqNodeList=a", *others))):
+        done = site.as_user("scontrol", *line)
+        assert done.returncode != 0, line
+        # The plug-in's word, or of an array or a release what Slurm makes of it.
+        assert "only Longshore releases" in done.stderr or "Unspecified error" in done.stderr, (line, done.stderr)
+    assert site.as_user("scontrol", "update", f"JobId={number}", "JobName=other").returncode == 0
     assert site.slurm_says(number) == "PENDING"
 
 
@@ -180,6 +186,11 @@ def test_users_cannot_release_a_held_job_or_move_it(site: Site) -> None:
         (("-n2", "--gpus-per-task=1"), "write --gpus-per-node"),
         (("--nodes=2", "--gpus=3"), "the same number of GPUs on each node"),
         (("--gres=gpu:1", "--nodelist=a"), "--nodelist cannot be obeyed"),
+        (("--gres=gpu:1", "--partition=main,other"), "name partitions that Longshore places jobs of"),
+        (("--gres=gpu:1", "--hold"), "--hold cannot be obeyed"),
+        (("--gres=gpu:1", "--exclusive"), "--exclusive cannot be obeyed"),
+        (("--gres=gpu:1", "--exclusive=user"), "--exclusive cannot be obeyed"),
+        (("--gres=gpu:1", "--array=0-3%2"), "an array cannot have a limit of tasks at a time"),
     ],
 )
 def test_what_can_never_be_placed_is_refused_at_once_with_a_reason(
