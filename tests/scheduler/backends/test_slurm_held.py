@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt, Run, Share
+from longshore.scheduler.backends.slurm import held_attempts
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 
 STAMP = f"longshore:1795372952:{'a' * 20}:1x2:x"
@@ -75,3 +77,46 @@ def test_a_launch_that_comes_after_a_cancelled_attempt_was_forgotten_starts_noth
     backend.forget(name)
     backend.launch(Attempt(name, job, 1, ("sbatch", "x"), "", {}, is_held=True), (Share("a", (0, 1)),))
     assert "scontrol" not in (tmp_path / "calls").read_text()
+
+
+def test_a_cancelled_attempt_that_slurm_requeued_from_a_lost_node_is_gone_only_a_while_after_the_node_is_back(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slurm_says(state: str) -> None:
+        slurm(squeue=f"echo '{line_of('PENDING', restarts=1)}'", sinfo=f"echo 'a|a|gpu:i0:1,gpu:i1:1|{state}|none'")
+        backend._view.forget()
+
+    backend = SlurmBackend(tmp_path, {"a": 2}, door=tmp_path / "door")
+    slurm_says("down*")
+    (job,) = (held.job for held in backend.held())
+    name = f"ls-{job}-1"
+    taken(tmp_path, name)
+    backend.cancel(name, "not wanted")
+    assert (backend.status(name).reason, backend.released(name)) == ("cancelled", False)
+    slurm_says("idle")
+    assert not backend.released(name)
+    monkeypatch.setattr(held_attempts, "STRAY_S", 0.0)
+    assert backend.released(name)
+
+
+def test_a_refused_job_that_does_not_end_at_once_is_ended_later(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_attempts, "_OLD_S", 0.0)
+    monkeypatch.setattr(held_attempts, "_AGAIN_S", 0.0)
+    comment, job = tmp_path / "comment", line_of("PENDING").removesuffix(f"{STAMP}|")
+    comment.write_text(STAMP)
+    scontrol = f"""
+        case "$*" in
+            *AdminComment=*) echo "$*" | sed 's/.*AdminComment=//' > {comment};;
+            *show*) echo "   AdminComment=$(cat {comment})";;
+        esac
+    """
+    slurm(squeue=f'echo "{job}$(cat {comment})|"', scontrol=scontrol)
+    backend = SlurmBackend(tmp_path, {"a": 1}, door=tmp_path / "door")  # with less than the job asks for
+    with pytest.raises(BackendError, match="scancel failed"):
+        backend.held()
+    slurm(squeue=f'echo "{job}$(cat {comment})|"', scontrol=scontrol, scancel=f"touch {tmp_path}/ended")
+    backend.held()
+    assert (tmp_path / "ended").exists()
+    assert "refused: 1 nodes with 2 GPUs each" in comment.read_text()

@@ -3,11 +3,13 @@
 import tempfile
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
+from longshore.scheduler import intake
 from longshore.scheduler.states import Desired, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, heal, held_gpus_of, holding_slurm
@@ -202,3 +204,36 @@ def test_what_can_never_be_placed_is_refused_at_once_with_a_reason(
         return done.stderr if done.returncode else ""
 
     assert why in until(refused)
+
+
+def test_a_job_that_may_not_be_requeued_runs_on_when_it_is_held_and_ends_when_it_is_cancelled(site: Site) -> None:
+    script = f"while [ ! -e {site.cluster.root}/run/go ]; do sleep 0.1; done"
+    kept, ended = (site.sbatch("--gres=gpu:1", "--no-requeue", script=script) for _ in range(2))
+    for number in (kept, ended):
+        site.state_becomes(number, JobState.RUNNING)
+        site.want(number, Desired.HOLD)
+        site.state_becomes(number, JobState.STOPPING)
+    site.want(ended, Desired.CANCEL)
+    site.state_becomes(ended, JobState.CANCELLED)
+    assert site.is_in_slurm(ended, "CANCELLED")
+    assert site.is_in_slurm(kept, "RUNNING")
+    (site.cluster.root / "run" / "go").touch()
+    site.state_becomes(kept, JobState.SUCCEEDED)
+
+
+def test_what_many_cancels_end_in_slurm_is_spread_over_looks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = site.sbatch("--nodes=2", "--gpus-per-node=4", script="sleep 300")
+    site.state_becomes(running, JobState.RUNNING)
+    waiting = [site.sbatch("--gres=gpu:1") for _ in range(3)]
+    site.ticks_until(lambda: set(waiting) <= set(site.jobs()))
+    monkeypatch.setattr(intake, "DISCARD_S", 0.0)
+    for number in waiting:
+        site.want(number, Desired.CANCEL)
+    ended = [0]
+
+    def all_ended() -> bool:
+        ended.append(sum(site.is_in_slurm(number, "CANCELLED") for number in waiting))
+        return ended[-1] == len(waiting)
+
+    site.ticks_until(all_ended)
+    assert max(after - before for before, after in pairwise(ended)) == 1
