@@ -17,7 +17,7 @@ from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.claiming import CANCELLED, revoke
 from ..shared_folder.records import Records, status_of_running
 from .commands import Commands
-from .door import answer_at
+from .door import Door
 from .ending import Endings, is_late
 from .held_attempts import HeldAttempts
 from .held_ends import TIME_LIMIT, Ended, Taken
@@ -76,9 +76,7 @@ class SlurmBackend(SharedFolderBackend):
         self._answered_s: dict[str, float] = {}  # last answer of each node
         self._endings = Endings(self._commands, self._options)
         self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes)
-        self._takes_sbatch = door is not None
-        if door is not None:
-            answer_at(door, self._nodes)
+        self._door = None if door is None else Door(door, self._nodes)
 
     def held(self) -> Sequence[Held]:
         """Return all jobs that came by sbatch; none if these are not asked for.
@@ -86,7 +84,10 @@ class SlurmBackend(SharedFolderBackend):
         Raises:
             BackendError: If Slurm does not answer.
         """
-        return () if not self._takes_sbatch else self._held.held()
+        if self._door is None:
+            return ()
+        self._door.see()
+        return self._held.held()
 
     def discard(self, job: str) -> None:
         """End a job that came by sbatch, for good.
