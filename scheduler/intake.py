@@ -5,7 +5,8 @@ Source: SPEC R8, K7, K8.
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import Connection
 
@@ -20,8 +21,11 @@ from .store.leases import check_fence
 log = logging.getLogger(__name__)
 
 WRITER = "backend"
+DISCARD_S = 2.0  # of a look, for ends at the backend: it takes two commands for each
 MOST_NAME = 40  # characters of a job's name
-RETRY = Retry(resource=0, asked=0, ambiguous=0)  # its owner knows nothing of being run again, but after faults of nodes
+# Its owner knows nothing of being run again, but after faults of nodes; and the backend may let it wait for its own
+# reasons, which are no fault of the job's however often it is asked for other GPUs.
+RETRY = Retry(infra=1000, resource=0, asked=0, ambiguous=0)
 
 
 class Intake:
@@ -50,7 +54,7 @@ class Intake:
             if held is not self._seen:
                 self._take_in(book, held, now_s)
                 self._seen = held
-            self._discard(self._backend, held)
+            self._discard(self._backend, held, {it.id for it in book.jobs.values() if it.desired is Desired.CANCEL})
         except BackendError as error:
             log.warning("what the backend holds cannot be kept up with: %s", error)
 
@@ -68,15 +72,18 @@ class Intake:
         if new or cancelled:
             self._parts.store.write(lambda tx: _write(tx, book.fence, new, cancelled, now_s))
 
-    def _discard(self, backend: Holds, held: Iterable[Held]) -> None:
-        """End at the backend what has ended here.
+    def _discard(self, backend: Holds, held: Iterable[Held], unwanted: Collection[str]) -> None:
+        """End at the backend what has ended here, or is to: an attempt of it may not be stopped by less.
 
         Raises:
             BackendError: If it is not known whether it ends.
         """
+        until_s = time.monotonic() + DISCARD_S
         for it in held:
-            if it.job in self._ended and not it.is_over:
+            if (it.job in self._ended or it.job in unwanted) and not it.is_over:
                 backend.discard(it.job)
+                if time.monotonic() >= until_s:
+                    return  # the next look goes on
 
 
 def _write(tx: Connection, fence: int, new: Iterable[Held], cancelled: Iterable[str], now_s: float) -> None:

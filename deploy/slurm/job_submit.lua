@@ -25,14 +25,19 @@ local function asks_for_gpus(job)
   return false
 end
 
-local function is_ours(job, part_list)
-  local name = job.partition
-  if not is_given(name) then
+-- Returns whether one of the partitions that a job may run in is ours, and whether one is not.
+local function whose(job, part_list)
+  local names = job.partition
+  if not is_given(names) then
     for partition, part in pairs(part_list) do
-      if part.flag_default ~= 0 then name = part.name or partition end
+      if part.flag_default ~= 0 then names = part.name or partition end
     end
   end
-  return name ~= nil and PARTITIONS[name] == true
+  local ours, others = false, false
+  for name in string.gmatch(names or "", "[^,%s]+") do
+    if PARTITIONS[name] then ours = true else others = true end
+  end
+  return ours, others
 end
 
 -- Returns the number in "gres:gpu:4" or "gres:gpu", nil for whatever else is asked for.
@@ -65,6 +70,11 @@ local function why_not(job)
   for field, option in pairs(REFUSED) do
     if is_given(job[field]) then return option .. " cannot be obeyed, as Longshore chooses when and where it runs" end
   end
+  if is_given(job.array_inx) and string.find(job.array_inx, "%", 1, true) then
+    return "an array cannot have a limit of tasks at a time: leave out what begins with %"
+  end
+  if is_given(job.shared) and job.shared ~= 1 then return "--exclusive cannot be obeyed: Longshore places GPUs" end
+  if job.priority == 0 then return "--hold cannot be obeyed: submit it without, and use `longshore hold`" end
   if is_given(job.het_job_offset) then return "heterogeneous jobs cannot be placed" end
   if not is_given(job.script) then return "only batch jobs can be placed: use sbatch" end
   return nil
@@ -109,7 +119,9 @@ local function is_trusted(uid) return TRUSTED[uid] == true end
 function slurm_job_submit(job, part_list, submit_uid)
   if is_given(job.admin_comment) and string.find(job.admin_comment, "^longshore") then job.admin_comment = "" end
   local is_its_own = is_trusted(submit_uid) and is_given(job.comment) and string.find(job.comment, "^longshore")
-  if is_its_own or not is_ours(job, part_list) or not asks_for_gpus(job) then return slurm.SUCCESS end
+  local ours, others = whose(job, part_list)
+  if is_its_own or not ours or not asks_for_gpus(job) then return slurm.SUCCESS end
+  if others then return refuse("name partitions that Longshore places jobs of, or only others: " .. job.partition) end
   local reason = why_not(job)
   if reason then return refuse(reason) end
   local nodes, gpus = shape(job)
@@ -124,15 +136,19 @@ function slurm_job_submit(job, part_list, submit_uid)
   return slurm.SUCCESS
 end
 
--- A held job that its user releases would run wherever Slurm likes.
+-- What no user changes of a job that Longshore places: a held job that he releases would run wherever Slurm likes, and
+-- a released one that he lets wait would keep its GPUs from all others.
+local KEPT = {
+  "priority", "req_nodes", "exc_nodes", "min_nodes", "max_nodes", "partition", "tres_per_node", "tres_per_job",
+  "tres_per_task", "tres_per_socket", "dependency", "features", "licenses", "qos", "reservation", "array_inx",
+}
+
 function slurm_job_modify(job, rec, part_list, modify_uid)
   local is_stamped = is_given(rec.admin_comment) and string.find(rec.admin_comment, "^longshore:%d")
   if not is_stamped or is_trusted(modify_uid) then return slurm.SUCCESS end
-  for _, field in ipairs({ "priority", "req_nodes", "min_nodes", "partition", "tres_per_node", "tres_per_job" }) do
-    if is_given(job[field]) then
-      return refuse("only Longshore releases and places this job; `scancel` ends it")
-    end
-  end
+  local is_changed = is_given(job.begin_time) and job.begin_time > 0 or is_given(job.shared)
+  for _, field in ipairs(KEPT) do is_changed = is_changed or is_given(job[field]) end
+  if is_changed then return refuse("only Longshore releases and places this job; `scancel` ends it") end
   return slurm.SUCCESS
 end
 

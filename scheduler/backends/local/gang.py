@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,6 +15,7 @@ from .spec import Part, Spec
 
 _LOG_BYTES = 64 << 20  # of each rank's output, kept at least; twice as much at most
 _LOOK_AGAIN_S = 0.5  # for what does not die at once
+_DYING_S = 60.0  # that a process may take from its kill, which counts at once, to its end: it frees its memory first
 
 
 class Gang:
@@ -32,7 +34,7 @@ class Gang:
         self._grace_s = spec.grace_s
         self._kill_at_s = 0.0
         self._killed = False
-        self._memory_kills = memory_kills()
+        self._memory_kills = deque([(time.monotonic(), memory_kills())])  # time and count of the readings of late
         self._logs = {rank: open_log(folder, rank) for rank in part.visible}
         self._gate, self._gate_in = os.pipe()
         self._ranks: dict[int, int] = {}  # living ranks by pid
@@ -79,7 +81,7 @@ class Gang:
     def tend(self) -> None:
         """Take note of the ranks that ended, keep their logs small, and kill what was asked to end long enough ago."""
         self._reap()
-        self._memory_kills = memory_kills()
+        self._count_memory_kills()
         for log in self._logs.values():
             drop_beginning(log, _LOG_BYTES)
         if self.reason and time.monotonic() >= self._kill_at_s:
@@ -113,9 +115,16 @@ class Gang:
                 if code != 0:
                     self.stop(self._why(code))
 
+    def _count_memory_kills(self) -> None:
+        """Note how many processes have been killed for memory: what is counted now may be told to us much later."""
+        now_s, counts = time.monotonic(), self._memory_kills
+        counts.append((now_s, memory_kills()))
+        while len(counts) > 1 and counts[1][0] < now_s - _DYING_S:
+            counts.popleft()
+
     def _why(self, code: int) -> str:
-        """Return why a rank that failed has failed: nobody else but a lack of memory kills at just that moment."""
-        ran_out = code == -signal.SIGKILL and memory_kills() > self._memory_kills
+        """Return why a rank that failed has failed: nobody else but a lack of memory kills at about that moment."""
+        ran_out = code == -signal.SIGKILL and memory_kills() > self._memory_kills[0][1]
         return "out of memory" if ran_out else "rank failed"
 
     def _signal(self, number: int) -> None:

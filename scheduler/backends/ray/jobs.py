@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 import shlex
 import time
 from pathlib import Path
@@ -74,7 +75,7 @@ class Launcher:
     def _submit(self) -> None:
         found = self._api.get("/api/jobs/")
         jobs = [_validated(job) for job in (found if isinstance(found, list) else [])]
-        own = [job for job in jobs if (job.submission_id or "").startswith(self._prefix)]
+        own = [job for job in jobs if self._number(job)]
         living = [job.submission_id or "" for job in own if job.status in _LIVING]
         if living and not self._is_hung():
             self._job = living[0]
@@ -83,11 +84,17 @@ class Launcher:
             self._api.post(f"/api/jobs/{job}/stop", None)
         if self._job:
             log.warning("Ray's job %s ended or hangs: a new one is submitted; its log tells why", self._job)
-        numbers = [int((job.submission_id or "").removeprefix(self._prefix)) for job in own]
+        numbers = [int(digits) for job in own if (digits := self._number(job))]
         self._job = f"{self._prefix}{max(numbers, default=0) + 1}"
         self._tries += 1
         self._alive.touch()  # It has as long as a hung one to show that it lives.
         self._api.post("/api/jobs/", {"entrypoint": f"exec {self._line}", "submission_id": self._job})
+
+    def _number(self, job: _Job) -> str:
+        """Return the digits that a launcher of this scheduler has behind its name; "" of any other job."""
+        name = job.submission_id or ""
+        digits = name.removeprefix(self._prefix)
+        return digits if name != digits and re.fullmatch(r"[0-9]{1,18}", digits) else ""
 
     def _is_hung(self) -> bool:
         return time.time() - self._alive.stat().st_mtime > _HUNG_S

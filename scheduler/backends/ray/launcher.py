@@ -38,7 +38,7 @@ def launch_all(folder: str) -> int:
                 continue
             try:
                 _tend(cluster, folder, name, held)
-            except (OSError, ValueError):  # One attempt's folder is no reason to leave the others alone.
+            except Exception:  # Nothing about one attempt is a reason to leave the others alone.
                 print(f"{name}: {traceback.format_exc()}", flush=True)  # noqa: T201 - to the log of Ray's job
                 rest_until_s[name] = time.monotonic() + _REST_S
         time.sleep(_LOOK_AGAIN_S)

@@ -111,9 +111,11 @@ def is_released(records: Records) -> bool:
 def _end_of(records: Records, ranks: int) -> Status:
     parts = records.parts
     ends, started_s, progress = _ends(parts), _started_s(parts), _progress(parts)
-    reason = next((part.reason for part in parts if part.exited and part.reason), "")
-    if any(part.gone for part in parts) and records.stop.startswith(NODE_FAULT):
-        reason = records.stop
+    reasons = [part.reason for part in parts if part.reason]
+    reason = next(iter(reasons), "")
+    fault = next((why for why in (records.stop, *reasons) if why.startswith(NODE_FAULT)), "")
+    if fault and (reasons or any(part.gone for part in parts)):
+        reason = fault  # also where the node came back, and tells how the ranks ended that were stopped for it
     elif any(part.gone and part.switched_off for part in parts):
         reason = f"{NODE_FAULT}a node of it is switched off"
     elif any(part.gone for part in parts):

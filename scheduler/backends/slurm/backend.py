@@ -17,7 +17,7 @@ from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.claiming import CANCELLED, revoke
 from ..shared_folder.records import Records, status_of_running
 from .commands import Commands
-from .door import answer_at
+from .door import Door
 from .ending import Endings, is_late
 from .held_attempts import HeldAttempts
 from .held_ends import TIME_LIMIT, Ended, Taken
@@ -76,9 +76,7 @@ class SlurmBackend(SharedFolderBackend):
         self._answered_s: dict[str, float] = {}  # last answer of each node
         self._endings = Endings(self._commands, self._options)
         self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes)
-        self._takes_sbatch = door is not None
-        if door is not None:
-            answer_at(door, self._nodes)
+        self._door = None if door is None else Door(door, self._nodes)
 
     def held(self) -> Sequence[Held]:
         """Return all jobs that came by sbatch; none if these are not asked for.
@@ -86,7 +84,10 @@ class SlurmBackend(SharedFolderBackend):
         Raises:
             BackendError: If Slurm does not answer.
         """
-        return () if not self._takes_sbatch else self._held.held()
+        if self._door is None:
+            return ()
+        self._door.see()
+        return self._held.held()
 
     def discard(self, job: str) -> None:
         """End a job that came by sbatch, for good.
@@ -152,9 +153,10 @@ class SlurmBackend(SharedFolderBackend):
         told: dict[str, Status] = {}
         own = []
         for name in names:
+            self._folders.path(name)
             try:
                 status = self._status_of_held(name)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, BackendError) as error:  # of one attempt: all others can be told
                 status = Status(Run.UNREACHABLE, reason=str(error))
             if status is None:
                 own.append(name)
@@ -199,7 +201,8 @@ class SlurmBackend(SharedFolderBackend):
             if folder is not None:
                 if not self.released(name):
                     raise BackendError(f"{name} cannot be forgotten: its processes are not proven gone")
-                delete_but(folder, {Taken.file_name, Ended.file_name})
+                # A launch that comes late must find that it was cancelled.
+                delete_but(folder, {Taken.file_name, Ended.file_name, "cancel.json"})
                 self._held.forget(name)
                 return
         super().forget(name)

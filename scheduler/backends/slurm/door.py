@@ -7,6 +7,7 @@ import logging
 import re
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,11 +18,12 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 0.2  # with whoever asks; the plug-in waits about as long
 _MOST_BYTES = 256
 _BACKLOG = 64
+_AGAIN_S = 5.0  # between two looks at whether another scheduler still answers
 _ASKED = re.compile(rb"(\d{1,5})\t(\d{1,5})\n")
 
 
-def answer_at(path: Path, nodes: Mapping[str, int]) -> None:
-    """Answer at a socket, in a thread of its own, until the process ends.
+class Door:
+    """Answers at a socket, in a thread of its own, until the process ends.
 
     Args:
         path: Of the socket.
@@ -30,17 +32,54 @@ def answer_at(path: Path, nodes: Mapping[str, int]) -> None:
     Raises:
         BackendError: If the socket cannot be made.
     """
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        if path.is_socket():  # of a scheduler that has ended
-            path.unlink()
-        listener.bind(str(path))
-        path.chmod(0o666)  # Slurm's controller may be another user, and what is asked is no secret.
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise BackendError(f"no socket for job_submit.lua can be made at {path}: {error}") from error
-    threading.Thread(target=_answer_all, args=(listener, dict(nodes)), name="door", daemon=True).start()
+
+    def __init__(self, path: Path, nodes: Mapping[str, int]) -> None:
+        self._path, self._nodes = path, dict(nodes)
+        self._is_open, self._again_s = False, 0.0
+        self._open()
+
+    def see(self) -> None:
+        """Answer from now on, if it was another scheduler that did, and it has ended."""
+        if not self._is_open and time.monotonic() >= self._again_s:
+            try:
+                self._open()
+            except BackendError as error:
+                log.warning("%s", error)
+
+    def _open(self) -> None:
+        self._again_s = time.monotonic() + _AGAIN_S
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            if _is_answered(self._path):
+                listener.close()
+                return
+            if self._path.is_socket():  # of a scheduler that has ended
+                self._path.unlink()
+            listener.bind(str(self._path))
+            self._path.chmod(0o666)  # Slurm's controller may be another user, and what is asked is no secret.
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise BackendError(f"no socket for job_submit.lua can be made at {self._path}: {error}") from error
+        threading.Thread(target=_answer_all, args=(listener, self._nodes), name="door", daemon=True).start()
+        self._is_open = True
+
+
+def _is_answered(path: Path) -> bool:
+    """Say whether another scheduler answers: one that waits to take over, or that this one is to take over from.
+
+    Raises:
+        OSError: If there is something else.
+    """
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(_PATIENCE_S)
+        try:
+            asking.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except (BlockingIOError, TimeoutError):  # so many ask it
+            return True
+    return True
 
 
 def _answer_all(listener: socket.socket, nodes: Mapping[str, int]) -> None:
@@ -49,7 +88,8 @@ def _answer_all(listener: socket.socket, nodes: Mapping[str, int]) -> None:
             asking, _ = listener.accept()
             with asking:
                 asking.settimeout(_PATIENCE_S)
-                asking.sendall(answer(asking.recv(_MOST_BYTES), nodes))
+                if asked := asking.recv(_MOST_BYTES):  # else it was only seen whether anybody answers
+                    asking.sendall(answer(asked, nodes))
         except OSError as error:
             log.warning("job_submit.lua was not answered: %s", error)
 

@@ -21,8 +21,9 @@ _FIELDS = (
     "admin_comment:160|"
 )
 _JOBS = ("--all", "--array", "--states=all", "--noheader", f"--Format={_FIELDS}")
-# What job_submit.lua stamps: Unix time of the submission, chance, nodes, GPUs on each of them, name.
-_STAMP = re.compile(r"longshore:(\d{9,11}):([0-9a-f]{20}):(\d{1,5})x(\d{1,5}):([0-9A-Za-z-]{0,40})")
+# What job_submit.lua stamps: Unix time of the submission, chance, nodes, GPUs on each of them, name. Why a job is
+# refused may follow.
+_STAMP = re.compile(r"(longshore:(\d{9,11}):([0-9a-f]{20}):(\d{1,5})x(\d{1,5}):([0-9A-Za-z-]{0,40}))(?: refused: .*)?")
 _LIMIT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
@@ -71,7 +72,7 @@ def _job(line: str, now_s: float) -> HeldJob | None:
     if stamp is None:
         return None  # somebody else's
     number, state, priority, status, restarts, eligible, limit, user, _, _ = fields
-    since, chance, nodes, gpus, name = stamp.groups()
+    mark, since, chance, nodes, gpus, name = stamp.groups()
     try:
         is_held = state == "PENDING" and int(priority) == 0
         exit_status, restarted = int(status), int(restarts)
@@ -82,7 +83,7 @@ def _job(line: str, now_s: float) -> HeldJob | None:
         _id(float(since), chance, number), number, name, user, int(nodes), int(nodes) * int(gpus),
         limit_s(limit) or UNKNOWN_S, float(since), state in OVER, state == "CANCELLED",
     )  # fmt: skip
-    return HeldJob(told.job, number, stamp[0], state, is_held, is_early, exit_status, restarted, told)
+    return HeldJob(told.job, number, mark, state, is_held, is_early, exit_status, restarted, told)
 
 
 def _is_early(eligible: str, now_s: float) -> bool:

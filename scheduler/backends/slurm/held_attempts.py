@@ -26,7 +26,7 @@ from .door import why_never
 from .held import HeldJob, read_held
 from .held_ends import Ended, Taken, end_of, ended_of, status_of
 from .snapshot import Node
-from .steering import DISABLED, end, granted, put_back, refuse, see_same, steer
+from .steering import DISABLED, RunsOnError, end, granted, put_back, refuse, see_same, steer
 from .view import View
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class HeldAttempts:
         self._told: tuple[Held, ...] = ()
         self._again_s: dict[str, float] = {}  # before which a job is not ended once more
         self._back_s: dict[str, float] = {}  # since when the nodes of an attempt answer again
+        self._away: set[str] = set()  # attempts one of whose nodes was seen not to answer before all of it was gone
         self._checked: set[str] = set()  # attempts that have the GPUs that they were to have
 
     def held(self) -> Sequence[Held]:
@@ -241,14 +242,21 @@ class HeldAttempts:
             OSError: If the wish cannot be written down.
         """
         write_first(folder, "cancel.json", json.dumps({"attempt": name}).encode())
-        self._now_and_then(name, partial(self._stop, name))
+        is_misplaced = is_there(folder, Ended.file_name)  # Of what runs nothing else is known to have ended.
+        self._now_and_then(name, partial(self._stop, name, is_misplaced=is_misplaced))
 
-    def _stop(self, name: str) -> None:
+    def _stop(self, name: str, *, is_misplaced: bool) -> None:
         self._read()
         job = self._jobs.get(job_of(name))
-        if job is not None and not job.is_held and not job.is_over:
-            self._forget()
+        if job is None or job.is_held or job.is_over:
+            return
+        self._forget()
+        try:
             put_back(self._commands, job)
+        except RunsOnError:
+            if not is_misplaced:
+                raise
+            end(self._commands, job)  # The GPUs that it has are not its own.
 
     def released(self, folder: int, name: str, taken: Taken) -> bool:
         """Say whether all processes of an attempt are proven gone.
@@ -275,6 +283,7 @@ class HeldAttempts:
         if job is not None and job.is_held and job.restarts == taken.restarts:
             return True  # it never began
         is_lost = ended is not None and ended.run == Run.LOST and MISPLACED not in ended.reason
+        is_lost = is_lost or name in self._away
         return self._answer(name, [snapshot.nodes.get(node) for node, _ in taken.placement], is_lost=is_lost)
 
     def _answer(self, name: str, nodes: Sequence[Node | None], *, is_lost: bool) -> bool:
@@ -283,6 +292,7 @@ class HeldAttempts:
             return True
         if not all(node is not None and (node.is_fenced or _is_back(node)) for node in nodes):
             self._back_s.pop(name, None)
+            self._away.add(name)
             return False
         return not is_lost or time.monotonic() > self._back_s.setdefault(name, time.monotonic()) + STRAY_S
 
@@ -290,6 +300,7 @@ class HeldAttempts:
         """Forget what was tried for an attempt."""
         self._again_s.pop(name, None)
         self._back_s.pop(name, None)
+        self._away.discard(name)
         self._checked.discard(name)
 
     def _now_and_then(self, what: str, do: Callable[[], None]) -> None:

@@ -79,11 +79,16 @@ def see_same(commands: Commands, job: HeldJob) -> None:
         raise BackendError(f"job {job.number} is not the one that it was")
 
 
+class RunsOnError(BackendError):
+    """A job runs, and may not be put back into Slurm's queue."""
+
+
 def put_back(commands: Commands, job: HeldJob) -> None:
-    """Let a job be held again, or end where it may not run a second time; what runs of it is killed.
+    """Let a job be held again; what runs of it is killed, unless it may not run a second time.
 
     Raises:
-        BackendError: If it is not known whether it will be.
+        RunsOnError: If it may not, and runs on.
+        BackendError: If it is not known whether it will be held.
     """
     see_same(commands, job)
     if job.state == "PENDING":
@@ -94,7 +99,7 @@ def put_back(commands: Commands, job: HeldJob) -> None:
     except BackendError as error:
         if DISABLED not in str(error):
             raise
-        end(commands, job)
+        raise RunsOnError(f"job {job.number} may not be requeued (--no-requeue), and runs on to its end") from error
 
 
 def end(commands: Commands, job: HeldJob) -> None:
@@ -114,8 +119,9 @@ def refuse(commands: Commands, job: HeldJob, reason: str) -> None:
         BackendError: If it is not known whether it ends.
     """
     see_same(commands, job)
-    commands.call("scontrol", ("update", f"JobId={job.number}", f"AdminComment=longshore: {reason}"))
-    commands.call("scancel", (job.number,))
+    # Slurm takes no word of a job that is over; and without its stamp nobody would look after one that does not end.
+    commands.call("scontrol", ("update", f"JobId={job.number}", f"AdminComment={job.stamp} refused: {reason}"))
+    end(commands, job)
 
 
 def granted(commands: Commands, number: str) -> dict[str, list[int]] | None:

@@ -1,6 +1,7 @@
 """A rank that is killed as memory runs out, in a control group of its own that has little of it."""
 
 import os
+import shlex
 import sys
 import uuid
 from collections.abc import Iterator
@@ -49,3 +50,14 @@ def test_a_rank_that_is_killed_as_memory_runs_out_is_told_from_one_that_somebody
     killed = sh("[ $RANK = 1 ] || exec sleep 1000; kill -KILL $$")
     backend.launch(killed, THREE_GPUS)
     assert class_of(end_of(backend, killed))[0] is ExitClass.AMBIGUOUS
+
+
+def test_a_rank_that_takes_long_to_die_after_it_was_killed_for_memory_is_still_told_so(
+    backend: LocalBackend, little: Path
+) -> None:
+    """The kernel counts a kill at once; here the count rises by another process, and the rank dies much later."""
+    hungry = f"echo $$ > {little}/cgroup.procs && exec {sys.executable} -S -c 'bytearray({4 * MOST_BYTES})'"
+    script = f"[ $RANK = 1 ] || exec sleep 1000; (sh -c {shlex.quote(hungry)}); sleep 2; kill -KILL $$"
+    attempt = sh(script, environment={"PATH": os.defpath})
+    backend.launch(attempt, THREE_GPUS)
+    assert class_of(end_of(backend, attempt))[0] is ExitClass.RESOURCE

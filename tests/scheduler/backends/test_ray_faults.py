@@ -11,7 +11,7 @@ from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError, Placement, Run, Share
 from longshore.scheduler.backends.ray import api
 from longshore.scheduler.backends.ray.backend import RayBackend
-from longshore.scheduler.backends.ray.names import ALIVE
+from longshore.scheduler.backends.ray.names import ALIVE, QUEUE
 from tests.scheduler.backends.attempts import end_of, kill_supervisor, lives, number_in, own_folder, runs, sh, until
 from tests.scheduler.backends.ray_cluster import RayCluster, backend_of, end_attempts
 
@@ -71,6 +71,22 @@ def test_a_node_that_is_lost_with_its_processes_stops_the_others_and_is_free_onl
     status = end_of(backend, attempt)
     assert (status.run, status.reason) == (Run.LOST, "node fault: Ray lost node d")
     assert not lives(far)
+
+
+def test_an_attempt_whose_claim_makes_no_sense_holds_up_no_other(ray_cluster: RayCluster, backend: RayBackend) -> None:
+    broken, fine = sh("true"), sh("exit 3")
+    backend.launch(broken, ON_A)
+    end_of(backend, broken)
+    until(lambda: not (ray_cluster.folder / QUEUE / broken.name).exists())
+    claim = own_folder(ray_cluster.folder, broken) / "claim.json"
+    content = claim.read_bytes()
+    claim.write_text("{}")
+    (ray_cluster.folder / QUEUE / broken.name).touch()
+    living = launcher(ray_cluster)
+    backend.launch(fine, ON_D)
+    assert end_of(backend, fine).ends[0].code == 3
+    assert running_launchers(ray_cluster) == [living]
+    claim.write_bytes(content)
 
 
 def test_gpus_of_a_node_that_ray_does_not_have_cannot_be_given(ray_cluster: RayCluster, backend: RayBackend) -> None:

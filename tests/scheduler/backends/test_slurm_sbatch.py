@@ -3,11 +3,13 @@
 import tempfile
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
+from longshore.scheduler import intake
 from longshore.scheduler.states import Desired, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, heal, held_gpus_of, holding_slurm
@@ -166,8 +168,14 @@ def test_a_job_that_ended_while_nobody_looked_has_the_end_that_slurm_tells(site:
 
 def test_users_cannot_release_a_held_job_or_move_it(site: Site) -> None:
     number = site.sbatch("--gres=gpu:1")
-    for line in (("release", number), ("update", f"JobId={number}", "ReqNodeList=a")):
-        assert site.as_user("scontrol", *line).returncode != 0
+    others = ("NumNodes=1-2", "Dependency=afterany:1", "Features=fast", "ExcNodeList=a", "Licenses=x", "QOS=normal",
+              "ReservationName=r", "StartTime=now+3600", "Partition=main,other", "OverSubscribe=NO")  # fmt: skip
+    for line in (("release", number), *(("update", f"JobId={number}", it) for it in ("ReqNodeList=a", *others))):
+        done = site.as_user("scontrol", *line)
+        assert done.returncode != 0, line
+        # The plug-in's word, or of an array or a release what Slurm makes of it.
+        assert "only Longshore releases" in done.stderr or "Unspecified error" in done.stderr, (line, done.stderr)
+    assert site.as_user("scontrol", "update", f"JobId={number}", "JobName=other").returncode == 0
     assert site.slurm_says(number) == "PENDING"
 
 
@@ -180,6 +188,11 @@ def test_users_cannot_release_a_held_job_or_move_it(site: Site) -> None:
         (("-n2", "--gpus-per-task=1"), "write --gpus-per-node"),
         (("--nodes=2", "--gpus=3"), "the same number of GPUs on each node"),
         (("--gres=gpu:1", "--nodelist=a"), "--nodelist cannot be obeyed"),
+        (("--gres=gpu:1", "--partition=main,other"), "name partitions that Longshore places jobs of"),
+        (("--gres=gpu:1", "--hold"), "--hold cannot be obeyed"),
+        (("--gres=gpu:1", "--exclusive"), "--exclusive cannot be obeyed"),
+        (("--gres=gpu:1", "--exclusive=user"), "--exclusive cannot be obeyed"),
+        (("--gres=gpu:1", "--array=0-3%2"), "an array cannot have a limit of tasks at a time"),
     ],
 )
 def test_what_can_never_be_placed_is_refused_at_once_with_a_reason(
@@ -191,3 +204,36 @@ def test_what_can_never_be_placed_is_refused_at_once_with_a_reason(
         return done.stderr if done.returncode else ""
 
     assert why in until(refused)
+
+
+def test_a_job_that_may_not_be_requeued_runs_on_when_it_is_held_and_ends_when_it_is_cancelled(site: Site) -> None:
+    script = f"while [ ! -e {site.cluster.root}/run/go ]; do sleep 0.1; done"
+    kept, ended = (site.sbatch("--gres=gpu:1", "--no-requeue", script=script) for _ in range(2))
+    for number in (kept, ended):
+        site.state_becomes(number, JobState.RUNNING)
+        site.want(number, Desired.HOLD)
+        site.state_becomes(number, JobState.STOPPING)
+    site.want(ended, Desired.CANCEL)
+    site.state_becomes(ended, JobState.CANCELLED)
+    assert site.is_in_slurm(ended, "CANCELLED")
+    assert site.is_in_slurm(kept, "RUNNING")
+    (site.cluster.root / "run" / "go").touch()
+    site.state_becomes(kept, JobState.SUCCEEDED)
+
+
+def test_what_many_cancels_end_in_slurm_is_spread_over_looks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = site.sbatch("--nodes=2", "--gpus-per-node=4", script="sleep 300")
+    site.state_becomes(running, JobState.RUNNING)
+    waiting = [site.sbatch("--gres=gpu:1") for _ in range(3)]
+    site.ticks_until(lambda: set(waiting) <= set(site.jobs()))
+    monkeypatch.setattr(intake, "DISCARD_S", 0.0)
+    for number in waiting:
+        site.want(number, Desired.CANCEL)
+    ended = [0]
+
+    def all_ended() -> bool:
+        ended.append(sum(site.is_in_slurm(number, "CANCELLED") for number in waiting))
+        return ended[-1] == len(waiting)
+
+    site.ticks_until(all_ended)
+    assert max(after - before for before, after in pairwise(ended)) == 1

@@ -1,0 +1,45 @@
+"""What the markers of an attempt on several nodes prove, as supervisors write them."""
+
+import os
+import time
+from pathlib import Path
+
+from longshore.scheduler.backends.local.durable import make_folder, open_folder
+from longshore.scheduler.backends.local.supervision import write_exit
+from longshore.scheduler.backends.protocol import Run, Status
+from longshore.scheduler.backends.shared_folder.claiming import claim
+from longshore.scheduler.backends.shared_folder.node import write_stop
+from longshore.scheduler.backends.shared_folder.records import read_records, status_of
+
+NAME = "ls-x-1"
+LOST = "node fault: Ray lost node d"
+
+
+def told(folder: Path, *reasons: str, stop: str) -> Status | None:
+    """Return the status of an attempt whose ranks all ended with 0, each on a node that wrote why it stopped it."""
+    attempt = open_folder(str(folder))
+    claim(attempt, NAME, job=1, parts=len(reasons), ranks=len(reasons), address="d")
+    if stop:
+        write_stop(attempt, NAME, stop)
+    for number, reason in enumerate(reasons):
+        make_folder(attempt, f"part-{number}")
+        part = open_folder(f"part-{number}", inside=attempt)
+        write_exit(part, NAME, reason, time.time(), [(number, 0, 0, time.time())])
+        os.close(part)
+    status = status_of(read_records(attempt, NAME))
+    os.close(attempt)
+    return status
+
+
+def test_ranks_that_were_stopped_for_a_lost_node_are_not_done_even_if_the_node_tells_that_they_ended_with_0(
+    tmp_path: Path,
+) -> None:
+    status = told(tmp_path, LOST, LOST, stop=LOST)
+    assert status is not None
+    assert (status.run, status.reason) == (Run.LOST, LOST)
+
+
+def test_ranks_that_had_all_ended_by_themselves_are_done_whatever_node_was_missed_after_that(tmp_path: Path) -> None:
+    status = told(tmp_path, "", "", stop=LOST)
+    assert status is not None
+    assert (status.run, len(status.ends)) == (Run.EXITED, 2)

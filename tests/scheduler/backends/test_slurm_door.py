@@ -1,0 +1,44 @@
+"""Who answers job_submit.lua where there are two schedulers on a machine."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.slurm import door
+from longshore.scheduler.backends.slurm.door import Door
+
+
+def said(path: Path) -> bytes:
+    """Return what is answered to a job of four GPUs."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(30.0)
+        asking.connect(str(path))
+        asking.sendall(b"1\t4\n")
+        return asking.recv(256)
+
+
+def test_who_comes_later_leaves_the_socket_to_who_answers_and_takes_it_when_nobody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "_AGAIN_S", 0.0)
+    path = tmp_path / "door"
+    with socket.socket(socket.AF_UNIX) as first:
+        first.bind(str(path))
+        first.listen()
+        later = Door(path, {"a": 4})
+        later.see()
+        first.settimeout(30.0)
+        first.accept()[0].close()  # It still is who is asked.
+    later.see()
+    assert said(path) == b"hold\n"
+    Door(path, {})
+    assert said(path) == b"hold\n"
+
+
+def test_what_is_no_socket_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "door").write_text("mine")
+    with pytest.raises(BackendError, match="no socket for job_submit"):
+        Door(tmp_path / "door", {"a": 4})
+    assert (tmp_path / "door").read_text() == "mine"
