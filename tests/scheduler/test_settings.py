@@ -13,7 +13,7 @@ from longshore.cluster.scenarios import ORDERS
 from longshore.scheduler.backends.building import build
 from longshore.scheduler.deciding import Mode
 from longshore.scheduler.layout import Layout
-from longshore.scheduler.service import Service
+from longshore.scheduler.service import QUICKSTART, Service
 from longshore.scheduler.settings import Chosen, Order, PolicyChoice, Settings, is_loopback, read_settings
 
 ROOT = Path(__file__).parents[2]
@@ -99,3 +99,7 @@ def test_settings_of_a_backend_without_a_file_name_their_place(tmp_path: Path) -
 )  # fmt: skip
 def test_only_this_machine_is_loopback(host: str, is_local: bool) -> None:  # noqa: FBT001
     assert is_loopback(host) is is_local
+
+
+def test_the_quickstarts_cluster_is_the_one_that_is_made_up_where_none_is_given() -> None:
+    assert (EXAMPLE.parent / "quickstart" / "cluster.yaml").read_text() == QUICKSTART
