@@ -6,7 +6,12 @@ from numpy.typing import NDArray
 from .compiled import kernel
 from .engine import dequeue, enqueue_first, enqueue_last, link
 from .heap import push
+from .scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from .simulation import simulation_of
 from .state import Simulation
+from .topology import Cluster
+
+OF_JOBS = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # what scenarios say of each
 
 
 @kernel
@@ -123,3 +128,29 @@ def _count_from(sim: Simulation, row: int, job: int, entered_s: float) -> None:
     state = sim.state
     state.entered_s[row, job] = entered_s
     state.queued_s[row, job] = entered_s - state.wait_s[row, job]
+
+
+def empty_row(
+    cluster: Cluster, rules: Rules, process: FaultProcess, hazard_per_s: NDArray[np.float64], room: int
+) -> Simulation:
+    """Return a simulation of one row with room for so many jobs, none of them written.
+
+    Args:
+        cluster: The cluster.
+        rules: Its rules.
+        process: Of imagined faults.
+        hazard_per_s: Of each GPU as policies know it, shape (gpus,).
+        room: Most jobs.
+    """
+    rates = np.zeros((1, fault_sources(cluster)))
+    rates[0, : hazard_per_s.size] = hazard_per_s
+    scenarios = Scenarios(
+        jobs=np.zeros(1, dtype=np.int32),
+        gpus=np.zeros((1, room), dtype=np.int32),
+        **{name: np.zeros((1, room)) for name in OF_JOBS if name != "gpus"},
+        speed=cluster.speed[None].copy(),
+        hazard_per_s=hazard_per_s[None].copy(),
+        source_rate_per_s=rates,
+        fault_seed=np.zeros(1, dtype=np.int64),
+    )
+    return simulation_of(cluster, scenarios, process, rules)

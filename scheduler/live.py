@@ -21,18 +21,15 @@ from ..cluster.engine import (
     wait,
 )
 from ..cluster.errors import PluginError
-from ..cluster.live import come_back, move_by_rank, place_by_rank, rejoin, resume, withdraw
+from ..cluster.live import OF_JOBS, come_back, empty_row, move_by_rank, place_by_rank, rejoin, resume, withdraw
 from ..cluster.order import expected_run_s, may_wait, next_ageing_s, turn_to
 from ..cluster.placing import picked_slowdown, take_gpu, undo_picks
-from ..cluster.scenarios import FaultProcess, Rules, Scenarios, fault_sources
-from ..cluster.simulation import simulation_of
-from ..cluster.state import Simulation
+from ..cluster.scenarios import FaultProcess, Rules
 from ..cluster.topology import Cluster
 
 ROW = 0  # of the simulation
 LEAST_ROOM = 16384  # jobs
 TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
-OF_JOBS = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # what scenarios say of each
 
 
 class Site(NamedTuple):
@@ -125,7 +122,7 @@ class LiveCluster:
         self._take_over(known)
 
     def _take_over(self, known: Known) -> None:
-        self.sim = _simulation_of(self.site, max(LEAST_ROOM, 2 * len(known.jobs)))
+        self.sim = empty_row(*self.site, max(LEAST_ROOM, 2 * len(known.jobs)))
         reset(self.sim, ROW, 0)
         self._asked: list[Asked] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
@@ -429,7 +426,7 @@ class LiveCluster:
     def of(cls, snapshot: Snapshot) -> "LiveCluster":
         """Return a live cluster that is the same to the bit."""
         live = cls(snapshot.site, Known(0.0))
-        live.sim = _simulation_of(snapshot.site, snapshot.rank.size)
+        live.sim = empty_row(*snapshot.site, snapshot.rank.size)
         live._slot, live._rank = snapshot.slot, snapshot.rank
         columns = [snapshot.scenarios[name][0].tolist() for name in ("gpus", "estimate_s", "submit_s")]
         columns += [snapshot.rank.tolist()]
@@ -488,20 +485,3 @@ class LiveCluster:
             state.end_s[ROW, slot] = standing.start_s + asked.estimate_s * standing.slowdown
             resume(self.sim, ROW, slot, np.array(standing.gpus, dtype=np.int32))
         return slot
-
-
-def _simulation_of(site: Site, room: int) -> Simulation:
-    """Return a simulation of one row with room for so many jobs, none of them written."""
-    sources = fault_sources(site.cluster)
-    rates = np.zeros((1, sources))
-    rates[0, : site.hazard_per_s.size] = site.hazard_per_s
-    scenarios = Scenarios(
-        jobs=np.zeros(1, dtype=np.int32),
-        gpus=np.zeros((1, room), dtype=np.int32),
-        **{name: np.zeros((1, room)) for name in OF_JOBS if name != "gpus"},
-        speed=site.cluster.speed[None].copy(),
-        hazard_per_s=site.hazard_per_s[None].copy(),
-        source_rate_per_s=rates,
-        fault_seed=np.zeros(1, dtype=np.int64),
-    )
-    return simulation_of(site.cluster, scenarios, site.process, site.rules)
