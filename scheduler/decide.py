@@ -98,7 +98,10 @@ def _towards_running(seen: Seen, now_s: float) -> Step:
         if seen.state is AttemptState.RESERVED:
             return Step(Do.LAUNCH)  # it was launched, and nobody has noted it
         return Step(Do.RUN, "every rank has reported")
-    if now_s - seen.opened_s > START_LIMIT_S and not seen.is_cut_off:
+    if seen.is_cut_off:
+        # It has nothing to lose, and waits there for ever if the node is gone for good.
+        return Step(Do.STOP, "a node of it is down, and it has not begun to run", AfterStop.RETRY)
+    if now_s - seen.opened_s > START_LIMIT_S:
         return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s", AfterStop.RETRY)
     is_late = seen.status.run is Run.PENDING and now_s - seen.opened_s > LAUNCH_AGAIN_S
     if seen.state is AttemptState.RESERVED or seen.status.run is Run.ABSENT or is_late:

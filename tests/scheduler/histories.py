@@ -106,7 +106,7 @@ class World:
         except CrashError:
             self.cancelled = set()
             return
-        if self.reachable and not self.cut_off:
+        if self.reachable:
             late = [
                 it
                 for it in self.attempts

@@ -20,11 +20,12 @@ def seen(state: AttemptState, run: Run, desired: Desired = Desired.RUN, *, gone:
 
 
 @given(ANY, st.floats(0.0, 1e6))
-def test_a_node_that_is_down_never_stops_an_attempt(it: Seen, now_s: float) -> None:
+def test_a_node_that_is_down_stops_only_attempts_that_have_not_begun_to_run(it: Seen, now_s: float) -> None:
     reached, cut_off = (next_step(it._replace(is_cut_off=down), now_s) for down in (False, True))
     if it.state is not AttemptState.RELEASED:
         assert cut_off.contact is Contact.UNKNOWN
-    assert cut_off.do in (reached.do, *((Do.LAUNCH, Do.NOTHING) if "did not run" in reached.cause else ()))
+    waits = it.state in (AttemptState.RESERVED, AttemptState.LAUNCHED) and it.status.run in (Run.ABSENT, Run.PENDING)
+    assert cut_off.do is (Do.STOP if waits else reached.do)
 
 
 @given(ANY, st.floats(0.0, 1e6))
@@ -80,6 +81,12 @@ def test_the_next_step_of_an_attempt(it: Seen, now_s: float, do: Do) -> None:
 
 def test_a_job_on_a_faulty_gpu_is_stopped_and_tried_again() -> None:
     step = next_step(seen(AttemptState.RUNNING, Run.RUNNING)._replace(has_fault=True), 0.0)
+
+    assert (step.do, step.after) == (Do.STOP, AfterStop.RETRY)
+
+
+def test_an_attempt_that_was_to_start_on_a_node_that_is_down_starts_elsewhere() -> None:
+    step = next_step(seen(AttemptState.LAUNCHED, Run.PENDING)._replace(is_cut_off=True), 0.0)
 
     assert (step.do, step.after) == (Do.STOP, AfterStop.RETRY)
 

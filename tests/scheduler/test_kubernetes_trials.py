@@ -27,8 +27,8 @@ class OnKubernetes(Trial):
     def pods(self) -> list[str]:
         return sorted(pod["metadata"]["name"] for pod in self.double.cluster.pods())
 
-    def lose(self, node: str) -> None:
-        """Switch a node off for good, as a cluster sees it that takes the machine away."""
+    def switch_off(self, node: str) -> None:
+        """End a node for good, as a cluster sees it that takes the machine away."""
         cluster = self.double.cluster
         kubelet = cluster.kubelets[node]
         kubelet.alive = False
@@ -36,6 +36,10 @@ class OnKubernetes(Trial):
         cluster.objects.delete(("nodes", "", node), None, 0)
         for container in kubelet.containers.values():
             container.kill_all()
+
+    def collect(self, node: str) -> None:
+        """Mark the pods of a node that is gone."""
+        cluster = self.double.cluster
         for pod in cluster.pods():
             if pod["spec"].get("nodeName") == node:
                 meta = pod["metadata"]
@@ -122,7 +126,9 @@ def test_a_job_moves_away_from_a_node_that_the_cluster_has_lost(trial: OnKuberne
     job = trial.submit("exec sleep 1000")
     trial.runs(job)
     (lost,) = {share.node for share in trial.attempts(job)[0].placement}
-    trial.lose(lost)
+    trial.switch_off(lost)
+    trial.until(lambda: lost in {node.name for node in trial.way.observe() if not node.takes_jobs})
+    trial.collect(lost)
     trial.until(lambda: trial.job(job).attempt == 2)
     trial.runs(job)
     first, second = trial.attempts(job)
@@ -132,6 +138,22 @@ def test_a_job_moves_away_from_a_node_that_the_cluster_has_lost(trial: OnKuberne
     waits = trial.submit("true", gpus=4)
     trial.tick(3)
     assert trial.job(waits).state is JobState.QUEUED  # there is one GPU less
+
+
+def test_a_job_that_was_to_start_on_a_node_that_is_lost_starts_on_another(trial: OnKubernetes) -> None:
+    trial.double.cluster.schedules = False  # a slow kube-scheduler: the pod is on no node yet
+    job = trial.submit("exec sleep 1000")
+    trial.until(lambda: trial.job(job).attempt == 1 and trial.attempts(job)[0].state == "launched")
+    (lost,) = {share.node for share in trial.attempts(job)[0].placement}
+    trial.switch_off(lost)
+    trial.double.cluster.schedules = True
+
+    trial.wait(40.0)
+    trial.runs(job)
+    first, second = trial.attempts(job)
+    assert (first.outcome, trial.job(job).stops_infra) == ("infrastructure", 1)
+    assert lost not in {share.node for share in second.placement}
+    assert lost not in {row.node for row in trial.held()}
 
 
 def test_gpus_of_a_job_on_a_silent_node_are_given_to_nobody_and_the_job_is_found_again(trial: OnKubernetes) -> None:

@@ -94,6 +94,7 @@ class Site:
         names = ", ".join(f"{{type: slots, name: {name}}}" for name in cluster.nodes)
         (folder / "cluster.yaml").write_text(CLUSTER.format(nodes=names))
         self.store: Store = open_store(f"sqlite:///{folder / 'longshore.db'}")
+        self.later_s = 0.0  # by how much the scheduler's clock is ahead
         self.begin()
 
     def begin(self, backend: SlurmBackend | None = None) -> None:
@@ -105,8 +106,12 @@ class Site:
         monitor = Monitor(self.backend, "slurm", layout, node_types_of(setup))
         site, deciding = site_of(setup, Settings(folder=self.folder)), Deciding(find_policy("spread"))
         self.scheduler = Scheduler(
-            Parts(self.store, self.backend, "slurm", site, layout, deciding, time.time, "test", monitor)
+            Parts(self.store, self.backend, "slurm", site, layout, deciding, self.now_s, "test", monitor)
         )
+
+    def now_s(self) -> float:
+        """Return the time by the scheduler's clock."""
+        return time.time() + self.later_s
 
     def restart(self) -> None:
         """End the scheduler, and start another one that knows nothing but the store and the folder."""

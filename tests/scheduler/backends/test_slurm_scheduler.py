@@ -11,6 +11,8 @@ from benchmarks.slurm_cluster import SlurmCluster
 from longshore.scheduler.backends.protocol import Attempt, Placement
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.job_id import new_job_id
+from longshore.scheduler.monitor.liveness import DOWN_MISSES
+from longshore.scheduler.monitor.monitor import POLL_S
 from longshore.scheduler.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.jobs import JobRow, NewJob, get_job, insert_job
@@ -129,4 +131,30 @@ def test_a_job_of_a_node_that_is_switched_off_runs_again_on_another(site: Site, 
     jobs.becomes(job, JobState.RUNNING)
     assert jobs.attempts(job)[0].outcome == "infrastructure"
     assert share.node not in {other.node for other in jobs.attempts(job)[1].placement}
+    assert len(held_gpus_of(site)) == 4
+
+
+def is_silent(site: Site, node: str) -> bool:
+    """Say whether Slurm has heard of other nodes since it last did of this one."""
+    seen = {each.name: each.seen_s for each in site.backend.observe()}
+    return seen[node] < max(seen.values()) - 1.0
+
+
+def test_a_job_that_was_to_start_on_a_node_that_is_lost_starts_on_another(site: Site, jobs: Jobs) -> None:
+    blocker = block(site)
+    job = jobs.submit("exec sleep 1000", gpus=4)
+    site.ticks_until(lambda: [it.state for it in jobs.attempts(job)] == [AttemptState.LAUNCHED])
+    (share,) = jobs.attempts(job)[0].placement
+    site.cluster.kill(f"slurmd.{share.node}")
+    site.cluster.call("scancel", blocker)
+    site.ticks_until(lambda: is_silent(site, share.node))
+    for _ in range(DOWN_MISSES):
+        site.later_s += POLL_S
+        time.sleep(1.1)  # Slurm is asked once a second
+        site.scheduler.tick()
+    site.ticks_until(lambda: len(jobs.attempts(job)) == 2)
+    jobs.becomes(job, JobState.RUNNING)
+    first, second = jobs.attempts(job)
+    assert (first.outcome, first.cause[:22]) == ("infrastructure", "a node of it is down, ")
+    assert share.node not in {other.node for other in second.placement}
     assert len(held_gpus_of(site)) == 4
