@@ -135,6 +135,21 @@ def test_a_lease_is_replaced_by_one_writer_only(api: Any) -> None:
     assert code_of(leases.replace_namespaced_lease, "leader", NAMESPACE, read) == 409
 
 
+def test_who_applies_owns_those_fields_only(api: Any) -> None:
+    claims = client.ResourceV1Api(api.api_client)
+
+    def apply(manager: str, **meta: Any) -> Any:
+        body = {"metadata": {"name": "one", **meta}, "spec": {"devices": {}}}
+        options = {"field_manager": manager, "_content_type": "application/apply-patch+yaml"}
+        return claims.patch_namespaced_resource_claim("one", NAMESPACE, body, **options)
+
+    apply("ours", labels={"a": "1"})
+    assert apply("theirs", labels={"b": "1"}).metadata.labels == {"a": "1", "b": "1"}
+    assert apply("ours", labels={"a": "2"}).metadata.labels == {"a": "2", "b": "1"}
+    assert code_of(apply, "theirs", labels={"a": "3"}) == 409
+    assert code_of(apply, "ours", uid="another") in (409, 422)
+
+
 def test_a_list_comes_in_pages(api: Any) -> None:
     for number in range(5):
         api.create_namespaced_pod(NAMESPACE, a_pod(f"pod-{number}"))

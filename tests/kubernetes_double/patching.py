@@ -1,10 +1,11 @@
-"""The patches that an API server takes: JSON patch, merge patch and the strategic one where lists merge by name."""
+"""The patches that an API server takes: JSON patch, merge patch, the strategic one, and apply."""
 
 import copy
 from typing import Any
 
 from tests.kubernetes_double.objects import ApiError, Object
 
+APPLY = "application/apply-patch+yaml"
 _MERGE_KEYS = {"schedulingGates": "name", "containers": "name", "env": "name", "ownerReferences": "uid"}
 
 
@@ -25,6 +26,42 @@ def patched(kind: str, value: Object, patch: Any) -> Object:
     if kind == "application/strategic-merge-patch+json":
         return _strategic(value, patch)
     raise ApiError(415, "UnsupportedMediaType", f"no patch of type {kind}")
+
+
+def applied(value: Object, body: Object, manager: str) -> Object:
+    """Return an object with what a manager applies; lists are taken whole, and fields that it left out stay.
+
+    Raises:
+        ApiError: If a field is another manager's and has another value, or may not change.
+    """
+    meta = value.get("metadata", {})
+    managed: list[Object] = [dict(entry) for entry in meta.get("managedFields", [])]
+    for path, wanted in _leaves(body):
+        owners = [each["manager"] for each in managed if path in each["fields"]]
+        if _at(value, path) not in (None, wanted) and owners and owners != [manager]:
+            raise ApiError(409, "Conflict", f'Apply failed with 1 conflict: conflict with "{owners[0]}": {path}')
+        if path.startswith("spec.") and value and _at(value, path) != wanted:
+            raise ApiError(422, "Invalid", f"{path}: field is immutable")
+    result: Object = _merged(value, body)
+    mine = sorted({path for path, _ in _leaves(body)})
+    others = [each for each in managed if each["manager"] != manager]
+    result["metadata"]["managedFields"] = [*others, {"manager": manager, "operation": "Apply", "fields": mine}]
+    return result
+
+
+def _leaves(body: Object, before: str = "") -> list[tuple[str, Any]]:
+    """Return the fields of an object that are no objects themselves, by their paths."""
+    found: list[tuple[str, Any]] = []
+    for name, value in body.items():
+        path = f"{before}.{name}" if before else name
+        found += _leaves(value, path) if isinstance(value, dict) else [(path, value)]
+    return found
+
+
+def _at(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _json_patched(value: Object, operations: list[Object]) -> Object:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from tests.kubernetes_double.objects import ApiError, Key, Object, Objects, now
-from tests.kubernetes_double.patching import patched
+from tests.kubernetes_double.patching import APPLY, applied, patched
 from tests.kubernetes_double.rules import check_changed, check_new
 
 _PATH = re.compile(
@@ -183,13 +183,32 @@ class Request:
             options = body or {}
             uid = options.get("preconditions", {}).get("uid")
             return objects.delete(self._key, uid, options.get("gracePeriodSeconds"))
+        if self._content_type == APPLY:
+            return self._apply()
         if verb == "update":
             return objects.update(self._key, lambda _: body)
         return objects.update(self._key, self._patch)
 
+    @property
+    def _content_type(self) -> str:
+        return self.http.headers.get("Content-Type", "").partition(";")[0]
+
+    def _apply(self) -> Object:
+        """Merge what a manager applies into what is there; it owns those fields then. Nothing there: it is created."""
+        objects, found, manager = self.server.objects, self.found, self.query["fieldManager"]
+        with objects.changed:
+            try:
+                objects.get(self._key)
+            except ApiError:
+                if self.body["metadata"].get("uid"):
+                    raise ApiError(409, "Conflict", "uid mismatch: no existing object was found") from None
+                self.server.calls.append(Call("create", found["group"], found["plural"]))  # which needs that right, too
+                check_new(found["plural"], self.body)
+                return objects.create(self._key, new(applied({}, self.body, manager), found))
+            return objects.update(self._key, lambda value: applied(value, self.body, manager))
+
     def _patch(self, value: Object) -> Object:
-        kind = self.http.headers["Content-Type"].partition(";")[0]
-        changed = patched(kind, value, self.body)
+        changed = patched(self._content_type, value, self.body)
         if self.found["plural"] == "pods":
             check_changed(value, changed)
         return changed

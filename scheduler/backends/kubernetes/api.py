@@ -11,6 +11,7 @@ from ....cluster.errors import BackendError, InputError
 
 MANAGER = "longshore"  # of the fields that we write
 JSON_PATCH = "application/json-patch+json"
+APPLY = "application/apply-patch+yaml"  # JSON is YAML
 
 Json = dict[str, Any]
 Method = Callable[..., Any]  # of the official client
@@ -59,6 +60,7 @@ class Api:
         self._client = client.ApiClient(configuration)
         self.core = client.CoreV1Api(self._client)
         self.resource = client.ResourceV1Api(self._client)
+        self.coordination = client.CoordinationV1Api(self._client)
 
     def call(self, method: Method, *args: object, **options: object) -> Json:
         """Make a call and return the object that is answered.

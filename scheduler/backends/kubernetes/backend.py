@@ -12,6 +12,7 @@ from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run,
 from .api import Api
 from .devices import Gpu, Offers, by_index, learned, published
 from .launching import Launch
+from .lead import Lead
 from .objects import ATTEMPT, FIRST_RANK, PODS, RANKS, Node, Pod, ResourceSlice
 from .output import Output
 from .pods import pod_name
@@ -62,6 +63,7 @@ class KubernetesBackend:
         self._removal = Removal(api, settings, self._records)
         self._output = Output(api, settings.namespace, self._records)
         self._order = self._records.gpus()
+        self._lead = Lead(api, settings.namespace, self._records.installation())
         self._silent: frozenset[str] = frozenset()  # nodes that did not answer when they were last looked at
         for view in self._views:
             view.start()
@@ -77,19 +79,20 @@ class KubernetesBackend:
     def observe(self) -> tuple[NodeSeen, ...]:
         """Return all nodes: a GPU is healthy if its driver offers it without a taint, or says nothing.
 
-        A node that is cordoned or silent takes no jobs.
+        A node that is cordoned or silent takes no jobs; none does while another installation has the namespace.
 
         Raises:
             BackendError: If the cluster cannot be seen at the moment.
         """
         known, offers, now_s = self._nodes.objects(), self._offers(), time.time()
+        self._lead.keep()
         self._silent = self._silent_of(known, offers)
         gpus, seen = self._gpus(offers), []
         for node, size in self._sizes.items():
             silent = node in self._silent
             at_s = _silent_since_s(known.get(node)) if silent else now_s
             told = [GpuSeen(gpu, silent or gpus is None or _is_usable(gpus[node], gpu)) for gpu in range(size)]
-            takes_jobs = not silent and not known[node].spec.unschedulable
+            takes_jobs = not (silent or known[node].spec.unschedulable or self._lead.others)
             seen.append(NodeSeen(node, tuple(told), at_s, takes_jobs=takes_jobs))
         return tuple(seen)
 
@@ -104,6 +107,7 @@ class KubernetesBackend:
         _check_name(attempt.name)
         gpus = self._gpus(self._offers())
         self._nodes.objects()  # Nothing is started while the nodes cannot be seen.
+        self._lead.hold()
         self._launch.launch(attempt, placement, self._pods_of(attempt.name), gpus)
 
     def status(self, name: str) -> Status:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ....cluster.errors import BackendError
 from ..protocol import Attempt, CannotHonourError, Placement, RefusedError
 from ..refusals import refuse_placement, refuse_texts
-from .api import JSON_PATCH, MANAGER, AnswerError, Api, Json
+from .api import APPLY, JSON_PATCH, MANAGER, AnswerError, Api, Json
 from .devices import Gpu
 from .objects import ATTEMPT, SPEC, Pod
 from .pods import Part, claim_manifest, digest_of, lifting, pod_manifest
@@ -113,18 +113,18 @@ class Launch:
         return pod
 
     def _claim(self, pod: Json, part: Part) -> None:
+        """Apply the claim of a pod: what is there already and the same stays."""
         name, namespace, api = pod["metadata"]["name"], self._settings.namespace, self._api
         manifest = claim_manifest(pod, part, self._settings)
         try:
-            api.call(
-                api.resource.create_namespaced_resource_claim, namespace, manifest, field_manager=MANAGER
+            claim = api.call(
+                api.resource.patch_namespaced_resource_claim, name, namespace, manifest,
+                _content_type=APPLY, field_manager=MANAGER,
             )  # fmt: skip
         except AnswerError as error:
-            if error.code != _EXISTS:
-                raise _refusal(f"claim {name}", error) from error
-            claim = api.call(api.resource.read_namespaced_resource_claim, name, namespace)
-            if claim["metadata"].get("ownerReferences") != manifest["metadata"]["ownerReferences"]:
-                raise BackendError(f"there is another claim {name} in {namespace}") from error
+            raise _refusal(f"claim {name}", error) from error
+        if claim["metadata"].get("ownerReferences") != manifest["metadata"]["ownerReferences"]:
+            raise BackendError(f"there is another claim {name} in {namespace}")
 
     def _lift(self, pod: Json, part: Part) -> None:
         meta = pod["metadata"]

@@ -16,7 +16,7 @@ DROPPED = "longshore.io/dropped"  # annotation: why it was deleted before it cou
 GATE = "longshore.io/placement"
 
 
-class _Read(BaseModel):
+class Read(BaseModel):
     """Part of an object; the server may tell more, and null for nothing."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel)
@@ -27,7 +27,7 @@ class _Read(BaseModel):
         return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
-class Metadata(_Read):
+class Metadata(Read):
     """Who an object is."""
 
     name: str
@@ -39,7 +39,7 @@ class Metadata(_Read):
     deletion_timestamp: str = ""
 
 
-class Condition(_Read):
+class Condition(Read):
     """What is the case, or not, or not known."""
 
     type: str
@@ -49,20 +49,20 @@ class Condition(_Read):
     last_transition_time: datetime | None = None
 
 
-class Running(_Read):
+class Running(Read):
     """A container that runs."""
 
     started_at: datetime
 
 
-class Waiting(_Read):
+class Waiting(Read):
     """A container that does not run yet."""
 
     reason: str = ""
     message: str = ""
 
 
-class Terminated(_Read):
+class Terminated(Read):
     """A container that has ended."""
 
     exit_code: int
@@ -72,7 +72,7 @@ class Terminated(_Read):
     finished_at: datetime | None = None
 
 
-class ContainerState(_Read):
+class ContainerState(Read):
     """One of three."""
 
     running: Running | None = None
@@ -80,13 +80,13 @@ class ContainerState(_Read):
     terminated: Terminated | None = None
 
 
-class ContainerStatus(_Read):
+class ContainerStatus(Read):
     """What the node says of a container."""
 
     state: ContainerState = ContainerState()
 
 
-class PodStatus(_Read):
+class PodStatus(Read):
     """What the node says of a pod."""
 
     phase: str = "Pending"
@@ -96,20 +96,20 @@ class PodStatus(_Read):
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
-class SchedulingGate(_Read):
+class SchedulingGate(Read):
     """What keeps a pod from being placed."""
 
     name: str
 
 
-class PodSpec(_Read):
+class PodSpec(Read):
     """Where a pod runs."""
 
     node_name: str = ""
     scheduling_gates: tuple[SchedulingGate, ...] = ()
 
 
-class Pod(_Read):
+class Pod(Read):
     """A pod of ours, which has one container."""
 
     metadata: Metadata
@@ -166,19 +166,19 @@ class Pod(_Read):
         return next((condition for condition in self.status.conditions if condition.type == kind), None)
 
 
-class NodeStatus(_Read):
+class NodeStatus(Read):
     """What is said of a node."""
 
     conditions: tuple[Condition, ...] = ()
 
 
-class NodeSpec(_Read):
+class NodeSpec(Read):
     """What an administrator wants of a node."""
 
     unschedulable: bool = False
 
 
-class Node(_Read):
+class Node(Read):
     """A node."""
 
     metadata: Metadata
@@ -191,19 +191,19 @@ class Node(_Read):
         return next((condition for condition in self.status.conditions if condition.type == "Ready"), None)
 
 
-class Attribute(_Read):
+class Attribute(Read):
     """A value of one of four types, of which one is read."""
 
     string: str = ""
 
 
-class Taint(_Read):
+class Taint(Read):
     """Why a device should not be used."""
 
     effect: str = ""
 
 
-class Device(_Read):
+class Device(Read):
     """A device that a driver offers."""
 
     name: str
@@ -211,7 +211,7 @@ class Device(_Read):
     taints: tuple[Taint, ...] = ()
 
 
-class Pool(_Read):
+class Pool(Read):
     """Where a slice's devices belong."""
 
     name: str
@@ -219,7 +219,7 @@ class Pool(_Read):
     resource_slice_count: int = 1
 
 
-class SliceSpec(_Read):
+class SliceSpec(Read):
     """What a slice offers."""
 
     driver: str
@@ -228,7 +228,7 @@ class SliceSpec(_Read):
     devices: tuple[Device, ...] = ()
 
 
-class ResourceSlice(_Read):
+class ResourceSlice(Read):
     """Devices of a node, as their driver publishes them."""
 
     metadata: Metadata

@@ -2,6 +2,7 @@
 
 import json
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ class _End(BaseModel):
 
 
 class Records:
-    """The folders of attempts, each with up to four files, and the order of GPUs, `gpus.json`.
+    """The folders of attempts, each with up to four files; the order of GPUs, `gpus.json`; and `installation`.
 
     `launched.json` holds the digest of what was to be run, `lifted.json` says that its pods could start from then on,
     `cancelled.json` that it is not to run, `ended.json` how it ended, once it was forgotten.
@@ -42,6 +43,18 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
+
+    def installation(self) -> str:
+        """Return what tells this folder from those of all other installations."""
+        try:
+            folder = open_folder(str(self.folder))
+            try:
+                write_first(folder, "installation", uuid.uuid4().hex.encode())
+                return read_whole(folder, "installation", _MOST_BYTES).decode("ascii")
+            finally:
+                os.close(folder)
+        except (OSError, ValueError) as error:
+            raise BackendError(f"{self.folder / 'installation'}: {error}") from error
 
     def gpus(self) -> Order:
         """Return the order of the nodes' GPUs as it was last kept."""

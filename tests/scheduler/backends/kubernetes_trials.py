@@ -23,12 +23,12 @@ class Trial:
         self.cluster = Cluster(folder / "cluster", nodes)
         self._made: list[KubernetesBackend] = []
 
-    def make(self, **chosen: Any) -> KubernetesBackend:
-        """Return a fresh backend."""
+    def make(self, folder: str = "scheduler", **chosen: Any) -> KubernetesBackend:
+        """Return a fresh backend, of another installation if its folder is another one."""
         settings = KubernetesSettings(
             **{"image": "train", "kubeconfig": self.cluster.kubeconfig, "deadline_s": 20.0, **chosen}
         )
-        backend = KubernetesBackend(self.folder / "scheduler", self.nodes, settings)
+        backend = KubernetesBackend(self.folder / folder, self.nodes, settings)
         self._made.append(backend)
         return backend
 

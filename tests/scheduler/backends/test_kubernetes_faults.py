@@ -19,7 +19,7 @@ from tests.scheduler.backends.kubernetes_launch import attempt_of
 from tests.scheduler.backends.kubernetes_trials import Trial
 
 ROOT = Path(__file__).parents[3]
-LAUNCH_CALLS = ("create pods", "create resourceclaims", "patch pods")
+LAUNCH_CALLS = ("create leases", "create pods", "patch resourceclaims", "patch pods")
 
 
 @pytest.fixture

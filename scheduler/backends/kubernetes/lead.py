@@ -1,0 +1,111 @@
+"""The Lease object of a namespace: only one installation starts pods there.
+
+Who leads among the schedulers of one store is said by the store. This keeps those of two stores apart, which know
+nothing of each other, and tells `kubectl get leases` who schedules.
+
+Source: SPEC K7; the rules are those of client-go's leader election.
+"""
+
+import logging
+import socket
+import time
+from datetime import UTC, datetime
+
+from pydantic import Field
+
+from ....cluster.errors import BackendError
+from .api import MANAGER, AnswerError, Api, Json
+from .objects import Read
+
+log = logging.getLogger(__name__)
+
+NAME = "longshore"
+HOLD_S = 15  # for which a lease is good
+RENEW_S = 5.0  # after which it is renewed
+_MISSING = 404
+
+
+class _Spec(Read):
+    """Who holds the lease."""
+
+    holder_identity: str = ""
+    lease_duration_seconds: int = Field(default=HOLD_S, ge=1)
+    lease_transitions: int = 0
+    acquire_time: str = ""
+    renew_time: str = ""
+
+
+class Lead:
+    """Holds the lease while somebody looks at the cluster through this backend.
+
+    Args:
+        api: Where it is.
+        namespace: Of the pods.
+        installation: What all schedulers with this folder have in common, and no others.
+    """
+
+    def __init__(self, api: Api, namespace: str, installation: str) -> None:
+        self._api, self._namespace, self._installation = api, namespace, installation
+        self._held_s = self._asked_s = float("-inf")  # by the clock that nobody sets
+        self._seen, self._seen_s = _Spec(), 0.0  # what others wrote last, and when that was noticed
+        self.others = ""  # who holds it instead
+
+    def keep(self) -> None:
+        """Take or renew the lease if it is time to; say so once if it is another's."""
+        if time.monotonic() < self._asked_s + RENEW_S:
+            return
+        before, self._asked_s = self.others, time.monotonic()
+        try:
+            self._take()
+        except BackendError as error:
+            log.log(logging.INFO if before == self.others else logging.WARNING, "%s", error)
+
+    def hold(self) -> None:
+        """Make sure that the lease is held.
+
+        Raises:
+            BackendError: If it is another's, or that is not known.
+        """
+        if time.monotonic() > self._held_s + RENEW_S:
+            self._take()
+
+    def _take(self) -> None:
+        api, begin_s = self._api, time.monotonic()
+        try:
+            lease = api.call(api.coordination.read_namespaced_lease, NAME, self._namespace)
+        except AnswerError as error:
+            if error.code != _MISSING:
+                raise
+            made: Json = {"metadata": {"name": NAME}, "spec": self._ours(_Spec())}
+            api.call(api.coordination.create_namespaced_lease, self._namespace, made, field_manager=MANAGER)
+        else:
+            seen = _Spec.model_validate(lease.get("spec") or {})
+            if not self._is_ours(seen) and self._lasts(seen):
+                self.others = seen.holder_identity
+                raise BackendError(
+                    f"pods in {self._namespace} are those of {self.others}: one namespace has one installation"
+                )
+            # With the version that was just read: whoever was faster has it.
+            lease["spec"] = self._ours(seen)
+            api.call(api.coordination.replace_namespaced_lease, NAME, self._namespace, lease, field_manager=MANAGER)
+        self._held_s, self.others = begin_s, ""
+
+    def _is_ours(self, spec: _Spec) -> bool:
+        return spec.holder_identity.endswith(f"_{self._installation}")
+
+    def _lasts(self, spec: _Spec) -> bool:
+        """Say whether another's lease still counts, by how long ago we saw it change: clocks differ."""
+        if spec != self._seen:
+            self._seen, self._seen_s = spec, time.monotonic()
+        return bool(spec.holder_identity) and time.monotonic() < self._seen_s + spec.lease_duration_seconds
+
+    def _ours(self, before: _Spec) -> Json:
+        now, me = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"), f"{socket.gethostname()}_{self._installation}"
+        stays = before.holder_identity == me
+        return {
+            "holderIdentity": me,
+            "leaseDurationSeconds": HOLD_S,
+            "leaseTransitions": before.lease_transitions + (0 if stays or not before.holder_identity else 1),
+            "acquireTime": before.acquire_time if stays else now,
+            "renewTime": now,
+        }

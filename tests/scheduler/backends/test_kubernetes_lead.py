@@ -1,0 +1,118 @@
+"""One namespace has the pods of one installation, as its Lease object says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.kubernetes import lead
+from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
+from longshore.scheduler.backends.protocol import Run
+from tests.scheduler.backends.attempts import ONE_GPU, runs, sh, until
+from tests.scheduler.backends.kubernetes_trials import Trial
+
+KEY = ("leases", "longshore", "longshore")
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    trial = Trial(tmp_path)
+    yield trial
+    trial.end()
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renew at every look, and wait a second for another installation."""
+    monkeypatch.setattr(lead, "RENEW_S", 0.0)
+    monkeypatch.setattr(lead, "HOLD_S", 1)
+
+
+def spec_of(trial: Trial) -> dict[str, Any]:
+    spec: dict[str, Any] = trial.cluster.objects.get(KEY)["spec"]
+    return spec
+
+
+def takes_jobs(backend: KubernetesBackend) -> bool:
+    return all(node.takes_jobs for node in backend.observe())
+
+
+def test_the_lease_tells_who_schedules_and_is_renewed(trial: Trial, times: None) -> None:
+    backend = trial.make()
+    assert takes_jobs(backend)
+    first = spec_of(trial)
+    assert (first["leaseTransitions"], first["leaseDurationSeconds"]) == (0, 1)
+    backend.observe()
+    second = spec_of(trial)
+    assert second["renewTime"] > first["renewTime"]
+    assert second | {"renewTime": ""} == first | {"renewTime": ""}
+
+
+def test_another_installation_starts_nothing_while_one_has_the_namespace(trial: Trial, tmp_path: Path) -> None:
+    ours, others, attempt = trial.make(), trial.make("others"), sh(f"touch {tmp_path}/started")
+    assert takes_jobs(ours)
+    holder = spec_of(trial)["holderIdentity"]
+    assert not takes_jobs(others)
+    with pytest.raises(BackendError, match=f"longshore are those of {holder}"):
+        others.launch(attempt, ONE_GPU)
+    assert (others.status(attempt.name).run, trial.cluster.pods()) == (Run.ABSENT, [])
+    assert spec_of(trial)["holderIdentity"] == holder
+
+
+def test_another_installation_takes_the_namespace_once_the_lease_is_not_renewed(trial: Trial, times: None) -> None:
+    ours, others, attempt = trial.make(), trial.make("others"), sh("exec sleep 1000")
+    assert takes_jobs(ours)
+    holder = spec_of(trial)["holderIdentity"]
+    assert not takes_jobs(others)
+    until(lambda: takes_jobs(others))
+    assert spec_of(trial)["leaseTransitions"] == 1
+    assert spec_of(trial)["holderIdentity"] != holder
+    others.launch(attempt, ONE_GPU)
+    runs(others, attempt)
+    assert not takes_jobs(ours)
+    with pytest.raises(BackendError, match="one namespace has one installation"):
+        ours.launch(sh("true"), ONE_GPU)
+
+
+def test_another_scheduler_of_the_same_installation_goes_on_at_once(trial: Trial) -> None:
+    assert takes_jobs(trial.make())
+    attempt, another = sh("exec sleep 1000"), trial.make()
+    another.launch(attempt, ONE_GPU)
+    runs(another, attempt)
+    assert spec_of(trial)["leaseTransitions"] == 0
+
+
+def test_of_two_that_take_a_free_lease_at_once_one_has_it(trial: Trial, times: None) -> None:
+    """The second reads before the first writes, and writes after it."""
+    ours, others = trial.make(), trial.make("others")
+    assert takes_jobs(ours)
+    trial.cluster.objects.update(KEY, lambda it: it | {"spec": it["spec"] | {"holderIdentity": ""}})
+    read = others._api.call
+
+    def late(method: Any, *args: Any, **options: Any) -> Any:
+        found = read(method, *args, **options)
+        if method.__name__.startswith("read_"):
+            assert takes_jobs(ours)
+        return found
+
+    others._api.call = late  # type: ignore[method-assign]
+    with pytest.raises(BackendError, match="409"):
+        others.launch(sh("true"), ONE_GPU)
+    assert trial.cluster.pods() == []
+
+
+def test_nothing_is_launched_while_nobody_can_say_who_leads(trial: Trial) -> None:
+    backend = trial.make()
+    trial.cluster.server.faults.always("get leases", 500)
+    with pytest.raises(BackendError, match="500"):
+        backend.launch(sh("true"), ONE_GPU)
+    assert trial.cluster.pods() == []
+    assert takes_jobs(backend)
+
+
+def test_an_installation_keeps_its_name_in_its_folder(trial: Trial, tmp_path: Path) -> None:
+    trial.make().observe()
+    name = (tmp_path / "scheduler" / "kubernetes" / "installation").read_text()
+    assert spec_of(trial)["holderIdentity"].endswith(f"_{name}")
