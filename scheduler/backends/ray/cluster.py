@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 _OLD_S = 1.0
+_AT_REST = ("NO_RESOURCES", "INFEASIBLE")  # of a group that waits: what is known of its last try
 
 
 class Bundle(NamedTuple):
@@ -104,9 +105,17 @@ class RayCluster:
         told = self._ray.util.placement_group_table(group)
         return bool(told["state"] == "CREATED")
 
-    def free(self, group: "PlacementGroup") -> None:
-        """Give back what was asked for."""
+    def free(self, group: "PlacementGroup") -> bool:
+        """Give back what was asked for; False while Ray is just giving it, to be tried again.
+
+        Ray 2.60 can keep what it was about to give to a group that is removed at that moment (ray#64693).
+        """
+        told = self._ray.util.placement_group_table(group)
+        waits = told.get("state") in ("PENDING", "PREPARED", "RESCHEDULING")
+        if waits and told["stats"]["scheduling_state"] not in _AT_REST:
+            return False
         self._ray.util.remove_placement_group(group)
+        return True
 
     def run(
         self, group: "PlacementGroup", number: int, bundle: Bundle, line: Sequence[str], log: str

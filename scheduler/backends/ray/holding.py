@@ -16,6 +16,7 @@ from .cluster import Bundle, RayCluster
 
 if TYPE_CHECKING:
     from ray import ObjectRef
+    from ray.util.placement_group import PlacementGroup
 
 _LOOK_AGAIN_S = 1.0  # at an attempt that runs
 _SWEEP_AGAIN_S = 5.0
@@ -40,14 +41,15 @@ class Holding:
         self._cluster, self._path = cluster, path
         self._folder = open_folder(path)
         try:
-            spec = read_spec(self._folder)
+            spec, is_revoked = read_spec(self._folder), self._is_revoked()
         except (OSError, ValueError):
             os.close(self._folder)
             raise
         self._attempt, self._ranks = spec.attempt, len(spec.ranks)
         gpus = {rank.node: rank.node_gpus for rank in spec.ranks}
         self._bundles = [Bundle(node, gpus[node]) for node in nodes_of(spec)]
-        self._group = cluster.reserve(spec.attempt, self._bundles)
+        # One that may not start any more gets none, and one that runs has them held for it.
+        self._group = None if is_revoked else cluster.reserve(spec.attempt, self._bundles)
         self._tasks: dict[int, ObjectRef[None]] = {}  # what started a part and has not been seen to end
         self._sweeps: dict[int, ObjectRef[None]] = {}
         self._sweep_at_s = dict.fromkeys(range(len(self._bundles)), 0.0)
@@ -66,22 +68,29 @@ class Holding:
         if time.monotonic() < self._look_at_s and done == self._done:
             return False
         if not is_there(self._folder, "claim.json"):
-            if self._cluster.is_given(self._group):
-                self._start()
+            if self._group is not None and self._cluster.is_given(self._group):
+                self._start(self._group)
             return False
         self._look_at_s, self._done = time.monotonic() + _LOOK_AGAIN_S, done
-        if json.loads(read_whole(self._folder, "claim.json", _MOST_BYTES))["revoked"]:
+        if self._is_revoked():
             return True
         # All are looked at: one that is over may be the reason why others have to stop.
         over = [self._is_over(part) for part in range(len(self._bundles))]
         return all(over)
 
-    def free(self) -> None:
-        """Give back what Ray was asked for."""
-        self._cluster.free(self._group)
+    def free(self) -> bool:
+        """Give back what Ray was asked for, and say whether that is done."""
+        if self._group is not None and not self._cluster.free(self._group):
+            return False
         os.close(self._folder)
+        return True
 
-    def _start(self) -> None:
+    def _is_revoked(self) -> bool:
+        if not is_there(self._folder, "claim.json"):
+            return False
+        return bool(json.loads(read_whole(self._folder, "claim.json", _MOST_BYTES))["revoked"])
+
+    def _start(self, group: "PlacementGroup") -> None:
         nodes = self._cluster.nodes()
         first = nodes.get(self._bundles[0].node)
         if first is None:
@@ -94,7 +103,7 @@ class Holding:
             return
         for part, bundle in enumerate(self._bundles):
             line = python_line("ray.node", "start_part", self._path, token, bundle.node)
-            self._tasks[part] = self._cluster.run(self._group, part, bundle, line, self._log)
+            self._tasks[part] = self._cluster.run(group, part, bundle, line, self._log)
         self._numbers = {name: node.number for name, node in nodes.items()}
 
     def _is_over(self, part: int) -> bool:

@@ -51,6 +51,7 @@ def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, Holding])
             wanted.unlink(missing_ok=True)
             return
         held[name] = Holding(cluster, str(path))
-    if held[name].tend():
+    # It is forgotten only when Ray has what it gave: whatever goes wrong before is tried again.
+    if held[name].tend() and held[name].free():
         wanted.unlink(missing_ok=True)
-        held.pop(name).free()
+        del held[name]

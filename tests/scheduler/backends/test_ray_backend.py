@@ -160,19 +160,21 @@ def test_a_scheduler_that_is_killed_finds_its_job_on_ray_again(ray_cluster: RayC
         f"cluster: cluster.yaml\nfolder: {tmp_path}/here\nbackend: {{name: ray, settings: {settings}}}\n"
     )
     served = Served(tmp_path, "--config", "c.yaml")
-    served.start()
-    job = served.submit(
-        "--gpus", "6", "--", "sh", "-c", f"{SAY_GPU}; touch runs; while [ ! -e go ]; do sleep 0.05; done"
-    )
-    until((tmp_path / "runs").exists)
+    try:
+        served.start()
+        job = served.submit(
+            "--gpus", "6", "--", "sh", "-c", f"{SAY_GPU}; touch runs; while [ ! -e go ]; do sleep 0.05; done"
+        )
+        until((tmp_path / "runs").exists)
 
-    served.end(9)
-    (tmp_path / "go").touch()
-    served.start()
+        served.end(9)
+        (tmp_path / "go").touch()
+        served.start()
 
-    told = served.ended(job)
-    assert "succeeded" in told
-    assert "attempt 2" not in told
-    assert "a:0,1,2,3" in told
-    assert served.call("logs", job, "--rank", "3").stdout == "a 3\n"
-    served.end()
+        told = served.ended(job)
+        assert "succeeded" in told
+        assert "attempt 2" not in told
+        assert "a:0,1,2,3" in told
+        assert served.call("logs", job, "--rank", "3").stdout == "a 3\n"
+    finally:
+        served.end()
