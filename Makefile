@@ -8,9 +8,9 @@ STAMP  := .venv/.stamp
 demo: $(STAMP)
 	$(BIN)/longshore evaluate --policy checkpoints/hetero64.zip $(if $(TRACE),--trace '$(TRACE)') --report report.html
 
-# A file's tests stay together: some share a server.
+# A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
