@@ -99,8 +99,8 @@ def _towards_running(seen: Seen, now_s: float) -> Step:
             return Step(Do.LAUNCH)  # it was launched, and nobody has noted it
         return Step(Do.RUN, "every rank has reported")
     if seen.is_cut_off:
-        # It has nothing to lose, and waits there for ever if the node is gone for good.
-        return Step(Do.STOP, "a node of it is down, and it has not begun to run", AfterStop.RETRY)
+        # It has next to nothing to lose, waits there for ever if the node is gone for good, and is not to blame.
+        return Step(Do.STOP, "a node of it is down, and not all its ranks run yet", AfterStop.RELOCATE)
     if now_s - seen.opened_s > START_LIMIT_S:
         return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s", AfterStop.RETRY)
     is_late = seen.status.run is Run.PENDING and now_s - seen.opened_s > LAUNCH_AGAIN_S

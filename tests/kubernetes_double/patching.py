@@ -29,7 +29,7 @@ def patched(kind: str, value: Object, patch: Any) -> Object:
 
 
 def applied(value: Object, body: Object, manager: str) -> Object:
-    """Return an object with what a manager applies; lists are taken whole, and fields that it left out stay.
+    """Return an object with what a manager applies; fields that it left out stay, and lists without a key are replaced.
 
     Raises:
         ApiError: If a field is another manager's and has another value, or may not change.
@@ -42,7 +42,7 @@ def applied(value: Object, body: Object, manager: str) -> Object:
             raise ApiError(409, "Conflict", f'Apply failed with 1 conflict: conflict with "{owners[0]}": {path}')
         if path.startswith("spec.") and value and _at(value, path) != wanted:
             raise ApiError(422, "Invalid", f"{path}: field is immutable")
-    result: Object = _merged(value, body)
+    result = _strategic(value, body)
     mine = sorted({path for path, _ in _leaves(body)})
     others = [each for each in managed if each["manager"] != manager]
     result["metadata"]["managedFields"] = [*others, {"manager": manager, "operation": "Apply", "fields": mine}]

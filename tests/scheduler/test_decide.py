@@ -20,7 +20,7 @@ def seen(state: AttemptState, run: Run, desired: Desired = Desired.RUN, *, gone:
 
 
 @given(ANY, st.floats(0.0, 1e6))
-def test_a_node_that_is_down_stops_only_attempts_that_have_not_begun_to_run(it: Seen, now_s: float) -> None:
+def test_a_node_that_is_down_stops_only_attempts_whose_ranks_do_not_all_run_yet(it: Seen, now_s: float) -> None:
     reached, cut_off = (next_step(it._replace(is_cut_off=down), now_s) for down in (False, True))
     if it.state is not AttemptState.RELEASED:
         assert cut_off.contact is Contact.UNKNOWN
@@ -88,7 +88,7 @@ def test_a_job_on_a_faulty_gpu_is_stopped_and_tried_again() -> None:
 def test_an_attempt_that_was_to_start_on_a_node_that_is_down_starts_elsewhere() -> None:
     step = next_step(seen(AttemptState.LAUNCHED, Run.PENDING)._replace(is_cut_off=True), 0.0)
 
-    assert (step.do, step.after) == (Do.STOP, AfterStop.RETRY)
+    assert (step.do, step.after) == (Do.STOP, AfterStop.RELOCATE)
 
 
 def test_a_hundred_thousand_random_histories_with_crashes_break_no_rule() -> None:

@@ -59,11 +59,11 @@ class KubernetesBackend:
         self._pods = View(api, "pods", api.core.list_namespaced_pod, Pod, namespace, ATTEMPT)
         self._nodes = View(api, "nodes", api.core.list_node, Node)
         self._slices = View(api, "resource slices", api.resource.list_resource_slice, ResourceSlice)
-        self._launch = Launch(api, settings, self._records, self._pods, self._sizes)
+        self._lead = Lead(api, settings.namespace, self._records.installation())
+        self._launch = Launch(api, settings, self._records, self._pods, self._sizes, self._lead)
         self._removal = Removal(api, settings, self._records)
         self._output = Output(api, settings.namespace, self._records)
         self._order = self._records.gpus()
-        self._lead = Lead(api, settings.namespace, self._records.installation())
         self._silent: frozenset[str] = frozenset()  # nodes that did not answer when they were last looked at
         for view in self._views:
             view.start()
@@ -79,20 +79,20 @@ class KubernetesBackend:
     def observe(self) -> tuple[NodeSeen, ...]:
         """Return all nodes: a GPU is healthy if its driver offers it without a taint, or says nothing.
 
-        A node that is cordoned or silent takes no jobs; none does while another installation has the namespace.
+        A node that is cordoned or silent takes no jobs; none does without the lease of the namespace.
 
         Raises:
             BackendError: If the cluster cannot be seen at the moment.
         """
         known, offers, now_s = self._nodes.objects(), self._offers(), time.time()
-        self._lead.keep()
+        leads = self._lead.keep()
         self._silent = self._silent_of(known, offers)
         gpus, seen = self._gpus(offers), []
         for node, size in self._sizes.items():
             silent = node in self._silent
             at_s = _silent_since_s(known.get(node)) if silent else now_s
             told = [GpuSeen(gpu, silent or gpus is None or _is_usable(gpus[node], gpu)) for gpu in range(size)]
-            takes_jobs = not (silent or known[node].spec.unschedulable or self._lead.others)
+            takes_jobs = leads and not silent and not known[node].spec.unschedulable
             seen.append(NodeSeen(node, tuple(told), at_s, takes_jobs=takes_jobs))
         return tuple(seen)
 
@@ -107,7 +107,6 @@ class KubernetesBackend:
         _check_name(attempt.name)
         gpus = self._gpus(self._offers())
         self._nodes.objects()  # Nothing is started while the nodes cannot be seen.
-        self._lead.hold()
         self._launch.launch(attempt, placement, self._pods_of(attempt.name), gpus)
 
     def status(self, name: str) -> Status:
@@ -128,7 +127,9 @@ class KubernetesBackend:
         except BackendError as error:
             return {name: Status(Run.UNREACHABLE, reason=str(error)) for name in names}
         found = {name: self._status(name, by_attempt.get(name, []), silent) for name in names}
-        self._removal.tend(by_attempt)
+        # What other installations have in the namespace is left alone.
+        own = {name: pods for name, pods in by_attempt.items() if name in found or self._records.knows(name)}
+        self._removal.tend(own)
         return found
 
     def cancel(self, name: str, reason: str) -> None:

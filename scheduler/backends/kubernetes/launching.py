@@ -9,6 +9,7 @@ from ..protocol import Attempt, CannotHonourError, Placement, RefusedError
 from ..refusals import refuse_placement, refuse_texts
 from .api import APPLY, JSON_PATCH, MANAGER, AnswerError, Api, Json
 from .devices import Gpu
+from .lead import Lead
 from .objects import ATTEMPT, SPEC, Pod
 from .pods import Part, claim_manifest, digest_of, lifting, pod_manifest
 from .records import Records
@@ -32,12 +33,15 @@ class Launch:
         records: Of attempts.
         view: Of pods; it learns of those that are made.
         sizes: GPUs of each node.
+        lead: Without which nothing is created or let go.
     """
 
     def __init__(
-        self, api: Api, settings: KubernetesSettings, records: Records, view: View[Pod], sizes: Mapping[str, int]
-    ) -> None:
+        self, api: Api, settings: KubernetesSettings, records: Records, view: View[Pod], sizes: Mapping[str, int],
+        lead: Lead,
+    ) -> None:  # fmt: skip
         self._api, self._settings, self._records, self._view, self._sizes = api, settings, records, view, sizes
+        self._lead = lead
 
     def launch(
         self, attempt: Attempt, placement: Placement, known: Sequence[Pod], gpus: Mapping[str, Sequence[Gpu]] | None
@@ -64,6 +68,7 @@ class Launch:
         ended = self._records.has(name, "ended") or any(pod.is_deleted or pod.is_over for pod in known)
         if ended or (len(known) == len(placement) and not any(pod.is_gated for pod in known)):
             return
+        self._lead.hold()
         manifests = [pod_manifest(attempt, placement, part, self._settings) for part in parts]
         self._records.note(name, "launched", digest)
         lost = self._records.has(name, "lifted") and len(known) < len(placement)
@@ -73,6 +78,7 @@ class Launch:
         for pod, part in zip(pods, parts, strict=True):
             if part.gpus and _is_gated(pod):
                 self._claim(pod, part)
+        self._lead.hold()  # The pods of a large gang take a while.
         if not self._records.has(name, "cancelled"):
             self._records.note(name, "lifted", digest)
             for pod, part in zip(pods, parts, strict=True):

@@ -48,17 +48,20 @@ class Lead:
         self._api, self._namespace, self._installation = api, namespace, installation
         self._held_s = self._asked_s = float("-inf")  # by the clock that nobody sets
         self._seen, self._seen_s = _Spec(), 0.0  # what others wrote last, and when that was noticed
-        self.others = ""  # who holds it instead
+        self._told = ""  # why it is not held, as it was last logged
 
-    def keep(self) -> None:
-        """Take or renew the lease if it is time to; say so once if it is another's."""
-        if time.monotonic() < self._asked_s + RENEW_S:
-            return
-        before, self._asked_s = self.others, time.monotonic()
-        try:
-            self._take()
-        except BackendError as error:
-            log.log(logging.INFO if before == self.others else logging.WARNING, "%s", error)
+    def keep(self) -> bool:
+        """Take or renew the lease if it is time to, and say whether it is held; why not is logged once."""
+        if time.monotonic() >= self._asked_s + RENEW_S:
+            try:
+                self._take()
+                self._told = ""
+            except BackendError as error:
+                if str(error) != self._told:
+                    log.warning("no pod is started: %s", error)
+                self._told = str(error)
+            self._asked_s = time.monotonic()  # A call that hangs is not made again at once.
+        return time.monotonic() < self._held_s + HOLD_S
 
     def hold(self) -> None:
         """Make sure that the lease is held.
@@ -81,14 +84,13 @@ class Lead:
         else:
             seen = _Spec.model_validate(lease.get("spec") or {})
             if not self._is_ours(seen) and self._lasts(seen):
-                self.others = seen.holder_identity
                 raise BackendError(
-                    f"pods in {self._namespace} are those of {self.others}: one namespace has one installation"
+                    f"namespace {self._namespace} is that of {seen.holder_identity}: it can be of one installation only"
                 )
             # With the version that was just read: whoever was faster has it.
             lease["spec"] = self._ours(seen)
             api.call(api.coordination.replace_namespaced_lease, NAME, self._namespace, lease, field_manager=MANAGER)
-        self._held_s, self.others = begin_s, ""
+        self._held_s = begin_s
 
     def _is_ours(self, spec: _Spec) -> bool:
         return spec.holder_identity.endswith(f"_{self._installation}")
@@ -106,6 +108,6 @@ class Lead:
             "holderIdentity": me,
             "leaseDurationSeconds": HOLD_S,
             "leaseTransitions": before.lease_transitions + (0 if stays or not before.holder_identity else 1),
-            "acquireTime": before.acquire_time if stays else now,
+            "acquireTime": (stays and before.acquire_time) or now,
             "renewTime": now,
         }

@@ -83,6 +83,10 @@ class Records:
                 return ""
             return str(json.loads(read_whole(folder, "launched.json", _MOST_BYTES)))
 
+    def knows(self, name: str) -> bool:
+        """Say whether anything was noted of an attempt."""
+        return (self.folder / name).is_dir()
+
     def has(self, name: str, record: str) -> bool:
         """Say whether there is a record, such as "cancelled"."""
         with self.opened(name) as folder:

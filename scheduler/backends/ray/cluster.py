@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 _OLD_S = 1.0
-_AT_REST = ("NO_RESOURCES", "INFEASIBLE")  # of a group that waits: what is known of its last try
+_FAILED = ("NO_RESOURCES", "INFEASIBLE", "FAILED_TO_COMMIT_RESOURCES")  # what is known of a group's last try
 
 
 class Bundle(NamedTuple):
@@ -73,6 +73,7 @@ class RayCluster:
         self._ray, self._strategies = ray, scheduling_strategies
         self._task = ray.remote(num_cpus=0, max_retries=0)(run_granted)
         self._nodes: dict[str, Node] = {}
+        self._tries: dict[object, int] = {}  # to place a group that is to be given back, at the last look
         self._read_s = -_OLD_S
 
     @property
@@ -106,14 +107,19 @@ class RayCluster:
         return bool(told["state"] == "CREATED")
 
     def free(self, group: "PlacementGroup") -> bool:
-        """Give back what was asked for; False while Ray is just giving it, to be tried again.
+        """Give back what was asked for; False while Ray may be just giving it: ask again a little later.
 
-        Ray 2.60 can keep what it was about to give to a group that is removed at that moment (ray#64693).
+        Ray 2.60 can keep what it was about to give to a group that is removed at that moment (ray#64693). It does not
+        tell that it tries again, but counts its tries: a group that waits is removed if the last one failed and there
+        was none since the look before. That one begins in between remains possible, for milliseconds.
         """
-        told = self._ray.util.placement_group_table(group)
-        waits = told.get("state") in ("PENDING", "PREPARED", "RESCHEDULING")
-        if waits and told["stats"]["scheduling_state"] not in _AT_REST:
-            return False
+        told, last = self._ray.util.placement_group_table(group), self._tries.pop(group.id, None)
+        if told.get("state") in ("PENDING", "PREPARED", "RESCHEDULING"):
+            tries = told["stats"]["scheduling_attempt"]
+            failed = told["state"] != "PREPARED" and told["stats"]["scheduling_state"] in _FAILED
+            if not failed or tries != last:
+                self._tries[group.id] = tries
+                return False
         self._ray.util.remove_placement_group(group)
         return True
 

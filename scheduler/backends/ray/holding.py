@@ -41,15 +41,15 @@ class Holding:
         self._cluster, self._path = cluster, path
         self._folder = open_folder(path)
         try:
-            spec, is_revoked = read_spec(self._folder), self._is_revoked()
-        except (OSError, ValueError):
+            spec = read_spec(self._folder)
+            gpus = {rank.node: rank.node_gpus for rank in spec.ranks}
+            self._bundles = [Bundle(node, gpus[node]) for node in nodes_of(spec)]
+            # One that may not start any more gets none, and one that runs has them held for it.
+            self._group = None if self._is_revoked() else cluster.reserve(spec.attempt, self._bundles)
+        except BaseException:
             os.close(self._folder)
             raise
         self._attempt, self._ranks = spec.attempt, len(spec.ranks)
-        gpus = {rank.node: rank.node_gpus for rank in spec.ranks}
-        self._bundles = [Bundle(node, gpus[node]) for node in nodes_of(spec)]
-        # One that may not start any more gets none, and one that runs has them held for it.
-        self._group = None if is_revoked else cluster.reserve(spec.attempt, self._bundles)
         self._tasks: dict[int, ObjectRef[None]] = {}  # what started a part and has not been seen to end
         self._sweeps: dict[int, ObjectRef[None]] = {}
         self._sweep_at_s = dict.fromkeys(range(len(self._bundles)), 0.0)

@@ -53,5 +53,5 @@ def _tend(cluster: RayCluster, folder: str, name: str, held: dict[str, Holding])
         held[name] = Holding(cluster, str(path))
     # It is forgotten only when Ray has what it gave: whatever goes wrong before is tried again.
     if held[name].tend() and held[name].free():
-        wanted.unlink(missing_ok=True)
         del held[name]
+        wanted.unlink(missing_ok=True)

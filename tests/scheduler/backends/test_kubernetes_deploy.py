@@ -63,7 +63,7 @@ def live_through_everything(trial: Trial) -> None:
     """Let a backend make every call that it can come to make."""
     backend = trial.make()
     backend.observe()
-    for call in ("create pods", "patch resourceclaims"):  # which is answered by reading what is there
+    for call in ("create pods", "patch resourceclaims"):  # which are made again
         trial.cluster.server.faults.once(call, LOSE)
     attempt = sh("echo out; exec sleep 1000")
     until(lambda: launches(backend, attempt))

@@ -13,6 +13,7 @@ import pytest
 from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.backends.protocol import RefusedError, Run
+from tests.kubernetes_double.objects import Object
 from tests.kubernetes_double.server import CUT, HANG, LOSE
 from tests.scheduler.backends.attempts import NODES, ONE_GPU, THREE_GPUS, end_of, runs, sh, until
 from tests.scheduler.backends.kubernetes_launch import attempt_of
@@ -47,6 +48,22 @@ def test_a_launch_that_was_cut_short_anywhere_is_finished_by_another_scheduler_a
     fresh.launch(attempt, THREE_GPUS)
     assert [end.code for end in end_of(fresh, attempt).ends] == [0, 0, 0]
     assert sorted((tmp_path / "starts").read_text().split()) == ["0", "1", "2"]
+
+
+def test_a_claim_that_was_another_pods_is_not_taken(trial: Trial, backend: KubernetesBackend) -> None:
+    attempt = sh("true")
+    trial.cluster.server.faults.once("patch pods", 503)
+    with pytest.raises(BackendError, match="503"):
+        backend.launch(attempt, ONE_GPU)
+
+    def of_another(claim: Object) -> Object:
+        claim["metadata"]["ownerReferences"][0]["uid"] = "of-one-that-is-gone"
+        return claim
+
+    trial.cluster.objects.update(("resourceclaims", "longshore", f"{attempt.name}-0"), of_another)
+    with pytest.raises(BackendError, match="another claim"):
+        backend.launch(attempt, ONE_GPU)
+    assert [len(pod["spec"]["schedulingGates"]) for pod in trial.cluster.pods()] == [1]
 
 
 @pytest.mark.parametrize("call", LAUNCH_CALLS)

@@ -1,5 +1,6 @@
 """One namespace has the pods of one installation, as its Lease object says."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def test_another_installation_starts_nothing_while_one_has_the_namespace(trial: 
     assert takes_jobs(ours)
     holder = spec_of(trial)["holderIdentity"]
     assert not takes_jobs(others)
-    with pytest.raises(BackendError, match=f"longshore are those of {holder}"):
+    with pytest.raises(BackendError, match=f"namespace longshore is that of {holder}"):
         others.launch(attempt, ONE_GPU)
     assert (others.status(attempt.name).run, trial.cluster.pods()) == (Run.ABSENT, [])
     assert spec_of(trial)["holderIdentity"] == holder
@@ -72,7 +73,7 @@ def test_another_installation_takes_the_namespace_once_the_lease_is_not_renewed(
     others.launch(attempt, ONE_GPU)
     runs(others, attempt)
     assert not takes_jobs(ours)
-    with pytest.raises(BackendError, match="one namespace has one installation"):
+    with pytest.raises(BackendError, match="it can be of one installation only"):
         ours.launch(sh("true"), ONE_GPU)
 
 
@@ -106,10 +107,38 @@ def test_of_two_that_take_a_free_lease_at_once_one_has_it(trial: Trial, times: N
 def test_nothing_is_launched_while_nobody_can_say_who_leads(trial: Trial) -> None:
     backend = trial.make()
     trial.cluster.server.faults.always("get leases", 500)
+    assert not takes_jobs(backend)
     with pytest.raises(BackendError, match="500"):
         backend.launch(sh("true"), ONE_GPU)
     assert trial.cluster.pods() == []
+
+
+def test_a_short_trouble_with_the_lease_holds_nothing_up(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lead, "RENEW_S", 0.0)
+    backend = trial.make()
     assert takes_jobs(backend)
+    trial.cluster.server.faults.always("get leases", 500)
+    assert takes_jobs(backend)
+    monkeypatch.setattr(lead, "HOLD_S", 0)
+    assert not takes_jobs(backend)
+
+
+def test_why_no_pod_is_started_is_told_once(trial: Trial, times: None, caplog: pytest.LogCaptureFixture) -> None:
+    backend = trial.make()
+    trial.cluster.server.faults.always("get leases", 403)
+    for _ in range(3):
+        backend.observe()
+    assert [record.message[:48] for record in caplog.records] == ["no pod is started: the API server answered 403: "]
+
+
+def test_pods_of_another_installation_are_left_alone(trial: Trial) -> None:
+    trial.cluster.schedules = False
+    ours, others, attempt = trial.make(), trial.make("others", bind_s=0.01), sh("true")
+    ours.launch(attempt, ONE_GPU)
+    for _ in range(3):
+        others.statuses(())
+        time.sleep(0.05)
+    assert [pod["metadata"].get("deletionTimestamp") for pod in trial.cluster.pods()] == [None]
 
 
 def test_an_installation_keeps_its_name_in_its_folder(trial: Trial, tmp_path: Path) -> None:

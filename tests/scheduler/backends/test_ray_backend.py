@@ -1,6 +1,7 @@
 """What the Ray backend does on a real Ray, beside what every backend does (tests/contracts/test_backends.py)."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,18 @@ def test_an_attempt_that_is_cancelled_while_it_waits_for_its_gpus_never_starts(
     assert end_of(backend, third).run is Run.EXITED
     assert (status.run, status.reason, status.ends) == (Run.EXITED, "cancelled", ())
     assert not (tmp_path / "started").exists()
+
+
+def test_a_gpu_is_free_again_whenever_attempts_on_it_are_cancelled(backend: RayBackend) -> None:
+    for turn in range(12):
+        attempt = sh("exec sleep 1000")
+        backend.launch(attempt, ON_A)
+        time.sleep(0.03 * turn)
+        backend.cancel(attempt.name, "no longer wanted")
+        until(lambda: backend.released(attempt.name))  # noqa: B023
+    last = sh("true")
+    backend.launch(last, ON_A)
+    assert end_of(backend, last).run is Run.EXITED
 
 
 def test_an_attempt_that_was_granted_other_gpus_refuses_to_run(
