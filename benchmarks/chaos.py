@@ -122,12 +122,13 @@ def endure(chaos: Chaos, home: Path, server: Server | None, seed: int) -> Seen:
     served.start()
     wanted = submit_all(chaos, served, home, rng)
     store = url or f"sqlite:///{home / 'state' / 'longshore.db'}"
-    killed = kill_at_random(chaos, served, server, store, rng)
+    victims: set[str] = set()
+    killed = kill_at_random(chaos, served, server, store, rng, victims)
     wait_for_all(store)
     time.sleep(2.0)  # what was left would still be there; and the last attempts are closed
     orphans = sum(MARK in environment(process) for process in living())
     served.kill()
-    return Seen(*judged(store, wanted, home), orphans, *killed, time.monotonic() - began)
+    return Seen(*judged(store, wanted, home, victims), orphans, *killed, time.monotonic() - began)
 
 
 def submit_all(chaos: Chaos, served: Served, home: Path, rng: random.Random) -> dict[str, JobState]:
@@ -148,9 +149,9 @@ def submit_all(chaos: Chaos, served: Served, home: Path, rng: random.Random) -> 
 
 
 def kill_at_random(
-    chaos: Chaos, served: Served, server: Server | None, store: str, rng: random.Random
+    chaos: Chaos, served: Served, server: Server | None, store: str, rng: random.Random, victims: set[str]
 ) -> tuple[int, int, int]:
-    """Kill in random order while jobs are left; return how often what was killed or restarted."""
+    """Kill in random order while jobs are left, note whose processes; return how often what was killed or restarted."""
     todo = ["scheduler"] * chaos.scheduler_kills + ["job"] * chaos.job_kills
     todo += ["store"] * chaos.store_restarts
     rng.shuffle(todo)
@@ -170,20 +171,22 @@ def kill_at_random(
             server.start()
             done[what] += 1
         else:
-            done[what] += kill_a_rank(rng)
+            done[what] += kill_a_rank(rng, victims)
     return done["scheduler"], done["job"], done["store"]
 
 
-def kill_a_rank(rng: random.Random) -> int:
-    """Kill a process of a job or its supervisor; return 1, or 0 if there is none for long."""
+def kill_a_rank(rng: random.Random, victims: set[str]) -> int:
+    """Kill a rank of a job, and note its attempt; return 1, or 0 if there is none for long."""
     time.sleep(rng.uniform(0.0, 0.5))
     give_up = time.monotonic() + RANK_S
     while not (found := [process for process in living() if MARK in environment(process)]):
         if time.monotonic() > give_up:
             return 0
         time.sleep(0.05)
+    chosen = rng.choice(found)
+    victims.add(environment(chosen).get(b"LONGSHORE_ATTEMPT", b"").decode())
     with contextlib.suppress(ProcessLookupError):
-        os.kill(rng.choice(found).pid, signal.SIGKILL)
+        os.kill(chosen.pid, signal.SIGKILL)
     return 1
 
 
@@ -204,8 +207,11 @@ def wait_for_all(url: str) -> None:
         time.sleep(0.5)
 
 
-def judged(url: str, wanted: dict[str, JobState], home: Path) -> tuple[int, int, int]:
-    """Return how many jobs ended wrongly and how many twice, and on how many GPUs two met."""
+def judged(url: str, wanted: dict[str, JobState], home: Path, victims: set[str]) -> tuple[int, int, int]:
+    """Return how many jobs ended wrongly and how many twice, and on how many GPUs two met.
+
+    An attempt that was killed between its last mark and its end is rightly tried again: nobody knows that it was done.
+    """
     store = open_store(url)
     with store.read() as tx:
         jobs = {row.id: row for row in list_jobs(tx, limit=1 << 30)}
@@ -217,9 +223,12 @@ def judged(url: str, wanted: dict[str, JobState], home: Path) -> tuple[int, int,
     done = Counter(path.name.rpartition("-")[0] for path in (home / "done").iterdir())
     for attempt, ranks in done.items():
         job = attempt.split("-")[1]  # ls-JOB-NUMBER
-        if ranks == jobs[job].gpus and jobs[job].state is JobState.SUCCEEDED:
+        if ranks == jobs[job].gpus and jobs[job].state is JobState.SUCCEEDED and attempt not in victims:
             complete.setdefault(job, set()).add(attempt)
-    twice = sum(count > 1 for count in ends.values()) + sum(len(attempts) > 1 for attempts in complete.values())
+    again = {job: sorted(attempts) for job, attempts in complete.items() if len(attempts) > 1}
+    for job, attempts in again.items():
+        progress(f"{job} was done by {attempts}")
+    twice = sum(count > 1 for count in ends.values()) + len(again)
     return wrong + len(set(jobs) - set(wanted)), twice, len(list((home / "shared").iterdir()))
 
 
