@@ -28,7 +28,7 @@ from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.reservations import ReservationRow, held_gpus
 
 NOBODY = 65534
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 CLUSTER = """\
 name: two
 node_types: {{slots: {{gpus: 4, peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9}}}}

@@ -26,9 +26,9 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renew at every look, and wait a second for another installation."""
+    """Renew at every look, and wait a few seconds for another installation."""
     monkeypatch.setattr(lead, "RENEW_S", 0.0)
-    monkeypatch.setattr(lead, "HOLD_S", 1)
+    monkeypatch.setattr(lead, "HOLD_S", 3)
 
 
 def spec_of(trial: Trial) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_the_lease_tells_who_schedules_and_is_renewed(trial: Trial, times: None)
     backend = trial.make()
     assert takes_jobs(backend)
     first = spec_of(trial)
-    assert (first["leaseTransitions"], first["leaseDurationSeconds"]) == (0, 1)
+    assert (first["leaseTransitions"], first["leaseDurationSeconds"]) == (0, 3)
     backend.observe()
     second = spec_of(trial)
     assert second["renewTime"] > first["renewTime"]
