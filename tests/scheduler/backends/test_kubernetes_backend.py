@@ -1,7 +1,7 @@
 """The Kubernetes backend on the double of a cluster, whose pods are real processes."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,6 @@ from tests.kubernetes_double.cluster import uuid_of
 from tests.kubernetes_double.objects import Object
 from tests.scheduler.backends.attempts import ONE_GPU, THREE_GPUS, end_of, lives, number_in, runs, sh, until
 from tests.scheduler.backends.kubernetes_trials import Trial
-
-
-@pytest.fixture
-def trial(tmp_path: Path) -> Iterator[Trial]:
-    trial = Trial(tmp_path)
-    yield trial
-    trial.end()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,13 +20,6 @@ from tests.scheduler.backends.kubernetes_trials import Trial
 
 ROOT = Path(__file__).parents[3]
 LAUNCH_CALLS = ("create leases", "create pods", "patch resourceclaims", "patch pods")
-
-
-@pytest.fixture
-def trial(tmp_path: Path) -> Iterator[Trial]:
-    trial = Trial(tmp_path)
-    yield trial
-    trial.end()
 
 
 @pytest.fixture

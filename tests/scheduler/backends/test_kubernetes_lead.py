@@ -1,7 +1,6 @@
 """One namespace has the pods of one installation, as its Lease object says."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,6 @@ from tests.scheduler.backends.attempts import ONE_GPU, runs, sh, until
 from tests.scheduler.backends.kubernetes_trials import Trial
 
 KEY = ("leases", "longshore", "longshore")
-
-
-@pytest.fixture
-def trial(tmp_path: Path) -> Iterator[Trial]:
-    trial = Trial(tmp_path)
-    yield trial
-    trial.end()
 
 
 @pytest.fixture
