@@ -50,7 +50,7 @@ class Settings(_Section):
     backend: BackendChoice = BackendChoice()
     policy: PolicyChoice = PolicyChoice()
     order: Order = "easy"
-    ageing_s: Annotated[float, Field(ge=0.0)] = 6 * 3600.0
+    ageing_s: Annotated[float, Field(ge=0.0)] = 72 * 3600.0  # 6 h cost 10 % of mean JCT (docs/benchmarks.md, unseen)
     waiting: bool = True
     host: Name = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8765
