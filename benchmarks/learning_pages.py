@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
-from longshore.eval.statistics import Estimates, ratio_estimates
+from longshore.cluster.intervals import Estimates, ratio_estimates
 
 from . import traces
 from .harness import ROOT

@@ -21,7 +21,7 @@ from longshore.envs.batch import Problem
 from longshore.envs.problems import Regime, window_problem
 from longshore.eval.play import play_all
 from longshore.eval.setting import TESTED_PART, WINDOWS
-from longshore.eval.statistics import ratio_estimates
+from longshore.cluster.intervals import ratio_estimates
 
 from .harness import ROOT, Row, main, progress
 

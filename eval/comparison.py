@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.errors import InputError
+from ..cluster.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
 from ..cluster.outcome import Outcome, metrics
 from ..cluster.scenarios import Scenarios
-from .statistics import Estimates, ratio_estimates, unit_sums
 
 TIE = 1e-9  # runs whose figures differ by less than this share are equal: rounding, not policy
 
@@ -54,6 +54,7 @@ class JobSizes(NamedTuple):
     jobs: NDArray[np.int64]  # (classes,) jobs of all scenarios
     mean_jct_s: NDArray[np.float64]  # (policies, classes)
     relative_percent: Estimates  # (policies, classes) against the best heuristic
+    p: NDArray[np.float64]  # (policies, classes) that there is no difference, adjusted for the whole table
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Comparison:
     mean: Estimates  # (policies, metrics)
     difference: Estimates  # (policies, metrics) policy minus best heuristic
     relative_percent: Estimates  # (policies, metrics) of the best heuristic's mean
+    p: NDArray[np.float64]  # (policies, metrics) that there is no difference, adjusted for the whole table
     worse_share: NDArray[np.float64]  # (policies,) scenarios with a worse goal than the best heuristic's
     wins: NDArray[np.float64]  # (policies, policies) scenarios in which the row's goal is better than the column's
     job_sizes: JobSizes
@@ -138,6 +140,7 @@ def compare(
         mean=estimates[0],
         difference=estimates[1],
         relative_percent=estimates[2],
+        p=estimates[3],
         worse_share=wins[ranked.index(best)],
         wins=wins,
         job_sizes=_job_sizes([outcomes[name] for name in ranked], ranked.index(best), scenarios, unit, confidence),
@@ -209,8 +212,11 @@ def _better(cost: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np
 
 def _estimates(
     values: NDArray[np.float64], best: int, unit: NDArray[np.intp], confidence: float
-) -> tuple[Estimates, Estimates, Estimates]:
-    """Return means, differences to the best heuristic and differences in per cent, of shape (policies, metrics)."""
+) -> tuple[Estimates, Estimates, Estimates, NDArray[np.float64]]:
+    """Return means, differences to the best heuristic, these in per cent, and their adjusted p-values.
+
+    All have the shape (policies, metrics).
+    """
     shape = values.shape[:2]
     flat = values.reshape(-1, values.shape[-1])
     reference = np.broadcast_to(values[best], values.shape).reshape(flat.shape)
@@ -220,7 +226,15 @@ def _estimates(
         _shaped(ratio_estimates(sums, ones, confidence=confidence), shape),
         _shaped(ratio_estimates(sums - base, ones, confidence=confidence), shape),
         _shaped(ratio_estimates(100 * (sums - base), base, confidence=confidence), shape),
+        _adjusted(mean_p_values(sums - base, ones).reshape(shape), best),
     )
+
+
+def _adjusted(p: NDArray[np.float64], best: int) -> NDArray[np.float64]:
+    """Return p-values of a table adjusted for all its cells but the best heuristic's own, which are no tests."""
+    tested = p.copy()
+    tested[best] = np.nan
+    return holm(tested)
 
 
 def _shaped(estimates: Iterable[NDArray[np.float64]], shape: tuple[int, ...]) -> Estimates:
@@ -239,7 +253,8 @@ def _job_sizes(
     jobs = np.bincount(size)
     base = np.broadcast_to(jct[best], jct.shape)
     relative = ratio_estimates(100 * (jct - base).reshape(-1, units), base.reshape(-1, units), confidence=confidence)
-    return JobSizes(titles, jobs, jct.sum(axis=-1) / jobs, _shaped(relative, jct.shape[:2]))
+    p = mean_p_values((jct - base).reshape(-1, units), base.reshape(-1, units)).reshape(jct.shape[:2])
+    return JobSizes(titles, jobs, jct.sum(axis=-1) / jobs, _shaped(relative, jct.shape[:2]), _adjusted(p, best))
 
 
 def _padded(rows: NDArray[np.float64], length: int) -> NDArray[np.float64]:

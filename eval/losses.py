@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ..cluster.intervals import Estimates
 from .comparison import METRICS, Comparison
-from .statistics import Estimates
 from .table import interval_text, percent_text, verdict
 
 MOST_NAMED = 5  # scenarios that are named one by one
@@ -56,7 +56,8 @@ def _job_sizes(comparison: Comparison, row: int) -> list[str]:
     sizes, found = comparison.job_sizes, []
     for index, title in enumerate(sizes.title):
         if sizes.relative_percent.value[row, index] > 0:
-            clear = bool(sizes.relative_percent.low[row, index] > 0)
+            significant = sizes.p[row, index] < 1 - comparison.confidence
+            clear = bool(sizes.relative_percent.low[row, index] > 0 and significant)
             change = _change(sizes.relative_percent, row, index)
             found.append(f"Longer mean JCT of jobs with {title}: {change}{_clearness(comparison, clear=clear)}.")
     return found

@@ -9,11 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from ..cluster.intervals import FEWEST_RESAMPLED, Estimates
 from ..cluster.output_file import write_text
 from .comparison import METRICS, Comparison
 from .figures import Picture
 from .losses import losses
-from .statistics import FEWEST_RESAMPLED, Estimates
 from .table import (
     Row,
     caption,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from ..cluster.intervals import FEWEST_RESAMPLED, Estimates
 from .comparison import METRICS, Comparison
-from .statistics import FEWEST_RESAMPLED, Estimates
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -117,9 +117,13 @@ def _mean_cell(comparison: Comparison, policy: int, metric: int) -> Cell:
 
 
 def verdict(comparison: Comparison, policy: int, metric: int) -> Verdict:
-    """Return whether a policy is better or worse than the best heuristic, as far as the interval tells."""
+    """Return whether a policy is better or worse than the best heuristic.
+
+    It is so where the interval of its difference leaves out 0, and its p-value adjusted for all cells of the table is
+    below what the confidence leaves.
+    """
     low, high = comparison.difference.low[policy, metric], comparison.difference.high[policy, metric]
-    if not (low > 0 or high < 0):
+    if not (low > 0 or high < 0) or not comparison.p[policy, metric] < 1 - comparison.confidence:
         return "open"
     return "better" if (low > 0) == (METRICS[metric].better == "higher") else "worse"
 

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from ..agents.heuristics import rivals
 from ..agents.protocol import Policy
+from ..cluster.intervals import ratio_estimates, unit_sums
 from ..cluster.outcome import metrics
 from ..cluster.simulation import outcome_of, simulation_of
 from ..cluster.state import Simulation
@@ -20,7 +20,7 @@ class Score(NamedTuple):
 
     mean_s: float  # of the goal
     percent: float  # difference of the means in per cent of the heuristic's, below 0 is better
-    half_width: float  # of the 95 % interval of that, by Student's t; inf if there is one workload only
+    half_width: float  # half the width of its 95 % interval; inf if there is one workload only
 
     @property
     def text(self) -> str:
@@ -55,19 +55,14 @@ class Validation:
     def score(self, policy: Policy) -> Score:
         """Play a policy and compare it with the best heuristic, paired by scenario."""
         values = self._play(policy)
-        difference = values - self._best_s
-        scale = 100.0 / self._best_s.mean()
-        independent = self._by_workload(difference)
-        half_width = np.inf
-        if (count := independent.size) > 1:
-            half_width = stats.t.ppf(0.975, count - 1) * independent.std(ddof=1) / np.sqrt(count) * scale
-        return Score(float(values.mean()), float(difference.mean() * scale), float(half_width))
-
-    def _by_workload(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the mean over the scenarios of each workload: its fault draws are no independent evidence."""
+        # A unit of the interval is a workload: its fault draws are no independent evidence.
         _, workload = np.unique(self.problem.scenarios.work_s, axis=0, return_inverse=True)
-        means: NDArray[np.float64] = np.bincount(workload, weights=values) / np.bincount(workload)
-        return means
+        difference, base = unit_sums(np.stack([values - self._best_s, self._best_s]), workload)
+        found = ratio_estimates(100.0 * difference[None], base[None], confidence=0.95)
+        half_width = (found.high[0] - found.low[0]) / 2.0
+        return Score(
+            float(values.mean()), float(found.value[0]), math.inf if math.isnan(half_width) else float(half_width)
+        )  # fmt: skip
 
 
 def goal_s(sim: Simulation, policy: Policy, problem: Problem, goal: str) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from longshore.eval.statistics import ratio_estimates, unit_sums
+from longshore.cluster.intervals import holm, mean_p_values, ratio_estimates, unit_sums
 
 FACTOR = st.floats(0.01, 100.0)
 
@@ -83,3 +83,33 @@ def test_a_ratio_to_nothing_is_missing_and_one_that_may_become_so_has_no_interva
     assert np.isnan(found.value[0])
     assert found.value[1] == units / 2
     assert np.isnan([found.low, found.high]).all()
+
+
+def rejected_by_definition(p: list[float], level: float) -> set[int]:
+    """Return what Holm's procedure rejects, step by step as the paper has it."""
+    left, rejected = sorted(range(len(p)), key=lambda i: p[i]), set[int]()
+    while left and p[left[0]] * len(left) < level:
+        rejected.add(left.pop(0))
+    return rejected
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12), st.floats(0.01, 0.99))
+def test_adjusted_p_values_reject_what_holms_procedure_rejects(p: list[float], level: float) -> None:
+    adjusted = holm(np.array(p))
+    assert set(np.flatnonzero(adjusted < level).tolist()) == rejected_by_definition(p, level)
+
+
+def test_a_value_that_is_no_test_counts_for_none() -> None:
+    adjusted = holm(np.array([[0.01, np.nan], [0.02, 0.04]]))
+    assert np.allclose(adjusted, [[0.03, np.nan], [0.04, 0.04]], equal_nan=True)
+
+
+def test_p_values_are_those_of_the_t_test_where_units_weigh_alike() -> None:
+    samples = np.random.default_rng(7).normal(0.3, 1.0, (5, 20))
+    found = mean_p_values(samples, np.ones_like(samples))
+    assert np.allclose(found, stats.ttest_1samp(samples, 0.0, axis=1).pvalue)
+
+
+def test_equal_rows_differ_for_no_reason_and_constant_differences_for_sure() -> None:
+    assert np.allclose(mean_p_values(np.array([[0.0, 0.0], [2.0, 2.0]]), np.ones((2, 2))), [1.0, 0.0])
+    assert np.isnan(mean_p_values(np.ones((1, 1)), np.ones((1, 1)))).all()

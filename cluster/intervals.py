@@ -1,4 +1,7 @@
-"""Intervals for means and ratios of paired runs over scenarios or groups of them: bootstrap, or t where few."""
+"""Intervals and tests of means and ratios of paired runs over scenarios or groups of them.
+
+Intervals come by the bootstrap, or by Student's t where there are few.
+"""
 
 import warnings
 from typing import Any, NamedTuple
@@ -62,6 +65,45 @@ def ratio_estimates(
     return Estimates(value, *ends(numerator, denominator, confidence))
 
 
+def mean_p_values(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return two-sided p-values of the hypotheses that the ratios of the sums of each row are 0, by Student's t.
+
+    Args:
+        numerator: Sums of each unit, shape (rows, units).
+        denominator: The same shape.
+
+    Returns:
+        Shape (rows,), nan where there is one unit or no ratio; 1 where all sums are 0.
+
+    Source: as `_t_interval`.
+    """
+    value, units = _ratio(numerator, denominator), numerator.shape[-1]
+    if units < 2:
+        return np.full(value.shape, np.nan)
+    error = _standard_error(numerator, denominator, value)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = 2.0 * stats.t.sf(np.abs(value / error), units - 1)
+    p = np.where((value == 0.0) & (error == 0.0), 1.0, p)
+    return np.asarray(p, dtype=np.float64)
+
+
+def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return p-values adjusted for all of them being looked at, of the same shape.
+
+    At a level of 5 %, the chance that any true hypothesis among them has an adjusted value below 5 % is at most 5 %.
+    A nan is no test, and stays.
+
+    Source: Holm, A simple sequentially rejective multiple test procedure (1979).
+    """
+    flat = p.ravel()
+    order = np.argsort(flat, kind="stable")  # nan comes last
+    tests = int((~np.isnan(flat)).sum())
+    adjusted = np.full(flat.shape, np.nan)
+    steps = np.minimum(1.0, flat[order[:tests]] * np.arange(tests, 0, -1))
+    adjusted[order[:tests]] = np.maximum.accumulate(steps)
+    return adjusted.reshape(p.shape)
+
+
 def _t_interval(
     numerator: NDArray[np.float64], denominator: NDArray[np.float64], confidence: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -73,15 +115,20 @@ def _t_interval(
     Source: Cochran, Sampling Techniques (1977), chapter 6 (ratio estimates), without finite population.
     """
     value, units = _ratio(numerator, denominator), numerator.shape[-1]
+    reach = stats.t.ppf((1 + confidence) / 2, units - 1) * _standard_error(numerator, denominator, value)
+    reach = np.where((denominator != 0).all(axis=-1), reach, np.nan)
+    return value - reach, value + reach
+
+
+def _standard_error(
+    numerator: NDArray[np.float64], denominator: NDArray[np.float64], value: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the standard error of the linearised ratio, shape (rows,), nan where there is no ratio."""
+    units = numerator.shape[-1]
     residual = numerator - value[:, None] * denominator
     error = np.sqrt(units / (units - 1) * (residual**2).sum(axis=-1))
-    reach = (
-        stats.t.ppf((1 + confidence) / 2, units - 1)
-        * error
-        / np.where(np.isnan(value), np.nan, denominator.sum(axis=-1))
-    )
-    reach = np.where((denominator != 0).all(axis=-1), np.abs(reach), np.nan)
-    return value - reach, value + reach
+    total: NDArray[np.float64] = np.where(np.isnan(value), np.nan, np.abs(denominator.sum(axis=-1)))
+    return np.asarray(error / total, dtype=np.float64)
 
 
 def _bootstrap_interval(
