@@ -24,7 +24,7 @@ class Schema(BaseModel):
     algorithm: str
     network: Literal["mlp", "set", "moves"]
     action: Literal["gpu", "node", "candidate"]
-    observation: Literal["source", "full"]
+    observation: Literal["source", "source-literal", "full"]
     waiting: bool
     globals: tuple[str, ...]  # names of the global features, in order
     features: tuple[str, ...]  # names of each item's features, in order
@@ -50,8 +50,9 @@ def item_count(action: str, observation: str, node_gpus: tuple[int, ...]) -> int
 
 def feature_names(action: str, observation: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of global features and of each item's features, in order."""
-    if observation == "source":
-        return ("gpus", "estimate_h"), ("used",)
+    if observation != "full":
+        of_job = {"source": ("gpus", "estimate_h"), "source-literal": ("job_gpus", "job_estimate_h")}
+        return of_job[observation], ("used",)
     if action == "candidate":
         return MOVE_GLOBALS, MOVE_FEATURES
     return GLOBALS, NODE_FEATURES if action == "node" else GPU_FEATURES

@@ -12,10 +12,10 @@ from ..cluster.topology import Cluster
 from .features import NODE_COUNT
 from .layout import action_count, bounds, observation_size
 from .rewards import REWARDS, random_makespan_s
-from .stepping import CANDIDATE_ACTION, FULL, GPU_ACTION, NODE_ACTION, SOURCE, begin_rows, step_rows
+from .stepping import CANDIDATE_ACTION, FULL, GPU_ACTION, NODE_ACTION, SOURCE, SOURCE_LITERAL, begin_rows, step_rows
 
 ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION, "candidate": CANDIDATE_ACTION}
-OBSERVATIONS = {"source": SOURCE, "full": FULL}
+OBSERVATIONS = {"source": SOURCE, "source-literal": SOURCE_LITERAL, "full": FULL}
 WAITING = {"off": False, "on": True}
 POOL = 1024  # scenarios of the preset that are drawn where no problem is given
 
@@ -51,7 +51,8 @@ class View:
     Args:
         action: `gpu` (one GPU a step, SPEC R4), `node` (one node a step, which gives as many free GPUs as needed) or
             `candidate` (a whole placement or wait out of a short list, cluster/moves.py).
-        observation: `source` (SPEC R2) or `full` (envs/layout.py); `candidate` has its own, envs/move_layout.py.
+        observation: `source-literal` (SPEC R2 to the letter), `source` (the same of what is left of the job) or `full`
+            (envs/layout.py); `candidate` has its own, envs/move_layout.py.
         reward: `dt`, `potential`, `jct` or `best_of_random` (envs/rewards.py).
     """
 
@@ -63,8 +64,10 @@ class View:
         for value, known in ((self.action, ACTIONS), (self.observation, OBSERVATIONS), (self.reward, REWARDS)):
             if value not in known:
                 raise ValueError(f"{value!r} is none of {', '.join(known)}")
-        if self.action == "candidate" and self.observation == "source":
-            raise ValueError("the observation 'source' describes no candidates; take 'full', or the action 'gpu'")
+        if self.action == "candidate" and self.observation != "full":
+            raise ValueError(
+                f"the observation {self.observation!r} describes no candidates; take 'full', or the action 'gpu'"
+            )
 
 
 def ideal_time_s(problem: Problem) -> NDArray[np.float64]:

@@ -317,13 +317,27 @@ def write_gpus(sim: Simulation, row: int, table: Rows, out: Rows, at: int) -> No
 
 @kernel
 def write_source(sim: Simulation, row: int, out: Rows, at: int) -> None:
-    """Write the source's state: GPUs needed, estimated hours, and 1 for each GPU that cannot be used.
+    """Write GPUs still to pick, hours still to run, and 1 for each GPU that cannot be used."""
+    out[at, 0] = sim.state.need[row]
+    out[at, 1] = estimated_work_s(sim, row, sim.state.current[row]) / 3600.0
+    _write_used(sim, row, out, at)
+
+
+@kernel
+def write_literal_source(sim: Simulation, row: int, out: Rows, at: int) -> None:
+    """Write the source's state: GPUs and estimated hours of the whole job, and 1 for each GPU that cannot be used.
 
     Source: SPEC R2.
     """
+    scenario, job = sim.state.scenario[row], sim.state.current[row]
+    out[at, 0] = sim.scenarios.gpus[scenario, job]
+    out[at, 1] = sim.scenarios.estimate_s[scenario, job] / 3600.0
+    _write_used(sim, row, out, at)
+
+
+@kernel
+def _write_used(sim: Simulation, row: int, out: Rows, at: int) -> None:
     state = sim.state
-    out[at, 0] = state.need[row]
-    out[at, 1] = estimated_work_s(sim, row, state.current[row]) / 3600.0
     for gpu in range(state.gpu_job.shape[1]):
         usable = state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 0
         out[at, 2 + gpu] = 0.0 if usable else 1.0

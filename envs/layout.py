@@ -1,7 +1,8 @@
 """What observations hold, by name and in order.
 
-`source` is SPEC R2's state: the job's GPUs, its estimated run time in hours, and one entry per GPU that is 0 when it
-can be used and 1 when it is busy, faulty or picked.
+`source-literal` is SPEC R2's state to the letter: the GPUs of the job, its estimated run time in hours, and one entry
+per GPU that is 0 when it can be used and 1 when it is busy, faulty or picked. `source` tells the GPUs still to pick and
+the hours still to run instead of those of the whole job.
 
 `full` is a row of global features and then a row of features for each item: a node, or a GPU with its node's features.
 Times are divided by the mean estimate of the jobs submitted so far (the unit), and everything is clipped to
@@ -108,7 +109,7 @@ GPU_FEATURES = (*OwnFeatures._fields, *NODE_FEATURES)  # a GPU's own, then those
 
 def observation_size(observation: str, action: str, gpus: int, nodes: int) -> int:
     """Return the length of an observation."""
-    if observation == "source":
+    if observation != "full":
         return 2 + gpus
     if action == "candidate":
         return len(MOVE_GLOBALS) + MOVES * len(MOVE_FEATURES)
@@ -124,7 +125,7 @@ def action_count(action: str, gpus: int, nodes: int, *, waiting: bool) -> int:
 
 def bounds(observation: str, size: int, cluster_gpus: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the lowest and highest values of an observation, each of shape (size,)."""
-    if observation == "source":
+    if observation != "full":
         high = np.ones(size, dtype=np.float32)
         high[0], high[1] = cluster_gpus, np.finfo(np.float32).max  # hours have no bound, and checkers want a finite one
         return np.zeros(size, dtype=np.float32), high

@@ -32,7 +32,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     Args:
         problem: What is played; the preset `hetero64` if left out.
         action: `node`, `gpu` or `candidate`.
-        observation: `full`, or `source` but for candidates.
+        observation: `full`; or `source` or `source-literal`, but for candidates.
         reward: `potential`, `dt`, `jct` or `best_of_random`.
         waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
             out.

@@ -9,12 +9,12 @@ from ..cluster.moves import pick_move
 from ..cluster.order import may_wait
 from ..cluster.placing import take_gpu, take_node
 from ..cluster.state import MOVES, Simulation
-from .features import GLOBAL_COUNT, write_full, write_gpus, write_source
+from .features import GLOBAL_COUNT, write_full, write_gpus, write_literal_source, write_source
 from .move_features import write_moves
 from .rewards import BEST_OF_RANDOM, cost_so_far_s
 
 GPU_ACTION, NODE_ACTION, CANDIDATE_ACTION = 0, 1, 2
-SOURCE, FULL = 0, 1
+SOURCE, FULL, SOURCE_LITERAL = 0, 1, 2
 Rows = NDArray[np.float32]
 
 
@@ -35,7 +35,7 @@ def show(
         sim: The simulation; a job must be due in the row.
         row: Row of the decision.
         action: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
-        observation: SOURCE or FULL.
+        observation: SOURCE, SOURCE_LITERAL or FULL.
         out: Takes the observation.
         masks: Takes the mask.
         table: Scratch for the features of nodes.
@@ -49,6 +49,8 @@ def show(
     write_mask(sim, row, action, masks, at)
     if observation == SOURCE:
         write_source(sim, row, out, at)
+    elif observation == SOURCE_LITERAL:
+        write_literal_source(sim, row, out, at)
     elif action == NODE_ACTION:
         write_full(sim, row, out, at, out, GLOBAL_COUNT)
     else:
@@ -125,7 +127,7 @@ def step_rows(
     Args:
         sim: The simulation, of as many rows.
         action: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
-        observation: SOURCE or FULL.
+        observation: SOURCE, SOURCE_LITERAL or FULL.
         reward: A value of REWARDS.
         unit_s: Unit of rewards, shape (scenarios,).
         chosen: Actions, shape (rows,).

@@ -14,7 +14,10 @@ from ..envs.problems import Regime
 from .presets import PRESETS, TAUGHT, DistilParameters, GroupParameters, Hyperparameters
 
 OrderName = Literal["fifo", "easy", "easy-shortest", "shortest"]  # ORDERS of cluster/scenarios.py
-REPLAYS = {"ppo": ("off", "dynamic", "geppo"), "a2c": ("off", "dynamic", "vtrace")}  # by algorithm
+REPLAYS = {
+    "ppo": ("off", "dynamic", "literal", "literal-all", "geppo"),
+    "a2c": ("off", "dynamic", "literal", "literal-all", "vtrace"),
+}  # by algorithm
 BY_CANDIDATES = ("group", "distil")
 USUAL_STEPS = {"distil": 175_000.0}  # a decision that is labelled takes as long as some thousand steps
 MOST_STEPS = 1e15  # decades at any speed
@@ -31,9 +34,9 @@ class TrainingConfig(BaseModel):
     seed: int = Field(ge=0, lt=1_000_000)
     network: Literal["set", "mlp", "moves"] = "set"
     action: Literal["node", "gpu", "candidate"] = "node"
-    observation: Literal["full", "source"] = "full"
+    observation: Literal["full", "source", "source-literal"] = "full"
     reward: Literal["potential", "dt", "jct", "best_of_random"]
-    replay: Literal["off", "dynamic", "geppo", "vtrace"] = "off"
+    replay: Literal["off", "dynamic", "literal", "literal-all", "geppo", "vtrace"] = "off"
     waiting: bool = False
     order: OrderName = "fifo"
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
@@ -104,7 +107,7 @@ def config_of(
                          "reward": reward or "dt", "order": order, "replay": replay}.items():  # fmt: skip
         _check_known(field, value, get_args(TrainingConfig.model_fields[field].annotation))
     _check_candidates(algorithm, network, action, init)
-    if observation == "source" and action != "gpu":
+    if observation != "full" and action != "gpu":
         raise InputError("the source's state has one entry per GPU", "add --action gpu", field="--observation")
     if replay not in (able := REPLAYS.get(algorithm, ("off",))):
         raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")

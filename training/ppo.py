@@ -19,6 +19,7 @@ from .geppo import GePPO
 from .keeper import Keeper
 from .replay import Replay
 from .rollouts import sample_bytes
+from .sample_replay import SampleA2C, SamplePPO, SampleReplay
 from .snapshot import SNAPSHOT, Arrays, load_snapshot, save_snapshot
 
 NEVER = 1_000_000_000  # updates between Stable-Baselines3's own lines: metrics are written by the callback
@@ -26,9 +27,13 @@ MOST_REPLAY_BYTES = 8 * 2**30
 MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
     ("ppo", "off"): MaskablePPO,
     ("ppo", "dynamic"): MaskablePPO,
+    ("ppo", "literal"): SamplePPO,
+    ("ppo", "literal-all"): SamplePPO,
     ("ppo", "geppo"): GePPO,
     ("a2c", "off"): MaskableA2C,
     ("a2c", "dynamic"): MaskableA2C,
+    ("a2c", "literal"): SampleA2C,
+    ("a2c", "literal-all"): SampleA2C,
     ("a2c", "vtrace"): VtraceA2C,
 }
 
@@ -81,7 +86,7 @@ def _model(keeper: Keeper, env: PlacementVecEnv) -> MaskablePPO:
     )
 
 
-def _replay(keeper: Keeper, env: PlacementVecEnv, model: MaskablePPO) -> Replay | None:
+def _replay(keeper: Keeper, env: PlacementVecEnv, model: MaskablePPO) -> Replay | SampleReplay | None:
     """Return what keeps the rollouts, none if the run learns without replay."""
     config, parameters = keeper.config, keeper.config.hyperparameters
     if config.replay == "off":
@@ -93,6 +98,9 @@ def _replay(keeper: Keeper, env: PlacementVecEnv, model: MaskablePPO) -> Replay 
             f"replay of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",
             "take a smaller observation, or leave replay off", field="--replay",
         )  # fmt: skip
+    if isinstance(model, SamplePPO | SampleA2C):
+        model.replay = SampleReplay(samples, takes_all=config.replay == "literal-all")
+        return model.replay
     replay = Replay(parameters.kept, dynamic=config.replay == "dynamic")
     if isinstance(model, GePPO | VtraceA2C):
         model.replay = replay
@@ -110,7 +118,7 @@ class _Stop(Exception):  # noqa: N818 (it is no error)
 class _Watch(BaseCallback):
     """Has the run kept between updates, and stops it when it is interrupted."""
 
-    def __init__(self, keeper: Keeper, env: PlacementVecEnv, replay: Replay | None) -> None:
+    def __init__(self, keeper: Keeper, env: PlacementVecEnv, replay: Replay | SampleReplay | None) -> None:
         super().__init__()
         self.keeper, self.env, self.replay = keeper, env, replay
         self._began_at = 0

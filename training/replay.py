@@ -1,4 +1,4 @@
-"""The last rollouts, kept for updates to come, and the source's dynamic batch (docs/training.md, Replay)."""
+"""The last rollouts, kept for updates to come, and a dynamic batch of them (docs/training.md, Replay)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 
 from ..cluster.errors import CheckpointError
 from .off_policy import Floats, Trajectories, effective_share, variation
@@ -96,14 +97,8 @@ class Replay(BaseCallback):
         _, now = judge(model.policy, observations, masks, gathered((it.actions for it in self.rollouts), some))
         ratio = np.exp(now - gathered((it.log_probability for it in self.rollouts), some))
         ages = np.array([self.collected - 1 - it.update for it in self.rollouts])
-        self.note(float(ages[at // model.rollout_buffer.rewards.size].mean()), ratio)
+        note(self.logger, float(ages[at // model.rollout_buffer.rewards.size].mean()), ratio)
         self.logger.record("replay/clip_fraction", float((np.abs(ratio - 1.0) > clip_range_of(model)).mean()))
-
-    def note(self, age: float, ratio: Floats) -> None:
-        """Record how old the samples of an update are and how far the policy is from those that acted."""
-        self.logger.record("replay/age", age)
-        self.logger.record("replay/effective_sample_size", effective_share(ratio))
-        self.logger.record("replay/total_variation", variation(ratio))
 
     def stretches(self) -> list[KeptRollout]:
         """Return as many steps as a rollout has, of environments drawn at random; of the newest the remainder."""
@@ -135,7 +130,7 @@ class Replay(BaseCallback):
                 found.advantages.append(advantages)
                 found.targets.append(targets)
         ages = [np.full(it.rewards.size, newest - it.update) for it in found.rollouts]
-        self.note(float(np.concatenate(ages).mean()), np.concatenate([flat(each) for each in found.ratio]))
+        note(self.logger, float(np.concatenate(ages).mean()), np.concatenate([flat(each) for each in found.ratio]))
         return found
 
     def arrays(self) -> Arrays:
@@ -158,6 +153,13 @@ class Replay(BaseCallback):
         while f"replay/{len(self.rollouts)}/update" in arrays:
             i = len(self.rollouts)
             self.rollouts.append(KeptRollout(**{name: arrays[f"replay/{i}/{name}"] for name in KeptRollout._fields}))
+
+
+def note(logger: Logger, age: float, ratio: Floats) -> None:
+    """Record how old the samples of an update are and how far the policy is from those that acted."""
+    logger.record("replay/age", age)
+    logger.record("replay/effective_sample_size", effective_share(ratio))
+    logger.record("replay/total_variation", variation(ratio))
 
 
 def clip_range_of(model: Any) -> float:

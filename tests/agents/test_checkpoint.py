@@ -144,7 +144,7 @@ def test_the_set_network_serves_clusters_of_any_size() -> None:
     assert (finishes(untrained("set"), simulation(nodes=12)) > 0).all()
 
 
-@pytest.mark.parametrize("observation", ["full", "source"])
+@pytest.mark.parametrize("observation", ["full", "source", "source-literal"])
 def test_the_sources_network_refuses_another_cluster(observation: str) -> None:
     policy = untrained("mlp", action="gpu", observation=observation)
     with pytest.raises(CheckpointError, match="64 GPUs on 8 nodes, this cluster has 96 on 12"):
@@ -154,7 +154,7 @@ def test_the_sources_network_refuses_another_cluster(observation: str) -> None:
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize(("network", "action", "observation"), [("set", "node", "full"), ("set", "gpu", "full"),
-                                                                ("mlp", "gpu", "source")])  # fmt: skip
+                                                                ("mlp", "gpu", "source"), ("mlp", "gpu", "source-literal")])  # fmt: skip
 def test_placing_one_by_one_comes_to_what_playing_comes_to(
     network: str, action: str, observation: str, *, allowed: bool, waits: bool
 ) -> None:

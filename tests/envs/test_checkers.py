@@ -13,7 +13,14 @@ from longshore.envs.rewards import REWARDS
 from tests.envs.random_play import small_problem
 
 NAME = "longshore/Placement-v0"
-SEEN = (("node", "full"), ("node", "source"), ("gpu", "full"), ("gpu", "source"), ("candidate", "full"))
+SEEN = (
+    ("node", "full"),
+    ("node", "source"),
+    ("gpu", "full"),
+    ("gpu", "source"),
+    ("gpu", "source-literal"),
+    ("candidate", "full"),
+)
 OPTIONS = [(*seen, *rest) for seen, *rest in product(SEEN, REWARDS, ("off", "on"))]
 
 

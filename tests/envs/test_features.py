@@ -59,6 +59,19 @@ def shortest_run_s(seen: Decision) -> float:
 
 @settings(deadline=None, max_examples=40)
 @given(cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
+def test_the_literal_source_observation_is_of_the_whole_job_at_each_pick(case: Case, action: str, seed: int) -> None:
+    batch = Batch(problem_of(case), View(action=action, observation="source-literal"), 1)
+    scenarios = batch.sim.scenarios
+    for _ in steps_of_episode(batch, case.row, np.random.default_rng(seed)):
+        if batch.masks[0].any():
+            seen, scenario = Decision(batch, 0), int(batch.sim.state.scenario[0])
+            used = [job >= 0 or down for job, down in zip(seen.gpu_job, seen.gpu_down, strict=True)]
+            whole = scenarios.gpus[scenario, seen.job], scenarios.estimate_s[scenario, seen.job] / 3600.0
+            assert (batch.observations[0] == np.array([*whole, *used], dtype=np.float32)).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
 def test_the_source_observation_is_the_need_the_hours_and_who_is_in_use(case: Case, action: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action, observation="source"), 1)
     for _ in steps_of_episode(batch, case.row, np.random.default_rng(seed)):

@@ -21,7 +21,10 @@ from longshore.training.run import train
 from tests.training.tensorboard_names import documented, events_of, shown
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=2, kept=3)
-METHODS = [("ppo", "dynamic"), ("ppo", "geppo"), ("a2c", "dynamic"), ("a2c", "vtrace"), ("a2c", "off")]
+METHODS = [
+    ("ppo", "dynamic"), ("ppo", "literal"), ("ppo", "geppo"), ("a2c", "dynamic"), ("a2c", "literal-all"),
+    ("a2c", "vtrace"), ("a2c", "off"),
+]  # fmt: skip
 
 
 def asked(**changes: object) -> TrainingConfig:
