@@ -25,11 +25,11 @@ from longshore.agents.heuristics import PATIENT
 from longshore.agents.protocol import Policy
 from longshore.agents.rollout import rollout_of
 from longshore.cluster.estimates import with_scenario_estimates
+from longshore.cluster.intervals import ratio_estimates
 from longshore.cluster.simulation import outcome_of, simulation_of
 from longshore.envs.batch import Problem
 from longshore.envs.problems import Regime, hetero64_problem
 from longshore.eval.play import play_all
-from longshore.cluster.intervals import ratio_estimates
 from longshore.training.keeper import BEST, SCORE, SPENT
 from longshore.training.presets import STREAM_JOBS, STREAM_LOAD, VALIDATION_SCENARIOS
 

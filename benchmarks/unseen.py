@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from longshore.agents.checkpoint import load_policy
 from longshore.agents.heuristics import PATIENT
 from longshore.agents.protocol import Policy
+from longshore.cluster.intervals import ratio_estimates
 from longshore.cluster.outcome import metrics
 from longshore.cluster.traces.detect import read_trace
 from longshore.envs.batch import Problem
 from longshore.envs.problems import Regime, window_problem
 from longshore.eval.play import play_all
 from longshore.eval.setting import TESTED_PART, WINDOWS
-from longshore.cluster.intervals import ratio_estimates
 
 from .harness import ROOT, Row, main, progress
 

@@ -28,11 +28,12 @@ class Samples(NamedTuple):
 
     def taken(self, at: NDArray[np.int64]) -> "Samples":
         """Return some of the samples."""
-        return Samples(*(part[at] for part in self))
+        parts: Any = (part[at] for part in self)
+        return Samples(*parts)
 
     def followed_by(self, newer: "Samples", most: int) -> "Samples":
         """Return the last `most` samples of these and newer ones: the oldest fall out."""
-        pairs = zip(self, newer, strict=True)
+        pairs: Any = zip(self, newer, strict=True)
         return Samples(*(np.concatenate((old, new))[-most:] for old, new in pairs))
 
 
@@ -124,6 +125,7 @@ class _LearnsFromSamples(MaskablePPO):
     def train(self) -> None:
         """Learn from the drawn samples; learn nothing if there are none."""
         own = self.rollout_buffer
+        assert self.batch_size is not None
         drawn = self.replay.batch(self.batch_size)
         if drawn is None:
             return

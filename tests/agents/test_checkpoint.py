@@ -153,8 +153,10 @@ def test_the_sources_network_refuses_another_cluster(observation: str) -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("allowed", [False, True])
-@pytest.mark.parametrize(("network", "action", "observation"), [("set", "node", "full"), ("set", "gpu", "full"),
-                                                                ("mlp", "gpu", "source"), ("mlp", "gpu", "source-literal")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("network", "action", "observation"),
+    [("set", "node", "full"), ("set", "gpu", "full"), ("mlp", "gpu", "source"), ("mlp", "gpu", "source-literal")],
+)
 def test_placing_one_by_one_comes_to_what_playing_comes_to(
     network: str, action: str, observation: str, *, allowed: bool, waits: bool
 ) -> None:

@@ -117,7 +117,7 @@ def _whole(replay: SampleReplay) -> Any:
 def test_no_minibatch_has_a_single_sample(period: int, minibatch: int) -> None:
     replay = SampleReplay(100, takes_all=False)
     replay.samples, replay.period = samples(0, 100), period
-    replay.model = type("Seeded", (), {"seed": 0})()  # type: ignore[assignment]
+    replay.model = type("Seeded", (), {"seed": 0})()
     drawn = replay.batch(minibatch)
     size = 0 if drawn is None else len(drawn.actions)
     assert size % minibatch != 1
