@@ -49,6 +49,7 @@ class Decision(NamedTuple):
     by: str  # name of who was obeyed
     version: str  # of the policy
     said: Said | None  # by the policy, None if it said nothing of use
+    said_expected: Expected | None  # of what the policy said, None where it said nothing or waits
     expected: Expected | None  # of what is done, None where it waits
     instead: Said  # what the heuristic says
     instead_expected: Expected | None
@@ -167,17 +168,18 @@ class Deciding:
         if suited is None:
             return self._pass_over(live, due, began)
         obeyed = suited
-        expected = instead_expected = _expected(live, obeyed)
-        if not obeyed.agrees(instead):
-            instead_expected = _expected(live, instead)
+        expected = _expected(live, obeyed)
+        instead_expected = expected if obeyed.agrees(instead) else _expected(live, instead)
+        said_expected = None if said is None else expected if said.agrees(obeyed) else _expected(live, said)
         started = _carry_out(live, obeyed)
         self._untold += self._happened(live)
         # What a heuristic lets wait is of no use to anybody, and at a full cluster there are many such jobs.
         past = self._past() if started or self.policy is not None else b""
         took_s = time.perf_counter() - began
         return Decision(
-            obeyed.job, obeyed.gpus, started, by, policy_version, said, expected, instead, instead_expected,
-            obeyed.rests, took_s, None if miss is None else miss.kind, "" if miss is None else str(miss), seen, past,
+            obeyed.job, obeyed.gpus, started, by, policy_version, said, said_expected, expected, instead,
+            instead_expected, obeyed.rests, took_s, None if miss is None else miss.kind,
+            "" if miss is None else str(miss), seen, past,
         )  # fmt: skip
 
     def _pass_over(self, live: LiveCluster, job: str, began: float) -> Decision:
@@ -186,7 +188,8 @@ class Deciding:
         live.pass_over()
         nothing = Said(job, (), rests=False)
         return Decision(
-            job, (), started=False, by=self.fallback.name, version=self.version, said=None, expected=None,
+            job, (), started=False, by=self.fallback.name, version=self.version, said=None, said_expected=None,
+            expected=None,
             instead=nothing, instead_expected=None, rests=False, took_s=time.perf_counter() - began, kind=None,
             reason="", seen=None, past=b"",
         )  # fmt: skip

@@ -213,6 +213,8 @@ class Scheduler:
         explanation = {
             "obeyed": decision.by, "fallback": deciding.fallback.name, "kind": decision.kind, "missed": decision.reason,
             "said": None if said is None else said._asdict(), "rests": decision.rests,
+            "said_placement": [asdict(it) for it in layout.placement(said.gpus)] if said and said.gpus else None,
+            "said_expected": None if decision.said_expected is None else asdict(decision.said_expected),
             "agrees": None if said is None else said.agrees(decision.instead),
             "expected": None if decision.expected is None else asdict(decision.expected),
             "fallback_expected": None if decision.instead_expected is None else asdict(decision.instead_expected),

@@ -152,6 +152,17 @@ class ExpectedPage(_Said):
     end_s: float
 
 
+class WordPage(_Said):
+    """What a policy would do, whether it is obeyed or not."""
+
+    job: str  # the one that is due, or another that may pass it
+    placement: tuple[SharePage, ...] | None  # none to wait
+    expected: ExpectedPage | None  # of the start
+    agrees: bool  # whether the heuristic says the same
+    probability: float | None  # that the policy's network gave to it, if it tells
+    options: int | None  # among which it chose first
+
+
 class DecisionPage(_Said):
     """A decision on a job."""
 
@@ -160,6 +171,7 @@ class DecisionPage(_Said):
     policy: str
     version: str
     mode: str
+    heuristic: str  # that decides where the policy does not
     obeyed: str  # the policy, or the heuristic in its place
     missed: str  # why the policy was not heard, if it was not
     placement: tuple[SharePage, ...] | None  # none to wait
@@ -167,8 +179,7 @@ class DecisionPage(_Said):
     took_s: float
     expected: ExpectedPage | None  # of the start
     fallback_expected: ExpectedPage | None
-    probability: float | None  # that the policy's network gave to what it did, if it tells
-    options: int | None  # among which it chose first
+    said: WordPage | None  # by the policy; none if there is none, or it was not heard
 
 
 class TokenPage(_Said):
@@ -200,7 +211,18 @@ def decision_page(row: DecisionRow) -> DecisionPage:
         at_s=row.at_s, attempt=row.number, policy=row.policy, version=row.policy_version, mode=row.mode,
         obeyed=str(row.explanation.get("obeyed", "")), missed=str(row.explanation.get("missed", "")),
         placement=share_pages(row.placement), fallback=share_pages(row.fallback), took_s=row.took_s,
-        **{name: told.get(name) for name in ("expected", "fallback_expected", "probability", "options")},
+        heuristic=str(told.get("fallback", "")), said=_word_page(told),
+        **{name: told.get(name) for name in ("expected", "fallback_expected")},
+    )  # fmt: skip
+
+
+def _word_page(told: Mapping[str, Any]) -> WordPage | None:
+    said = told.get("said")
+    if said is None:
+        return None
+    return WordPage(
+        job=said["job"], placement=told.get("said_placement"), expected=told.get("said_expected"),
+        agrees=bool(told.get("agrees")), probability=told.get("probability"), options=told.get("options"),
     )  # fmt: skip
 
 

@@ -5,8 +5,9 @@ import typer
 from ..extender.command import extender
 from ..replay_commands import decisions, replay
 from . import tokens
+from .explaining import explain
 from .following import events, logs
-from .jobs import cancel, explain, hold, jobs, priority, queue, release, status
+from .jobs import cancel, hold, jobs, priority, queue, release, status
 from .nodes import agent, drain, nodes, resume
 from .serving import serve
 from .submitting import submit

@@ -1,6 +1,5 @@
 """Commands about jobs: lists, one of them, and what its owner wants of it."""
 
-import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -50,41 +49,6 @@ def _shares(placement: list[dict[str, Any]] | None) -> str:
     if placement is None:
         return "wait"
     return " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in placement)
-
-
-def explain(job: JobArgument, url: UrlOption = DEFAULT_URL) -> None:
-    """Show which GPUs a job was given, by whom and why, and what the heuristic would have chosen."""
-    found = client_of(url).decisions(job)
-    for it in found:
-        took = f"{1e3 * it['took_s']:.1f} ms"
-        typer.echo(f"{_clock(it['at_s'])}  {_outlook(it['placement'], it['expected'])}")
-        sure = "" if it["probability"] is None else f", {it['probability']:.0%} sure among {it['options']} moves"
-        typer.echo(f"          chosen by {it['obeyed']} in {took}{sure}")
-        same = it["placement"] == it["fallback"]
-        other = "the same" if same else _outlook(it["fallback"], it["fallback_expected"])
-        typer.echo(f"          the heuristic would have chosen: {other}")
-        typer.echo(f"          policy {it['policy']} ({it['mode']}), version {_version(it['version'])}")
-        if it["missed"]:
-            typer.echo(f"          the policy was not heard: {it['missed']}")
-    if not found:
-        waiting = client_of(url).job(job)["waiting"]
-        why = "it has ended" if waiting is None else waiting["reason"]
-        typer.echo(f"nothing was decided on it: {why}")
-
-
-def _clock(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S")
-
-
-def _outlook(placement: list[dict[str, Any]] | None, expected: dict[str, float] | None) -> str:
-    """Return GPUs and what is expected of them."""
-    if expected is None:
-        return _shares(placement)
-    return f"{_shares(placement)}  {expected['slowdown']:.2f} x its estimate, to end at {_clock(expected['end_s'])}"
-
-
-def _version(version: str) -> str:
-    return version[:12] if re.fullmatch("[0-9a-f]{64}", version) else version
 
 
 def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL) -> None:

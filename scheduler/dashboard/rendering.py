@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from ..api.models import decision_page
 from .grid import blocks, cells
 from .text import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text
 
@@ -71,7 +72,8 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         duration=duration_text, moment=moment, ms=milliseconds_text, placement=placement_text, indices=indices_text,
-        cells=cells, blocks=blocks, base=lambda name: PurePath(name).name, percent=lambda number: f"{number:.4g}%",
+        cells=cells, blocks=blocks, decision=decision_page,
+        base=lambda name: PurePath(name).name, percent=lambda number: f"{number:.4g}%",
     )  # fmt: skip
     environment.globals.update(static=static, elapsed=elapsed)
     return environment

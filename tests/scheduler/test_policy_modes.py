@@ -11,8 +11,10 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.placing import undo_picks
 from longshore.cluster.state import Simulation
+from longshore.scheduler.api.models import decision_page
 from longshore.scheduler.deciding import Deciding, Mode
 from longshore.scheduler.replay import export
+from longshore.scheduler.store.decisions import decisions_after
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.twin import starts_of
 from tests.plain_run import busy_case
@@ -63,6 +65,8 @@ def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_pat
     twin.play()
     twin.scheduler.close()
     starts, lines = starts_of(store, layout_of(case)), list(export(store))
+    with store.read() as tx:
+        rows = decisions_after(tx, 0, len(lines))
     store.close()
 
     assert starts == simulated(case, obeyed)
@@ -71,4 +75,14 @@ def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_pat
     assert agreements[True] > 0 < agreements[False]
     assert agreements.total() == len(lines)
     assert sum('"agrees":true' in line for line in lines) == agreements[True]
+    pages = [decision_page(it.row) for it in rows]
+    words = [page.said for page in pages]
+    for page, word in zip(pages, words, strict=True):
+        assert word is not None  # what the policy said is told in every mode, with what it expects
+        assert (word.expected is None) == (word.placement is None)
+        if page.obeyed == "patient":
+            assert (word.placement, word.expected) == (page.placement, page.expected)
+        if word.agrees:
+            assert (word.placement, word.expected) == (page.fallback, page.fallback_expected)
+    assert {word.agrees for word in words if word is not None} == {True, False}
     assert len({line.partition('"obeyed":"')[2].partition('"')[0] for line in lines}) == 1 + (mode is Mode.VETO)

@@ -24,9 +24,8 @@ def test_a_placement_is_explained(served: Served) -> None:
 
     told = served.call("explain", job).stdout
 
-    assert "rack0-node0:0,1  1.00 x its estimate" in told
+    assert "rack0-node0:0,1, 1.00 x its estimate" in told
     assert "chosen by patient in" in told
-    assert "the heuristic would have chosen: the same" in told
 
 
 def test_a_job_that_fails_says_why(served: Served) -> None:

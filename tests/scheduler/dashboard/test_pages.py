@@ -13,7 +13,7 @@ from longshore.scheduler.backends.protocol import Share
 from longshore.scheduler.dashboard.router import dashboard_router
 from longshore.scheduler.job_id import new_job_id
 from longshore.scheduler.service import Service
-from longshore.scheduler.settings import Chosen, Settings
+from longshore.scheduler.settings import Chosen, PolicyChoice, Settings
 from longshore.scheduler.states import AttemptState, JobState
 from longshore.scheduler.store.attempts import Opening, get_attempt
 from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
@@ -38,8 +38,9 @@ PAGES = (
 class Shown:
     """A service and its pages."""
 
-    def __init__(self, folder: Path) -> None:
-        self.service = Service(Chosen(Settings(folder=folder)))
+    def __init__(self, folder: Path, policy: str | None = None) -> None:
+        choice = PolicyChoice(name=policy, mode="shadow")
+        self.service = Service(Chosen(Settings(folder=folder, policy=choice)))
         app = FastAPI()
         app.include_router(dashboard_router(self.service))
         self.app, self.folder = app, folder
@@ -224,32 +225,44 @@ async def test_static_files_are_kept_by_browsers_and_never_change_under_an_addre
         assert "immutable" in answer.headers["Cache-Control"]
 
 
+def decided(job: str, told: dict[str, object], mode: str = "active") -> NewDecision:
+    """Return a decision to wait where the heuristic would have started the job."""
+    fallback = (Share("rack0-node0", (0, 1)),)
+    return NewDecision(job, None, 1e9, "learned", "1", mode, None, fallback, told, None, None, None, None, 0.1)
+
+
 @pytest.mark.anyio
 async def test_a_decision_shows_who_was_obeyed_and_why_the_policy_was_not(shown: Shown) -> None:
     job = shown.submit()
     told = {"obeyed": "patient", "fallback": "patient", "missed": "no decision within 100 ms", "agrees": None}
-    new = NewDecision(
-        job.id,
-        None,
-        1e9,
-        "learned",
-        "1",
-        "active",
-        None,
-        (Share("rack0-node0", (0, 1)),),
-        told,
-        None,
-        None,
-        None,
-        None,
-        0.1,
-    )
-    shown.write(Changes(decisions=[new]))
+    shown.write(Changes(decisions=[decided(job.id, told)]))
 
     page = (await shown.get(f"/jobs/{job.id}")).text
 
-    assert "learned was not heard: no decision within 100 ms" in page
+    assert "not heard: no decision within 100 ms" in page
     assert "rack0-node0: 0-1" in page
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mine", [True, False])
+async def test_a_policy_on_trial_shows_what_it_would_do_beside_what_is_done(tmp_path: Path, *, mine: bool) -> None:
+    shown = Shown(tmp_path, "eft")
+    job, other = shown.submit(), shown.submit("other")
+    told = {
+        "obeyed": "patient", "fallback": "patient", "missed": "", "agrees": False, "probability": 0.83, "options": 7,
+        "said": {"job": job.id if mine else other.id, "gpus": [4, 5], "rests": False},
+        "said_placement": [{"node": "rack0-node1", "gpus": [0, 1]}], "said_expected": {"slowdown": 0.9, "end_s": 2e9},
+    }  # fmt: skip
+    shown.write(Changes(decisions=[decided(job.id, told, "shadow")]))
+
+    for address in (f"/jobs/{job.id}", "/policy"):
+        page = (await shown.get(address)).text
+        assert "rack0-node1: 0-1" in page
+        assert "0.90 x its estimate" in page
+        assert "83 % sure among 7 moves" in page
+        assert "differs" in page
+        assert ("another job" in page) is not mine
+    shown.service.close()
 
 
 @pytest.mark.anyio

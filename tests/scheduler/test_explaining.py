@@ -1,0 +1,50 @@
+"""`longshore explain`: what was done, and what policy and heuristic would have done, in words."""
+
+from typing import Any
+
+from longshore.scheduler.commands.explaining import lines_of
+
+HERE, THERE = [{"node": "n0", "gpus": [0, 1]}], [{"node": "n1", "gpus": [2, 3]}]
+EARLY, LATE = {"slowdown": 0.9, "end_s": 3600.0}, {"slowdown": 1.2, "end_s": 7200.0}
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    said = {"job": "mine", "placement": THERE, "expected": EARLY, "agrees": False, "probability": 0.83, "options": 7}
+    return {
+        "at_s": 0.0, "attempt": 1, "policy": "learned", "version": "1", "mode": "shadow", "heuristic": "patient",
+        "obeyed": "patient", "missed": "", "placement": HERE, "fallback": HERE, "took_s": 0.002, "expected": LATE,
+        "fallback_expected": LATE, "said": said,
+    } | changes  # fmt: skip
+
+
+def test_a_policy_on_trial_is_told_beside_the_heuristic_with_what_each_expects() -> None:
+    assert lines_of(told(), "mine") == [
+        "00:00:00  n0:0,1, 1.20 x its estimate, to end at 02:00:00",
+        "          chosen by patient in 2.0 ms",
+        "          the policy learned (shadow mode, version 1): n1:2,3, 0.90 x its estimate, to end at 01:00:00, "
+        "83% sure among 7 moves",
+        "          the heuristic patient: what was done",
+    ]
+
+
+def test_how_sure_a_policy_is_stands_with_its_own_choice_only() -> None:
+    obeyed = told(mode="active", obeyed="learned", placement=THERE, expected=EARLY)
+    _, _, policy, heuristic = lines_of(obeyed, "mine")
+    assert policy.endswith(": what was done, 83% sure among 7 moves")
+    assert heuristic.endswith(": n0:0,1, 1.20 x its estimate, to end at 02:00:00")
+
+
+def test_a_policy_that_would_start_another_job_says_which() -> None:
+    assert "would have started job mine on n1:2,3" in lines_of(told(), "other")[2]
+
+
+def test_a_policy_that_was_not_heard_says_why() -> None:
+    assert (
+        "was not heard: no decision within 100 ms"
+        in lines_of(told(said=None, missed="no decision within 100 ms"), "mine")[2]
+    )
+
+
+def test_where_the_heuristic_decides_alone_it_is_named_once() -> None:
+    lines = lines_of(told(said=None, policy="patient", mode="active"), "mine")
+    assert lines[2:] == ["          policy patient (active mode, version 1)"]
