@@ -275,5 +275,5 @@ def _outcome(job: JobRow, row: AttemptRow, status: Status, *, progressed: bool) 
     # Who stopped it knows more of why than how the ranks took it.
     retries = job.after_stop in (AfterStop.RETRY, AfterStop.HUNG)
     retried = retries and found.after in (AfterStop.RETRY, AfterStop.FAIL)
-    stopped = found.exit_class is ExitClass.ASKED or retried
+    stopped = found.exit_class is ExitClass.ASKED or retried or found.after is job.after_stop is AfterStop.FAIL
     return replace(found, cause=job.cause) if stopped else found

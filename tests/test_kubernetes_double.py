@@ -230,3 +230,35 @@ def test_a_stream_can_be_cut_in_the_middle_of_a_line(cluster: Cluster, api: Any)
     )
     with pytest.raises(Exception, match=r"(?i)incomplete|ended prematurely|connection broken"):
         list(response.stream())
+
+
+def test_a_pod_that_ends_before_its_container_began_is_told_as_a_kubelet_tells_it(cluster: Cluster, api: Any) -> None:
+    pod = a_pod(schedulingGates=[])
+    pod["metadata"]["finalizers"] = ["longshore.io/attempt"]
+    pod["spec"]["containers"][0]["image"] = "no-such-image"
+    api.create_namespaced_pod(NAMESPACE, pod)
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.container_statuses)
+    api.delete_namespaced_pod("one", NAMESPACE)
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.phase == "Failed")
+    ended = api.read_namespaced_pod("one", NAMESPACE).status.container_statuses[0].state.terminated
+    assert (ended.exit_code, ended.reason, ended.finished_at) == (137, "ContainerStatusUnknown", None)
+
+
+def test_a_node_that_was_started_anew_finds_no_container(cluster: Cluster, api: Any) -> None:
+    api.create_namespaced_pod(NAMESPACE, a_pod(schedulingGates=[]))
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.phase == "Running")
+    cluster.kubelets["a"].reboot()
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.phase == "Failed")
+    [status] = api.read_namespaced_pod("one", NAMESPACE).status.container_statuses
+    assert status.state.terminated.reason == "ContainerStatusUnknown"
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"), [("registry/no-such-image:1", "ImagePullBackOff"), ("No Name", "InvalidImageName")]
+)
+def test_a_container_whose_image_cannot_be_had_waits_and_says_why(api: Any, image: str, reason: str) -> None:
+    pod = a_pod(schedulingGates=[])
+    pod["spec"]["containers"][0]["image"] = image
+    api.create_namespaced_pod(NAMESPACE, pod)
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.container_statuses)
+    assert api.read_namespaced_pod("one", NAMESPACE).status.container_statuses[0].state.waiting.reason == reason

@@ -79,7 +79,7 @@ class Status:
     run: Run
     ends: tuple[RankEnd, ...] = ()  # of the ranks that have ended, in the order of their ends
     # Who asked for the end: "", "cancelled", "time limit", "rank failed", or "out of memory" where that made it fail.
-    # Of LOST: what was seen, after "node fault: " where the cluster did it.
+    # Of LOST: what was seen, after "node fault: " where the cluster did it. "refused: " and words if no program ran.
     reason: str = ""
     started_s: float = 0.0  # Unix time, 0 if not yet
     progress: Mapping[str, float] = field(default_factory=dict)  # what the job reports of itself

@@ -140,6 +140,18 @@ def test_a_job_moves_away_from_a_node_that_the_cluster_has_lost(trial: OnKuberne
     assert trial.job(waits).state is JobState.QUEUED  # there is one GPU less
 
 
+def test_a_node_that_starts_anew_costs_its_job_nothing_but_a_try_of_the_cluster(trial: OnKubernetes) -> None:
+    job = trial.submit("exec sleep 1000")
+    trial.runs(job)
+    (node,) = {share.node for share in trial.attempts(job)[0].placement}
+    trial.double.cluster.kubelets[node].reboot()
+    trial.until(lambda: trial.job(job).attempt == 2)
+    trial.runs(job)
+    row, first = trial.job(job), trial.attempts(job)[0]
+    assert (first.outcome, row.stops_infra, row.stops_ambiguous) == ("infrastructure", 1, 0)
+    assert "ContainerStatusUnknown" in first.cause
+
+
 def test_a_job_that_was_to_start_on_a_node_that_is_lost_starts_on_another(trial: OnKubernetes) -> None:
     trial.double.cluster.schedules = False  # a slow kube-scheduler: the pod is on no node yet
     job = trial.submit("exec sleep 1000")

@@ -71,6 +71,21 @@ class Terminated(Read):
     message: str = ""
     finished_at: datetime | None = None
 
+    @property
+    def is_made_up(self) -> bool:
+        """Whether nothing is known of its end: a kubelet calls that an exit code of 137, and containerd one of 255."""
+        return self.reason in ("ContainerStatusUnknown", "Unknown")
+
+    @property
+    def never_began(self) -> bool:
+        """Whether the container runtime could not start its program; containerd and Docker have two names for it."""
+        return self.reason in ("StartError", "ContainerCannotRun")
+
+    @property
+    def lacks_program(self) -> bool:
+        """Whether the program is not in the image, or cannot be executed there."""
+        return self.never_began and 'exec: "' in self.message
+
 
 class ContainerState(Read):
     """One of three."""
