@@ -48,14 +48,18 @@ def test_a_claim_that_was_another_pods_is_not_taken(trial: Trial, backend: Kuber
     with pytest.raises(BackendError, match="503"):
         backend.launch(attempt, ONE_GPU)
 
+    meta = {"name": "another", "labels": {}}
+    spec = {"containers": [{"name": "main", "image": "any"}], "schedulingGates": [{"name": "x"}]}
+    another = trial.cluster.objects.create(("pods", "elsewhere", "another"), {"metadata": meta, "spec": spec})
+
     def of_another(claim: Object) -> Object:
-        claim["metadata"]["ownerReferences"][0]["uid"] = "of-one-that-is-gone"
+        claim["metadata"]["ownerReferences"][0]["uid"] = another["metadata"]["uid"]
         return claim
 
     trial.cluster.objects.update(("resourceclaims", "longshore", f"{attempt.name}-0"), of_another)
     with pytest.raises(BackendError, match="another claim"):
         backend.launch(attempt, ONE_GPU)
-    assert [len(pod["spec"]["schedulingGates"]) for pod in trial.cluster.pods()] == [1]
+    assert [len(pod["spec"]["schedulingGates"]) for pod in trial.cluster.pods()] == [1, 1]
 
 
 @pytest.mark.parametrize("call", LAUNCH_CALLS)
