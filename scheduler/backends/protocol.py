@@ -117,6 +117,15 @@ class Capabilities:
     known_in: str = ""  # outside of it nobody knows its attempts; "" where they are known wherever one asks
 
 
+@runtime_checkable
+class Closes(Protocol):
+    """What a backend may do as well: let go of what it holds while a scheduler uses it."""
+
+    def close(self) -> None:
+        """Look at nothing more; jobs run on. What goes wrong is logged, and holds nobody up."""
+        ...
+
+
 class Told(NamedTuple):
     """What a rank told of its steps and checkpoints behind some offsets: whole lines, as docs/steps.md has them."""
 

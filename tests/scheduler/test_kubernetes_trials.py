@@ -11,6 +11,7 @@ from longshore.scheduler.states import FINAL, Desired, JobState
 from tests.kubernetes_double.cluster import DRIVER
 from tests.kubernetes_double.objects import Object
 from tests.scheduler.backends.kubernetes_trials import Trial as Cluster
+from tests.scheduler.backends.kubernetes_trials import take_from_outside
 from tests.scheduler.trials import Trial, failing, processes_of
 
 NODES = {"a": 1, "b": 1, "c": 1, "d": 1}
@@ -275,3 +276,34 @@ def test_a_job_whose_image_cannot_be_had_fails_as_its_owners_doing_with_the_word
         assert (ended.state, ended.cause_class, ended.attempt) == (JobState.FAILED, "user", 1)
         assert words in ended.cause
         assert [(row.outcome, row.cause) for row in trial.attempts(job)] == [("user", ended.cause)]
+
+
+def test_no_job_waits_for_a_node_whose_taint_it_cannot_bear_while_an_equal_one_is_free(trial: OnKubernetes) -> None:
+    for node in ("a", "b", "c"):
+        trial.double.cluster.taint(node, "dedicated", "infra", "NoSchedule")
+    trial.until(lambda: sum(node.takes_jobs for node in trial.way.observe()) == 1)
+    job = trial.submit("true")
+    assert (trial.ends(job).state, trial.job(job).attempt) == (JobState.SUCCEEDED, 1)
+    assert {share.node for share in trial.attempts(job)[0].placement} == {"d"}
+
+
+def test_a_job_that_its_node_did_not_take_goes_to_another(tmp_path: Path) -> None:
+    with on_kubernetes(tmp_path, bind_s=0.3) as trial:
+        take_from_outside(trial.double.cluster, "a", 1)
+        job = trial.submit("true")
+        trial.until(lambda: trial.job(job).attempt == 1 and trial.job(job).state is JobState.QUEUED)
+        assert {share.node for share in trial.attempts(job)[0].placement} == {"a"}
+        trial.wait(10.0)
+        assert (trial.ends(job).state, trial.job(job).attempt) == (JobState.SUCCEEDED, 2)
+
+
+def test_nodes_that_cannot_be_seen_are_told_once_with_the_cause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with on_kubernetes(tmp_path, deadline_s=0.5) as trial:
+        trial.tick()
+        trial.double.cluster.server.admission.withheld.update({("list", "nodes"), ("watch", "nodes")})
+        trial.until(lambda: [it for it in caplog.records if "nodes cannot be seen" in it.message])
+        trial.tick(100)
+        [told] = {it.message for it in caplog.records if "nodes cannot be seen" in it.message}
+        assert 'cannot watch resource "nodes"' in told or 'cannot list resource "nodes"' in told

@@ -12,6 +12,7 @@ SPEC = "longshore.io/spec"  # annotation: digest of what was to be run
 FIRST_RANK = "longshore.io/first-rank"  # annotation
 RANKS = "longshore.io/ranks"  # annotation: how many the pod has
 GPUS = "longshore.io/gpus"  # annotation: their indices on its node
+NODE = "longshore.io/node"  # annotation: the one that it is to run on
 DROPPED = "longshore.io/dropped"  # annotation: why it was deleted before it could run
 GATE = "longshore.io/placement"
 
@@ -181,6 +182,14 @@ class Pod(Read):
         return next((condition for condition in self.status.conditions if condition.type == kind), None)
 
 
+class Taint(Read):
+    """Why a node or a device should not be used."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
 class NodeStatus(Read):
     """What is said of a node."""
 
@@ -191,6 +200,7 @@ class NodeSpec(Read):
     """What an administrator wants of a node."""
 
     unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
 
 
 class Node(Read):
@@ -210,12 +220,6 @@ class Attribute(Read):
     """A value of one of four types, of which one is read."""
 
     string: str = ""
-
-
-class Taint(Read):
-    """Why a device should not be used."""
-
-    effect: str = ""
 
 
 class Device(Read):
