@@ -7,6 +7,7 @@ from typing import Unpack
 
 from .backends.protocol import Backend
 from .deciding import Deciding
+from .launches import Launches
 from .layout import Layout
 from .live import LiveCluster, Site
 from .monitor.monitor import Health, Monitor
@@ -78,6 +79,7 @@ class Book:
         self.live = LiveCluster(parts.site, known._replace(estimates=(count - len(new), sum_s - sum(new))))
         self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
         self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
+        self.launches = Launches()  # that failed
         self.close_after_s: dict[str, float] = {}  # when what an attempt left is removed again, by its name
         self.ranked: set[str] = set()  # jobs in the cluster that were given another priority
         self.unfit: set[str] = set()  # jobs outside that no GPUs in service could hold

@@ -58,6 +58,7 @@ class Seen(NamedTuple):
     has_fault: bool  # a GPU of it is out of service
     is_cut_off: bool = False  # a node of it is down, which says nothing of what runs there
     verdict: Verdict | None = None
+    launch_error: str = ""  # why the backend did not take it the last time, "" if it did
 
 
 _WISHES = {Desired.CANCEL: AfterStop.CANCEL, Desired.HOLD: AfterStop.HOLD}
@@ -102,7 +103,8 @@ def _towards_running(seen: Seen, now_s: float) -> Step:
         # It has next to nothing to lose, waits there for ever if the node is gone for good, and is not to blame.
         return Step(Do.STOP, "a node of it is down, and not all its ranks run yet", AfterStop.RELOCATE)
     if now_s - seen.opened_s > START_LIMIT_S:
-        return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s", AfterStop.RETRY)
+        why = f": {seen.launch_error}" if seen.launch_error else ""
+        return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s{why}", AfterStop.RETRY)
     is_late = seen.status.run is Run.PENDING and now_s - seen.opened_s > LAUNCH_AGAIN_S
     if seen.state is AttemptState.RESERVED or seen.status.run is Run.ABSENT or is_late:
         return Step(Do.LAUNCH)

@@ -13,6 +13,7 @@ from .states import AfterStop
 
 COLLATERAL_S = 5.0  # ranks' clocks may differ by so much: who ended first is not known more closely
 NODE_FAULT = "node fault: "  # begins the reason of a loss that was the cluster's doing; its words follow
+REFUSED = "refused: "  # begins the reason of an end before any program ran, as there is none to run; its words follow
 TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the program asks to be run again
 AMBIGUOUS_SIGNALS = frozenset({6, 7, 9, 11, 15})  # of a fault of the node as well as of the program
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0  # before a job is tried again, doubled with every try
@@ -89,6 +90,8 @@ def class_of(status: Status) -> tuple[ExitClass, str]:
         return ExitClass.INFRASTRUCTURE, status.reason.removeprefix(NODE_FAULT)
     if status.run is Run.LOST:
         return ExitClass.AMBIGUOUS, f"no record of how it ended: {status.reason}"
+    if status.reason.startswith(REFUSED):
+        return ExitClass.USER, status.reason.removeprefix(REFUSED)
     if status.reason == "time limit":
         return ExitClass.LIMIT, "ran longer than its time limit"
     first = first_end(status.ends)
@@ -150,7 +153,9 @@ def outcome_of(
     elif asked is AfterStop.RELOCATE and exit_class is not ExitClass.LIMIT:
         return Outcome(AfterStop.RETRY, ExitClass.ASKED, cause, used, no_progress)
     elif asked is not None and exit_class is not ExitClass.LIMIT:
-        return Outcome(asked, ExitClass.ASKED, status.reason or cause, used, no_progress)
+        # Only what the backend will never start is stopped to let the job fail.
+        exit_class = ExitClass.USER if asked is AfterStop.FAIL else ExitClass.ASKED
+        return Outcome(asked, exit_class, status.reason or cause, used, no_progress)
     began = status.started_s > 0.0 or bool(status.ends)
     stuck = 0 if progressed else no_progress + began
     field = _BUDGETS.get(exit_class, "")

@@ -12,7 +12,7 @@ from ..cluster.cluster_file import ClusterSetup, draw_faults, read_cluster
 from ..cluster.errors import BackendError, InputError
 from ..cluster.scenarios import ORDERS
 from .backends.building import build, full_name
-from .backends.protocol import Backend
+from .backends.protocol import Backend, Closes
 from .book import Parts
 from .deciding import Deciding, Mode
 from .layout import Layout
@@ -118,6 +118,8 @@ class Service:
         if self._thread.is_alive():
             self._thread.join()
         self.scheduler.close()
+        if isinstance(self.backend, Closes):
+            self.backend.close()
         self.store.close()
 
     def _refuse_strangers(self) -> None:

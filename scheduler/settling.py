@@ -10,15 +10,16 @@ from typing import TypeVar
 from ..cluster.errors import BackendError
 from ..cluster.random import uniform
 from .backends.protocol import Attempt, CannotHonourError, RefusedError, Run, Status
-from .book import Book
+from .book import WRITER, Book
 from .decide import Do, Seen, Step, Verdict, next_step
 from .exits import ExitClass, Outcome, outcome_of
 from .job_file import StoredJob
 from .judging import judge_steps, take_last_look
 from .recall import used_by
 from .states import AfterStop, AttemptState, Contact, Desired, JobState
-from .store.attempts import AttemptRow
+from .store.attempts import LAUNCH, AttemptRow
 from .store.checkpoints import latest_before
+from .store.events import NewEvent
 from .store.jobs import JobColumns, JobRow
 
 log = logging.getLogger(__name__)
@@ -165,11 +166,15 @@ def _seen(book: Book, row: AttemptRow, status: Status) -> Seen:
         is_gone=drains and _ask(partial(book.parts.backend.released, attempt_name(row))),
         is_cancelled=attempt_name(row) in book.cancelled,
         has_fault=False,
+        launch_error=book.launches.words(attempt_name(row)),
     )
 
 
 def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
-    """Ask the backend to start an attempt; one that it will never start is stopped."""
+    """Ask the backend to start an attempt; one that it will never start is stopped, and others are tried again."""
+    name = attempt_name(row)
+    if not book.launches.is_due(name, now_s):
+        return False
     try:
         attempt = attempt_of(book.jobs[row.job_id], row, _begins_with(book, row))
         _ask(partial(book.parts.backend.launch, attempt, row.placement))
@@ -178,6 +183,12 @@ def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
         after = AfterStop.RETRY if isinstance(error, CannotHonourError) else AfterStop.FAIL
         _change_both(book, row, Step(Do.STOP, str(error), after), now_s)
         return True
+    except BackendError as error:
+        if book.launches.fail(name, str(error), now_s):
+            words = f"not launched yet: {error}"
+            book.tell(NewEvent(LAUNCH, WRITER, now_s, row.job_id, row.number, cause=words), {})
+        raise
+    book.launches.end(name)
     if row.state is AttemptState.RESERVED:
         book.change_attempt(row, AttemptState.LAUNCHED, "launched", now_s)
     return False
@@ -229,6 +240,7 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
     came_further = take_last_look(book, row, attempt_name(row), now_s)
     came_further = came_further or any(status.progress.get(name, 0.0) > 0.0 for name in PROGRESS)
     book.happens(now_s)
+    book.launches.end(attempt_name(row))
     outcome = _outcome(job, row, status, progressed=came_further)
     columns = _columns(outcome, now_s)
     if outcome.after in (AfterStop.RETRY, AfterStop.HOLD):
@@ -275,5 +287,5 @@ def _outcome(job: JobRow, row: AttemptRow, status: Status, *, progressed: bool) 
     # Who stopped it knows more of why than how the ranks took it.
     retries = job.after_stop in (AfterStop.RETRY, AfterStop.HUNG)
     retried = retries and found.after in (AfterStop.RETRY, AfterStop.FAIL)
-    stopped = found.exit_class is ExitClass.ASKED or retried
+    stopped = found.exit_class is ExitClass.ASKED or retried or found.after is job.after_stop is AfterStop.FAIL
     return replace(found, cause=job.cause) if stopped else found

@@ -1,5 +1,6 @@
 """The double of an API server does what was measured of kube-apiserver 1.36.2, by the official client."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -230,3 +231,131 @@ def test_a_stream_can_be_cut_in_the_middle_of_a_line(cluster: Cluster, api: Any)
     )
     with pytest.raises(Exception, match=r"(?i)incomplete|ended prematurely|connection broken"):
         list(response.stream())
+
+
+def test_a_pod_that_ends_before_its_container_began_is_told_as_a_kubelet_tells_it(cluster: Cluster, api: Any) -> None:
+    pod = a_pod(schedulingGates=[])
+    pod["metadata"]["finalizers"] = ["longshore.io/attempt"]
+    pod["spec"]["containers"][0]["image"] = "no-such-image"
+    api.create_namespaced_pod(NAMESPACE, pod)
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.container_statuses)
+    api.delete_namespaced_pod("one", NAMESPACE)
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.phase == "Failed")
+    ended = api.read_namespaced_pod("one", NAMESPACE).status.container_statuses[0].state.terminated
+    assert (ended.exit_code, ended.reason, ended.finished_at) == (137, "ContainerStatusUnknown", None)
+
+
+def test_a_node_that_was_started_anew_finds_no_container(cluster: Cluster, api: Any) -> None:
+    api.create_namespaced_pod(NAMESPACE, a_pod(schedulingGates=[]))
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.phase == "Running")
+    cluster.kubelets["a"].reboot()
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.phase == "Failed")
+    [status] = api.read_namespaced_pod("one", NAMESPACE).status.container_statuses
+    assert status.state.terminated.reason == "ContainerStatusUnknown"
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"), [("registry/no-such-image:1", "ImagePullBackOff"), ("No Name", "InvalidImageName")]
+)
+def test_a_container_whose_image_cannot_be_had_waits_and_says_why(api: Any, image: str, reason: str) -> None:
+    pod = a_pod(schedulingGates=[])
+    pod["spec"]["containers"][0]["image"] = image
+    api.create_namespaced_pod(NAMESPACE, pod)
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.container_statuses)
+    assert api.read_namespaced_pod("one", NAMESPACE).status.container_statuses[0].state.waiting.reason == reason
+
+
+def refusal_of(api: Any, pod: dict[str, Any]) -> str:
+    """Return the words with which a pod is refused."""
+    with pytest.raises(ApiException) as caught:
+        api.create_namespaced_pod(NAMESPACE, pod)
+    told = json.loads(caught.value.body or "")
+    assert (caught.value.status, told["reason"], told["kind"]) == (403, "Forbidden", "Status")
+    return str(told["message"])
+
+
+def test_a_pod_that_breaks_the_level_of_its_namespace_is_refused_with_the_words_of_pod_security(
+    cluster: Cluster, api: Any
+) -> None:
+    cluster.server.admission.level = "baseline"
+    data = {"name": "data", "hostPath": {"path": "/data"}}
+    assert refusal_of(api, a_pod(volumes=[data])) == (
+        'pods "one" is forbidden: violates PodSecurity "baseline:latest": hostPath volumes (volume "data")'
+    )
+    pod = a_pod(hostNetwork=True)
+    pod["spec"]["containers"][0]["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    assert refusal_of(api, pod).endswith(
+        'host namespaces (hostNetwork=true), non-default capabilities (container "main" must not include "IPC_LOCK" in '
+        "securityContext.capabilities.add)"
+    )
+    api.create_namespaced_pod(NAMESPACE, a_pod())
+    cluster.server.admission.level = "restricted"
+    assert 'runAsNonRoot != true (pod or container "main"' in refusal_of(api, a_pod("two"))
+
+
+def test_a_pod_beyond_the_quota_is_refused_until_another_has_ended(cluster: Cluster, api: Any) -> None:
+    cluster.server.admission.most_pods = 1
+    api.create_namespaced_pod(NAMESPACE, a_pod())
+    assert refusal_of(api, a_pod("two")) == (
+        'pods "two" is forbidden: exceeded quota: pods, requested: pods=1, used: pods=1, limited: pods=1'
+    )
+    api.delete_namespaced_pod("one", NAMESPACE)
+    api.create_namespaced_pod(NAMESPACE, a_pod("two"))
+
+
+def test_a_right_that_is_withheld_is_refused_with_the_words_of_rbac(cluster: Cluster, api: Any) -> None:
+    cluster.server.admission.withheld.add(("create", "pods"))
+    assert refusal_of(api, a_pod()).endswith(
+        'cannot create resource "pods" in API group "" in the namespace "tests"'
+    )  # fmt: skip
+
+
+TAINT = ("dedicated", "infra", "NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "node"),
+    [
+        ([], "b"),
+        ([{"key": "dedicated", "operator": "Equal", "value": "infra", "effect": "NoSchedule"}], "a"),
+        ([{"key": "dedicated", "value": "other"}], "b"),
+        ([{"key": "dedicated", "operator": "Exists"}], "a"),
+        ([{"operator": "Exists"}], "a"),
+        ([{"operator": "Exists", "effect": "NoExecute"}], "b"),
+    ],
+)
+def test_a_pod_goes_to_a_tainted_node_only_if_it_tolerates_the_taint(
+    cluster: Cluster, api: Any, tolerations: list[dict[str, str]], node: str
+) -> None:
+    cluster.taint("a", *TAINT)
+    api.create_namespaced_pod(NAMESPACE, a_pod(schedulingGates=[], tolerations=tolerations))
+    assert node_of(api, "one") == node
+
+
+def test_a_pod_that_no_node_takes_says_why(cluster: Cluster, api: Any) -> None:
+    cluster.taint("a", *TAINT)
+    cluster.cordon("b")
+    api.create_namespaced_pod(NAMESPACE, a_pod(schedulingGates=[]))
+    [condition] = until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.conditions)
+    assert condition.message == (
+        "0/2 nodes are available: 1 node(s) had untolerated taint {dedicated: infra}, 1 node(s) were unschedulable."
+    )
+
+
+def test_a_taint_that_lets_no_pod_run_ends_those_that_run(cluster: Cluster, api: Any) -> None:
+    pod = a_pod(schedulingGates=[])
+    pod["metadata"]["finalizers"] = ["longshore.io/attempt"]
+    api.create_namespaced_pod(NAMESPACE, pod)
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.phase == "Running")
+    cluster.taint("a", "broken", "", "NoExecute")
+    until(lambda: api.read_namespaced_pod("one", NAMESPACE).status.phase == "Failed")
+    conditions = {each.type: each.reason for each in api.read_namespaced_pod("one", NAMESPACE).status.conditions}
+    assert conditions["DisruptionTarget"] == "DeletionByTaintManager"
+
+
+def test_a_claim_whose_owner_is_gone_before_it_came_is_collected(cluster: Cluster, api: Any) -> None:
+    claims = client.ResourceV1Api(api.api_client)
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "one", "uid": "of-one-that-is-gone"}
+    body = {"metadata": {"name": "one", "ownerReferences": [owner]}, "spec": {"devices": {}}}
+    claims.create_namespaced_resource_claim(NAMESPACE, body)
+    until(lambda: not cluster.objects.each("resourceclaims", NAMESPACE))

@@ -79,7 +79,7 @@ class Status:
     run: Run
     ends: tuple[RankEnd, ...] = ()  # of the ranks that have ended, in the order of their ends
     # Who asked for the end: "", "cancelled", "time limit", "rank failed", or "out of memory" where that made it fail.
-    # Of LOST: what was seen, after "node fault: " where the cluster did it.
+    # Of LOST: what was seen, after "node fault: " where the cluster did it. "refused: " and words if no program ran.
     reason: str = ""
     started_s: float = 0.0  # Unix time, 0 if not yet
     progress: Mapping[str, float] = field(default_factory=dict)  # what the job reports of itself
@@ -115,6 +115,15 @@ class Capabilities:
     atomic_gang: bool  # all ranks start or none
     enforced: bool  # others cannot take the GPUs of a job
     known_in: str = ""  # outside of it nobody knows its attempts; "" where they are known wherever one asks
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """What a backend may do as well: let go of what it holds while a scheduler uses it."""
+
+    def close(self) -> None:
+        """Look at nothing more; jobs run on. What goes wrong is logged, and holds nobody up."""
+        ...
 
 
 class Told(NamedTuple):

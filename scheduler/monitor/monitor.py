@@ -4,12 +4,14 @@ Source: SPEC C9, F1; docs/nodes.md.
 """
 
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...cluster.errors import BackendError
 from ..backends.protocol import Backend, NodeSeen
 from ..layout import Layout
+from ..repeats import Repeats
 from ..store.events import NewEvent
 from ..store.nodes import (
     ALARM,
@@ -68,6 +70,7 @@ class Monitor:
         self._full: frozenset[str] = frozenset()  # nodes that take no jobs, as the backend says
         self._at_once: frozenset[str] = frozenset()  # nodes that fell silent together
         self._polled_s = self._kept_s = 0.0
+        self._repeats = Repeats()
 
     def take_up(self, store: Store, fence: int, now_s: float) -> None:
         """Go on from what the store says, once for each lease: everybody has the time of a few answers again."""
@@ -95,8 +98,10 @@ class Monitor:
         try:
             seen = {node.name: node for node in self._backend.observe()}
         except BackendError as error:
-            log.warning("nodes cannot be seen: %s", error)
+            if told := self._repeats.told(str(error), time.monotonic()):
+                log.warning("nodes cannot be seen: %s", told)
         else:
+            self._repeats.end()
             self._take_in(store, seen, now_s)
         self.health = self._health(out)
         return self.health

@@ -8,7 +8,7 @@ from ..backends.protocol import Placement, RankEnd
 from ..states import AttemptState, Contact
 from .schema import attempt
 
-CHANGE, CONTACT, CLEANUP = "attempt", "contact", "cleanup"  # kinds of events
+CHANGE, CONTACT, CLEANUP, LAUNCH = "attempt", "contact", "cleanup", "launch"  # kinds of events
 
 
 class Opening(NamedTuple):

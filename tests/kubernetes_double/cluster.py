@@ -1,4 +1,8 @@
-"""A Kubernetes cluster in one process: an API server on loopback, a scheduler, and a kubelet for each node."""
+"""A Kubernetes cluster in one process: an API server on loopback, a scheduler, controllers, a kubelet for each node.
+
+Each part says what it leaves out. Of the whole, these are: networks and names of pods, rights beyond those that are
+withheld by name, and everything that takes long on a real cluster.
+"""
 
 import threading
 from collections.abc import Mapping
@@ -6,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.kubernetes_double.collecting import collect
 from tests.kubernetes_double.kubelet import Kubelet
 from tests.kubernetes_double.objects import ApiError, Object, Objects
 from tests.kubernetes_double.placing import place_pods
@@ -67,7 +72,15 @@ class Cluster:
 
     def cordon(self, name: str) -> None:
         """Let a node take no further pods."""
-        self.objects.update(("nodes", "", name), lambda node: node | {"spec": {"unschedulable": True}})
+        self.taint(name, "node.kubernetes.io/unschedulable", "", "NoSchedule")
+        self.objects.update(("nodes", "", name), lambda node: _with(node, unschedulable=True))
+
+    def taint(self, name: str, key: str, value: str, effect: str) -> None:
+        """Add a taint to a node."""
+        taint = {"key": key, "value": value, "effect": effect}
+        self.objects.update(
+            ("nodes", "", name), lambda node: _with(node, taints=[*node["spec"].get("taints", []), taint])
+        )
 
     def forget_all_pods(self, version: int) -> None:
         """Count on from an older version without any pod, as a cluster that was restored from a backup."""
@@ -96,6 +109,7 @@ class Cluster:
                 place_pods(self.objects)
             for kubelet in self.kubelets.values():
                 kubelet.step()
+            collect(self.objects)
             with self.objects.changed:
                 self.objects.changed.wait(0.02)
 
@@ -107,6 +121,10 @@ class Cluster:
         if not kubelet.alive:
             raise ApiError(500, "InternalError", f"Get https://{kubelet.node}:10250: connection refused")
         return container.log()
+
+
+def _with(node: Object, **spec: object) -> Object:
+    return node | {"spec": {**node["spec"], **spec}}
 
 
 def uuid_of(node: str, index: int) -> str:

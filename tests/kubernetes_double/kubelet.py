@@ -1,8 +1,16 @@
-"""The double's kubelet: runs the command of a pod as a real process of this machine, and reports how it went."""
+"""The double's kubelet: runs the command of a pod as a real process of this machine, and reports how it went.
+
+A container that it does not find it reports as a kubelet does: ended with code 137, `ContainerStatusUnknown`, no times.
+Images are names only: those with `no-such-image` cannot be pulled, and those with a blank or a capital letter are no
+names. Left out: init containers, probes, restarts, limits of memory and disk, eviction under pressure, volumes other
+than empty folders, and pulling, which takes no time.
+"""
 
 import os
+import re
 import signal
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,6 +20,11 @@ from longshore.scheduler.backends.local.processes import kill, living
 from tests.kubernetes_double.objects import ApiError, Key, Object, Objects, is_over, now
 
 _MESSAGE_BYTES = 4096  # of a termination message
+_IMAGE = re.compile(r"[a-z0-9]+([._/:@-]+[a-zA-Z0-9_]+)*")  # roughly the grammar of image references
+UNLOCATED = {
+    "exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": None, "finishedAt": None,
+    "message": "The container could not be located when the pod was terminated",
+}  # fmt: skip
 
 
 class Container:
@@ -110,14 +123,24 @@ class Kubelet:
         self.objects, self.node, self.folder = objects, node, folder
         self.containers: dict[str, Container] = {}  # by uid of their pods
         self.alive = True
+        self._reboots = threading.Event()
 
     def step(self) -> None:
         """Start, stop and report what is to be, if the kubelet lives."""
         if not self.alive:
             return
+        if self._reboots.is_set():
+            for container in self.containers.values():
+                container.kill_all()
+            self.containers.clear()
+            self._reboots.clear()
         for pod in self.objects.each("pods", ""):
             if pod["spec"].get("nodeName") == self.node:
                 self._tend(pod)
+
+    def reboot(self) -> None:
+        """Let the node start anew at its next step: all containers are gone, and so is what was known of them."""
+        self._reboots.set()
 
     def _tend(self, pod: Object) -> None:
         meta = pod["metadata"]
@@ -128,8 +151,10 @@ class Kubelet:
                 self._delete(key, meta["uid"])
             return
         if container is None:
-            if deleted:
-                self._report(key, {"phase": "Failed", "containerStatuses": []})
+            if deleted or _was_running(pod):
+                spec = pod["spec"]["containers"][0]
+                status = _told(spec, {"terminated": UNLOCATED})
+                self._report(key, {"phase": "Failed", "containerStatuses": [status]})
             else:
                 self._start(key, pod)
             return
@@ -142,10 +167,8 @@ class Kubelet:
 
     def _start(self, key: Key, pod: Object) -> None:
         spec = pod["spec"]["containers"][0]
-        if "no-such-image" in spec["image"]:
-            waiting = {"reason": "ImagePullBackOff", "message": f"Back-off pulling image {spec['image']}"}
-            status = _told(spec, {"waiting": waiting})
-            return self._report(key, {"containerStatuses": [status]})
+        if waiting := _no_image(spec["image"]):
+            return self._report(key, {"containerStatuses": [_told(spec, {"waiting": waiting})]})
         folder = self.folder / pod["metadata"]["uid"]
         try:
             container = Container(pod, folder, self._gpus(pod))
@@ -179,6 +202,22 @@ class Kubelet:
     def _delete(self, key: Key, uid: str) -> None:
         with suppress(ApiError):
             self.objects.delete(key, uid, 0)
+
+
+def _no_image(image: str) -> Object:
+    """Return why a container waits whose image cannot be had, nothing if it can."""
+    if not _IMAGE.fullmatch(image):
+        message = (
+            f'Failed to apply default image tag "{image}": couldn\'t parse image name "{image}": invalid reference'
+        )
+        return {"reason": "InvalidImageName", "message": f"{message} format"}
+    if "no-such-image" in image:
+        return {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}": not found'}
+    return {}
+
+
+def _was_running(pod: Object) -> bool:
+    return any("running" in each["state"] for each in pod["status"].get("containerStatuses", []))
 
 
 def _told(spec: Object, state: Object) -> Object:

@@ -1,4 +1,4 @@
-"""Objects of the API server's double: versions, changes to watch, preconditions, graceful deletion, owners."""
+"""Objects of the API server's double: versions, changes to watch, preconditions, graceful deletion."""
 
 import copy
 import threading
@@ -161,12 +161,7 @@ class Objects:
         ends = "deletionTimestamp" in meta and meta["deletionGracePeriodSeconds"] == 0
         if not ends or meta.get("finalizers"):
             return self._put("MODIFIED", key, value)
-        gone = self._put("DELETED", key, value)
-        for other, owned in list(self._all.items()):
-            owners = owned["metadata"].get("ownerReferences", [])
-            if owners and all(owner["uid"] == meta["uid"] for owner in owners):
-                self.delete(other, None, None)
-        return gone
+        return self._put("DELETED", key, value)
 
     def _put(self, kind: str, key: Key, value: Object) -> Object:
         self.version += 1

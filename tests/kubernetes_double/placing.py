@@ -1,10 +1,18 @@
-"""The double's scheduler: binds pods without gates to nodes that fit, and gives claims their devices."""
+"""The double's scheduler: binds pods without gates to nodes that fit, and gives claims their devices.
+
+A node fits that is ready, has no taint that the pod does not tolerate, the wanted name or labels, and GPUs enough, all
+as counts or as claims. Left out: scores (the first node that fits is taken), preemption, CPU, memory and volumes, and
+all of a claim but a count of devices whose UUIDs are listed.
+"""
 
 import re
+from collections import Counter
 from contextlib import suppress
 
+from tests.kubernetes_double.collecting import PROTECTION
 from tests.kubernetes_double.objects import ApiError, Object, Objects, is_over, now
 from tests.kubernetes_double.server import bound
+from tests.kubernetes_double.tainting import untolerated
 
 _CEL = re.compile(r'device\.attributes\["(?P<driver>[a-z.]+)"\]\.uuid in \[(?P<uuids>[^\]]*)\]')
 
@@ -19,22 +27,36 @@ def place_pods(objects: Objects) -> None:
 
 
 def _place(objects: Objects, pod: Object) -> None:
-    meta = pod["metadata"]
+    meta, why = pod["metadata"], Counter[str]()
     key = ("pods", meta["namespace"], meta["name"])
-    for node in objects.each("nodes", ""):
-        if not (_takes_pods(node) and _fits(pod, node) and _has_gpus(objects, pod, node)):
-            continue
+    nodes = objects.each("nodes", "")
+    for node in nodes:
         name = node["metadata"]["name"]
-        if not _give_claims(objects, pod, name):
-            continue
-        with suppress(ApiError):
-            objects.update(key, lambda current: bound(current, name))  # noqa: B023
-        return
-    _say_why(objects, key)
+        problem = _problem(objects, pod, node)
+        if not problem and _give_claims(objects, pod, name):
+            with suppress(ApiError):
+                objects.update(key, lambda current: bound(current, name))  # noqa: B023
+            return
+        why[problem or "cannot allocate all claims"] += 1
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(why.items()))
+    _say_why(objects, key, f"0/{len(nodes)} nodes are available: {reasons}.")
 
 
-def _say_why(objects: Objects, key: tuple[str, str, str]) -> None:
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node fits"}
+def _problem(objects: Objects, pod: Object, node: Object) -> str:
+    """Return why a pod cannot be on a node in kube-scheduler's words, "" if it can."""
+    if not any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"]):
+        return "node(s) were not ready"
+    if node["spec"].get("unschedulable"):
+        return "node(s) were unschedulable"
+    if taints := untolerated(pod, node["spec"].get("taints", []), {"NoSchedule", "NoExecute"}):
+        return f"node(s) had untolerated taint {{{taints[0]['key']}: {taints[0].get('value', '')}}}"
+    if not _fits(pod, node):
+        return "node(s) didn't match Pod's node affinity/selector"
+    return "" if _has_gpus(objects, pod, node) else "Insufficient nvidia.com/gpu"
+
+
+def _say_why(objects: Objects, key: tuple[str, str, str], message: str) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
 
     def edit(pod: Object) -> Object:
         pod["status"]["conditions"] = [condition]
@@ -42,11 +64,6 @@ def _say_why(objects: Objects, key: tuple[str, str, str]) -> None:
 
     with suppress(ApiError):
         objects.update(key, edit)
-
-
-def _takes_pods(node: Object) -> bool:
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"])
-    return ready and not node["spec"].get("unschedulable")
 
 
 def _fits(pod: Object, node: Object) -> bool:
@@ -97,8 +114,13 @@ def _give_claims(objects: Objects, pod: Object, node: str) -> bool:
             return False
         reserved = [{"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}]
         status = {"allocation": {"devices": {"results": results}, "at": now()}, "reservedFor": reserved}
-        objects.update(key, lambda current: current | {"status": status})  # noqa: B023
+        objects.update(key, lambda current: _allocated(current, status))  # noqa: B023
     return True
+
+
+def _allocated(claim: Object, status: Object) -> Object:
+    meta = claim["metadata"]
+    return claim | {"status": status, "metadata": {**meta, "finalizers": [*meta.get("finalizers", []), PROTECTION]}}
 
 
 def _choose(objects: Objects, claim: Object, node: str) -> list[Object] | None:
@@ -133,10 +155,8 @@ def _selected(device: Object, selectors: list[Object]) -> bool:
 
 
 def _taken(objects: Objects) -> set[tuple[str, str]]:
-    living = {pod["metadata"]["uid"] for pod in objects.each("pods", "") if not is_over(pod)}
     return {
         (result["pool"], result["device"])
         for claim in objects.each("resourceclaims", "")
-        if any(each["uid"] in living for each in claim.get("status", {}).get("reservedFor", []))
-        for result in claim["status"]["allocation"]["devices"]["results"]
+        for result in claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", [])
     }

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from tests.kubernetes_double.admission import Admission
 from tests.kubernetes_double.objects import ApiError, Key, Object, Objects, now
 from tests.kubernetes_double.patching import APPLY, applied, patched
 from tests.kubernetes_double.rules import check_changed, check_new
@@ -78,6 +79,7 @@ class ApiServer:
     def __init__(self, objects: Objects, log_of: Callable[[Object], bytes]) -> None:
         self.objects, self.log_of = objects, log_of
         self.faults = Faults()
+        self.admission = Admission(objects)
         self.calls: list[Call] = []
         self.ends = threading.Event()
         server = self
@@ -142,6 +144,7 @@ class Request:
         try:
             if isinstance(fault, int):
                 raise ApiError(fault, "Fault", f"told to answer {fault}")
+            self.server.admission.check_right(*call, self.found["namespace"])
             if call.verb == "watch":
                 return self._stream(cut=fault == CUT)
             result = self._do(call.verb)
@@ -178,6 +181,8 @@ class Request:
             return self._list()
         if verb == "create":
             check_new(found["plural"], body)
+            if found["plural"] == "pods":
+                self.server.admission.check_pod(found["namespace"], body)
             return objects.create((found["plural"], found["namespace"], body["metadata"]["name"]), new(body, found))
         if verb == "delete":
             options = body or {}

@@ -11,8 +11,8 @@ from longshore.scheduler.store.events import EventRow
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "events.md").read_text()
 KINDS = {
-    jobs.CHANGE, jobs.WISH, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, step_monitor.HEALTH,
-    checkpoints.SAVED,
+    jobs.CHANGE, jobs.WISH, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
+    step_monitor.HEALTH, checkpoints.SAVED,
 }  # fmt: skip
 RENAMED = {"job_id": "job", "number": "attempt"}  # in answers of the API
 
@@ -37,7 +37,7 @@ def test_every_event_that_is_written_in_the_code_is_of_a_kind_that_has_a_name() 
     written = set(re.findall(r"\bNewEvent\(\s*(\w+|\"[^\"]*\")", sources))
     written |= set(re.findall(r"_replace\(kind=(\w+|\"[^\"]*\")", sources))
     named = {
-        "CHANGE", "WISH", "PRIORITY", "CONTACT", "CLEANUP", "JOB_CHANGE", "ATTEMPT_CHANGE", "HEALTH", "SAVED",
+        "CHANGE", "WISH", "PRIORITY", "CONTACT", "CLEANUP", "LAUNCH", "JOB_CHANGE", "ATTEMPT_CHANGE", "HEALTH", "SAVED",
     }  # fmt: skip
 
     assert written - {'""', "NamedTuple"} <= named  # "" is a form whose kind is filled in

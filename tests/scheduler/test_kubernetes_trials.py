@@ -1,6 +1,7 @@
 """A scheduler whose jobs run under the double of a Kubernetes cluster, which does not do its part."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,28 @@ from longshore.scheduler.states import FINAL, Desired, JobState
 from tests.kubernetes_double.cluster import DRIVER
 from tests.kubernetes_double.objects import Object
 from tests.scheduler.backends.kubernetes_trials import Trial as Cluster
+from tests.scheduler.backends.kubernetes_trials import take_from_outside
 from tests.scheduler.trials import Trial, failing, processes_of
 
 NODES = {"a": 1, "b": 1, "c": 1, "d": 1}
 
 
 class OnKubernetes(Trial):
-    """A scheduler on such a cluster."""
+    """A scheduler on such a cluster.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Of everything.
+        chosen: Settings of the backend.
+    """
+
+    def __init__(self, folder: Path, **chosen: object) -> None:
         (folder / "double").mkdir()
         self.double = Cluster(folder / "double", NODES)
-        super().__init__(folder, NODES, self.double.make, "kubernetes")
+        super().__init__(folder, NODES, lambda: self.double.make(**chosen), "kubernetes")
+
+    def told(self, job: str) -> list[str]:
+        """Return why a job's attempts were not launched, as its events tell it."""
+        return [event.cause for event in self.events(job) if event.kind == "launch"]
 
     @property
     def pods(self) -> list[str]:
@@ -52,20 +63,27 @@ def collected(pod: Object) -> Object:
     return pod | {"status": {**pod["status"], "phase": "Failed", "conditions": [gone]}}
 
 
+@contextmanager
+def on_kubernetes(folder: Path, **chosen: object) -> Iterator[OnKubernetes]:
+    it = OnKubernetes(folder, **chosen)
+    try:
+        yield it
+    finally:
+        it.close()
+        it.double.end()
+
+
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[OnKubernetes]:
-    it = OnKubernetes(tmp_path)
-    yield it
-    it.close()
-    it.double.end()
+    with on_kubernetes(tmp_path) as it:
+        yield it
 
 
 def test_a_gang_of_which_the_cluster_takes_three_pods_of_four_is_undone_and_the_other_gang_runs(
     trial: OnKubernetes, tmp_path: Path
 ) -> None:
-    faults = trial.double.cluster.server.faults
-    faults.once("create pods", None, None, None)
-    faults.always("create pods", 403)
+    admission = trial.double.cluster.server.admission
+    admission.most_pods = 3
     first = trial.submit(f"touch {tmp_path}/started-$RANK", gpus=4)
     trial.tick(2)
     assert trial.pods == [f"ls-{first}-1-{number}" for number in range(3)]
@@ -77,7 +95,7 @@ def test_a_gang_of_which_the_cluster_takes_three_pods_of_four_is_undone_and_the_
     trial.until(lambda: first not in {row.job_id for row in trial.held()})
     assert not list(tmp_path.glob("started-*"))
     assert trial.job(first).stops_infra == 1
-    faults.lift()
+    admission.most_pods = None
     trial.until(lambda: trial.job(second).state in FINAL)
     assert (trial.job(second).state, trial.job(second).attempt) == (JobState.SUCCEEDED, 1)
     assert not [pod for pod in trial.pods if pod.startswith(f"ls-{first}-1")]
@@ -140,6 +158,18 @@ def test_a_job_moves_away_from_a_node_that_the_cluster_has_lost(trial: OnKuberne
     assert trial.job(waits).state is JobState.QUEUED  # there is one GPU less
 
 
+def test_a_node_that_starts_anew_costs_its_job_nothing_but_a_try_of_the_cluster(trial: OnKubernetes) -> None:
+    job = trial.submit("exec sleep 1000")
+    trial.runs(job)
+    (node,) = {share.node for share in trial.attempts(job)[0].placement}
+    trial.double.cluster.kubelets[node].reboot()
+    trial.until(lambda: trial.job(job).attempt == 2)
+    trial.runs(job)
+    row, first = trial.job(job), trial.attempts(job)[0]
+    assert (first.outcome, row.stops_infra, row.stops_ambiguous) == ("infrastructure", 1, 0)
+    assert "ContainerStatusUnknown" in first.cause
+
+
 def test_a_job_that_was_to_start_on_a_node_that_is_lost_starts_on_another(trial: OnKubernetes) -> None:
     trial.double.cluster.schedules = False  # a slow kube-scheduler: the pod is on no node yet
     job = trial.submit("exec sleep 1000")
@@ -174,3 +204,106 @@ def test_gpus_of_a_job_on_a_silent_node_are_given_to_nobody_and_the_job_is_found
     trial.double.cluster.set_ready(node, "True")
     trial.until(lambda: trial.attempts(job)[0].contact == "ok")
     assert trial.job(job) == before
+
+
+HOST_DATA = {"volumes": [{"name": "data", "hostPath": {"path": "/data"}}]}
+
+
+def test_a_pod_that_its_namespace_forbids_is_told_to_the_owner_and_not_asked_for_again_and_again(
+    tmp_path: Path,
+) -> None:
+    with on_kubernetes(tmp_path, pod=HOST_DATA) as trial:
+        admission = trial.double.cluster.server.admission
+        admission.level = "baseline"
+        job = trial.submit("true")
+        trial.until(lambda: trial.job(job).state is JobState.QUEUED and trial.job(job).attempt == 1)
+        assert 'violates PodSecurity "baseline:latest": hostPath volumes (volume "data")' in trial.job(job).cause
+        assert (trial.job(job).cause_class, trial.held()) == ("infrastructure", [])
+        trial.wait(600.0)
+        assert 3 <= calls_of(trial, "create") <= 15  # of 120 looks
+        admission.level = "privileged"
+        trial.wait(300.0, step_s=100.0)
+        assert trial.ends(job).state is JobState.SUCCEEDED
+
+
+def test_a_quota_that_is_used_up_is_told_to_the_owner_once_and_asked_for_ever_more_seldom(
+    trial: OnKubernetes,
+) -> None:
+    admission = trial.double.cluster.server.admission
+    admission.most_pods = 0
+    job = trial.submit("true")
+    trial.until(lambda: trial.job(job).attempt == 1)
+    trial.wait(200.0, step_s=0.5)
+    assert 5 <= calls_of(trial, "create") <= 15  # of 400 looks
+    [words] = trial.told(job)
+    assert "exceeded quota: pods, requested: pods=1, used: pods=0, limited: pods=0" in words
+    trial.wait(START_LIMIT_S - 195.0, step_s=10.0)
+    trial.until(lambda: trial.job(job).state is JobState.QUEUED)
+    assert trial.job(job).cause.startswith("did not run within 300 s: the API server answered 403: ")
+    admission.most_pods = None
+    trial.wait(60.0)
+    assert trial.ends(job).state is JobState.SUCCEEDED
+
+
+def test_a_right_that_is_missing_is_told_to_the_owner_and_the_job_starts_once_it_is_granted(
+    trial: OnKubernetes,
+) -> None:
+    withheld = trial.double.cluster.server.admission.withheld
+    withheld.add(("create", "pods"))
+    job = trial.submit("true")
+    trial.until(lambda: trial.told(job))
+    assert 'cannot create resource "pods"' in trial.told(job)[0]
+    withheld.clear()
+    trial.wait(60.0)
+    assert (trial.ends(job).state, trial.job(job).attempt) == (JobState.SUCCEEDED, 1)
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("No Name", "InvalidImageName: Failed to apply default image tag"),
+        ("no-such-image", "ImagePullBackOff: Back-off"),
+    ],
+)
+def test_a_job_whose_image_cannot_be_had_fails_as_its_owners_doing_with_the_words_of_the_node(
+    tmp_path: Path, image: str, words: str
+) -> None:
+    with on_kubernetes(tmp_path, bind_s=0.3) as trial:
+        job = trial.submit("true", image=image)
+        trial.until(lambda: trial.pods and trial.double.cluster.pods()[0]["status"].get("containerStatuses"))
+        trial.wait(30.0)
+        ended = trial.ends(job)
+        assert (ended.state, ended.cause_class, ended.attempt) == (JobState.FAILED, "user", 1)
+        assert words in ended.cause
+        assert [(row.outcome, row.cause) for row in trial.attempts(job)] == [("user", ended.cause)]
+
+
+def test_no_job_waits_for_a_node_whose_taint_it_cannot_bear_while_an_equal_one_is_free(trial: OnKubernetes) -> None:
+    for node in ("a", "b", "c"):
+        trial.double.cluster.taint(node, "dedicated", "infra", "NoSchedule")
+    trial.until(lambda: sum(node.takes_jobs for node in trial.way.observe()) == 1)
+    job = trial.submit("true")
+    assert (trial.ends(job).state, trial.job(job).attempt) == (JobState.SUCCEEDED, 1)
+    assert {share.node for share in trial.attempts(job)[0].placement} == {"d"}
+
+
+def test_a_job_that_its_node_did_not_take_goes_to_another(tmp_path: Path) -> None:
+    with on_kubernetes(tmp_path, bind_s=0.3) as trial:
+        take_from_outside(trial.double.cluster, "a", 1)
+        job = trial.submit("true")
+        trial.until(lambda: trial.job(job).attempt == 1 and trial.job(job).state is JobState.QUEUED)
+        assert {share.node for share in trial.attempts(job)[0].placement} == {"a"}
+        trial.wait(10.0)
+        assert (trial.ends(job).state, trial.job(job).attempt) == (JobState.SUCCEEDED, 2)
+
+
+def test_nodes_that_cannot_be_seen_are_told_once_with_the_cause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with on_kubernetes(tmp_path, deadline_s=0.5) as trial:
+        trial.tick()
+        trial.double.cluster.server.admission.withheld.update({("list", "nodes"), ("watch", "nodes")})
+        trial.until(lambda: [it for it in caplog.records if "nodes cannot be seen" in it.message])
+        trial.tick(100)
+        [told] = {it.message for it in caplog.records if "nodes cannot be seen" in it.message}
+        assert 'cannot watch resource "nodes"' in told or 'cannot list resource "nodes"' in told

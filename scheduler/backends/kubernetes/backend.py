@@ -13,13 +13,15 @@ from .api import Api
 from .devices import Gpu, Offers, by_index, learned, published
 from .launching import Launch
 from .lead import Lead
-from .objects import ATTEMPT, FIRST_RANK, PODS, RANKS, Node, Pod, ResourceSlice
+from .objects import ATTEMPT, FIRST_RANK, PODS, RANKS, Node, NodeSpec, Pod, ResourceSlice
 from .output import Output
 from .pods import pod_name
 from .reading import status_of
 from .records import Records
 from .removing import Removal
 from .settings import KubernetesSettings
+from .taints import unborne
+from .unbound import Unbound
 from .view import View
 
 log = logging.getLogger(__name__)
@@ -61,9 +63,11 @@ class KubernetesBackend:
         self._slices = View(api, "resource slices", api.resource.list_resource_slice, ResourceSlice)
         self._lead = Lead(api, settings.namespace, self._records.installation())
         self._launch = Launch(api, settings, self._records, self._pods, self._sizes, self._lead)
-        self._removal = Removal(api, settings, self._records)
+        self._left = Unbound(len(self._sizes))
+        self._removal = Removal(api, settings, self._records, self._left)
         self._output = Output(api, settings.namespace, self._records)
         self._order = self._records.gpus()
+        self._shut: dict[str, str] = {}  # nodes that take no jobs, and why, as it was last logged
         self._silent: frozenset[str] = frozenset()  # nodes that did not answer when they were last looked at
         for view in self._views:
             view.start()
@@ -71,7 +75,11 @@ class KubernetesBackend:
             view.wait(settings.deadline_s)
 
     def close(self) -> None:
-        """Look at the cluster no more; jobs run on."""
+        """Look at the cluster no more, and let others have its namespace; jobs run on."""
+        try:
+            self._lead.give_up()
+        except BackendError as error:
+            log.warning("the lease is not given up, and ends by itself: %s", error)
         for view in self._views:
             view.close()
         self._api.close()
@@ -79,7 +87,8 @@ class KubernetesBackend:
     def observe(self) -> tuple[NodeSeen, ...]:
         """Return all nodes: a GPU is healthy if its driver offers it without a taint, or says nothing.
 
-        A node that is cordoned or silent takes no jobs; none does without the lease of the namespace.
+        A node that is cordoned or silent, has a taint that pods do not tolerate, or lately did not take a pod takes no
+        jobs; none does without the lease of the namespace.
 
         Raises:
             BackendError: If the cluster cannot be seen at the moment.
@@ -87,12 +96,12 @@ class KubernetesBackend:
         known, offers, now_s = self._nodes.objects(), self._offers(), time.time()
         leads = self._lead.keep()
         self._silent = self._silent_of(known, offers)
-        gpus, seen = self._gpus(offers), []
+        gpus, seen, shut = self._gpus(offers), [], self._shut_of(known)
         for node, size in self._sizes.items():
             silent = node in self._silent
             at_s = _silent_since_s(known.get(node)) if silent else now_s
             told = [GpuSeen(gpu, silent or gpus is None or _is_usable(gpus[node], gpu)) for gpu in range(size)]
-            takes_jobs = leads and not silent and not known[node].spec.unschedulable
+            takes_jobs = leads and not silent and node not in shut
             seen.append(NodeSeen(node, tuple(told), at_s, takes_jobs=takes_jobs))
         return tuple(seen)
 
@@ -224,6 +233,23 @@ class KubernetesBackend:
         if offers is not None:
             answers &= set(offers)
         return frozenset(name for name in self._sizes if name not in answers)
+
+    def _shut_of(self, known: Mapping[str, Node]) -> dict[str, str]:
+        """Return the nodes that pods cannot or should not go to, and why."""
+        shut = dict.fromkeys(self._left.now(time.monotonic()), "it did not take a pod in time")
+        tolerations = self.settings.tolerations()
+        for name in self._sizes:
+            spec = known[name].spec if name in known else NodeSpec()
+            taint = unborne(spec.taints, tolerations)
+            if spec.unschedulable:
+                shut[name] = "it is cordoned"
+            elif taint is not None:
+                shut[name] = f"pods do not tolerate its taint {taint.key}={taint.value}:{taint.effect}"
+        for name in sorted(shut.keys() | self._shut.keys()):
+            if shut.get(name) != self._shut.get(name):
+                log.warning("node %s takes %s", name, f"no jobs: {shut[name]}" if name in shut else "jobs again")
+        self._shut = shut
+        return shut
 
     def _pods_of(self, name: str) -> list[Pod]:
         pods = self._pods.objects()

@@ -71,7 +71,9 @@ def _gpu(device: Device) -> Gpu:
 
 
 def _bus_id(device: Device) -> str:
-    return (_text(device, "resource.kubernetes.io/pciBusID") or _text(device, "pciBusID")).lower()
+    """Return where a device is on the bus: by the name that all drivers share, or by one that drivers made up."""
+    names = ("resource.kubernetes.io/pciBusID", "pcieBusID", "pciBusID")  # NVIDIA's says pcieBusID
+    return next((text for name in names if (text := _text(device, name))), "").lower()
 
 
 def _text(device: Device, name: str) -> str:

@@ -19,7 +19,12 @@ from .view import View
 log = logging.getLogger(__name__)
 
 _EXISTS = 409
-_REFUSED = (400, 413, 422)  # what is wrong with the object itself; rights, quotas and namespaces may change
+_REFUSED = (400, 413, 422)  # what is wrong with the object itself
+_FORBIDDEN = 403
+# Words of what is forbidden at the moment: it may be granted, or room be made for it, while the attempt waits. All else
+# that is forbidden concerns the pod as the settings made it, such as a volume that Pod Security does not allow.
+_MAY_CHANGE = ("exceeded quota", "cannot create resource", "cannot patch resource", "because it is being terminated")
+_BROKEN = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _BAD_IMAGE = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 _NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff"})  # it may only be slow, or its registry be away for a moment
 
@@ -64,7 +69,7 @@ class Launch:
         before = self._records.digest(name)
         if before not in ("", digest) or any(pod.annotation(SPEC) != digest for pod in known):
             raise BackendError(f"{name} was launched before with another command or placement")
-        _refuse_images(known, self._settings.bind_s)
+        _refuse_containers(known, self._settings.bind_s)
         ended = self._records.has(name, "ended") or any(pod.is_deleted or pod.is_over for pod in known)
         if ended or (len(known) == len(placement) and not any(pod.is_gated for pod in known)):
             return
@@ -144,8 +149,8 @@ class Launch:
         )  # fmt: skip
 
 
-def _refuse_images(pods: Sequence[Pod], patience_s: float) -> None:
-    """Refuse an attempt whose image is not to be had, at once or after so long on the node."""
+def _refuse_containers(pods: Sequence[Pod], patience_s: float) -> None:
+    """Refuse an attempt whose image is not to be had, at once or after so long on the node, and tell other troubles."""
     for pod in pods:
         waiting, placed = pod.state.waiting, pod.condition("PodScheduled")
         bound = None if placed is None else placed.last_transition_time
@@ -154,11 +159,17 @@ def _refuse_images(pods: Sequence[Pod], patience_s: float) -> None:
             continue
         if waiting.reason in _BAD_IMAGE or (waiting.reason in _NO_IMAGE and waits_s > patience_s):
             raise RefusedError(f"{pod.metadata.name}: {waiting.reason}: {waiting.message}")
+        if waiting.reason in _BROKEN:
+            raise BackendError(f"{pod.metadata.name}: {waiting.reason}: {waiting.message}")
 
 
 def _refusal(name: str, error: AnswerError) -> BackendError:
     """Return what an error answer to a creation means."""
-    return RefusedError(f"{name}: {error}") if error.code in _REFUSED else error
+    if error.code in _REFUSED:
+        return RefusedError(f"{name}: {error}")
+    if error.code == _FORBIDDEN and not any(words in str(error) for words in _MAY_CHANGE):
+        return CannotHonourError(f"{name}: {error}")
+    return error
 
 
 def _is_gated(pod: Json) -> bool:

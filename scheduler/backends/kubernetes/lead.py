@@ -23,6 +23,7 @@ NAME = "longshore"
 HOLD_S = 15  # for which a lease is good
 RENEW_S = 5.0  # after which it is renewed
 _MISSING = 404
+_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 class _Spec(Read):
@@ -33,6 +34,14 @@ class _Spec(Read):
     lease_transitions: int = 0
     acquire_time: str = ""
     renew_time: str = ""
+
+    @property
+    def renewed(self) -> datetime | None:
+        """When it was renewed, however that is written; None if that is no time."""
+        try:
+            return datetime.fromisoformat(self.renew_time)
+        except ValueError:
+            return None
 
 
 class Lead:
@@ -49,6 +58,7 @@ class Lead:
         self._held_s = self._asked_s = float("-inf")  # by the clock that nobody sets
         self._seen, self._seen_s = _Spec(), 0.0  # what others wrote last, and when that was noticed
         self._told = ""  # why it is not held, as it was last logged
+        self._wrote = _Spec()  # by this process, the last time
 
     def keep(self) -> bool:
         """Take or renew the lease if it is time to, and say whether it is held; why not is logged once."""
@@ -72,6 +82,24 @@ class Lead:
         if time.monotonic() > self._held_s + RENEW_S:
             self._take()
 
+    def give_up(self) -> None:
+        """Let others have the lease at once, unless somebody else has renewed it: of this installation or another.
+
+        Raises:
+            BackendError: If nobody knows whether others have it.
+        """
+        api = self._api
+        if time.monotonic() >= self._held_s + HOLD_S:
+            return
+        self._held_s = float("-inf")
+        lease = api.call(api.coordination.read_namespaced_lease, NAME, self._namespace)
+        found = _Spec.model_validate(lease.get("spec") or {})
+        if (found.holder_identity, found.renewed) == (self._wrote.holder_identity, self._wrote.renewed):
+            now = datetime.now(UTC).strftime(_TIME)
+            lease["spec"] |= {"leaseDurationSeconds": 1, "acquireTime": now, "renewTime": now}
+            del lease["spec"]["holderIdentity"]
+            api.call(api.coordination.replace_namespaced_lease, NAME, self._namespace, lease, field_manager=MANAGER)
+
     def _take(self) -> None:
         api, begin_s = self._api, time.monotonic()
         try:
@@ -79,8 +107,8 @@ class Lead:
         except AnswerError as error:
             if error.code != _MISSING:
                 raise
-            made: Json = {"metadata": {"name": NAME}, "spec": self._ours(_Spec())}
-            api.call(api.coordination.create_namespaced_lease, self._namespace, made, field_manager=MANAGER)
+            lease = {"metadata": {"name": NAME}, "spec": self._ours(_Spec())}
+            api.call(api.coordination.create_namespaced_lease, self._namespace, lease, field_manager=MANAGER)
         else:
             seen = _Spec.model_validate(lease.get("spec") or {})
             if not self._is_ours(seen) and self._lasts(seen):
@@ -90,7 +118,7 @@ class Lead:
             # With the version that was just read: whoever was faster has it.
             lease["spec"] = self._ours(seen)
             api.call(api.coordination.replace_namespaced_lease, NAME, self._namespace, lease, field_manager=MANAGER)
-        self._held_s = begin_s
+        self._held_s, self._wrote = begin_s, _Spec.model_validate(lease["spec"])
 
     def _is_ours(self, spec: _Spec) -> bool:
         return spec.holder_identity.endswith(f"_{self._installation}")
@@ -102,7 +130,7 @@ class Lead:
         return bool(spec.holder_identity) and time.monotonic() < self._seen_s + spec.lease_duration_seconds
 
     def _ours(self, before: _Spec) -> Json:
-        now, me = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"), f"{socket.gethostname()}_{self._installation}"
+        now, me = datetime.now(UTC).strftime(_TIME), f"{socket.gethostname()}_{self._installation}"
         stays = before.holder_identity == me
         return {
             "holderIdentity": me,

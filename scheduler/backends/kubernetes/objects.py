@@ -12,6 +12,7 @@ SPEC = "longshore.io/spec"  # annotation: digest of what was to be run
 FIRST_RANK = "longshore.io/first-rank"  # annotation
 RANKS = "longshore.io/ranks"  # annotation: how many the pod has
 GPUS = "longshore.io/gpus"  # annotation: their indices on its node
+NODE = "longshore.io/node"  # annotation: the one that it is to run on
 DROPPED = "longshore.io/dropped"  # annotation: why it was deleted before it could run
 GATE = "longshore.io/placement"
 
@@ -70,6 +71,21 @@ class Terminated(Read):
     reason: str = ""
     message: str = ""
     finished_at: datetime | None = None
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether nothing is known of its end: a kubelet calls that an exit code of 137, and containerd one of 255."""
+        return self.reason in ("ContainerStatusUnknown", "Unknown")
+
+    @property
+    def never_began(self) -> bool:
+        """Whether the container runtime could not start its program; containerd and Docker have two names for it."""
+        return self.reason in ("StartError", "ContainerCannotRun")
+
+    @property
+    def lacks_program(self) -> bool:
+        """Whether the program is not in the image, or cannot be executed there."""
+        return self.never_began and 'exec: "' in self.message
 
 
 class ContainerState(Read):
@@ -166,6 +182,14 @@ class Pod(Read):
         return next((condition for condition in self.status.conditions if condition.type == kind), None)
 
 
+class Taint(Read):
+    """Why a node or a device should not be used."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
 class NodeStatus(Read):
     """What is said of a node."""
 
@@ -176,6 +200,7 @@ class NodeSpec(Read):
     """What an administrator wants of a node."""
 
     unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
 
 
 class Node(Read):
@@ -195,12 +220,6 @@ class Attribute(Read):
     """A value of one of four types, of which one is read."""
 
     string: str = ""
-
-
-class Taint(Read):
-    """Why a device should not be used."""
-
-    effect: str = ""
 
 
 class Device(Read):

@@ -12,7 +12,7 @@ from ..protocol import Attempt, Placement, RefusedError, Share
 from . import launcher
 from .api import Json
 from .devices import Gpu
-from .objects import ATTEMPT, FIRST_RANK, GATE, GPUS, PODS, RANKS, SPEC
+from .objects import ATTEMPT, FIRST_RANK, GATE, GPUS, NODE, PODS, RANKS, SPEC
 from .settings import KubernetesSettings
 
 PORT = 29500  # where ranks meet, the one that PyTorch takes; each pod has an address of its own
@@ -80,6 +80,7 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
         "hostname": pod_name(attempt.name, part.number),
         "subdomain": settings.ranks_service,
         "terminationGracePeriodSeconds": math.ceil(attempt.grace_s) + END_S,
+        "tolerations": [it.model_dump(by_alias=True, exclude_none=True) for it in settings.tolerations()],
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "containers": [container],
@@ -102,7 +103,7 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
             "annotations": {
                 SPEC: digest_of(attempt, placement), PODS: str(len(placement)),
                 FIRST_RANK: str(part.first_rank), RANKS: str(len(part.share.gpus)),
-                GPUS: ",".join(str(gpu) for gpu in part.share.gpus),
+                GPUS: ",".join(str(gpu) for gpu in part.share.gpus), NODE: part.share.node,
             },
         },
         "spec": spec,

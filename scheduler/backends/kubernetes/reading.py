@@ -6,11 +6,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...exits import NODE_FAULT
+from ...exits import NODE_FAULT, REFUSED
 from ..protocol import RankEnd, Run, Status
 from .objects import DROPPED, FIRST_RANK, PODS, RANKS, Pod, Terminated
 
-_SIGNALLED = 128  # added to the signal in the exit code of a container that one ended
+_SIGNALLED = range(129, 193)  # exit codes of containers that a signal ended: 128 is added to its number
+_TOO_LONG = "DeadlineExceeded"  # reason of a pod that ran longer than its activeDeadlineSeconds
 
 _Time = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _End = tuple[
@@ -54,13 +55,12 @@ def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, canc
         return Status(Run.RUNNING if runs else Run.PENDING, tuple(ends), started_s=started_s if runs else 0.0)
     progress = {key: value for each in reversed(list(told.values())) for key, value in _numbers(each).items()}
     ranks, well = sum(pod.count(RANKS) for pod in pods), not any(end.code or end.signal for end in ends)
-    has_succeeded = well and len(ends) == ranks and len(pods) == pods[0].count(PODS)
-    fault = "" if has_succeeded else _fault(pods, told)
-    if not fault and well and not has_succeeded and (ends or not cancelled):
-        fault = f"it was stopped before {ranks - len(ends)} of its ranks had run"
-    if fault:
-        return Status(Run.LOST, tuple(ends), NODE_FAULT + fault, started_s, progress)
-    return Status(Run.EXITED, tuple(ends), _reason(pods, told), started_s, progress)
+    if well and len(ends) == ranks and len(pods) == pods[0].count(PODS):
+        return Status(Run.EXITED, tuple(ends), _reason(pods, told), started_s, progress)
+    run, reason = _why_not(pods, told)
+    if not reason and well and (ends or not cancelled):
+        run, reason = Run.LOST, f"{NODE_FAULT}it was stopped before {ranks - len(ends)} of its ranks had run"
+    return Status(run, tuple(ends), reason or _reason(pods, told), started_s, progress)
 
 
 def stops_the_others(pods: Sequence[Pod]) -> bool:
@@ -84,9 +84,9 @@ def _ends(pod: Pod, told: Told | None) -> list[RankEnd]:
     if told is not None:
         return [RankEnd(*end) for end in told.ends]
     ended = pod.state.terminated
-    if ended is None or ended.exit_code == 0:
-        return []  # A launcher that ends well has told so: this is no proof of success.
-    number = ended.signal or max(ended.exit_code - _SIGNALLED, 0)
+    if ended is None or ended.is_made_up or ended.never_began or ended.exit_code == 0:
+        return []  # A launcher that ends well has told so: a code of 0 is no proof of success.
+    number = ended.signal or (ended.exit_code - 128 if ended.exit_code in _SIGNALLED else 0)
     at_s = 0.0 if ended.finished_at is None else ended.finished_at.timestamp()
     ranks = range(pod.count(FIRST_RANK), pod.count(FIRST_RANK) + pod.count(RANKS))
     return [RankEnd(rank, 0 if number else ended.exit_code, number, at_s) for rank in ranks]
@@ -106,17 +106,43 @@ def _fault(pods: Sequence[Pod], told: dict[str, Told | None]) -> str:
             return pod.annotation(DROPPED)
         if disrupted is not None and disrupted.status == "True":
             return f"{name}: {disrupted.reason}: {disrupted.message}"
+        if pod.status.reason not in ("", _TOO_LONG):  # No program can set it: Evicted, Preempting, NodeLost and others.
+            return f"{name}: {pod.status.reason}: {pod.status.message}"
     for pod in pods:
-        if told[pod.metadata.name] is None and not pod.is_deleted and not _ends(pod, None):
-            why = _words(pod.state.terminated) or f"{pod.status.reason}: {pod.status.message}"
-            return f"{pod.metadata.name}: {why}"
+        if _has_no_record(pod, told[pod.metadata.name]):
+            return f"{pod.metadata.name}: {_words(pod.state.terminated)}"
     if len(pods) < pods[0].count(PODS):
         return "a pod of it is gone"
     return ""
 
 
+def _has_no_record(pod: Pod, told: Told | None) -> bool:
+    """Say whether a pod ended without anybody's wish, and nobody knows how."""
+    if told is not None or pod.is_deleted or pod.status.reason == _TOO_LONG:
+        return False
+    ended = pod.state.terminated
+    return not _ends(pod, None) and not (ended is not None and ended.never_began)
+
+
 def _words(ended: Terminated | None) -> str:
-    return "" if ended is None else f"{ended.reason} with exit code {ended.exit_code}, and no record of its ranks"
+    if ended is None:
+        return "it failed, and its node does not say why"
+    if ended.is_made_up:
+        return f"{ended.reason}: {ended.message or 'nothing is known of its end'}"
+    return f"{ended.reason} with exit code {ended.exit_code}, and no record of its ranks"
+
+
+def _why_not(pods: Sequence[Pod], told: dict[str, Told | None]) -> tuple[Run, str]:
+    """Return why an attempt has not succeeded if that was no doing of its ranks, else EXITED and no words."""
+    if fault := _fault(pods, told):
+        return Run.LOST, NODE_FAULT + fault
+    for pod in pods:
+        ended = pod.state.terminated
+        if ended is not None and ended.never_began:
+            text = f"{pod.metadata.name}: {ended.reason}: {ended.message}"
+            # What else a runtime fails at may be the fault of the node, such as a broken driver.
+            return (Run.EXITED, REFUSED + text) if ended.lacks_program else (Run.LOST, text)
+    return Run.EXITED, "time limit" if any(pod.status.reason == _TOO_LONG for pod in pods) else ""
 
 
 def _reason(pods: Sequence[Pod], told: dict[str, Told | None]) -> str:

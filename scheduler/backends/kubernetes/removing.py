@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ....cluster.errors import BackendError
 from .api import JSON_PATCH, MANAGER, AnswerError, Api, Json
-from .objects import ATTEMPT, DROPPED, Pod
+from .objects import ATTEMPT, DROPPED, NODE, Pod
 from .reading import stops_the_others
 from .records import Records
 from .settings import KubernetesSettings
+from .unbound import Unbound
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +24,11 @@ class Removal:
         api: The cluster.
         settings: Of the backend.
         records: Of attempts.
+        left: Nodes that do not take pods; it learns of those that do not, and that do again.
     """
 
-    def __init__(self, api: Api, settings: KubernetesSettings, records: Records) -> None:
-        self._api, self._settings, self._records = api, settings, records
+    def __init__(self, api: Api, settings: KubernetesSettings, records: Records, left: Unbound) -> None:
+        self._api, self._settings, self._records, self._left = api, settings, records, left
         self._unbound_since_s: dict[str, float] = {}  # by uid; monotonic time
 
     def delete(self, pods: Iterable[Pod]) -> None:
@@ -68,16 +70,26 @@ class Removal:
                 if forgotten and all(pod.is_over for pod in pods):
                     self.remove(pods)
                 for pod in pods:
-                    if not (pod.is_gated or pod.spec.node_name or pod.is_over):
-                        unbound[pod.metadata.uid] = self._unbound_since_s.get(pod.metadata.uid, now_s)
-                        if now_s - unbound[pod.metadata.uid] > self._settings.bind_s:
-                            self._drop(pod)
+                    self._see_bound(pod, unbound, now_s)
             except AnswerError as error:
                 log.warning("%s is not tended to: %s", name, error)
             except BackendError as error:
                 log.warning("%s is not tended to: %s", name, error)
                 break  # Without an answer, each further call could take as long to fail.
         self._unbound_since_s = unbound
+
+    def _see_bound(self, pod: Pod, unbound: dict[str, float], now_s: float) -> None:
+        """Drop a pod that its node does not take for too long, and note those that still have time."""
+        uid, node = pod.metadata.uid, pod.annotation(NODE)
+        if pod.spec.node_name:
+            if uid in self._unbound_since_s:
+                self._left.forget(node)
+        elif not (pod.is_gated or pod.is_over):
+            unbound[uid] = self._unbound_since_s.get(uid, now_s)
+            if now_s - unbound[uid] > self._settings.bind_s:
+                self._drop(pod)
+                if node:
+                    self._left.note(node, now_s)
 
     def _drop(self, pod: Pod) -> None:
         """Delete a pod that no node takes; the rest of its attempt follows."""

@@ -6,6 +6,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from .taints import Toleration
+
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
@@ -31,7 +33,7 @@ class PodFields(_Section):
     """What each pod gets on top of what Longshore sets: data, secrets, rights."""
 
     volumes: tuple[Fields, ...] = ()
-    tolerations: tuple[Fields, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
     image_pull_secrets: tuple[Fields, ...] = ()
     service_account_name: str = "default"
     security_context: Fields = {"seccompProfile": {"type": "RuntimeDefault"}}
@@ -40,8 +42,9 @@ class PodFields(_Section):
     container: ContainerFields = ContainerFields()
 
     def of_pod(self) -> Fields:
-        """Return the fields of a pod's spec."""
-        return {k: v for k, v in self.model_dump(by_alias=True, exclude={"container"}, mode="json").items() if v}
+        """Return the fields of a pod's spec, without its tolerations."""
+        fields = self.model_dump(by_alias=True, exclude={"container", "tolerations"}, mode="json")
+        return {k: v for k, v in fields.items() if v}
 
     def of_container(self) -> Fields:
         """Return the fields of a container."""
@@ -63,3 +66,7 @@ class KubernetesSettings(BaseModel):
     pod: PodFields = PodFields()
     bind_s: float = Field(default=60.0, gt=0.0)  # within which a node takes its pod, and then gets its image
     deadline_s: float = Field(default=5.0, gt=0.0, le=60.0)  # of a call
+
+    def tolerations(self) -> tuple[Toleration, ...]:
+        """Return what pods tolerate: what was chosen, and the usual taint that keeps nodes with GPUs for such pods."""
+        return (*self.pod.tolerations, Toleration(key=self.resource, operator="Exists", effect="NoSchedule"))

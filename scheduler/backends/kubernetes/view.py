@@ -6,11 +6,13 @@ Source: SPEC R8; where the copy may be old it says so, and nothing is started or
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from ....cluster.errors import BackendError
+from ...repeats import Repeats
 from .api import AnswerError, Api, Json, Method
 from .objects import Metadata
 
@@ -54,6 +56,8 @@ class View(Generic[ObjectT]):
         self._objects: dict[str, ObjectT] = {}
         self._learned: list[ObjectT] = []  # since the list that is being made was asked for
         self._version = ""  # of the whole copy
+        self._why = "they are being listed"  # it is not up to date, if it is not
+        self._repeats = Repeats()
         self._fresh, self._ends = threading.Event(), threading.Event()
         self._response: Any = None
         self._thread = threading.Thread(target=self._run, name=f"kubernetes {kind}", daemon=True)
@@ -83,7 +87,7 @@ class View(Generic[ObjectT]):
         """
         with self._lock:
             if not self._fresh.is_set():
-                raise BackendError(f"{self._kind} of the cluster cannot be seen at the moment")
+                raise BackendError(f"{self._kind} of the cluster cannot be seen at the moment: {self._why}")
             return dict(self._objects)
 
     def learn(self, value: Json) -> None:
@@ -99,17 +103,20 @@ class View(Generic[ObjectT]):
         while not self._ends.is_set():
             try:
                 self._list()
+                self._repeats.end()
                 pause_s = _FIRST_PAUSE_S
                 while not self._ends.is_set():
                     self._watch()
             except Exception as error:
                 # Whatever it was: without this thread nothing would ever be seen again.
+                self._why = str(error) or type(error).__name__
                 self._fresh.clear()
                 if self._ends.is_set():
                     return
                 level = logging.INFO if isinstance(error, AnswerError) and error.code == _GONE else logging.WARNING
                 is_bug = not isinstance(error, BackendError)
-                log.log(level, "%s are listed anew: %s", self._kind, error, exc_info=is_bug)
+                if told := self._repeats.told(self._why, time.monotonic()):
+                    log.log(level, "%s are listed anew: %s", self._kind, told, exc_info=is_bug)
                 self._ends.wait(pause_s)
                 pause_s = min(pause_s * 2.0, _LONGEST_PAUSE_S)
 

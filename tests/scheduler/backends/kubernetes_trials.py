@@ -6,7 +6,8 @@ from typing import Any
 
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
-from tests.kubernetes_double.cluster import Cluster
+from tests.kubernetes_double.cluster import DRIVER, Cluster
+from tests.kubernetes_double.objects import Object
 from tests.scheduler.backends.attempts import NODES
 
 
@@ -38,6 +39,18 @@ class Trial:
         for backend in self._made:
             backend.close()
         self.cluster.close()
+
+
+def take_from_outside(cluster: Cluster, node: str, gpus: int) -> None:
+    """Let a pod of somebody else have the first GPUs of a node."""
+    meta = {"name": f"stranger-{node}", "labels": {}}
+    spec = {"containers": [{"name": "main", "image": "any"}], "schedulingGates": [{"name": "x"}]}
+    pod = cluster.objects.create(("pods", "elsewhere", meta["name"]), {"metadata": meta, "spec": spec})
+    results = [{"driver": DRIVER, "pool": node, "device": f"gpu-{index}"} for index in range(gpus)]
+    reserved = [{"resource": "pods", "name": meta["name"], "uid": pod["metadata"]["uid"]}]
+    status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
+    claim: Object = {"metadata": {}, "spec": {"devices": {}}, "status": status}
+    cluster.objects.create(("resourceclaims", "elsewhere", meta["name"]), claim)
 
 
 _trials: dict[Path, Trial] = {}

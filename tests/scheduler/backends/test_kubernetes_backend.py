@@ -239,7 +239,7 @@ def test_what_is_forgotten_leaves_no_object_in_the_cluster(trial: Trial, backend
     before = end_of(backend, attempt)
     backend.forget(attempt.name)
     assert trial.cluster.pods() == []
-    assert trial.cluster.objects.each("resourceclaims", "") == []
+    until(lambda: trial.cluster.objects.each("resourceclaims", "") == [])
     assert until(lambda: backend.status(attempt.name)) == before
     assert trial.make().logs(attempt.name, 2, 0, 100)[0] == b"2\n"
 

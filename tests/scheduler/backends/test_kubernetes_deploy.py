@@ -154,15 +154,38 @@ def test_the_job_of_the_first_token_writes_into_the_folder_of_the_scheduler() ->
     assert job["metadata"]["namespace"] == namespace()
 
 
-@pytest.mark.parametrize("name", ["base", "postgresql"])
-def test_kustomize_renders_it(name: str) -> None:
+def rendered(folder: Path) -> list[dict[str, Any]]:
+    """Return the objects that kubectl makes of a kustomization."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed (https://kubernetes.io/docs/tasks/tools/)")
-    done = subprocess.run([kubectl, "kustomize", str(DEPLOY / name)], capture_output=True, text=True, check=False)
+    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False)
     if "unknown command" in done.stderr:
         pytest.skip("this kubectl knows no kustomize")
     assert done.returncode == 0, done.stderr
-    rendered = [found for found in yaml.safe_load_all(done.stdout) if found["kind"] == "Deployment"]
-    [container] = rendered[0]["spec"]["template"]["spec"]["containers"]
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def container_in(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    [deployment] = [found for found in objects if found["kind"] == "Deployment"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+@pytest.mark.parametrize("name", ["base", "postgresql"])
+def test_kustomize_renders_it(name: str) -> None:
+    container = container_in(rendered(DEPLOY / name))
     assert ("$(STORE_URL)" in container["args"]) == (name == "postgresql")
+
+
+def test_the_kustomization_of_the_page_replaces_the_image_and_both_files(tmp_path: Path) -> None:
+    page = (DEPLOY.parents[1] / "docs" / "kubernetes.md").read_text()
+    text = page.partition("```yaml\n# kustomization.yaml\n")[2].partition("```")[0]
+    (tmp_path / "kustomization.yaml").write_text(text)
+    (tmp_path / "longshore.yaml").write_text("port: 8765\n")
+    (tmp_path / "cluster.yaml").write_text("name: mine\n")
+    shutil.copytree(DEPLOY, tmp_path / "longshore" / "deploy" / "kubernetes")
+    made = rendered(tmp_path)
+    assert container_in(made)["image"] == "registry.example.org/longshore:0.1.0"
+    [files] = [found["data"] for found in made if found["kind"] == "ConfigMap"]
+    assert files == {"longshore.yaml": "port: 8765\n", "cluster.yaml": "name: mine\n"}

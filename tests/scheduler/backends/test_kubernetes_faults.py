@@ -11,7 +11,7 @@ import pytest
 
 from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.protocol import RefusedError, Run
+from longshore.scheduler.backends.protocol import CannotHonourError, RefusedError, Run
 from tests.kubernetes_double.objects import Object
 from tests.kubernetes_double.server import CUT, HANG, LOSE
 from tests.scheduler.backends.attempts import NODES, ONE_GPU, THREE_GPUS, end_of, runs, sh, until
@@ -48,14 +48,18 @@ def test_a_claim_that_was_another_pods_is_not_taken(trial: Trial, backend: Kuber
     with pytest.raises(BackendError, match="503"):
         backend.launch(attempt, ONE_GPU)
 
+    meta = {"name": "another", "labels": {}}
+    spec = {"containers": [{"name": "main", "image": "any"}], "schedulingGates": [{"name": "x"}]}
+    another = trial.cluster.objects.create(("pods", "elsewhere", "another"), {"metadata": meta, "spec": spec})
+
     def of_another(claim: Object) -> Object:
-        claim["metadata"]["ownerReferences"][0]["uid"] = "of-one-that-is-gone"
+        claim["metadata"]["ownerReferences"][0]["uid"] = another["metadata"]["uid"]
         return claim
 
     trial.cluster.objects.update(("resourceclaims", "longshore", f"{attempt.name}-0"), of_another)
     with pytest.raises(BackendError, match="another claim"):
         backend.launch(attempt, ONE_GPU)
-    assert [len(pod["spec"]["schedulingGates"]) for pod in trial.cluster.pods()] == [1]
+    assert [len(pod["spec"]["schedulingGates"]) for pod in trial.cluster.pods()] == [1, 1]
 
 
 @pytest.mark.parametrize("call", LAUNCH_CALLS)
@@ -209,16 +213,51 @@ def test_what_the_server_calls_invalid_is_refused(trial: Trial, backend: Kuberne
         backend.launch(sh("true"), ONE_GPU)
 
 
-def test_a_quota_that_is_used_up_is_no_reason_to_refuse_a_job_for_ever(
-    trial: Trial, backend: KubernetesBackend
+@pytest.mark.parametrize("words", ["a quota", "a right"])
+def test_what_may_be_granted_in_a_moment_is_no_reason_to_give_an_attempt_up(
+    trial: Trial, backend: KubernetesBackend, words: str
 ) -> None:
-    trial.cluster.server.faults.once("create pods", 403)
+    admission = trial.cluster.server.admission
+    if words == "a quota":
+        admission.most_pods = 0
+    else:
+        admission.withheld.add(("patch", "resourceclaims"))
     attempt = sh("true")
-    with pytest.raises(BackendError) as caught:
+    with pytest.raises(BackendError, match="the API server answered 403") as caught:
         backend.launch(attempt, ONE_GPU)
-    assert not isinstance(caught.value, RefusedError)
+    assert not isinstance(caught.value, RefusedError | CannotHonourError)
+    admission.most_pods = None
+    admission.withheld.clear()
     backend.launch(attempt, ONE_GPU)
     end_of(backend, attempt)
+
+
+def test_a_pod_that_its_namespace_forbids_cannot_be_had_with_the_words_of_the_server(trial: Trial) -> None:
+    trial.cluster.server.admission.level = "baseline"
+    backend = trial.make(pod={"container": {"securityContext": {"privileged": True}}})
+    attempt = sh("true")
+    with pytest.raises(CannotHonourError, match="privileged \\(container"):
+        backend.launch(attempt, ONE_GPU)
+    assert trial.cluster.pods() == []
+    backend.cancel(attempt.name, "it is tried again later")
+    assert end_of(backend, attempt).reason == "cancelled"
+
+
+def test_a_container_that_lacks_what_the_settings_name_says_so(trial: Trial, backend: KubernetesBackend) -> None:
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    runs(backend, attempt)
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "data" not found'}
+    trial.cluster.kubelets["a"].alive = False
+
+    def wait(pod: Object) -> Object:
+        pod["status"]["containerStatuses"][0]["state"] = {"waiting": waiting}
+        return pod
+
+    trial.cluster.objects.update(("pods", "longshore", f"{attempt.name}-0"), wait)
+    until(lambda: backend.status(attempt.name).run is Run.PENDING)
+    with pytest.raises(BackendError, match='CreateContainerConfigError: secret "data" not found'):
+        backend.launch(attempt, ONE_GPU)
 
 
 def test_a_wish_to_cancel_that_was_lost_is_passed_on_later(trial: Trial, backend: KubernetesBackend) -> None:

@@ -10,9 +10,22 @@ from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.kubernetes import lead
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
 from longshore.scheduler.backends.protocol import Run
+from longshore.scheduler.service import Service
+from longshore.scheduler.settings import Chosen, Settings
 from tests.scheduler.backends.attempts import ONE_GPU, runs, sh, until
 from tests.scheduler.backends.kubernetes_trials import Trial
 
+CLUSTER = """\
+name: trial
+node_types:
+  four: {gpus: 4, peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 1e9, nic_bytes_per_s: 1e9}
+  two: {gpus: 2, peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 1e9, nic_bytes_per_s: 1e9}
+racks:
+  - nodes:
+      - {type: four, name: a}
+      - {type: two, name: b}
+run_time: {model: simple, node_penalty: 0.05}
+"""
 KEY = ("leases", "longshore", "longshore")
 
 
@@ -137,3 +150,54 @@ def test_an_installation_keeps_its_name_in_its_folder(trial: Trial, tmp_path: Pa
     trial.make().observe()
     name = (tmp_path / "scheduler" / "kubernetes" / "installation").read_text()
     assert spec_of(trial)["holderIdentity"].endswith(f"_{name}")
+
+
+def test_who_closes_gives_the_namespace_to_another_installation_at_once(trial: Trial) -> None:
+    ours, others = trial.make(), trial.make("others")
+    assert takes_jobs(ours)
+    assert not takes_jobs(others)
+    ours.close()
+    others.launch(sh("true"), ONE_GPU)
+    spec = spec_of(trial)
+    assert (spec["leaseTransitions"], spec["leaseDurationSeconds"]) == (0, 15)
+    assert takes_jobs(others)
+
+
+def test_who_closes_leaves_a_lease_alone_that_another_scheduler_of_its_installation_has_renewed(trial: Trial) -> None:
+    standby, leader = trial.make(), trial.make()
+    assert takes_jobs(standby)
+    assert takes_jobs(leader)
+    before = spec_of(trial)
+    standby.close()
+    assert spec_of(trial) == before
+
+
+def test_who_never_had_the_lease_gives_none_up(trial: Trial) -> None:
+    ours, others = trial.make(), trial.make("others")
+    assert takes_jobs(ours)
+    assert not takes_jobs(others)
+    before = spec_of(trial)
+    others.close()
+    assert spec_of(trial) == before
+
+
+def test_a_server_that_does_not_answer_keeps_nobody_from_closing(
+    trial: Trial, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = trial.make()
+    assert takes_jobs(backend)
+    trial.cluster.server.faults.always("get leases", 503)
+    backend.close()
+    [told] = [record.message for record in caplog.records if "lease" in record.message]
+    assert told.startswith("the lease is not given up, and ends by itself: the API server answered 503")
+
+
+def test_a_scheduler_that_is_stopped_gives_the_namespace_up(trial: Trial, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    kind = {"name": "kubernetes", "settings": {"image": "train", "kubeconfig": str(trial.cluster.kubeconfig)}}
+    settings = {"cluster": tmp_path / "cluster.yaml", "folder": tmp_path / "served", "backend": kind}
+    service = Service(Chosen(Settings.model_validate(settings)))
+    service.take_up()
+    assert spec_of(trial)["holderIdentity"]
+    service.close()
+    assert "holderIdentity" not in spec_of(trial)

@@ -1,7 +1,7 @@
 """What is made of the pods of an attempt, on pods as a cluster would tell them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +9,8 @@ import pytest
 from longshore.scheduler.backends.kubernetes.objects import Pod
 from longshore.scheduler.backends.kubernetes.reading import status_of, stops_the_others
 from longshore.scheduler.backends.protocol import Run, Status
-from longshore.scheduler.exits import ExitClass, class_of
+from longshore.scheduler.exits import DEFAULT_TRIES, ExitClass, Tries, class_of, outcome_of
+from longshore.scheduler.states import AfterStop
 
 NAME = "ls-job-1"
 
@@ -32,12 +33,12 @@ def over(number: int, codes: Sequence[int], reason: str = "", **more: Any) -> Po
 
 
 def silent_end(
-    number: int, code: int, *, message: str = "", reason: str = "Error", deleted: bool = False, **status: Any
+    number: int, code: int, *, message: str = "", ended: str = "Error", deleted: bool = False, **status: Any
 ) -> Pod:
     """Return a pod whose container has ended, by default without a word."""
-    ended = {"exitCode": code, "reason": reason, "message": message, "finishedAt": "2026-11-22T00:00:00Z"}
+    end = {"exitCode": code, "reason": ended, "message": message, "finishedAt": "2026-11-22T00:00:00Z"}
     phase = "Failed" if code else "Succeeded"
-    return pod(number, deleted=deleted, phase=phase, containerStatuses=[{"state": {"terminated": ended}}], **status)
+    return pod(number, deleted=deleted, phase=phase, containerStatuses=[{"state": {"terminated": end}}], **status)
 
 
 def running(number: int, **status: Any) -> Pod:
@@ -87,6 +88,91 @@ def test_a_disruption_explains_the_ranks_that_it_killed() -> None:
     assert class_of(status) == (ExitClass.INFRASTRUCTURE, f"{NAME}-1: TerminationByKubelet: low on disk")
 
 
+UNKNOWN = "The container could not be located when the pod was terminated"  # a node's words for what it made up
+NO_PYTHON = 'error during container init: exec: "python3": executable file not found in $PATH: unknown'
+NO_DRIVER = "error running prestart hook: nvidia-container-cli: initialization error: driver error: unknown"
+INFRASTRUCTURE, AMBIGUOUS = ExitClass.INFRASTRUCTURE, ExitClass.AMBIGUOUS
+
+
+def unlocated(number: int, **more: Any) -> Pod:
+    """Return a pod of which its node has found no container, as a node that was started anew does."""
+    ended = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": UNKNOWN, "finishedAt": None}
+    return pod(number, phase="Failed", containerStatuses=[{"state": {"terminated": ended}}], **more)
+
+
+def killed(number: int, *, reason: str, message: str) -> Pod:
+    """Return a pod that was ended by its node, which says why."""
+    found = silent_end(number, 137)
+    status = found.status.model_copy(update={"reason": reason, "message": message})
+    return found.model_copy(update={"status": status})
+
+
+def bare(number: int, **more: Any) -> Pod:
+    """Return a pod that failed without any container."""
+    return pod(number, phase="Failed", **more)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "message", "exit_class", "cause"),
+    [
+        ("Error", 3, "", ExitClass.USER, "rank 2 ended with exit code 3"),
+        ("Error", 137, "", AMBIGUOUS, "rank 2 was ended by signal 9"),
+        ("Error", 139, "", AMBIGUOUS, "rank 2 was ended by signal 11"),
+        ("Error", 143, "", AMBIGUOUS, "rank 2 was ended by signal 15"),
+        ("Error", 255, "", ExitClass.USER, "rank 2 ended with exit code 255"),
+        ("Error", 75, "", ExitClass.AGAIN, "rank 2 asked to be run again (exit code 75)"),
+        ("Completed", 0, "", INFRASTRUCTURE, f"{NAME}-1: Completed with exit code 0, and no record of its ranks"),
+        ("OOMKilled", 137, "", ExitClass.RESOURCE, "rank 2 was killed as memory ran out"),
+        ("StartError", 128, NO_PYTHON, ExitClass.USER, f"{NAME}-1: StartError: {NO_PYTHON}"),
+        ("ContainerCannotRun", 127, NO_PYTHON, ExitClass.USER, f"{NAME}-1: ContainerCannotRun: {NO_PYTHON}"),
+        ("StartError", 128, NO_DRIVER, AMBIGUOUS, f"no record of how it ended: {NAME}-1: StartError: {NO_DRIVER}"),
+        ("Unknown", 255, "", INFRASTRUCTURE, f"{NAME}-1: Unknown: nothing is known of its end"),
+        ("ContainerStatusUnknown", 137, UNKNOWN, INFRASTRUCTURE, f"{NAME}-1: ContainerStatusUnknown: {UNKNOWN}"),
+    ],
+)
+def test_each_reason_of_a_container_that_ended_has_a_class_and_tells_its_words(
+    reason: str, code: int, message: str, exit_class: ExitClass, cause: str
+) -> None:
+    status = read(over(0, [0, 0]), silent_end(1, code, message=message, ended=reason))
+    assert class_of(status) == (exit_class, cause)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["Evicted", "NodeLost", "Preempting", "Terminated", "NodeShutdown", "NodeAffinity", "UnexpectedAdmissionError",
+     "OutOfcpu"],
+)  # fmt: skip
+@pytest.mark.parametrize("other", [unlocated, killed])
+def test_a_pod_with_a_reason_was_ended_by_its_cluster_whatever_its_container_says(
+    reason: str, other: Callable[..., Pod]
+) -> None:
+    status = read(over(0, [1, 0]), other(1, reason=reason, message="low on disk"))
+    assert class_of(status) == (INFRASTRUCTURE, f"{NAME}-1: {reason}: low on disk")
+
+
+@pytest.mark.parametrize("end", [unlocated, bare])
+def test_a_pod_that_its_cluster_lets_run_for_so_long_only_has_reached_its_time_limit(end: Callable[..., Pod]) -> None:
+    status = read(end(0, reason="DeadlineExceeded"), end(1, reason="DeadlineExceeded"))
+    assert class_of(status)[0] is ExitClass.LIMIT
+
+
+def test_a_pod_that_ended_before_its_container_began_does_not_hide_which_rank_failed() -> None:
+    status = read(over(0, [3, 0], reason="rank failed"), unlocated(1, deleted=True))
+    assert [(end.rank, end.code, end.signal) for end in status.ends] == [(0, 3, 0), (1, 0, 0)]
+    assert class_of(status) == (ExitClass.USER, "rank 0 ended with exit code 3")
+
+
+def test_pods_that_were_cancelled_before_their_containers_began_were_not_started() -> None:
+    status = read(unlocated(0, deleted=True), unlocated(1, deleted=True), cancelled=True)
+    assert class_of(status) == (ExitClass.ASKED, "it was not started")
+
+
+def test_a_node_that_starts_anew_costs_its_job_no_retry_of_an_end_that_nobody_can_explain() -> None:
+    status = read(unlocated(0), unlocated(1))
+    found = outcome_of(status, None, DEFAULT_TRIES, Tries(), 0, progressed=False, wait_share=0.5)
+    assert (found.after, found.used) == (AfterStop.RETRY, Tries(infra=1))
+
+
 def test_a_container_that_cannot_start_fails_as_its_runtime_says() -> None:
     status = read(silent_end(0, 128), silent_end(1, 128))
     assert {(end.code, end.signal) for end in status.ends} == {(128, 0)}
@@ -100,7 +186,7 @@ def test_words_of_a_job_in_place_of_those_of_its_launcher_count_for_nothing() ->
 
 
 def test_a_container_that_was_killed_as_memory_ran_out_says_so() -> None:
-    status = read(silent_end(0, 137, reason="OOMKilled"), over(1, [0, 15]))
+    status = read(silent_end(0, 137, ended="OOMKilled"), over(1, [0, 15]))
     assert class_of(status) == (ExitClass.RESOURCE, "rank 0 was killed as memory ran out")
 
 

@@ -1,0 +1,36 @@
+"""When launches that failed are tried again."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.scheduler.launches import FIRST_S, LONGEST_S, Launches
+
+
+@given(st.integers(1, 3000))
+def test_each_failure_doubles_the_wait_up_to_a_bound_and_none_ends_it(failures: int) -> None:
+    launches, now_s, times = Launches(), 1000.0, []
+    for _ in range(failures):
+        assert launches.is_due("a", now_s)
+        launches.fail("a", "no", now_s)
+        wait_s = min(FIRST_S * 2.0 ** len(times), LONGEST_S) if len(times) < 100 else LONGEST_S
+        assert not launches.is_due("a", now_s + 0.99 * wait_s)
+        now_s += wait_s
+        times.append(now_s)
+    assert launches.is_due("a", now_s)
+    assert launches.is_due("another", 0.0)
+
+
+def test_a_clock_that_is_set_back_holds_up_no_launch() -> None:
+    launches = Launches()
+    launches.fail("a", "no", 5000.0)
+    assert launches.is_due("a", 1000.0)
+
+
+def test_words_are_told_again_only_when_they_change() -> None:
+    launches = Launches()
+    assert [launches.fail("a", words, 0.0) for words in ("no", "no", "why", "why", "no")] == [
+        True, False, True, False, True,
+    ]  # fmt: skip
+    assert launches.words("a") == "no"
+    launches.end("a")
+    assert (launches.words("a"), launches.is_due("a", 0.0)) == ("", True)
