@@ -52,6 +52,8 @@ class Scheduler:
         """
         try:
             if self._leads():
+                if self.parts.deciding.is_to_begin_anew:
+                    self._forget()
                 self._step(self._read(), self.parts.now_s())
         except FencedError as error:
             log.warning("%s; this one no longer leads", error)

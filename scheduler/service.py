@@ -21,6 +21,7 @@ from .loop import Scheduler
 from .metrics.registry import Metrics
 from .monitor.monitor import Monitor
 from .owner import this_process
+from .retention import horizon_of, prune
 from .settings import Chosen, Settings
 from .store.idempotency import forget_before
 from .store.opening import Store, open_store
@@ -34,6 +35,8 @@ LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
 STALLED_S = 60.0  # without the end of a tick
 FORGET_S = 3600.0  # between two times that old answers are forgotten
 KEPT_S = 24 * 3600.0  # how long answers are kept for requests that come again
+PRUNE_S = 3600.0  # between two times that old history is deleted
+BREATH_S = 0.05  # between two batches of it, in which others read and write
 
 
 class Service:
@@ -79,6 +82,7 @@ class Service:
         self._woken = threading.Event()
         self._ticked, self._forgot = time.monotonic(), float("-inf")
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._pruning = threading.Thread(target=self._prune, name="pruning", daemon=True)
 
     @property
     def is_stalled(self) -> bool:
@@ -106,6 +110,7 @@ class Service:
     def start(self) -> None:
         """Begin to schedule."""
         self._thread.start()
+        self._pruning.start()
 
     def wake(self) -> None:
         """Let the scheduler look at once."""
@@ -115,8 +120,9 @@ class Service:
         """Stop scheduling; jobs run on, and the next scheduler goes on with them."""
         self.ends.set()
         self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in (self._thread, self._pruning):
+            if thread.is_alive():
+                thread.join()
         self.scheduler.close()
         self.store.close()
 
@@ -151,6 +157,23 @@ class Service:
         if time.monotonic() - self._forgot > FORGET_S:
             self._forgot = time.monotonic()
             self.store.write(lambda tx: forget_before(tx, self.now_s() - KEPT_S))
+
+    def _prune(self) -> None:
+        """Delete old history now and then, beside the ticks: files may take long to delete."""
+
+        def goes_on() -> bool:
+            return not self.ends.wait(BREATH_S) and self.leads()
+
+        wait_s = 0.0
+        while not self.ends.wait(wait_s):
+            wait_s = PRUNE_S if self.leads() else TICK_S
+            if not self.leads():
+                continue
+            try:
+                prune(self.store, self.settings.folder, horizon_of(self.settings.retention, self.now_s()), goes_on)
+            except Exception:
+                # History that is kept for longer does no harm, a thread that ends does.
+                log.exception("old history could not be deleted")
 
 
 QUICKSTART = """\

@@ -8,6 +8,7 @@ from . import tokens
 from .following import events, logs
 from .jobs import cancel, explain, hold, jobs, priority, queue, release, status
 from .nodes import agent, drain, nodes, resume
+from .pruning import prune
 from .serving import serve
 from .submitting import submit
 
@@ -17,7 +18,7 @@ def add_commands(app: typer.Typer) -> None:
     for command in (
         serve, submit, jobs, queue, status, explain, logs, events, hold, release, priority, cancel, nodes, drain,
         resume, agent, extender, decisions,
-        replay,
+        replay, prune,
     ):  # fmt: skip
         app.command()(command)
     app.add_typer(tokens.app, name="token")
