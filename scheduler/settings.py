@@ -68,6 +68,7 @@ class Settings(_Section):
     poll_s: Annotated[float, Field(ge=0.1, le=60.0)] = 5.0  # in which every node is to answer once
     limits: Limits = Limits()
     retention: RetentionChoice = RetentionChoice()
+    least_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # on the disk; with less no job is taken in or started
 
     @property
     def store_url(self) -> str:

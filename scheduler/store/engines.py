@@ -28,7 +28,10 @@ _ALIVE = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-_PRAGMAS = ("journal_mode = WAL", "busy_timeout = 30000", "foreign_keys = ON", "wal_autocheckpoint = 1000")
+_PRAGMAS = (
+    "journal_mode = WAL", "busy_timeout = 30000", "foreign_keys = ON", "wal_autocheckpoint = 1000",
+    "temp_store = MEMORY",  # reads go on where the disk is full
+)  # fmt: skip
 
 
 def connect(url: str) -> Engine:
