@@ -9,8 +9,8 @@ from pathlib import Path
 from .harness import RESULTS, ROOT, progress, stamp_of_run, write_results
 
 NAMES = (
-    "simulator", "environment", "training", "reference", "policy", "hetero64", "source", "store", "scheduler", "twin",
-    "policy_host", "steps", "dashboard", "extender", "api", "cli",
+    "simulator", "environment", "training", "reference", "policy", "hetero64", "source", "store", "history",
+    "scheduler", "twin", "policy_host", "steps", "dashboard", "extender", "api", "cli",
 )  # fmt: skip
 
 

@@ -19,6 +19,10 @@ from .plugins.answer import SeenParts, Stored, stored_of
 from .plugins.misses import Miss, MissError
 from .plugins.succession import Succession
 
+MOST_UNTOLD = 1000  # happenings between two decisions that are kept
+MOST_LEFT_OVER = 10_000  # happenings without a decision that could keep them
+PAST_S = 7 * 86400.0  # after which the next decisions can be replayed without those before
+
 
 class Mode(StrEnum):
     """What a policy's word counts for."""
@@ -94,13 +98,20 @@ class Deciding:
         self._opening = ""  # of a past, until its first decision
         self._number = 0  # of the next decision in its past
         self._untold: list[Told] = []  # that belongs to the past of the next decision
+        self._began = time.monotonic()  # of the past
 
     def begin(self, live: LiveCluster) -> None:
         """Follow a cluster from here on; nothing has happened to it since it was made."""
         live.journal = []
         self._opening, self._number, self._untold = encode_opening(Opening(live.site, live.origin)), 0, []
+        self._began = time.monotonic()
         if self.succession is not None:
             self.succession.begin(live)
+
+    @property
+    def is_to_begin_anew(self) -> bool:
+        """Whether the past has become so long that the cluster is to be read, and followed, from the beginning."""
+        return len(self._untold) > MOST_LEFT_OVER or time.monotonic() - self._began > PAST_S
 
     def warm_up(self, site: Site) -> None:
         """Let the heuristic decide once about nothing: its first decision may have to compile it."""
@@ -173,8 +184,10 @@ class Deciding:
         said_expected = None if said is None else expected if said.agrees(obeyed) else _expected(live, said)
         started = _carry_out(live, obeyed)
         self._untold += self._happened(live)
-        # What a heuristic lets wait is of no use to anybody, and at a full cluster there are many such jobs.
-        past = self._past() if started or self.policy is not None else b""
+        # What a heuristic lets wait is of no use to anybody, and at a full cluster there are many such jobs. But what
+        # has happened has to go somewhere.
+        is_kept = started or self.policy is not None or len(self._untold) > MOST_UNTOLD
+        past = self._past() if is_kept else b""
         took_s = time.perf_counter() - began
         return Decision(
             obeyed.job, obeyed.gpus, started, by, policy_version, said, said_expected, expected, instead,

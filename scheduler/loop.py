@@ -43,6 +43,7 @@ class Scheduler:
         self._watched, self._watched_s = NEVER, 0.0  # another one's lease, and since when it has not been renewed
         self._intake = Intake(parts)
         self.is_behind = False  # jobs may be due that the last tick had no time for
+        self._is_held_back = False  # the same, as none may start
 
     def tick(self) -> bool:
         """Do all that is to be done now; return whether this scheduler leads.
@@ -52,6 +53,8 @@ class Scheduler:
         """
         try:
             if self._leads():
+                if self.parts.deciding.is_to_begin_anew:
+                    self._forget()
                 self._step(self._read(), self.parts.now_s())
         except FencedError as error:
             log.warning("%s; this one no longer leads", error)
@@ -120,8 +123,12 @@ class Scheduler:
         self._admit(book, now_s)
         if book.live.ages_by(now_s):
             book.happens(now_s)
-        if book.happened(now_s) or self.is_behind:
-            self._place(book, now_s)
+        if book.happened(now_s) or self.is_behind or self._is_held_back:
+            self._is_held_back = not self.parts.may_start()
+            if self._is_held_back:
+                self.is_behind = False
+            else:
+                self._place(book, now_s)
         self.parts.deciding.look(book.live)
 
     def _admit(self, book: Book, now_s: float) -> None:

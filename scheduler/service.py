@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,10 @@ from .loop import Scheduler
 from .metrics.registry import Metrics
 from .monitor.monitor import Monitor
 from .owner import this_process
+from .retention import horizon_of, prune
+from .room import Room
 from .settings import Chosen, Settings
+from .store.engines import file_of
 from .store.idempotency import forget_before
 from .store.opening import Store, open_store
 from .store.user_tokens import has_valid_tokens
@@ -34,6 +38,9 @@ LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
 STALLED_S = 60.0  # without the end of a tick
 FORGET_S = 3600.0  # between two times that old answers are forgotten
 KEPT_S = 24 * 3600.0  # how long answers are kept for requests that come again
+PRUNE_S = 3600.0  # between two times that old history is deleted
+KEEP_S = 1.0  # between two looks at the room on the disk
+BREATH_S = 0.05  # between two batches of it, in which others read and write
 
 
 class Service:
@@ -50,6 +57,7 @@ class Service:
     def __init__(self, chosen: Chosen) -> None:
         settings = self.settings = chosen.settings
         settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.room = _room_of(settings)  # first: what follows writes files
         setup = read_cluster(settings.cluster or default_cluster(settings.folder))
         self.layout = layout_of(setup)
         kind = settings.backend
@@ -58,6 +66,7 @@ class Service:
         choice = settings.policy
         deciding = Deciding(find_policy(choice.fallback), choice.name, choice.deadline_s, Mode(choice.mode))
         self.store: Store = open_store(settings.store_url)
+        self.store.make_room = self.room.release
         try:
             self._refuse_strangers()
         except InputError:
@@ -68,17 +77,19 @@ class Service:
         monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s)
         parts = Parts(
             self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, deciding, time.time,
-            this_process(), monitor, settings.limits.gpus,
+            this_process(), monitor, settings.limits.gpus, lambda: not self.room.is_low,
         )  # fmt: skip
         self.scheduler = Scheduler(parts)
         self.metrics = Metrics(
-            self.store, self.layout, self.node_types, self.leads, lambda: monitor.steps.figures if self.leads() else {}
+            self.store, self.layout, self.node_types, self.leads,
+            lambda: monitor.steps.figures if self.leads() else {}, self.room,
         )  # fmt: skip
         self.store.watch_commits(self.metrics.commit_s.observe)
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()
         self._ticked, self._forgot = time.monotonic(), float("-inf")
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
 
     @property
     def is_stalled(self) -> bool:
@@ -106,6 +117,7 @@ class Service:
     def start(self) -> None:
         """Begin to schedule."""
         self._thread.start()
+        self._keeping.start()
 
     def wake(self) -> None:
         """Let the scheduler look at once."""
@@ -115,8 +127,9 @@ class Service:
         """Stop scheduling; jobs run on, and the next scheduler goes on with them."""
         self.ends.set()
         self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in (self._thread, self._keeping):
+            if thread.is_alive():
+                thread.join()
         self.scheduler.close()
         if isinstance(self.backend, Closes):
             self.backend.close()
@@ -154,6 +167,23 @@ class Service:
             self._forgot = time.monotonic()
             self.store.write(lambda tx: forget_before(tx, self.now_s() - KEPT_S))
 
+    def _keep(self) -> None:
+        """Watch the room on the disk, and delete old history now and then; beside the ticks, for it may take long."""
+        pruned = float("-inf")
+        while not self.ends.wait(KEEP_S):
+            try:
+                self.room.look()
+                if self.leads() and time.monotonic() - pruned > PRUNE_S:
+                    pruned = time.monotonic()
+                    self._prune()
+            except Exception:
+                # History that is kept for longer does no harm, a thread that ends does.
+                log.exception("room on the disk could not be looked after")
+
+    def _prune(self) -> None:
+        horizon = horizon_of(self.settings.retention, self.now_s())
+        prune(self.store, self.settings.folder, horizon, lambda: not self.ends.wait(BREATH_S) and self.leads())
+
 
 QUICKSTART = """\
 # Four nodes of four slots on this machine; a slot behaves like a GPU, but no GPU is behind it.
@@ -173,6 +203,15 @@ def default_cluster(folder: Path) -> Path:
     if not path.exists():
         path.write_text(QUICKSTART, encoding="utf-8")
     return path
+
+
+def _room_of(settings: Settings) -> Room:
+    """Return what watches the disks of a scheduler; where they are full, the reserve lets it start."""
+    file = file_of(settings.store_url)
+    room = Room([settings.folder] if file is None else [file.parent, settings.folder], settings.least_free_bytes)
+    with suppress(OSError):  # the store says better what is wrong with its folder
+        room.look()
+    return room
 
 
 def layout_of(setup: ClusterSetup) -> Layout:

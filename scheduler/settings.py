@@ -41,6 +41,17 @@ class Limits(_Section):
     gpus: Annotated[int | None, Field(ge=1)] = None  # held and in the queue; further jobs wait until some have ended
 
 
+Days = Annotated[float | None, Field(ge=1.0, le=36500.0)]  # a day: for so long a repeated request names its job
+
+
+class RetentionChoice(_Section):
+    """How long what is over is kept; None for ever."""
+
+    jobs_days: Days = 90.0  # since their ends, with all that belongs to them: attempts, logs, events, decisions
+    events_days: Days = 30.0  # but those of jobs that have not ended
+    decisions_days: Days = 30.0  # the same
+
+
 class Settings(_Section):
     """What can be chosen of a scheduler. Paths of a file start from its folder."""
 
@@ -56,6 +67,8 @@ class Settings(_Section):
     port: Annotated[int, Field(ge=1, le=65535)] = 8765
     poll_s: Annotated[float, Field(ge=0.1, le=60.0)] = 5.0  # in which every node is to answer once
     limits: Limits = Limits()
+    retention: RetentionChoice = RetentionChoice()
+    least_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # on the disk; with less no job is taken in or started
 
     @property
     def store_url(self) -> str:

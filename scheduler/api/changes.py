@@ -6,15 +6,15 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
 from ..service import Service
-from ..store.events import EventRow, events_after, last_complete_seq
-from ..store.queued import owners_of
+from ..store.events import EventRow, events_after, last_complete_seq, owners_events_after
 from .found import seen_owner
 from .models import event_page
 from .problems import ProblemError, problems
 from .services import Asking, Serving
 from .streaming import MEDIA_TYPE, Streaming, Told
 
-MOST_EVENTS = 500  # read at once
+MOST_EVENTS = 500  # told at once
+STEP, MOST_STEPS = 20_000, 10  # numbers of others' events that are passed over in a statement, statements in a turn
 
 router = APIRouter()
 
@@ -55,16 +55,19 @@ class _Following:
         self._seq = after
 
     def look(self) -> list[Told]:
-        """Return what is new to it."""
+        """Return what is new to it; of others' events it passes over many at once."""
+        rows: list[EventRow] = []
         with self._service.store.read() as tx:
-            rows = events_after(tx, self._seq, MOST_EVENTS)
-            mine = rows
-            if self._owner is not None and rows:
-                owners = owners_of(tx, sorted({row.job_id for row in rows if row.job_id}))
-                mine = [row for row in rows if row.job_id and owners.get(row.job_id) == self._owner]
-        if rows:
-            self._seq = rows[-1].seq
-        return [_told(row) for row in mine]
+            if self._owner is None:
+                rows = events_after(tx, self._seq, MOST_EVENTS)
+                self._seq = rows[-1].seq if rows else self._seq
+                return [_told(row) for row in rows]
+            for _ in range(MOST_STEPS):
+                before = self._seq
+                rows, self._seq = owners_events_after(tx, before, MOST_EVENTS, self._owner, STEP)
+                if rows or self._seq - before < STEP:
+                    break
+        return [_told(row) for row in rows]
 
 
 def _told(row: EventRow) -> Told:

@@ -5,6 +5,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict
 
+from ..store.errors import StoreLostError
 from ..store.leases import SCHEDULER, is_held
 from .problem_codes import CODES
 from .problems import ProblemError, problems
@@ -37,8 +38,11 @@ async def healthz() -> Health:
 @router.get("/readyz", responses=problems("not-ready"))
 def readyz(service: Serving) -> Readiness:
     """Say that the store answers, that a scheduler leads, and that the one here goes on; name the policy."""
-    with service.store.read() as tx:
-        leads = is_held(tx, SCHEDULER)
+    try:
+        with service.store.read() as tx:
+            leads = is_held(tx, SCHEDULER)
+    except StoreLostError as error:
+        raise ProblemError("not-ready", str(error), Retry_After="5") from error
     if not leads or service.is_stalled:
         what = "the scheduler's loop does not come to an end" if leads else "no scheduler leads"
         raise ProblemError("not-ready", what, Retry_After="5")

@@ -1,8 +1,10 @@
 """What was last read of tokens: reading them for every request would take a thread and a transaction each time."""
 
 import time
+from contextlib import suppress
 
 from ..service import Service
+from ..store.errors import StoreUnreachableError
 from ..store.user_tokens import TokenRow, find_token, has_tokens, use_token
 from ..tokens import digest_of
 
@@ -33,7 +35,9 @@ class Known:
             return None
         is_valid = row.expires_s is None or row.expires_s > now_s
         if is_valid and (row.used_s is None or now_s - row.used_s > USED_S):
-            service.store.write(lambda tx: use_token(tx, digest, now_s))
+            # Nobody is refused because that cannot be written, as where the disk is full.
+            with suppress(StoreUnreachableError):
+                service.store.write(lambda tx: use_token(tx, digest, now_s))
         if len(self._rows) >= MOST:
             self._rows.clear()
         self._rows[digest] = row, time.monotonic()

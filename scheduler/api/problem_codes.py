@@ -41,6 +41,7 @@ CODES = {
     "too-many-followers": Known(429, "As many streams are open as are allowed."),
     "internal": Known(500, "A fault of Longshore; its log has the traceback."),
     "store-unreachable": Known(503, "The store does not answer. Jobs run on."),
+    "no-room": Known(507, "The disk of the scheduler is full: no job is taken in. Jobs run on, and can be cancelled."),
     "not-ready": Known(503, "No scheduler leads, or it has stopped ticking."),
     "not-in-sync": Known(503, "The extender has not yet been told of all pods and nodes."),
     "unavailable": Known(503, "Something that Longshore drives does not answer."),

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from ...cluster.errors import LongshoreError
-from ..store.errors import StoreUnreachableError
+from ..store.errors import StoreFullError, StoreUnreachableError
 from .problem_codes import CODES
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
     return {status: _response(", ".join(names)) for status, names in by_status.items()}
 
 
-EVERYWHERE = problems("invalid", "unauthorized", "forbidden", "internal", "store-unreachable")
+EVERYWHERE = problems("invalid", "unauthorized", "forbidden", "internal", "store-unreachable", "no-room")
 
 
 def problem_answer(request: Request, code: str, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -109,6 +109,8 @@ def answer_with_problems(app: FastAPI) -> None:
     @app.exception_handler(StoreUnreachableError)
     async def _away(request: Request, error: StoreUnreachableError) -> JSONResponse:
         log.warning("%s", error)  # it may name the store's place, which is nobody's business
+        if isinstance(error, StoreFullError):
+            return problem_answer(request, "no-room", str(error), {"Retry-After": "60"})
         return problem_answer(
             request, "store-unreachable", "the store does not answer; ask again", {"Retry-After": "1"}
         )

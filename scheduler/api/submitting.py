@@ -26,7 +26,7 @@ from .problems import ProblemError, problems
 from .services import Changing, Serving
 
 WRITER = "api"
-RETRY_QUEUED_S, RETRY_FLIGHT_S = "60", "1"
+RETRY_QUEUED_S, RETRY_FLIGHT_S, RETRY_ROOM_S = "60", "1", "60"
 
 router = APIRouter()
 Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
@@ -127,6 +127,7 @@ def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> 
     request = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     new = NewJob(new_job_id(now_s), spec.name, owner, content, spec.priority, spec.gpus, spec.estimate_s, now_s)
     try:
+        _check_room(service)
         page = service.store.write(partial(_put, new=new, key=key, request=request, limits=service.settings.limits))
     except (_RepeatedError, ProblemError):
         # Of the two, the repeat is rare: so it is looked for after the error, which has undone everything.
@@ -138,6 +139,17 @@ def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> 
         return first.response
     service.wake()
     return page
+
+
+def _check_room(service: Service) -> None:
+    """Refuse a job while there is too little room for what jobs write.
+
+    Raises:
+        ProblemError: If so.
+    """
+    if service.room.is_low:
+        text = f"fewer than {service.room.least_free_bytes} bytes are left on the disk of the scheduler"
+        raise ProblemError("no-room", text, Retry_After=RETRY_ROOM_S)
 
 
 class _RepeatedError(Exception):

@@ -9,6 +9,7 @@ from .explaining import explain
 from .following import events, logs
 from .jobs import cancel, hold, jobs, priority, queue, release, status
 from .nodes import agent, drain, nodes, resume
+from .pruning import prune
 from .serving import serve
 from .submitting import submit
 
@@ -18,7 +19,7 @@ def add_commands(app: typer.Typer) -> None:
     for command in (
         serve, submit, jobs, queue, status, explain, logs, events, hold, release, priority, cancel, nodes, drain,
         resume, agent, extender, decisions,
-        replay,
+        replay, prune,
     ):  # fmt: skip
         app.command()(command)
     app.add_typer(tokens.app, name="token")

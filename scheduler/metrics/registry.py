@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, Info, Process
 
 from ..layout import Layout
 from ..monitor.step_monitor import Figures
+from ..room import Room
 from ..store.errors import StoreUnreachableError
 from ..store.opening import Store
 from .following import Following
@@ -31,6 +32,7 @@ class Metrics:
         types: Node type of each node.
         leads: Says whether this scheduler leads.
         steps: Returns how the steps of each job stand.
+        room: On its disks.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Metrics:
         types: Mapping[str, str],
         leads: Callable[[], bool],
         steps: Callable[[], Mapping[str, Figures]],
+        room: Room,
     ) -> None:
         self.registry = CollectorRegistry()
         self._ended = time.monotonic()  # of the last tick
@@ -56,6 +59,16 @@ class Metrics:
             registry=self.registry,
         )  # fmt: skip
         lag_s.set_function(lambda: time.monotonic() - self._ended)
+        free = Gauge(
+            "longshore_disk_free_bytes", "Room left where the scheduler writes, without its reserve.",
+            registry=self.registry,
+        )  # fmt: skip
+        free.set_function(lambda: _free_bytes(room))
+        least = Gauge(
+            "longshore_disk_least_free_bytes", "With less room no job is admitted and none starts.",
+            registry=self.registry,
+        )  # fmt: skip
+        least.set(room.least_free_bytes)
         leader = Gauge("longshore_leader", "1 if this scheduler holds the lease.", registry=self.registry)
         leader.set_function(lambda: float(leads()))
         Info("longshore_build", "Version of Longshore.", registry=self.registry).info({"version": version("longshore")})
@@ -76,3 +89,11 @@ class Metrics:
         with suppress(StoreUnreachableError):  # longshore_store_up tells it
             self._following.follow()
         return generate_latest(self.registry)
+
+
+def _free_bytes(room: Room) -> float:
+    """Return the room that is left, nan where nothing can be seen."""
+    try:
+        return float(room.free_bytes())
+    except OSError:
+        return float("nan")

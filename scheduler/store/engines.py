@@ -28,7 +28,10 @@ _ALIVE = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-_PRAGMAS = ("journal_mode = WAL", "busy_timeout = 30000", "foreign_keys = ON", "wal_autocheckpoint = 1000")
+_PRAGMAS = (
+    "journal_mode = WAL", "busy_timeout = 30000", "foreign_keys = ON", "wal_autocheckpoint = 1000",
+    "temp_store = MEMORY",  # reads go on where the disk is full
+)  # fmt: skip
 
 
 def connect(url: str) -> Engine:
@@ -41,15 +44,30 @@ def connect(url: str) -> Engine:
     Raises:
         StoreError: If the URL is not one of these, or the folder of the file does not exist.
     """
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise StoreError(f"{url!r} is no URL of a store; write sqlite:///FILE or postgresql://...") from error
+    parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite(parsed)
     if parsed.get_backend_name() == "postgresql":
         return _postgresql(parsed)
     raise StoreError(f"a store cannot be in {parsed.get_backend_name()!r}; write sqlite:///FILE or postgresql://...")
+
+
+def file_of(url: str) -> Path | None:
+    """Return the file of a store, None if it is in no file.
+
+    Raises:
+        StoreError: If that is no URL of a store.
+    """
+    parsed = _parsed(url)
+    is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:")
+    return Path(str(parsed.database)) if is_file else None
+
+
+def _parsed(url: str) -> URL:
+    try:
+        return make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"{url!r} is no URL of a store; write sqlite:///FILE or postgresql://...") from error
 
 
 def lock_for_writing(tx: Connection) -> None:

@@ -3,6 +3,8 @@
 LongshoreError
 └── StoreError               a store that cannot be used as it is
     ├── StoreUnreachableError   it does not answer; nothing was changed, or it is not known whether it was
+    │   ├── StoreFullError         its disk is full
+    │   └── StoreLostError         its file was deleted or replaced under it
     ├── FencedError             another scheduler has taken over, and the writer has to stop
     ├── StaleWriteError         the row is not what the writer had read; read again and decide again
     ├── TakenError              another attempt holds a GPU
@@ -23,6 +25,14 @@ class StoreUnreachableError(StoreError):
     A read or write that raises it can be repeated. If the answer to a commit was lost, a write that is guarded by a
     version raises StaleWriteError when it is repeated.
     """
+
+
+class StoreFullError(StoreUnreachableError):
+    """The disk of the store is full; nothing was changed, and what is stored can be read."""
+
+
+class StoreLostError(StoreUnreachableError):
+    """The file of the store is not the one that was opened; nothing is read or written until it is there again."""
 
 
 class FencedError(StoreError):

@@ -54,6 +54,9 @@ _AFTER = (
     .limit(bindparam("most"))
 )
 _AFTER_OF_JOB = _AFTER.where(event.c.job_id == bindparam("of_job"))
+# By number and not by owner, who may have many jobs: a range of numbers is read, whatever the database makes of it.
+_OWNER = select(job.c.owner).where(job.c.id == event.c.job_id).scalar_subquery()
+_OF_OWNER = _AFTER.where(event.c.seq <= bindparam("until"), bindparam("of_owner") == _OWNER)
 # Of all events the number of the last one is needed, of those with a lease nothing else.
 _BY_OTHERS = union_all(
     select(event.c.seq, event.c.job_id).where(event.c.seq > bindparam("after"), event.c.fence.is_(None)),
@@ -98,6 +101,27 @@ def events_after(tx: Connection, seq: int, limit: int, job_id: str | None = None
     statement = _AFTER if job_id is None else _AFTER_OF_JOB
     parameters = {"after": seq, "most": limit, "of_job": job_id}
     return [EventRow._make(row) for row in _complete(tx, statement, parameters)]
+
+
+def owners_events_after(
+    tx: Connection, seq: int, limit: int, owner: str, within: int
+) -> tuple[list[EventRow], int]:  # fmt: skip
+    """Return the first events behind one that are about an owner's jobs, and the number up to which none was missed.
+
+    Args:
+        tx: Transaction.
+        seq: Number of the last event that is known, 0 for none.
+        limit: Most events to return.
+        owner: Whose jobs.
+        within: How many numbers are looked at.
+    """
+    last = last_seq(tx)
+    if last <= seq:
+        return [], seq
+    last = min(seq + within, last_complete_seq(tx))
+    values = {"after": seq, "until": last, "of_owner": owner, "most": limit}
+    rows = [EventRow._make(row) for row in tx.execute(_OF_OWNER, values)]
+    return rows, rows[-1].seq if len(rows) == limit else last
 
 
 def told_by_others(tx: Connection, seq: int) -> tuple[list[str], int]:

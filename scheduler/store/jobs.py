@@ -3,12 +3,24 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Select,
+    bindparam,
+    false,
+    func,
+    insert,
+    select,
+    union_all,
+    update,
+)
 
 from ..states import FINAL, AfterStop, Desired, JobState
 from .errors import StaleWriteError
 from .events import NewEvent, append
-from .schema import job
+from .schema import job, pruned
 
 CHANGE, WISH, PRIORITY = "job", "desired", "priority"  # kinds of events
 
@@ -98,6 +110,7 @@ _ONE_LOCKED = _ONE.with_for_update(key_share=True)
 _MANY = _ROWS.where(job.c.id.in_(bindparam("wanted", expanding=True)))
 _WISH = update(job).where(job.c.id == bindparam("at_id")).values(desired=bindparam("wanted"), version=job.c.version + 1)
 _ESTIMATES = select(func.count(), func.coalesce(func.sum(job.c.estimate_s), 0.0))
+_PRUNED = select(pruned.c.jobs, pruned.c.estimates_s)
 _PRIORITY = (
     update(job).where(job.c.id == bindparam("at_id")).values(priority=bindparam("wanted"), version=job.c.version + 1)
 )
@@ -146,14 +159,22 @@ def list_jobs(
         owner: Only those of one owner.
         before_seq: Only those submitted before the job with this submit_seq: the last one of the page before.
     """
-    statement = _ROWS.order_by(job.c.submit_seq.desc()).limit(limit)
-    if states is not None:
-        statement = statement.where(job.c.state.in_(sorted(states)))
-    if owner is not None:
-        statement = statement.where(job.c.owner == owner)
+    wanted = [] if owner is None else [job.c.owner == owner]
     if before_seq is not None:
-        statement = statement.where(job.c.submit_seq < before_seq)
+        wanted.append(job.c.submit_seq < before_seq)
+    if states is not None:
+        wanted.append(job.c.submit_seq.in_(_newest_of_each(sorted(states), wanted, limit)))
+    statement = _ROWS.where(*wanted).order_by(job.c.submit_seq.desc()).limit(limit)
     return [JobRow._make(row) for row in tx.execute(statement)]
+
+
+def _newest_of_each(
+    states: Sequence[JobState], wanted: Sequence[ColumnElement[bool]], limit: int
+) -> CompoundSelect[tuple[int]] | Select[tuple[int]]:
+    """Select the last jobs in each state: of one state an index has them in order, of several it has not."""
+    newest = select(job.c.submit_seq).where(*wanted).order_by(job.c.submit_seq.desc()).limit(limit)
+    parts = [select(newest.where(job.c.state == state).subquery().c.submit_seq) for state in states]
+    return union_all(*parts) if parts else newest.where(false())
 
 
 def open_jobs(tx: Connection) -> list[JobRow]:
@@ -162,9 +183,10 @@ def open_jobs(tx: Connection) -> list[JobRow]:
 
 
 def sum_of_estimates(tx: Connection) -> tuple[int, float]:
-    """Return how many jobs there have been, and the sum of their estimates."""
+    """Return how many jobs there have been, and the sum of their estimates; deleted ones count as well."""
     count, sum_s = tx.execute(_ESTIMATES).one()
-    return int(count), float(sum_s)
+    gone, gone_s = tx.execute(_PRUNED).first() or (0, 0.0)
+    return int(count + gone), float(sum_s + gone_s)
 
 
 def set_desired(

@@ -1,19 +1,25 @@
 """Opening a store, and the two ways into it: reads on any thread, writes through one."""
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from .engines import connect, lock_for_reading
-from .errors import StoreError, StoreUnreachableError
+from .engines import connect, file_of, lock_for_reading
+from .errors import StoreError, StoreFullError, StoreLostError, StoreUnreachableError
 from .group_commit import Writer
 from .migrate import migrate
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+SQLITE_FULL, POSTGRESQL_FULL = 13, "53100"  # codes of errors
 
 
 class Store:
@@ -21,11 +27,15 @@ class Store:
 
     Args:
         engine: Of a database with the schema of this version.
+        file: That it is in, None if it is in no file.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, file: Path | None = None) -> None:
         self.engine = engine
+        self.file = file
+        self.make_room: Callable[[], bool] = lambda: False  # asked when the disk is full; says whether it helped
         self._writer = Writer(engine)
+        self._identity, self._is_lost = _identity(file), False
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Do work in a transaction and return what it returns, once that is committed.
@@ -34,11 +44,22 @@ class Store:
         alone. So the work has to be short and must call nothing outside, or it holds up all others.
 
         Raises:
-            StoreUnreachableError: If the database does not answer.
+            StoreUnreachableError: If the database does not answer, its disk is full, or its file is not there any more.
             Exception: What the work raises; then nothing of it was written.
         """
+        try:
+            return self._write(work)
+        except StoreFullError:
+            if not self.make_room():
+                raise
+            return self._write(work)
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        self.check_file()
         with _reachable():
-            return self._writer.write(work)
+            result = self._writer.write(work)
+        self.check_file()  # what went into a file that is gone was not stored
+        return result
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -47,9 +68,25 @@ class Store:
         Raises:
             StoreUnreachableError: If the database does not answer.
         """
+        self.check_file()
         with _reachable(), self.engine.connect() as tx:
             lock_for_reading(tx)
             yield tx
+
+    def check_file(self) -> None:
+        """Make sure that the file is the one that was opened.
+
+        Raises:
+            StoreLostError: If it was deleted or replaced: what was written to it would be seen by nobody.
+        """
+        if _identity(self.file) == self._identity:
+            self._is_lost = False
+            return
+        text = "the file of the store was deleted or replaced under the scheduler"
+        if not self._is_lost:
+            log.error("%s: %s; stop all schedulers of it, put it back, and start again", self.file, text)
+        self._is_lost = True
+        raise StoreLostError(f"{text}: nothing is read, written or started until it is put back")
 
     def watch_commits(self, observe_s: Callable[[float], object]) -> None:
         """Let somebody be told how long each transaction that writes takes, in seconds, on the writer's thread."""
@@ -78,7 +115,7 @@ def open_store(url: str) -> Store:
     except BaseException:
         engine.dispose()
         raise
-    return Store(engine)
+    return Store(engine, file_of(url))
 
 
 def _migrate(engine: Engine) -> None:
@@ -98,7 +135,31 @@ def _reachable() -> Iterator[None]:
     """Tell a database that does not answer from a mistake in a statement."""
     try:
         yield
-    except (OperationalError, InterfaceError) as error:
+    except (OperationalError, InterfaceError, StoreUnreachableError) as error:
+        if _is_full(error):
+            raise StoreFullError("the disk of the store is full") from error
+        if isinstance(error, StoreUnreachableError):
+            raise
         raise StoreUnreachableError(f"the store does not answer: {error.orig}") from error
     except PoolTimeoutError as error:
         raise StoreUnreachableError(f"the store does not answer: {error}") from error
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Say whether a full disk is behind an error; a transaction that it ended fails in what follows as well."""
+    while error is not None:
+        if getattr(error, "sqlite_errorcode", None) == SQLITE_FULL or getattr(error, "sqlstate", "") == POSTGRESQL_FULL:
+            return True
+        error = getattr(error, "orig", None) or error.__cause__ or error.__context__
+    return False
+
+
+def _identity(file: Path | None) -> tuple[int, int] | None:
+    """Return what tells a file from one that takes its place, None if it is not there."""
+    if file is None:
+        return None
+    try:
+        found = os.stat(file)  # noqa: PTH116
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

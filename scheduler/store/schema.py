@@ -76,8 +76,18 @@ job = Table(
     Column("cause", Text, nullable=False),  # of its last change, for people
     Column("ended_s", Double),  # when it came into a final state
     Index(None, "state", "submit_seq"),
-    Index(None, "owner", "state"),
+    Index(None, "owner", "state", "submit_seq"),
+    Index(None, "owner", "submit_seq"),
+    Index(None, "ended_s", "submit_seq"),
     sqlite_autoincrement=True,  # never gives a number again
+)
+
+pruned = Table(  # one row, none before the first
+    "pruned",
+    METADATA,
+    Column("one", Integer, primary_key=True, autoincrement=False),  # 1
+    Column("jobs", BigInteger, nullable=False),  # that were deleted
+    Column("estimates_s", Double, nullable=False),  # sum of theirs
 )
 
 attempt = Table(

@@ -15,6 +15,7 @@ from longshore.scheduler.layout import Layout
 from longshore.scheduler.metrics.registry import Metrics
 from longshore.scheduler.monitor.step_monitor import HEALTH, Figures, SlowWord
 from longshore.scheduler.plugins.misses import Miss
+from longshore.scheduler.room import Room
 from longshore.scheduler.service import Service
 from longshore.scheduler.settings import Chosen, Settings
 from longshore.scheduler.states import AttemptState, JobState
@@ -42,7 +43,7 @@ class Watched:
         layout = Layout(["a", "b"], [2, 2])
         types = {"a": "slow", "b": "fast"}
         self.figures: dict[str, Figures] = {}
-        self.metrics = Metrics(self.store, layout, types, lambda: True, lambda: self.figures)
+        self.metrics = Metrics(self.store, layout, types, lambda: True, lambda: self.figures, Room([folder], 1 << 20))
         fence = self.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
         assert fence is not None
         self.fence = fence
@@ -156,7 +157,7 @@ def test_the_end_of_an_attempt_is_counted_by_what_became_of_its_job_and_its_clas
 def test_what_happened_before_a_scheduler_started_is_not_counted(watched: Watched, tmp_path: Path) -> None:
     watched.start(watched.submit(), 100.0)
 
-    later = Metrics(watched.store, Layout(["a"], [1]), {"a": "slow"}, lambda: False, dict)
+    later = Metrics(watched.store, Layout(["a"], [1]), {"a": "slow"}, lambda: False, dict, Room([tmp_path], 1 << 20))
 
     assert b"longshore_queue_wait_seconds_count 0.0" in later.scrape()
 

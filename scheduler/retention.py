@@ -1,0 +1,142 @@
+"""How long history is kept: what is older is deleted in small batches, the files of a job before its rows."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from .settings import RetentionChoice
+from .store.opening import Store
+from .store.pruning import (
+    FIRST,
+    MOST_ROWS,
+    OldJob,
+    Page,
+    attempt_numbers,
+    count_old,
+    delete_decisions,
+    delete_events,
+    delete_events_of,
+    delete_jobs,
+    old_jobs,
+)
+from .store.schema import decision, event, job
+
+log = logging.getLogger(__name__)
+
+DAY_S = 86400.0
+
+
+class Horizon(NamedTuple):
+    """Unix times; what is older is deleted. None keeps all."""
+
+    jobs_s: float | None  # of their ends
+    events_s: float | None
+    decisions_s: float | None
+
+
+class Pruned(NamedTuple):
+    """How much was deleted; events and decisions that went with their job are not counted."""
+
+    jobs: int
+    events: int
+    decisions: int
+
+
+def horizon_of(choice: RetentionChoice, now_s: float) -> Horizon:
+    """Return what is to be deleted at a moment."""
+    days = (choice.jobs_days, choice.events_days, choice.decisions_days)
+    return Horizon(*(None if each is None else now_s - each * DAY_S for each in days))
+
+
+def prune(store: Store, folder: Path, horizon: Horizon, goes_on: Callable[[], bool] = lambda: True) -> Pruned:
+    """Delete what is older than a horizon.
+
+    Args:
+        store: Of the scheduler; one that runs is not disturbed.
+        folder: Of the scheduler, with the folders of attempts.
+        horizon: What is to go.
+        goes_on: Asked before each batch.
+
+    Raises:
+        StoreError: If the store does not answer.
+    """
+    jobs = events = decisions = 0
+    if horizon.jobs_s is not None:
+        jobs = _prune_jobs(store, folder, horizon.jobs_s, goes_on)
+    if horizon.events_s is not None:
+        events = _prune_pages(store, delete_events, horizon.events_s, goes_on)
+    if horizon.decisions_s is not None:
+        decisions = _prune_pages(store, delete_decisions, horizon.decisions_s, goes_on)
+    if jobs or events or decisions:
+        log.info("pruned %d jobs, %d events, %d decisions", jobs, events, decisions)
+    return Pruned(jobs, events, decisions)
+
+
+def count(store: Store, horizon: Horizon) -> Pruned:
+    """Return how much would be deleted, with what would go with its job."""
+    tables = (job, event, decision)
+    with store.read() as tx:
+        return Pruned(
+            *(0 if before_s is None else count_old(tx, table, before_s)
+              for table, before_s in zip(tables, horizon, strict=True))
+        )  # fmt: skip
+
+
+def remove_files(folder: Path, attempt: str) -> None:
+    """Delete all that is left of an attempt in a scheduler's folder: its logs, and the proof that it ended.
+
+    Each backend keeps what it has of an attempt in a folder of its own there, under the attempt's name.
+
+    Raises:
+        OSError: If something cannot be deleted.
+    """
+    for path in folder.glob(f"*/{attempt}"):
+        shutil.rmtree(path)
+
+
+def _prune_jobs(store: Store, folder: Path, before_s: float, goes_on: Callable[[], bool]) -> int:
+    deleted, last = 0, FIRST
+    while goes_on():
+        with store.read() as tx:
+            batch = old_jobs(tx, before_s, last)
+            numbers = {it.id: attempt_numbers(tx, it.id) for it in batch}
+        if not batch:
+            break
+        last = batch[-1]
+        gone = [it.id for it in batch if _has_no_files(folder, it, numbers[it.id])]
+        for each in gone:
+            _shrink(store, each, goes_on)
+        deleted += store.write(partial(delete_jobs, job_ids=gone))
+    return deleted
+
+
+def _has_no_files(folder: Path, row: OldJob, numbers: list[int]) -> bool:
+    """Delete the files of a job, and say whether none is left: without its rows nobody would find them again."""
+    try:
+        for number in numbers:
+            remove_files(folder, f"ls-{row.id}-{number}")
+    except OSError as error:
+        log.warning("job %s is kept, as its files cannot be deleted: %s", row.id, error)
+        return False
+    return True
+
+
+def _shrink(store: Store, job_id: str, goes_on: Callable[[], bool]) -> None:
+    """Delete events of a job that has very many: all at once would hold up everybody."""
+    while store.write(partial(delete_events_of, job_id=job_id)) == MOST_ROWS and goes_on():
+        pass
+
+
+def _prune_pages(
+    store: Store, delete_page: Callable[[Connection, float, int], Page], before_s: float, goes_on: Callable[[], bool]
+) -> int:
+    deleted, page = 0, Page(0, 0, is_last=False)
+    while not page.is_last and goes_on():
+        page = store.write(partial(delete_page, before_s=before_s, after_seq=page.last_seq))
+        deleted += page.deleted
+    return deleted

@@ -1,0 +1,191 @@
+"""A scheduler whose disk is really full: what is known can be read, what runs can be ended, and nothing is lost."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from longshore.scheduler.room import RESERVE, Room
+from longshore.scheduler.store.errors import StoreFullError
+from longshore.scheduler.store.opening import open_store
+from tests.scheduler.backends.attempts import end_all
+from tests.scheduler.served import Served, until
+from tests.scheduler.store.store_rows import job_now, submit
+
+MIB = 1 << 20
+LEAST_BYTES = 8 * MIB
+JOB = {"name": "job", "gpus": 1, "command": ["true"], "estimate_s": 60.0}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", f"size={32 * MIB}", "none", str(folder)]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount here")
+    if done.returncode != 0:
+        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
+    yield folder
+    (folder / "filling").unlink(missing_ok=True)
+    end_all(folder / ".longshore")
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path, left_bytes: int = 0) -> None:
+    found = os.statvfs(folder)
+    file = os.open(folder / "filling", os.O_WRONLY | os.O_CREAT)
+    os.posix_fallocate(file, os.fstat(file).st_size, found.f_bavail * found.f_frsize - left_bytes)
+    os.close(file)
+
+
+def free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+@pytest.fixture
+def served(small: Path, tmp_path: Path) -> Iterator[Served]:
+    """A scheduler on the small file system, whose log is elsewhere, and which asks for a token."""
+    config = tmp_path / "c.yaml"
+    config.write_text(f"folder: {small / '.longshore'}\nleast_free_bytes: {LEAST_BYTES}\n")
+    it = Served(tmp_path, "--config", str(config))
+    made = it.call("token", "create", "laptop", "--role", "operator", "--folder", str(small / ".longshore"))
+    it.environment["LONGSHORE_TOKEN"] = made.stdout.strip()
+    it.start()
+    yield it
+    it.end()
+
+
+def api_of(served: Served) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {served.environment['LONGSHORE_TOKEN']}"}
+    return httpx.Client(base_url=served.url, headers=headers, trust_env=False, timeout=30.0)
+
+
+def test_on_a_full_disk_jobs_are_refused_and_none_starts_while_all_can_be_read_and_cancelled(
+    served: Served, small: Path
+) -> None:
+    runs = served.submit("--gpus", "16", "--", "sleep", "1000")
+    until(lambda: served.state(runs) == "running")
+    waits = served.submit("--", "true")
+    until((small / ".longshore" / RESERVE).exists)
+
+    fill(small)
+    until(lambda: not (small / ".longshore" / RESERVE).exists())
+
+    with api_of(served) as api:
+        refused = api.post("/v1/jobs", json=JOB)
+        assert (refused.status_code, refused.json()["code"]) == (507, "no-room")
+        assert {it["id"] for it in api.get("/v1/jobs").json()["jobs"]} == {runs, waits}
+        figures = dict(line.split() for line in api.get("/metrics").text.splitlines() if line.startswith("longshore_d"))
+        assert float(figures["longshore_disk_free_bytes"]) < float(figures["longshore_disk_least_free_bytes"])
+        assert api.get("/readyz").status_code == 200
+        served.call("cancel", runs)
+        assert "cancelled" in served.ended(runs)
+        until(lambda: served.call("nodes").stdout.count("4 of 4 slots free") == 4)
+        assert served.state(waits) == "queued"
+
+        (small / "filling").unlink()
+        assert "succeeded" in served.ended(waits)
+        assert api.post("/v1/jobs", json=JOB).status_code == 201
+    until((small / ".longshore" / RESERVE).exists)
+    log = (served.folder / "serve.log").read_text()
+    assert log.count("no job is admitted and none starts") == 1
+    assert log.count("its reserve is given up") == 1
+
+
+def test_a_token_is_known_and_figures_are_told_where_not_a_byte_can_be_written(served: Served, small: Path) -> None:
+    made = served.call("token", "create", "never-used", "--role", "operator")
+    served.environment["LONGSHORE_TOKEN"] = made.stdout.strip()
+    reserve = small / ".longshore" / RESERVE
+    until(reserve.exists)
+    fill(small)
+    until(lambda: not reserve.exists())
+    while free_bytes(small):
+        fill(small)
+
+    with api_of(served) as api:
+        assert api.get("/v1/jobs").status_code == 200
+        assert "longshore_store_up 1.0" in api.get("/metrics").text
+        assert api.get("/healthz").status_code == 200
+        told = api.put("/v1/nodes/rack0-node0", json={"out_of_service": "x" * 5000})
+        assert told.status_code in (404, 405, 422, 507)
+
+
+def test_a_scheduler_starts_on_a_full_disk_with_its_reserve(served: Served, small: Path) -> None:
+    until((small / ".longshore" / RESERVE).exists)
+    served.end()
+    fill(small)
+    served.start()
+    assert served.call("queue").stdout == "no jobs\n"
+
+
+def test_what_finds_the_disk_of_the_store_full_is_undone_and_said_so(small: Path) -> None:
+    store = open_store(f"sqlite:///{small / 'store.db'}")
+    known = submit(store, 0)
+    fill(small)
+
+    stored = 1
+    with pytest.raises(StoreFullError):  # noqa: PT012 - which of them meets the end of the log's room is not known
+        for stored in range(1, 3000):
+            submit(store, stored)
+
+    assert job_now(store, known.id) == known
+    (small / "filling").unlink()
+    assert submit(store, stored).submit_seq == stored + 1
+    store.close()
+
+
+def test_a_write_that_finds_no_room_is_repeated_once_there_is(small: Path) -> None:
+    store = open_store(f"sqlite:///{small / 'store.db'}")
+    asked = []
+
+    def make_room() -> bool:
+        asked.append(True)
+        (small / "filling").unlink()
+        return True
+
+    store.make_room = make_room
+    fill(small)
+    rows = [submit(store, number) for number in range(3000)]
+    assert asked == [True]
+    assert [job_now(store, row.id) for row in rows[:1] + rows[-1:]] == rows[:1] + rows[-1:]
+    store.close()
+
+
+def test_the_reserve_is_kept_given_up_and_taken_again_by_what_is_left(small: Path) -> None:
+    room = Room([small], LEAST_BYTES)
+    reserve = small / RESERVE
+    free = free_bytes(small)
+    room.look()
+    assert reserve.stat().st_blocks * 512 == reserve.stat().st_size == LEAST_BYTES // 4
+    assert not room.is_low
+    assert free_bytes(small) == room.free_bytes() == free - LEAST_BYTES // 4
+
+    fill(small, LEAST_BYTES - MIB)
+    room.look()
+    assert room.is_low
+    assert reserve.exists()
+    fill(small, MIB // 4)
+    room.look()
+    assert not reserve.exists()
+    assert not room.release()
+    room.look()
+    (small / "filling").unlink()
+    room.look()
+    assert reserve.exists()
+    assert not room.is_low
+
+
+def test_no_bound_is_no_reserve_and_a_folder_that_is_gone_has_no_room(tmp_path: Path) -> None:
+    room = Room([tmp_path], 0)
+    room.look()
+    assert not room.is_low
+    assert not (tmp_path / RESERVE).exists()
+    assert Room([tmp_path / "gone"], 1).is_low

@@ -1,0 +1,235 @@
+"""Old history is deleted, with files, and nothing that anybody still needs."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from longshore.cluster.errors import InputError
+from longshore.scheduler import deciding as deciding_module
+from longshore.scheduler.api.app import create_app
+from longshore.scheduler.backends.local.folders import Folders
+from longshore.scheduler.book import Book
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.live import Known
+from longshore.scheduler.replay import export, replay
+from longshore.scheduler.retention import Horizon, Pruned, count, prune, remove_files
+from longshore.scheduler.service import Service
+from longshore.scheduler.settings import Chosen, Settings, read_settings
+from longshore.scheduler.states import Desired
+from longshore.scheduler.store.opening import open_store
+from tests.scheduler.backends.attempts import end_all, until
+from tests.scheduler.served import LONGSHORE
+from tests.scheduler.trials import Trial, processes_of
+
+NODES = {"a": 4, "b": 4}
+ALL = Horizon(1e12, 1e12, 1e12)
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    it = Trial(tmp_path, NODES)
+    yield it
+    it.close()
+    end_all(tmp_path)
+
+
+def known_at_start(trial: Trial) -> Known:
+    """Return what a scheduler begins with that starts now."""
+    fence = trial.scheduler._fence
+    assert fence is not None
+    parts = trial.parts(trial.way, "another")
+    parts.monitor.take_up(trial.store, fence, trial.now_s())
+    return Book(parts, fence).live.known()._replace(now_s=0.0)
+
+
+def test_a_prune_takes_ended_jobs_with_their_files_and_nothing_of_open_ones_and_a_restart_decides_as_before(
+    trial: Trial, tmp_path: Path
+) -> None:
+    over = [trial.submit("echo done", gpus=2) for _ in range(3)]
+    for job in over:
+        trial.ends(job)
+    runs, waits = trial.submit("exec sleep 1000", gpus=5), trial.submit("true", gpus=8)
+    trial.runs(runs)
+    trial.tick()
+    before, events = known_at_start(trial), [trial.events(job) for job in (runs, waits)]
+    attempts = tmp_path / "attempts"
+    assert len(list(attempts.iterdir())) == 4
+
+    pruned = prune(trial.store, tmp_path, ALL)
+
+    assert pruned.jobs == 3
+    assert [path.name for path in attempts.iterdir()] == [f"ls-{runs}-1"]
+    assert [trial.events(job) for job in (runs, waits)] == events
+    assert processes_of(runs)
+    assert known_at_start(trial) == before
+    trial.crash()
+    trial.tick(3)
+    assert [row.number for row in trial.attempts(runs)] == [1]
+
+
+def test_a_job_whose_files_cannot_be_deleted_is_kept_and_the_others_go(trial: Trial, tmp_path: Path) -> None:
+    first, second = trial.submit("true"), trial.submit("true")
+    for job in (first, second):
+        trial.ends(job)
+    folder = tmp_path / "attempts" / f"ls-{first}-1"
+    elsewhere = tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)  # what is behind a link is nobody's to delete
+
+    assert prune(trial.store, tmp_path, ALL).jobs == 1
+
+    assert trial.job(first).state == "succeeded"
+    assert (elsewhere / "rank-0.log").exists()
+
+
+def test_files_of_an_attempt_are_found_in_the_folder_of_each_backend_and_no_others(tmp_path: Path) -> None:
+    for name in ("attempts/ls-one-1", "kubernetes/ls-one-1", "attempts/ls-one-12", "deeper/still/ls-one-1"):
+        (tmp_path / name / "work").mkdir(parents=True)
+    remove_files(tmp_path, "ls-one-1")
+    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("ls-*"))
+    assert left == ["attempts/ls-one-12", "deeper/still/ls-one-1"]
+
+
+def test_a_dry_run_counts_what_a_prune_takes(trial: Trial, tmp_path: Path) -> None:
+    for job in [trial.submit("true") for _ in range(2)]:
+        trial.ends(job)
+    horizon = Horizon(None, 1e12, 1e12)
+    counted = count(trial.store, horizon)
+    assert counted.events > 0
+    assert counted.decisions == 2
+    assert prune(trial.store, tmp_path, horizon) == counted
+    assert count(trial.store, horizon) == Pruned(0, 0, 0)
+
+
+def test_pruning_stops_when_it_is_told_to_and_goes_on_where_it_was(trial: Trial, tmp_path: Path) -> None:
+    trial.ends(trial.submit("true"))
+    assert prune(trial.store, tmp_path, ALL, lambda: False) == Pruned(0, 0, 0)
+    assert prune(trial.store, tmp_path, ALL).jobs == 1
+
+
+def test_a_scheduler_deletes_by_itself_what_is_older_than_its_configuration_says(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, NODES)
+    old, young = trial.submit("true"), trial.submit("true")
+    for job in (old, young):
+        trial.ends(job)
+    trial.close()
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    store.write(
+        lambda tx: tx.execute(text("UPDATE job SET ended_s = ended_s - 91 * 86400 WHERE id = :id"), {"id": old})
+    )
+    store.close()
+    settings = Settings(folder=tmp_path, cluster=tmp_path / "cluster.yaml", store=f"sqlite:///{tmp_path / 'store.db'}")
+    service = Service(Chosen(settings))
+    create_app(service)
+    service.start()
+    until(lambda: not (tmp_path / "attempts" / f"ls-{old}-1").exists())
+    service.close()
+    assert (tmp_path / "attempts" / f"ls-{young}-1").exists()
+
+
+@pytest.mark.parametrize("wrong", ["jobs_days: 0.5", "jobs: 3", "events_days: .nan"])
+def test_a_retention_that_cannot_be_is_refused_with_its_line(tmp_path: Path, wrong: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"port: 1\nretention: {{{wrong}}}\n")
+    with pytest.raises(InputError, match=r"c\.yaml:2:retention"):
+        read_settings(path)
+
+
+def test_pruning_by_hand_says_what_it_would_do_does_it_and_makes_nothing(tmp_path: Path) -> None:
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        line = [*LONGSHORE, "prune", *arguments]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert "is no folder" in call("--folder", "typo").stderr
+    (tmp_path / ".longshore").mkdir()
+    assert "longshore.db is not there" in call().stderr
+    assert list((tmp_path / ".longshore").iterdir()) == []
+    trial = Trial(tmp_path, NODES)
+    job = trial.submit("true")
+    trial.ends(job)
+    trial.store.write(lambda tx: tx.execute(text("UPDATE job SET ended_s = ended_s - 3 * 86400")))
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+
+    assert call("--folder", ".", "--store", store, "--older-than", "2d", "--dry-run").stdout.startswith("1 jobs, ")
+    assert trial.job(job).state == "succeeded"
+    assert call("--folder", ".", "--store", store, "--older-than", "4d").stdout.startswith("0 jobs, ")
+    assert call("--folder", ".", "--store", store, "--older-than", "2d").stdout == (
+        "1 jobs, 0 events and 0 decisions deleted\n"
+    )
+    assert not (tmp_path / "attempts" / f"ls-{job}-1").exists()
+    assert call("--folder", ".", "--store", store, "--older-than", "2h").returncode == 2
+    trial.close()
+
+
+def test_decisions_to_wait_are_kept_now_and_then_so_that_what_happened_does_not_pile_up(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deciding_module, "MOST_UNTOLD", 20)
+    deciding, most = trial.scheduler.parts.deciding, 0
+    trial.runs(trial.submit("exec sleep 1000", gpus=5))
+    trial.submit("true", gpus=8)
+    for _ in range(40):
+        trial.submit("true", gpus=1)  # free GPUs are there, but those that wait longest are to have them
+        trial.tick()
+        most = max(most, len(deciding._untold))
+
+    assert 20 <= most < 60
+    assert _replayed(trial, tmp_path) > 3
+
+
+def test_what_happened_does_not_pile_up_while_nothing_is_decided(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deciding_module, "MOST_LEFT_OVER", 20)
+    deciding, most = trial.scheduler.parts.deciding, 0
+    first = trial.submit("exec sleep 1000", gpus=8)
+    trial.runs(first)
+    for _ in range(40):
+        last = trial.submit("true", gpus=8)
+        trial.tick()
+        most = max(most, len(deciding._untold))
+
+    assert 20 <= most < 30
+    trial.wish(first, Desired.CANCEL)
+    trial.ends(last)
+    assert _replayed(trial, tmp_path) == 41
+
+
+def test_a_past_that_has_become_long_begins_anew_and_both_can_be_replayed(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deciding = trial.scheduler.parts.deciding
+    for turn in range(2):
+        monkeypatch.setattr(deciding_module, "PAST_S", 0.0 if turn else 1e9)
+        trial.ends(trial.submit("true", gpus=3))
+    monkeypatch.setattr(deciding_module, "PAST_S", 1e9)
+    trial.ends(trial.submit("true", gpus=3))
+    prune(trial.store, tmp_path, Horizon(None, None, trial.now_s() - 1e9))
+    assert not deciding.is_to_begin_anew
+    monkeypatch.setattr(deciding_module, "MOST_LEFT_OVER", 0)
+    deciding._untold.append(None)  # type: ignore[arg-type]
+    assert deciding.is_to_begin_anew
+    deciding._untold.clear()
+
+    assert _replayed(trial, tmp_path) == 3
+    with trial.store.engine.begin() as tx:
+        tx.execute(text("DELETE FROM decision WHERE seq = (SELECT min(seq) FROM decision)"))
+    assert _replayed(trial, tmp_path) == 2
+
+
+def _replayed(trial: Trial, folder: Path) -> int:
+    """Return how many stored decisions can be met again, each of which is as it was."""
+    path = folder / "decisions.jsonl"
+    path.write_text("".join(f"{line}\n" for line in export(trial.store)))
+    assert isinstance(trial.scheduler.parts.deciding, Deciding)
+    compared = list(replay(path, trial.scheduler.parts.deciding.fallback))
+    assert all(it.agrees and not it.error for it in compared)
+    return len(compared)
+
+
+def test_no_backend_keeps_an_attempt_elsewhere_than_where_it_is_looked_for(tmp_path: Path) -> None:
+    path = Folders(tmp_path).path("ls-one-1")
+    assert path.parent.parent == tmp_path
