@@ -3,7 +3,7 @@
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .problems import problem_answer
+from .problems import Answer
 
 MOST_BYTES = 256 * 1024
 
@@ -13,10 +13,11 @@ class BodyLimit:
 
     Args:
         app: What answers.
+        answer: Returns the answer that tells an error.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, answer: Answer) -> None:
+        self._app, self._answer = app, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -26,7 +27,7 @@ class BodyLimit:
         body = await _body(receive)
         if body is None:
             detail = f"the body is larger than {MOST_BYTES // 1024} KiB"
-            await problem_answer(Request(scope), "too-much", detail)(scope, receive, send)
+            await self._answer(Request(scope), "too-much", detail)(scope, receive, send)
             return
         read = False
 

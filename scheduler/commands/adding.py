@@ -5,6 +5,7 @@ import typer
 from ..extender.command import extender
 from ..replay_commands import decisions, replay
 from . import tokens
+from .browsing import dashboard
 from .following import events, logs
 from .jobs import cancel, explain, hold, jobs, priority, queue, release, status
 from .nodes import agent, drain, nodes, resume
@@ -16,7 +17,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands of the live scheduler to the command line."""
     for command in (
         serve, submit, jobs, queue, status, explain, logs, events, hold, release, priority, cancel, nodes, drain,
-        resume, agent, extender, decisions,
+        resume, agent, dashboard, extender, decisions,
         replay,
     ):  # fmt: skip
         app.command()(command)

@@ -15,7 +15,7 @@ from longshore.scheduler.settings import Chosen, Limits, Settings
 
 
 def service_in(folder: Path) -> Service:
-    return Service(Chosen(Settings(folder=folder, limits=Limits(queued_jobs=20, priority=100))))
+    return Service(Chosen(Settings(folder=folder, open=True, limits=Limits(queued_jobs=20, priority=100))))
 
 
 @contextmanager

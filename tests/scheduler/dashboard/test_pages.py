@@ -39,7 +39,7 @@ class Shown:
     """A service and its pages."""
 
     def __init__(self, folder: Path) -> None:
-        self.service = Service(Chosen(Settings(folder=folder)))
+        self.service = Service(Chosen(Settings(folder=folder, open=True)))
         app = FastAPI()
         app.include_router(dashboard_router(self.service))
         self.app, self.folder = app, folder
