@@ -3,7 +3,6 @@
 Source: SPEC K8.
 """
 
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from . import browser_links, changes, checkpoints, health, history, jobs, logs, 
 from .bodies import BodyLimit
 from .known import Known
 from .problems import EVERYWHERE, Problem, answer_with_problems
+from .stream_slots import StreamSlots
 
 ROUTERS = (
     submitting.router, jobs.router, history.router, checkpoints.router, logs.router, changes.router, nodes.router,
@@ -41,7 +41,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )  # fmt: skip
     app.state.service, app.state.known = service, Known()
-    app.state.in_flight, app.state.streams = submitting.InFlight(), Counter[str]()
+    app.state.in_flight, app.state.streams = submitting.InFlight(), StreamSlots()
     app.state.browsers = Browsers()
     app.add_middleware(BodyLimit, answer=answer_with_problems(app, refusal_page))
     for router in ROUTERS:

@@ -24,7 +24,10 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
-        body = await _body(receive)
+        try:
+            body = await _body(receive)
+        except _GoneError:
+            return
         if body is None:
             detail = f"the body is larger than {MOST_BYTES // 1024} KiB"
             await self._answer(Request(scope), "too-much", detail)(scope, receive, send)
@@ -41,12 +44,18 @@ class BodyLimit:
         await self._app(scope, again, send)
 
 
+class _GoneError(Exception):
+    """The client went before it had sent all."""
+
+
 async def _body(receive: Receive) -> bytes | None:
     """Return all that a client sends, None if it is too much."""
     parts, size, more = [], 0, True
     while more:
         message = await receive()
-        more = message["type"] == "http.request" and message.get("more_body", False)
+        if message["type"] != "http.request":
+            raise _GoneError
+        more = message.get("more_body", False)
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > MOST_BYTES:

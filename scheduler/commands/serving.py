@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..service import Service
     from ..settings import Chosen
 
-STOP_S = 5  # that requests have to come to their end
-
 
 def serve(
     config: Annotated[Path | None, typer.Option(help="Configuration file (docs/configuration.md).")] = None,
@@ -91,7 +89,7 @@ def run_service(chosen: "Chosen") -> None:
 def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
         )
     except OSError as error:
         raise InputError(
@@ -115,25 +113,9 @@ def _welcome(service: "Service", browsers: "Browsers") -> None:
 
 
 def _answer_requests(service: "Service", app: "FastAPI", listener: socket.socket) -> None:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        """Lets streams end when a signal comes; it would wait for them for ever."""
-
-        def handle_exit(self, sig: int, frame: object) -> None:
-            service.ends.set()
-            super().handle_exit(sig, frame)  # type: ignore[arg-type]
+    from ..api.server import ApiServer, raise_files
 
     # What is loaded by now stays: looking through it for garbage takes 100 ms, in the midst of an answer.
     gc.collect()
     gc.freeze()
-    Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_S,
-            log_config=None,  # its lines are written like all others
-        )
-    ).run(sockets=[listener])
+    ApiServer(app, service, raise_files(), log_level="warning").run(sockets=[listener])
