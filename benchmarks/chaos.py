@@ -30,6 +30,7 @@ from longshore.scheduler.store.opening import open_store
 from tests.scheduler.store.postgresql_server import NoServerError, Server
 
 from .harness import Row, main, progress
+from .served import SERVE
 
 JOB = """\
 import fcntl, os, pathlib, sys, time
@@ -83,7 +84,7 @@ class Served:
 
     def __init__(self, home: Path, url: str | None) -> None:
         self.home, self.port = home, 18000 + os.getpid() % 2000
-        self.line = [sys.executable, "-m", "longshore", "serve", "--folder", str(home / "state")]
+        self.line = [sys.executable, "-m", "longshore", *SERVE, "--folder", str(home / "state")]
         self.line += ["--port", str(self.port), *(["--store", url] if url else [])]
         self.process: subprocess.Popen[bytes] | None = None
         self.client = Client(f"http://127.0.0.1:{self.port}")

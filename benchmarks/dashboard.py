@@ -38,7 +38,7 @@ racks:
 def full_service(folder: Path) -> Service:
     """Return a service that does not run, whose store tells that each of its GPUs has a running job."""
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
-    service = Service(Chosen(Settings(folder=folder)))
+    service = Service(Chosen(Settings(folder=folder, open=True)))
     fence = service.store.write(lambda tx: acquire(tx, SCHEDULER, "benchmark", now_s=time.time(), ttl_s=3600.0))
     assert fence is not None
     for place in (service.layout.place(gpu) for gpu in range(NODES * GPUS_PER_NODE)):

@@ -77,7 +77,7 @@ def logs(command: str, *options: str) -> Found:
 @contextmanager
 def _asked(folder: Path) -> Iterator[tuple[str, str]]:
     """Serve an application without the lifespan that starts the scheduler; give its URL, and an operator's token."""
-    service = Service(Chosen(Settings(folder=folder, limits=Limits(queued_jobs=200))))
+    service = Service(Chosen(Settings(folder=folder, open=True, limits=Limits(queued_jobs=200))))
     made = new_token("fuzz", "fuzz", Role.OPERATOR, service.now_s(), None)
     service.store.write(lambda tx: add_token(tx, made.row))
     listener = socket.create_server(("127.0.0.1", 0))

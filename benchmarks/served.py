@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+# Open, as it is measured without a look at tokens; as root only where everything is.
+SERVE = ["serve", "--open", *(["--as-root"] if os.geteuid() == 0 else [])]
 READY_S = 120.0  # the first start of a machine compiles
 
 
@@ -23,7 +25,7 @@ class Served:
         self.process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        line = [sys.executable, "-m", "longshore", "serve", "--port", str(self.port)]
+        line = [sys.executable, "-m", "longshore", *SERVE, "--port", str(self.port)]
         with (self._folder / "serve.log").open("ab") as log:
             return subprocess.Popen(line, cwd=self._folder, stdout=log, stderr=log)
 

@@ -65,7 +65,7 @@ class Client:
         except (ValueError, KeyError, TypeError):
             detail = f"status {answer.status_code}"
         if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise InputError(detail, "set LONGSHORE_TOKEN; `longshore token create` makes one")
+            raise InputError(detail, "set LONGSHORE_TOKEN; the scheduler's folder has the first one in `token`")
         raise InputError(detail) if answer.is_client_error else BackendError(f"the scheduler at {self._url}: {detail}")
 
     def _list(self, path: str, **parameters: object) -> list[dict[str, Any]]:
@@ -187,6 +187,10 @@ class Client:
     def create_token(self, wish: Mapping[str, object]) -> str:
         """Make a token and return it."""
         return str(self._call("POST", "/v1/users/me/tokens", json=wish).json()["token"])
+
+    def browser_path(self) -> str:
+        """Return the path that lets one browser into the dashboard."""
+        return str(self._call("POST", "/v1/browser-links").json()["path"])
 
     def revoke_token(self, name: str, owner: str | None) -> None:
         """Let a token expire at once."""

@@ -16,6 +16,7 @@ from .backends.building import build, full_name
 from .backends.protocol import Backend, Closes
 from .book import Parts
 from .deciding import Deciding, Mode
+from .first_token import first_token
 from .layout import Layout
 from .live import Site
 from .loop import Scheduler
@@ -56,7 +57,7 @@ class Service:
 
     def __init__(self, chosen: Chosen) -> None:
         settings = self.settings = chosen.settings
-        settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(settings.folder)
         self.room = _room_of(settings)  # first: what follows writes files
         setup = read_cluster(settings.cluster or default_cluster(settings.folder))
         self.layout = layout_of(setup)
@@ -68,7 +69,7 @@ class Service:
         self.store: Store = open_store(settings.store_url)
         self.store.make_room = self.room.release
         try:
-            self._refuse_strangers()
+            self.first_token = self._first_token()
         except InputError:
             self.store.close()
             raise
@@ -90,6 +91,11 @@ class Service:
         self._ticked, self._forgot = time.monotonic(), float("-inf")
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody on this machine may ask without a token, as long as the store has none."""
+        return self.settings.open and self.settings.is_loopback
 
     @property
     def is_stalled(self) -> bool:
@@ -135,15 +141,24 @@ class Service:
             self.backend.close()
         self.store.close()
 
-    def _refuse_strangers(self) -> None:
-        if self.settings.is_loopback:
-            return
+    def _first_token(self) -> str | None:
+        """Return the token in the folder, made if it is the first; refuse to serve others without any."""
+        settings = self.settings
+        if self.is_open:
+            return None
+        if settings.open:
+            raise InputError(
+                f"host {settings.host} lets other machines run programs here, and an open scheduler asks for no token",
+                "leave `open` out, or serve at 127.0.0.1",
+            )
+        secret = first_token(self.store, settings.folder, time.time())
         with self.store.read() as tx:
-            if not has_valid_tokens(tx, time.time()):
+            if not settings.is_loopback and not has_valid_tokens(tx, time.time()):
                 raise InputError(
-                    f"host {self.settings.host} lets other machines run programs here, and nobody has a token yet",
-                    f"make one with `longshore token create NAME --folder {self.settings.folder}`",
+                    f"host {settings.host} lets other machines run programs here, and nobody has a valid token",
+                    f"make one with `longshore token create NAME --role operator --folder {settings.folder}`",
                 )
+        return secret
 
     def _run(self) -> None:
         while not self.ends.is_set():
@@ -185,6 +200,18 @@ class Service:
         prune(self.store, self.settings.folder, horizon, lambda: not self.ends.wait(BREATH_S) and self.leads())
 
 
+def make_folder(folder: Path) -> None:
+    """Make a scheduler's folder, its user's alone, if it is not there.
+
+    Raises:
+        InputError: If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InputError(f"folder {folder} cannot be used: {error.strerror}", "choose another --folder") from error
+
+
 QUICKSTART = """\
 # Four nodes of four slots on this machine; a slot behaves like a GPU, but no GPU is behind it.
 name: quickstart
@@ -198,10 +225,17 @@ run_time: {model: simple, node_penalty: 0.05}
 
 
 def default_cluster(folder: Path) -> Path:
-    """Return the cluster file of a folder, which is written if there is none."""
+    """Return the cluster file of a folder, which is written if there is none.
+
+    Raises:
+        InputError: If it cannot be written.
+    """
     path = folder / "cluster.yaml"
     if not path.exists():
-        path.write_text(QUICKSTART, encoding="utf-8")
+        try:
+            path.write_text(QUICKSTART, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}", "choose another --folder") from error
     return path
 
 

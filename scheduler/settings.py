@@ -1,12 +1,12 @@
 """What can be chosen of a scheduler: one file, and options of the command line over it."""
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..cluster.yaml_file import YamlFile, read_yaml, validated
+from .hosts import is_loopback
 from .job_file import Priority
 
 Order = Literal["fifo", "easy", "easy-shortest", "shortest"]
@@ -65,6 +65,8 @@ class Settings(_Section):
     waiting: bool = True
     host: Name = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8765
+    open: bool = False  # whoever is on this machine needs no token
+    as_root: bool = False  # it may run as root, and so may every job that it starts itself
     poll_s: Annotated[float, Field(ge=0.1, le=60.0)] = 5.0  # in which every node is to answer once
     limits: Limits = Limits()
     retention: RetentionChoice = RetentionChoice()
@@ -105,11 +107,3 @@ def read_settings(path: Path) -> Chosen:
 def store_url_of(folder: Path) -> str:
     """Return the URL of the store that is a file in a scheduler's folder."""
     return f"sqlite:///{folder / 'longshore.db'}"
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether a name or an address means this machine alone."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

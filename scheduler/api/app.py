@@ -3,7 +3,6 @@
 Source: SPEC K8.
 """
 
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,17 +10,20 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from ..browsers import Browsers
 from ..dashboard.entering import ask_for_tokens, looking
+from ..dashboard.refusing import refusal_page
 from ..dashboard.router import dashboard_router
 from ..service import Service
-from . import changes, checkpoints, health, history, jobs, logs, nodes, submitting, tokens
+from . import browser_links, changes, checkpoints, health, history, jobs, logs, nodes, submitting, tokens
 from .bodies import BodyLimit
 from .known import Known
 from .problems import EVERYWHERE, Problem, answer_with_problems
+from .stream_slots import StreamSlots
 
 ROUTERS = (
     submitting.router, jobs.router, history.router, checkpoints.router, logs.router, changes.router, nodes.router,
-    tokens.router, health.router,
+    tokens.router, browser_links.router, health.router,
 )  # fmt: skip
 
 
@@ -39,9 +41,9 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )  # fmt: skip
     app.state.service, app.state.known = service, Known()
-    app.state.in_flight, app.state.streams = submitting.InFlight(), Counter[str]()
-    answer_with_problems(app)
-    app.add_middleware(BodyLimit)
+    app.state.in_flight, app.state.streams = submitting.InFlight(), StreamSlots()
+    app.state.browsers = Browsers()
+    app.add_middleware(BodyLimit, answer=answer_with_problems(app, refusal_page))
     for router in ROUTERS:
         app.include_router(router)
     app.include_router(dashboard_router(service), dependencies=[Depends(looking)])

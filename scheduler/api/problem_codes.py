@@ -17,7 +17,7 @@ CODES = {
     "bad-header": Known(400, "A header such as `If-Match` or `Last-Event-ID` cannot be read."),
     "unauthorized": Known(401, "There is no token, or one that is not valid."),
     "forbidden": Known(403, "The role of the token does not allow it."),
-    "wrong-host": Known(403, "Without tokens, a scheduler answers only to a name of this machine."),
+    "wrong-host": Known(403, "A browser sent it for another site, or an open scheduler was asked by another name."),
     "not-found": Known(404, "There is nothing at this path."),
     "no-such-job": Known(404, "There is no job of this id, or it is somebody else's."),
     "no-such-node": Known(404, "The cluster file has no node of this name."),

@@ -4,9 +4,10 @@ Source: SPEC K8.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
@@ -86,40 +87,60 @@ def _methods_at(app: FastAPI, path: str) -> str:
     return ", ".join(sorted({method.upper() for methods in known for method in methods}))
 
 
-def answer_with_problems(app: FastAPI) -> None:
-    """Let an application answer every error as a problem."""
+Answer = Callable[[Request, str, str], Response]
+AsPage = Callable[[Request, str, str, dict[str, str] | None], Response | None]
+
+
+def no_page(request: Request, code: str, detail: str, headers: dict[str, str] | None) -> None:
+    """Tell nothing to browsers in a way of their own."""
+
+
+def answer_with_problems(app: FastAPI, as_page: AsPage = no_page) -> Answer:
+    """Let an application answer every error as a problem, or as a page.
+
+    Args:
+        app: The application.
+        as_page: Returns the page that tells an error, None where it is to be a problem.
+
+    Returns:
+        What answers so.
+    """
+
+    def answer(request: Request, code: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+        page = as_page(request, code, detail, headers)
+        return problem_answer(request, code, detail, headers) if page is None else page
 
     @app.exception_handler(ProblemError)
-    async def _problem(request: Request, error: ProblemError) -> JSONResponse:
-        return problem_answer(request, error.code, error.detail, error.headers)
+    async def _problem(request: Request, error: ProblemError) -> Response:
+        return answer(request, error.code, error.detail, error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return problem_answer(request, "invalid", f"{place or 'body'}: {first['msg']}")
+        return answer(request, "invalid", f"{place or 'body'}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
-    async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
+    async def _of_http(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
         if error.status_code == METHOD_NOT_ALLOWED:
-            headers["Allow"] = _methods_at(app, request.url.path)
-        return problem_answer(request, OF_STATUS.get(error.status_code, "bad-request"), str(error.detail), headers)
+            headers["Allow"] = _methods_at(app, request.url.path) or headers.get("Allow", "")
+        return answer(request, OF_STATUS.get(error.status_code, "bad-request"), str(error.detail), headers)
 
     @app.exception_handler(StoreUnreachableError)
-    async def _away(request: Request, error: StoreUnreachableError) -> JSONResponse:
+    async def _away(request: Request, error: StoreUnreachableError) -> Response:
         log.warning("%s", error)  # it may name the store's place, which is nobody's business
         if isinstance(error, StoreFullError):
-            return problem_answer(request, "no-room", str(error), {"Retry-After": "60"})
-        return problem_answer(
-            request, "store-unreachable", "the store does not answer; ask again", {"Retry-After": "1"}
-        )
+            return answer(request, "no-room", str(error), {"Retry-After": "60"})
+        return answer(request, "store-unreachable", "the store does not answer; ask again", {"Retry-After": "1"})
 
     @app.exception_handler(LongshoreError)
-    async def _outside(request: Request, error: LongshoreError) -> JSONResponse:
+    async def _outside(request: Request, error: LongshoreError) -> Response:
         log.warning("%s", error)
-        return problem_answer(request, "unavailable", str(error), {"Retry-After": "1"})
+        return answer(request, "unavailable", str(error), {"Retry-After": "1"})
 
     @app.exception_handler(Exception)
-    async def _fault(request: Request, error: Exception) -> JSONResponse:
-        return problem_answer(request, "internal", "a fault of Longshore; its log has more")
+    async def _fault(request: Request, error: Exception) -> Response:
+        return answer(request, "internal", "a fault of Longshore; its log has more")
+
+    return answer

@@ -6,13 +6,13 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from ..hosts import is_loopback
 from ..service import Service
-from ..settings import is_loopback
 from ..tokens import Caller, Role, caller_of
 from .known import Known
 from .problems import ProblemError
 
-NOBODY_ELSE = Caller("local", Role.OPERATOR)  # who asks a scheduler that only this machine can ask, and knows no tokens
+NOBODY_ELSE = Caller("local", Role.OPERATOR)  # who asks an open scheduler without tokens
 
 
 async def service_of(request: Request) -> Service:
@@ -65,19 +65,32 @@ async def caller_with(secret: str, service: Service, known: Known) -> Caller:
 
 
 async def _without_token(request: Request, service: Service, known: Known) -> None:
-    """Let only this machine ask without a token, and only while there is none.
+    """Let only this machine ask an open scheduler without a token, and only while there is none.
 
     A page of some website must not submit jobs through the browser of whoever looks at it: not under a name of its own
-    that it lets point to this machine, and not from its own origin.
+    that it lets point to this machine, and not from its own origin, which may be another port of this machine.
     """
-    guards = known.guards()
+    guards = known.guards() if service.is_open else True
     if guards is None:
         guards = await run_in_threadpool(known.read_guards, service)
-    if guards or not service.settings.is_loopback:
+    if guards:
         raise ProblemError("unauthorized", "this scheduler asks for a token: send `Authorization: Bearer TOKEN`")
-    origin = request.headers.get("origin")
-    if not is_loopback(request.url.hostname or "") or (origin and not is_loopback(urlsplit(origin).hostname or "")):
-        raise ProblemError("wrong-host", "without tokens, only http://127.0.0.1 and http://localhost are served")
+    if not is_loopback(_host_of(request)) or not has_own_origin(request):
+        raise ProblemError("wrong-host", "without tokens, only pages and programs of this address are served")
+
+
+def _host_of(request: Request) -> str:
+    """Return the name that a request asks for, without the port."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def has_own_origin(request: Request) -> bool:
+    """Say whether a request is of no website, or of the scheduler's own pages: the same host and port."""
+    origin, host = request.headers.get("origin"), request.headers.get("host")
+    return origin in (None, f"http://{host}", f"https://{host}")
 
 
 Asking = Annotated[Caller, Depends(who_asks)]

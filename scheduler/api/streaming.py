@@ -3,26 +3,27 @@
 import asyncio
 import logging
 import time
-from collections import Counter
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from ...cluster.errors import LongshoreError
 from ..service import Service
 from ..tokens import Caller
 from .problems import ProblemError
 from .services import Asking, Knowing, Serving, who_asks
+from .stream_slots import StreamSlots
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/event-stream"
 HEARTBEAT, HEARTBEAT_S = b": it goes on\n\n", 15.0
 LOOK_S = 0.2  # between two looks at what may have happened
-MOST, MOST_EACH = 100, 50  # streams at once, of all and of one owner
 WHO_S = 5.0  # between two looks at whether a token is still valid
 END = "end"  # event by which a stream that is over differs from one that was cut off
 
@@ -39,13 +40,13 @@ class Streams:
     """Opens streams to whoever asks.
 
     Args:
-        open_: How many each owner has open, of all of an application.
+        slots: Places for all streams of an application.
         caller: Who asks.
         who: Says who asks now; raises ProblemError if a token is not valid any more.
     """
 
-    def __init__(self, open_: Counter[str], caller: Caller, who: Callable[[], Awaitable[Caller]]) -> None:
-        self._open, self._caller, self._who = open_, caller, who
+    def __init__(self, slots: StreamSlots, caller: Caller, who: Callable[[], Awaitable[Caller]]) -> None:
+        self._slots, self._caller, self._who = slots, caller, who
 
     def stream(self, service: Service, look: Callable[[], list[Told] | None]) -> StreamingResponse:
         """Return an answer that goes on until there is nothing more to tell, or its token is not valid any more.
@@ -57,46 +58,53 @@ class Streams:
         Raises:
             ProblemError: If too many are open.
         """
-        if self._open.total() >= MOST or self._open[self._caller.owner] >= MOST_EACH:
-            raise ProblemError(
-                "too-many-followers",
-                f"{self._open.total()} streams are open, {self._open[self._caller.owner]} of them yours",
-                Retry_After="10",
-            )
-        return StreamingResponse(
-            self._told(service, look),
-            media_type=MEDIA_TYPE,
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
+        give_back = self._slots.take(self._caller.owner)
+        if give_back is None:
+            told = f"{self._slots.open_of()} streams are open, {self._slots.open_of(self._caller.owner)} of them yours"
+            raise ProblemError("too-many-followers", told, Retry_After="10")
+        return _Stream(self._told(service, look), give_back)
 
     async def _told(self, service: Service, look: Callable[[], list[Told] | None]) -> AsyncIterator[bytes]:
-        self._open[self._caller.owner] += 1
+        yield HEARTBEAT  # the client knows at once that it is connected
+        said = asked = time.monotonic()
+        while not service.ends.is_set():
+            try:
+                if time.monotonic() - asked > WHO_S:
+                    asked = time.monotonic()
+                    if await self._who() != self._caller:
+                        return
+                new = await run_in_threadpool(look)
+            except (LongshoreError, ProblemError) as error:
+                log.warning("a stream of %s breaks off: %s", self._caller.owner, error)
+                return
+            if new is None:
+                yield _as_bytes(Told("{}", "", END))
+                return
+            if new:
+                yield b"".join(map(_as_bytes, new))
+            elif time.monotonic() - said > HEARTBEAT_S:
+                yield HEARTBEAT
+            else:
+                await asyncio.sleep(LOOK_S)
+                continue
+            said = time.monotonic()
+
+
+class _Stream(StreamingResponse):
+    """A stream that gives its place back when it ends, however it does, and when it never begins."""
+
+    def __init__(self, told: AsyncIterator[bytes], give_back: Callable[[], None]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(told, media_type=MEDIA_TYPE, headers=headers)
+        self._give_back = give_back
+        weakref.finalize(self, give_back)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
         try:
-            yield HEARTBEAT  # the client knows at once that it is connected
-            said = asked = time.monotonic()
-            while not service.ends.is_set():
-                try:
-                    if time.monotonic() - asked > WHO_S:
-                        asked = time.monotonic()
-                        if await self._who() != self._caller:
-                            return
-                    new = await run_in_threadpool(look)
-                except (LongshoreError, ProblemError) as error:
-                    log.warning("a stream of %s breaks off: %s", self._caller.owner, error)
-                    return
-                if new is None:
-                    yield _as_bytes(Told("{}", "", END))
-                    return
-                if new:
-                    yield b"".join(map(_as_bytes, new))
-                elif time.monotonic() - said > HEARTBEAT_S:
-                    yield HEARTBEAT
-                else:
-                    await asyncio.sleep(LOOK_S)
-                    continue
-                said = time.monotonic()
+            await super().__call__(scope, receive, send)
         finally:
-            self._open[self._caller.owner] -= 1
+            self._give_back()
 
 
 def _as_bytes(told: Told) -> bytes:
@@ -106,8 +114,8 @@ def _as_bytes(told: Told) -> bytes:
 
 async def streams_of(request: Request, service: Serving, known: Knowing, caller: Asking) -> Streams:
     """Return what opens streams to whoever asks."""
-    open_: Counter[str] = request.app.state.streams
-    return Streams(open_, caller, lambda: who_asks(request, service, known))
+    slots: StreamSlots = request.app.state.streams
+    return Streams(slots, caller, lambda: who_asks(request, service, known))
 
 
 Streaming = Annotated[Streams, Depends(streams_of)]

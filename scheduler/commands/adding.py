@@ -5,6 +5,7 @@ import typer
 from ..extender.command import extender
 from ..replay_commands import decisions, replay
 from . import tokens
+from .browsing import dashboard
 from .explaining import explain
 from .following import events, logs
 from .jobs import cancel, hold, jobs, priority, queue, release, status
@@ -18,8 +19,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands of the live scheduler to the command line."""
     for command in (
         serve, submit, jobs, queue, status, explain, logs, events, hold, release, priority, cancel, nodes, drain,
-        resume, agent, extender, decisions,
-        replay, prune,
+        resume, agent, dashboard, extender, decisions, replay, prune,
     ):  # fmt: skip
         app.command()(command)
     app.add_typer(tokens.app, name="token")

@@ -14,7 +14,11 @@ JobArgument = Annotated[str, typer.Argument(help="Id of a job.")]
 
 
 def client_of(url: str) -> "Client":
-    """Return a client of the scheduler at a URL. A token comes from the environment, as others see command lines."""
-    from ..client import Client
+    """Return a client of the scheduler at a URL.
 
-    return Client(url, os.environ.get("LONGSHORE_TOKEN") or None)
+    A token comes from the environment, as others see command lines, or from the file that this user's scheduler made.
+    """
+    from ..client import Client
+    from ..token_file import find_token
+
+    return Client(url, os.environ.get("LONGSHORE_TOKEN") or find_token(url))

@@ -1,20 +1,25 @@
 """`longshore serve`."""
 
 import gc
+import os
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...cluster.errors import InputError, LongshoreError
+from ..browsers import link_path
 from ..log_lines import LogFormat, log_as_json
+from ..token_file import FILE, link_token
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ..browsers import Browsers
     from ..service import Service
     from ..settings import Chosen
-
-STOP_S = 5  # that requests have to come to their end
 
 
 def serve(
@@ -27,6 +32,12 @@ def serve(
     policy: Annotated[str | None, typer.Option(help="Policy that decides; patient alone if left out.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to serve at; 127.0.0.1 if left out.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port; 8765 if left out.")] = None,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Take anybody on this machine for the operator, without a token.")
+    ] = False,
+    as_root: Annotated[
+        bool, typer.Option("--as-root", help="Run as root, and so every job that it starts itself.")
+    ] = False,
     log_format: Annotated[LogFormat, typer.Option(help="Of the log: text for people, json for programs.")] = (
         LogFormat.TEXT
     ),
@@ -39,6 +50,7 @@ def serve(
     chosen = Chosen() if config is None else read_settings(config)
     given = {"cluster": cluster, "folder": folder, "store": store, "host": host, "port": port}
     changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    changes |= {name: True for name, is_set in (("open", open_), ("as_root", as_root)) if is_set}
     if policy is not None:
         changes["policy"] = chosen.settings.policy.model_copy(update={"name": policy})
     run_service(chosen._replace(settings=chosen.settings.model_copy(update=changes)))
@@ -50,9 +62,15 @@ def run_service(chosen: "Chosen") -> None:
     Raises:
         LongshoreError: If something that was chosen cannot be used.
     """
+    from ..api.app import create_app
     from ..service import Service
 
     settings = chosen.settings
+    if os.geteuid() == 0 and not settings.as_root:
+        raise InputError(
+            "serve would run as root, and so would every job that it starts on this machine",
+            "start it as another user, or with --as-root",
+        )
     with _listening(settings.host, settings.port) as listener:
         service = Service(chosen)
         try:
@@ -61,14 +79,17 @@ def run_service(chosen: "Chosen") -> None:
         except LongshoreError:
             service.close()
             raise
-        _welcome(service)
-        _answer_requests(service, listener)
+        if service.first_token is not None:
+            link_token(settings.folder / FILE, settings.port)
+        app = create_app(service)
+        _welcome(service, app.state.browsers)
+        _answer_requests(service, app, listener)
 
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
         )
     except OSError as error:
         raise InputError(
@@ -77,38 +98,24 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _welcome(service: "Service") -> None:
+def _welcome(service: "Service", browsers: "Browsers") -> None:
     settings, kind = service.settings, "slots" if service.slots else "GPUs"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     gpus, nodes = service.layout.gpus, len(service.layout.nodes)
     typer.echo(f"Longshore serves {gpus} {kind} on {nodes} nodes at http://{host}:{settings.port}")
+    if service.first_token is not None and sys.stdout.isatty():  # a log may be read by others
+        path = link_path(browsers.code_for(service.first_token, service.now_s()))
+        typer.echo(f"Dashboard, by a link that works once: http://{host}:{settings.port}{path}")
+    if service.is_open:
+        typer.echo("It is open: whoever can log in on this machine may do everything with it.")
     if service.slots:
         typer.echo("Its slots behave like GPUs, but no GPU is behind them. Ctrl-C stops it; jobs run on.")
 
 
-def _answer_requests(service: "Service", listener: socket.socket) -> None:
-    import uvicorn
+def _answer_requests(service: "Service", app: "FastAPI", listener: socket.socket) -> None:
+    from ..api.server import ApiServer, raise_files
 
-    from ..api.app import create_app
-
-    class Server(uvicorn.Server):
-        """Lets streams end when a signal comes; it would wait for them for ever."""
-
-        def handle_exit(self, sig: int, frame: object) -> None:
-            service.ends.set()
-            super().handle_exit(sig, frame)  # type: ignore[arg-type]
-
-    app = create_app(service)
     # What is loaded by now stays: looking through it for garbage takes 100 ms, in the midst of an answer.
     gc.collect()
     gc.freeze()
-    Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_S,
-            log_config=None,  # its lines are written like all others
-        )
-    ).run(sockets=[listener])
+    ApiServer(app, service, raise_files(), log_level="warning").run(sockets=[listener])

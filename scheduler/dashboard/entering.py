@@ -5,21 +5,25 @@ The number is good for the pages alone, and only until the scheduler ends: cooki
 Source: SPEC K8; docs/dashboard.md.
 """
 
-import secrets
-from urllib.parse import parse_qs, urlsplit
+from typing import Annotated
+from urllib.parse import parse_qs
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
+from ..api.browser_links import Letting, browsers_of
 from ..api.problem_codes import CODES
 from ..api.problems import ProblemError
-from ..api.services import Knowing, Serving, caller_with, who_asks
+from ..api.services import Knowing, Serving, caller_with, has_own_origin, who_asks
+from ..browsers import Browsers
+from ..service import Service
 from ..tokens import Role
 from .rendering import render
 
 COOKIE = "longshore"
-MOST = 1000  # browsers that are known at a time
 NOT_ALL = "the pages show everybody's jobs: they take a token with the role operator"
+OTHER_ORIGIN = "this was sent by another site, or by a proxy that does not pass the `Host` of the request on"
+USED = "the link was used, or is more than an hour old; `longshore dashboard` prints another"
 OPEN = "/static/"  # what the page that asks for a token needs itself
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -38,7 +42,7 @@ async def looking(request: Request, service: Serving, known: Knowing) -> None:
     """
     if request.url.path.startswith(OPEN):
         return
-    secret = _sessions(request).get(request.cookies.get(COOKIE, ""))
+    secret = (await browsers_of(request)).token_of(request.cookies.get(COOKIE, ""))
     try:
         if secret is None or "authorization" in request.headers:
             caller = await who_asks(request, service, known)
@@ -52,15 +56,8 @@ async def looking(request: Request, service: Serving, known: Knowing) -> None:
         raise ProblemError("forbidden", NOT_ALL)
 
 
-def _sessions(request: Request) -> dict[str, str]:
-    """Return the tokens of browsers that are known, by their numbers."""
-    sessions: dict[str, str] = request.app.state.sessions
-    return sessions
-
-
 def ask_for_tokens(app: FastAPI) -> None:
     """Add the page that asks for a token, and send there who needs one."""
-    app.state.sessions = dict[str, str]()
     app.include_router(router)
 
     @app.exception_handler(TokenNeededError)
@@ -71,40 +68,54 @@ def ask_for_tokens(app: FastAPI) -> None:
 
 
 @router.get("/login")
-async def login() -> HTMLResponse:
-    """Ask for a token."""
-    return render("login.html", page="", problem="")
+async def login(
+    request: Request, service: Serving, known: Knowing, browsers: Letting,
+    code: Annotated[str, Query(max_length=64)] = "",
+) -> Response:  # fmt: skip
+    """Ask for a token, or let a browser in by a link."""
+    if not code:
+        return render("login.html", page="", problem="")
+    secret = browsers.use(code, service.now_s())
+    if secret is None:
+        return _asked_again("unauthorized", USED)
+    return await _let_in(request, secret, browsers, service, known)
 
 
 @router.post("/login")
-async def enter(request: Request, service: Serving, known: Knowing) -> Response:
+async def enter(request: Request, service: Serving, known: Knowing, browsers: Letting) -> Response:
     """Know a browser again that has told a token."""
-    origin = request.headers.get("origin")
-    if origin and urlsplit(origin).netloc != request.headers.get("host"):
-        raise ProblemError("wrong-host", "only the page of this scheduler can ask for this")
+    if not has_own_origin(request):
+        raise ProblemError("wrong-host", OTHER_ORIGIN)
     form = parse_qs((await request.body()).decode(errors="replace"))
-    secret = form.get("token", [""])[0].strip()
+    return await _let_in(request, form.get("token", [""])[0].strip(), browsers, service, known)
+
+
+async def _let_in(request: Request, secret: str, browsers: Browsers, service: Service, known: Knowing) -> Response:
     try:
         caller = await caller_with(secret, service, known)
         if caller.role is not Role.OPERATOR:
             raise ProblemError("forbidden", NOT_ALL)
     except ProblemError as problem:
-        answer = render("login.html", page="", problem=str(problem))
-        answer.status_code = CODES[problem.code].status
-        return answer
-    sessions, number = _sessions(request), secrets.token_urlsafe(32)
-    if len(sessions) >= MOST:
-        del sessions[next(iter(sessions))]
-    sessions[number] = secret
-    entered = RedirectResponse("/", 303)
-    entered.set_cookie(COOKIE, number, httponly=True, samesite="strict", secure=request.url.scheme == "https")
+        return _asked_again(problem.code, str(problem))
+    entered = RedirectResponse("/", 303, {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"})
+    entered.set_cookie(
+        COOKIE, browsers.let_in(secret), httponly=True, samesite="strict", secure=request.url.scheme == "https"
+    )
     return entered
 
 
+def _asked_again(code: str, detail: str) -> Response:
+    answer = render("login.html", page="", problem=detail)
+    answer.status_code = CODES[code].status
+    return answer
+
+
 @router.post("/logout")
-async def logout(request: Request) -> Response:
+async def logout(request: Request, browsers: Letting) -> Response:
     """Know a browser no more."""
-    _sessions(request).pop(request.cookies.get(COOKIE, ""), None)
+    if not has_own_origin(request):
+        raise ProblemError("wrong-host", OTHER_ORIGIN)
+    browsers.leave(request.cookies.get(COOKIE, ""))
     left = RedirectResponse("/login", 303)
     left.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return left

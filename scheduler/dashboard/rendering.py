@@ -20,7 +20,7 @@ CSP = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 
 HEADERS = {
     "Content-Security-Policy": CSP,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with none at all a form has the origin `null`, as that of another site
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }

@@ -78,6 +78,7 @@ def _about(service: Service) -> dict[str, object]:
     return {
         "now_s": service.scheduler.parts.now_s(), "leads": service.leads(), "mode": deciding.mode,
         "policy": deciding.policy, "fallback": deciding.fallback.name, "deadline_s": deciding.deadline_s,
+        "asks_for_tokens": not service.is_open,
     }  # fmt: skip
 
 

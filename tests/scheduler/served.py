@@ -11,6 +11,7 @@ from pathlib import Path
 
 PATIENCE_S = 120.0  # far more than anything here takes
 LONGSHORE = [sys.executable, "-m", "longshore"]
+SERVE = ["serve", *(["--as-root"] if os.geteuid() == 0 else [])]
 
 
 class Served:
@@ -22,7 +23,8 @@ class Served:
     """
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self.options, self.environment = folder, options, dict[str, str]()
+        self.folder, self.options = folder, options
+        self.environment = {"XDG_STATE_HOME": str(folder / "state")}  # nothing is left in the home of who tests
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
@@ -32,10 +34,21 @@ class Served:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def token(self) -> str:
+        """The token of who started it."""
+        return (self.folder / ".longshore" / "token").read_text().strip()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers by which it knows who started it."""
+        return {"Authorization": f"Bearer {self.token}"}
+
     def start(self) -> None:
-        line = [*LONGSHORE, "serve", "--port", str(self.port), *self.options]
+        line = [*LONGSHORE, *SERVE, "--port", str(self.port), *self.options]
+        environment = {**os.environ, **self.environment}
         with (self.folder / "serve.log").open("ab") as log:
-            process = self.process = subprocess.Popen(line, cwd=self.folder, stdout=log, stderr=log)
+            process = self.process = subprocess.Popen(line, cwd=self.folder, env=environment, stdout=log, stderr=log)
         until(lambda: process.poll() is not None or self.call("nodes", check=False).returncode == 0)
         assert process.poll() is None, (self.folder / "serve.log").read_text()
 

@@ -29,7 +29,7 @@ class StepsCase:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now_s = time.time()
-        self.service = Service(Chosen(Settings(folder=folder)))
+        self.service = Service(Chosen(Settings(folder=folder, open=True)))
         scheduler = self.service.scheduler
         scheduler.parts = replace(scheduler.parts, now_s=lambda: self.now_s)
         self.store = self.service.store

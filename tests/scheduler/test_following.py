@@ -12,7 +12,7 @@ from .served import Served, until
 
 def stream(served: Served, path: str, **headers: str) -> list[Told]:
     """Return what a stream tells until it ends."""
-    with httpx.stream("GET", f"{served.url}{path}", headers=headers, timeout=60.0) as answer:
+    with httpx.stream("GET", f"{served.url}{path}", headers={**served.headers, **headers}, timeout=60.0) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         return list(events_of(answer.iter_lines()))
 
@@ -21,7 +21,7 @@ def test_a_log_is_followed_over_a_kill_of_the_scheduler_and_the_next_attempt(ser
     script = "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two; test -e again || { touch again; exit 75; }"
     job = served.submit("--", "sh", "-c", script)
     seen: list[str] = []
-    follower = threading.Thread(target=lambda: seen.extend(Client(served.url).follow_logs(job, 0)))
+    follower = threading.Thread(target=lambda: seen.extend(Client(served.url, served.token).follow_logs(job, 0)))
     follower.start()
     until(lambda: bool(seen))
 
@@ -51,7 +51,7 @@ def test_events_are_told_once_each_and_in_order_over_a_kill_of_the_scheduler(ser
     marked = threading.Event()
 
     def follow() -> None:
-        for event in Client(served.url).follow_events(0):
+        for event in Client(served.url, served.token).follow_events(0):
             seen.append(int(event["seq"]))
             if event["now"] == "held":
                 marked.set()
@@ -73,7 +73,7 @@ def test_events_are_told_once_each_and_in_order_over_a_kill_of_the_scheduler(ser
 
 
 def test_a_stream_ends_when_the_scheduler_is_stopped(served: Served) -> None:
-    with httpx.stream("GET", f"{served.url}/v1/events", timeout=60.0) as answer:
+    with httpx.stream("GET", f"{served.url}/v1/events", headers=served.headers, timeout=60.0) as answer:
         lines = answer.iter_lines()
         assert next(lines) == ": it goes on"
         served.end()

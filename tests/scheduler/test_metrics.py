@@ -228,7 +228,7 @@ def test_a_store_that_does_not_answer_is_told_and_the_rest_is_still_there(watche
 
 
 def test_a_service_times_its_loop_and_its_store(tmp_path: Path) -> None:
-    service = Service(Chosen(Settings(folder=tmp_path)))
+    service = Service(Chosen(Settings(folder=tmp_path, open=True)))
     service.start()
     give_up = time.monotonic() + 120.0
     while b"longshore_reconcile_seconds_count 0.0" in service.metrics.scrape() and time.monotonic() < give_up:

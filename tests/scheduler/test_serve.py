@@ -4,7 +4,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from .served import LONGSHORE, Served, until
+from .served import LONGSHORE, SERVE, Served, until
 
 
 def test_a_command_runs_once_on_each_gpu_that_it_was_given(served: Served) -> None:
@@ -66,7 +66,7 @@ def test_jobs_outlive_a_scheduler_that_is_killed_and_the_next_one_goes_on_with_t
 def test_a_policy_that_cannot_be_loaded_is_one_line_and_nothing_is_served(tmp_path: Path) -> None:
     (tmp_path / "torn.zip").write_bytes(b"PK")
 
-    line = [*LONGSHORE, "serve", "--policy", "torn.zip"]
+    line = [*LONGSHORE, *SERVE, "--policy", "torn.zip"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert done.returncode == 2
@@ -113,7 +113,7 @@ def test_no_scheduler_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_one_line(served: Served) -> None:
-    done = served.call("serve", "--port", str(served.port), "--folder", "other", check=False)
+    done = served.call(*SERVE, "--port", str(served.port), "--folder", "other", check=False)
 
     assert (done.returncode, done.stderr.strip()) == (
         2,
@@ -123,25 +123,26 @@ def test_a_taken_port_is_one_line(served: Served) -> None:
     assert not (served.folder / "other").exists()
 
 
-def test_others_are_served_only_once_somebody_has_a_token(tmp_path: Path) -> None:
-    served = Served(tmp_path, "--host", "0.0.0.0")
-    refused = served.call("serve", *served.options, check=False)
-    assert refused.returncode == 2
-    assert "nobody has a token yet; make one with `longshore token create NAME --folder .longshore`" in refused.stderr
+def test_an_open_scheduler_does_not_serve_others(tmp_path: Path) -> None:
+    refused = Served(tmp_path).call(*SERVE, "--open", "--host", "0.0.0.0", check=False)
 
-    made = served.call("token", "create", "laptop", "--role", "operator", "--folder", ".longshore")
-    served.environment["LONGSHORE_TOKEN"] = made.stdout.strip()
+    assert refused.returncode == 2
+    assert "an open scheduler asks for no token; leave `open` out, or serve at 127.0.0.1" in refused.stderr
+
+
+def test_others_are_served_by_their_tokens(tmp_path: Path) -> None:
+    served = Served(tmp_path, "--host", "0.0.0.0")
     served.start()
 
     assert "4 of 4 slots free" in served.call("nodes").stdout
-    assert "laptop" in served.call("token", "list").stdout
+    assert "first" in served.call("token", "list").stdout
     bob = served.call("token", "create", "ci", "--owner", "bob", "--days", "1").stdout.strip()
     assert served.call("token", "revoke", "ci", "--owner", "bob").stdout == "revoked\n"
     served.environment["LONGSHORE_TOKEN"] = bob
     told = served.call("nodes", check=False)
     assert told.stderr == (
         "longshore: the token is not known, was revoked, or has expired; "
-        "set LONGSHORE_TOKEN; `longshore token create` makes one\n"
+        "set LONGSHORE_TOKEN; the scheduler's folder has the first one in `token`\n"
     )
     served.end()
 

@@ -12,9 +12,10 @@ from longshore.cluster.errors import InputError
 from longshore.cluster.scenarios import ORDERS
 from longshore.scheduler.backends.building import build
 from longshore.scheduler.deciding import Mode
+from longshore.scheduler.hosts import is_loopback
 from longshore.scheduler.layout import Layout
 from longshore.scheduler.service import QUICKSTART, Service
-from longshore.scheduler.settings import Chosen, Order, PolicyChoice, Settings, is_loopback, read_settings
+from longshore.scheduler.settings import Chosen, Order, PolicyChoice, Settings, read_settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "longshore.yaml"
@@ -72,7 +73,7 @@ def test_modes_and_orders_are_those_of_the_scheduler() -> None:
         ("policy:\n  deadlin_s: 1\n", "c.yaml:2:policy.deadlin_s: unknown key; did you mean 'deadline_s'?"),
         ("backend:\n  name: locl\n", "c.yaml:2:backend.name: there is no backend 'locl'; did you mean 'local'?"),
         ("backend:\n  settings:\n    x: 1\n", "c.yaml:3:backend.settings.x: unknown key; "),
-        ("host: 0.0.0.0\n", "host 0.0.0.0 lets other machines run programs here, and nobody has a token yet; "),
+        ("host: 0.0.0.0\nopen: true\n", "host 0.0.0.0 lets other machines run programs here, and an open scheduler "),
         ("store: mysql://x\n", ""),
     ],
 )

@@ -6,23 +6,23 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from longshore.scheduler.api.app import create_app
+from longshore.scheduler.api.server import ApiServer
 from longshore.scheduler.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
 
 
 def service_in(folder: Path) -> Service:
-    return Service(Chosen(Settings(folder=folder, limits=Limits(queued_jobs=20, priority=100))))
+    return Service(Chosen(Settings(folder=folder, open=True, limits=Limits(queued_jobs=20, priority=100))))
 
 
 @contextmanager
-def client_of(app: FastAPI) -> Iterator[httpx.Client]:
+def client_of(app: FastAPI, files: int = 1024) -> Iterator[httpx.Client]:
     """A client of an application behind a real server, without the lifespan that starts the scheduler's thread."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    server = ApiServer(app, app.state.service, files, log_level="critical", lifespan="off")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

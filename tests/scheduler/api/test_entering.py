@@ -4,9 +4,15 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
+from longshore.scheduler.browsers import CODE_S, link_path
+from longshore.scheduler.dashboard.entering import router
+from longshore.scheduler.dashboard.refusing import PAGES as REFUSING
+from longshore.scheduler.dashboard.router import dashboard_router
 from longshore.scheduler.service import Service
-from longshore.scheduler.store.user_tokens import add_token
+from longshore.scheduler.store.user_tokens import add_token, revoke_token
 from longshore.scheduler.tokens import Role, new_token
 
 PAGES = ("/", "/jobs", "/policy", "/events")
@@ -64,7 +70,7 @@ def test_a_token_that_is_none_is_refused_and_not_shown_again(api: httpx.Client, 
     assert api.get("/").status_code == 303
 
 
-@pytest.mark.parametrize("role", [Role.USER, Role.READ_ONLY])
+@pytest.mark.parametrize("role", [Role.USER, Role.READ_ONLY, Role.AGENT])
 def test_who_may_not_see_all_jobs_does_not_see_the_pages(
     api: httpx.Client, token: Callable[[Role], str], role: Role
 ) -> None:
@@ -88,3 +94,69 @@ def test_metrics_take_a_token_where_the_api_does(api: httpx.Client, token: Calla
     secret = token(Role.READ_ONLY)
     assert api.get("/metrics").status_code == 401
     assert api.get("/metrics", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
+
+
+def test_a_link_lets_one_browser_in_once_as_who_asked_for_it(api: httpx.Client, token: Callable[[Role], str]) -> None:
+    headers = {"Authorization": f"Bearer {token(Role.OPERATOR)}"}
+    path = api.post("/v1/browser-links", headers=headers).json()["path"]
+
+    answer = api.get(path)
+
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/")
+    assert api.get("/").status_code == 200
+    api.cookies.clear()
+    assert (api.get(path).status_code, api.get("/").status_code) == (401, 303)
+    refused = api.post("/v1/browser-links", headers={"Authorization": f"Bearer {token(Role.USER)}"})
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+
+
+def test_a_link_ends_with_the_token_and_after_an_hour(
+    api: httpx.Client, service: Service, app: FastAPI, token: Callable[[Role], str]
+) -> None:
+    secret, browsers = token(Role.OPERATOR), app.state.browsers
+    old = browsers.code_for(secret, service.now_s() - CODE_S)
+    revoked = browsers.code_for(secret, service.now_s())
+    service.store.write(lambda tx: revoke_token(tx, "ada", "operator", service.now_s()))
+
+    assert [api.get(link_path(code)).status_code for code in (old, revoked, "", "x")] == [401, 401, 200, 401]
+
+
+REFUSALS = [
+    ("GET", "/jobs?before=nobody", {}, 422),
+    ("GET", "/jobs?state=nothing", {}, 422),
+    ("GET", "/", {"Host": "somewhere.example"}, 403),
+    ("GET", "/events", {"Origin": "http://localhost:3000"}, 403),
+    ("POST", "/jobs", {}, 405),
+    ("POST", "/login", {"Origin": "null"}, 403),
+    ("POST", "/logout", {"Origin": "http://elsewhere.example"}, 403),
+    ("GET", f"/login?code={'x' * 65}", {}, 422),
+    ("GET", "/nothing", {"Accept": "text/html"}, 404),
+    ("GET", "/jobs/nobody/more", {}, 404),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "headers", "status"), REFUSALS)
+def test_every_refusal_of_a_page_is_a_page(
+    refusing_api: httpx.Client, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    answer = refusing_api.request(method, path, headers=headers)
+
+    assert (answer.status_code, answer.headers["Content-Type"]) == (status, "text/html; charset=utf-8")
+    assert "<h1>" in answer.text
+    assert answer.headers["Content-Security-Policy"]
+
+
+def test_a_fault_and_a_body_that_is_too_large_are_told_on_a_page_too(api: httpx.Client, app: FastAPI) -> None:
+    large = api.post("/login", content=b"x" * 300_000)
+    del app.state.known
+    fault = api.get("/jobs")
+
+    assert [(it.status_code, "<h1>" in it.text) for it in (large, fault)] == [(413, True), (500, True)]
+
+
+def test_every_page_that_there_is_tells_its_refusals_on_a_page(service: Service) -> None:
+    routes = [*dashboard_router(service).routes, *router.routes]
+
+    assert [
+        it.path for it in routes if isinstance(it, APIRoute) and it.path != "/" and not it.path.startswith(REFUSING)
+    ] == []

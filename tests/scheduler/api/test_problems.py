@@ -10,7 +10,6 @@ from fastapi import FastAPI
 
 from longshore.scheduler.api.problem_codes import CODES
 from longshore.scheduler.api.problems import OF_STATUS
-from longshore.scheduler.api.streaming import MOST, MOST_EACH
 from longshore.scheduler.service import Service
 
 ROOT = Path(__file__).parents[3]
@@ -80,16 +79,3 @@ def test_every_code_is_used_and_every_used_code_is_known() -> None:
     }
 
     assert named | set(OF_STATUS.values()) == set(CODES)
-
-
-@pytest.mark.parametrize(("owner", "most"), [("ann", MOST), ("local", MOST_EACH)])
-def test_there_is_a_bound_on_streams(api: httpx.Client, app: FastAPI, owner: str, most: int) -> None:
-    app.state.streams[owner] = most
-
-    answer = api.get("/v1/events")
-
-    assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (
-        429,
-        "too-many-followers",
-        "10",
-    )

@@ -111,6 +111,11 @@ def test_a_log_that_the_job_made_a_link_is_not_followed(api: httpx.Client, servi
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
         {"Host": "127.0.0.1.evil.example"},
+        {"Origin": "http://localhost:3000"},
+        {"Origin": "http://127.0.0.1"},
+        {"Origin": "http://[::1"},
+        {"Host": "[::1"},
+        {"Host": ""},
     ],
 )
 def test_no_website_asks_an_open_scheduler_through_a_browser(

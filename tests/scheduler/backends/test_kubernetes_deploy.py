@@ -144,16 +144,6 @@ def test_every_mount_has_its_volume_and_the_configuration_is_where_it_is_looked_
     assert all((BASE / name).exists() for name in generated["files"])
 
 
-def test_the_job_of_the_first_token_writes_into_the_folder_of_the_scheduler() -> None:
-    [job] = documents(DEPLOY / "first-token" / "job.yaml")
-    spec = job["spec"]["template"]["spec"]
-    [container], [scheduler] = spec["containers"], pod_spec()["containers"]
-    assert container["image"] == scheduler["image"]
-    assert {"name": "folder", "mountPath": container["args"][-1]} in scheduler["volumeMounts"]
-    assert spec["securityContext"] == pod_spec()["securityContext"]
-    assert job["metadata"]["namespace"] == namespace()
-
-
 def rendered(folder: Path) -> list[dict[str, Any]]:
     """Return the objects that kubectl makes of a kustomization."""
     kubectl = shutil.which("kubectl")

@@ -66,7 +66,7 @@ def take(browser: Browser, url: str, name: str, size: ViewportSize, *, dark: boo
 def main() -> None:
     """Write all pictures."""
     with tempfile.TemporaryDirectory() as name, sync_playwright() as play:
-        served = Served(Path(name), "--cluster", "cluster.yaml", "--policy", "eft")
+        served = Served(Path(name), "--cluster", "cluster.yaml", "--policy", "eft", "--open")
         (served.folder / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER), encoding="utf-8")
         served.start()
         jobs = fill(served)

@@ -26,7 +26,17 @@ COUNTS = "i=0; while [ ! -e go ]; do i=$((i+1)); echo line $i; sleep 0.1; done; 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    it = Served(tmp_path_factory.mktemp("served"), "--log-format", "json")
+    it = Served(tmp_path_factory.mktemp("served"), "--open", "--log-format", "json")
+    it.start()
+    yield it
+    it.cancel_all()
+    it.end()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A scheduler as it is started without options: it asks for a token."""
+    it = Served(tmp_path_factory.mktemp("guarded"))
     it.start()
     yield it
     it.cancel_all()
@@ -192,10 +202,63 @@ def test_a_scheduler_that_does_not_answer_is_told(served: Served, browser: Brows
     context.close()
 
 
+def test_a_token_lets_a_browser_in_and_it_can_leave_again(guarded: Served, browser: Browser) -> None:
+    context = browser.new_context()
+    it = Visit(context, guarded.url)
+    page = it.go("/jobs")
+    expect(page.locator("h1")).to_have_text("Token")
+    assert Axe().run(page).violations_count == 0
+
+    page.get_by_label("Token").fill("ls_wrong")
+    page.get_by_role("button", name="Enter").click()
+    expect(page.get_by_role("alert")).to_contain_text("is not known")
+    assert ["401" in text for text in it.complaints] == [True]  # what the console says of the refusal
+    it.complaints.clear()
+
+    page.get_by_label("Token").fill(guarded.token)
+    page.get_by_role("button", name="Enter").click()
+    expect(page.locator("#link")).to_have_text("live")
+    job = guarded.submit("--name", "seen-by-a-token", "--", "sleep", "1000")
+    expect(page.locator(f".gpus a[href='/jobs/{job}']")).to_have_count(1, timeout=1000.0 * PATIENCE_S)
+    expect(it.go(f"/jobs/{job}").locator("h1")).to_have_text("seen-by-a-token")
+    assert guarded.token not in page.content()
+
+    page.get_by_role("button", name="Log out").click()
+    expect(page.locator("h1")).to_have_text("Token")
+    assert it.go("/").url.endswith("/login")
+    assert it.complaints == []
+    context.close()
+
+
+def test_a_link_lets_a_browser_in_without_the_token(guarded: Served, browser: Browser) -> None:
+    context = browser.new_context()
+    it = Visit(context, guarded.url)
+    page = it.go(guarded.call("dashboard").stdout.strip().removeprefix(guarded.url))
+
+    assert page.url == f"{guarded.url}/"
+    expect(page.get_by_role("button", name="Log out")).to_have_count(1)
+    assert [cookie.get("sameSite") for cookie in context.cookies()] == ["Strict"]
+    assert it.complaints == []
+    context.close()
+
+
+def test_a_wrong_address_is_told_on_a_page(served: Served, browser: Browser) -> None:
+    page = browser.new_page()
+    for path in ("/nothing", "/jobs?before=nobody"):
+        page.goto(f"{served.url}{path}")
+        expect(page.get_by_role("link", name="Jobs")).to_have_count(1)
+        assert Axe().run(page).violations_count == 0
+    page.close()
+
+
 def test_a_log_for_programs_is_json_line_by_line(served: Served) -> None:
     lines = (served.folder / "serve.log").read_text().splitlines()[:-1]  # the last may be half written
 
-    events = [json.loads(line) for line in lines if not line.startswith(("loading", "Longshore serves", "Its slots"))]
+    events = [
+        json.loads(line)
+        for line in lines
+        if not line.startswith(("loading", "Longshore serves", "It is open", "Its slots"))
+    ]
 
     assert any(event["event"].startswith("leads with token") for event in events)
     assert all(set(event) <= {"at", "level", "logger", "event", "error"} for event in events)

@@ -40,7 +40,7 @@ class Shown:
 
     def __init__(self, folder: Path, policy: str | None = None) -> None:
         choice = PolicyChoice(name=policy, mode="shadow")
-        self.service = Service(Chosen(Settings(folder=folder, policy=choice)))
+        self.service = Service(Chosen(Settings(folder=folder, policy=choice, open=True)))
         app = FastAPI()
         app.include_router(dashboard_router(self.service))
         self.app, self.folder = app, folder

@@ -24,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def told(served: Served, what: str) -> object:
-    pages = httpx.get(f"{served.url}/v1/nodes", trust_env=False).json()
+    pages = httpx.get(f"{served.url}/v1/nodes", headers=served.headers, trust_env=False).json()
     return next(page[what] for page in pages if page["name"] == NODE)
 
 

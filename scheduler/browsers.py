@@ -1,0 +1,71 @@
+"""Browsers that have shown a token, and links that let one in once.
+
+A browser keeps a number, and a link has a code, in the token's place: neither is good for the API, and both end with
+the scheduler.
+
+Source: SPEC K8; docs/dashboard.md.
+"""
+
+import secrets
+import threading
+from typing import NamedTuple, TypeVar
+
+V = TypeVar("V")
+
+MOST = 1000  # browsers that are known at a time, and links; the oldest go first
+CODE_S = 3600.0  # after which a link lets nobody in
+
+
+class _Code(NamedTuple):
+    token: str
+    ends_s: float
+
+
+class Browsers:
+    """What lets browsers in. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, str] = {}  # by number
+        self._codes: dict[str, _Code] = {}
+        self._lock = threading.Lock()
+
+    def let_in(self, token: str) -> str:
+        """Return the number by which a browser is known from now on."""
+        number = secrets.token_urlsafe(32)
+        with self._lock:
+            _add(self._tokens, number, token)
+        return number
+
+    def token_of(self, number: str) -> str | None:
+        """Return the token that a browser has shown, None if it has not."""
+        with self._lock:
+            return self._tokens.get(number)
+
+    def leave(self, number: str) -> None:
+        """Know a browser no more."""
+        with self._lock:
+            self._tokens.pop(number, None)
+
+    def code_for(self, token: str, now_s: float) -> str:
+        """Return the code of a link that lets one browser in."""
+        code = secrets.token_urlsafe(32)
+        with self._lock:
+            _add(self._codes, code, _Code(token, now_s + CODE_S))
+        return code
+
+    def use(self, code: str, now_s: float) -> str | None:
+        """Return the token that a code stands for, once; None of one that was used or is too old."""
+        with self._lock:
+            found = self._codes.pop(code, None)
+        return None if found is None or found.ends_s <= now_s else found.token
+
+
+def link_path(code: str) -> str:
+    """Return the path that lets a browser in by a code."""
+    return f"/login?code={code}"
+
+
+def _add(known: dict[str, V], name: str, value: V) -> None:
+    if len(known) >= MOST:
+        del known[next(iter(known))]
+    known[name] = value

@@ -1,0 +1,235 @@
+"""The token that the first start makes, and that the command line finds by itself."""
+
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from longshore.cluster.errors import InputError
+from longshore.scheduler.first_token import first_token
+from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.user_tokens import add_token, revoke_token, tokens_of
+from longshore.scheduler.token_file import find_token, link_token, read_token, write_token
+from longshore.scheduler.tokens import Role, new_token
+
+from .served import LONGSHORE, SERVE, Served, until
+
+NOBODY = 65534
+SECRET = "ls_" + "a" * 43
+OTHER = "ls_" + "b" * 43
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Store]:
+    it = open_store(f"sqlite:///{tmp_path / 'longshore.db'}")
+    yield it
+    it.close()
+
+
+def names(store: Store) -> list[str]:
+    with store.read() as tx:
+        return [row.name for row in tokens_of(tx, None)]
+
+
+def test_nobody_notices_the_token_and_nobody_else_is_served(running: Served, tmp_path: Path) -> None:
+    assert httpx.get(f"{running.url}/v1/jobs", trust_env=False).status_code == 401
+    assert (running.folder / ".longshore" / "token").stat().st_mode & 0o777 == 0o600
+
+    elsewhere = Served(tmp_path)  # the same user in another folder
+    elsewhere.port, elsewhere.environment = running.port, running.environment
+    job = elsewhere.submit("--", "true")
+
+    assert "succeeded" in elsewhere.ended(job)
+    [found] = httpx.get(f"{running.url}/v1/jobs", headers=running.headers, trust_env=False).json()["jobs"]
+    assert (found["id"], found["owner"]) == (job, "local")
+
+
+def test_root_runs_it_only_if_it_is_told_to(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can try")
+    done = Served(tmp_path).call("serve", check=False)
+
+    assert (done.returncode, done.stderr) == (
+        2,
+        "longshore: serve would run as root, and so would every job that it starts on this machine; "
+        "start it as another user, or with --as-root\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_start_goes_on_with_the_token(opened: Store, tmp_path: Path) -> None:
+    made = first_token(opened, tmp_path, 1.0)
+
+    assert first_token(opened, tmp_path, 2.0) == made
+    assert names(opened) == ["first"]
+    assert read_token(tmp_path / "token") == made
+
+
+def test_a_start_that_was_killed_before_the_store_had_the_token_is_made_up_for(opened: Store, tmp_path: Path) -> None:
+    write_token(tmp_path / "token", SECRET)
+
+    assert first_token(opened, tmp_path, 1.0) == SECRET
+    assert names(opened) == ["first"]
+
+
+def test_where_there_are_tokens_none_is_made(opened: Store, tmp_path: Path) -> None:
+    made = new_token("laptop", "ada", Role.OPERATOR, 1.0, None)
+    opened.write(lambda tx: add_token(tx, made.row))
+
+    assert first_token(opened, tmp_path, 2.0) is None
+    assert names(opened) == ["laptop"]
+    assert not (tmp_path / "token").exists()
+
+
+def test_a_token_that_was_revoked_comes_not_back(opened: Store, tmp_path: Path) -> None:
+    first_token(opened, tmp_path, 1.0)
+    opened.write(lambda tx: revoke_token(tx, "local", "first", 2.0))
+
+    assert first_token(opened, tmp_path, 3.0) is None
+    (tmp_path / "token").unlink()
+    assert first_token(opened, tmp_path, 3.0) is None
+    assert names(opened) == ["first"]
+
+
+def test_the_rights_that_a_volume_gives_to_a_group_are_taken_away(opened: Store, tmp_path: Path) -> None:
+    made = first_token(opened, tmp_path, 1.0)
+    (tmp_path / "token").chmod(0o660)
+
+    assert first_token(opened, tmp_path, 2.0) == made
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "words"])
+def test_what_is_no_token_of_ours_is_neither_used_nor_written_over(opened: Store, tmp_path: Path, kind: str) -> None:
+    path, target = tmp_path / "token", tmp_path / "target"
+    target.write_text(OTHER)
+    target.chmod(0o600)
+    {
+        "link": lambda: path.symlink_to(target), "folder": path.mkdir, "pipe": lambda: os.mkfifo(path, 0o600),
+        "words": lambda: path.touch(0o600),
+    }[kind]()  # fmt: skip
+
+    with pytest.raises(InputError, match=re.escape(str(path))):
+        first_token(opened, tmp_path, 1.0)
+
+    assert names(opened) == []
+    assert target.read_text() == OTHER
+
+
+def test_a_file_that_others_may_read_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    write_token(path, SECRET)
+    path.chmod(0o640)
+
+    with pytest.raises(InputError, match=r"others may read this token; write `chmod 600 "):
+        read_token(path)
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose token is that of port 1."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    write_token(tmp_path / "token", SECRET)
+    link_token(tmp_path / "token", 1)
+    return tmp_path
+
+
+def test_the_token_is_found_by_the_port_and_else_in_the_folder(at_home: Path) -> None:
+    assert (
+        find_token("http://127.0.0.1:1") == find_token("http://localhost:1/") == find_token("http://[::1]:1") == SECRET
+    )
+    assert find_token("http://127.0.0.1:2") is None
+
+    (at_home / ".longshore").mkdir()
+    write_token(at_home / ".longshore" / "token", OTHER)
+
+    assert find_token("http://127.0.0.1:2") == OTHER
+    assert find_token("http://127.0.0.1:1") == SECRET
+    (at_home / "token").unlink()
+    assert find_token("http://127.0.0.1:1") == OTHER
+
+
+@pytest.mark.parametrize(
+    "url", ["http://scheduler.example:1", "http://10.0.0.1:1", "http://127.0.0.1.example:1", "", "http://[:1"]
+)
+def test_another_machine_is_never_told_the_token(at_home: Path, url: str) -> None:
+    assert find_token(url) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be two users")
+def test_a_port_at_which_another_user_listens_is_not_told_the_token(at_home: Path) -> None:
+    code = (
+        "import os, socket, time\n"
+        f"os.setuid({NOBODY})\n"
+        "it = socket.create_server(('127.0.0.1', 0)); print(it.getsockname()[1], flush=True); time.sleep(1000)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        link_token(at_home / "token", port)
+
+        assert find_token(f"http://127.0.0.1:{port}") is None
+    finally:
+        other.kill()
+        other.communicate()
+    assert find_token(f"http://127.0.0.1:{port}") == SECRET
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be two users")
+def test_the_token_of_another_user_is_not_used(at_home: Path) -> None:
+    os.chown(at_home / "token", NOBODY, NOBODY)
+
+    assert find_token("http://127.0.0.1:1") is None
+
+
+def test_who_starts_it_at_a_terminal_is_given_a_link_that_lets_one_browser_in(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [*LONGSHORE, *SERVE, "--port", str(port)], cwd=tmp_path, stdout=theirs,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    told = b""
+    while b"no GPU is behind" not in told:
+        told += os.read(ours, 4096)
+
+    [link] = re.findall(rf"http://127\.0\.0\.1:{port}/login\?code=\S+", told.decode())
+    with httpx.Client(trust_env=False) as browser, httpx.Client(trust_env=False) as second:
+        until(lambda: answers(browser, port))
+        entered = browser.get(link)
+        assert (entered.status_code, entered.headers["Location"]) == (303, "/")
+        assert browser.get(f"http://127.0.0.1:{port}/").status_code == 200
+        again = second.get(link)
+        assert (again.status_code, "the link was used" in again.text) == (401, True)
+    assert (tmp_path / ".longshore" / "token").read_text().strip() not in told.decode()
+    process.send_signal(signal.SIGINT)
+    process.wait()
+    os.close(ours)
+    os.close(theirs)
+
+
+def answers(client: httpx.Client, port: int) -> bool:
+    try:
+        return client.get(f"http://127.0.0.1:{port}/healthz").is_success
+    except httpx.TransportError:
+        return False
+
+
+def test_a_log_gets_no_link_and_a_command_prints_one(running: Served) -> None:
+    assert "code=" not in (running.folder / "serve.log").read_text()
+
+    link = running.call("dashboard").stdout.strip()
+
+    assert httpx.get(link, trust_env=False).headers["Location"] == "/"
+    assert httpx.get(link, trust_env=False).status_code == 401
