@@ -5,16 +5,14 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 
 from .logs import drop_beginning, open_log
+from .orphans import send
 from .processes import children, find, memory_kills
 from .rank import Start, fork_rank
 from .spec import Part, Spec
 
 _LOG_BYTES = 64 << 20  # of each rank's output, kept at least; twice as much at most
-_LOOK_AGAIN_S = 0.5  # for what does not die at once
 _DYING_S = 60.0  # that a process may take from its kill, which counts at once, to its end: it frees its memory first
 
 
@@ -88,21 +86,6 @@ class Gang:
             self._signal(signal.SIGKILL)
             self._killed = True
 
-    def kill_rest(self) -> None:
-        """Kill what the ranks left behind, which came to this process when its parent ended; return when none is left.
-
-        A process that cannot die, as it waits for a disk or a GPU, is waited for: it may still hold the GPU.
-        """
-        while True:
-            try:
-                while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                    pass
-            except ChildProcessError:
-                return
-            for child in children(os.getpid()):
-                _send(os.kill, child.pid, signal.SIGKILL)
-            signal.sigtimedwait({signal.SIGCHLD}, _LOOK_AGAIN_S)
-
     def _reap(self) -> None:
         while self._ranks:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -133,15 +116,10 @@ class Gang:
         Both are children that have not been reaped, so none of these numbers can be a stranger's.
         """
         for pid in self._ranks:
-            _send(os.killpg, pid, number)
+            send(os.killpg, pid, number)
         for child in children(os.getpid()):
             if child.pid not in self._ranks:
-                _send(os.kill, child.pid, number)
-
-
-def _send(call: Callable[[int, int], None], to: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # Gone, or another user's now: it is waited for.
-        call(to, number)
+                send(os.kill, child.pid, number)
 
 
 def free_port(address: str) -> int:

@@ -1,11 +1,20 @@
-"""What is left of an attempt once nobody watches over it: found by its traces, and killed."""
+"""What is left of an attempt once nobody watches over it: found by its traces, and killed.
+
+Its control group is a trace that nothing loses. The others can be lost: docs/faults.md says what is not found then.
+
+Standard library only.
+"""
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
+from . import cgroups
 from .durable import open_folder
+from .logs import is_log
 from .processes import Process, environment, kill, living
 
 _LOOK_AGAIN_S = 0.02
@@ -18,12 +27,17 @@ class Traces(NamedTuple):
     folder: int  # descriptor of its folder
     session: int  # of its supervisor, and so of its ranks' groups
     groups: Mapping[int, int]  # group of each rank, and the start of the rank that leads it; none after a restart
+    cgroup: str = ""  # path of their control group, "" for none
 
 
 def left_of(traces: Traces) -> list[Process]:
-    """Return the living processes of an attempt: by its groups, by their environment, and the descendants of those."""
-    everyone = living()
-    found = {process.pid for process in everyone if _is_of_group(process, traces) or _says_so(process, traces)}
+    """Return the living processes of an attempt: by groups, environment and output, and the descendants of those."""
+    everyone, logs = living(), _logs_in(traces.folder)
+    found = {
+        process.pid
+        for process in everyone
+        if _is_of_group(process, traces) or _says_so(process, traces) or _writes_to(process, logs)
+    }
     before = 0
     while before != len(found):
         before = len(found)
@@ -39,22 +53,58 @@ def kill_all(traces: Traces, within_s: float) -> bool:
         within_s: How long to try.
 
     Returns:
-        Whether the last look at all processes found none of them.
+        Whether the last look at their control group, and at all processes, found none of them.
+
+    Raises:
+        OSError: If their control group cannot be looked at.
     """
     until_s = time.monotonic() + within_s
-    while left := left_of(traces):
+    while True:
+        is_populated = _is_populated(traces.cgroup)
+        left = left_of(traces)
+        if not (is_populated or left):
+            cgroups.remove(traces.cgroup)
+            return True
         if time.monotonic() > until_s:
             return False
         for process in left:
             kill(process)
         time.sleep(_LOOK_AGAIN_S)
-    return True
+
+
+def _is_populated(cgroup: str) -> bool:
+    """Say whether a process lives in a control group, after killing all that are in it."""
+    if not cgroup:
+        return False
+    cgroups.kill_group(cgroup)
+    return cgroups.is_populated(cgroup)
 
 
 def _is_of_group(process: Process, traces: Traces) -> bool:
     # A group's number can go to a stranger once the group is empty, but not one in the same session and as old.
     led_since = traces.groups.get(process.group)
     return led_since is not None and process.session == traces.session and process.start_ticks >= led_since
+
+
+def _logs_in(folder: int) -> set[tuple[int, int]]:
+    """Return what names the files of ranks' output in an attempt's folder: device and number."""
+    found = set()
+    for name in filter(is_log, os.listdir(folder)):
+        with suppress(OSError):
+            seen = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            found.add((seen.st_dev, seen.st_ino))
+    return found
+
+
+def _writes_to(process: Process, logs: Collection[tuple[int, int]]) -> bool:
+    if process.uid != os.getuid():
+        return False
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            seen = Path(f"/proc/{process.pid}/fd/{descriptor}").stat()
+            if (seen.st_dev, seen.st_ino) in logs:
+                return True
+    return False
 
 
 def _says_so(process: Process, traces: Traces) -> bool:

@@ -15,6 +15,11 @@ def log_name(rank: int) -> str:
     return f"rank-{rank}.log"
 
 
+def is_log(name: str) -> bool:
+    """Say whether that is the name of a rank's log."""
+    return name.startswith("rank-") and name.endswith(".log")
+
+
 def open_log(folder: int, rank: int) -> int:
     """Open a rank's log for writing at its end, and return its descriptor.
 

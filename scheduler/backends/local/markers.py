@@ -24,7 +24,7 @@ class Marker(BaseModel):
 
 
 class Started(Marker):
-    """Who the supervisor of an attempt is."""
+    """Who the supervisor of an attempt is, and its guard."""
 
     file_name = "started.json"
 
@@ -32,6 +32,7 @@ class Started(Marker):
     start_ticks: _Whole
     boot: str
     session: _Whole
+    guard: tuple[_Whole, _Whole] = (0, 0)  # pid and start; a pid of 0 for none
 
 
 class Ranks(Marker):
@@ -41,6 +42,7 @@ class Ranks(Marker):
 
     started_s: _Time
     ranks: tuple[tuple[Annotated[int, Field(gt=0)], _Whole], ...]
+    cgroup: str = ""  # path of their control group, "" for none
 
 
 class Ends(Marker):

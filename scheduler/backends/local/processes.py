@@ -36,13 +36,13 @@ def boot_id() -> str:
     Raises:
         OSError: If /proc cannot be read.
     """
-    return _read("/proc/sys/kernel/random/boot_id")[0].decode().strip()
+    return read_file("/proc/sys/kernel/random/boot_id")[0].decode().strip()
 
 
 def machine_id() -> str:
     """Return what names this machine whenever it is started, "" where nothing does, as in many containers."""
     try:
-        return _read("/etc/machine-id")[0].decode().strip()
+        return read_file("/etc/machine-id")[0].decode().strip()
     except OSError:
         return ""
 
@@ -50,7 +50,7 @@ def machine_id() -> str:
 def memory_kills() -> int:
     """Return how many processes this machine has killed since its start as memory ran out; 0 where it does not tell."""
     try:
-        lines = _read("/proc/vmstat")[0].splitlines()
+        lines = read_file("/proc/vmstat")[0].splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
@@ -59,7 +59,7 @@ def memory_kills() -> int:
 def find(pid: int) -> Process | None:
     """Return the process that has this pid, None if none has."""
     try:
-        content, uid = _read(f"/proc/{pid}/stat")
+        content, uid = read_file(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # A program's name may hold blanks and parentheses: what follows the last one is fields 3 and on.
@@ -123,13 +123,17 @@ def environment(process: Process) -> dict[bytes, bytes]:
 
 def _read_environment(path: str) -> bytes:
     try:
-        return _read(f"{path}/environ")[0]
+        return read_file(f"{path}/environ")[0]
     except OSError:
         return b""
 
 
-def _read(path: str) -> tuple[bytes, int]:
-    """Return what a file of /proc holds, and the user it belongs to."""
+def read_file(path: str) -> tuple[bytes, int]:
+    """Return what a file of /proc or of a control group holds, and the user it belongs to.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []

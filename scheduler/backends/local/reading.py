@@ -57,7 +57,7 @@ def proven_gone(folder: int, attempt: str, boot: str) -> bool:
         # Accepted and neither started nor ended: it could start at any moment.
         may_start = ended is None and is_there(folder, "spec.json")
         return not may_start and kill_all(Traces(attempt, folder, -1, {}), _KILL_WITHIN_S)
-    return not _supervised(started, boot) and _kill_left(folder, started, boot)
+    return not (_supervised(started, boot) or _guarded(started, boot)) and _kill_left(folder, started, boot)
 
 
 def _read_end(folder: int, attempt: str) -> Status | None:
@@ -68,7 +68,7 @@ def _read_end(folder: int, attempt: str) -> Status | None:
 
 
 def _read_loss(folder: int, started: Started, boot: str) -> Status:
-    if not _kill_left(folder, started, boot):
+    if _guarded(started, boot) or not _kill_left(folder, started, boot):
         return Status(Run.UNREACHABLE, reason="its supervisor is gone, and processes of it still live")
     ranks = read_marker(folder, started.attempt, Ranks)
     return Status(
@@ -94,8 +94,14 @@ def _supervised(started: Started, boot: str) -> bool:
     return is_alive(Identity(started.pid, started.start_ticks, started.boot), boot)
 
 
+def _guarded(started: Started, boot: str) -> bool:
+    """Say whether the guard lives: to it comes what is left, and it ends when nothing is."""
+    return is_alive(Identity(*started.guard, started.boot), boot)
+
+
 def _kill_left(folder: int, started: Started, boot: str) -> bool:
     # After a restart of the machine the numbers of groups and sessions are other processes'.
     ranks = read_marker(folder, started.attempt, Ranks) if started.boot == boot else None
     groups = {} if ranks is None else dict(ranks.ranks)
-    return kill_all(Traces(started.attempt, folder, started.session, groups), _KILL_WITHIN_S)
+    cgroup = "" if ranks is None else ranks.cgroup
+    return kill_all(Traces(started.attempt, folder, started.session, groups, cgroup), _KILL_WITHIN_S)

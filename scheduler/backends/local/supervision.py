@@ -2,20 +2,20 @@
 
 import json
 import os
-import signal
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Protocol
 
+from .cgroups import confine, kill_group, remove
 from .durable import is_there, read_whole, write_whole
 from .gang import Gang, free_port
-from .processes import boot_id, find
-from .rank import libc
+from .orphans import adopt_orphans, kill_children
+from .processes import Process, boot_id, find
 from .spec import Part, Spec, decode
 
 SPEC_BYTES = 4 << 20  # of a spec, at most
 
-_PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.5  # between two looks at the cancel file
 _DISK_TRIES = 60  # a second apart, when the disk is full
 
@@ -58,35 +58,32 @@ class CancelFile:
         return reason
 
 
-def supervise(folder: int, path: str) -> None:
+def supervise(folder: int, path: str, guard: Process | None) -> None:
     """Run an attempt to its end. Call it in a process of its own, which may not have run it before.
 
     Args:
         folder: Descriptor of the attempt's folder, which is locked.
         path: The same folder.
+        guard: The parent of this process, which sees to what is left should this process be killed.
 
     Raises:
         OSError: If the ranks cannot be started, or their end not be written down.
     """
-    prepare()
+    adopt_orphans()
     spec = decode(read_whole(folder, "spec.json", SPEC_BYTES))
-    write_whole(folder, "started.json", own_marker(spec.attempt))
+    write_whole(folder, "started.json", own_marker(spec.attempt, guard))
     wishes = CancelFile(folder)
     if reason := wishes.asked():
         write_exit_patiently(folder, spec.attempt, reason, 0.0, [])
         return
     visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
-    run_ranks(spec, Part(visible, "127.0.0.1", free_port("127.0.0.1")), folder, path, wishes)
+    run_ranks(spec, Part(visible, "127.0.0.1", free_port("127.0.0.1")), folder, path, wishes, confine=confine)
 
 
-def prepare() -> None:
-    """Let this process learn of the ends of its ranks and of all they leave behind, and of who asks it to end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ignored, it would hide how the ranks end.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def run_ranks(spec: Spec, part: Part, folder: int, path: str, wishes: Wishes) -> list[tuple[int, int, int, float]]:
+def run_ranks(
+    spec: Spec, part: Part, folder: int, path: str, wishes: Wishes,
+    *, confine: Callable[[str, Iterable[int]], str] = lambda *_: "",
+) -> list[tuple[int, int, int, float]]:  # fmt: skip
     """Run ranks of an attempt to their end and write it down.
 
     Args:
@@ -95,6 +92,7 @@ def run_ranks(spec: Spec, part: Part, folder: int, path: str, wishes: Wishes) ->
         folder: Descriptor of the folder for their logs and markers.
         path: The same folder.
         wishes: What has a say in when they stop.
+        confine: Moves processes into a control group of their own and returns its path, "" if it does not.
 
     Returns:
         How they ended, as the exit marker holds it.
@@ -104,10 +102,17 @@ def run_ranks(spec: Spec, part: Part, folder: int, path: str, wishes: Wishes) ->
     """
     gang = Gang(spec, part, folder, path)
     started_s = time.time()
-    _write(folder, "ranks.json", {"attempt": spec.attempt, "started_s": started_s, "ranks": gang.pids()})
+    ranks = gang.pids()
+    cgroup = confine(spec.attempt, [pid for pid, _ in ranks])
+    marker = {"attempt": spec.attempt, "started_s": started_s, "ranks": ranks, "cgroup": cgroup}
+    _write(folder, "ranks.json", marker)
     gang.begin()
     _watch(gang, spec, folder, wishes)
-    gang.kill_rest()
+    if cgroup:
+        with suppress(OSError):  # At once, also what starts others faster than they are found.
+            kill_group(cgroup)
+    kill_children()
+    remove(cgroup)
     write_exit_patiently(folder, spec.attempt, gang.reason, started_s, gang.ends)
     return gang.ends
 
@@ -165,8 +170,12 @@ def _watch(gang: Gang, spec: Spec, folder: int, wishes: Wishes) -> None:
                 _write(folder, "ends.json", {"attempt": spec.attempt, "ends": gang.ends})
 
 
-def own_marker(attempt: str) -> bytes:
+def own_marker(attempt: str, guard: Process | None = None) -> bytes:
     """Return what says that this process runs an attempt.
+
+    Args:
+        attempt: Its name.
+        guard: The guard of this process, if it has one.
 
     Raises:
         OSError: If /proc cannot be read.
@@ -180,6 +189,7 @@ def own_marker(attempt: str) -> bytes:
         "start_ticks": own.start_ticks,
         "boot": boot_id(),
         "session": own.session,
+        "guard": (0, 0) if guard is None else (guard.pid, guard.start_ticks),
     }
     return json.dumps(marker).encode()
 

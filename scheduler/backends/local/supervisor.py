@@ -2,8 +2,8 @@
 
 Standard library only, and one thread. It is given the attempt's folder, which holds `spec.json`, and leaves there
 
-    lock          held while it lives
-    started.json  who it is; an attempt that has this never starts again
+    lock          held while it or its guard lives
+    started.json  who they are; an attempt that has this never starts again
     ranks.json    the processes of its ranks, before the first of them runs its program
     ends.json     how ranks ended, while others run
     exit.json     how all ranks ended: the only proof of success
@@ -12,8 +12,12 @@ Standard library only, and one thread. It is given the attempt's folder, which h
 
 import fcntl
 import os
+from typing import TYPE_CHECKING
 
 from .durable import is_there, open_folder, write_whole
+
+if TYPE_CHECKING:
+    from .processes import Process
 
 TWIN, STARTED_BEFORE = 75, 76  # exit codes of a start that is one too many
 
@@ -45,13 +49,27 @@ def main(path: str) -> int:
 
 def _live(folder: int, path: str) -> None:
     # Not at the top: the launcher waits for what is above, and these imports take as long again.
-    import traceback
+    from .guard import guarded
 
+    try:
+        guarded(lambda guard: _supervise(folder, path, guard))
+    except BaseException:  # The way out is the same for all: whoever forked this process must not go on in it.
+        _tell_why(folder)
+    finally:
+        os._exit(0)
+
+
+def _supervise(folder: int, path: str, guard: "Process | None") -> int:
     from .supervision import supervise
 
     try:
-        supervise(folder, path)
-    except BaseException:  # The way out is the same for all: whoever forked this process must not go on in it.
-        write_whole(folder, "supervisor.log", traceback.format_exc().encode())
-    finally:
-        os._exit(0)
+        supervise(folder, path, guard)
+    except BaseException:
+        _tell_why(folder)
+    return 0
+
+
+def _tell_why(folder: int) -> None:
+    import traceback
+
+    write_whole(folder, "supervisor.log", traceback.format_exc().encode())

@@ -19,8 +19,11 @@ from typing import NamedTuple
 
 from ..local.durable import is_there, make_folder, open_folder, read_whole, write_first
 from ..local.gang import free_port
+from ..local.guard import guarded
+from ..local.orphans import adopt_orphans
+from ..local.processes import Process
 from ..local.spec import Part, Spec, decode
-from ..local.supervision import SPEC_BYTES, own_marker, prepare, run_ranks, write_exit_patiently
+from ..local.supervision import SPEC_BYTES, own_marker, run_ranks, write_exit_patiently
 from .claiming import CANCELLED
 
 STARTED_BEFORE = 76  # exit code of a start that is one too many
@@ -72,9 +75,12 @@ def run_part(path: str, token: str, grant: Grant) -> int:
         0 if all of them ended well; on one of several nodes 0 once their end is written down.
 
     Raises:
-        OSError: If the folder cannot be used.
-        ValueError: If the attempt has nothing to run on this node.
+        OSError: If there can be no further process.
     """
+    return guarded(lambda guard: _run_part(path, token, grant, guard))
+
+
+def _run_part(path: str, token: str, grant: Grant, guard: Process | None) -> int:
     folder = open_folder(path)
     claimed = json.loads(read_whole(folder, "claim.json", _MOST_BYTES))
     spec = read_spec(folder)
@@ -82,8 +88,8 @@ def run_part(path: str, token: str, grant: Grant) -> int:
     make_folder(folder, f"part-{number}")
     part_path = f"{path}/part-{number}"
     own = open_folder(part_path)
-    prepare()
-    if claimed["token"] != token or not write_first(own, "started.json", own_marker(spec.attempt)):
+    adopt_orphans()
+    if claimed["token"] != token or not write_first(own, "started.json", own_marker(spec.attempt, guard)):
         return STARTED_BEFORE
     wishes = SharedWishes(folder, own, spec.attempt, STOPPED + grant.by)
     ended_well = _supervise(spec, grant, claimed["address"], wishes, own, part_path)

@@ -96,6 +96,10 @@ def _end(own: int, attempt: str) -> None:
         if (process := find(supervisor.pid)) is not None:
             kill(process)
         time.sleep(_LOOK_AGAIN_S)
+    # What it leaves comes to its guard, which ends when nothing is left.
+    guard_pid, guard_start_ticks = started.get("guard", (0, 0))
+    while is_alive(Identity(guard_pid, guard_start_ticks, started["boot"]), boot):
+        time.sleep(_LOOK_AGAIN_S)
     groups: dict[int, int] = {}
     # After a restart of the node the numbers of groups and sessions are other processes'.
     if started["boot"] == boot and is_there(own, "ranks.json"):

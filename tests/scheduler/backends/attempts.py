@@ -114,6 +114,15 @@ def kill_supervisor(folder: Path, attempt: Attempt, part: str = ".") -> None:
     until(lambda: not is_alive(supervisor, boot_id()))
 
 
+def kill_guard(folder: Path, attempt: Attempt, part: str = ".") -> None:
+    """Kill the guard of a supervisor, and see it gone."""
+    marker = json.loads((own_folder(folder, attempt) / part / "started.json").read_text())
+    pid, start_ticks = marker["guard"]
+    guard = Identity(pid, start_ticks, marker["boot"])
+    os.kill(guard.pid, signal.SIGKILL)
+    until(lambda: not is_alive(guard, boot_id()))
+
+
 def say_nothing_more(folder: Path, attempt: Attempt) -> None:
     """Let as much time have passed since a killed supervisor showed that it lives as shows that it does not."""
     os.utime(own_folder(folder, attempt) / "part-0" / "started.json", (0, 0))

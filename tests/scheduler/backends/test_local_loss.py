@@ -1,12 +1,15 @@
 import json
+import os
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.processes import find
+from longshore.scheduler.backends.local.cgroups import confine, remove
+from longshore.scheduler.backends.local.processes import boot_id, find, is_alive
 from longshore.scheduler.backends.protocol import Attempt, Run
 from tests.scheduler.backends.attempts import (
     NODES,
@@ -14,6 +17,7 @@ from tests.scheduler.backends.attempts import (
     THREE_GPUS,
     end_all,
     end_of,
+    kill_guard,
     kill_supervisor,
     lives,
     number_in,
@@ -21,6 +25,7 @@ from tests.scheduler.backends.attempts import (
     python,
     runs,
     sh,
+    supervisor_of,
     until,
 )
 
@@ -56,6 +61,134 @@ def test_an_attempt_whose_supervisor_was_killed_is_lost_and_leaves_nothing(
     status = backend.status(attempt.name)
     assert (status.run, status.reason) == (Run.LOST, "supervisor lost: it was killed")
     assert not (own_folder(tmp_path, attempt) / "exit.json").exists()
+
+
+ESCAPES = {
+    "another session, nothing in its environment": "setsid env -i sh -c 'echo $$ > far.pid; exec sleep 777' &",
+    "no output either": "setsid env -i sh -c 'echo $$ > far.pid; exec sleep 777 > /dev/null 2>&1' &",
+    "a parent that has ended": "setsid env -i sh -c '(sleep 777 > /dev/null 2>&1 & echo $! > far.pid)';",
+    "children of its own": "setsid env -i sh -c 'echo $$ > far.pid; while :; do sleep 0.01; done' > /dev/null 2>&1 &",
+}
+THEN = "until [ -s far.pid ]; do sleep 0.01; done; guard=$(cut -d ' ' -f 4 /proc/$PPID/stat); "
+
+
+@pytest.fixture
+def confined() -> None:
+    """Where attempts get control groups of their own."""
+    group = confine("ls-test", [])
+    if not group:
+        pytest.skip("no control group of version 2 can be made here: that takes root, or one that was delegated")
+    remove(group)
+
+
+@pytest.fixture
+def forget_group() -> Iterator[Callable[[Path], None]]:
+    """What lets nobody know any more of the control group of an attempt, by its folder."""
+    groups = []
+
+    def forget(folder: Path) -> None:
+        ranks = json.loads((folder / "ranks.json").read_text())
+        groups.append(ranks["cgroup"])
+        (folder / "ranks.json").write_text(json.dumps({**ranks, "cgroup": ""}))
+
+    yield forget
+    for group in groups:
+        remove(group)
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_nothing_outlives_a_job_that_kills_its_supervisor(
+    tmp_path: Path, backend: LocalBackend, forget_group: Callable[[Path], None], escape: str
+) -> None:
+    attempt = sh(f"{ESCAPES[escape]} {THEN} kill -9 $PPID")
+    backend.launch(attempt, ONE_GPU)
+    folder = own_folder(tmp_path, attempt)
+    far = number_in(folder / "work" / "far.pid")
+    until(lambda: not is_alive(supervisor_of(tmp_path, attempt), boot_id()))
+    forget_group(folder)
+    until(lambda: backend.released(attempt.name))
+    assert not lives(far)
+    assert backend.status(attempt.name).run is Run.LOST
+
+
+@pytest.mark.usefixtures("confined")
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_nothing_outlives_a_job_in_a_control_group_that_kills_its_guard_and_its_supervisor(
+    tmp_path: Path, backend: LocalBackend, escape: str
+) -> None:
+    attempt = sh(f"{ESCAPES[escape]} {THEN} kill -9 $guard $PPID")
+    backend.launch(attempt, ONE_GPU)
+    folder = own_folder(tmp_path, attempt)
+    far = number_in(folder / "work" / "far.pid")
+    until(lambda: not is_alive(supervisor_of(tmp_path, attempt), boot_id()))
+    group = Path(json.loads((folder / "ranks.json").read_text())["cgroup"])
+    assert group.is_dir()
+    until(lambda: backend.released(attempt.name))
+    assert not lives(far)
+    assert not group.exists()
+
+
+@pytest.mark.parametrize("trace", ["setsid", "env -i", "setsid env -i", "setsid env -i setsid"])
+def test_a_process_that_keeps_any_trace_is_found_without_a_control_group_and_a_guard(
+    tmp_path: Path, backend: LocalBackend, forget_group: Callable[[Path], None], trace: str
+) -> None:
+    attempt = sh(f"{trace} sh -c 'echo $$ > far.pid; exec sleep 777' & {THEN} kill -9 $guard $PPID")
+    backend.launch(attempt, ONE_GPU)
+    folder = own_folder(tmp_path, attempt)
+    far = number_in(folder / "work" / "far.pid")
+    until(lambda: not is_alive(supervisor_of(tmp_path, attempt), boot_id()))
+    forget_group(folder)
+    until(lambda: backend.released(attempt.name))
+    assert not lives(far)
+
+
+def test_nothing_is_released_while_a_guard_has_not_seen_to_what_is_left(
+    tmp_path: Path, backend: LocalBackend, forget_group: Callable[[Path], None]
+) -> None:
+    attempt = sh("setsid env -i sh -c 'echo $$ > far.pid; exec sleep 777 > /dev/null 2>&1' & wait")
+    backend.launch(attempt, ONE_GPU)
+    far = number_in(own_folder(tmp_path, attempt) / "work" / "far.pid")
+    guard, _ = json.loads((own_folder(tmp_path, attempt) / "started.json").read_text())["guard"]
+    os.kill(guard, signal.SIGSTOP)
+    kill_supervisor(tmp_path, attempt)
+    forget_group(own_folder(tmp_path, attempt))
+    assert backend.status(attempt.name).run is Run.UNREACHABLE
+    assert not backend.released(attempt.name)
+    os.kill(guard, signal.SIGCONT)
+    until(lambda: backend.released(attempt.name))
+    assert not lives(far)
+
+
+def test_an_attempt_goes_on_without_its_guard(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("until [ -e go ]; do sleep 0.02; done; exit 3")
+    backend.launch(attempt, ONE_GPU)
+    runs(backend, attempt)
+    kill_guard(tmp_path, attempt)
+    assert backend.status(attempt.name).run is Run.RUNNING
+    (own_folder(tmp_path, attempt) / "work" / "go").touch()
+    assert [end.code for end in end_of(backend, attempt).ends] == [3]
+
+
+@pytest.mark.usefixtures("confined")
+def test_a_control_group_is_removed_with_what_the_job_made_inside_it(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("until [ -e go ]; do sleep 0.02; done")
+    backend.launch(attempt, ONE_GPU)
+    runs(backend, attempt)
+    folder = own_folder(tmp_path, attempt)
+    group = Path(json.loads((folder / "ranks.json").read_text())["cgroup"])
+    (group / "inner").mkdir()
+    (folder / "work" / "go").touch()
+    assert end_of(backend, attempt).run is Run.EXITED
+    until(lambda: not group.exists())
+
+
+def test_ranks_are_killed_for_memory_before_their_supervisor(tmp_path: Path, backend: LocalBackend) -> None:
+    attempt = sh("cat /proc/self/oom_score_adj > rank; cat /proc/$PPID/oom_score_adj > supervisor")
+    backend.launch(attempt, ONE_GPU)
+    end_of(backend, attempt)
+    work = own_folder(tmp_path, attempt) / "work"
+    rank, supervisor = (int((work / name).read_text()) for name in ("rank", "supervisor"))
+    assert rank == min(supervisor + 500, 1000)
 
 
 def test_ranks_do_not_outlive_their_supervisor(tmp_path: Path, backend: LocalBackend) -> None:

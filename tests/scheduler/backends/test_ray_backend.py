@@ -142,7 +142,7 @@ def waiting(cluster: RayCluster) -> list[str]:
 def test_a_lost_supervisor_ends_the_attempt_on_all_nodes_and_what_it_left_behind(
     ray_cluster: RayCluster, backend: RayBackend
 ) -> None:
-    attempt = sh("setsid sh -c 'echo $$ > far$RANK.pid; sleep 1000; true' & wait")
+    attempt = sh("setsid env -i sh -c 'echo $$ > far$0.pid; sleep 1000; true' $RANK > /dev/null 2>&1 & wait")
     backend.launch(attempt, TWO_NODES)
     runs(backend, attempt)
     left = [number_in(own_folder(ray_cluster.folder, attempt) / "work" / f"far{rank}.pid") for rank in range(3)]

@@ -12,7 +12,17 @@ from longshore.scheduler.backends.protocol import Attempt, CannotHonourError, Pl
 from longshore.scheduler.backends.ray import api
 from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.ray.names import ALIVE, QUEUE
-from tests.scheduler.backends.attempts import end_of, kill_supervisor, lives, number_in, own_folder, runs, sh, until
+from tests.scheduler.backends.attempts import (
+    end_of,
+    kill_guard,
+    kill_supervisor,
+    lives,
+    number_in,
+    own_folder,
+    runs,
+    sh,
+    until,
+)
 from tests.scheduler.backends.ray_cluster import RayCluster, backend_of, end_attempts
 
 ON_A: Placement = (Share("a", (2,)),)
@@ -62,6 +72,7 @@ def test_a_node_that_is_lost_with_its_processes_stops_the_others_and_is_free_onl
     far = number_in(own_folder(ray_cluster.folder, attempt) / "work" / "far.pid")
     runs(backend, attempt)
     ray_cluster.kill_node("d")
+    kill_guard(ray_cluster.folder, attempt, "part-1")
     kill_supervisor(ray_cluster.folder, attempt, "part-1")
     say_nothing_more(ray_cluster, attempt, "part-1")
     until((own_folder(ray_cluster.folder, attempt) / "part-0" / "exit.json").exists)

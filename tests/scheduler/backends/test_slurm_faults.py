@@ -16,6 +16,7 @@ from longshore.scheduler.backends.slurm import commands
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from tests.scheduler.backends.attempts import (
     end_of,
+    kill_guard,
     kill_supervisor,
     lives,
     number_in,
@@ -106,6 +107,7 @@ def test_gpus_of_a_lost_node_are_free_only_when_it_is_back_and_nothing_lives_the
     far = number_in(own_folder(tmp_path, attempt) / "work" / "far.pid")
     runs(backend, attempt)
     lose_node(slurm_cluster)
+    kill_guard(tmp_path, attempt, "part-0")
     kill_supervisor(tmp_path, attempt, "part-0")
     say_nothing_more(tmp_path, attempt)
     until(lambda: backend.status(attempt.name).reason.startswith("Slurm says NODE_FAIL"))
