@@ -9,7 +9,7 @@ from ..cluster.errors import InputError
 from ..cluster.generator import Arrivals, generate
 from ..cluster.profiles import PROFILES
 from ..cluster.workload import Workload
-from ..cluster.yaml_file import nearest
+from ..cluster.input_problems import nearest
 
 PROFILE = "philly"
 

@@ -15,6 +15,7 @@ from starlette.routing import compile_path
 
 from ...cluster.errors import LongshoreError
 from ..store.errors import StoreUnreachableError
+from .invalid_requests import invalid_detail
 from .problem_codes import CODES
 
 log = logging.getLogger(__name__)
@@ -95,9 +96,7 @@ def answer_with_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return problem_answer(request, "invalid", f"{place or 'body'}: {first['msg']}")
+        return problem_answer(request, "invalid", invalid_detail(request, error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
     async def _of_http(request: Request, error: HTTPException) -> JSONResponse:
