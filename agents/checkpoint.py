@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from ..cluster.errors import CheckpointError
+from ..cluster.input_problems import input_problems
 from .learned import LearnedPolicy
 from .moves_policy import MovesPolicy
 from .networks import NETWORKS, Layout, MovesNetwork, Network
@@ -109,9 +110,9 @@ def _read(path: Path) -> tuple[Schema, dict[str, np.ndarray]]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such checkpoint") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise CheckpointError(f"{path}: {SCHEMA}: {place}: {first['msg']}; it was made by another version") from error
+        first = input_problems(error.errors(include_url=False), Schema.model_json_schema(), json.loads(text))[0]
+        place = ".".join(map(str, (SCHEMA, *first.place)))
+        raise CheckpointError(f"{path}: {place}: {first.problem}; it was made by another version") from error
     except (
         OSError,
         zipfile.BadZipFile,

@@ -1,5 +1,6 @@
 """Cluster files: node types, racks, hazards, run-time model and faults, in YAML; see docs/clusters.md."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
@@ -8,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from .errors import InputError, raise_all
 from .faults import FAULT_MODELS
 from .faults.configuration import DEFAULT_HAZARD_PER_S, FaultConfiguration, FaultDraw
+from .input_problems import Place, nearest
 from .scenarios import ORDERS, Rules
 from .topology import Cluster
-from .yaml_file import Place, YamlFile, nearest, read_yaml, validated
+from .yaml_file import YamlFile, read_yaml, validated
 
 MAX_GPUS = 1_000_000
 # Far beyond any hardware, and close enough that sums and quotients of run times stay finite.
@@ -120,12 +123,12 @@ def read_cluster(path: Path) -> ClusterSetup:
     Raises:
         InputError: If the file cannot be read or used; one line with the file, its line, the field, and what to do.
     """
-    file = read_yaml(path)
+    file = read_yaml(path, "docs/clusters.md")
     content = validated(file, ClusterFile, file.data)
-    _check_references(file, content)
+    raise_all(_wrong_references(file, content))
     racks = _racks(content)
     reference = content.node_types[content.reference_type or next(iter(content.node_types))]
-    _check_speeds(file, content, reference)
+    raise_all(_wrong_speeds(file, content, reference))
     cluster = _cluster(content, racks, reference)
     hazard_per_s = np.repeat(_node_hazards_per_s(content, racks), np.diff(cluster.first_gpu))
     return ClusterSetup(
@@ -149,30 +152,31 @@ def draw_faults(setup: ClusterSetup, seed: int) -> FaultDraw:
     return FAULT_MODELS[setup.faults.model].build(setup.cluster, setup.hazard_per_s, setup.faults, seed)
 
 
-def _check_references(file: YamlFile, content: ClusterFile) -> None:
-    """Refuse names of types that are not there, and clusters too large to be meant."""
+def _wrong_references(file: YamlFile, content: ClusterFile) -> Iterator[InputError]:
+    """Find names of types that are not there, and clusters too large to be meant."""
     known, gpus = content.node_types, 0
     if content.reference_type is not None and content.reference_type not in known:
         fix = nearest(content.reference_type, known)
-        raise file.error(("reference_type",), f"{content.reference_type!r} is not a node type", fix)
+        yield file.error(("reference_type",), f"{content.reference_type!r} is not a node type", fix)
     for i, rack in enumerate(content.racks):
         for j, group in enumerate(rack.nodes):
             if group.type not in known:
                 place = ("racks", i, "nodes", j, "type")
-                raise file.error(place, f"{group.type!r} is not a node type", nearest(group.type, known))
+                yield file.error(place, f"{group.type!r} is not a node type", nearest(group.type, known))
+                continue
             gpus += rack.count * group.count * known[group.type].gpus
     if gpus > MAX_GPUS:
-        raise file.error(("racks",), f"the cluster has {gpus} GPUs", f"write counts that give at most {MAX_GPUS}")
+        yield file.error(("racks",), f"the cluster has {gpus} GPUs", f"write counts that give at most {MAX_GPUS}")
 
 
-def _check_speeds(file: YamlFile, content: ClusterFile, reference: NodeType) -> None:
-    """Refuse types whose speed, where it follows from peak_flops, is too far from that of the reference type."""
+def _wrong_speeds(file: YamlFile, content: ClusterFile, reference: NodeType) -> Iterator[InputError]:
+    """Find types whose speed, where it follows from peak_flops, is too far from that of the reference type."""
     for name, node_type in content.node_types.items():
         speed = _speed(node_type, reference)
         if not LEAST_SPEED <= speed <= MOST_SPEED:
             problem = f"{name!r} is {speed:g} times as fast as the reference type"
             fix = f"correct peak_flops, or set speed, from {LEAST_SPEED:g} to {MOST_SPEED:g}"
-            raise file.error(("node_types", name, "peak_flops"), problem, fix)
+            yield file.error(("node_types", name, "peak_flops"), problem, fix)
 
 
 def _racks(content: ClusterFile) -> list[_Rack]:

@@ -2,11 +2,13 @@
 
 LongshoreError
 ├── InputError       a file, row, option or value that cannot be used
+│   └── ManyProblemsError  several of them at once
 ├── PluginError      a policy, trace reader or back end that cannot be found or misbehaves
 ├── CheckpointError  a checkpoint that is damaged or was made for something else
 └── BackendError     a system that Longshore drives does not do its part
 """
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -31,6 +33,30 @@ class InputError(LongshoreError):
         self.problem, self.fix, self.path, self.line, self.field = problem, fix, path, line, field
         place = ":".join(str(part) for part in (path, line, field) if part not in (None, ""))
         super().__init__((f"{place}: " if place else "") + problem + (f"; {fix}" if fix else ""))
+
+
+class ManyProblemsError(InputError):
+    """All that is wrong with one input; the message has a line for each.
+
+    Args:
+        errors: Two or more.
+    """
+
+    def __init__(self, errors: Sequence[InputError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(str(error) for error in self.errors))
+
+
+def raise_all(errors: Iterable[InputError]) -> None:
+    """Raise errors as one, if there are any.
+
+    Raises:
+        InputError: The only one.
+        ManyProblemsError: All of them.
+    """
+    found = tuple(errors)
+    if found:
+        raise found[0] if len(found) == 1 else ManyProblemsError(found)
 
 
 class PluginError(LongshoreError):

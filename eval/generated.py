@@ -7,9 +7,9 @@ import numpy as np
 
 from ..cluster.errors import InputError
 from ..cluster.generator import Arrivals, generate
+from ..cluster.input_problems import nearest
 from ..cluster.profiles import PROFILES
 from ..cluster.workload import Workload
-from ..cluster.yaml_file import nearest
 
 PROFILE = "philly"
 

@@ -13,7 +13,15 @@ from .exits import DEFAULT_TRIES, NO_PROGRESS, Tries
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 YEAR_S = 366 * 86400.0
-Text = Annotated[str, Field(max_length=131072, pattern=r"^[^\x00]*$")]  # what a process can be given
+Text = Annotated[  # what a process can be given
+    str,
+    Field(
+        max_length=131072, pattern=r"^[^\x00]*$", description="Text of at most 131072 characters, none of them zero."
+    ),
+]
+Secret = Annotated[Text, Field(json_schema_extra={"writeOnly": True})]
+NAME_WORDS = "1 to 40 small letters, digits and -, the first and the last no -."
+VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
 
@@ -61,12 +69,12 @@ class JobFile(_Section):
     """A job. Times are in seconds; the command runs once for each GPU, and never meets a shell."""
 
     version: Literal[1] = 1
-    name: str = Field("job", pattern=NAME)
+    name: str = Field("job", pattern=NAME, description=NAME_WORDS)
     gpus: int = Field(1, ge=1, le=1_000_000)
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
     image: str = Field("", max_length=512)  # container image, where jobs run in containers; the cluster's if left out
     folder: Text = ""  # working directory; one of the attempt's own if left out
-    environment: dict[Annotated[str, Field(pattern=VARIABLE)], Text] = {}
+    environment: dict[Annotated[str, Field(pattern=VARIABLE)], Secret] = Field({}, description=VARIABLE_WORDS)
     estimate_s: float = Field(3600.0, gt=0.0, le=YEAR_S)  # run time on the cluster's reference GPUs
     limit_s: float | None = Field(None, gt=0.0, le=YEAR_S)  # running time after which it is stopped
     grace_s: float = Field(30.0, ge=0.0, le=3600.0)  # between asking it to stop and killing it

@@ -96,7 +96,7 @@ def read_settings(path: Path) -> Chosen:
     Raises:
         InputError: If it cannot be read or used, naming the line.
     """
-    file = read_yaml(path)
+    file = read_yaml(path, "docs/configuration.md")
     found = validated(file, Settings, file.data)
     home = path.absolute().parent
     cluster = None if found.cluster is None else home / found.cluster

@@ -16,6 +16,7 @@ from .store.user_tokens import TokenRow
 PREFIX = "ls_"
 BITS = 256
 NAME = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"  # of owners and of tokens
+NAME_WORDS = "1 to 64 small letters, digits, and ., _ or - inside"
 
 
 class Role(StrEnum):
@@ -48,9 +49,7 @@ def check_name(name: str) -> str:
         InputError: If it cannot.
     """
     if re.fullmatch(NAME, name) is None:
-        raise InputError(
-            f"{name!r} cannot be a name", "write 1 to 64 small letters, digits, and `.`, `_` or `-` inside"
-        )
+        raise InputError(f"{name!r} cannot be a name", f"write {NAME_WORDS}")
     return name
 
 

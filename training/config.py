@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..cluster.errors import InputError
-from ..cluster.yaml_file import nearest
+from ..cluster.input_problems import nearest
 from ..envs.problems import Regime
 from .presets import PRESETS, TAUGHT, DistilParameters, GroupParameters, Hyperparameters
 

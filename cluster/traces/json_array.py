@@ -7,7 +7,8 @@ from typing import NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors import InputError
+from ..errors import InputError, raise_all
+from ..input_problems import input_problems
 from .text import open_text, shown
 
 SPACE = " \t\r\n"
@@ -84,7 +85,11 @@ def _checked(path: Path, line: int, item: object, model: type[Model]) -> Model:
     try:
         return model.model_validate(item, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        problem = f"{shown(first['input'])} cannot be used: {first['msg']}"
-        raise InputError(problem, "correct or drop it", path=path, line=line, field=field) from error
+        found = input_problems(error.errors(include_url=False), model.model_json_schema(), item)
+        raise_all(
+            InputError(
+                it.problem, f"{it.fix}, or drop the row", path=path, line=line, field=".".join(map(str, it.place))
+            )
+            for it in found
+        )
+        raise AssertionError("an error has a cause") from error

@@ -24,8 +24,16 @@ class NewCheckpoint(BaseModel):
 
     attempt: Annotated[int, Field(ge=1, le=1_000_000, description="That wrote it.")]
     step: Annotated[int, Field(ge=0, lt=10**15, description="The last one that it holds.")]
-    path: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,1024}$", description="Absolute, or a URL.")]
-    digest: Annotated[str, Field(pattern=r"^([0-9a-f]{8,128})?$", description="In hexadecimal.")] = ""
+    path: Annotated[
+        str,
+        Field(
+            pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,1024}$",
+            description="An absolute path or a URL, 1024 characters at most.",
+        ),
+    ]
+    digest: Annotated[
+        str, Field(pattern=r"^([0-9a-f]{8,128})?$", description="8 to 128 digits in hexadecimal, or nothing.")
+    ] = ""
 
 
 @router.get("/v1/jobs/{job}/checkpoints", responses=NO_JOB)

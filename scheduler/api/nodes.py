@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...cluster.yaml_file import nearest
+from ...cluster.input_problems import nearest
 from ..monitor.reports import NodeReport
 from ..service import Service
 from ..store.nodes import NodeRow, faulty_gpus, list_nodes, set_out_of_service
@@ -28,7 +28,9 @@ class DrainWish(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    reason: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")] = "drained"
+    reason: Annotated[
+        str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$", description="One line of 1 to 200 characters.")
+    ] = "drained"
 
 
 def _found(node: Annotated[str, Path(max_length=253)], service: Serving) -> str:

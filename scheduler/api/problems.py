@@ -16,6 +16,7 @@ from starlette.routing import compile_path
 
 from ...cluster.errors import LongshoreError
 from ..store.errors import StoreFullError, StoreUnreachableError
+from .invalid_requests import invalid_detail
 from .problem_codes import CODES
 
 log = logging.getLogger(__name__)
@@ -116,9 +117,7 @@ def answer_with_problems(app: FastAPI, as_page: AsPage = no_page) -> Answer:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return answer(request, "invalid", f"{place or 'body'}: {first['msg']}")
+        return answer(request, "invalid", invalid_detail(request, error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
     async def _of_http(request: Request, error: HTTPException) -> Response:

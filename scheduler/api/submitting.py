@@ -29,7 +29,16 @@ WRITER = "api"
 RETRY_QUEUED_S, RETRY_FLIGHT_S, RETRY_ROOM_S = "60", "1", "60"
 
 router = APIRouter()
-Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="1 to 255 visible characters.",
+    ),
+]
 
 
 class InFlight:

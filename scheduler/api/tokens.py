@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..store.errors import TakenNameError
 from ..store.user_tokens import add_token, revoke_token, tokens_of
-from ..tokens import NAME, Caller, Role, new_token
+from ..tokens import NAME, NAME_WORDS, Caller, Role, new_token
 from .models import NewTokenPage, TokenPage, token_page
 from .problems import ProblemError, problems
 from .services import Asking, Changing, Knowing, Serving
@@ -15,7 +15,10 @@ from .services import Asking, Changing, Knowing, Serving
 DAY_S = 86400.0
 
 router = APIRouter()
-Owner = Annotated[str | None, Query(pattern=NAME, max_length=64, description="Somebody else; for operators.")]
+TokenName = Annotated[str, Field(pattern=NAME, description=NAME_WORDS)]
+Owner = Annotated[
+    str | None, Query(pattern=NAME, max_length=64, description=f"Somebody else, for operators: {NAME_WORDS}.")
+]
 
 
 class TokenWish(BaseModel):
@@ -23,8 +26,8 @@ class TokenWish(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=NAME)
-    owner: str | None = Field(None, pattern=NAME)  # the caller if left out; others only for operators
+    name: TokenName
+    owner: TokenName | None = None  # the caller if left out; others only for operators
     role: Role = Role.USER
     days: float | None = Field(None, gt=0.0, le=36500.0)  # until it expires; never if left out
 
@@ -57,7 +60,11 @@ def create(wish: TokenWish, service: Serving, caller: Changing, known: Knowing) 
 
 @router.delete("/v1/users/me/tokens/{name}", status_code=204, responses=problems("no-such-token"))
 def revoke(
-    name: Annotated[str, Path(pattern=NAME)], service: Serving, caller: Changing, known: Knowing, owner: Owner = None
+    name: Annotated[str, Path(pattern=NAME, description=NAME_WORDS)],
+    service: Serving,
+    caller: Changing,
+    known: Knowing,
+    owner: Owner = None,
 ) -> Response:
     """Let a token expire at once."""
     of, now_s = _owner(caller, owner), service.now_s()

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
-from ...cluster.errors import InputError, PluginError
-from ...cluster.yaml_file import YamlFile, nearest, validated
+from ...cluster.errors import InputError, PluginError, raise_all
+from ...cluster.input_problems import input_problems, nearest
+from ...cluster.yaml_file import YamlFile, validated
 from ..layout import Layout
 from .protocol import Backend
 
@@ -80,8 +81,9 @@ def _own(kind: Buildable, settings: Mapping[str, object], file: YamlFile | None)
     try:
         return kind.Settings.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, (*PLACE, *first["loc"])))
-        raise InputError(
-            first["msg"], "write it into a configuration file (docs/configuration.md)", field=place
-        ) from error
+        found = input_problems(error.errors(include_url=False), kind.Settings.model_json_schema(), settings)
+        fix = "write it into a configuration file (docs/configuration.md)"
+        raise_all(
+            InputError(f"{it.problem}; {it.fix}", fix, field=".".join(map(str, (*PLACE, *it.place)))) for it in found
+        )
+        raise AssertionError("an error has a cause") from error

@@ -34,7 +34,7 @@ def _spec(file: Path | None, command: list[str], gpus: int, name: str, estimate_
     from ..job_file import JobFile
 
     if file is not None and file.suffix in (".yaml", ".yml") and not command:
-        content = read_yaml(file)
+        content = read_yaml(file, "docs/scheduler.md#job-files")
         job, home = validated(content, JobFile, content.data), file.absolute().parent
     else:
         words = [*([] if file is None else [str(file)]), *command]

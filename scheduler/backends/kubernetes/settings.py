@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_camel
 from .taints import Toleration
 
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+DNS_WORDS = "1 to 63 small letters, digits and -, the first and the last no -."
 
 
 Fields = dict[str, Any]  # of Kubernetes' own, in its own words
@@ -57,12 +58,14 @@ class KubernetesSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: str = Field(min_length=1)  # of jobs that name none; any with Python 3.9 on its PATH as python3
-    namespace: str = Field(default="longshore", pattern=DNS_LABEL)
+    namespace: str = Field(default="longshore", pattern=DNS_LABEL, description=DNS_WORDS)
     kubeconfig: Path | None = None  # the cluster that Longshore itself runs in if left out
     gpus: Literal["claims", "counts"] = "claims"  # exactly the chosen ones by DRA, or any so many of the node
     device_class: str = "gpu.nvidia.com"  # of claims; also the name of the driver
     resource: str = "nvidia.com/gpu"  # of counts
-    ranks_service: str = Field(default="longshore-ranks", pattern=DNS_LABEL)  # headless; pods find each other by it
+    ranks_service: str = Field(
+        default="longshore-ranks", pattern=DNS_LABEL, description=DNS_WORDS
+    )  # headless; pods find each other by it
     pod: PodFields = PodFields()
     bind_s: float = Field(default=60.0, gt=0.0)  # within which a node takes its pod, and then gets its image
     deadline_s: float = Field(default=5.0, gt=0.0, le=60.0)  # of a call

@@ -5,7 +5,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,+-]+$", max_length=253)]  # of Slurm's names, or several of them
+WORDS = "At most 253 letters, digits and characters of _.,+-"
+Word = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_.,+-]+$", max_length=253, description=WORDS)
+]  # of Slurm's names, or several of them
 
 
 class SlurmSettings(BaseModel):

@@ -79,3 +79,39 @@ def test_every_code_is_used_and_every_used_code_is_known() -> None:
     }
 
     assert named | set(OF_STATUS.values()) == set(CODES)
+
+
+INVALID = [
+    ("POST", "/v1/jobs", {"gpus": "two", "command": ["x"]},
+     "gpus: 'two' cannot be used; it should be a whole number from 1 to 1000000"),
+    ("POST", "/v1/jobs", {"name": "A B", "gpu": 1, "command": ["x"]},
+     "name: 'A B' cannot be used; it should be 1 to 40 small letters, digits and -, the first and the last no - "
+     "(1 more)"),
+    ("POST", "/v1/jobs", {"command": ["x"], "environment": {"A": 1234567}},
+     "environment.A: the value cannot be used; it should be text of at most 131072 characters, none of them zero; "
+     "write it in quotes"),
+    ("POST", "/v1/jobs", [], "body: an empty list cannot be used; it should be keys with values"),
+    ("POST", "/v1/jobs", None, "body: is missing; add it"),
+    ("GET", "/v1/jobs?limit=many", None, "limit: 'many' cannot be used; it should be a whole number from 1 to 200"),
+    ("GET", "/v1/jobs?state=qeued", None,
+     "state.0: 'qeued' cannot be used; it should be queued, starting, running, stopping, held, succeeded, failed or "
+     "cancelled; did you mean 'queued'?"),
+    ("POST", "/v1/users/me/tokens", {"name": "a", "role": "god"},
+     "role: 'god' cannot be used; it should be user, operator, read-only or agent"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "body", "detail"), INVALID)
+def test_a_request_that_cannot_be_used_is_told_in_plain_words(
+    refusing_api: httpx.Client, method: str, path: str, body: object, detail: str
+) -> None:
+    answer = refusing_api.request(method, path, **({} if body is None else {"json": body}))  # type: ignore[arg-type]
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
+    assert answer.json()["detail"] == detail
+
+
+def test_what_is_no_json_says_so(refusing_api: httpx.Client) -> None:
+    answer = refusing_api.post("/v1/jobs", content=b"{gpus", headers={"Content-Type": "application/json"})
+
+    assert answer.json()["detail"].startswith("body: it is no JSON: ")

@@ -1,0 +1,235 @@
+"""What is wrong with input, in plain words.
+
+Pydantic tells where input differs from a model, and in what way. What should be there is told by the model's JSON
+schema, so that a message names all that a value must be, whatever kind of error pydantic reports.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Place = tuple[str | int, ...]  # keys and list indices from the root
+Schema = Mapping[str, Any]
+MISSING, DID_YOU_MEAN = "is missing", re.compile("did you mean '(.*)'\\?")
+KEY = "[key]"  # ends the place of an error about the key of a mapping
+
+
+class InputProblem(NamedTuple):
+    """One thing that is wrong with input."""
+
+    place: Place
+    problem: str  # with the value as it was seen
+    fix: str
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the advice for a name that is not known: the nearest known one if there is one, else all."""
+    names = list(known)
+    if not names:
+        return "drop it; nothing can be said here"
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names[:20])}"
+
+
+def shortened(value: object) -> str:
+    """Return a value as a message shows it."""
+    text = str(value)
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def input_problems(
+    errors: Sequence[Mapping[str, Any]],
+    schema: Schema,
+    data: object,
+    seen: Callable[[Place, object], str] = lambda _, value: shortened(value),
+) -> list[InputProblem]:
+    """Return all that is wrong with input: one problem for each place.
+
+    Args:
+        errors: As pydantic lists them.
+        schema: JSON schema of what was expected, with what it refers to.
+        data: The input.
+        seen: Says what the input has at a place.
+    """
+    found: dict[Place, InputProblem] = {}
+    for error in errors:
+        place = _place_in(data, error)
+        found.setdefault(place, _problem(error, place, schema, seen))
+    # A misspelt key is also a missing one: the spelling is what helps.
+    meant = {(*it.place[:-1], close[1]) for it in found.values() if (close := DID_YOU_MEAN.fullmatch(it.fix))}
+    return [it for it in found.values() if it.problem != MISSING or it.place not in meant]
+
+
+def expected(schema: Schema, root: Schema) -> str:
+    """Return in words what a JSON schema expects, nothing if it does not say. Patterns are told by their descriptions.
+
+    Args:
+        schema: The schema.
+        root: The document that its references point into.
+    """
+    schema = _resolved(schema, root)
+    either = [it for it in schema.get("anyOf", schema.get("oneOf", ())) if it.get("type") != "null"]
+    if either:
+        return ", or ".join(expected(it, root) for it in either)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if values:
+        words = [value if isinstance(value, str) else str(value).lower() for value in values]
+        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    if "pattern" in schema and "description" in schema:
+        return _as_words(schema["description"])
+    return _expected_of_type(schema)
+
+
+def _expected_of_type(schema: Schema) -> str:
+    kind = schema.get("type")
+    if kind in ("integer", "number"):
+        return ("a whole number" if kind == "integer" else "a number") + _bounds(schema)
+    if kind == "boolean":
+        return "true or false"
+    if kind == "object":
+        return "keys with values"
+    if kind == "array":
+        count = _count(schema.get("minItems", 0), schema.get("maxItems"), "values")
+        return f"a list{count and f' of {count}'}"
+    if kind != "string":
+        return ""
+    count = _count(schema.get("minLength", 0), schema.get("maxLength"), "characters")
+    return "a path" if schema.get("format") == "path" else f"text{count and f' of {count}'}"
+
+
+def _bounds(schema: Schema) -> str:
+    least, most = schema.get("minimum"), schema.get("maximum")
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if least is not None and most is not None:
+        return f" from {_number(least)} to {_number(most)}"
+    words = [("above", above), ("of at least", least), ("below", below), ("at most", most)]
+    told = [f"{word} {_number(value)}" for word, value in words if value is not None]
+    return " " + " and ".join(told) if told else ""
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e9 else f"{value:g}"
+
+
+def _count(least: int, most: int | None, things: str) -> str:
+    if most is None:
+        return f"at least {least} {things}" if least > 1 else f"one or more {things}" if least else ""
+    return f"{least} to {most} {things}" if least else f"at most {most} {things}"
+
+
+def _problem(
+    error: Mapping[str, Any], place: Place, root: Schema, seen: Callable[[Place, object], str]
+) -> InputProblem:
+    kind, given = error["type"], error["input"]
+    if kind in ("missing", "missing_argument"):
+        return InputProblem(place, MISSING, "add it")
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return InputProblem(place, "unknown key", nearest(str(place[-1]), _keys(_schema_at(root, place[:-1]), root)))
+    if kind == "value_error":
+        problem, _, fix = str(error["ctx"]["error"]).partition("; ")
+        return InputProblem(place, problem, fix)
+    if error["loc"][-1:] == (KEY,):
+        words = _key_words(_schema_at(root, place[:-1]), root)
+        return InputProblem(place, f"the key {shortened(given)} cannot be used", f"it should be {words}")
+    there = _schema_at(root, place)
+    is_secret = any(it.get("writeOnly") for it in _branches(there, root))
+    what = _shape(given) or f"{'the value' if is_secret else seen(place, given)} cannot be used"
+    return InputProblem(place, what, _fix(error, expected(there, root)))
+
+
+def _fix(error: Mapping[str, Any], should: str) -> str:
+    """Return what to do about a value that is not what it should be."""
+    given = error["input"]
+    if not should:
+        should = error["msg"].removeprefix("Input should be ")
+    if error["type"] == "finite_number":
+        should = should.replace("a number", "a finite number")
+    fix = f"it should be {should}"
+    if isinstance(given, int | float) and should.startswith("text"):
+        return f"{fix}; write it in quotes"
+    if isinstance(given, str) and (close := difflib.get_close_matches(given, re.split(", or |, | or ", should), n=1)):
+        return f"{fix}; did you mean {close[0]!r}?"
+    return fix
+
+
+def _shape(given: object) -> str:
+    """Return what is wrong where something stands that is not one value, nothing where it is one."""
+    if given is None:
+        return "has no value"
+    if isinstance(given, Mapping):
+        return "a group of keys cannot be used"
+    if isinstance(given, list | tuple):
+        return f"a list of {len(given)} values cannot be used" if given else "an empty list cannot be used"
+    return ""
+
+
+def _place_in(data: object, error: Mapping[str, Any]) -> Place:
+    """Return where an error stands in the input; pydantic also names the branch of a union, which nobody wrote."""
+    place: Place = ()
+    parts = [part for part in error["loc"] if part != KEY]
+    for part in parts:
+        if _holds(data, part):
+            data = data[part]  # type: ignore[index]
+        elif error["type"] not in ("missing", "missing_argument") or part is not parts[-1]:
+            continue
+        place = (*place, part)
+    return place
+
+
+def _holds(data: object, part: str | int) -> bool:
+    if isinstance(data, Mapping):
+        return part in data
+    return isinstance(data, list | tuple) and isinstance(part, int) and part < len(data)
+
+
+def _resolved(schema: Schema, root: Schema) -> Schema:
+    """Follow a reference."""
+    while "$ref" in schema:
+        found: Any = root
+        for part in str(schema["$ref"]).removeprefix("#/").split("/"):
+            found = found[part]
+        schema = found
+    return schema
+
+
+def _schema_at(root: Schema, place: Place) -> Schema:
+    """Return what is expected at a place; an empty schema where the document does not say."""
+    schema = root
+    for part in place:
+        schema = next((_below(it, part) for it in _branches(schema, root) if _below(it, part)), {})
+    return schema
+
+
+def _branches(schema: Schema, root: Schema) -> list[Schema]:
+    schema = _resolved(schema, root)
+    either = schema.get("anyOf", schema.get("oneOf"))
+    return [_resolved(it, root) for it in either] if either else [schema]
+
+
+def _below(schema: Schema, part: str | int) -> Schema:
+    if isinstance(part, int) and schema.get("type") == "array":
+        items = schema.get("prefixItems", ())
+        found: Schema = items[part] if part < len(items) else schema.get("items", {})
+        return found
+    found = schema.get("properties", {}).get(part) or next(iter(schema.get("patternProperties", {}).values()), {})
+    extra = schema.get("additionalProperties")
+    return found or (extra if isinstance(extra, Mapping) else {})
+
+
+def _keys(schema: Schema, root: Schema) -> list[str]:
+    return [key for it in _branches(schema, root) for key in it.get("properties", {})]
+
+
+def _key_words(schema: Schema, root: Schema) -> str:
+    """Return what the keys of a mapping are to be."""
+    for branch in _branches(schema, root):
+        if "patternProperties" in branch and "description" in branch:
+            return _as_words(branch["description"])
+        if "propertyNames" in branch:
+            return expected({"type": "string", **branch["propertyNames"]}, root)
+    return "text"
+
+
+def _as_words(description: str) -> str:
+    return description[:1].lower() + description[1:].rstrip(".")

@@ -1,0 +1,194 @@
+"""What people read about input that cannot be used, over all kinds of errors that our models know."""
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from longshore.agents.schema import Schema
+from longshore.cluster.cluster_file import ClusterFile
+from longshore.cluster.errors import InputError, ManyProblemsError
+from longshore.cluster.fault_trace import FaultEvent
+from longshore.cluster.faults import FAULT_MODELS
+from longshore.cluster.input_problems import input_problems
+from longshore.cluster.traces.philly import PhillyJob
+from longshore.cluster.yaml_file import read_yaml, validated
+from longshore.scheduler.api.checkpoints import NewCheckpoint
+from longshore.scheduler.api.jobs import Change
+from longshore.scheduler.api.nodes import DrainWish
+from longshore.scheduler.api.tokens import TokenWish
+from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
+from longshore.scheduler.backends.local.backend import LocalSettings
+from longshore.scheduler.backends.ray.settings import RaySettings
+from longshore.scheduler.backends.slurm.settings import SlurmSettings
+from longshore.scheduler.job_file import JobFile
+from longshore.scheduler.monitor.reports import NodeReport
+from longshore.scheduler.settings import Settings
+from longshore.training.config import TrainingConfig
+
+MODELS: list[type[BaseModel]] = [
+    JobFile, Settings, ClusterFile, KubernetesSettings, SlurmSettings, RaySettings, LocalSettings, Change, TokenWish,
+    DrainWish, NewCheckpoint, NodeReport, TrainingConfig, Schema, FaultEvent, PhillyJob,
+    *(model.configuration for model in FAULT_MODELS.values()),
+]  # fmt: skip
+HOSTILE: list[object] = [
+    None, True, 0, -1, 3, 2**70, 10**400, 0.5, -0.5, 1e300, math.nan, math.inf, "", "x", "X y", "a\0b", "x" * 200_000,
+    "12", "auto ", [], ["x"], [1] * 2000, ["x"] * 2000, {}, {"": 1}, {"1 a": "x"}, {"a": 1}, {"x" * 300: "y"}, {5: 6},
+    datetime.date(2026, 1, 1),
+]  # fmt: skip
+PYDANTIC = re.compile(
+    "should match pattern|should have at|valid (string|integer|number|boolean|dict|list|tuple)|Input|instance|"
+    "unable to|parse|greater than|less than|constrained|ensure|finite_number|function-"
+)
+KINDS = {
+    "bool_parsing", "bool_type", "dataclass_type", "dict_type", "enum", "extra_forbidden", "finite_number",
+    "float_parsing", "float_type", "greater_than", "greater_than_equal", "int_from_float", "int_parsing",
+    "int_parsing_size", "int_type", "invalid_key", "less_than", "less_than_equal", "list_type", "literal_error",
+    "missing", "model_type", "path_type", "string_pattern_mismatch", "string_too_long", "string_too_short",
+    "string_type", "too_long", "too_short", "tuple_type", "unexpected_keyword_argument", "value_error",
+}  # fmt: skip
+
+
+def put(data: Any, at: tuple[str | int, ...], value: object) -> Any:
+    """Return a copy of some input with another value at a place."""
+    if not at:
+        return value
+    if isinstance(at[0], int):
+        return [put({}, at[1:], value)]
+    return {**data, at[0]: put(data.get(at[0], {}) if isinstance(data, dict) else {}, at[1:], value)}
+
+
+def places(schema: dict[str, Any], root: dict[str, Any], deep: int = 5) -> Iterator[tuple[str | int, ...]]:
+    """Yield the places that a schema knows."""
+    yield ()
+    if "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    for key, below in schema.get("properties", {}).items() if deep else ():
+        yield from ((key, *inside) for inside in places(below, root, deep - 1))
+    for below in schema.get("anyOf", []) if deep else ():
+        yield from places(below, root, deep - 1)
+    if isinstance(schema.get("items"), dict) and deep:
+        yield from ((0, *inside) for inside in places(schema["items"], root, deep - 1))
+    for below in (schema.get("additionalProperties"), *schema.get("patternProperties", {}).values()):
+        if isinstance(below, dict) and deep:
+            yield from (("k", *inside) for inside in places(below, root, deep - 1))
+
+
+def refusals(model: type[BaseModel]) -> Iterator[tuple[object, ValidationError]]:
+    """Yield hostile input for every place that a model knows, as far as it is refused."""
+    schema = model.model_json_schema()
+    for at in dict.fromkeys(places(schema, schema)):
+        for value in (*HOSTILE, {"unknown_key": 1}):
+            data = put({}, at, value)
+            try:
+                model.model_validate(data)
+            except ValidationError as error:
+                yield data, error
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_whatever_is_refused_is_told_in_plain_words(model: type[BaseModel]) -> None:
+    schema = model.model_json_schema()
+    for data, error in refusals(model):
+        found = input_problems(error.errors(include_url=False), schema, data)
+        assert found
+        assert len({it.place for it in found}) == len(found)
+        for it in found:
+            words = f"{it.problem}; {it.fix}"
+            assert it.problem, data
+            assert not PYDANTIC.search(re.sub("'[^']*'", "", words)), words
+            assert not re.search(r"should be (?:;|$)", words), words
+            assert "\n" not in words
+
+
+def test_all_kinds_of_errors_that_our_models_know_are_met() -> None:
+    met = {str(it["type"]) for model in MODELS for _, error in refusals(model) for it in error.errors()}
+    assert met == KINDS
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_what_a_pattern_asks_for_is_also_said_in_words(model: type[BaseModel]) -> None:
+    def check(schema: object) -> None:
+        if isinstance(schema, dict):
+            assert not {"pattern", "patternProperties"} & schema.keys() or "description" in schema, schema
+            list(map(check, schema.values()))
+        if isinstance(schema, list):
+            list(map(check, schema))
+
+    check(model.model_json_schema())
+
+
+JOB_FILES = [
+    ("gpus: two", "1:gpus: 'two' cannot be used; it should be a whole number from 1 to 1000000"),
+    ("gpus:", "1:gpus: has no value; it should be a whole number from 1 to 1000000"),
+    ("gpus: 2.5", "1:gpus: '2.5' cannot be used; it should be a whole number from 1 to 1000000"),
+    ("name: My Job", "1:name: 'My Job' cannot be used; it should be 1 to 40 small letters, digits and -, the first "
+     "and the last no -"),
+    ("image: 5", "1:image: '5' cannot be used; it should be text of at most 512 characters; write it in quotes"),
+    ("estimate_s: 1h", "1:estimate_s: '1h' cannot be used; it should be a number above 0 and at most 31622400"),
+    ("estimate_s: .nan", "1:estimate_s: '.nan' cannot be used; it should be a number above 0 and at most 31622400"),
+    ("gpu: 4", "1:gpu: unknown key; did you mean 'gpus'?"),
+    ("command: a b", "1:command: 'a b' cannot be used; it should be a list of 1 to 1000 values"),
+    ("command: []", "1:command: an empty list cannot be used; it should be a list of 1 to 1000 values"),
+    ("health: {slow: cusun}", "1:health.slow: 'cusun' cannot be used; it should be cusum, median_k, "
+     "in_a_row, mad, ewma, source_mean, source_literal or off; did you mean 'cusum'?"),
+    ("health: {hang: offf}", "1:health.hang: 'offf' cannot be used; it should be auto or off, or a number above 0 "
+     "and at most 31622400; did you mean 'off'?"),
+    ("retry: 3", "1:retry: '3' cannot be used; it should be keys with values"),
+    ("environment: {1A: x}", "1:environment.1A: the key '1A' cannot be used; it should be letters, digits and _, "
+     "at most 128, the first no digit"),
+    ("environment:\n  A: 1234567", "2:environment.A: the value cannot be used; it should be text of at most 131072 "
+     "characters, none of them zero; write it in quotes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "says"), JOB_FILES)
+def test_a_job_file_that_cannot_be_used_says_why(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(line if line.startswith("command") else f"{line}\ncommand: [x]\n")
+    file = read_yaml(path, "docs/scheduler.md")
+    with pytest.raises(InputError) as caught:
+        validated(file, JobFile, file.data)
+    assert str(caught.value) == f"{path}:{says}"
+
+
+def test_all_that_is_wrong_is_told_at_once_each_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("gpu: 4\nname: A B\ncommand: [x]\nretry:\n  infra: -1\n  usr: 1\n")
+    file = read_yaml(path, "docs/scheduler.md")
+    with pytest.raises(ManyProblemsError) as caught:
+        validated(file, JobFile, file.data)
+    told = [line.removeprefix(f"{path}:").partition(": ")[0] for line in str(caught.value).splitlines()]
+    assert told == ["1:gpu", "2:name", "5:retry.infra", "6:retry.usr"]
+
+
+def test_all_keys_that_stand_twice_are_told(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("a: 1\na: 2\nb: {c: 1, c: 2}\n")
+    with pytest.raises(ManyProblemsError) as caught:
+        read_yaml(tmp_path / "job.yaml", "docs/scheduler.md")
+    assert len(caught.value.errors) == 2
+
+
+def test_an_empty_file_names_the_page_that_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("\n")
+    with pytest.raises(InputError, match=re.escape("the file is empty; docs/scheduler.md says what it holds")):
+        read_yaml(tmp_path / "job.yaml", "docs/scheduler.md")
+
+
+def test_what_is_larger_than_a_file_by_hand_is_not_read_to_its_end() -> None:
+    with pytest.raises(InputError, match="more than 16000000 bytes"):
+        read_yaml(Path("/dev/zero"), "docs/scheduler.md")
+
+
+def test_problems_are_the_same_for_json() -> None:
+    data = json.loads('{"gpus": 0, "command": ["x"], "name": null}')
+    with pytest.raises(ValidationError) as caught:
+        JobFile.model_validate(data)
+    found = input_problems(caught.value.errors(), JobFile.model_json_schema(), data)
+    assert [(it.place, it.problem) for it in found] == [(("name",), "has no value"), (("gpus",), "'0' cannot be used")]
