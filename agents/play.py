@@ -5,7 +5,8 @@ from numpy.typing import NDArray
 
 from ..cluster.compiled import kernel
 from ..cluster.engine import advance, reset, start, wait
-from ..cluster.order import expected_fault_loss_s, may_wait
+from ..cluster.expected import expected_fault_loss_s
+from ..cluster.order import may_wait
 from ..cluster.placing import picked_slowdown, undo_picks
 from ..cluster.random_placing import DRAWS
 from ..cluster.state import Simulation

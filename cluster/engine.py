@@ -10,9 +10,10 @@ import math
 
 from .compiled import kernel
 from .event_log import FAULT, FINISH, REPAIR, START, STOP, SUBMIT, begin_event, log_placement, name_gpu
+from .expected import estimated_work_s, expected_end_s, note_leave, note_start
 from .fault_process import next_fault_s, repaired_s
 from .heap import heapify, push, remove, sink
-from .order import estimated_work_s, expected_end_s, keeps_reservation, next_ageing_s, next_job
+from .order import keeps_reservation, next_ageing_s, next_job
 from .placing import begin_picks, picked_slowdown, undo_picks
 from .state import Simulation
 
@@ -84,6 +85,8 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.rested[row] = -2
     state.current[row] = -1
     state.running[row] = 0
+    state.ends_kept[row] = 0
+    state.reserved_for[row] = 0
     state.busy_gpu_s[row] = 0.0
     state.down_gpu_s[row] = 0.0
     state.overhead_gpu_s[row] = 0.0
@@ -169,6 +172,7 @@ def _leave_gpus(sim: Simulation, row: int, job: int) -> None:
     state.first_gpu[row, job] = -1
     state.busy[row] -= gpus
     remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+    note_leave(sim, row, job)
     state.job_events[row] += 1
 
 
@@ -437,6 +441,7 @@ def start(sim: Simulation, row: int) -> bool:
         state.first_start_s[row, job] = now_s
     state.busy[row] += gpus
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+    note_start(sim, row, job)
     state.job_events[row] += 1
     log_placement(sim, row, START, job)
     return True

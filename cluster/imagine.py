@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from .compiled import kernel
+from .expected import estimated_work_s, expected_end_s
 from .fault_process import repair_time_s
 from .heap import heapify
-from .order import estimated_work_s, expected_end_s
 from .random import uniform
 from .scenarios import Scenarios
 from .simulation import simulation_of

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from .compiled import kernel
 from .engine import dequeue, enqueue_first, enqueue_last, link
+from .expected import note_start
 from .heap import push
 from .scenarios import FaultProcess, Rules, Scenarios, fault_sources
 from .simulation import simulation_of
@@ -107,6 +108,7 @@ def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None
             state.usable[row] -= 1
     state.busy[row] += gpus.size
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+    note_start(sim, row, job)
 
 
 @kernel

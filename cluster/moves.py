@@ -9,6 +9,7 @@ class: equal sets appear once.
 import math
 
 from .compiled import kernel
+from .expected import expected_fault_loss_s, sort_expected_ends
 from .node_sets import (
     ALL_SETS,
     PATIENCE,
@@ -24,11 +25,9 @@ from .node_sets import (
 from .order import (
     FIFO,
     delays_nobody,
-    expected_fault_loss_s,
     list_others,
     may_turn,
     may_wait,
-    sort_expected_ends,
     turn_to,
 )
 from .placing import order_nodes, take_node

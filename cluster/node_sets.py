@@ -3,7 +3,7 @@
 import math
 
 from .compiled import kernel
-from .order import expected_run_s, sort_expected_ends
+from .expected import expected_run_s, sort_expected_ends
 from .placing import order_nodes, slowdown_of
 from .state import Simulation
 

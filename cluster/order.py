@@ -3,111 +3,16 @@
 import math
 
 from .compiled import kernel
+from .expected import estimated_work_s, expected_run_s, sort_expected_ends
 from .placing import begin_picks, least_slowdown
 from .scenarios import ORDERS
 from .state import OTHERS, Simulation
 
-FEW = 128  # running jobs, up to which sorting by insertion is faster than by a heap
 FIFO, EASY, SHORTEST = ORDERS["fifo"], ORDERS["easy"], ORDERS["shortest"]
 
 
 @kernel
-def estimated_work_s(sim: Simulation, row: int, job: int) -> float:
-    """Return the estimated work that a job has left; the estimate doubles until it exceeds what is saved."""
-    state = sim.state
-    while state.guess_s[row, job] <= state.saved_s[row, job]:
-        state.guess_s[row, job] *= 2.0
-    return state.guess_s[row, job] - state.saved_s[row, job]
-
-
-@kernel
-def expected_run_s(sim: Simulation, row: int, job: int, slowdown: float) -> float:
-    """Return how long a waiting job is expected to run if it starts at once."""
-    overhead_s = sim.rules.restart_s if sim.state.stops[row, job] > 0 else 0.0
-    return overhead_s + estimated_work_s(sim, row, job) * slowdown
-
-
-@kernel
-def expected_end_s(sim: Simulation, row: int, job: int) -> float:
-    """Return a running job's expected end; the estimate doubles until that lies in the future."""
-    state = sim.state
-    end_s = state.now_s[row]
-    while end_s <= state.now_s[row]:
-        work_s = estimated_work_s(sim, row, job)
-        end_s = state.start_s[row, job] + (state.overhead_s[row, job] + work_s * state.slowdown[row, job])
-        if end_s <= state.now_s[row]:
-            state.guess_s[row, job] *= 2.0
-    return end_s
-
-
-@kernel
-def expected_fault_loss_s(sim: Simulation) -> float:
-    """Return what policies reckon that a fault costs a job, in seconds.
-
-    One and a half checkpoint intervals (half of one is lost on average, and a whole one is allowed for the way back to
-    GPUs) and the restart: 1.75 h in the preset `hetero64`.
-    """
-    checkpoint_s = sim.rules.checkpoint_s
-    return (1.5 * checkpoint_s if checkpoint_s < math.inf else 0.0) + sim.rules.restart_s
-
-
-@kernel
-def _ends_before(sim: Simulation, row: int, a: int, b: int) -> bool:
-    """Compare two places of `ends_s` and `ends_job`: by end, then by job."""
-    ends_s, ends_job = sim.state.ends_s, sim.state.ends_job
-    if ends_s[row, a] != ends_s[row, b]:
-        return bool(ends_s[row, a] < ends_s[row, b])
-    return bool(ends_job[row, a] < ends_job[row, b])
-
-
-@kernel
-def _swap_ends(sim: Simulation, row: int, a: int, b: int) -> None:
-    ends_s, ends_job = sim.state.ends_s, sim.state.ends_job
-    end_s, job = ends_s[row, a], ends_job[row, a]
-    ends_s[row, a], ends_job[row, a] = ends_s[row, b], ends_job[row, b]
-    ends_s[row, b], ends_job[row, b] = end_s, job
-
-
-@kernel
-def _sink_end(sim: Simulation, row: int, at: int, size: int) -> None:
-    """Move the end at a place of a heap, whose latest stands first, down to where it belongs."""
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        if child + 1 < size and _ends_before(sim, row, child, child + 1):
-            child += 1
-        if not _ends_before(sim, row, at, child):
-            break
-        _swap_ends(sim, row, at, child)
-        at = child
-
-
-@kernel
-def sort_expected_ends(sim: Simulation, row: int) -> int:
-    """Write the running jobs into `ends_s` and `ends_job` by expected end, then index; return their number."""
-    state = sim.state
-    count = state.running[row]
-    for i in range(count):
-        job = state.run_heap[row, i]
-        state.ends_s[row, i] = expected_end_s(sim, row, job)
-        state.ends_job[row, i] = job
-    if count <= FEW:
-        for i in range(1, count):
-            at = i
-            # They come from a heap and so are nearly in order.
-            while at > 0 and _ends_before(sim, row, at, at - 1):
-                _swap_ends(sim, row, at, at - 1)
-                at -= 1
-        return int(count)
-    for at in range(count // 2 - 1, -1, -1):
-        _sink_end(sim, row, at, count)
-    for last in range(count - 1, 0, -1):
-        _swap_ends(sim, row, 0, last)
-        _sink_end(sim, row, 0, last)
-    return int(count)
-
-
-@kernel
-def _reserve(sim: Simulation, row: int, holder: int) -> None:
+def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
     """Set the shadow time and the extra GPUs for the job that holds the reservation."""
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
@@ -126,6 +31,29 @@ def _reserve(sim: Simulation, row: int, holder: int) -> None:
         if free >= gpus[holder]:
             state.shadow_s[row] = end_s
             state.extra[row] = free - gpus[holder]
+
+
+@kernel
+def _reserve(sim: Simulation, row: int, holder: int) -> None:
+    """Set the shadow time and the extra GPUs, as they stand in the state if nothing has changed since they were found.
+
+    After a placement that was refused, for instance.
+    """
+    state = sim.state
+    if (
+        state.reserved_for[row] == holder + 1
+        and state.reserved_moment[row] == state.moment[row]
+        and state.reserved_usable[row] == state.usable[row]
+    ):
+        state.shadow_s[row] = state.reserved_shadow_s[row]
+        state.extra[row] = state.reserved_extra[row]
+        return
+    _find_reservation(sim, row, holder)
+    state.reserved_for[row] = holder + 1
+    state.reserved_moment[row] = state.moment[row]
+    state.reserved_usable[row] = state.usable[row]
+    state.reserved_shadow_s[row] = state.shadow_s[row]
+    state.reserved_extra[row] = state.extra[row]
 
 
 @kernel

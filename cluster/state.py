@@ -122,8 +122,15 @@ class State(NamedTuple):
     run_heap: Ints  # (rows, jobs) heap of running jobs by `end_s`
     run_place: Ints  # (rows, jobs) place of a job in that heap, -1 when it does not run
     running: Ints  # (rows,) size of that heap
-    ends_s: Floats  # (rows, jobs) scratch: expected ends of running jobs, in order
-    ends_job: Ints  # (rows, jobs) scratch: the job of each
+    ends_s: Floats  # (rows, jobs) expected ends of running jobs, in order where `ends_kept` is 1; else scratch
+    ends_job: Ints  # (rows, jobs) the job of each
+    ends_kept: Ints  # (rows,)
+    # The reservation as it was last found; it holds at that moment with so many GPUs usable
+    reserved_for: Ints  # (rows,) 1 + its holder, 0 when jobs have started or left since
+    reserved_moment: Ints  # (rows,)
+    reserved_usable: Ints  # (rows,)
+    reserved_shadow_s: Floats  # (rows,) `shadow_s`
+    reserved_extra: Ints  # (rows,) `extra`
 
 
 class Traits(NamedTuple):

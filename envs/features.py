@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.compiled import kernel
-from ..cluster.order import estimated_work_s, expected_end_s, expected_run_s, may_wait
+from ..cluster.expected import estimated_work_s, expected_end_s, expected_run_s
+from ..cluster.order import may_wait
 from ..cluster.placing import SEVERAL_RACKS, order_nodes, slowdown_of
 from ..cluster.state import Simulation
 from .layout import (

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.compiled import kernel
+from ..cluster.expected import estimated_work_s
 from ..cluster.look_ahead import imagine_move, imagine_queue
 from ..cluster.moves import is_rest, is_wait, list_moves
-from ..cluster.order import estimated_work_s, may_wait
+from ..cluster.order import may_wait
 from ..cluster.state import AHEAD, MOVES, SHOWN, Simulation
 from .features import time_unit_s
 from .layout import CLIP

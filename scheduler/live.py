@@ -21,8 +21,9 @@ from ..cluster.engine import (
     wait,
 )
 from ..cluster.errors import PluginError
+from ..cluster.expected import expected_run_s
 from ..cluster.live import OF_JOBS, come_back, empty_row, move_by_rank, place_by_rank, rejoin, resume, withdraw
-from ..cluster.order import expected_run_s, may_wait, next_ageing_s, turn_to
+from ..cluster.order import may_wait, next_ageing_s, turn_to
 from ..cluster.placing import picked_slowdown, take_gpu, undo_picks
 from ..cluster.scenarios import FaultProcess, Rules
 from ..cluster.topology import Cluster
