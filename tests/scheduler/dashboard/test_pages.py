@@ -1,7 +1,7 @@
 """Pages of a scheduler that does not run, over a store that tells what they show."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -225,7 +225,7 @@ async def test_static_files_are_kept_by_browsers_and_never_change_under_an_addre
         assert "immutable" in answer.headers["Cache-Control"]
 
 
-def decided(job: str, told: dict[str, object], mode: str = "active") -> NewDecision:
+def decided(job: str, told: Mapping[str, object], mode: str = "active") -> NewDecision:
     """Return a decision to wait where the heuristic would have started the job."""
     fallback = (Share("rack0-node0", (0, 1)),)
     return NewDecision(job, None, 1e9, "learned", "1", mode, None, fallback, told, None, None, None, None, 0.1)
