@@ -39,9 +39,13 @@ def readyz(service: Serving) -> Readiness:
     """Say that the store answers, that a scheduler leads, and that the one here goes on; name the policy."""
     with service.store.read() as tx:
         leads = is_held(tx, SCHEDULER)
-    if not leads or service.is_stalled:
-        what = "the scheduler's loop does not come to an end" if leads else "no scheduler leads"
-        raise ProblemError("not-ready", what, Retry_After="5")
+    missing = service.failures.reason
+    if not missing and not leads:
+        missing = "no scheduler leads"
+    elif not missing and service.is_stalled:
+        missing = "the scheduler's loop does not come to an end"
+    if missing:
+        raise ProblemError("not-ready", missing, Retry_After="5")
     deciding = service.scheduler.parts.deciding
     return Readiness(status="ok", policy=deciding.policy or deciding.fallback.name, version=deciding.version)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...cluster.errors import InputError, LongshoreError
-from ..log_lines import LogFormat, log_as_json
+from ..log_lines import LogFormat, count_repeats, log_as_json
 
 if TYPE_CHECKING:
     from ..service import Service
@@ -36,6 +36,7 @@ def serve(
 
     if log_format is LogFormat.JSON:
         log_as_json()
+    count_repeats()
     chosen = Chosen() if config is None else read_settings(config)
     given = {"cluster": cluster, "folder": folder, "store": store, "host": host, "port": port}
     changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
