@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from .errors import InputError, raise_all
 from .faults import FAULT_MODELS
@@ -20,6 +20,7 @@ from .yaml_file import YamlFile, read_yaml, validated
 MAX_GPUS = 1_000_000
 # Far beyond any hardware, and close enough that sums and quotients of run times stay finite.
 LEAST_SPEED, MOST_SPEED = 1e-6, 1e6
+LEAST_CHECKPOINT_S, MOST_CHECKPOINT_S = 1e-3, 1e30
 
 Count = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
@@ -28,6 +29,14 @@ Bytes = Annotated[float, Field(ge=1, le=1e18)]
 BytesPerS = Annotated[float, Field(ge=1, le=1e18)]
 Speed = Annotated[float, Field(ge=LEAST_SPEED, le=MOST_SPEED)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def _checkpoint_s(value: float) -> float:
+    """Refuse an interval that no sum or quotient of times stands."""
+    if LEAST_CHECKPOINT_S <= value <= MOST_CHECKPOINT_S or value == float("inf"):
+        return value
+    span = f"from {LEAST_CHECKPOINT_S:g} to {MOST_CHECKPOINT_S:g} s"
+    raise ValueError(f"{value:g} cannot be used; it should be {span}, or .inf for no checkpoints")
 
 
 class _Section(BaseModel):
@@ -90,7 +99,7 @@ class ClusterFile(_Section):
     name: Name | None = None  # the file's name if left out
     reference_type: Name | None = None  # its GPUs have speed 1; the first type if left out
     run_time: RunTime = RunTime()
-    checkpoint_s: Annotated[float, Field(gt=0)] = 3600.0  # infinite: no checkpoints
+    checkpoint_s: Annotated[float, Field(gt=0), AfterValidator(_checkpoint_s)] = 3600.0  # infinite: no checkpoints
     restart_s: NotNegative = 300.0  # Meta RSC: 5 to 20 min for large jobs; Sia: 15 to 250 s for small ones
     faults: dict[str, object] = {"model": "none"}
 

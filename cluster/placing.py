@@ -6,6 +6,17 @@ from .compiled import kernel
 from .state import Simulation
 
 NO_RACK, SEVERAL_RACKS = -1, -2
+# Far beyond what any cluster file and job can give, and close enough to 1 that times stay finite when they are
+# multiplied or divided by it.
+LEAST_SLOWDOWN, MOST_SLOWDOWN = 1e-60, 1e60
+
+
+@kernel
+def _bounded(slowdown: float) -> float:
+    """Return a slowdown that is finite and above 0, whatever numbers it was made of; 1 in place of no number."""
+    if math.isnan(slowdown):
+        return 1.0
+    return min(max(slowdown, LEAST_SLOWDOWN), MOST_SLOWDOWN)
 
 
 @kernel
@@ -19,7 +30,7 @@ def slowdown_of(
     nic_bytes_per_s: float,
     uplink_bytes_per_s: float,
 ) -> float:
-    """Return run time over work of a job on a placement.
+    """Return run time over work of a job on a placement, always finite and above 0.
 
     Args:
         sim: The simulation.
@@ -35,11 +46,11 @@ def slowdown_of(
     """
     rules = sim.rules
     if not rules.ring:
-        return (1.0 + rules.node_penalty * (nodes - 1)) / speed
+        return _bounded((1.0 + rules.node_penalty * (nodes - 1)) / speed)
     compute_s = sim.scenarios.compute_s[scenario, job]
     gpus = sim.scenarios.gpus[scenario, job]
     if gpus == 1:
-        return 1.0 / speed
+        return _bounded(1.0 / speed)
     volume = 2.0 * (gpus - 1) / gpus * sim.scenarios.parameter_bytes[scenario, job]
     link = intra_bytes_per_s
     if nodes > 1:
@@ -47,7 +58,7 @@ def slowdown_of(
     reference = rules.reference_intra_bytes_per_s
     if gpus > rules.reference_gpus:
         reference = rules.reference_nic_bytes_per_s
-    return (compute_s / speed + volume / link) / (compute_s + volume / reference)
+    return _bounded((compute_s / speed + volume / link) / (compute_s + volume / reference))
 
 
 @kernel

@@ -1,19 +1,25 @@
 """What the leading scheduler knows: a copy of the store's open jobs, and the arrays that policies see."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Unpack
+from functools import partial
+from typing import TypeVar, Unpack
+
+from sqlalchemy import Connection
 
 from .backends.protocol import Backend
 from .deciding import Deciding
+from .job_errors import OF_NO_JOB, JobErrors, SpoiledError
 from .launches import Launches
 from .layout import Layout
-from .live import LiveCluster, Site
+from .live import Known, LiveCluster, Site
 from .monitor.monitor import Health, Monitor
-from .recall import known_of, nodes_of
+from .recall import estimate_of, known_of, nodes_of
 from .states import FINAL, AttemptState, Contact, Desired, JobState
-from .store.attempts import AttemptColumns, AttemptRow, Opening, unclosed_attempts
+from .store.apart import jobs_apart, open_jobs_apart, unclosed_attempts_apart
+from .store.attempts import AttemptColumns, AttemptRow, Opening
 from .store.changes import (
     AttemptChange,
     Changes,
@@ -27,10 +33,13 @@ from .store.changes import (
 )
 from .store.decisions import NewDecision
 from .store.events import NewEvent, last_complete_seq, told_by_others
-from .store.jobs import JobColumns, JobRow, get_jobs, open_jobs, sum_of_estimates
+from .store.jobs import JobColumns, JobRow, sum_of_estimates
 from .store.opening import Store
+from .store.reservations import ReservationRow, held_gpus
 
 log = logging.getLogger(__name__)
+
+PartT = TypeVar("PartT")
 
 WRITER = "scheduler"
 
@@ -61,23 +70,37 @@ class Book:
     Args:
         parts: What the scheduler works with.
         fence: Token of its lease.
+        errors: What went wrong with single jobs so far.
     """
 
-    def __init__(self, parts: Parts, fence: int) -> None:
-        self.parts, self.fence, self.health = parts, fence, parts.monitor.health
+    def __init__(self, parts: Parts, fence: int, errors: JobErrors) -> None:
+        self.parts, self.fence, self.errors, self.health = parts, fence, errors, parts.monitor.health
+        self._changes = Changes()
         now_s = parts.now_s()
         with parts.store.read() as tx:
             self._seq = last_complete_seq(tx)
-            rows, attempts, (count, sum_s) = open_jobs(tx), unclosed_attempts(tx), sum_of_estimates(tx)
+            (rows, unreadable), (attempts, torn) = open_jobs_apart(tx), unclosed_attempts_apart(tx)
+            (count, sum_s), held = sum_of_estimates(tx), held_gpus(tx)
+        self.unreadable = dict[str, str]()  # why, by the ids of jobs that are to be held for it
+        self._pass_over(unreadable)
+        for (job, number), why in torn.items():
+            log.error("attempt %d of job %s cannot be read, its GPUs stay held: %s", number, job, why)
         self.jobs: dict[str, JobRow] = {row.id: row for row in rows}  # in no final state, in order of submission
         self.attempts: dict[str, AttemptRow] = {row.job_id: row for row in attempts}  # the last of each job, not closed
         self.left = [row for row in attempts if self.attempts[row.job_id] != row]  # earlier ones, only to be closed
-        out = [*self.health.faulty, *self.health.closed]
-        known = known_of(rows, self.attempts, parts.layout, out, now_s, parts.gpus_per_user)
+        errors.keep({*self.jobs, *self.attempts})
+        ready = [row for row in rows if row.id in self.attempts or not errors.rests(row.id, now_s)]
+        known = known_of(
+            ready, self.attempts, parts.layout, (), now_s, parts.gpus_per_user,
+            lambda job: errors.about(job, now_s, lambda: None),
+        )  # fmt: skip
+        self.is_torn = False  # what stands in the arrays is less than what could
+        out = [*self.health.faulty, *self.health.closed, *self._held_by_others(held, known)]
         waiting = {row.id for row in rows if row.state in (JobState.QUEUED, JobState.HELD)}
         self.outside = waiting - set(known.queue)  # jobs that wait, but not in the queue of the cluster
-        new = [row.estimate_s for row in rows if row.id in self.outside and not row.attempt]  # not let in yet
-        self.live = LiveCluster(parts.site, known._replace(estimates=(count - len(new), sum_s - sum(new))))
+        new = [estimate_of(row) for row in rows if row.id in self.outside and not row.attempt]  # not let in yet
+        estimates = (max(count - len(new), 0), max(sum_s - sum(new), 0.0))
+        self.live = LiveCluster(parts.site, known._replace(estimates=estimates, down=out))
         self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
         self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
         self.launches = Launches()  # that failed
@@ -85,9 +108,33 @@ class Book:
         self.ranked: set[str] = set()  # jobs in the cluster that were given another priority
         self.unfit: set[str] = set()  # jobs outside that no GPUs in service could hold
         self.set_aside_before: set[str] = set()  # those, and they keep what they have waited until they are in again
-        self._changes = Changes()
         self._moment_s = now_s - 1.0
         parts.deciding.begin(self.live)
+
+    def _held_by_others(self, held: Iterable[ReservationRow], known: Known) -> list[int]:
+        """Return the GPUs that are reserved for what does not stand in the cluster's arrays: nobody gets them."""
+        seen, layout = {gpu for _, standing in known.jobs for gpu in standing.gpus}, self.parts.layout
+        there = [it for it in held if 0 <= it.gpu < layout.nodes.get(it.node, 0)]
+        return sorted({layout.number(it.node, it.gpu) for it in there} - seen)
+
+    def _pass_over(self, unreadable: Mapping[str, str]) -> None:
+        for job, why in unreadable.items():
+            log.error("job %s cannot be read, and is passed over: %s", job, why)
+        self.unreadable |= unreadable
+
+    def about(self, job: str, now_s: float, *, spoils: bool = False) -> AbstractContextManager[None]:
+        """Hold what is done about one job: an error there that nobody foresaw holds up no other (job_errors.py).
+
+        Args:
+            job: The job.
+            now_s: The present.
+            spoils: Whether such an error leaves something half done that is seen neither in the changes to be written
+                nor in what the cluster's arrays were told.
+        """
+        return self.errors.about(job, now_s, self._mark, spoils=spoils)
+
+    def _mark(self) -> tuple[int, int]:
+        return len(self._changes), self.live.changes
 
     def happens(self, now_s: float) -> None:
         """Let time pass in the cluster's arrays until now, once for all that happens now."""
@@ -174,17 +221,56 @@ class Book:
             FencedError: If another scheduler has taken over.
             StaleWriteError: If this copy is old.
             TakenError: If a GPU is reserved that is free here.
+            SpoiledError: If changes of some jobs could not be written; those of all others are.
         """
         if not self._changes:
             return False
         changes, self._changes = self._changes, Changes()
-        refused = self.parts.store.write(
-            lambda tx: write_changes(tx, self.fence, changes, at_s=now_s, writer=WRITER)
-        )  # fmt: skip
+
+        def put(tx: Connection, part: Changes) -> set[str]:
+            return write_changes(tx, self.fence, part, at_s=now_s, writer=WRITER)
+
+        try:
+            refused = self.parts.store.write(lambda tx: put(tx, changes))
+        except OF_NO_JOB:
+            raise
+        except Exception as error:
+            self.write_apart(changes.by_job(), put, error, now_s)
+            raise SpoiledError from error
+        self.errors.forget(changes.come_further())
         for opened in changes.opened:
             if opened.job.id in refused:
                 self._take_back(opened.job)
         return bool(refused)
+
+    def write_apart(
+        self, parts: Mapping[str | None, PartT], put: Callable[[Connection, PartT], object], whole: Exception,
+        now_s: float,
+    ) -> None:  # fmt: skip
+        """Write what could not be written together job by job, so that only what is to blame is refused.
+
+        Args:
+            parts: By job; under None what concerns none.
+            put: Writes one of them.
+            whole: Why they could not be written together.
+            now_s: The present.
+
+        Raises:
+            Exception: `whole`, if none of several can be written, or what concerns no job: then no job is to blame.
+            StoreError: As in `write`.
+        """
+        refused = dict[str | None, Exception]()
+        for job, part in parts.items():
+            try:
+                self.parts.store.write(partial(put, part=part))
+            except OF_NO_JOB:
+                raise
+            except Exception as error:
+                refused[job] = error
+        if None in refused or len(refused) == len(parts) > 1:
+            raise whole
+        for job, refusal in refused.items():
+            self.errors.count(str(job), refusal, now_s)
 
     def _take_back(self, job: JobRow) -> None:
         """Undo the start of a job that its owner did not want any more when it was to be written."""
@@ -203,17 +289,47 @@ class Book:
         else:
             self.jobs[row.id] = row
 
+    def stop(self, job: str, kept_s: float | None) -> JobColumns:
+        """Put a job that ran into the queue of the cluster; return where it stands then.
+
+        Args:
+            job: The job.
+            kept_s: As `LiveCluster.stop` takes it.
+        """
+        if not self.live.has(job):
+            self.is_torn = True  # its GPUs come back when the store is read anew
+            return JobColumns()
+        self.live.stop(job, kept_s)
+        back = self.live.standing(job)
+        return JobColumns(
+            saved_s=back.saved_s, guess_s=back.guess_s, wait_s=back.wait_s, entered_s=back.entered_s
+        )  # fmt: skip
+
+    def finish(self, job: str) -> None:
+        """End a job that ran."""
+        if self.live.has(job):
+            self.live.finish(job)
+        else:
+            self.is_torn = True
+
+    def leave(self, job: str) -> None:
+        """Take a waiting job out of the queue of the cluster."""
+        if self.live.has(job):
+            self.live.withdraw(job)
+        self.outside.add(job)
+
     def set_aside(self, job: str) -> None:
         """Take a waiting job out of the queue that no GPUs in service could hold, until these have changed."""
-        self.live.withdraw(job)
-        for jobs in (self.outside, self.unfit, self.set_aside_before):
+        self.leave(job)
+        for jobs in (self.unfit, self.set_aside_before):
             jobs.add(job)
 
     def follow(self) -> None:
         """Take in what others wrote: new jobs, and what is wanted of old ones."""
         with self.parts.store.read() as tx:
             told, self._seq = told_by_others(tx, self._seq)
-            rows = get_jobs(tx, told)
+            rows, unreadable = jobs_apart(tx, told)
+        self._pass_over(unreadable)
         for row in rows:
             if row.state in FINAL:
                 continue

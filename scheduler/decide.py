@@ -71,14 +71,19 @@ def next_step(seen: Seen, now_s: float) -> Step:
     return step._replace(contact=Contact.UNKNOWN) if seen.is_cut_off and step.do is not Do.CLOSE else step
 
 
+def is_over(run: Run, *, is_cancelled: bool) -> bool:
+    """Say whether an attempt runs no more and will not; that its processes are gone is proven apart."""
+    # A launch that comes late must find that it was cancelled: only then does its absence prove anything.
+    return run in _ENDED or (run is Run.ABSENT and is_cancelled)
+
+
 def _next_step(seen: Seen, now_s: float) -> Step:
     if seen.state is AttemptState.RELEASED:
         return Step(Do.CLOSE)
     if seen.status.run is Run.UNREACHABLE:
         return Step(Do.NOTHING, contact=Contact.UNKNOWN)
     if seen.state is AttemptState.DRAINING:
-        # A launch that comes late must find that it was cancelled: only then does its absence prove anything.
-        over = seen.status.run in _ENDED or (seen.status.run is Run.ABSENT and seen.is_cancelled)
+        over = is_over(seen.status.run, is_cancelled=seen.is_cancelled)
         return Step(Do.RELEASE) if over and seen.is_gone else Step(Do.CANCEL)
     if seen.has_fault:
         return Step(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)

@@ -13,7 +13,8 @@ from sqlalchemy import Connection
 from ..cluster.errors import BackendError
 from .backends.protocol import Held, Holds
 from .book import Book, Parts
-from .job_file import YEAR_S, Retry, Sbatch, StoredJob
+from .job_errors import words_of
+from .job_file import LEAST_S, YEAR_S, Retry, Sbatch, StoredJob
 from .states import FINAL, Desired
 from .store.jobs import MANY, NewJob, get_jobs, insert_job, set_desired
 from .store.leases import check_fence
@@ -64,7 +65,8 @@ class Intake:
             rows = [row for at in range(0, len(strangers), MANY) for row in get_jobs(tx, strangers[at : at + MANY])]
         stored = {row.id for row in rows}
         self._ended = (self._ended | {row.id for row in rows if row.state in FINAL}) & {it.job for it in held}
-        new = [it for it in held if it.job in strangers and it.job not in stored and not it.is_over]
+        unknown = (it for it in held if it.job in strangers and it.job not in stored and not it.is_over)
+        new = [job for it in unknown if (job := _job_of(it)) is not None]
         cancelled = [
             it.job for it in held
             if it.is_cancelled and it.job in book.jobs and book.jobs[it.job].desired is not Desired.CANCEL
@@ -86,10 +88,19 @@ class Intake:
                     return  # the next look goes on
 
 
-def _write(tx: Connection, fence: int, new: Iterable[Held], cancelled: Iterable[str], now_s: float) -> None:
+def _job_of(held: Held) -> NewJob | None:
+    """Return the job of the store that a held one becomes, None if it cannot become one."""
+    try:
+        return new_job_of(held)
+    except Exception as error:  # it is one of many, and the others have to come in
+        log.error("job %s of the backend cannot be taken in: %s", held.job, words_of(error), exc_info=error)
+        return None
+
+
+def _write(tx: Connection, fence: int, new: Iterable[NewJob], cancelled: Iterable[str], now_s: float) -> None:
     check_fence(tx, fence)
     for it in new:
-        insert_job(tx, new_job_of(it), writer=WRITER)
+        insert_job(tx, it, writer=WRITER)
     for job in cancelled:
         set_desired(tx, job, Desired.CANCEL, at_s=now_s, writer=WRITER)
 
@@ -98,7 +109,8 @@ def new_job_of(held: Held) -> NewJob:
     """Return the job of the store that a held one becomes."""
     given = {
         "name": name_of(held.name), "gpus": held.gpus, "command": ("sbatch", held.name), "retry": RETRY,
-        "estimate_s": min(held.estimate_s, YEAR_S), "sbatch": Sbatch(number=held.number, nodes=held.nodes),
+        "estimate_s": max(LEAST_S, min(held.estimate_s, YEAR_S)),
+        "sbatch": Sbatch(number=held.number, nodes=held.nodes),
     }  # fmt: skip
     spec = StoredJob.model_validate(given)
     content = spec.model_dump(mode="json")

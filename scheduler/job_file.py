@@ -13,6 +13,12 @@ from .exits import DEFAULT_TRIES, NO_PROGRESS, Tries
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 YEAR_S = 366 * 86400.0
+# With these, and those of cluster files, every run time that can come of a job is finite and above 0. A millisecond is
+# shorter than the scheduler can tell apart; compute_s is bounded as in traces (docs/formats.md).
+LEAST_S = 1e-3
+LEAST_COMPUTE_S, MOST_COMPUTE_S = 1e-6, 86400.0
+MOST_PARAMETER_BYTES = 1e15
+Seconds = Annotated[float, Field(ge=LEAST_S, le=YEAR_S)]
 Text = Annotated[  # what a process can be given
     str,
     Field(
@@ -56,7 +62,7 @@ class Health(_Section):
     """What is done about steps that are slow, or do not end; only of a job that tells of its steps."""
 
     slow: Literal["cusum", "median_k", "in_a_row", "mad", "ewma", "source_mean", "source_literal", "off"] = "cusum"
-    hang: Literal["auto", "off"] | Annotated[float, Field(gt=0.0, le=YEAR_S)] = "auto"  # seconds that a step may take
+    hang: Literal["auto", "off"] | Seconds = "auto"  # seconds that a step may take
 
     def watching(self) -> Watching:
         """Return the same as a tuple."""
@@ -72,15 +78,15 @@ class JobFile(_Section):
     name: str = Field("job", pattern=NAME, description=NAME_WORDS)
     gpus: int = Field(1, ge=1, le=1_000_000)
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
-    image: str = Field("", max_length=512)  # container image, where jobs run in containers; the cluster's if left out
+    image: str = Field("", max_length=512, pattern=r"^[^\x00]*$")  # of its container; the cluster's if left out
     folder: Text = ""  # working directory; one of the attempt's own if left out
     environment: dict[Annotated[str, Field(pattern=VARIABLE)], Secret] = Field({}, description=VARIABLE_WORDS)
-    estimate_s: float = Field(3600.0, gt=0.0, le=YEAR_S)  # run time on the cluster's reference GPUs
-    limit_s: float | None = Field(None, gt=0.0, le=YEAR_S)  # running time after which it is stopped
+    estimate_s: Seconds = 3600.0  # run time on the cluster's reference GPUs
+    limit_s: Seconds | None = None  # running time after which it is stopped
     grace_s: float = Field(30.0, ge=0.0, le=3600.0)  # between asking it to stop and killing it
     priority: Priority = 0  # higher goes first
-    compute_s: float = Field(1.0, gt=0.0, le=86400.0)  # of an iteration on a reference GPU
-    parameter_bytes: float = Field(0.0, ge=0.0, le=1e15)  # volume of one all-reduce
+    compute_s: float = Field(1.0, ge=LEAST_COMPUTE_S, le=MOST_COMPUTE_S)  # of an iteration on a reference GPU
+    parameter_bytes: float = Field(0.0, ge=0.0, le=MOST_PARAMETER_BYTES)  # volume of one all-reduce
     retry: Retry = Retry()
     health: Health = Health()
 
@@ -89,7 +95,7 @@ class Sbatch(_Section):
     """A job of another queue, which holds it until its GPUs have been chosen."""
 
     number: str = Field(max_length=64)  # that its owner knows it by
-    nodes: int = Field(ge=1)  # that it needs, with the same number of GPUs on each
+    nodes: int = Field(ge=1, le=1_000_000)  # that it needs, with the same number of GPUs on each
 
 
 class StoredJob(JobFile):

@@ -14,7 +14,8 @@ from sqlalchemy import Connection
 from .backends.protocol import Run, Status
 from .book import WRITER, Book
 from .decide import Verdict
-from .job_file import StoredJob, Watching
+from .job_errors import OF_NO_JOB, SpoiledError
+from .job_file import Watching
 from .monitor.step_lines import Saved
 from .monitor.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord
 from .monitor.step_watch import CHECK_S, Hang
@@ -25,6 +26,7 @@ from .store.checkpoints import CheckpointRow, checkpoints_of, latest_before, reg
 from .store.events import NewEvent, append_all, last_such_s
 from .store.leases import check_fence
 from .store.nodes import list_nodes
+from .stored_spec import stored_job
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,15 @@ class _Notes:
 
     events: list[NewEvent] = field(default_factory=list)
     saved: list[CheckpointRow] = field(default_factory=list)
+
+    def by_job(self) -> dict[str | None, "_Notes"]:
+        """Return what concerns each job; under None what concerns none."""
+        parts: dict[str | None, _Notes] = {}
+        for event in self.events:
+            parts.setdefault(event.job_id, _Notes()).events.append(event)
+        for row in self.saved:
+            parts.setdefault(row.job_id, _Notes()).saved.append(row)
+        return parts
 
 
 def judge_steps(
@@ -67,16 +78,18 @@ def judge_steps(
         if job not in cut_off and _runs(book, book.attempts[job], statuses.get(name))
     ]
     going = {name for job, name in names.items() if book.attempts[job].state is AttemptState.RUNNING}
-    found = steps.look(running, going, partial(_watching_of, book), now_s)
+    found = steps.look(running, going, partial(_watching_of, book), now_s, partial(book.about, now_s=now_s))
     if not any(found):
         return {}
     notes, verdicts = _Notes(), dict[str, Verdict]()
     for job, name in names.items():  # one that has ended meanwhile had a last look
-        notes.saved += _rows(book.attempts[job], found.saved.get(name, ()), now_s)
+        with book.about(job, now_s):
+            notes.saved += _rows(book.attempts[job], found.saved.get(name, ()), now_s)
     for job, hang in found.hangs.items():
-        cause = _words_on_hang(hang)
-        event = _event(book.attempts[job], SlowWord.HUNG, cause, now_s)
-        verdicts[job] = Verdict(cause, AfterStop.HUNG, event)
+        with book.about(job, now_s):
+            cause = _words_on_hang(hang)
+            event = _event(book.attempts[job], SlowWord.HUNG, cause, now_s)
+            verdicts[job] = Verdict(cause, AfterStop.HUNG, event)
     _judge_slow(book, found, notes, verdicts, now_s)
     _write(book, notes, now_s)
     steps.written()
@@ -100,11 +113,12 @@ def take_last_look(book: Book, row: AttemptRow, name: str, now_s: float) -> bool
 
 def _runs(book: Book, row: AttemptRow, status: Status | None) -> bool:
     reached = row.state is AttemptState.RUNNING and row.contact is Contact.OK
-    return reached and status is not None and status.run is Run.RUNNING and row.backend == book.parts.backend_name
+    is_told = status is not None and status.run is Run.RUNNING and row.backend == book.parts.backend_name
+    return reached and is_told and not book.errors.is_failing(row.job_id)
 
 
 def _watching_of(book: Book, job: str) -> Watching:
-    return StoredJob.model_validate(book.jobs[job].spec).health.watching()
+    return stored_job(book.jobs[job].spec).health.watching()
 
 
 def _rows(row: AttemptRow, saved: Sequence[Saved], now_s: float) -> list[CheckpointRow]:
@@ -125,15 +139,22 @@ def _judge_slow(
     for job in found.steady:
         notes.events.append(_event(book.attempts[job], SlowWord.STEADY, "steps take as long as they did", now_s))
     for job, slow in found.slow.items():
-        row = book.attempts[job]
-        against = _against_moving(book, row, slow, verdicts, now_s)
-        if slow.slowness.checks == CHECKS:
-            notes.events.append(_event(row, SlowWord.SLOW, _words_on(slow, against), now_s, slow))
-        if not against and job not in verdicts:
-            cause = f"slow on {', '.join(sorted(slow.nodes))}, moved"
-            event = _event(row, SlowWord.MOVED, cause, now_s, slow)
-            nodes = dict.fromkeys(slow.nodes, f"{SLOW_NODE}job {job} told so")
-            verdicts[job] = Verdict(cause, AfterStop.RELOCATE, event, nodes)
+        with book.about(job, now_s):
+            _judge_one(book, job, slow, notes, verdicts, now_s)
+
+
+def _judge_one(
+    book: Book, job: str, slow: Slow, notes: _Notes, verdicts: dict[str, Verdict], now_s: float
+) -> None:  # fmt: skip
+    row = book.attempts[job]
+    against = _against_moving(book, row, slow, verdicts, now_s)
+    if slow.slowness.checks == CHECKS:
+        notes.events.append(_event(row, SlowWord.SLOW, _words_on(slow, against), now_s, slow))
+    if not against and job not in verdicts:
+        cause = f"slow on {', '.join(sorted(slow.nodes))}, moved"
+        event = _event(row, SlowWord.MOVED, cause, now_s, slow)
+        nodes = dict.fromkeys(slow.nodes, f"{SLOW_NODE}job {job} told so")
+        verdicts[job] = Verdict(cause, AfterStop.RELOCATE, event, nodes)
 
 
 def _against_moving(
@@ -193,13 +214,20 @@ def _write(book: Book, notes: _Notes, now_s: float) -> None:
     for event in notes.events:
         log.log(logging.ERROR if event.now == SlowWord.ALARM else logging.WARNING, "%s", event.cause)
 
-    def change(tx: Connection) -> None:
+    def put(tx: Connection, part: _Notes) -> None:
         check_fence(tx, book.fence)
-        for row in notes.saved:
+        for row in part.saved:
             register(tx, row, writer=WRITER, fence=book.fence)
-        append_all(tx, [it._replace(fence=book.fence) for it in notes.events])
+        append_all(tx, [it._replace(fence=book.fence) for it in part.events])
 
-    book.parts.store.write(change)
+    try:
+        book.parts.store.write(lambda tx: put(tx, notes))
+    except OF_NO_JOB:
+        raise
+    except Exception as error:
+        book.write_apart(notes.by_job(), put, error, now_s)
+        book.parts.monitor.steps.written()
+        raise SpoiledError from error
 
 
 def _event(row: AttemptRow, word: SlowWord, cause: str, now_s: float, slow: Slow | None = None) -> NewEvent:

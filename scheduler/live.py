@@ -1,5 +1,6 @@
 """A real cluster as the arrays that policies see: the state of a simulation, to which somebody says what happens."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -119,6 +120,7 @@ class LiveCluster:
     def __init__(self, site: Site, known: Known) -> None:
         self.site = site
         self.origin = known  # where it began
+        self.changes = 0  # how often something was done to it
         self.journal: list[Told] | None = None  # what was done, if it is kept for another one that is to stay the same
         self._take_over(known)
 
@@ -159,6 +161,7 @@ class LiveCluster:
         return float(self.sim.state.now_s[ROW])
 
     def _note(self, method: str, *arguments: object) -> None:
+        self.changes += 1
         if self.journal is not None:
             self.journal.append(Told(method, arguments))
 
@@ -210,9 +213,10 @@ class LiveCluster:
             kept: How much of the time that it has run its checkpoints hold, in seconds; None if it told nothing, which
                 counts as a checkpoint in each interval of the cluster.
         """
+        # A job may claim anything, and work without end would never be outlived by an estimate.
+        kept = None if kept is None or not math.isfinite(kept) else kept
         self._note("stop", job, kept)
         slot = self._slot[job]
-        # A job may claim anything, and work without end would never be outlived by an estimate.
         ran_s = max(self.now_s - float(self.sim.state.start_s[ROW, slot]), 0.0)
         stop(self.sim, ROW, slot, kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s))
         move_by_rank(self.sim, ROW, slot, self._rank)
@@ -437,6 +441,10 @@ class LiveCluster:
             for name, array in arrays.items():
                 getattr(part, name)[...] = array
         return live
+
+    def has(self, job: str) -> bool:
+        """Say whether a job is in the system."""
+        return job in self._slot
 
     def asked_gpus(self, job: str) -> int:
         """Return how many GPUs a job of the system asks for."""

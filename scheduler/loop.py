@@ -13,11 +13,13 @@ from .book import Book, Parts
 from .deciding import Decision
 from .exits import ExitClass
 from .fitting import fitted
+from .holding import hold_failing
 from .intake import Intake
+from .job_errors import JobErrors, SpoiledError
 from .owner import is_proven_dead
 from .plugins.answer import Stored, seen_of
 from .quota import Quota
-from .recall import asked_of, is_eligible, queue_key, waiting_standing
+from .recall import asked_of, is_eligible, queue_key, rank_of, waiting_standing
 from .settling import settle
 from .states import Desired, JobState
 from .store.attempts import Opening
@@ -29,6 +31,7 @@ from .store.leases import NEVER, SCHEDULER, acquire, clock, give_up, lease_row, 
 log = logging.getLogger(__name__)
 
 LEASE_S, RENEW_S = 15.0, 5.0
+ROUNDS = 10  # of one tick, each of which begins anew where a job was in the way of the one before
 PLACE_S = 0.5  # after which what was decided is launched before more is decided
 
 
@@ -42,6 +45,7 @@ class Scheduler:
         self._renew_at_s = 0.0
         self._watched, self._watched_s = NEVER, 0.0  # another one's lease, and since when it has not been renewed
         self._intake = Intake(parts)
+        self.errors = JobErrors()
         self.is_behind = False  # jobs may be due that the last tick had no time for
         self._is_held_back = False  # the same, as none may start
 
@@ -52,10 +56,13 @@ class Scheduler:
             StoreError: If the store does not answer; the next tick reads it anew.
         """
         try:
-            if self._leads():
+            for _ in range(ROUNDS):
+                if not self._leads():
+                    break
                 if self.parts.deciding.is_to_begin_anew:
                     self._forget()
-                self._step(self._read(), self.parts.now_s())
+                if self._has_gone_through():
+                    break
         except FencedError as error:
             log.warning("%s; this one no longer leads", error)
             self.book, self._fence, self.is_behind = None, None, False
@@ -66,6 +73,18 @@ class Scheduler:
             self._forget()
             raise
         return self._fence is not None
+
+    def _has_gone_through(self) -> bool:
+        """Do all that is to be done now; False if an error about one job made the copy of the store of no use."""
+        try:
+            book = self._read()
+            self._step(book, self.parts.now_s())
+        except SpoiledError:
+            self._forget()
+            return False
+        if book.is_torn:
+            self._forget()
+        return True
 
     def close(self) -> None:
         """Let another scheduler lead at once; jobs run on."""
@@ -85,7 +104,7 @@ class Scheduler:
         assert self._fence is not None
         if self.book is None:
             self.parts.monitor.take_up(self.parts.store, self._fence, self.parts.now_s())
-            self.book = Book(self.parts, self._fence)
+            self.book = Book(self.parts, self._fence, self.errors)
             self.is_behind = True  # nobody knows what was decided about jobs that wait
         return self.book
 
@@ -119,6 +138,7 @@ class Scheduler:
         self._intake.look(book, now_s)
         book.follow()
         book.keep_out(self.parts.monitor.look(self.parts.store, now_s), now_s)
+        hold_failing(book, now_s)
         settle(book, now_s)
         self._admit(book, now_s)
         if book.live.ages_by(now_s):
@@ -137,33 +157,40 @@ class Scheduler:
             row = book.jobs.get(job)
             if row is not None and row.state is JobState.QUEUED and row.desired is not Desired.RUN:
                 book.happens(now_s)
-                book.live.withdraw(job)
-                book.outside.add(job)
+                with book.about(job, now_s):
+                    book.leave(job)
         book.unwanted.clear()
         for job in book.ranked & book.jobs.keys() - book.outside:
             book.happens(now_s)
-            book.live.give_rank(job, -book.jobs[job].priority)
+            with book.about(job, now_s):
+                book.live.give_rank(job, rank_of(book.jobs[job]))
         book.ranked.clear()
-        quota = Quota(self.parts.gpus_per_user, (row for row in book.jobs.values() if row.id not in book.outside))
-        let_in = [
-            row
-            for row in sorted((book.jobs[job] for job in book.outside), key=queue_key)
-            if not self._changes_outside(book, row, now_s)
-            and is_eligible(row, now_s)
-            and row.id not in book.unfit
-            and quota.lets_in(row)
-        ]
+        let_in = self._let_in(book, now_s)
         if let_in:
             book.happens(now_s)
         back = [row for row in let_in if row.attempt or row.id in book.set_aside_before]
         for row in let_in:
             if row not in back:
-                book.live.submit(asked_of(row))
+                with book.about(row.id, now_s, spoils=True):
+                    book.live.submit(asked_of(row))
         for row in reversed(back):  # each goes before all others
-            book.live.come_back(asked_of(row), waiting_standing(row))
+            with book.about(row.id, now_s, spoils=True):
+                book.live.come_back(asked_of(row), waiting_standing(row))
         for jobs in (book.outside, book.set_aside_before):
             jobs.difference_update(row.id for row in let_in)
         book.write(now_s)
+
+    def _let_in(self, book: Book, now_s: float) -> list[JobRow]:
+        """Return the jobs outside of the queue that come into it, the first first."""
+        quota = Quota(self.parts.gpus_per_user, (row for row in book.jobs.values() if row.id not in book.outside))
+        let_in = []
+        for row in sorted((book.jobs[job] for job in book.outside), key=queue_key):
+            with book.about(row.id, now_s):
+                changes = self._changes_outside(book, row, now_s)
+                is_kept_out = row.id in book.unfit or book.errors.rests(row.id, now_s)
+                if not changes and is_eligible(row, now_s) and not is_kept_out and quota.lets_in(row):
+                    let_in.append(row)
+        return let_in
 
     def _changes_outside(self, book: Book, row: JobRow, now_s: float) -> bool:
         """Let a job outside of the cluster's queue come into the state that is wanted of it, if that is another one."""
@@ -174,7 +201,7 @@ class Scheduler:
                 book.change_job(row, JobState.QUEUED, "run wanted", now_s, no_progress=0, entered_s=now_s)
         elif row.desired is Desired.HOLD:
             book.change_job(row, JobState.HELD, "hold wanted", now_s)
-        elif row.gpus > self.parts.layout.gpus:
+        elif not 1 <= row.gpus <= self.parts.layout.gpus:
             cause = f"it asks for {row.gpus} GPUs, and the cluster has {self.parts.layout.gpus}"
             book.change_job(row, JobState.FAILED, cause, now_s, cause_class=str(ExitClass.USER))
         else:
@@ -185,15 +212,11 @@ class Scheduler:
         """Decide about the jobs that are due now, reserve the GPUs in one transaction, and launch."""
         started, until, due = [], time.monotonic() + PLACE_S, book.live.due()
         while due is not None:
-            decision = self.parts.deciding.settle(book.live, book.nodes_of)
-            number = None
-            if decision.started:
-                number = self._open(book, decision, now_s)
-                started.append(decision.job)
-            if decision.past:
-                book.decided(self._noted(decision, number, now_s))
-            elif self._is_unfit(book, decision.job):
-                book.set_aside(decision.job)
+            with book.about(due, now_s, spoils=True):
+                decision = self.parts.deciding.settle(book.live, book.nodes_of)
+            with book.about(decision.job, now_s, spoils=True):
+                self._carry_on(book, decision, now_s)
+            started += [decision.job] if decision.started else []
             due = book.live.due()
             if due == decision.job and not decision.started:
                 due = None  # nobody may overtake it, and it cannot start before something happens
@@ -202,6 +225,14 @@ class Scheduler:
         refused = book.write(now_s)
         self.is_behind = due is not None or refused
         settle(book, now_s, [job for job in started if job in book.attempts])
+
+    def _carry_on(self, book: Book, decision: Decision, now_s: float) -> None:
+        """Do what follows from a decision."""
+        number = self._open(book, decision, now_s) if decision.started else None
+        if decision.past:
+            book.decided(self._noted(decision, number, now_s))
+        elif self._is_unfit(book, decision.job):
+            book.set_aside(decision.job)
 
     def _is_unfit(self, book: Book, job: str) -> bool:
         """Say whether no GPUs in service could hold a job, though they are as many as it asks for."""

@@ -1,28 +1,60 @@
-"""A cluster as it stands by the rows of the store: what a scheduler begins with, and goes back to after an error."""
+"""A cluster as it stands by the rows of the store: what a scheduler begins with, and goes back to after an error.
 
-from collections.abc import Mapping, Sequence
+Policies reckon with these numbers, and with one that is none they would reckon for ever; whoever wrote the rows, what
+comes out is finite.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 
 from .exits import Tries
-from .job_file import StoredJob
+from .job_file import LEAST_S, StoredJob
 from .layout import Layout
 from .live import Asked, Known, Standing
 from .quota import Quota
 from .states import OPEN_ATTEMPTS, JobState
 from .store.attempts import AttemptRow
 from .store.jobs import JobRow
+from .stored_spec import UnreadableSpecError, stored_job
+
+MOST_S = 1e12  # of any time, far beyond all that are meant
+MOST_SAVED_S, MOST_GUESS_S = 1e90, 1e100  # of work: a time over a slowdown, and the estimate that was doubled beyond it
+MOST_SLOWDOWN = 1e60  # as in cluster/placing.py
+MOST_RANK = 1 << 31
+_OF_NOTHING = StoredJob(command=("true",))  # for what policies are to know of a job that says nothing of use
+
+
+def _within(value: object, least: float, most: float, instead: float) -> float:
+    """Return a number, or another one in place of what is beyond bounds or no number."""
+    return float(value) if isinstance(value, int | float) and least <= value <= most else instead
 
 
 def asked_of(row: JobRow) -> Asked:
     """Return what a job asks for."""
-    spec = StoredJob.model_validate(row.spec)
-    return Asked(row.id, row.gpus, row.estimate_s, row.submitted_s, -row.priority, spec.compute_s, spec.parameter_bytes)
+    try:
+        spec = stored_job(row.spec)
+    except UnreadableSpecError:
+        spec = _OF_NOTHING
+    submitted_s = _within(row.submitted_s, 0.0, MOST_S, 0.0)
+    return Asked(row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes)
+
+
+def rank_of(row: JobRow) -> int:
+    """Return what a job stands in the queue by: those of a lower rank stand before those of a higher."""
+    return -int(_within(row.priority, -MOST_RANK, MOST_RANK, 0))
+
+
+def estimate_of(row: JobRow) -> float:
+    """Return how long a job is expected to run on the reference placement, in seconds."""
+    return _within(row.estimate_s, LEAST_S, MOST_S, StoredJob.model_fields["estimate_s"].default)
 
 
 def nodes_of(row: JobRow) -> int:
     """Return how many nodes are to give a job the same GPUs each, 0 if it takes any GPUs."""
     if not row.spec.get("sbatch"):
         return 0
-    sbatch = StoredJob.model_validate(row.spec).sbatch
+    sbatch = stored_job(row.spec).sbatch
     return 0 if sbatch is None else sbatch.nodes
 
 
@@ -34,26 +66,38 @@ def used_by(row: JobRow) -> Tries:
 def waiting_standing(row: JobRow) -> Standing:
     """Return where a job stands that waits."""
     return Standing(
-        guess_s=row.guess_s, entered_s=row.entered_s, saved_s=row.saved_s, wait_s=row.wait_s, stops=row.attempt,
-        first_start_s=row.submitted_s if row.attempt else -1.0,
+        **_times(row), wait_s=_within(row.wait_s, -MOST_S, MOST_S, 0.0), stops=row.attempt,
+        first_start_s=_within(row.submitted_s, 0.0, MOST_S, 0.0) if row.attempt else -1.0,
     )  # fmt: skip
 
 
 def running_standing(row: JobRow, attempt: AttemptRow, layout: Layout) -> Standing:
     """Return where a job stands that holds GPUs."""
+    opened_s = _within(attempt.opened_s, 0.0, MOST_S, 0.0)
     return Standing(
-        guess_s=row.guess_s, entered_s=row.entered_s, saved_s=row.saved_s,
-        wait_s=row.wait_s + attempt.opened_s - row.entered_s, stops=attempt.number - 1,
-        first_start_s=attempt.opened_s, start_s=attempt.opened_s, overhead_s=attempt.overhead_s,
-        slowdown=attempt.slowdown, gpus=layout.numbers(attempt.placement),
+        **_times(row), wait_s=_within(row.wait_s + opened_s - row.entered_s, -MOST_S, MOST_S, 0.0),
+        stops=attempt.number - 1, first_start_s=opened_s, start_s=opened_s,
+        overhead_s=_within(attempt.overhead_s, 0.0, MOST_SLOWDOWN, 0.0),
+        slowdown=_within(attempt.slowdown, 1.0 / MOST_SLOWDOWN, MOST_SLOWDOWN, 1.0),
+        gpus=layout.numbers(attempt.placement),
     )  # fmt: skip
+
+
+def _times(row: JobRow) -> dict[str, float]:
+    """Return the times of a job that stand wherever it is."""
+    return {
+        "guess_s": _within(row.guess_s, LEAST_S, MOST_GUESS_S, estimate_of(row)),
+        "entered_s": _within(row.entered_s, 0.0, MOST_S, 0.0),
+        "saved_s": _within(row.saved_s, 0.0, MOST_SAVED_S, 0.0),
+    }
 
 
 def queue_key(row: JobRow) -> tuple[int, int, float, int]:
     """Return what puts waiting jobs into the order of the queue: stopped ones first, the last to come back first."""
     if row.attempt:
-        return -row.priority, 0, -max(row.entered_s, row.not_before_s), -row.submit_seq
-    return -row.priority, 1, 0.0, row.submit_seq
+        back_s = max(_within(it, 0.0, MOST_S, 0.0) for it in (row.entered_s, row.not_before_s))
+        return rank_of(row), 0, -back_s, -row.submit_seq
+    return rank_of(row), 1, 0.0, row.submit_seq
 
 
 def is_eligible(row: JobRow, now_s: float) -> bool:
@@ -68,6 +112,7 @@ def known_of(
     down: Sequence[int],
     now_s: float,
     gpus_per_user: int | None = None,
+    about: Callable[[str], AbstractContextManager[None]] = lambda _job: nullcontext(),
 ) -> Known:
     """Return how a cluster stands.
 
@@ -78,15 +123,18 @@ def known_of(
         down: GPUs out of service.
         now_s: The present.
         gpus_per_user: Most that one user may have; None for any number.
+        about: Holds what is done about one job; a job for which it keeps an error to itself is left out.
     """
     holding = {job: row for job, row in attempts.items() if row.state in OPEN_ATTEMPTS}
     quota = Quota(gpus_per_user, (row for row in jobs if row.id in holding))
-    fitting = (row for row in jobs if is_eligible(row, now_s) and row.gpus <= layout.gpus)
-    waiting = sorted(fitting, key=queue_key)
-    queued = {row.id: None for row in waiting if quota.lets_in(row)}
-    inside = [
-        (asked_of(row), running_standing(row, holding[row.id], layout) if row.id in holding else waiting_standing(row))
-        for row in jobs
-        if row.id in holding or row.id in queued
-    ]
+    standing, waiting = dict[str, tuple[Asked, Standing]](), list[tuple[tuple[int, int, float, int], JobRow]]()
+    for row in jobs:
+        with about(row.id):
+            if row.id in holding:
+                standing[row.id] = asked_of(row), running_standing(row, holding[row.id], layout)
+            elif is_eligible(row, now_s) and 1 <= row.gpus <= layout.gpus:
+                standing[row.id] = asked_of(row), waiting_standing(row)
+                waiting.append((queue_key(row), row))
+    queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.lets_in(row)}
+    inside = [it for job, it in standing.items() if job in holding or job in queued]
     return Known(now_s, inside, list(queued), down)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..agents.registry import find_policy
 from ..cluster.cluster_file import ClusterSetup, draw_faults, read_cluster
-from ..cluster.errors import BackendError, InputError
+from ..cluster.errors import BackendError, InputError, LongshoreError
 from ..cluster.scenarios import ORDERS
 from .backends.building import build, full_name
 from .backends.protocol import Backend, Closes
@@ -30,6 +30,7 @@ from .store.engines import file_of
 from .store.idempotency import forget_before
 from .store.opening import Store, open_store
 from .store.user_tokens import has_valid_tokens
+from .tick_failures import TickFailures
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Service:
             lambda: monitor.steps.figures if self.leads() else {}, self.room,
         )  # fmt: skip
         self.store.watch_commits(self.metrics.commit_s.observe)
+        self.failures = TickFailures()
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()
         self._ticked, self._forgot = time.monotonic(), float("-inf")
@@ -115,9 +117,17 @@ class Service:
 
         Raises:
             PluginError: If the policy cannot be loaded.
+            StoreError: If the store does not answer.
         """
         self.scheduler.parts.deciding.warm_up(self.scheduler.parts.site)
-        if self.scheduler.tick():
+        try:
+            leads = self.scheduler.tick()
+        except LongshoreError:
+            raise
+        except Exception as error:  # the loop tries again, and the API tells
+            self.failures.count(error)
+            return
+        if leads:
             self.scheduler.parts.deciding.wait_until_ready(LOADED_S)
 
     def start(self) -> None:
@@ -167,10 +177,10 @@ class Service:
                     self.scheduler.tick()
                 self._ticked = time.monotonic()
                 self._forget()
-            except Exception:
+                self.failures.end()
+            except Exception as error:
                 # A scheduler that stops is worse than one that fails a tick: jobs run on, and it tries again.
-                log.exception("a tick failed")
-                self.ends.wait(TICK_S)
+                self.ends.wait(self.failures.count(error))
             if not self.scheduler.is_behind:
                 self.ends.wait(REST_S)
                 self._woken.wait(TICK_S - REST_S)

@@ -11,9 +11,10 @@ from ..cluster.errors import BackendError
 from ..cluster.random import uniform
 from .backends.protocol import Attempt, CannotHonourError, RefusedError, Run, Status
 from .book import WRITER, Book
-from .decide import Do, Seen, Step, Verdict, next_step
+from .decide import Do, Seen, Step, Verdict, is_over, next_step
 from .exits import ExitClass, Outcome, outcome_of
-from .job_file import StoredJob
+from .holding import give_up
+from .job_errors import words_of
 from .judging import judge_steps, take_last_look
 from .recall import used_by
 from .states import AfterStop, AttemptState, Contact, Desired, JobState
@@ -21,6 +22,7 @@ from .store.attempts import LAUNCH, AttemptRow
 from .store.checkpoints import latest_before
 from .store.events import NewEvent
 from .store.jobs import JobColumns, JobRow
+from .stored_spec import stored_job
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ def attempt_name(row: AttemptRow) -> str:
 
 def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> Attempt:
     """Return what a backend is asked to start, with what its environment has beside what the job file says."""
-    spec = StoredJob.model_validate(job.spec)
+    spec = stored_job(job.spec)
     limit_s = float("inf") if spec.limit_s is None else spec.limit_s
     return Attempt(
         attempt_name(row),
@@ -69,12 +71,9 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
         now_s: The present.
         jobs: Whose attempts; all if left out.
     """
-    names = {job: attempt_name(book.attempts[job]) for job in (book.attempts if jobs is None else jobs)}
-    try:
-        statuses = _ask(partial(book.parts.backend.statuses, tuple(names.values())))
-    except BackendError as error:
-        log.warning("attempts cannot be seen: %s", error)
-        statuses = {}
+    wanted = book.attempts if jobs is None else jobs
+    names = {job: attempt_name(book.attempts[job]) for job in wanted if not book.errors.rests(job, now_s)}
+    statuses = _statuses(book, names, now_s)
     for row in list(book.left) if jobs is None else ():
         _try(book, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
     book.write(now_s)
@@ -104,12 +103,48 @@ def _try(
     verdict: Verdict | None = None,
 ) -> bool:  # fmt: skip
     """Take one step with an attempt; one that the backend does not take is tried again at the next look."""
-    try:
-        seen = _seen(book, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
-        return _step(book, row, seen, now_s)
-    except BackendError as error:
-        log.warning("attempt %s: %s", attempt_name(row), error)
+    with book.about(row.job_id, now_s):
+        try:
+            if book.errors.is_failing(row.job_id):
+                return _let_go(book, row, status, now_s)
+            seen = _seen(book, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
+            return _step(book, row, seen, now_s)
+        except BackendError as error:
+            log.warning("attempt %s: %s", attempt_name(row), error)
+    return False
+
+
+def _let_go(book: Book, row: AttemptRow, status: Status, now_s: float) -> bool:
+    """Bring an attempt of a job that cannot be handled to its end by the shortest way, and return whether it is."""
+    name, backend = attempt_name(row), book.parts.backend
+    if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
         return False
+    if is_over(status.run, is_cancelled=name in book.cancelled) and _ask(partial(backend.released, name)):
+        give_up(book, row, now_s)
+        return True
+    _ask(partial(backend.cancel, name, book.jobs[row.job_id].cause))
+    book.cancelled.add(name)
+    return False
+
+
+def _statuses(book: Book, names: Mapping[str, str], now_s: float) -> dict[str, Status]:
+    """Return what the backend says of attempts, by their names; of each alone if one of them brings it to fall."""
+    backend = book.parts.backend
+    try:
+        return backend.statuses(tuple(names.values()))
+    except BackendError as error:
+        log.warning("attempts cannot be seen: %s", error)
+        return {}
+    except Exception as error:
+        log.warning("attempts cannot be seen together: %s", words_of(error))
+    statuses = {}
+    for job, name in names.items():
+        with book.about(job, now_s):
+            try:
+                statuses[name] = backend.status(name)
+            except BackendError as error:
+                log.warning("attempt %s cannot be seen: %s", name, error)
+    return statuses
 
 
 def _ask(call: Callable[[], T]) -> T:
@@ -123,7 +158,7 @@ def _ask(call: Callable[[], T]) -> T:
     except BackendError:
         raise
     except Exception as error:
-        log.exception("the backend failed")
+        log.error("the backend failed: %s", words_of(error), exc_info=error)
         raise BackendError(f"the backend failed: {type(error).__name__}: {error}") from error
 
 
@@ -244,21 +279,16 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
     outcome = _outcome(job, row, status, progressed=came_further)
     columns = _columns(outcome, now_s)
     if outcome.after in (AfterStop.RETRY, AfterStop.HOLD):
-        book.live.stop(job.id, kept_s)
-        back = book.live.standing(job.id)
-        columns |= JobColumns(
-            saved_s=back.saved_s, guess_s=back.guess_s, wait_s=back.wait_s, entered_s=back.entered_s
-        )  # fmt: skip
+        columns |= book.stop(job.id, kept_s)
         by_rule = outcome.after is AfterStop.HOLD and job.after_stop is not AfterStop.HOLD
         if by_rule and job.desired is Desired.RUN:
             # Nobody asked for this hold: it stays until its owner wants it to run, once more.
             columns["desired"] = Desired.HOLD
         is_unwanted = job.desired is not Desired.RUN  # wanted otherwise while it was being stopped
         if outcome.after is AfterStop.HOLD or outcome.wait_s > 0.0 or is_unwanted:
-            book.live.withdraw(job.id)
-            book.outside.add(job.id)
+            book.leave(job.id)
     else:
-        book.live.finish(job.id)
+        book.finish(job.id)
     book.change_attempt(
         row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), ended_s=now_s,
         ends=status.ends,
@@ -276,7 +306,7 @@ def _columns(outcome: Outcome, now_s: float) -> JobColumns:
 
 
 def _outcome(job: JobRow, row: AttemptRow, status: Status, *, progressed: bool) -> Outcome:
-    retry = StoredJob.model_validate(job.spec).retry
+    retry = stored_job(job.spec).retry
     share = float(uniform(job.submit_seq, row.number, 0))
     if row.started_s is not None:  # What was lost may not tell any more that it ran.
         status = replace(status, started_s=row.started_s)

@@ -43,9 +43,13 @@ def readyz(service: Serving) -> Readiness:
             leads = is_held(tx, SCHEDULER)
     except StoreLostError as error:
         raise ProblemError("not-ready", str(error), Retry_After="5") from error
-    if not leads or service.is_stalled:
-        what = "the scheduler's loop does not come to an end" if leads else "no scheduler leads"
-        raise ProblemError("not-ready", what, Retry_After="5")
+    missing = service.failures.reason
+    if not missing and not leads:
+        missing = "no scheduler leads"
+    elif not missing and service.is_stalled:
+        missing = "the scheduler's loop does not come to an end"
+    if missing:
+        raise ProblemError("not-ready", missing, Retry_After="5")
     deciding = service.scheduler.parts.deciding
     return Readiness(status="ok", policy=deciding.policy or deciding.fallback.name, version=deciding.version)
 

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ..backends.protocol import Placement
-from ..job_file import JobFile, StoredJob
+from ..job_file import JobFile
 from ..monitor.reports import NodeReport, Report
 from ..store.attempts import AttemptRow
 from ..store.checkpoints import CheckpointRow
@@ -15,6 +15,7 @@ from ..store.events import EventRow
 from ..store.jobs import JobRow
 from ..store.nodes import NodeRow
 from ..store.user_tokens import TokenRow
+from ..stored_spec import UnreadableSpecError, stored_job
 
 OTHERS = "-"  # in place of the id of somebody else's job
 
@@ -244,7 +245,7 @@ def job_detail_page(row: JobRow, attempts: list[AttemptRow], waiting: WaitingPag
     """Return all that is said of a job."""
     return JobDetailPage(
         **_of_job(row), waiting=waiting, attempts=tuple(map(attempt_page, attempts)),
-        spec=shown_spec(StoredJob.model_validate(row.spec)),
+        spec=shown_stored(row.spec),
     )  # fmt: skip
 
 
@@ -255,6 +256,14 @@ def _of_job(row: JobRow) -> dict[str, Any]:
 def shown_spec(spec: JobFile) -> dict[str, Any]:
     """Return a job file without the values of its environment."""
     return {**spec.model_dump(mode="json"), "environment": sorted(spec.environment)}
+
+
+def shown_stored(spec: object) -> dict[str, Any]:
+    """Return a stored job file in the same way; nothing of one that cannot be read."""
+    try:
+        return shown_spec(stored_job(spec))
+    except UnreadableSpecError:
+        return {}
 
 
 def task_pages(row: AttemptRow) -> list[TaskPage]:

@@ -11,7 +11,7 @@ import typer
 
 from ...cluster.errors import InputError, LongshoreError
 from ..browsers import link_path
-from ..log_lines import LogFormat, log_as_json
+from ..log_lines import LogFormat, count_repeats, log_as_json
 from ..token_file import FILE, link_token
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def serve(
 
     if log_format is LogFormat.JSON:
         log_as_json()
+    count_repeats()
     chosen = Chosen() if config is None else read_settings(config)
     given = {"cluster": cluster, "folder": folder, "store": store, "host": host, "port": port}
     changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}

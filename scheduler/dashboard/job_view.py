@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import NamedTuple
 
-from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from ..job_file import StoredJob
 from ..states import FINAL, AttemptState, JobState
 from ..store.attempts import AttemptRow, attempts_of
 from ..store.checkpoints import CheckpointRow, checkpoints_of
@@ -16,6 +14,7 @@ from ..store.decisions import DecisionRow
 from ..store.events import EventRow
 from ..store.jobs import JobRow
 from ..store.overview import jobs_in, last_decisions, last_events
+from ..stored_spec import UnreadableSpecError, stored_job
 from .cluster_view import MOST_ROWS
 
 MOST_DECISIONS = 50
@@ -57,8 +56,8 @@ def job_view(tx: Connection, row: JobRow, most_events: int) -> JobView:
 
 def _command(spec: Mapping[str, object]) -> str:
     try:
-        return shlex.join(StoredJob.model_validate(spec).command)
-    except ValidationError:
+        return shlex.join(stored_job(spec).command)
+    except UnreadableSpecError:
         return ""
 
 

@@ -5,6 +5,7 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from sqlalchemy import Connection
 
+from ..job_errors import ERROR
 from ..monitor.step_monitor import HEALTH, SlowWord
 from ..plugins.misses import Miss
 from ..states import JobState
@@ -60,6 +61,10 @@ class Following:
         self._verdicts = Counter(
             "longshore_step_verdicts", "What was found of the steps of jobs.", ["verdict"], registry=registry
         )  # fmt: skip
+        self._held = Counter(
+            "longshore_jobs_held_for_errors", "Jobs that were held since the scheduler could not handle them.",
+            registry=registry,
+        )  # fmt: skip
         self._saved = Counter("longshore_checkpoints", "Checkpoints that were registered.", registry=registry)
         for word in SlowWord:
             self._verdicts.labels(word.value)
@@ -89,6 +94,8 @@ class Following:
             self._alarms.inc()
         if event.kind == HEALTH:
             self._verdicts.labels(event.now).inc()
+        if event.kind == ERROR:
+            self._held.inc()
         if event.kind == SAVED:
             self._saved.inc()
         if event.job_id is None:

@@ -8,7 +8,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection
 
-from ..job_file import StoredJob
 from ..layout import Layout
 from ..store.errors import StoreUnreachableError
 from ..store.nodes import closed_nodes, faulty_gpus, list_nodes
@@ -23,6 +22,7 @@ from ..store.overview import (
     waits_since,
 )
 from ..store.schema import Liveness
+from ..stored_spec import grace_of
 
 LEAKS_AFTER_S = 60.0  # beyond a job's grace; killing takes seconds
 
@@ -99,11 +99,7 @@ class Standing(Collector):
 
     def _attempts(self, tx: Connection) -> Iterable[Metric]:
         now_s = self._now_s()
-        leaking = sum(
-            it.gpus
-            for it in drains(tx)
-            if now_s - it.since_s > StoredJob.model_validate(it.spec).grace_s + LEAKS_AFTER_S
-        )
+        leaking = sum(it.gpus for it in drains(tx) if now_s - it.since_s > grace_of(it.spec) + LEAKS_AFTER_S)
         text = "GPUs of attempts that were to be gone, by their grace and a minute more."
         yield GaugeMetricFamily("longshore_gpus_leaking", text, value=leaking)
         text = "Open attempts that cannot be reached."

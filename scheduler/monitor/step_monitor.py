@@ -6,6 +6,7 @@ Source: SPEC K2, K3, K5; docs/steps.md.
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from .step_lines import Saved, saved_in, steps_in
 from .step_watch import Hang, Slowness, StepWatch
 
 log = logging.getLogger(__name__)
+
+About = Callable[[str], AbstractContextManager[None]]
 
 HEALTH = "health"  # kind of events
 LOOK_S = 4.0  # between two looks at what an attempt has told
@@ -104,8 +107,9 @@ class StepMonitor:
         return self._backend is not None
 
     def look(
-        self, running: Iterable[Running], going: Collection[str], watching: Callable[[str], Watching], now_s: float
-    ) -> Findings:
+        self, running: Iterable[Running], going: Collection[str], watching: Callable[[str], Watching], now_s: float,
+        about: About,
+    ) -> Findings:  # fmt: skip
         """Take in what attempts have told.
 
         Args:
@@ -113,19 +117,22 @@ class StepMonitor:
             going: Names of all that have not ended: what is known of those out of reach is kept.
             watching: What a job wants to be looked at for.
             now_s: The present.
+            about: Holds what is done about one job.
         """
         found = Findings({}, {}, [], [], self._unwritten)
         followed = {name: one for name, one in self._followed.items() if name in going}
         due = []
         for it in running:
-            one = followed.get(it.name) or self._begin(it, watching(it.job), now_s, len(followed))
-            followed[it.name] = one
-            if not 0.0 < one.look_at_s - now_s <= SILENT_LOOK_S:  # or the clock was set back
-                due.append((it, one))
+            with about(it.job):
+                one = followed.get(it.name) or self._begin(it, watching(it.job), now_s, len(followed))
+                followed[it.name] = one
+                if not 0.0 < one.look_at_s - now_s <= SILENT_LOOK_S:  # or the clock was set back
+                    due.append((it, one))
         has_changed = bool(due) or followed.keys() != self._followed.keys()
         self._followed = followed
         for it, one in due:
-            self._look_at(it, one, found, now_s)
+            with about(it.job):
+                self._look_at(it, one, found, now_s)
         self._judge(found)
         if has_changed:
             self.figures = {

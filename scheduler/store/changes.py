@@ -68,9 +68,36 @@ class Changes:
     events: list[NewEvent] = field(default_factory=list)  # beside those of the changes
     out_of_service: dict[str, str] = field(default_factory=dict)  # nodes that go out of service, with the reason
 
-    def __bool__(self) -> bool:
-        """Say whether there is anything."""
-        return bool(self.jobs or self.attempts or self.opened or self.decisions or self.events or self.out_of_service)
+    def __len__(self) -> int:
+        """Return how much there is."""
+        parts = (self.jobs, self.attempts, self.opened, self.decisions, self.events, self.out_of_service)
+        return sum(map(len, parts))
+
+    def come_further(self) -> set[str]:
+        """Return the jobs that come into another state, or an attempt of which does."""
+        moved = {it.row.job_id for it in self.attempts if it.now is not it.row.state}
+        return moved | {it.job_id for it in self.jobs} | {it.job.id for it in self.opened}
+
+    def by_job(self) -> dict[str | None, "Changes"]:
+        """Return the changes of each job; under None what concerns none. Those that free GPUs stand first."""
+        parts: dict[str | None, Changes] = {}
+
+        def of(job: str | None) -> Changes:
+            return parts.setdefault(job, Changes())
+
+        for attempt in self.attempts:
+            of(attempt.row.job_id).attempts.append(attempt)
+        for job in self.jobs:
+            of(job.job_id).jobs.append(job)
+        for opened in self.opened:
+            of(opened.job.id).opened.append(opened)
+        for decision in self.decisions:
+            of(decision.job_id).decisions.append(decision)
+        for event in self.events:
+            of(event.job_id).events.append(event)
+        if self.out_of_service:
+            of(None).out_of_service |= self.out_of_service
+        return parts
 
 
 def changed_job(row: JobRow, change: JobChange, at_s: float) -> JobRow:

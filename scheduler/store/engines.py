@@ -7,6 +7,7 @@ write holds a shared lock, which a follower of events asks for alone: then all e
 it can see are committed or will never be.
 """
 
+import json
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -82,6 +83,14 @@ def lock_for_reading(tx: Connection) -> None:
         tx.exec_driver_sql("BEGIN")
 
 
+def _json(text: str) -> object:
+    """Return what JSON says, nothing if it is none: PostgreSQL refuses that, SQLite does not."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def _sqlite(url: URL) -> Engine:
     file = url.database or ""
     if file in ("", ":memory:"):
@@ -94,7 +103,9 @@ def _sqlite(url: URL) -> Engine:
     if not Path(file).exists():
         Path(file).touch(mode=0o600)  # whatever may be read in its folder: it holds what everybody runs
     # isolation_level None: the driver would begin transactions by its own rules.
-    engine = create_engine(url.difference_update_query(["durability"]), connect_args={"isolation_level": None})
+    engine = create_engine(
+        url.difference_update_query(["durability"]), connect_args={"isolation_level": None}, json_deserializer=_json
+    )
 
     @event.listens_for(engine, "connect")
     def set_up(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Connection,
     Select,
     bindparam,
+    case,
     false,
     func,
     insert,
@@ -26,6 +27,7 @@ CHANGE, WISH, PRIORITY = "job", "desired", "priority"  # kinds of events
 
 
 MANY = 500  # ids in one statement
+MOST_ESTIMATE_S = 1e12
 
 
 class NewJob(NamedTuple):
@@ -109,7 +111,9 @@ _ONE = _ROWS.where(job.c.id == bindparam("wanted"))
 _ONE_LOCKED = _ONE.with_for_update(key_share=True)
 _MANY = _ROWS.where(job.c.id.in_(bindparam("wanted", expanding=True)))
 _WISH = update(job).where(job.c.id == bindparam("at_id")).values(desired=bindparam("wanted"), version=job.c.version + 1)
-_ESTIMATES = select(func.count(), func.coalesce(func.sum(job.c.estimate_s), 0.0))
+# One that nobody could mean, which an older version let pass, must not be the mean of all.
+ESTIMATE_S = case((job.c.estimate_s.between(0.0, MOST_ESTIMATE_S), job.c.estimate_s), else_=0.0)
+_ESTIMATES = select(func.count(), func.coalesce(func.sum(ESTIMATE_S), 0.0))
 _PRUNED = select(pruned.c.jobs, pruned.c.estimates_s)
 _PRIORITY = (
     update(job).where(job.c.id == bindparam("at_id")).values(priority=bindparam("wanted"), version=job.c.version + 1)

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, delete
 
 from ..states import FINAL, AttemptState, JobState
 from .inserting import insert_if_absent
+from .jobs import ESTIMATE_S
 from .schema import attempt, checkpoint, decision, event, job, pruned
 
 MOST_JOBS, MOST_ROWS = 20, 500  # in one transaction
@@ -29,7 +30,7 @@ _JOBS = (
     .limit(bindparam("most"))
 )
 _COUNT_JOBS = select(func.count()).select_from(job).where(_IS_OLD)
-_STILL_OLD = select(job.c.id, job.c.estimate_s).where(
+_STILL_OLD = select(job.c.id, ESTIMATE_S.label("estimate_s")).where(
     job.c.id.in_(bindparam("wanted", expanding=True)), job.c.state.in_(sorted(FINAL)), _IS_CLEAN
 )
 _NUMBERS = (

@@ -176,6 +176,16 @@ WRONG = [
         "checkpoint_s: 0\nfaults:",
         "c.yaml:20:checkpoint_s: '0' cannot be used; it should be a number above 0",
     ),
+    (
+        "faults:",
+        "checkpoint_s: 5e-324\nfaults:",
+        "c.yaml:20:checkpoint_s: 4.94066e-324 cannot be used; it should be from 0.001",
+    ),
+    (
+        "faults:",
+        "checkpoint_s: 1e300\nfaults:",
+        "c.yaml:20:checkpoint_s: 1e+300 cannot be used; it should be from 0.001 to 1e+30 s",
+    ),
     ("faults:", "checkpoint_s: .nan\nfaults:", "c.yaml:20:checkpoint_s: '.nan' cannot be used"),
     ("faults:", "restart_s: .inf\nfaults:", "c.yaml:20:restart_s: '.inf' cannot be used"),
     ("faults:", "racks: []\nfaults:", "c.yaml:20: the key 'racks' stands twice; drop one of them"),

@@ -34,6 +34,7 @@ from longshore.scheduler.store.reservations import ReservationRow, held_gpus
 ValueT = TypeVar("ValueT")
 PATIENCE_S = 60.0
 
+SIMPLE, RING = "{model: simple, node_penalty: 0.05}", "{model: ring}"
 CLUSTER = """\
 name: trial
 node_types:
@@ -41,7 +42,7 @@ node_types:
 racks:
   - nodes:
 {nodes}
-run_time: {{model: simple, node_penalty: 0.05}}
+run_time: {run_time}
 """
 
 
@@ -116,15 +117,17 @@ class Trial:
         nodes: GPUs of each node.
         make: Makes the backend, anew for each scheduler.
         name: Of the backend.
+        run_time: Model of the cluster file.
     """
 
     def __init__(
-        self, folder: Path, nodes: Mapping[str, int], make: Callable[[], Backend] | None = None, name: str = "local"
-    ) -> None:
+        self, folder: Path, nodes: Mapping[str, int], make: Callable[[], Backend] | None = None, name: str = "local",
+        run_time: str = SIMPLE,
+    ) -> None:  # fmt: skip
         self.folder, self.nodes, self.backend_name = folder, dict(nodes), name
         self.make = make or (lambda: LocalBackend(folder, self.nodes))
         path = folder / "cluster.yaml"
-        path.write_text(_cluster_file(self.nodes))
+        path.write_text(_cluster_file(self.nodes, run_time))
         setup = read_cluster(path)
         self.layout, self.types = layout_of(setup), node_types_of(setup)
         self.site = site_of(setup, Settings(folder=folder))
@@ -234,9 +237,9 @@ def processes_of(job: str) -> list[Process]:
     return [it for it in living() if environment(it).get(b"LONGSHORE_ATTEMPT", b"").startswith(mark)]
 
 
-def _cluster_file(nodes: Mapping[str, int]) -> str:
+def _cluster_file(nodes: Mapping[str, int], run_time: str) -> str:
     sizes = sorted(set(nodes.values()))
     rates = "peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9"
     types = [f"  of{size}: {{gpus: {size}, {rates}}}" for size in sizes]
     lines = [f"      - {{type: of{gpus}, name: {node}}}" for node, gpus in nodes.items()]
-    return CLUSTER.format(types="\n".join(types), nodes="\n".join(lines))
+    return CLUSTER.format(types="\n".join(types), nodes="\n".join(lines), run_time=run_time)

@@ -83,7 +83,7 @@ def all_events(store: Store, job_id: str | None = None) -> list[EventRow]:
 
 def assert_each_change_has_one_event(job: JobRow, events: list[EventRow]) -> None:
     """Versions go up by one, and each change of state begins where the one before ended."""
-    of_job = [event for event in events if event.job_id == job.id and event.number is None]
+    of_job = [it for it in events if it.job_id == job.id and it.number is None and it.version is not None]
     assert [event.version for event in of_job] == list(range(1, job.version + 1))
     changes = [(event.was, event.now) for event in of_job if event.kind == "job"]
     states = [now for _, now in changes]

@@ -1,0 +1,68 @@
+"""What becomes of a job that the scheduler cannot handle: it is held, and its GPUs are freed on proof as always."""
+
+import logging
+
+from .book import WRITER, Book
+from .exits import ExitClass
+from .job_errors import ERROR, MOST
+from .states import OPEN_ATTEMPTS, AfterStop, AttemptState, Desired, JobState
+from .store.apart import hold_unreadable
+from .store.attempts import AttemptRow
+from .store.events import NewEvent
+from .store.jobs import JobColumns, JobRow
+
+log = logging.getLogger(__name__)
+
+
+def hold_failing(book: Book, now_s: float) -> None:
+    """Hold the jobs with which something went wrong three times in a row, and those that cannot be read."""
+    for job, words in book.errors.due(now_s).items():
+        if job in book.jobs:
+            with book.about(job, now_s):
+                _hold(book, book.jobs[job], f"it could not be handled {MOST} times in a row: {words}", now_s)
+    book.write(now_s)
+    for job, why in book.unreadable.items():
+        with book.about(job, now_s):
+            _hold_unreadable(book, job, f"its row in the store cannot be read: {why}", now_s)
+    book.unreadable.clear()
+
+
+def _hold(book: Book, job: JobRow, cause: str, now_s: float) -> None:
+    row = book.attempts.get(job.id)
+    # What its owner wants already stands; else it is held until its owner wants it to run once more.
+    columns = JobColumns(desired=Desired.HOLD) if job.desired is Desired.RUN else JobColumns()
+    if job.state is JobState.QUEUED:
+        book.happens(now_s)
+        book.leave(job.id)
+        book.change_job(job, JobState.HELD, cause, now_s, **columns)
+    elif row is not None and row.state in OPEN_ATTEMPTS - {AttemptState.DRAINING}:
+        book.change_attempt(row, AttemptState.DRAINING, cause, now_s)
+        columns["after_stop"] = AfterStop.HOLD
+        book.change_job(job, JobState.STOPPING, cause, now_s, **columns)
+    else:
+        return
+    number = None if row is None else row.number
+    book.tell(NewEvent(ERROR, WRITER, now_s, job.id, number, cause=cause), {})
+
+
+def give_up(book: Book, row: AttemptRow, now_s: float) -> None:
+    """Free the GPUs of an attempt that is proven gone, and hold its job, with as little as can go wrong."""
+    job = book.jobs[row.job_id]
+    book.is_torn = True  # what the cluster's arrays hold of it is not touched, and read anew
+    book.outside.add(job.id)
+    columns = JobColumns(after_stop=None, cause_class=str(ExitClass.AMBIGUOUS), entered_s=now_s)
+    after = JobState.CANCELLED if job.desired is Desired.CANCEL else JobState.HELD
+    if job.desired is Desired.RUN:
+        columns["desired"] = Desired.HOLD
+    cause = "its end could not be handled; the log of the scheduler says why"
+    book.change_attempt(
+        row, AttemptState.RELEASED, cause, now_s, outcome=str(ExitClass.AMBIGUOUS), ended_s=now_s, ends=()
+    )
+    book.change_job(job, after, cause, now_s, **columns)
+    book.tell(NewEvent(ERROR, WRITER, now_s, job.id, row.number, cause=cause), {})
+
+
+def _hold_unreadable(book: Book, job: str, cause: str, now_s: float) -> None:
+    event = NewEvent(ERROR, WRITER, now_s, job, cause=cause, fence=book.fence)
+    if book.parts.store.write(lambda tx: hold_unreadable(tx, event)):
+        log.error("job %s is held: %s", job, cause)

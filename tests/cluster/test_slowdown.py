@@ -1,0 +1,79 @@
+"""How long a job takes on a placement is a number that times can be multiplied and divided by, whatever it asks for."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.cluster.cluster_file import LEAST_SPEED, MOST_SPEED
+from longshore.cluster.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, slowdown_of
+from longshore.scheduler.job_file import (
+    LEAST_COMPUTE_S,
+    LEAST_S,
+    MOST_COMPUTE_S,
+    MOST_PARAMETER_BYTES,
+    YEAR_S,
+)
+from tests.compiled_runs import compiled
+from tests.plain_run import busy_case
+
+BANDWIDTHS = st.floats(1.0, 1e18)  # of a cluster file
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def slowdown(
+    ring: bool, compute_s: float, parameter_bytes: float, gpus: int, nodes: int, speed: float, link: float,  # noqa: FBT001
+    reference: float, node_penalty: float,
+) -> float:  # fmt: skip
+    number = np.float64
+    rules = SimpleNamespace(
+        ring=ring, node_penalty=number(node_penalty), reference_gpus=8, reference_intra_bytes_per_s=number(reference),
+        reference_nic_bytes_per_s=number(reference),
+    )  # fmt: skip
+    scenarios = SimpleNamespace(
+        compute_s=np.array([[compute_s]]), parameter_bytes=np.array([[parameter_bytes]]), gpus=np.array([[gpus]])
+    )
+    plain = getattr(slowdown_of, "py_func", slowdown_of)
+    with np.errstate(all="ignore"):
+        links = (number(link), number(link), number(link))
+        return float(plain(SimpleNamespace(rules=rules, scenarios=scenarios), 0, 0, nodes, number(speed), *links))
+
+
+@given(
+    st.booleans(), st.floats(LEAST_COMPUTE_S, MOST_COMPUTE_S), st.floats(0.0, MOST_PARAMETER_BYTES),
+    st.integers(1, 1_000_000), st.integers(1, 1_000_000), st.floats(LEAST_SPEED, MOST_SPEED), BANDWIDTHS, BANDWIDTHS,
+    st.floats(0.0, 1e30), st.floats(LEAST_S, YEAR_S),
+)  # fmt: skip
+def test_no_job_file_on_any_cluster_file_gives_a_run_time_that_is_none(
+    ring: bool, compute_s: float, parameter_bytes: float, gpus: int, nodes: int, speed: float, link: float,  # noqa: FBT001
+    reference: float, node_penalty: float, time_s: float,
+) -> None:  # fmt: skip
+    found = slowdown(ring, compute_s, parameter_bytes, gpus, nodes, speed, link, reference, node_penalty)
+
+    assert LEAST_SLOWDOWN < found < MOST_SLOWDOWN  # no bound was needed
+    assert 0.0 < time_s * found < math.inf
+    assert 0.0 < time_s / found < math.inf
+
+
+@given(st.booleans(), ANY, ANY, st.integers(1, 1000), st.integers(1, 1000), ANY, ANY, ANY, ANY)
+def test_whatever_stands_in_the_arrays_a_slowdown_is_finite_and_above_zero(
+    ring: bool, compute_s: float, parameter_bytes: float, gpus: int, nodes: int, speed: float, link: float,  # noqa: FBT001
+    reference: float, node_penalty: float,
+) -> None:  # fmt: skip
+    found = slowdown(ring, compute_s, parameter_bytes, gpus, nodes, speed or 1.0, link or 1.0, reference or 1.0,
+                     node_penalty)  # fmt: skip
+
+    assert 0.0 < found < math.inf
+
+
+@pytest.mark.parametrize("compute_s", [5e-324, math.nan, 0.0, math.inf])
+def test_a_compiled_slowdown_is_bounded_as_a_plain_one(compute_s: float) -> None:
+    sim = compiled(busy_case(ring=True))
+    sim.scenarios.compute_s[0, 0], sim.scenarios.parameter_bytes[0, 0], sim.scenarios.gpus[0, 0] = compute_s, 0.0, 4
+
+    found = slowdown_of(sim, 0, 0, 2, 2.0, 1e9, 1e9, 1e9)
+
+    assert 0.0 < found < math.inf

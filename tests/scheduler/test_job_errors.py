@@ -1,0 +1,272 @@
+"""Whatever goes wrong about one job, wherever it goes wrong: the others go on, and that job is held in the end."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from longshore.scheduler import book, judging, loop, recall, settling
+from longshore.scheduler.book import Book
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors, SpoiledError
+from longshore.scheduler.live import LiveCluster
+from longshore.scheduler.loop import Scheduler
+from longshore.scheduler.monitor.step_monitor import StepMonitor
+from longshore.scheduler.states import Desired, JobState
+from longshore.scheduler.store import changes
+from longshore.scheduler.store.errors import FencedError, StaleWriteError, StoreUnreachableError
+from tests.scheduler.obedient import AGAIN, WELL, Obedient
+from tests.scheduler.store.store_rows import assert_each_change_has_one_event
+from tests.scheduler.trials import Trial, Way
+
+NODES = {"a": 4, "b": 4}
+
+
+class TellingWay(Way):
+    """A way to a backend whose jobs tell of their steps."""
+
+    def told(self, *arguments: Any) -> Any:
+        assert isinstance(self.backend, Obedient)
+        return self.backend.told(*arguments)
+
+
+class TellingTrial(Trial):
+    """A scheduler over an obedient backend."""
+
+    def another(self, owner: str | None = None) -> Scheduler:
+        self.way = TellingWay(self.obedient)
+        return super().another(owner)
+
+    @property
+    def obedient(self) -> Obedient:
+        assert isinstance(self.way.backend, Obedient)
+        return self.way.backend
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[TellingTrial]:
+    backend = Obedient(NODES)
+    made = TellingTrial(tmp_path, NODES, lambda: backend, "obedient")
+    backend.now_s = made.now_s
+    yield made
+    made.close()
+
+
+class Place(NamedTuple):
+    """A call that concerns one job."""
+
+    owner: object
+    name: str
+    ends_as: tuple[str, ...] = ("held",)  # what may become of a job about which it always fails
+
+
+EITHER = ("held", "succeeded")
+STUCK = ("starting", "running", "stopping")  # nothing of it can be written, so its GPUs stay held
+PLACES = [
+    *(Place(loop, name) for name in ("asked_of", "is_eligible")),
+    *(Place(Scheduler, name) for name in ("_changes_outside", "_carry_on", "_open", "_noted")),
+    *(Place(LiveCluster, name) for name in ("submit", "finish")),
+    *(Place(LiveCluster, name, EITHER) for name in ("come_back", "stop", "standing")),
+    Place(Deciding, "settle"),
+    *(Place(Book, name) for name in ("open", "decided", "nodes_of", "finish")),
+    Place(Book, "stop", EITHER),
+    *(Place(settling, name) for name in ("_seen", "_step", "_launch", "attempt_of", "_change_both", "stored_job")),
+    *(Place(settling, name) for name in ("_release", "take_last_look", "_outcome")),
+    *(Place(StepMonitor, name) for name in ("_begin", "_look_at")),
+    *(Place(judging, name) for name in ("_watching_of", "_rows", "register")),
+    *(Place(changes, name) for name in ("opened_attempt", "reserve")),
+    *(Place(book, name) for name in ("opened_job", "opened_attempt")),
+    *(Place(recall, name, EITHER) for name in ("asked_of", "running_standing")),
+    Place(loop, "waiting_standing", EITHER),
+    Place(settling, "_close", EITHER),
+    Place(Book, "change_attempt", STUCK), Place(changes, "_events_of", STUCK),
+    Place(book, "changed_job", ("queued", *STUCK)),
+]  # fmt: skip
+
+
+def mentions(value: object, job: str) -> bool:
+    """Say whether an argument of a call is a job, or something of it."""
+    if isinstance(value, LiveCluster):
+        return value.sim.state.current[0] >= 0 and value.current == job
+    if isinstance(value, dict | list | tuple) and not hasattr(value, "_fields"):
+        return any(mentions(it, job) for it in value)
+    fields = ("id", "job_id", "job", "row", "name")
+    found = [value, *(getattr(value, name) for name in fields if hasattr(value, name))]
+    return any(isinstance(it, str) and job in it for it in found) or any(
+        hasattr(it, "id") and it.id == job for it in found
+    )
+
+
+def breaks(place: Place, job: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let a call fail whenever it concerns a job; return a list that grows with each failure."""
+    real, failures = getattr(place.owner, place.name), list[int]()
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        concerns = any(mentions(it, job()) for it in (*arguments, *named.values()))
+        if place.name == "stored_job":
+            concerns = any(isinstance(it, dict) and "bad" in it["command"][-1] for it in arguments)
+        if concerns:
+            failures.append(1)
+            raise KeyError(f"a bug in {place.name}")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(place.owner, place.name, call)
+    return failures
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda it: f"{getattr(it.owner, '__name__', it.owner)}.{it.name}")
+def test_other_jobs_end_whatever_fails_about_one_and_that_one_is_held(
+    place: Place, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = trial.submit("before")
+    trial.tick()
+    bad = trial.submit("bad", gpus=2, retry={"asked": 3})
+    failures = breaks(place, lambda: bad, monkeypatch)
+    after = trial.submit("after", gpus=2)
+
+    trial.tick(2)
+
+    assert trial.job(after).state is not JobState.QUEUED  # in the first tick, whatever had failed in it
+    trial.wait(10.0, 1.0)
+    trial.obedient.end(AGAIN, bad)
+    trial.wait(20.0, 1.0)
+    trial.scheduler.book = None  # whoever reads the store anew finds no other way past it
+    trial.wait(20.0, 1.0)
+    trial.obedient.end(WELL)
+    trial.wait(100.0, 1.0)
+
+    assert failures
+    assert trial.job(before).state is trial.job(after).state is JobState.SUCCEEDED
+    assert trial.job(bad).state in place.ends_as
+    assert {it.job_id for it in trial.held()} == ({bad} if "stopping" in place.ends_as else set())
+    if trial.job(bad).state is JobState.HELD:
+        told = [it for it in trial.events(bad) if it.kind == ERROR]
+        assert len(told) >= 1
+        assert f"a bug in {place.name}" in told[0].cause or "its end could not be handled" in told[0].cause
+        assert trial.job(bad).desired is Desired.HOLD
+    for job in (before, bad, after):
+        assert_each_change_has_one_event(trial.job(job), trial.events())
+
+
+def test_a_job_that_was_held_for_errors_runs_once_its_owner_releases_it_and_they_are_gone(
+    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        bad = trial.submit("bad")
+        breaks(Place(settling, "attempt_of"), lambda: bad, broken)
+        trial.wait(20.0, 1.0)
+        assert trial.job(bad).state is JobState.HELD
+
+    trial.wish(bad, Desired.RUN)
+    trial.wait(5.0, 1.0)
+    trial.obedient.end(WELL)
+    trial.wait(5.0, 1.0)
+
+    assert trial.job(bad).state is JobState.SUCCEEDED
+
+
+def test_gpus_of_a_job_that_cannot_be_handled_are_freed_on_proof_only(
+    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = trial.submit("bad", gpus=4)
+    trial.wait(3.0, 1.0)
+    trial.obedient.holds.add(f"ls-{bad}-1")
+    breaks(Place(settling, "_outcome"), lambda: bad, monkeypatch)
+    trial.obedient.end(AGAIN)
+
+    trial.wait(200.0, 1.0)
+    assert len(trial.held()) == 4
+
+    trial.obedient.holds.clear()
+    trial.wait(200.0, 1.0)
+    assert trial.held() == []
+    assert trial.job(bad).state is JobState.HELD
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])
+def test_a_job_that_cannot_be_handled_can_be_cancelled(
+    state: JobState, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = trial.submit("bad")
+    if state is JobState.RUNNING:
+        trial.runs(bad)
+    place = Place(settling, "_outcome") if state is JobState.RUNNING else Place(loop, "asked_of")
+    breaks(place, lambda: bad, monkeypatch)
+
+    trial.wish(bad, Desired.CANCEL)
+    trial.wait(60.0, 1.0)
+
+    assert trial.job(bad).state is JobState.CANCELLED
+
+
+def test_what_a_backend_says_of_one_attempt_by_mistake_hides_nothing_of_the_others(
+    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = trial.submit("good"), trial.submit("bad")
+    trial.runs(good)
+    real = Obedient.status
+    monkeypatch.setattr(Obedient, "status", lambda self, name: real(self, name) if bad not in name else 1 / 0)
+
+    trial.obedient.end(WELL)
+    trial.wait(3.0, 1.0)
+
+    assert trial.job(good).state is JobState.SUCCEEDED
+    trial.wait(30.0, 1.0)
+    assert trial.job(bad).state in (JobState.RUNNING, JobState.STOPPING)  # nothing proves that it is gone
+    assert len(trial.held()) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [FencedError("f"), StaleWriteError("s"), StoreUnreachableError("u")], ids=lambda it: type(it).__name__
+)
+def test_what_is_the_stores_doing_is_no_jobs_fault(error: Exception) -> None:
+    errors = JobErrors()
+
+    for _ in range(9):
+        with pytest.raises(type(error)), errors.about("j", 0.0, lambda: 0):
+            raise error
+
+    assert not errors.is_failing("j")
+
+
+def test_a_store_that_takes_no_change_at_all_holds_no_job(trial: TellingTrial, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [trial.submit("one"), trial.submit("two")]
+    with monkeypatch.context() as broken:
+        broken.setattr(changes, "check_fence", lambda *_: 1 / 0)
+        for _ in range(9):
+            with pytest.raises(ZeroDivisionError):
+                trial.tick()
+
+    trial.wait(2.0, 1.0)
+    assert {trial.job(job).state for job in jobs} == {JobState.RUNNING}
+
+
+def test_errors_count_in_a_row_only_and_a_job_rests_after_each_for_longer() -> None:
+    errors, now_s = JobErrors(), 0.0
+
+    for number in range(1, 12):
+        with errors.about("j", now_s, lambda: 0):
+            raise ValueError("x")
+        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** (number - 1))
+        assert errors.is_failing("j") == (number >= MOST)
+        assert errors.rests("j", now_s + rest_s - 0.5)
+        now_s += rest_s
+        assert not errors.rests("j", now_s)
+    errors.forget({"j"})
+    assert not errors.is_failing("j")
+
+
+def test_an_error_behind_a_change_says_that_the_copy_is_of_no_use() -> None:
+    errors, changed = JobErrors(), [0]
+
+    def change_and_fail() -> None:
+        with errors.about("j", 0.0, lambda: changed[0]):
+            changed[0] += 1
+            raise ValueError("x")
+
+    for _ in range(MOST):
+        with pytest.raises(SpoiledError):
+            change_and_fail()
+
+    assert errors.is_failing("j")
