@@ -25,6 +25,7 @@ from .store.decisions import NewDecision
 from .store.errors import FencedError, StaleWriteError, TakenError
 from .store.jobs import JobRow
 from .store.leases import NEVER, SCHEDULER, acquire, clock, give_up, lease_row, renew
+from .strangers import Strangers
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Scheduler:
         self._renew_at_s = 0.0
         self._watched, self._watched_s = NEVER, 0.0  # another one's lease, and since when it has not been renewed
         self._intake = Intake(parts)
+        self.strangers = Strangers(parts)
         self.is_behind = False  # jobs may be due that the last tick had no time for
         self._is_held_back = False  # the same, as none may start
 
@@ -53,7 +55,7 @@ class Scheduler:
         """
         try:
             if self._leads():
-                if self.parts.deciding.is_to_begin_anew:
+                if self.parts.deciding.is_to_begin_anew or self.strangers.are_due:
                     self._forget()
                 self._step(self._read(), self.parts.now_s())
         except FencedError as error:
@@ -85,6 +87,7 @@ class Scheduler:
         assert self._fence is not None
         if self.book is None:
             self.parts.monitor.take_up(self.parts.store, self._fence, self.parts.now_s())
+            self.strangers.find(self._fence)
             self.book = Book(self.parts, self._fence)
             self.is_behind = True  # nobody knows what was decided about jobs that wait
         return self.book
@@ -118,13 +121,14 @@ class Scheduler:
         """Take in what has happened, settle attempts, let jobs in, and start what can start."""
         self._intake.look(book, now_s)
         book.follow()
-        book.keep_out(self.parts.monitor.look(self.parts.store, now_s), now_s)
+        health = self.parts.monitor.look(self.parts.store, now_s)
+        book.keep_out(health.without(self.strangers.look(book.fence, now_s)), now_s)
         settle(book, now_s)
         self._admit(book, now_s)
         if book.live.ages_by(now_s):
             book.happens(now_s)
         if book.happened(now_s) or self.is_behind or self._is_held_back:
-            self._is_held_back = not self.parts.may_start()
+            self._is_held_back = not (self.strangers.are_known(book.fence) and self.parts.may_start())
             if self._is_held_back:
                 self.is_behind = False
             else:
