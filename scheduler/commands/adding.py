@@ -4,7 +4,7 @@ import typer
 
 from ..extender.command import extender
 from ..replay_commands import decisions, replay
-from . import tokens
+from . import config, tokens
 from .browsing import dashboard
 from .copying import backup, restore
 from .explaining import explain
@@ -25,3 +25,4 @@ def add_commands(app: typer.Typer) -> None:
     ):  # fmt: skip
         app.command()(command)
     app.add_typer(tokens.app, name="token")
+    app.add_typer(config.app, name="config")
