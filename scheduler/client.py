@@ -180,6 +180,14 @@ class Client:
         """Tell what an agent sees of its node."""
         self._call("POST", f"/v1/nodes/{_part(node)}/report", json=told)
 
+    def unknown(self) -> list[dict[str, Any]]:
+        """Return the attempts that run and are not in the store."""
+        return self._list("/v1/unknown-attempts")
+
+    def settle_unknown(self, attempt: str, wish: str) -> None:
+        """End or disregard an attempt that is not in the store."""
+        self._call("POST", f"/v1/unknown-attempts/{_part(attempt)}/{wish}")
+
     def tokens(self, owner: str | None) -> list[dict[str, Any]]:
         """Return the tokens of the user, or of another one."""
         return self._list("/v1/users/me/tokens", **({} if owner is None else {"owner": owner}))

@@ -27,6 +27,7 @@ from .store.decisions import NewDecision
 from .store.errors import FencedError, StaleWriteError, TakenError
 from .store.jobs import JobRow
 from .store.leases import NEVER, SCHEDULER, acquire, clock, give_up, lease_row, renew
+from .strangers import Strangers
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Scheduler:
         self._watched, self._watched_s = NEVER, 0.0  # another one's lease, and since when it has not been renewed
         self._intake = Intake(parts)
         self.errors = JobErrors()
+        self.strangers = Strangers(parts)
         self.is_behind = False  # jobs may be due that the last tick had no time for
         self._is_held_back = False  # the same, as none may start
 
@@ -59,7 +61,7 @@ class Scheduler:
             for _ in range(ROUNDS):
                 if not self._leads():
                     break
-                if self.parts.deciding.is_to_begin_anew:
+                if self.parts.deciding.is_to_begin_anew or self.strangers.are_due:
                     self._forget()
                 if self._has_gone_through():
                     break
@@ -104,6 +106,7 @@ class Scheduler:
         assert self._fence is not None
         if self.book is None:
             self.parts.monitor.take_up(self.parts.store, self._fence, self.parts.now_s())
+            self.strangers.find(self._fence)
             self.book = Book(self.parts, self._fence, self.errors)
             self.is_behind = True  # nobody knows what was decided about jobs that wait
         return self.book
@@ -137,14 +140,15 @@ class Scheduler:
         """Take in what has happened, settle attempts, let jobs in, and start what can start."""
         self._intake.look(book, now_s)
         book.follow()
-        book.keep_out(self.parts.monitor.look(self.parts.store, now_s), now_s)
+        health = self.parts.monitor.look(self.parts.store, now_s)
+        book.keep_out(health.without(self.strangers.look(book.fence, now_s)), now_s)
         hold_failing(book, now_s)
         settle(book, now_s)
         self._admit(book, now_s)
         if book.live.ages_by(now_s):
             book.happens(now_s)
         if book.happened(now_s) or self.is_behind or self._is_held_back:
-            self._is_held_back = not self.parts.may_start()
+            self._is_held_back = not (self.strangers.are_known(book.fence) and self.parts.may_start())
             if self._is_held_back:
                 self.is_behind = False
             else:

@@ -9,6 +9,7 @@ from ..cluster.yaml_file import YamlFile, read_yaml, validated
 from .hosts import is_loopback
 from .job_file import Priority
 
+PAGE = "docs/configuration.md"  # on configuration files
 Order = Literal["fifo", "easy", "easy-shortest", "shortest"]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
@@ -96,12 +97,15 @@ def read_settings(path: Path) -> Chosen:
     Raises:
         InputError: If it cannot be read or used, naming the line.
     """
-    file = read_yaml(path, "docs/configuration.md")
-    found = validated(file, Settings, file.data)
-    home = path.absolute().parent
+    file = read_yaml(path, PAGE)
+    return Chosen(located(validated(file, Settings, file.data), file), file)
+
+
+def located(found: Settings, file: YamlFile) -> Settings:
+    """Return settings whose paths start from the folder of the file that they come from."""
+    home = file.path.absolute().parent
     cluster = None if found.cluster is None else home / found.cluster
-    settings = found.model_copy(update={"cluster": cluster, "folder": home / found.folder})
-    return Chosen(settings, file)
+    return found.model_copy(update={"cluster": cluster, "folder": home / found.folder})
 
 
 def store_url_of(folder: Path) -> str:

@@ -16,6 +16,7 @@ from ..store.jobs import JobRow
 from ..store.nodes import NodeRow
 from ..store.user_tokens import TokenRow
 from ..stored_spec import UnreadableSpecError, stored_job
+from ..strangers import Stranger
 
 OTHERS = "-"  # in place of the id of somebody else's job
 
@@ -44,6 +45,20 @@ class AttemptPage(_Said):
     outcome: str
     cause: str
     cleanup_error: str
+
+
+class UnknownAttemptPage(_Said):
+    """An attempt that the store does not have."""
+
+    attempt: str  # its name at the backend
+    job: str
+    placement: tuple[SharePage, ...]
+    found_s: float
+
+    @classmethod
+    def of(cls, it: Stranger) -> "UnknownAttemptPage":
+        """Return the page of one."""
+        return cls(attempt=it.name, job=it.job, placement=share_pages(it.placement) or (), found_s=it.found_s)
 
 
 class JobPage(_Said):

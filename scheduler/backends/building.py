@@ -53,6 +53,21 @@ def build(
         InputError: If there is no such backend, or its settings cannot be used.
         PluginError: If it cannot be imported.
     """
+    kind = kind_of(name, file)
+    return kind.build(_own(kind, settings, file), folder, layout)
+
+
+def kind_of(name: str, file: YamlFile | None = None) -> Buildable:
+    """Return what is registered as a backend.
+
+    Args:
+        name: Of the backend.
+        file: That the name comes from, so that errors can name the line.
+
+    Raises:
+        InputError: If there is no such backend.
+        PluginError: If it cannot be imported or built.
+    """
     registered = {point.name: point for point in entry_points(group=GROUP)}
     if name not in registered:
         problem = f"there is no backend {name!r}"
@@ -67,7 +82,7 @@ def build(
         raise PluginError(f"backend {name!r} ({registered[name].value}) cannot be imported: {error}") from error
     if not hasattr(kind, "Settings") or not hasattr(kind, "build"):
         raise PluginError(f"backend {name!r} ({registered[name].value}) cannot be built: it lacks Settings or build")
-    return kind.build(_own(kind, settings, file), folder, layout)
+    return kind
 
 
 def full_name(name: str, backend: Backend) -> str:

@@ -154,6 +154,19 @@ class Tells(Protocol):
         ...
 
 
+@runtime_checkable
+class Lists(Protocol):
+    """What a backend may do as well: tell which attempts it has that nobody has let it forget."""
+
+    def remembered(self) -> Mapping[str, tuple[Attempt, Placement]]:
+        """Return all attempts that may have processes, now or later, with what was to be run and their GPUs, by name.
+
+        Raises:
+            BackendError: If they cannot all be told.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A job that came by the backend's own way, and is held there until its GPUs have been chosen."""

@@ -45,6 +45,10 @@ class Health(NamedTuple):
     closed: tuple[int, ...] = ()  # of nodes that are silent or out of service: jobs on them go on, none starts there
     down: tuple[int, ...] = ()  # those of them that are on nodes that are down: nobody knows how jobs on them do
 
+    def without(self, gpus: tuple[int, ...]) -> "Health":
+        """Return the same with more GPUs on which no job starts."""
+        return self._replace(closed=tuple(sorted({*self.closed, *gpus}))) if gpus else self
+
 
 class Monitor:
     """Looks at the nodes of a backend, and keeps what it sees in the store.

@@ -45,12 +45,26 @@ def connect(url: str) -> Engine:
     Raises:
         StoreError: If the URL is not one of these, or the folder of the file does not exist.
     """
+    parsed = check_url(url)
+    return _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgresql(parsed)
+
+
+def check_url(url: str) -> URL:
+    """Return the parts of a URL that a store can have; nothing is opened.
+
+    Raises:
+        StoreError: If it can have none such.
+    """
     parsed = _parsed(url)
-    if parsed.get_backend_name() == "sqlite":
-        return _sqlite(parsed)
-    if parsed.get_backend_name() == "postgresql":
-        return _postgresql(parsed)
-    raise StoreError(f"a store cannot be in {parsed.get_backend_name()!r}; write sqlite:///FILE or postgresql://...")
+    kind = parsed.get_backend_name()
+    if kind not in ("sqlite", "postgresql"):
+        raise StoreError(f"a store cannot be in {kind!r}; write sqlite:///FILE or postgresql://...")
+    if kind == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise StoreError("a store needs a file; write sqlite:///FILE")
+    durability = parsed.query.get("durability", "normal")
+    if kind == "sqlite" and durability not in DURABILITIES:
+        raise StoreError(f"durability is {durability!r}; write normal or full")
+    return parsed
 
 
 def file_of(url: str) -> Path | None:
@@ -93,13 +107,9 @@ def _json(text: str) -> object:
 
 def _sqlite(url: URL) -> Engine:
     file = url.database or ""
-    if file in ("", ":memory:"):
-        raise StoreError("a store needs a file; write sqlite:///FILE")
     if not Path(file).parent.is_dir():
         raise StoreError(f"{file}: the folder does not exist; create it first")
     durability = url.query.get("durability", "normal")
-    if durability not in DURABILITIES:
-        raise StoreError(f"durability is {durability!r}; write normal or full")
     if not Path(file).exists():
         Path(file).touch(mode=0o600)  # whatever may be read in its folder: it holds what everybody runs
     # isolation_level None: the driver would begin transactions by its own rules.

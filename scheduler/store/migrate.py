@@ -31,10 +31,24 @@ def migrate(engine: Engine) -> None:
 
 def configuration(tx: Connection) -> Config:
     """Return what Alembic's commands need to work in a transaction."""
+    config = _configuration()
+    config.attributes["connection"] = tx
+    return config
+
+
+def is_known(revision: str) -> bool:
+    """Say whether this version has a migration of a name."""
+    try:
+        ScriptDirectory.from_config(_configuration()).get_revision(revision)
+    except CommandError:
+        return False
+    return True
+
+
+def _configuration() -> Config:
     config = Config()
     config.set_main_option("script_location", f"{__package__}:migrations")
     config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = tx
     return config
 
 

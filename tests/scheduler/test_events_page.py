@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from longshore.scheduler import job_errors
+from longshore.scheduler import job_errors, strangers
 from longshore.scheduler.api.models import EventPage
 from longshore.scheduler.monitor import step_monitor
 from longshore.scheduler.store import attempts, checkpoints, jobs
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "events.md").read_text()
 KINDS = {
     jobs.CHANGE, jobs.WISH, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
-    step_monitor.HEALTH, checkpoints.SAVED, job_errors.ERROR,
+    step_monitor.HEALTH, checkpoints.SAVED, job_errors.ERROR, strangers.STRANGER,
 }  # fmt: skip
 RENAMED = {"job_id": "job", "number": "attempt"}  # in answers of the API
 
@@ -39,7 +39,7 @@ def test_every_event_that_is_written_in_the_code_is_of_a_kind_that_has_a_name() 
     written |= set(re.findall(r"_replace\(kind=(\w+|\"[^\"]*\")", sources))
     named = {
         "CHANGE", "WISH", "PRIORITY", "CONTACT", "CLEANUP", "LAUNCH", "JOB_CHANGE", "ATTEMPT_CHANGE", "HEALTH", "SAVED",
-        "ERROR",
+        "ERROR", "STRANGER",
     }  # fmt: skip
 
     assert written - {'""', "NamedTuple"} <= named  # "" is a form whose kind is filled in

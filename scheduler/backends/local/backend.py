@@ -18,6 +18,7 @@ from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
 from .processes import boot_id, machine_id
 from .rank_logs import read_log_of
 from .reading import proven_gone, read_status
+from .remembered import remembered_in
 from .spec import encode
 from .supervision import SPEC_BYTES, write_exit
 from .told import read_told
@@ -143,6 +144,14 @@ class LocalBackend:
         self._folders.path(name)
         with told_as_backend_error(name), self._folders.open(name) as folder:
             return [] if folder is None else read_told(folder, 0, before)
+
+    def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
+        """Return all attempts that were launched and not forgotten, with their GPUs, by name.
+
+        Raises:
+            BackendError: If one of them cannot be read.
+        """
+        return remembered_in(self._folders)
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, but for its logs and the proof that it ended.

@@ -49,6 +49,15 @@ class Folders:
             raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 60 of a-z, 0-9 and -")
         return self._attempts / name
 
+    def names(self) -> list[str]:
+        """Return the names of all attempts that have a folder.
+
+        Raises:
+            BackendError: If that cannot be seen.
+        """
+        with told_as_backend_error("attempts"), os.scandir(self._attempts) as entries:
+            return sorted(it.name for it in entries if _NAME.fullmatch(it.name) and it.is_dir(follow_symlinks=False))
+
     @contextmanager
     def open(self, name: str) -> Iterator[int | None]:
         """Open an attempt's folder, which may not be there; that of all attempts has to be, else nothing is known.

@@ -11,6 +11,7 @@ from ..local.durable import is_there, read_whole, write_first
 from ..local.folders import Folders, delete_but, told_as_backend_error
 from ..local.launching import refuse_what_cannot_start, spec_of
 from ..local.rank_logs import opened, read_log_of
+from ..local.remembered import remembered_in
 from ..local.spec import Spec, encode
 from ..local.supervision import SPEC_BYTES
 from ..local.told import read_told
@@ -67,6 +68,14 @@ class SharedFolderBackend:
                     first = len(told)
                     told += read_told(own, first, before[first : first + len(share.gpus)])
         return told
+
+    def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
+        """Return all attempts that were launched and not forgotten, with their GPUs, by name.
+
+        Raises:
+            BackendError: If one of them cannot be read.
+        """
+        return remembered_in(self._folders)
 
     def forget(self, name: str) -> None:
         """Delete what an attempt that ended left here, but for its logs and the proof that it ended.

@@ -1,0 +1,159 @@
+"""Copies of a store in SQLite: taken while others write to it, and put in its place."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from .errors import StoreError
+from .leases import SCHEDULER
+from .migrate import VERSION_TABLE, is_known
+
+BESIDE = ("", "-wal", "-shm")  # what SQLite keeps beside a file, too
+
+
+class Holder(NamedTuple):
+    """Who holds the scheduler's lease in a store."""
+
+    owner: str
+    expires_s: float  # Unix time
+
+
+def back_up(file: Path, target: Path) -> int:
+    """Write a copy of a store as it is at one moment, for its owner alone, and return its size in bytes.
+
+    Args:
+        file: Of the store; who writes to it goes on.
+        target: Where the copy will be; it is whole or not there.
+
+    Raises:
+        StoreError: If it cannot be read, is damaged, is no store, or cannot be copied there.
+    """
+    if target.exists():
+        raise StoreError(f"{target}: is there already; give another path")
+    with _draft(target) as draft:
+        _copy(file, draft)
+        draft.rename(target)
+        _keep(target.parent)
+    return target.stat().st_size
+
+
+def put_in_place(backup: Path, file: Path, stamp: str) -> Path | None:
+    """Put a copy in the place of a store that nobody has open.
+
+    Args:
+        backup: The copy; it stays.
+        file: Of the store, which may not be there.
+        stamp: By which the name of the one that is replaced is told from others.
+
+    Returns:
+        Where the replaced one is; None if there was none.
+
+    Raises:
+        StoreError: If the copy cannot be read, is damaged, is no store, or is a newer version's.
+    """
+    aside = file.with_name(f"{file.name}.{stamp}")
+    with _draft(file) as draft:
+        _copy(backup, draft)
+        was_there = file.exists()
+        # The log of a file has to stay with it: without it, what was written last is lost.
+        for end in BESIDE:
+            with suppress(FileNotFoundError):
+                Path(f"{file}{end}").rename(f"{aside}{end}")
+        draft.rename(file)
+        _keep(file.parent)
+    return aside if was_there else None
+
+
+def holder_of(file: Path) -> Holder | None:
+    """Return who holds the scheduler's lease in a store, None if that is nobody or nothing can be read."""
+    try:
+        with closing(_opened(file)) as store:
+            found = store.execute("SELECT owner, expires_s FROM lease WHERE name = ?", (SCHEDULER,)).fetchone()
+    except sqlite3.Error:
+        return None
+    return None if found is None else Holder(str(found[0]), float(found[1]))
+
+
+def open_in(file: Path) -> list[int]:
+    """Return the processes of this machine that have a file open, as far as they can be seen."""
+    try:
+        wanted = file.stat()
+    except OSError:
+        return []
+    found = set[int]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it is somebody else's, or has ended
+            if any(_is_same(handle, wanted) for handle in (process / "fd").iterdir()):
+                found.add(int(process.name))
+    return sorted(found - {os.getpid()})
+
+
+def _is_same(handle: Path, wanted: os.stat_result) -> bool:
+    try:
+        seen = handle.stat()
+    except OSError:
+        return False
+    return (seen.st_dev, seen.st_ino) == (wanted.st_dev, wanted.st_ino)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a store as it is at one moment.
+
+    Raises:
+        StoreError: If it cannot be, is damaged, or is no store of a version that is known here.
+    """
+    try:
+        # In one step: a write by another process would let one of several steps begin anew, for ever.
+        with closing(_opened(source)) as read, closing(sqlite3.connect(target)) as written:
+            _check(read, source)
+            read.backup(written, pages=-1)
+            written.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+            problem = written.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"{source}: cannot be copied: {error}") from error
+    if problem != "ok":
+        raise StoreError(f"{source}: is damaged: {problem}")
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    # rw: a file that is not there is not made; ro could not read the log of one that nobody has open.
+    return sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=30.0)
+
+
+def _check(read: sqlite3.Connection, file: Path) -> None:
+    """Refuse what is no store of a version that is known here."""
+    tables = {row[0] for row in read.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if VERSION_TABLE not in tables:
+        raise StoreError(f"{file}: is no store of Longshore")
+    version = read.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
+    if version is None or not is_known(str(version[0])):
+        raise StoreError(f"{file}: a newer version of Longshore has written it; use that version")
+
+
+@contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """Give a name beside a file for its draft, which is for its owner alone, and which is gone at the end."""
+    draft = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+    try:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreError(f"{target}: cannot be written: {error.strerror}") from error
+    try:
+        yield draft
+    except OSError as error:
+        raise StoreError(f"{target}: cannot be written: {error}") from error
+    finally:
+        for end in ("", "-journal", "-wal", "-shm"):
+            Path(f"{draft}{end}").unlink(missing_ok=True)
+
+
+def _keep(folder: Path) -> None:
+    """Let names in a folder survive a loss of power."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,306 @@
+"""A store is copied while it is written to, and put back; what runs and is not in it is found, and keeps its GPUs."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.protocol import Attempt, Placement
+from longshore.scheduler.states import Desired, JobState
+from longshore.scheduler.store.copying import back_up, put_in_place
+from longshore.scheduler.store.errors import StoreError
+from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.strangers import STRANGER
+from tests.scheduler.backends.attempts import end_all
+from tests.scheduler.served import LONGSHORE, Served, until
+from tests.scheduler.store.store_rows import job_now, submit
+from tests.scheduler.trials import Trial, Way, processes_of
+
+NODES = {"a": 4, "b": 4}
+
+
+class ListingWay(Way):
+    """A way on which the backend tells what it remembers."""
+
+    def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
+        self.before("remembered")
+        return self.backend.remembered()  # type: ignore[attr-defined,no-any-return]
+
+
+class Restored(Trial):
+    """A trial whose store can go back to what it was."""
+
+    def keep(self) -> None:
+        back_up(self.folder / "store.db", self.folder / "kept.db")
+
+    def go_back(self) -> None:
+        """Put what was kept in the place of the store, and start another scheduler."""
+        self.store.close()
+        put_in_place(self.folder / "kept.db", self.folder / "store.db", "replaced")
+        self.store = open_store(f"sqlite:///{self.folder / 'store.db'}")
+        self.crash()
+
+    def crash(self) -> None:
+        self.way = ListingWay(self.make())
+        self.scheduler = self.another()
+
+    def unknown(self) -> list[str]:
+        return [it.name for it in self.scheduler.strangers.known]
+
+    def told(self) -> list[str]:
+        return [event.now for event in self.events() if event.kind == STRANGER]
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Restored]:
+    it = Restored(tmp_path, NODES)
+    yield it
+    it.close()
+    end_all(tmp_path)
+
+
+def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*LONGSHORE, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_copy_is_whole_and_for_its_owner_alone_while_others_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    first, ended = submit(store, 0), threading.Event()
+
+    def write() -> None:
+        number = 1
+        while not ended.is_set():
+            submit(store, number)
+            number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for turn in range(5):
+        back_up(tmp_path / "store.db", tmp_path / f"copy{turn}.db")
+    ended.set()
+    writer.join()
+    store.close()
+
+    counts = []
+    for turn in range(5):
+        path = tmp_path / f"copy{turn}.db"
+        assert path.stat().st_mode & 0o777 == 0o600
+        with sqlite3.connect(path) as copy:
+            jobs, events = (copy.execute(f"SELECT count(*) FROM {it}").fetchone()[0] for it in ("job", "event"))
+        copy.close()
+        assert jobs == events
+        counts.append(jobs)
+        opened = open_store(f"sqlite:///{path}")
+        assert job_now(opened, first.id) == first
+        opened.close()
+    assert counts == sorted(counts)
+    left = {path.name for path in tmp_path.iterdir()} - {f"copy{turn}.db" for turn in range(5)}
+    assert {name for name in left if "copy" in name} <= {
+        f"copy{turn}.db-{end}" for turn in range(5) for end in ("wal", "shm")
+    }
+
+
+def rubbish(path: Path) -> None:
+    path.write_bytes(os.urandom(5000))
+
+
+def something_else(path: Path) -> None:
+    with sqlite3.connect(path) as made:
+        made.execute("CREATE TABLE recipe (id INTEGER)")
+    made.close()
+
+
+def newer(path: Path) -> None:
+    open_store(f"sqlite:///{path}").close()
+    with sqlite3.connect(path) as made:
+        made.execute("UPDATE longshore_version SET version_num = '9999'")
+    made.close()
+
+
+def torn(path: Path) -> None:
+    store = open_store(f"sqlite:///{path}")
+    for number in range(200):
+        submit(store, number)
+    store.close()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("make", [Path.touch, rubbish, something_else, newer, torn])
+def test_what_is_no_sound_store_is_neither_copied_nor_put_in_place(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "odd.db")
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    job = submit(store, 0)
+    store.close()
+    before = sorted(tmp_path.iterdir())
+
+    with pytest.raises(StoreError):
+        back_up(tmp_path / "odd.db", tmp_path / "copy.db")
+    with pytest.raises(StoreError):
+        put_in_place(tmp_path / "odd.db", tmp_path / "store.db", "aside")
+
+    assert sorted(path for path in tmp_path.iterdir() if not path.name.startswith("odd")) == [
+        path for path in before if not path.name.startswith("odd")
+    ]
+    again = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    assert job_now(again, job.id) == job
+    again.close()
+
+
+def test_a_store_that_is_replaced_stays_beside_with_what_was_written_last(tmp_path: Path) -> None:
+    file = tmp_path / "store.db"
+    store = open_store(f"sqlite:///{file}")
+    first = submit(store, 0)
+    back_up(file, tmp_path / "copy.db")
+    last = submit(store, 1)
+    for end in ("", "-wal", "-shm"):  # as a killed scheduler leaves them
+        shutil.copy(f"{file}{end}", tmp_path / f"killed.db{end}")
+    store.close()
+
+    aside = put_in_place(tmp_path / "copy.db", tmp_path / "killed.db", "aside")
+
+    assert aside == tmp_path / "killed.db.aside"
+    for path, jobs in ((tmp_path / "killed.db", [first.id]), (aside, [first.id, last.id])):
+        opened = open_store(f"sqlite:///{path}")
+        assert [job_now(opened, job).id for job in jobs] == jobs
+        with opened.read() as tx:
+            assert tx.exec_driver_sql("SELECT count(*) FROM job").scalar_one() == len(jobs)
+        opened.close()
+
+
+def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(tmp_path: Path) -> None:
+    folder = tmp_path / ".longshore"
+    folder.mkdir()
+    file = folder / "longshore.db"
+    store = open_store(f"sqlite:///{file}")
+    assert call(tmp_path, "backup", "copy.db").stdout.startswith(".longshore/longshore.db is copied to copy.db: ")
+    assert (
+        call(tmp_path, "backup", "copy.db").stderr.strip() == "longshore: copy.db: is there already; give another path"
+    )
+
+    refused = call(tmp_path, "restore", "copy.db")
+    assert (refused.returncode, f"is open in process {os.getpid()}" in refused.stderr) == (2, True)
+    store.write(lambda tx: acquire(tx, SCHEDULER, "1@elsewhere", 4e9, 60.0))
+    store.close()
+    assert "a scheduler leads with .longshore/longshore.db: 1@elsewhere" in call(tmp_path, "restore", "copy.db").stderr
+    file.unlink()
+    assert "is in the place of" in call(tmp_path, "restore", "copy.db").stdout
+    assert file.stat().st_mode & 0o777 == 0o600
+    told = call(tmp_path, "backup", "x.db", "--store", "postgresql://nobody@nowhere/x").stderr.strip()
+    assert told == (
+        "longshore: the store is in PostgreSQL, which has its own commands for this; use pg_dump -Fc -f FILE DATABASE"
+    )
+
+
+def test_an_attempt_that_a_restored_store_does_not_have_is_named_and_keeps_its_gpus_until_it_is_gone(
+    trial: Restored,
+) -> None:
+    first = trial.submit("exec sleep 1000", gpus=2)
+    trial.runs(first)
+    trial.keep()
+    second = trial.submit("exec sleep 1000", gpus=3)
+    trial.runs(second)
+    held = {(row.node, row.gpu) for row in trial.held() if row.job_id == second}
+    running = processes_of(second)
+    trial.go_back()
+
+    small, large = trial.submit("exec sleep 1000", gpus=3), trial.submit("true", gpus=6)
+    trial.runs(small)
+    trial.tick(20)
+
+    assert trial.unknown() == [f"ls-{second}-1"]
+    assert trial.told() == ["found"]
+    assert held.isdisjoint((row.node, row.gpu) for row in trial.held())
+    assert trial.job(large).state is JobState.QUEUED
+    assert {it.pid for it in running} <= {it.pid for it in processes_of(second)}
+    trial.crash()
+    trial.tick(5)
+    assert trial.unknown() == [f"ls-{second}-1"]
+
+    assert trial.scheduler.strangers.end(f"ls-{second}-1")
+    trial.wish(small, Desired.CANCEL)
+    assert trial.ends(large).state is JobState.SUCCEEDED
+    assert trial.unknown() == []
+    assert trial.told() == ["found", "found", "gone"]
+    assert processes_of(second) == []
+    assert processes_of(first)
+
+
+def test_a_job_that_was_started_after_the_copy_goes_on_with_its_attempt(trial: Restored) -> None:
+    job = trial.submit("exec sleep 1000", gpus=3)
+    trial.keep()
+    trial.runs(job)
+    placement = trial.attempts(job)[0].placement
+    pids = {it.pid for it in processes_of(job)}
+    trial.go_back()
+    assert trial.job(job).state is JobState.QUEUED
+
+    trial.runs(job)
+
+    assert trial.unknown() == []
+    assert [(row.number, row.placement) for row in trial.attempts(job)] == [(1, placement)]
+    assert {it.pid for it in processes_of(job)} == pids
+    trial.wish(job, Desired.CANCEL)
+    assert trial.ends(job).state is JobState.CANCELLED
+
+
+def test_an_operator_may_give_the_gpus_of_an_unknown_attempt_away(trial: Restored) -> None:
+    trial.tick()
+    trial.keep()
+    lost = trial.submit("exec sleep 1000", gpus=8)
+    trial.runs(lost)
+    trial.go_back()
+    waits = trial.submit("true", gpus=1)
+    trial.tick(10)
+    assert trial.job(waits).state is JobState.QUEUED
+    assert not trial.scheduler.strangers.disregard("ls-nobody-1")
+    assert trial.scheduler.strangers.disregard(f"ls-{lost}-1")
+    assert trial.ends(waits).state is JobState.SUCCEEDED
+    assert trial.told() == ["found", "disregarded"]
+
+
+def test_nothing_starts_until_it_is_known_what_runs(trial: Restored, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longshore.scheduler.strangers.FIND_AGAIN_S", 0.0)
+    trial.crash()
+
+    def fail(name: str) -> None:
+        if name == "remembered":
+            raise BackendError("status 500")
+
+    trial.way.before = fail
+    job = trial.submit("true")
+    trial.tick(20)
+    assert trial.job(job).state is JobState.QUEUED
+    trial.way.before = lambda _name: None
+    assert trial.ends(job).state is JobState.SUCCEEDED
+
+
+def test_after_a_restore_by_hand_what_runs_is_shown_and_can_be_ended(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    served.start()
+    served.call("backup", "copy.db")
+    lost = served.submit("--gpus", "16", "--", "sleep", "1000")
+    until(lambda: served.state(lost) == "running")
+    served.end()
+    assert "is in the place of" in served.call("restore", "copy.db").stdout
+    served.start()
+
+    assert f"ls-{lost}-1  rack0-node0:0,1,2,3 " in served.call("unknown").stdout
+    waits = served.submit("--", "true")
+    assert served.state(waits) == "queued"
+    assert served.call("unknown", "--end", "ls-nobody-1", check=False).returncode == 2
+    served.call("unknown", "--end", f"ls-{lost}-1")
+    assert "succeeded" in served.ended(waits)
+    assert served.call("unknown").stdout == "no unknown attempts\n"
+    assert processes_of(lost) == []
+    assert f"ls-{lost}-1 is not in the store and may run on" in (tmp_path / "serve.log").read_text()
+    served.end()

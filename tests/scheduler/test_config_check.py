@@ -1,0 +1,84 @@
+"""`longshore config check` says all that is wrong at once, and starts nothing."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.checking import check, summary
+from longshore.scheduler.settings import read_settings
+from tests.scheduler.served import LONGSHORE
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def wrong_in(folder: Path, text: str) -> list[str]:
+    path = folder / "c.yaml"
+    path.write_text(text)
+    before = sorted(folder.rglob("*"))
+    found = [str(each).removeprefix(f"{folder}/") for each in check(path).problems]
+    assert sorted(folder.rglob("*")) == before
+    return found
+
+
+def test_the_example_is_right_and_is_summed_up() -> None:
+    line = [*LONGSHORE, "config", "check", "examples/longshore.yaml"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "64 GPUs on 8 nodes" in done.stdout
+    assert "policy: patient; order easy" in done.stdout
+    assert "serves at 127.0.0.1:8765\n" in done.stdout
+
+
+def test_all_faults_are_told_each_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("name: x\nnode_types: {}\nracks: []\n")
+    text = (
+        "port: 70000\norder: random\nbackend:\n  name: locl\npolicy:\n  name: no-such-policy\n  fallback: patience\n"
+        "cluster: bad.yaml\nstore: mysql://x\nretention: {jobs_days: 0}\npol: 3\n"
+    )
+    found = wrong_in(tmp_path, text)
+    places = [each.split(": ")[0] for each in found]
+    assert places == [
+        "c.yaml:1:port", "c.yaml:2:order", "c.yaml:10:retention.jobs_days", "c.yaml:11:pol", "c.yaml:4:backend.name",
+        places[5], "c.yaml:7:policy.fallback", "c.yaml:6:policy.name", "c.yaml:9:store",
+    ]  # fmt: skip
+    assert places[5].startswith("bad.yaml:")
+    assert "did you mean 'local'?" in found[4]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a: [\n", "c.yaml:"),
+        ("", "c.yaml: the file is empty"),
+        ("backend: {name: slurm, settings: {partitoin: x}}\n", "c.yaml:1:backend.settings.partitoin"),
+        ("backend: {name: local, settings: {x: 1}}\n", "c.yaml:1:backend.settings.x"),
+        ("cluster: gone.yaml\n", "gone.yaml: cannot be read"),
+        ("\nfolder: c.yaml\n", "c.yaml:2:folder"),
+        ("policy: {name: gone.zip}\n", "c.yaml:1:policy.name"),
+        ("store: 'sqlite:///x.db?durability=hard'\n", "c.yaml:1:store"),
+        ("store: 'sqlite://'\n", "c.yaml:1:store"),
+        ("store: 'rubbish'\n", "c.yaml:1:store"),
+    ],
+)
+def test_each_kind_of_fault_is_found_and_no_other(tmp_path: Path, text: str, place: str) -> None:
+    (found,) = wrong_in(tmp_path, text)
+    assert found.startswith(place)
+
+
+def test_a_file_with_faults_ends_with_status_2(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("port: 0\nhost: ''\n")
+    line = [*LONGSHORE, "config", "check", "c.yaml"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [it.split(": ")[1] for it in done.stderr.splitlines()] == ["c.yaml:1:port", "c.yaml:2:host"]
+
+
+def test_the_defaults_are_right_and_a_password_is_not_shown(tmp_path: Path) -> None:
+    assert check(None).problems == []
+    path = tmp_path / "c.yaml"
+    path.write_text("store: postgresql://me:secret@db/x\nhost: 0.0.0.0\n")
+    told = "\n".join(summary(check(path)))
+    assert "secret" not in told
+    assert "somebody needs a token first" in told
+    assert check(path).settings == read_settings(path).settings
