@@ -149,7 +149,7 @@ def _measured(served: Served) -> Iterator[Row]:
 
 def _kept(client: Client, filler: str, answered: list[Answered], follower: Follower) -> Iterator[Row]:
     """Compare what was answered with what the scheduler has, and what was followed with what happened."""
-    there = [job["id"] for job in client.jobs([]) if job["id"] != filler]
+    there = [job["id"] for job in client.jobs({}) if job["id"] != filler]
     told = {answer.job for answer in answered}
     yield Row("submissions in all", len(answered), "jobs")
     yield Row("lost, or told to two clients", len(answered) - len(told & set(there)), "jobs", most=0)

@@ -80,7 +80,7 @@ def settings_of(regime: Regime) -> list[Setting]:
 
 def command(regime: Regime, seed: int, steps: int) -> str:
     """Return the arguments of `longshore` that train a policy."""
-    ageing = "" if math.isinf(regime.ageing_s) else f" --ageing-h {regime.ageing_s / 3600:g}"
+    ageing = "" if math.isinf(regime.ageing_s) else f" --ageing {regime.ageing_s / 3600:g}h"
     return (
         f"train --preset philly --trace {TRACE} --algo group --waiting --order {regime.order}{ageing} "
         f"--steps {steps} --seed {seed} --threads 1"

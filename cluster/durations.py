@@ -2,8 +2,9 @@
 
 import re
 
-UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = r"(\d+(?:\.\d+)?)(ms|s|m|h|d)"
+UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_PART = rf"({_NUMBER})(ms|s|m|h|d|w)"
 _WHOLE = re.compile(rf"(?:{_PART})+")
 
 
@@ -15,7 +16,7 @@ def seconds_of(text: str) -> float:
     """
     if _WHOLE.fullmatch(text):
         return sum(float(number) * UNITS_S[unit] for number, unit in re.findall(_PART, text))
-    if re.fullmatch(r"\d+(?:\.\d+)?", text):
+    if re.fullmatch(_NUMBER, text):
         raise ValueError(f"{text!r} has no unit; write {text}s, {text}m, {text}h or {text}d")
     raise ValueError(f"{text!r} is no duration; write 30s, 15m, 2h, 3d, or several together as in 1h30m")
 

@@ -13,7 +13,7 @@ from ..cluster.errors import BackendError, InputError
 
 PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
 AGAIN = frozenset({409, 503})  # statuses after which that may help, where the answer says when
-PAGE = 200  # jobs
+PAGE, MOST = 200, 1000  # jobs of one answer: of the list, and of the queue
 END = "end"  # event after the last one of a stream
 
 
@@ -88,16 +88,37 @@ class Client:
         found: dict[str, Any] = self._call("POST", "/v1/jobs", json=spec, params={"dry_run": True}).json()
         return found
 
-    def jobs(self, states: list[str], limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield jobs, the last submitted first."""
+    def jobs(self, asked_for: Mapping[str, object], limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield jobs, the last submitted first.
+
+        Args:
+            asked_for: state, user and name, as far as they are to be looked at.
+            limit: Most jobs.
+        """
         cursor: str | None = None
         while limit is None or limit > 0:
             size = PAGE if limit is None else min(limit, PAGE)
-            asked = {"state": states, "limit": size, **({} if cursor is None else {"cursor": cursor})}
+            asked = {**asked_for, "limit": size, **({} if cursor is None else {"cursor": cursor})}
             page = self._call("GET", "/v1/jobs", params=asked).json()
             yield from page["jobs"]
             cursor, limit = page["cursor"], None if limit is None else limit - len(page["jobs"])
             if cursor is None:
+                return
+
+    def queue(self, asked_for: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        """Yield the jobs that have not ended: those that hold GPUs, the queue in its order, and those outside of it.
+
+        Args:
+            asked_for: state, user and name, as far as they are to be looked at.
+        """
+        seen: set[str] = set()  # the queue moves between two pages
+        offset = 0
+        while True:
+            page = self._call("GET", "/v1/queue", params={**asked_for, "limit": MOST, "offset": offset}).json()
+            yield from (job for job in page["jobs"] if job["id"] not in seen)
+            seen.update(job["id"] for job in page["jobs"])
+            offset += MOST
+            if offset >= page["total"]:
                 return
 
     def job(self, job: str) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class Seen(NamedTuple):
 
 
 _WISHES = {Desired.CANCEL: AfterStop.CANCEL, Desired.HOLD: AfterStop.HOLD}
+WISHED = {Desired.CANCEL: "cancelled on request", Desired.HOLD: "held on request", Desired.RUN: "released on request"}
 _ENDED = (Run.EXITED, Run.LOST)
 
 
@@ -90,7 +91,7 @@ def _next_step(seen: Seen, now_s: float) -> Step:
     if seen.status.run in _ENDED:
         return Step(Do.STOP, class_of(seen.status)[1])
     if seen.desired in _WISHES:
-        return Step(Do.STOP, f"{seen.desired} wanted", _WISHES[seen.desired])
+        return Step(Do.STOP, WISHED[seen.desired], _WISHES[seen.desired])
     return _towards_running(seen, now_s)
 
 
@@ -103,7 +104,7 @@ def _towards_running(seen: Seen, now_s: float) -> Step:
     if seen.status.run is Run.RUNNING:
         if seen.state is AttemptState.RESERVED:
             return Step(Do.LAUNCH)  # it was launched, and nobody has noted it
-        return Step(Do.RUN, "every rank has reported")
+        return Step(Do.RUN, "all ranks are running")
     if seen.is_cut_off:
         # It has next to nothing to lose, waits there for ever if the node is gone for good, and is not to blame.
         return Step(Do.STOP, "a node of it is down, and not all its ranks run yet", AfterStop.RELOCATE)

@@ -98,7 +98,7 @@ def class_of(status: Status) -> tuple[ExitClass, str]:
     if not status.ends and status.reason == "cancelled":
         return ExitClass.ASKED, "it was not started"
     if first is None:
-        return ExitClass.SUCCESS, "every rank ended with 0"
+        return ExitClass.SUCCESS, "all ranks ended with exit code 0"
     if status.reason == "node fault":
         return ExitClass.INFRASTRUCTURE, "a GPU of it is out of service"
     if status.reason == "out of memory":

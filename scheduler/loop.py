@@ -10,6 +10,7 @@ from dataclasses import asdict
 import numpy as np
 
 from .book import Book, Parts
+from .decide import WISHED
 from .deciding import Decision
 from .exits import ExitClass
 from .fitting import fitted
@@ -199,12 +200,12 @@ class Scheduler:
     def _changes_outside(self, book: Book, row: JobRow, now_s: float) -> bool:
         """Let a job outside of the cluster's queue come into the state that is wanted of it, if that is another one."""
         if row.desired is Desired.CANCEL:
-            book.change_job(row, JobState.CANCELLED, "cancelled by its owner", now_s)
+            book.change_job(row, JobState.CANCELLED, WISHED[Desired.CANCEL], now_s)
         elif row.state is JobState.HELD:
             if row.desired is Desired.RUN:
-                book.change_job(row, JobState.QUEUED, "run wanted", now_s, no_progress=0, entered_s=now_s)
+                book.change_job(row, JobState.QUEUED, WISHED[Desired.RUN], now_s, no_progress=0, entered_s=now_s)
         elif row.desired is Desired.HOLD:
-            book.change_job(row, JobState.HELD, "hold wanted", now_s)
+            book.change_job(row, JobState.HELD, WISHED[Desired.HOLD], now_s)
         elif not 1 <= row.gpus <= self.parts.layout.gpus:
             cause = f"it asks for {row.gpus} GPUs, and the cluster has {self.parts.layout.gpus}"
             book.change_job(row, JobState.FAILED, cause, now_s, cause_class=str(ExitClass.USER))

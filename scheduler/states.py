@@ -61,19 +61,19 @@ JOB_CHANGES: dict[JobState, dict[JobState, str]] = {
     JobState.QUEUED: {
         JobState.STARTING: "all its GPUs are reserved",
         JobState.CANCELLED: "cancelled before it started",
-        JobState.HELD: "hold wanted",
+        JobState.HELD: "held on request",
         JobState.FAILED: "no GPUs of the cluster could ever hold it",
     },
-    JobState.HELD: {JobState.QUEUED: "run wanted", JobState.CANCELLED: "cancelled while held"},
+    JobState.HELD: {JobState.QUEUED: "released on request", JobState.CANCELLED: "cancelled while held"},
     JobState.STARTING: {
-        JobState.RUNNING: "every rank has reported",
+        JobState.RUNNING: "all ranks are running",
         JobState.STOPPING: "could not be started, has ended, or is to stop",
     },
     JobState.RUNNING: {JobState.STOPPING: "has ended, or is to stop"},
     JobState.STOPPING: {
         JobState.QUEUED: "released, to be tried again",
         JobState.HELD: "released, held",
-        JobState.SUCCEEDED: "released, every rank ended with 0",
+        JobState.SUCCEEDED: "released, all ranks ended with exit code 0",
         JobState.FAILED: "released, not to be tried again",
         JobState.CANCELLED: "released, cancelled",
     },

@@ -5,12 +5,18 @@ from hypothesis import settings
 
 from benchmarks import slurm_cluster as slurm
 from benchmarks.slurm_cluster import SlurmCluster
+from tests.command_line import Command
 from tests.scheduler.backends import ray_cluster as ray
 from tests.scheduler.backends.ray_cluster import RayCluster
 
 # A first call compiles kernels, and the default deadline then reports a false failure.
 settings.register_profile("longshore", deadline=None)
 settings.load_profile("longshore")
+
+
+@pytest.fixture
+def longshore(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -1,49 +1,33 @@
 """The command line as a user meets it: bad input in this process, the main paths as processes of their own."""
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from rich.markup import render
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from longshore import cli
 from longshore.cluster.profiles import PROFILES
+from longshore.commands import options
+from longshore.commands.adding import COMMANDS as OFFLINE
+from longshore.scheduler.commands.adding import ENTRIES
+from longshore.scheduler.commands.panels import JOBS, POLICIES, SCHEDULER
+from tests.command_line import Command
 from tests.schedule_checker import check_schedule
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / ".." / "shared" / "data"
 HETERO64, SMALL = ROOT / "examples" / "hetero64.yaml", ROOT / "examples" / "small.yaml"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real traces in ../shared/data are absent")
-
-
-class Done(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-class Command:
-    """Runs the command line in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: object) -> Done:
-        self.monkeypatch.setattr(sys, "argv", ["longshore", *map(str, arguments)])
-        try:
-            cli.main()
-        except SystemExit as end:
-            return Done(int(end.code or 0), *self.capsys.readouterr())
-        raise AssertionError("main returns only by SystemExit")
-
-
-@pytest.fixture
-def longshore(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -90,7 +74,7 @@ def faulty(cluster: Path, at: Path) -> Path:
     [
         (HETERO64, "--policy pack"),
         (HETERO64, "--policy eft-hazard --order easy --seed 3"),
-        (HETERO64, "--policy patient --waiting --order shortest --ageing-h 24 --estimates log-normal"),
+        (HETERO64, "--policy patient --waiting --order shortest --ageing 24h --estimates log-normal"),
         (SMALL, "--policy spread --order easy-shortest --estimates class-mean"),
         (SMALL, "--policy consolidate --waiting"),
         (SMALL, "--policy replacement --load 0.5 --max-gpus 24"),
@@ -206,10 +190,12 @@ def test_bad_input_is_answered_in_one_line(longshore: Command, folder: Path, com
     places = {name: str(HETERO64 if name == "HETERO64" else folder / name) for name in names}
     done = longshore(*(places.get(word.strip("{}"), word) for word in command.split()))
     assert done.status == 2
-    assert done.err.startswith("longshore: ")
-    assert done.err.count("\n") == 1
-    assert says in done.err
-    assert not any(line.startswith(("simulating", "playing")) for line in done.out.splitlines())
+    *before, error = done.err.splitlines()
+    assert error.startswith("longshore: ")
+    assert says in error
+    assert all(line.endswith(" ...") for line in before)
+    assert not any(line.startswith(("simulating", "playing")) for line in before)
+    assert done.out == ""
     assert not (folder / "runs").exists()
 
 
@@ -222,7 +208,12 @@ def test_bad_input_is_answered_in_one_line(longshore: Command, folder: Path, com
         "simulate --cluster x --load nan",
         "simulate --cluster x --load inf",
         "simulate --cluster x --sigma 1e300",
-        "simulate --cluster x --ageing-h nan",
+        "simulate --cluster x --ageing nan",
+        "simulate --cluster x --ageing 72",
+        "train --ageing -1h",
+        "agent --node n --every 0s",
+        "submit --limit 0s -- x",
+        "wait x --timeout 5",
         "simulate --cluster x --jobs 0",
         "simulate --cluster x --seed 99999999999999999999",
         "evaluate --workloads many",
@@ -236,15 +227,57 @@ def test_bad_input_is_answered_in_one_line(longshore: Command, folder: Path, com
 def test_wrong_usage_ends_with_2(longshore: Command, command: str) -> None:
     done = longshore(*command.split())
     assert done.status == 2
-    assert "Usage: longshore" in done.err
-    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert done.err.startswith("longshore: ")
+    assert done.err.count("\n") == 1
+    assert " --help` shows what can be said" in done.err
+    assert "Input should be" not in done.err
 
 
-@pytest.mark.parametrize("command", ["", "simulate", "train", "evaluate", "policies", "trace", "trace sample"])
-def test_every_command_explains_itself(longshore: Command, command: str) -> None:
-    done = longshore(*command.split(), "--help")
-    assert done.status == 0
+def commands() -> list[str]:
+    """Return all commands and groups of commands, each as it is typed."""
+    top = get_command(cli.app)
+    assert isinstance(top, TyperGroup)
+    found = ["", *top.commands]
+    for name, command in top.commands.items():
+        found += [f"{name} {each}" for each in command.commands] if isinstance(command, TyperGroup) else []
+    return found
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("command", commands())
+def test_every_command_explains_itself(longshore: Command, command: str, option: str) -> None:
+    done = longshore(*command.split(), option)
+    assert (done.status, done.err) == (0, "")
     assert f"Usage: longshore {command}".strip() in done.out
+
+
+def test_every_command_stands_in_a_group_and_has_an_example(longshore: Command) -> None:
+    top = get_command(cli.app)
+    assert isinstance(top, TyperGroup)
+    for name, command in top.commands.items():
+        assert command.rich_help_panel in (JOBS, SCHEDULER, POLICIES), name
+        assert isinstance(command, TyperGroup) or (command.epilog or "").startswith(f"Example: longshore {name}"), name
+    assert "─ Commands ─" not in longshore("--help").out
+
+
+@pytest.mark.parametrize("command", commands())
+def test_no_help_is_taken_for_markup(command: str) -> None:
+    found: Any = get_command(cli.app)
+    for name in command.split():
+        found = found.commands[name]
+    texts = [found.help, found.epilog, found.short_help, *(getattr(each, "help", None) for each in found.params)]
+    for text in filter(None, texts):
+        assert render(text).plain == text
+
+
+@pytest.mark.parametrize("example", [it.example for it in ENTRIES] + list(OFFLINE.values()))
+def test_every_example_is_a_command_with_options_that_it_has(example: str) -> None:
+    _, name, *words = shlex.split(example.partition(" && ")[0])
+    command: Any = get_command(cli.app)
+    command = command.commands[name]
+    with command.make_context(name, list(words)) as context:
+        assert context.args == []
 
 
 def test_the_version_is_told(longshore: Command) -> None:
@@ -270,8 +303,8 @@ finally:
 def test_ctrl_c_ends_with_130_and_without_a_traceback() -> None:
     command = process("evaluate", "--workloads", 3000)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        for line in running.stdout:
+        assert running.stderr is not None
+        for line in running.stderr:
             if line.startswith("playing"):
                 running.send_signal(signal.SIGINT)
                 break
@@ -289,13 +322,30 @@ def test_a_reader_that_leaves_early_is_no_error_to_read_about() -> None:
         assert running.stderr.read() == ""
 
 
+def test_compiling_is_told_only_when_it_happens(tmp_path: Path) -> None:
+    code = """
+from longshore.commands.progress import telling_of_compiling
+from kernels import double
+with telling_of_compiling(lambda: print("compiling")):
+    double(1.0), double(2)
+"""
+    kernel = "from numba import njit\n@njit(cache=True)\ndef double(x): return 2 * x\n"
+    (tmp_path / "kernels.py").write_text(kernel)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert told == ["compiling\n", ""]
+
+
 def test_progress_goes_line_by_line_where_there_is_no_terminal(longshore: Command) -> None:
     done = longshore("simulate", "--cluster", HETERO64, "--jobs", 5)
-    assert [line for line in done.out.splitlines() if line.endswith("...")] == [
-        "starting (the first use compiles for half a minute) ...",
-        "reading the input ...",
-        "simulating 5 jobs under pack ...",
-    ]
+    said = [line for line in done.err.splitlines() if not line.startswith("compiling")]
+    assert said == ["starting ...", "reading the input ...", "simulating 5 jobs under pack ..."]
+    assert "..." not in done.out
 
 
 def test_an_overloaded_cluster_is_warned_of(longshore: Command) -> None:
@@ -303,13 +353,13 @@ def test_an_overloaded_cluster_is_warned_of(longshore: Command) -> None:
     assert done.status == 0
     assert "longshore: warning: overload: jobs arrive with 1.50 times the work" in done.err
     assert "longshore: warning: overload: under pack the queue grew" in done.err
-    assert longshore("simulate", "--cluster", HETERO64, "--jobs", 600, "--load", 0.5).err == ""
+    assert "overload" not in longshore("simulate", "--cluster", HETERO64, "--jobs", 600, "--load", 0.5).err
 
 
 @pytest.mark.parametrize("name", ["rollout:patient", "rollout:patient@2ms"])
 def test_rollouts_are_a_policy_like_any_other(longshore: Command, name: str) -> None:
     done = longshore("simulate", "--cluster", HETERO64, "--jobs", 12, "--waiting", "--policy", name)
-    assert (done.status, done.err) == (0, "")
+    assert done.status == 0, done.err
     assert "12 jobs on 64 GPUs under rollout:patient" in done.out
 
 
@@ -357,7 +407,7 @@ def test_a_comparison_on_generated_jobs_says_what_they_look_like(longshore: Comm
 
 
 def test_every_profile_is_named_by_the_help() -> None:
-    named = cli.ProfileOption.__metadata__[0].help  # type: ignore[attr-defined]
+    named = options.ProfileOption.__metadata__[0].help  # type: ignore[attr-defined]
     assert all(name in named for name in PROFILES)
 
 

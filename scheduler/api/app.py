@@ -15,15 +15,28 @@ from ..dashboard.entering import ask_for_tokens, looking
 from ..dashboard.refusing import refusal_page
 from ..dashboard.router import dashboard_router
 from ..service import Service
-from . import browser_links, changes, checkpoints, health, history, jobs, logs, nodes, submitting, tokens, unknown
+from . import (
+    browser_links,
+    changes,
+    checkpoints,
+    health,
+    history,
+    jobs,
+    listing,
+    logs,
+    nodes,
+    submitting,
+    tokens,
+    unknown,
+)
 from .bodies import BodyLimit
 from .known import Known
 from .problems import EVERYWHERE, Problem, answer_with_problems
 from .stream_slots import StreamSlots
 
 ROUTERS = (
-    submitting.router, jobs.router, history.router, checkpoints.router, logs.router, changes.router, nodes.router,
-    tokens.router, browser_links.router, unknown.router, health.router,
+    submitting.router, jobs.router, listing.router, history.router, checkpoints.router, logs.router, changes.router,
+    nodes.router, tokens.router, browser_links.router, unknown.router, health.router,
 )  # fmt: skip
 
 

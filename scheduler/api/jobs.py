@@ -12,16 +12,17 @@ from sqlalchemy import Connection
 
 from ..job_file import Priority
 from ..service import Service
-from ..states import FINAL, Desired, JobState
+from ..states import FINAL, Desired
 from ..store.attempts import attempts_of
 from ..store.errors import StaleWriteError
 from ..store.jobs import JobRow, get_job, list_jobs, set_desired, set_priority
 from .found import NO_JOB, Found, seen_owner
+from .listing import Name, States, User, listed
 from .models import JobDetailPage, JobPage, JobsPage, job_detail_page, job_page
 from .problems import ProblemError, problems
 from .services import Asking, Changing, Serving
 from .submitting import WRITER, check_priority
-from .waiting import waiting_page
+from .waiting import WAITS, queue_of, waiting_page
 
 ETAG = re.compile(r'"(\d{1,18})(?:-[0-9a-f]{16})?"')
 
@@ -41,8 +42,9 @@ class Change(BaseModel):
 def jobs(
     service: Serving,
     caller: Asking,
-    state: Annotated[list[JobState] | None, Query(description="Only those in one of these states.")] = None,
-    user: Annotated[str | None, Query(max_length=64, description="Only those of one owner.")] = None,
+    state: States = None,
+    user: User = None,
+    name: Name = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=40, description="As the page before gave it.")] = None,
 ) -> JobsPage:
@@ -52,9 +54,10 @@ def jobs(
         return JobsPage(jobs=(), cursor=None)
     before = None if cursor is None else _seq_of(cursor)
     with service.store.read() as tx:
-        rows = list_jobs(tx, limit=limit, states=state, owner=mine or user, before_seq=before)
+        rows = list_jobs(tx, limit=limit, states=state, owner=mine or user, name=name, before_seq=before)
+        pages = listed(tx, rows, service)
     more = _cursor_of(rows[-1].submit_seq) if len(rows) == limit else None
-    return JobsPage(jobs=tuple(job_page(row) for row in rows), cursor=more)
+    return JobsPage(jobs=pages, cursor=more)
 
 
 @router.get(
@@ -125,9 +128,8 @@ def _want(service: Service, row: JobRow, wanted: Change, version: int | None) ->
 
 def _shown(service: Service, row: JobRow, known: str | None = None) -> Response:
     """Return a job with its ETag: its version, and a digest, as its place in the queue moves without it."""
-    gpus = service.layout.gpus
     with service.store.read() as tx:
-        waiting = waiting_page(tx, row, gpus, service.now_s())
+        waiting = waiting_page(tx, row, queue_of(tx, service)) if row.state in WAITS else None
         page = job_detail_page(row, attempts_of(tx, row.id), waiting)
     body = page.model_dump_json().encode()
     etag = f'"{row.version}-{hashlib.sha256(body).hexdigest()[:16]}"'

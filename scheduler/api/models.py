@@ -78,18 +78,34 @@ class JobPage(_Said):
     cause_class: str
 
 
-class JobsPage(_Said):
-    """Some jobs, the last submitted first."""
-
-    jobs: tuple[JobPage, ...]
-    cursor: str | None  # of the next page
-
-
 class WaitingPage(_Said):
     """Why a job does not run yet."""
 
     position: int | None  # in the queue, from 1; none outside of it
     reason: str
+
+
+class ListedJobPage(JobPage):
+    """A job in a list, with where it runs or why it does not."""
+
+    started_s: float | None  # when all ranks of the last attempt were seen
+    released_s: float | None  # when that attempt gave its GPUs back
+    placement: tuple[SharePage, ...]  # of that attempt; none before the first
+    waiting: WaitingPage | None  # none if it does not wait
+
+
+class JobsPage(_Said):
+    """Some jobs, the last submitted first."""
+
+    jobs: tuple[ListedJobPage, ...]
+    cursor: str | None  # of the next page
+
+
+class QueuePage(_Said):
+    """Some jobs that have not ended, in their order."""
+
+    jobs: tuple[ListedJobPage, ...]
+    total: int  # of all that were asked for
 
 
 class JobDetailPage(JobPage):
@@ -254,6 +270,20 @@ def attempt_page(row: AttemptRow) -> AttemptPage:
 def job_page(row: JobRow) -> JobPage:
     """Return what is said of a job in a list."""
     return JobPage(**_of_job(row))
+
+
+def listed_job_page(row: JobRow, last: AttemptRow | None, waiting: WaitingPage | None) -> ListedJobPage:
+    """Return what is said of a job in a list with more than its row.
+
+    Args:
+        row: The job.
+        last: Its last attempt.
+        waiting: Why it waits.
+    """
+    return ListedJobPage(
+        **_of_job(row), started_s=last and last.started_s, released_s=last and last.ended_s,
+        placement=(share_pages(last.placement) or ()) if last else (), waiting=waiting,
+    )  # fmt: skip
 
 
 def job_detail_page(row: JobRow, attempts: list[AttemptRow], waiting: WaitingPage | None) -> JobDetailPage:

@@ -19,11 +19,11 @@ from ..settings import Limits
 from ..store.idempotency import Answer, recall, remember
 from ..store.jobs import NewJob, insert_job
 from ..store.queued import LAST, jobs_before, queued_of
-from ..store.reservations import held_gpus
 from ..tokens import Caller, Role
 from .models import JobPage, PlanPage, job_page, shown_spec
 from .problems import ProblemError, problems
 from .services import Changing, Serving
+from .waiting import room_in
 
 WRITER = "api"
 RETRY_QUEUED_S, RETRY_FLIGHT_S, RETRY_ROOM_S = "60", "1", "60"
@@ -105,7 +105,7 @@ def submit(
         raise ProblemError("too-large", f"the job asks for {spec.gpus} GPUs, and one user may have {most}")
     check_priority(spec.priority, caller, service)
     if dry_run:
-        return JSONResponse(_plan(service, spec, gpus).model_dump())
+        return JSONResponse(_plan(service, spec).model_dump())
     with in_flight.hold(caller.owner, key):
         answer = _submitted(service, spec, caller.owner, key)
     response.headers["Location"] = f"/v1/jobs/{answer['id']}"
@@ -123,9 +123,9 @@ def check_priority(priority: int, caller: Caller, service: Service) -> None:
         raise ProblemError("too-high", f"only operators give priority {priority}; others give {most} at most")
 
 
-def _plan(service: Service, spec: JobFile, gpus: int) -> PlanPage:
+def _plan(service: Service, spec: JobFile) -> PlanPage:
     with service.store.read() as tx:
-        free = gpus - len(held_gpus(tx))
+        free = room_in(tx, service.layout).free
         ahead = jobs_before(tx, spec.priority, LAST, service.now_s())
     return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=free, would_fit=spec.gpus <= free)
 

@@ -1,6 +1,10 @@
 """All commands of the live scheduler."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import typer
+from typer.core import TyperCommand
 
 from ..extender.command import extender
 from ..replay_commands import decisions, replay
@@ -9,20 +13,59 @@ from .browsing import dashboard
 from .copying import backup, restore
 from .explaining import explain
 from .following import events, logs
-from .jobs import cancel, hold, jobs, priority, queue, release, status
+from .jobs import status
+from .lists import jobs, queue
 from .nodes import agent, drain, nodes, resume
+from .panels import JOBS, SCHEDULER
 from .pruning import prune
 from .serving import serve
-from .submitting import submit
+from .submitting import SubmitCommand, submit
 from .unknown import unknown
+from .waiting import wait
+from .wishes import cancel, hold, priority, release
+
+
+class Entry(NamedTuple):
+    """A command as the help shows it."""
+
+    command: Callable[..., None]
+    panel: str  # group of commands that it stands in
+    example: str
+    kind: type[TyperCommand] = TyperCommand
+
+
+ENTRIES = (
+    Entry(submit, JOBS, "longshore submit --gpus 2 -- python train.py", SubmitCommand),
+    Entry(queue, JOBS, "longshore queue --user ada --state queued"),
+    Entry(jobs, JOBS, "longshore jobs --name 'train-*' --limit 50"),
+    Entry(status, JOBS, "longshore status JOB"),
+    Entry(wait, JOBS, "longshore wait JOB --timeout 2h && echo done"),
+    Entry(logs, JOBS, "longshore logs -f JOB"),
+    Entry(explain, JOBS, "longshore explain JOB"),
+    Entry(hold, JOBS, "longshore hold JOB"),
+    Entry(release, JOBS, "longshore release JOB"),
+    Entry(priority, JOBS, "longshore priority JOB 10"),
+    Entry(cancel, JOBS, "longshore cancel JOB OTHER"),
+    Entry(events, JOBS, "longshore events --after 0"),
+    Entry(serve, SCHEDULER, "longshore serve --config longshore.yaml"),
+    Entry(nodes, SCHEDULER, "longshore nodes"),
+    Entry(drain, SCHEDULER, "longshore drain gpu-node-1 --reason 'a fan is loud'"),
+    Entry(resume, SCHEDULER, "longshore resume gpu-node-1"),
+    Entry(agent, SCHEDULER, "longshore agent --node gpu-node-1 --url http://scheduler:8765"),
+    Entry(dashboard, SCHEDULER, "longshore dashboard"),
+    Entry(prune, SCHEDULER, "longshore prune --older-than 90d --dry-run"),
+    Entry(backup, SCHEDULER, "longshore backup longshore-backup.db"),
+    Entry(restore, SCHEDULER, "longshore restore longshore-backup.db --folder .longshore"),
+    Entry(unknown, SCHEDULER, "longshore unknown"),
+    Entry(extender, SCHEDULER, "longshore extender --cluster mine.yaml --policy patient"),
+    Entry(decisions, SCHEDULER, "longshore decisions --folder .longshore --out decisions.jsonl"),
+    Entry(replay, SCHEDULER, "longshore replay decisions.jsonl --policy checkpoints/hetero64-wait.zip"),
+)
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of the live scheduler to the command line."""
-    for command in (
-        serve, submit, jobs, queue, status, explain, logs, events, hold, release, priority, cancel, nodes, drain,
-        resume, agent, dashboard, extender, decisions, replay, prune, backup, restore, unknown,
-    ):  # fmt: skip
-        app.command()(command)
-    app.add_typer(tokens.app, name="token")
-    app.add_typer(config.app, name="config")
+    for entry in ENTRIES:
+        app.command(rich_help_panel=entry.panel, epilog=f"Example: {entry.example}", cls=entry.kind)(entry.command)
+    app.add_typer(tokens.app, name="token", rich_help_panel=SCHEDULER)
+    app.add_typer(config.app, name="config", rich_help_panel=SCHEDULER)

@@ -1,19 +1,22 @@
 """`longshore explain`: who chose a job's GPUs, and what the others would have chosen."""
 
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import typer
 
-from .options import DEFAULT_URL, JobArgument, UrlOption, client_of
+from .options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
 
 INDENT = " " * 10
 
 
-def explain(job: JobArgument, url: UrlOption = DEFAULT_URL) -> None:
+def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """Show which GPUs a job was given, by whom and why, and what policy and heuristic would have chosen."""
     found = client_of(url).decisions(job)
+    if json:
+        print_json(found)
+        return
     for it in found:
         typer.echo("\n".join(lines_of(it, job)))
     if not found:
@@ -59,7 +62,7 @@ def _word(decision: dict[str, Any], job: str) -> str:
 
 
 def _clock(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S")
+    return datetime.fromtimestamp(time_s).astimezone().strftime("%H:%M:%S")
 
 
 def _outlook(placement: list[dict[str, Any]] | None, expected: dict[str, float] | None) -> str:

@@ -1,11 +1,12 @@
 """Commands that show what is written and what happens, also as it does."""
 
 from datetime import UTC, datetime
+from json import dumps
 from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_URL, JobArgument, UrlOption, client_of
+from .options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of
 
 
 def logs(
@@ -27,10 +28,14 @@ def logs(
 
 def events(
     after: Annotated[int | None, typer.Option(min=0, help="Begin behind this event; 0 shows all.")] = None,
+    json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Show what happens, from now on, until Ctrl-C."""
     for it in client_of(url).follow_events(after):
+        if json:
+            typer.echo(dumps(it))
+            continue
         at = datetime.fromtimestamp(it["at_s"], UTC).strftime("%H:%M:%S")
         attempt = "" if it["attempt"] is None else f" attempt {it['attempt']}"
         change = f"{it['was']} -> {it['now']}" if it["was"] else it["now"]

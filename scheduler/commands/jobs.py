@@ -1,78 +1,59 @@
-"""Commands about jobs: lists, one of them, and what its owner wants of it."""
+"""`longshore status`."""
 
-from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import Annotated, Any
+import shlex
+import time
+from typing import Any
 
 import typer
 
-from .options import DEFAULT_URL, JobArgument, UrlOption, client_of
+from ...cluster.durations import duration_text
+from .moments import clock, moment
+from .options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
+from .tables import Column, plain, print_table
 
-OPEN = ["queued", "starting", "running", "stopping", "held"]
-
-
-def jobs(
-    limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20, url: UrlOption = DEFAULT_URL
-) -> None:
-    """List the last jobs."""
-    _show_jobs(client_of(url).jobs([], limit))
-
-
-def queue(url: UrlOption = DEFAULT_URL) -> None:
-    """List the jobs that have not ended."""
-    _show_jobs(client_of(url).jobs(OPEN))
+ATTEMPTS = (
+    Column("ATTEMPT", right=True), Column("STATE"), Column("STARTED"), Column("RAN", right=True),
+    Column("GPUS", gives=True), Column("CAUSE", gives=True),
+)  # fmt: skip
 
 
-def _show_jobs(found: Iterable[dict[str, Any]]) -> None:
-    shown = 0
-    for shown, job in enumerate(found, 1):  # noqa: B007
-        at = datetime.fromtimestamp(job["submitted_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
-        typer.echo(f"{job['id']}  {job['state']:9s}  {job['gpus']:4d} GPUs  {at}  {job['name']:20s}  {job['cause']}")
-    if not shown:
-        typer.echo("no jobs")
-
-
-def status(job: JobArgument, url: UrlOption = DEFAULT_URL) -> None:
+def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """Show a job with all its attempts, and why it waits."""
     found = client_of(url).job(job)
-    typer.echo(f"{found['id']}  {found['name']}  {found['state']}  {found['cause']}")
-    if found["waiting"]:
-        position = found["waiting"]["position"]
-        place = "" if position is None else f"place {position} in the queue: "
-        typer.echo(f"  {place}{found['waiting']['reason']}")
-    for attempt in found["attempts"]:
-        shares = _shares(attempt["placement"])
-        typer.echo(f"  attempt {attempt['number']}  {attempt['state']}  {shares}  {attempt['cause']}")
+    if json:
+        print_json(found)
+        return
+    for title, value in _facts(found).items():
+        typer.echo(f"{title:10s} {plain(value)}")
+    if found["attempts"]:
+        typer.echo()
+        print_table(ATTEMPTS, [_attempt(it) for it in found["attempts"]])
+
+
+def _facts(found: dict[str, Any]) -> dict[str, str]:
+    spec, waiting = found["spec"], found["waiting"]
+    facts = {
+        "job": found["id"], "name": found["name"], "user": found["owner"], "state": found["state"],
+        "cause": found["cause"], "waiting": "" if waiting is None else waiting["reason"],
+        "place": "" if waiting is None or waiting["position"] is None else f"{waiting['position']} in the queue",
+        "GPUs": str(found["gpus"]), "priority": str(found["priority"]), "submitted": clock(found["submitted_s"]),
+        "ended": "" if found["ended_s"] is None else clock(found["ended_s"]),
+        "limit": "" if spec["limit_s"] is None else duration_text(spec["limit_s"]),
+        "command": shlex.join(spec["command"]), "folder": spec["folder"],
+    }  # fmt: skip
+    return {title: value for title, value in facts.items() if value}
+
+
+def _attempt(it: dict[str, Any]) -> tuple[str, ...]:
+    ended_s = time.time() if it["ended_s"] is None else it["ended_s"]
+    ran = "-" if it["started_s"] is None else duration_text(ended_s - it["started_s"])
+    contact = "" if it["contact"] == "ok" else ", no answer from it"
+    return (
+        str(it["number"]), it["state"] + contact, moment(it["started_s"]), ran, _shares(it["placement"]), it["cause"],
+    )  # fmt: skip
 
 
 def _shares(placement: list[dict[str, Any]] | None) -> str:
     if placement is None:
         return "wait"
     return " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in placement)
-
-
-def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL) -> None:
-    """Cancel a job; it is asked to stop, and killed after its grace."""
-    found = client_of(url).cancel(job)
-    over = found["ended_s"] is not None
-    typer.echo(f"{found['state']}, and stays so" if over else f"{found['state']}, to be cancelled")
-
-
-def hold(job: JobArgument, url: UrlOption = DEFAULT_URL) -> None:
-    """Hold a job: it is stopped if it runs, and not started before it is released."""
-    typer.echo(f"{client_of(url).want(job, 'hold')['state']}, to be held")
-
-
-def release(job: JobArgument, url: UrlOption = DEFAULT_URL) -> None:
-    """Let a job run that is held."""
-    typer.echo(f"{client_of(url).want(job, 'run')['state']}, to be run")
-
-
-def priority(
-    job: JobArgument,
-    priority: Annotated[int, typer.Argument(help="Higher goes first.", min=-1000, max=1000)],
-    url: UrlOption = DEFAULT_URL,
-) -> None:
-    """Give a job another priority. Write `-- -5` for one below 0."""
-    found = client_of(url).prioritise(job, priority)
-    typer.echo(f"{found['state']}, priority {found['priority']}")

@@ -4,14 +4,19 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import DEFAULT_URL, UrlOption, client_of
+from .durations import DURATION, duration
+from .options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
 
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node.")]
 
 
-def nodes(url: UrlOption = DEFAULT_URL) -> None:
+def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """Show all nodes, which of their GPUs are free, and what is wrong with them."""
-    for node in client_of(url).nodes():
+    found = client_of(url).nodes()
+    if json:
+        print_json(found)
+        return
+    for node in found:
         grid = " ".join(_cell(node, gpu) for gpu in range(len(node["gpus"])))
         kind = "slots" if node["slots"] else "GPUs"
         free = 0 if _words(node) else grid.split().count(".")
@@ -58,12 +63,19 @@ def resume(node: NodeArgument, url: UrlOption = DEFAULT_URL) -> None:
     typer.echo(f"{node} is in service")
 
 
+def _pause(text: str | float) -> float:
+    pause_s = duration(text) if isinstance(text, str) else text
+    if not 0.1 <= pause_s <= 60.0:
+        raise typer.BadParameter(f"{text!r} is too short or too long; write 100ms to 60s")
+    return pause_s
+
+
 def agent(
     node: Annotated[str, typer.Option(help="Name of this node in the cluster file.")],
     url: UrlOption = DEFAULT_URL,
-    every_s: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two reports.")] = 5.0,
+    every: Annotated[float, typer.Option(parser=_pause, metavar=DURATION, help="Between two reports.")] = 5.0,
 ) -> None:
     """Report this node's GPUs to the scheduler, until it is stopped."""
     from ..monitor.agent import report_for_ever
 
-    report_for_ever(client_of(url), node, every_s)
+    report_for_ever(client_of(url), node, every)

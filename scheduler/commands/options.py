@@ -1,5 +1,6 @@
 """What many commands take, and their client. Heavy modules are imported by the command that needs them."""
 
+import json
 import os
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,9 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 UrlOption = Annotated[str, typer.Option("--url", envvar="LONGSHORE_URL", help="Where the scheduler serves.")]
-JobArgument = Annotated[str, typer.Argument(help="Id of a job.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of docs/api.md.")]
 
 
 def client_of(url: str) -> "Client":
@@ -22,3 +25,8 @@ def client_of(url: str) -> "Client":
     from ..token_file import find_token
 
     return Client(url, os.environ.get("LONGSHORE_TOKEN") or find_token(url))
+
+
+def print_json(content: object) -> None:
+    """Print what the API said, for programs."""
+    typer.echo(json.dumps(content, indent=1))

@@ -1,22 +1,30 @@
 """`longshore prune`."""
 
-import re
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .durations import DURATION, duration
 from .stored import ConfigOption, FolderOption, StoreOption, existing_store, settings_of
 
 if TYPE_CHECKING:
     from ..settings import RetentionChoice
 
-HOURS = {"h": 1.0, "d": 24.0, "w": 7 * 24.0}
+
+def _days(text: str) -> float:
+    days = duration(text) / 86400.0
+    if not 1.0 <= days <= 36500.0:
+        raise typer.BadParameter(f"{text!r} is not a time of a day or more; write such as 36h, 30d or 8w")
+    return days
 
 
 def prune(
     older_than: Annotated[
-        str | None, typer.Option(help="Such as 36h, 30d or 8w; as the configuration has it if left out.")
+        float | None,
+        typer.Option(
+            parser=_days, metavar=DURATION, help="Such as 36h, 30d or 8w; as the configuration has it if left out."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much would be deleted.")] = False,
     config: ConfigOption = None,
@@ -27,25 +35,12 @@ def prune(
     from .. import retention
 
     settings = settings_of(config, folder, store)
-    choice = settings.retention if older_than is None else _all_after(_days(older_than))
+    choice = settings.retention if older_than is None else _all_after(older_than)
     with existing_store(settings) as opened:
         horizon = retention.horizon_of(choice, time.time())
         found = retention.count(opened, horizon) if dry_run else retention.prune(opened, settings.folder, horizon)
     word = "would be deleted" if dry_run else "deleted"
     typer.echo(f"{found.jobs} jobs, {found.events} events and {found.decisions} decisions {word}")
-
-
-def _days(text: str) -> float:
-    """Return how many days a text means.
-
-    Raises:
-        typer.BadParameter: If it means none, or less than a day.
-    """
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([hdw])", text)
-    days = float(found[1]) * HOURS[found[2]] / 24.0 if found else 0.0
-    if not 1.0 <= days <= 36500.0:
-        raise typer.BadParameter(f"{text!r} is not a time of a day or more; write such as 36h, 30d or 8w")
-    return days
 
 
 def _all_after(days: float) -> "RetentionChoice":

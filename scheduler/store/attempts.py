@@ -1,12 +1,13 @@
 """Attempts and the GPUs that they hold. A GPU has one reservation at most, whoever asks for it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, and_, bindparam, select
 
 from ..backends.protocol import Placement, RankEnd
 from ..states import AttemptState, Contact
-from .schema import attempt
+from .schema import attempt, job
 
 CHANGE, CONTACT, CLEANUP, LAUNCH = "attempt", "contact", "cleanup", "launch"  # kinds of events
 
@@ -55,6 +56,9 @@ class AttemptColumns(TypedDict, total=False):
 _ROWS = select(*(attempt.c[name] for name in AttemptRow._fields)).order_by(attempt.c.job_id, attempt.c.number)
 _OF_JOB = _ROWS.where(attempt.c.job_id == bindparam("of_job"))
 _ONE = _OF_JOB.where(attempt.c.number == bindparam("at_number"))
+_LAST = _ROWS.join(job, and_(job.c.id == attempt.c.job_id, job.c.attempt == attempt.c.number)).where(
+    job.c.id.in_(bindparam("of_jobs", expanding=True))
+)
 _UNCLOSED = _ROWS.where(attempt.c.state.in_(sorted(set(AttemptState) - {AttemptState.CLOSED})))
 
 
@@ -67,6 +71,11 @@ def get_attempt(tx: Connection, job_id: str, number: int) -> AttemptRow | None:
 def attempts_of(tx: Connection, job_id: str) -> list[AttemptRow]:
     """Return all attempts of a job in their order."""
     return [AttemptRow._make(row) for row in tx.execute(_OF_JOB, {"of_job": job_id})]
+
+
+def last_attempts(tx: Connection, job_ids: Sequence[str]) -> dict[str, AttemptRow]:
+    """Return the last attempt of each of some jobs that have one."""
+    return {row.job_id: AttemptRow._make(row) for row in tx.execute(_LAST, {"of_jobs": list(job_ids)})}
 
 
 def unclosed_attempts(tx: Connection) -> list[AttemptRow]:

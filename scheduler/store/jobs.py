@@ -152,6 +152,7 @@ def list_jobs(
     limit: int,
     states: Collection[JobState] | None = None,
     owner: str | None = None,
+    name: str | None = None,
     before_seq: int | None = None,
 ) -> list[JobRow]:
     """Return jobs, the last submitted first.
@@ -161,9 +162,12 @@ def list_jobs(
         limit: Most jobs to return.
         states: Only those in one of these.
         owner: Only those of one owner.
+        name: Only those of this name; `*` stands for any text.
         before_seq: Only those submitted before the job with this submit_seq: the last one of the page before.
     """
     wanted = [] if owner is None else [job.c.owner == owner]
+    if name is not None:
+        wanted.append(is_named(name))
     if before_seq is not None:
         wanted.append(job.c.submit_seq < before_seq)
     if states is not None:
@@ -179,6 +183,11 @@ def _newest_of_each(
     newest = select(job.c.submit_seq).where(*wanted).order_by(job.c.submit_seq.desc()).limit(limit)
     parts = [select(newest.where(job.c.state == state).subquery().c.submit_seq) for state in states]
     return union_all(*parts) if parts else newest.where(false())
+
+
+def is_named(name: str) -> ColumnElement[bool]:
+    """Return what holds for jobs of a name, in which `*` stands for any text."""
+    return job.c.name.like(name.replace("*", "%")) if "*" in name else job.c.name == name
 
 
 def open_jobs(tx: Connection) -> list[JobRow]:

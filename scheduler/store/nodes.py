@@ -4,7 +4,7 @@ The leading scheduler writes what it sees of a node. Whether a node is to be in 
 slow one, which the scheduler takes out of service.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, select, update
@@ -82,6 +82,18 @@ def words_on(row: NodeRow) -> str:
 def closed_nodes(tx: Connection) -> set[str]:
     """Return the nodes that no job starts on: those that do not answer, and those out of service."""
     return {row.name for row in list_nodes(tx) if words_on(row)}
+
+
+def gpus_in_service(tx: Connection, sizes: Mapping[str, int]) -> set[tuple[str, int]]:
+    """Return node and index of the GPUs that jobs can start on, or could if they were free.
+
+    Args:
+        tx: Transaction.
+        sizes: GPUs of each node of the cluster.
+    """
+    closed, faulty = closed_nodes(tx), faulty_gpus(tx)
+    every = {(node, gpu) for node, size in sizes.items() if node not in closed for gpu in range(size)}
+    return every - faulty
 
 
 def write_health(

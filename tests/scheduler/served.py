@@ -1,5 +1,6 @@
 """A scheduler in a process of its own, and the command line that talks to it."""
 
+import json
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 PATIENCE_S = 120.0  # far more than anything here takes
 LONGSHORE = [sys.executable, "-m", "longshore"]
@@ -59,21 +61,25 @@ class Served:
 
     def cancel_all(self) -> None:
         """Cancel all jobs, and wait for their ends."""
-        for job in self.call("queue").stdout.split("\n"):
-            if job and job != "no jobs":
-                self.call("cancel", job.split()[0])
-        until(lambda: "no jobs" in self.call("queue").stdout)
+        open_jobs = [job["id"] for job in self.told("queue")]
+        if open_jobs:
+            self.call("cancel", *open_jobs, check=False)  # one may end meanwhile
+        until(lambda: self.told("queue") == [])
 
     def call(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "LONGSHORE_URL": self.url, **self.environment}
         line = [*LONGSHORE, *arguments]
         return subprocess.run(line, cwd=self.folder, env=environment, capture_output=True, text=True, check=check)
 
+    def told(self, *arguments: str) -> Any:
+        """Return what a command tells programs."""
+        return json.loads(self.call(*arguments, "--json").stdout)
+
     def submit(self, *arguments: str) -> str:
         return self.call("submit", *arguments).stdout.strip()
 
     def state(self, job: str) -> str:
-        return self.call("status", job).stdout.split()[2]
+        return str(self.told("status", job)["state"])
 
     def ended(self, job: str) -> str:
         until(lambda: self.state(job) in ("succeeded", "failed", "cancelled"))

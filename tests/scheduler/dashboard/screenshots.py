@@ -47,7 +47,7 @@ def fill(served: Served) -> dict[str, str]:
         for name, gpus, script in JOBS
     }
     until(lambda: served.state(jobs["gnn-papers"]) == "running" and served.state(jobs["vit-small"]) == "failed")
-    until(lambda: "attempt 2" in served.call("status", jobs["whisper-tune"]).stdout)
+    until(lambda: len(served.told("status", jobs["whisper-tune"])["attempts"]) == 2)
     served.call("cancel", jobs["clip-finetune"])
     until(lambda: served.state(jobs["clip-finetune"]) == "stopping")
     return jobs

@@ -35,7 +35,7 @@ def shown(served: Served) -> str:
 @contextmanager
 def agent_of(served: Served) -> Iterator[None]:
     """An agent that is killed in the end."""
-    line = [*LONGSHORE, "agent", "--node", NODE, "--every-s", "0.1", "--url", served.url]
+    line = [*LONGSHORE, "agent", "--node", NODE, "--every", "100ms", "--url", served.url]
     process = subprocess.Popen(line, cwd=served.folder, stderr=subprocess.DEVNULL)
     yield
     process.kill()

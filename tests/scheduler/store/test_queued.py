@@ -4,11 +4,12 @@ import itertools
 
 from sqlalchemy import update
 
+from longshore.scheduler.queue_order import in_order
 from longshore.scheduler.recall import queue_key
-from longshore.scheduler.states import Desired
+from longshore.scheduler.states import Desired, JobState
 from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs
 from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.queued import LAST, jobs_ahead, jobs_before, owners_of, queued_of
+from longshore.scheduler.store.queued import LAST, jobs_before, listed_jobs, owners_of, queued_of, waiting_jobs
 from longshore.scheduler.store.schema import job
 
 NOW_S = 100.0
@@ -31,14 +32,14 @@ def fill(store: Store) -> None:
         store.write(lambda tx, at=name, to=values: tx.execute(update(job).where(job.c.id == at).values(**to)))  # type: ignore[misc]
 
 
-def test_as_many_jobs_stand_before_one_as_the_scheduler_puts_there(store: Store) -> None:
+def test_the_queue_has_the_order_that_the_scheduler_gives_it(store: Store) -> None:
     fill(store)
     with store.read() as tx:
         inside = [row for row in open_jobs(tx) if row.desired == Desired.RUN and row.not_before_s <= NOW_S]
-        ahead = [jobs_ahead(tx, row, NOW_S) for row in sorted(inside, key=queue_key)]
+        line = in_order(waiting_jobs(tx, NOW_S), "easy", float("inf"), NOW_S, 16)
         before_new = [jobs_before(tx, priority, LAST, NOW_S) for priority in (4, 3, 0, -1)]
 
-    assert ahead == list(range(len(inside)))
+    assert [it.id for it in line] == [row.id for row in sorted(inside, key=queue_key)]
     assert before_new == [0, 8, 14, 14]
 
 
@@ -47,3 +48,18 @@ def test_queued_jobs_are_counted_by_owner(store: Store) -> None:
     with store.read() as tx:
         assert [queued_of(tx, owner) for owner in ("ada", "bob", "eve")] == [10, 6, 0]
         assert owners_of(tx, ["0" * 26, f"{1:026}", "x"]) == {"0" * 26: "bob", f"{1:026}": "ada"}
+
+
+def test_jobs_are_found_by_state_owner_and_name(store: Store) -> None:
+    for number, name in enumerate(("train-1", "train-2", "other")):
+        new = NewJob(f"{number:026}", name, "ada" if number else "bob", {"gpus": 1}, 0, 1, 10.0, 1.0)
+        store.write(lambda tx, new=new: insert_job(tx, new, writer="test"))  # type: ignore[misc]
+    queued = [JobState.QUEUED]
+    with store.read() as tx:
+        found = [
+            listed_jobs(tx, queued), listed_jobs(tx, queued, "ada"), listed_jobs(tx, queued, None, "train-*"),
+            listed_jobs(tx, queued, "ada", "train-1"), listed_jobs(tx, [JobState.RUNNING]),
+            listed_jobs(tx, queued, name="*r*"),
+        ]  # fmt: skip
+
+    assert [[int(job) for job in jobs] for jobs in found] == [[0, 1, 2], [1, 2], [0, 1], [], [], [0, 1, 2]]

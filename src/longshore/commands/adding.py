@@ -1,0 +1,24 @@
+"""All commands that need no scheduler."""
+
+import typer
+
+from ..scheduler.commands.panels import POLICIES
+from . import traces
+from .evaluating import evaluate
+from .listing import policies
+from .simulating import simulate
+from .training import train
+
+COMMANDS = {
+    simulate: "longshore simulate --cluster examples/hetero64.yaml --policy patient --waiting --order easy",
+    evaluate: "longshore evaluate --trace jobs.csv --policy checkpoints/hetero64.zip --report report.html",
+    train: "longshore train --preset hetero64 --steps 2e6 --seed 0",
+    policies: "longshore policies",
+}  # each with an example
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands that need no scheduler to the command line."""
+    for command, example in COMMANDS.items():
+        app.command(rich_help_panel=POLICIES, epilog=f"Example: {example}")(command)
+    app.add_typer(traces.app, name="trace", rich_help_panel=POLICIES)

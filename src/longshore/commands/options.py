@@ -1,0 +1,121 @@
+"""Options that several commands take."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..scheduler.commands.durations import DURATION, duration
+
+if TYPE_CHECKING:
+    from ..envs.problems import Regime
+
+MOST_GPUS = 1_000_000  # as in cluster files
+
+
+class Order(StrEnum):
+    """Order regimes (docs/simulator.md)."""
+
+    fifo = "fifo"
+    easy = "easy"
+    easy_shortest = "easy-shortest"
+    shortest = "shortest"
+
+
+class Estimates(StrEnum):
+    """What policies know of run times (docs/clusters.md)."""
+
+    exact = "exact"
+    log_normal = "log-normal"
+    class_mean = "class-mean"
+
+
+class Arrivals(StrEnum):
+    """How generated jobs arrive (docs/clusters.md)."""
+
+    profile = "profile"
+    poisson = "poisson"
+    batch = "batch"
+
+
+def number(value: float | None) -> float | None:
+    """Refuse what is no number: nan passes every bound.
+
+    Raises:
+        typer.BadParameter: If it is nan.
+    """
+    if value is not None and value != value:
+        raise typer.BadParameter("nan is no number")
+    return value
+
+
+ClusterOption = Annotated[Path | None, typer.Option("--cluster", help="Cluster file (YAML; see examples/).")]
+TraceOption = Annotated[Path | None, typer.Option("--trace", help="Job trace, any format of `longshore trace`.")]
+FaultsOption = Annotated[
+    Path | None, typer.Option("--faults", help="Recorded faults (JSON), instead of the cluster file's fault model.")
+]
+OrderOption = Annotated[Order, typer.Option(help="Which waiting job may start next.")]
+AgeingOption = Annotated[
+    float | None,
+    typer.Option(
+        parser=duration, metavar=DURATION,
+        help="How long a waiting job may be overtaken, such as 72h; for ever if left out.",
+    ),
+]  # fmt: skip
+WaitingOption = Annotated[bool, typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs.")]
+EstimatesOption = Annotated[
+    Estimates | None,
+    typer.Option(help="What policies know of run times; if left out, what the trace says, or else exact."),
+]
+ProfileOption = Annotated[
+    str | None, typer.Option(help="Of generated jobs: philly (the default), philly-long, itp or itp-short.")
+]
+ArrivalsOption = Annotated[
+    Arrivals | None, typer.Option(help="Of generated jobs; as in the profile, with bursts, if left out.")
+]
+SigmaOption = Annotated[float, typer.Option(min=0.0, max=5.0, callback=number, help="Spread of log-normal estimates.")]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of everything that is drawn.")]
+MaxGpusOption = Annotated[
+    int | None, typer.Option(min=1, max=2**31 - 1, help="Cut jobs that ask more GPUs to so many.")
+]
+LoadOption = Annotated[
+    float | None, typer.Option(min=0.01, max=100.0, callback=number, help="Scale arrivals to this offered load.")
+]
+RivalsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A checkpoint (NAME.zip), a name from `longshore policies`, or rollout:NAME; may be given several times. "
+        "All heuristics play too."
+    ),
+]
+WorkloadsOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=10**5, help="Workloads (200), or windows of the trace (24, or as many as share no job)."),
+]
+RunsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=10**4,
+        help="Draws of faults for each window (8; more if windows are few), or for each generated workload (1).",
+    ),
+]
+ShareOfGpusOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2**31 - 1,
+        help="Cut jobs that ask more GPUs to so many: 3/4 of the cluster, 48 for windows without a cluster file.",
+    ),
+]
+HeuristicsOption = Annotated[
+    bool, typer.Option("--heuristics/--no-heuristics", help="All heuristics as rivals; else eft, if none is named.")
+]
+
+
+def regime_of(order: Order, ageing_s: float | None, *, waiting: bool) -> "Regime":
+    """Return the order regime that options ask for."""
+    from ..envs.problems import Regime
+
+    return Regime(order.value, float("inf") if ageing_s is None else ageing_s, waiting)

@@ -1,0 +1,93 @@
+"""What a command says while it works, on standard error, and the console that its figures go to."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+    from ..training.keeper import Progress as Stand
+
+PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
+COMPILING = "compiling, once after an install or an upgrade; about half a minute"
+INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """Return standard output, or standard error, in which names and paths are shown as they are."""
+    from rich.console import Console
+
+    found = Console(markup=False, highlight=False, stderr=stderr)
+    return found if found.is_terminal else Console(markup=False, highlight=False, stderr=stderr, width=PIPE_COLUMNS)
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being done: in a status line, or line by line where standard error is no terminal."""
+    from rich.text import Text
+
+    to = console(stderr=True)
+    if not to.is_terminal:
+        to.print(f"{first} ...")
+        with telling_of_compiling(lambda: to.print(f"{COMPILING} ...")):
+            yield lambda text: to.print(f"{text} ...")
+        return
+    with to.status(Text(f"{first} ...")) as status, telling_of_compiling(lambda: _add(status)):
+        yield lambda text: status.update(Text(f"{text} ..."))
+
+
+def _add(status: "Status") -> None:
+    status.update(f"{status.status} ({COMPILING})")
+
+
+@contextmanager
+def telling_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
+    """Tell once that something is compiled, when that begins; kernels that were kept from an earlier run are not."""
+    from numba.core import event
+
+    class Listener(event.Listener):
+        """Hears of the first kernel."""
+
+        told = False
+
+        def on_start(self, event: object) -> None:
+            """Take note that a kernel is being compiled."""
+            if not self.told:
+                self.told = True
+                tell()
+
+        def on_end(self, event: object) -> None:
+            """Take no note."""
+
+    listener = Listener()
+    event.register("numba:compile", listener)
+    try:
+        yield
+    finally:
+        event.unregister("numba:compile", listener)
+
+
+@contextmanager
+def training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
+    """Show how far training is: a bar, or a line for each update where standard error is no terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    to, first = console(stderr=True), "drawing workloads and playing the heuristics ..."
+    if not to.is_terminal:
+        to.print(first)
+        with telling_of_compiling(lambda: to.print(f"{COMPILING} ...")):
+            yield lambda stand: to.print(f"{100 * min(1.0, stand.steps / steps):3.0f} %  {_stand_text(stand)}")
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    with Progress(*columns, TimeRemainingColumn(), console=to) as bar:
+        task = bar.add_task(first, total=steps)
+        with telling_of_compiling(lambda: bar.update(task, description=f"{first} ({COMPILING})")):
+            yield lambda stand: bar.update(task, completed=stand.steps, description=_stand_text(stand))
+
+
+def _stand_text(stand: "Stand") -> str:
+    score = f", {stand.score.percent:+.1f} % against {stand.rival}" if stand.score else ""
+    steps = f"{stand.steps / 1e6:.2f} M" if stand.steps >= 1e6 else f"{stand.steps:,}"
+    return f"{steps} steps, {stand.steps_per_s:,.0f}/s{score}"

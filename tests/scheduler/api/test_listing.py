@@ -1,0 +1,102 @@
+"""Lists of jobs: their order, where they run, and why they wait."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from longshore.scheduler.api.app import create_app
+from longshore.scheduler.service import Service
+from longshore.scheduler.settings import Chosen, Limits, Settings
+from longshore.scheduler.store.schema import Liveness, node
+from tests.scheduler.api.conftest import client_of
+
+HELD = {"If-Match": "*"}
+GPU = {"index": 0, "healthy": False, "utilisation": 0.5, "free_bytes": 1, "temperature_c": 40.0, "ecc_errors": 0}
+
+
+def submit(api: httpx.Client, **changes: object) -> str:
+    return str(api.post("/v1/jobs", json={"command": ["/bin/true"], **changes}).json()["id"])
+
+
+def free(api: httpx.Client) -> int:
+    plan = api.post("/v1/jobs", params={"dry_run": True}, json={"command": ["x"]}).json()
+    return int(plan["free_gpus"])
+
+
+def reason(api: httpx.Client, job: str) -> str:
+    return str(api.get(f"/v1/jobs/{job}").json()["waiting"]["reason"])
+
+
+@pytest.mark.parametrize(("out", "left"), [("drained", 12), ("down", 12), ("suspect", 12), ("faulty", 15)])
+def test_a_gpu_that_is_out_of_service_is_not_free(api: httpx.Client, service: Service, out: str, left: int) -> None:
+    service.scheduler.tick()
+    assert free(api) == 16
+    if out == "drained":
+        api.post("/v1/nodes/rack0-node1/drain")
+    elif out == "faulty":
+        for _ in range(3):
+            api.post("/v1/nodes/rack0-node1/report", json={"gpus": [GPU]})
+            service.scheduler.tick()
+    else:
+        down = node.update().where(node.c.name == "rack0-node1").values(liveness=Liveness(out))
+        service.store.write(lambda tx: tx.execute(down))
+    waits = submit(api, gpus=16)
+
+    assert free(api) == left
+    assert reason(api, waits) == f"it asks for 16 GPUs, and only {left} of 16 are in service"
+
+
+def test_the_queue_has_its_own_order_and_says_where_each_job_is(api: httpx.Client, service: Service) -> None:
+    service.scheduler.tick()
+    runs = submit(api, gpus=16, command=["/bin/sleep", "1000"], grace_s=0, name="long")
+    service.scheduler.tick()
+    held, waits, urgent = submit(api), submit(api, name="train-1"), submit(api, priority=5, name="train-2")
+    api.patch(f"/v1/jobs/{held}", json={"desired": "hold"}, headers=HELD)
+
+    found = api.get("/v1/queue").json()
+    by_name = api.get("/v1/queue", params={"name": "train-*", "limit": 1, "offset": 1}).json()
+    by_state = api.get("/v1/queue", params={"state": ["running", "starting"]}).json()
+    listed = api.get("/v1/jobs", params={"name": "long"}).json()["jobs"]
+    api.delete(f"/v1/jobs/{runs}")
+    while api.get(f"/v1/jobs/{runs}").json()["ended_s"] is None:
+        service.scheduler.tick()
+
+    assert [job["id"] for job in found["jobs"]] == [runs, urgent, waits, held]
+    assert [job["waiting"] and job["waiting"]["position"] for job in found["jobs"]][1:] == [1, 2, None]
+    assert found["jobs"][3]["waiting"]["reason"] == "it is held until its owner releases it"
+    assert [share["node"] for share in found["jobs"][0]["placement"]] == [f"rack0-node{number}" for number in range(4)]
+    assert (by_name["total"], [job["id"] for job in by_name["jobs"]]) == (2, [waits])
+    assert [job["id"] for job in by_state["jobs"]] == [runs]
+    assert [job["placement"] for job in listed] == [found["jobs"][0]["placement"]]
+
+
+@pytest.fixture
+def bounded(tmp_path: Path) -> Iterator[httpx.Client]:
+    """An API of a scheduler where one user may have four GPUs."""
+    service = Service(Chosen(Settings(folder=tmp_path / "served", limits=Limits(gpus=4))))
+    with client_of(create_app(service)) as client:
+        service.scheduler.tick()
+        client.post("/v1/jobs", json={"command": ["/bin/sleep", "1000"], "gpus": 3, "grace_s": 0})
+        service.scheduler.tick()
+        yield client
+        client.delete(f"/v1/jobs/{client.get('/v1/jobs').json()['jobs'][-1]['id']}")
+        while client.get("/v1/queue", params={"state": ["running", "starting", "stopping"]}).json()["total"]:
+            service.scheduler.tick()
+        service.ends.set()
+    service.close()
+
+
+def test_a_job_that_its_owners_other_jobs_keep_out_says_so(bounded: httpx.Client) -> None:
+    waits = submit(bounded, gpus=2)
+
+    assert reason(bounded, waits) == "it asks for 2 GPUs, its owner's jobs hold 3, and one user may have 4"
+
+
+@pytest.mark.parametrize("path", ["/v1/queue", "/v1/jobs"])
+def test_a_name_that_no_job_can_have_is_refused(refusing_api: httpx.Client, path: str) -> None:
+    answer = refusing_api.get(path, params={"name": "100%"})
+
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("name: '100%' cannot be used; it should be ")

@@ -1,0 +1,85 @@
+"""The order of the queue that is shown, against the order in which a scheduler turns to jobs."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.cluster_file import read_cluster
+from longshore.cluster.scenarios import ORDERS
+from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.live import Asked, Known, LiveCluster, Standing
+from longshore.scheduler.queue_order import Waiting, in_order, places
+from longshore.scheduler.recall import queue_key
+from longshore.scheduler.service import QUICKSTART, site_of
+from longshore.scheduler.settings import Settings
+
+NOW_S, GPUS = 1000.0, 16
+MOST = 8  # jobs: all fit at once, so that each is turned to in its turn
+
+
+@st.composite
+def waiting_jobs(draw: st.DrawFn) -> list[Waiting]:
+    found = []
+    for number in range(draw(st.integers(1, MOST))):
+        attempt = draw(st.integers(0, 1))
+        entered_s = float(number * 100 + draw(st.integers(0, 99)))
+        guess_s, saved_s, wait_s = (float(draw(st.integers(least, 4)) * 100) for least in (1, 0, 0))
+        found.append(
+            Waiting(
+                str(number),
+                "ada",
+                draw(st.integers(-1, 1)),
+                attempt,
+                1,
+                number,
+                entered_s,
+                0.0,
+                wait_s * attempt,
+                guess_s,
+                saved_s * attempt,
+            )
+        )
+    return found
+
+
+def turned_to(waiting: list[Waiting], order: str, ageing_s: float, cluster: Path) -> list[str]:
+    """Return jobs in the order in which a scheduler gives them GPUs that has just taken up its store."""
+    site = site_of(read_cluster(cluster), Settings())
+    site = site._replace(rules=site.rules._replace(order=ORDERS[order], ageing_s=ageing_s, waiting=False))
+    jobs = [
+        (
+            Asked(it.id, it.gpus, it.guess_s, it.entered_s, -it.priority),
+            Standing(it.guess_s, it.entered_s, it.saved_s, it.wait_s, it.attempt),
+        )
+        for it in waiting
+    ]
+    queue = [it.id for it in sorted(waiting, key=queue_key)]  # type: ignore[arg-type]
+    live = LiveCluster(site, Known(NOW_S, jobs, queue))
+    deciding = Deciding(HEURISTICS["pack"])
+    deciding.begin(live)
+    found = []
+    while live.due() is not None:
+        found.append(deciding.settle(live).job)
+    return found
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(waiting=waiting_jobs(), ageing_s=st.sampled_from([0.0, 300.0, 700.0, float("inf")]))
+def test_the_order_that_is_shown_is_that_of_the_scheduler(
+    tmp_path: Path, order: str, waiting: list[Waiting], ageing_s: float
+) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(QUICKSTART)
+    shown = [it.id for it in in_order(reversed(waiting), order, ageing_s, NOW_S, GPUS)]
+    assert shown == turned_to(waiting, order, ageing_s, cluster)
+
+
+def test_a_job_that_asks_for_more_than_is_in_service_does_not_age() -> None:
+    small = Waiting("small", "ada", 0, 0, 4, 2, 900.0, 0.0, 0.0, 100.0, 0.0)
+    large = Waiting("large", "ada", -1, 0, 16, 1, 0.0, 0.0, 0.0, 100.0, 0.0)
+    assert [it.id for it in in_order([large, small], "easy", 500.0, NOW_S, 16)] == ["large", "small"]
+    assert places(in_order([large, small], "easy", 500.0, NOW_S, 8)) == {"small": 1, "large": 2}
