@@ -239,7 +239,8 @@ def processes_of(job: str) -> list[Process]:
 
 def _cluster_file(nodes: Mapping[str, int], run_time: str) -> str:
     sizes = sorted(set(nodes.values()))
-    rates = "peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9"
-    types = [f"  of{size}: {{gpus: {size}, {rates}}}" for size in sizes]
+    rates = "memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9"
+    flops = {size: 1e12 if run_time == SIMPLE else 1e12 * size for size in sizes}
+    types = [f"  of{size}: {{gpus: {size}, peak_flops: {flops[size]}, {rates}}}" for size in sizes]
     lines = [f"      - {{type: of{gpus}, name: {node}}}" for node, gpus in nodes.items()]
     return CLUSTER.format(types="\n".join(types), nodes="\n".join(lines), run_time=run_time)
