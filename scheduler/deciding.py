@@ -222,6 +222,11 @@ class Deciding:
             return Advice(said, self.policy, "")
         return Advice(self._fall_back(live), self.fallback.name, "" if miss is None else str(miss))
 
+    def consult_fallback(self, live: LiveCluster) -> Advice:
+        """Say what the heuristic would do with the job that is due, without doing it or asking the policy."""
+        self._happened(live)
+        return Advice(self._fall_back(live), self.fallback.name, "")
+
     def _happened(self, live: LiveCluster) -> Sequence[Told]:
         """Return what has happened since this was last asked, after the policy's processes were told."""
         told, live.journal = live.journal or [], []

@@ -27,7 +27,7 @@ def extender(
         str | None,
         typer.Option(help="Kubernetes API that tells of pods and nodes: in-cluster, or the URL of `kubectl proxy`."),
     ] = None,
-    deadline_ms: Annotated[float, typer.Option(min=1.0, max=60_000.0, help="Time for one answer.")] = 500.0,
+    deadline_ms: Annotated[float, typer.Option(min=1.0, max=60_000.0, help="Time for one answer.")] = 1000.0,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on the loopback interface.")] = DEFAULT_PORT,
 ) -> None:
     """Rank nodes for kube-scheduler, as its HTTP extender on http://127.0.0.1:8888."""

@@ -1,6 +1,5 @@
 """The cluster as policies see it, kept in step with what is known of Kubernetes."""
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -112,28 +111,29 @@ class Mirror:
             self.live.hide(hidden)
             self._hidden.update(hidden)
 
-    def rank(self, asked: Asked, tiers: Sequence[set[int]], most: int, until: float) -> Ranked:
+    def rank(self, asked: Asked, tiers: Sequence[set[int]], most: int) -> Ranked:
         """Return the nodes that would be taken first for a job, then those if the first were gone, and so on.
+
+        The policy is asked for the first choice, which decides; what comes after it is the heuristic's, which answers
+        at once.
 
         Args:
             asked: The job.
             tiers: Nodes that it may go to; those of an earlier tier go before all of a later one.
             most: How many nodes are asked for.
-            until: Of `time.monotonic`, after which nothing but the first choice is asked for.
         """
         ranked = Ranked([], {}, None)
         self._submit(asked)
         for tier in tiers:
             self._offer(tier - set(ranked.nodes))
             while len(ranked.nodes) < most and self.live.due() is not None:
-                if ranked.advice is not None and time.monotonic() > until:
-                    break
                 ranked = self._ask_once_more(ranked)
         self.live.withdraw(asked.job)
         return ranked
 
     def _ask_once_more(self, ranked: Ranked) -> Ranked:
-        advice = self.deciding.consult(self.live)
+        first = ranked.advice is None
+        advice = self.deciding.consult(self.live) if first else self.deciding.consult_fallback(self.live)
         shares: dict[int, int] = {}
         for gpu in advice.said.gpus:
             node = int(self.place.site.cluster.gpu_node[gpu])
@@ -141,7 +141,6 @@ class Mirror:
         nodes = sorted(shares, key=lambda node: -shares[node])  # a pod goes to one node, whoever would split it
         self.live.hide(nodes)
         self._hidden.update(nodes)
-        first = ranked.advice is None
         return Ranked(
             [*ranked.nodes, *nodes], shares if first else ranked.shares, advice if first else ranked.advice
         )  # fmt: skip

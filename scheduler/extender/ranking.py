@@ -46,7 +46,7 @@ class Ranker:
     Args:
         inventory: The nodes.
         deciding: Who ranks; its deadline is that of one question.
-        deadline_s: After which only what has begun is ended. A pod is asked about more than once, for each rank.
+        deadline_s: For one answer. Half of it is for waiting until others are answered, half for the policy.
         now_s: The clock.
     """
 
@@ -67,8 +67,9 @@ class Ranker:
         """
         with self.changing():
             place = self.inventory.place
+            self.deciding.warm_up((place or stand_in()).site)
             mirror = Mirror(place or stand_in(), self.deciding, self.now_s())
-            mirror.rank(Asked(WARM_UP, 1, 1.0, self.now_s()), [{0}], 1, time.monotonic())
+            mirror.rank(Asked(WARM_UP, 1, 1.0, self.now_s()), [{0}], 1)
             self.deciding.wait_until_ready(wait_s)
             self._mirror = None if place is None else mirror
 
@@ -93,7 +94,7 @@ class Ranker:
 
     def rank(self, offer: Offer) -> Ranking:
         """Return the nodes that are best for a pod."""
-        wish, until = wish_of(offer.pod), time.monotonic() + self.deadline_s / 2.0
+        wish = wish_of(offer.pod)
         if wish.gpus == 0:
             return Ranking([], Outcome.NO_GPUS)
         with self.changing(self.deadline_s / 2.0) as has:
@@ -103,7 +104,7 @@ class Ranker:
             place = self.inventory.place
             if place is None:
                 return Ranking([], Outcome.UNKNOWN)
-            return self._rank(self._up_to_date(place, offer, wish), offer, wish, until)
+            return self._rank(self._up_to_date(place, offer, wish), offer, wish)
 
     def only(self, offer: Offer, host: str) -> None:
         """Learn that a pod can go to one node only; kube-scheduler does not ask for its rank then."""
@@ -126,13 +127,13 @@ class Ranker:
         mirror.follow(book.holdings(wish.group, now_s), lost, now_s)
         return mirror
 
-    def _rank(self, mirror: Mirror, offer: Offer, wish: Wish, until: float) -> Ranking:
+    def _rank(self, mirror: Mirror, offer: Offer, wish: Wish) -> Ranking:
         offered = {mirror.number[host] for host in offer.hosts if host in mirror.number}
         fitting = {node for node in offered if mirror.room(node) >= wish.gpus}
         if not fitting:
             return Ranking([], Outcome.UNKNOWN)
-        tiers = [*self._gang_tiers(mirror, wish, fitting, until), fitting]
-        ranked = mirror.rank(self._asked(wish, 1), tiers, RANKS, until)
+        tiers = [*self._gang_tiers(mirror, wish, fitting), fitting]
+        ranked = mirror.rank(self._asked(wish, 1), tiers, RANKS)
         order = [mirror.place.names[node] for node in ranked.nodes]
         if not order or ranked.advice is None:
             return Ranking([], Outcome.UNKNOWN)
@@ -156,14 +157,14 @@ class Ranker:
             if plan.pods[host] == 0:
                 del plan.pods[host]
 
-    def _gang_tiers(self, mirror: Mirror, wish: Wish, fitting: set[int], until: float) -> Sequence[set[int]]:
+    def _gang_tiers(self, mirror: Mirror, wish: Wish, fitting: set[int]) -> Sequence[set[int]]:
         """Return where a pod of a gang goes first: as planned for the gang, else beside those that are placed."""
         if wish.group is None:
             return ()
         mates = self.book.members(wish.group)
         missing = wish.members - len(mates)
         if missing > 1 and wish.group not in self.book.plans:
-            self._plan(mirror, wish, missing, fitting, until)
+            self._plan(mirror, wish, missing, fitting)
         plan = self.book.plans.get(wish.group)
         planned = {mirror.number[node] for node in plan.pods} & fitting if plan else set()
         beside = {mirror.number[it.node] for it in mates if it.node in mirror.number}
@@ -171,11 +172,11 @@ class Ranker:
         racks = {int(rack[node]) for node in beside}
         return planned, beside & fitting, {node for node in fitting if int(rack[node]) in racks}
 
-    def _plan(self, mirror: Mirror, wish: Wish, pods: int, fitting: set[int], until: float) -> None:
+    def _plan(self, mirror: Mirror, wish: Wish, pods: int, fitting: set[int]) -> None:
         """Place all pods of a gang at once, as one job; the nodes that it takes are kept for them."""
         if wish.group is None or wish.gpus * pods > sum(mirror.room(node) for node in fitting):
             return
-        shares = mirror.rank(self._asked(wish, pods), [fitting], 1, until).shares
+        shares = mirror.rank(self._asked(wish, pods), [fitting], 1).shares
         by_node = {mirror.place.names[node]: gpus // wish.gpus for node, gpus in shares.items() if gpus >= wish.gpus}
         if by_node:
             self.book.plans[wish.group] = Plan(wish.gpus, by_node, self.now_s() + PLAN_S)

@@ -5,9 +5,29 @@ extender, or goes to a node that nobody meant.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
+
+MOST_NODE_SCORE, MOST_EXTENDER_SCORE = 100, 10  # MaxNodeScore, MaxExtenderPriority
+# Of the plugins that score by default, as its configuration has them (default_plugins.go).
+DEFAULT_WEIGHTS = {
+    "TaintToleration": 3, "NodeAffinity": 2, "PodTopologySpread": 2, "InterPodAffinity": 2, "NodeResourcesFit": 1,
+    "NodeResourcesBalancedAllocation": 1, "ImageLocality": 1,
+}  # fmt: skip
+
+
+def total(score: int, weight: int, plugins: Mapping[str, int]) -> int:
+    """Return what a node comes to: the one with the most gets the pod (prioritizeNodes in schedule_one.go).
+
+    Args:
+        score: Of the extender.
+        weight: Of the extender.
+        plugins: What each plugin gives, 0 to 100.
+    """
+    own = sum(DEFAULT_WEIGHTS[name] * value for name, value in plugins.items())
+    return own + score * weight * (MOST_NODE_SCORE // MOST_EXTENDER_SCORE)
 
 
 class RefusalError(Exception):

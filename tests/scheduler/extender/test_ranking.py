@@ -12,6 +12,7 @@ from longshore.agents.registry import find_policy
 from longshore.cluster.cluster_file import read_cluster
 from longshore.cluster.errors import PluginError
 from longshore.scheduler.backends.local.processes import children
+from longshore.scheduler.deciding import Advice
 from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Outcome, Ranker, Ranking
 from longshore.scheduler.extender.wire import RANKS, read_offer
@@ -209,3 +210,24 @@ def test_labels_tell_racks_and_gangs_stay_in_theirs() -> None:
     ranker.rank(read_offer(json.dumps(request).encode()))
 
     assert rank(ranker, 8, "1", ["n0", "n1", "n2"], labels=GANG).order[0] == "n1"
+
+
+def test_the_policy_is_asked_once_for_a_pod_and_the_heuristic_ranks_what_comes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranker = ranker_of(by_hand(tmp_path), "pack", fallback="eft-hazard")
+    asked, consult = [], ranker.deciding.consult
+
+    def counted(live: LiveCluster) -> Advice:
+        asked.append(live.current)
+        return consult(live)
+
+    try:
+        ranker.warm_up(PATIENCE_S)
+        rank(ranker, 6, "1", ["slow-1"])
+        monkeypatch.setattr(ranker.deciding, "consult", counted)
+        found = rank(ranker, 2, "2")
+    finally:
+        ranker.close()
+    assert (len(asked), found.outcome) == (1, Outcome.POLICY)
+    assert found.order == ["slow-1", "fast-0", "fast-1", "slow-0"]  # pack fills the smallest hole, eft-hazard is fast
