@@ -1,11 +1,12 @@
 """Durations as options of the command line."""
 
+from collections.abc import Callable
+
 import typer
 
 from ...cluster.durations import seconds_of
 
 DURATION = "DURATION"  # in place of a value in the help
-LONGEST_S = 366 * 86400.0  # as in job files
 
 
 def duration(text: str) -> float:
@@ -20,15 +21,22 @@ def duration(text: str) -> float:
         raise typer.BadParameter(str(error)) from error
 
 
-def run_time(text: str) -> float:
-    """Return the seconds of an option about how long a job runs.
+def duration_between(least: str, most: str) -> Callable[[str | float], float]:
+    """Return what reads an option that has bounds; a default is in seconds already.
 
-    Raises:
-        typer.BadParameter: If it is no duration, or one that no job has.
+    Args:
+        least: Shortest duration, as it is typed.
+        most: Longest one.
     """
-    duration_s = duration(text)
-    if not duration_s > 0.0:
-        raise typer.BadParameter(f"{text!r} is no time at all; write more than 0s")
-    if duration_s > LONGEST_S:
-        raise typer.BadParameter(f"{text!r} is longer than a job may run; write 366d at most")
-    return duration_s
+    least_s, most_s = seconds_of(least), seconds_of(most)
+
+    def read(text: str | float) -> float:
+        duration_s = duration(text) if isinstance(text, str) else text
+        if not least_s <= duration_s <= most_s:
+            raise typer.BadParameter(f"{text!r} is too short or too long; write {least} to {most}")
+        return duration_s
+
+    return read
+
+
+run_time = duration_between("1ms", "366d")  # of a job

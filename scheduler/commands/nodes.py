@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .durations import DURATION, duration
+from .durations import DURATION, duration_between
 from .options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
 
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node.")]
@@ -63,17 +63,12 @@ def resume(node: NodeArgument, url: UrlOption = DEFAULT_URL) -> None:
     typer.echo(f"{node} is in service")
 
 
-def _pause(text: str | float) -> float:
-    pause_s = duration(text) if isinstance(text, str) else text
-    if not 0.1 <= pause_s <= 60.0:
-        raise typer.BadParameter(f"{text!r} is too short or too long; write 100ms to 60s")
-    return pause_s
-
-
 def agent(
     node: Annotated[str, typer.Option(help="Name of this node in the cluster file.")],
     url: UrlOption = DEFAULT_URL,
-    every: Annotated[float, typer.Option(parser=_pause, metavar=DURATION, help="Between two reports.")] = 5.0,
+    every: Annotated[
+        float, typer.Option(parser=duration_between("100ms", "60s"), metavar=DURATION, help="Between two reports.")
+    ] = 5.0,
 ) -> None:
     """Report this node's GPUs to the scheduler, until it is stopped."""
     from ..monitor.agent import report_for_ever

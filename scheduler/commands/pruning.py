@@ -5,25 +5,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .durations import DURATION, duration
+from .durations import DURATION, duration_between
 from .stored import ConfigOption, FolderOption, StoreOption, existing_store, settings_of
 
 if TYPE_CHECKING:
     from ..settings import RetentionChoice
 
-
-def _days(text: str) -> float:
-    days = duration(text) / 86400.0
-    if not 1.0 <= days <= 36500.0:
-        raise typer.BadParameter(f"{text!r} is not a time of a day or more; write such as 36h, 30d or 8w")
-    return days
+DAY_S = 86400.0
 
 
 def prune(
     older_than: Annotated[
         float | None,
         typer.Option(
-            parser=_days, metavar=DURATION, help="Such as 36h, 30d or 8w; as the configuration has it if left out."
+            parser=duration_between("1d", "36500d"),
+            metavar=DURATION,
+            help="Such as 36h, 30d or 8w; as the configuration has it if left out.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much would be deleted.")] = False,
@@ -35,7 +32,7 @@ def prune(
     from .. import retention
 
     settings = settings_of(config, folder, store)
-    choice = settings.retention if older_than is None else _all_after(older_than)
+    choice = settings.retention if older_than is None else _all_after(older_than / DAY_S)
     with existing_store(settings) as opened:
         horizon = retention.horizon_of(choice, time.time())
         found = retention.count(opened, horizon) if dry_run else retention.prune(opened, settings.folder, horizon)

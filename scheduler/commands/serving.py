@@ -75,7 +75,7 @@ def run_service(chosen: "Chosen") -> None:
     with _listening(settings.host, settings.port) as listener:
         service = Service(chosen)
         try:
-            typer.echo(f"loading {settings.policy.name or settings.policy.fallback} ...")
+            typer.echo(f"loading {settings.policy.name or settings.policy.fallback} ...", err=True)
             service.take_up()
         except LongshoreError:
             service.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...cluster.errors import InputError
+from .durations import DURATION, duration_between
 from .options import DEFAULT_URL, UrlOption, client_of
 
 if TYPE_CHECKING:
@@ -37,18 +38,24 @@ class RoleName(StrEnum):
     agent = "agent"
 
 
-@app.command()
+@app.command(epilog="Example: longshore token create ci --owner ada --lifetime 90d")
 def create(
     name: NameArgument,
     owner: OwnerOption = None,
     role: Annotated[RoleName, typer.Option(help="What its owner may do.")] = RoleName.user,
-    days: Annotated[float | None, typer.Option(min=0.001, max=36500, help="Until it expires.")] = None,
+    lifetime: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration_between("1m", "36500d"), metavar=DURATION, help="Until it expires; never if left out."
+        ),
+    ] = None,
     folder: FolderOption = None,
     store: StoreOption = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Make a token and print it: it is never shown again. Once there is one, every request needs one."""
     if folder is None and store is None:
+        days = None if lifetime is None else lifetime / DAY_S
         wish = {"name": name, "owner": owner, "role": role.value, "days": days}
         typer.echo(client_of(url).create_token(wish))
         return
@@ -56,14 +63,14 @@ def create(
     from ..tokens import Role, check_name, new_token
 
     now_s = time.time()
-    expires_s = None if days is None else now_s + days * DAY_S
+    expires_s = None if lifetime is None else now_s + lifetime
     made = new_token(check_name(name), check_name(owner or OWNER), Role(role.value), now_s, expires_s)
     with _store(folder, store) as opened:
         opened.write(lambda tx: add_token(tx, made.row))
     typer.echo(made.secret)
 
 
-@app.command("list")
+@app.command("list", epilog="Example: longshore token list")
 def show(
     owner: OwnerOption = None, folder: FolderOption = None, store: StoreOption = None, url: UrlOption = DEFAULT_URL
 ) -> None:
@@ -77,7 +84,7 @@ def show(
         typer.echo("no tokens")
 
 
-@app.command()
+@app.command(epilog="Example: longshore token revoke ci --owner ada")
 def revoke(
     name: NameArgument,
     owner: OwnerOption = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...cluster.errors import InputError
+from ..commands.durations import DURATION, duration_between
 
 if TYPE_CHECKING:
     from .kubernetes_api import Api
@@ -27,7 +28,9 @@ def extender(
         str | None,
         typer.Option(help="Kubernetes API that tells of pods and nodes: in-cluster, or the URL of `kubectl proxy`."),
     ] = None,
-    deadline_ms: Annotated[float, typer.Option(min=1.0, max=60_000.0, help="Time for one answer.")] = 1000.0,
+    deadline: Annotated[
+        float, typer.Option(parser=duration_between("1ms", "60s"), metavar=DURATION, help="Time for one answer.")
+    ] = 1.0,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on the loopback interface.")] = DEFAULT_PORT,
 ) -> None:
     """Rank nodes for kube-scheduler, as its HTTP extender on http://127.0.0.1:8888."""
@@ -43,9 +46,9 @@ def extender(
 
     reached = None if api is None else _api(api)
     inventory = Inventory(None if cluster is None else read_cluster(cluster))
-    deadline_s = deadline_ms / 1000.0
+    deadline_s = deadline
     ranker = Ranker(inventory, Deciding(find_policy(fallback), policy, deadline_s / 2.0), deadline_s)
-    typer.echo(f"loading {policy or fallback} ...")
+    typer.echo(f"loading {policy or fallback} ...", err=True)
     ranker.warm_up(LOADED_S)
     # What is loaded by now stays: looking through it for garbage takes 100 ms, in the midst of an answer.
     gc.collect()

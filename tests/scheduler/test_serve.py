@@ -214,7 +214,7 @@ def test_others_are_served_by_their_tokens(tmp_path: Path) -> None:
 
     assert "4 of 4 slots free" in served.call("nodes").stdout
     assert "first" in served.call("token", "list").stdout
-    bob = served.call("token", "create", "ci", "--owner", "bob", "--days", "1").stdout.strip()
+    bob = served.call("token", "create", "ci", "--owner", "bob", "--lifetime", "1d").stdout.strip()
     assert served.call("token", "revoke", "ci", "--owner", "bob").stdout == "revoked\n"
     served.environment["LONGSHORE_TOKEN"] = bob
     told = served.call("nodes", check=False)

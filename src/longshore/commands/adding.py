@@ -1,5 +1,7 @@
 """All commands that need no scheduler."""
 
+from collections.abc import Callable
+
 import typer
 
 from ..scheduler.commands.panels import POLICIES
@@ -9,7 +11,7 @@ from .listing import policies
 from .simulating import simulate
 from .training import train
 
-COMMANDS = {
+COMMANDS: dict[Callable[..., None], str] = {
     simulate: "longshore simulate --cluster examples/hetero64.yaml --policy patient --waiting --order easy",
     evaluate: "longshore evaluate --trace jobs.csv --policy checkpoints/hetero64.zip --report report.html",
     train: "longshore train --preset hetero64 --steps 2e6 --seed 0",

@@ -28,7 +28,7 @@ def test_the_command_serves_ranks_until_it_is_stopped(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     line = [*LONGSHORE, "--cluster", str(by_hand(tmp_path)), "--policy", "patient", "--port", str(port)]
-    line += ["--deadline-ms", "60000"]  # what is asked here is not how fast it is
+    line += ["--deadline", "60s"]  # what is asked here is not how fast it is
     process = subprocess.Popen(line)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
@@ -70,12 +70,12 @@ def test_the_scheduler_asks_for_what_is_served_and_waits_longer_than_an_answer_t
     (configuration,) = loaded("scheduler.yaml")
     (asked,) = configuration["extenders"]
     verbs = {asked[key] for key in asked if key.endswith("Verb")}
-    deadline_ms = inspect.signature(extender).parameters["deadline_ms"].default
+    deadline_s = inspect.signature(extender).parameters["deadline"].default
 
     assert {f"/{verb}" for verb in verbs} <= {getattr(route, "path", "") for route in create_app(ranker_of()).routes}
     assert "bindVerb" not in asked
     assert asked["urlPrefix"] == f"http://127.0.0.1:{DEFAULT_PORT}"
-    assert 1000.0 * float(asked["httpTimeout"].removesuffix("s")) >= 2.0 * deadline_ms
+    assert float(asked["httpTimeout"].removesuffix("s")) >= 2.0 * deadline_s
     assert asked["ignorable"]
     assert asked["nodeCacheCapable"]
 
