@@ -35,6 +35,7 @@ class RoleName(StrEnum):
     operator = "operator"
     read_only = "read-only"
     agent = "agent"
+    scrape = "scrape"
 
 
 @app.command()
@@ -42,6 +43,7 @@ def create(
     name: NameArgument,
     owner: OwnerOption = None,
     role: Annotated[RoleName, typer.Option(help="What its owner may do.")] = RoleName.user,
+    node: Annotated[str | None, typer.Option(help="That the token of an agent is for.")] = None,
     days: Annotated[float | None, typer.Option(min=0.001, max=36500, help="Until it expires.")] = None,
     folder: FolderOption = None,
     store: StoreOption = None,
@@ -49,15 +51,16 @@ def create(
 ) -> None:
     """Make a token and print it: it is never shown again. Once there is one, every request needs one."""
     if folder is None and store is None:
-        wish = {"name": name, "owner": owner, "role": role.value, "days": days}
+        wish = {"name": name, "owner": owner, "role": role.value, "days": days, "node": node}
         typer.echo(client_of(url).create_token(wish))
         return
     from ..store.user_tokens import add_token
-    from ..tokens import Role, check_name, new_token
+    from ..tokens import Role, check_name, check_node, new_token
 
     now_s = time.time()
     expires_s = None if days is None else now_s + days * DAY_S
-    made = new_token(check_name(name), check_name(owner or OWNER), Role(role.value), now_s, expires_s)
+    check_node(Role(role.value), node)
+    made = new_token(check_name(name), check_name(owner or OWNER), Role(role.value), now_s, expires_s, node)
     with _store(folder, store) as opened:
         opened.write(lambda tx: add_token(tx, made.row))
     typer.echo(made.secret)
@@ -72,7 +75,9 @@ def show(
     for it in found:
         expires, used = _day(it["expires_s"], "never"), _day(it["used_s"], "never used")
         expired = "expired" if it["expires_s"] is not None and it["expires_s"] <= time.time() else "expires"
-        typer.echo(f"{it['owner']:16s}  {it['name']:16s}  {it['role']:9s}  {expired} {expires}  {used}")
+        typer.echo(
+            f"{it['owner']:16s}  {it['name']:16s}  {it['role']:9s}  {expired} {expires}  {used}{_for(it['node'])}"
+        )
     if not found:
         typer.echo("no tokens")
 
@@ -116,6 +121,10 @@ def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
         yield opened
     finally:
         opened.close()
+
+
+def _for(node: str | None) -> str:
+    return "" if node is None else f"  for {node}"
 
 
 def _day(at_s: float | None, none: str) -> str:
