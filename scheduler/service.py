@@ -29,8 +29,9 @@ from .settings import Chosen, Settings
 from .store.engines import file_of
 from .store.idempotency import forget_before
 from .store.opening import Store, open_store
-from .store.user_tokens import has_valid_tokens
+from .store.user_tokens import agents_without_node, has_valid_tokens
 from .tick_failures import TickFailures
+from .tokens import Role
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Service:
         except InputError:
             self.store.close()
             raise
+        self._tell_of_agents()
         site = site_of(setup, settings)
         self.node_types = node_types_of(setup)
         monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s)
@@ -169,6 +171,17 @@ class Service:
                     f"make one with `longshore token create NAME --role operator --folder {settings.folder}`",
                 )
         return secret
+
+    def _tell_of_agents(self) -> None:
+        """Say which tokens of agents are for no node, as their reports are refused."""
+        with self.store.read() as tx:
+            found = agents_without_node(tx, Role.AGENT.value, time.time())
+        for row in found:
+            log.warning(
+                "the token %s of %s has the role agent but no node, so its reports are refused: make one for each "
+                "node by `longshore token create NAME --role agent --node NODE`",
+                row.name, row.owner,
+            )  # fmt: skip
 
     def _run(self) -> None:
         while not self.ends.is_set():

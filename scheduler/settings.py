@@ -38,7 +38,7 @@ class Limits(_Section):
     """What one user may have."""
 
     queued_jobs: Annotated[int, Field(ge=1)] = 10_000  # more are refused
-    priority: Priority | None = None  # operators may give more; None: all may
+    priority: Priority | None = 0  # operators may give more; None: all may
     gpus: Annotated[int | None, Field(ge=1)] = None  # held and in the queue; further jobs wait until some have ended
 
 

@@ -25,7 +25,8 @@ class Role(StrEnum):
     USER = "user"  # submit jobs, and see and change the own ones
     OPERATOR = "operator"  # see and change all jobs, and give tokens to others
     READ_ONLY = "read-only"  # see the own jobs
-    AGENT = "agent"  # report on nodes, and nothing else
+    AGENT = "agent"  # report on one node, and nothing else
+    SCRAPE = "scrape"  # read the metrics, and nothing else
 
 
 class Caller(NamedTuple):
@@ -33,6 +34,8 @@ class Caller(NamedTuple):
 
     owner: str
     role: Role
+    node: str | None = None  # of an agent
+    expires_s: float | None = None  # Unix time at which the token ends, None for never
 
 
 class NewToken(NamedTuple):
@@ -53,7 +56,21 @@ def check_name(name: str) -> str:
     return name
 
 
-def new_token(name: str, owner: str, role: Role, made_s: float, expires_s: float | None) -> NewToken:
+def check_node(role: Role, node: str | None) -> None:
+    """Refuse a token of an agent that is for no node, and one of another role that is.
+
+    Raises:
+        InputError: Saying what to write.
+    """
+    if role is Role.AGENT and not node:
+        raise InputError("an agent's token is for one node", "name it: --node NODE")
+    if role is not Role.AGENT and node is not None:
+        raise InputError(f"a token with the role {role} is for no node", "leave --node out, or write --role agent")
+
+
+def new_token(
+    name: str, owner: str, role: Role, made_s: float, expires_s: float | None, node: str | None = None
+) -> NewToken:
     """Return a token that nobody else has.
 
     Args:
@@ -62,9 +79,10 @@ def new_token(name: str, owner: str, role: Role, made_s: float, expires_s: float
         role: What the owner may do with it.
         made_s: Unix time.
         expires_s: Unix time from which on it is refused, None for never.
+        node: That an agent reports on.
     """
     secret = PREFIX + secrets.token_urlsafe(BITS // 8)
-    return NewToken(secret, TokenRow(digest_of(secret), name, owner, role.value, made_s, expires_s))
+    return NewToken(secret, TokenRow(digest_of(secret), name, owner, role.value, made_s, expires_s, node=node))
 
 
 def digest_of(secret: str) -> str:
@@ -78,4 +96,4 @@ def caller_of(row: TokenRow | None, secret: str, now_s: float) -> Caller | None:
         return None
     if row.expires_s is not None and row.expires_s <= now_s:
         return None
-    return Caller(row.owner, Role(row.role))
+    return Caller(row.owner, Role(row.role), row.node, row.expires_s)

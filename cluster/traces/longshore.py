@@ -9,8 +9,8 @@ from ..workload import Workload
 from .jobs import Jobs, jobs_of, workload_from
 from .table import LONGEST_S, Rows, columns_of, read_rows
 
-COLUMNS = ("id", "gpus", "work_s", "submit_s")
-OPTIONAL = ("estimate_s", "compute_s", "parameter_bytes")
+COLUMNS = ("gpus", "work_s", "submit_s")
+OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes")
 LEAST_COMPUTE_S = 1e-6  # a job that computes for no time and sends nothing would have no speed
 MOST_BYTES = 1e18
 
@@ -32,7 +32,7 @@ def read(path: Path) -> Workload:
 
 def _jobs(rows: Rows) -> Jobs:
     return jobs_of(
-        rows.cells["id"],
+        rows.cells["id"] if rows.has("id") else tuple(f"line-{line}" for line in rows.lines),
         rows.whole_numbers("gpus"),
         rows.numbers("work_s"),
         rows.numbers("submit_s"),

@@ -9,7 +9,7 @@ from ..store.errors import StoreLostError
 from ..store.leases import SCHEDULER, is_held
 from .problem_codes import CODES
 from .problems import ProblemError, problems
-from .services import Asking, Serving
+from .services import Scraping, Serving
 
 router = APIRouter()
 
@@ -55,7 +55,7 @@ def readyz(service: Serving) -> Readiness:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-def metrics(service: Serving, _: Asking) -> Response:
+def metrics(service: Serving, _: Scraping) -> Response:
     """Return all metrics for Prometheus."""
     return Response(service.metrics.scrape(), media_type=CONTENT_TYPE_LATEST)
 

@@ -220,6 +220,7 @@ class TokenPage(_Said):
     name: str
     owner: str
     role: str
+    node: str | None  # that an agent reports on
     made_s: float
     expires_s: float | None
     used_s: float | None

@@ -13,6 +13,7 @@ from ..store.nodes import NodeRow, faulty_gpus, list_nodes, set_out_of_service
 from ..store.queued import owners_of
 from ..store.reservations import held_gpus
 from ..store.schema import Liveness
+from ..tokens import Role
 from .found import seen_owner
 from .models import OTHERS, NodePage, node_pages
 from .problems import ProblemError, problems
@@ -71,8 +72,11 @@ def resume(node: Found, service: Serving, _: Operating) -> Response:
 
 
 @router.post("/v1/nodes/{node}/report", status_code=204, responses=NO_NODE)
-def report(node: Found, told: NodeReport, service: Serving, _: Reporting) -> Response:
+def report(node: Found, told: NodeReport, service: Serving, caller: Reporting) -> Response:
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
+    if caller.role is Role.AGENT and caller.node != node:
+        its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
+        raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
     service.scheduler.parts.monitor.reports.take(node, told, service.now_s())
     return Response(status_code=204)
 

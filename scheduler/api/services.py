@@ -93,7 +93,21 @@ def has_own_origin(request: Request) -> bool:
     return origin in (None, f"http://{host}", f"https://{host}")
 
 
-Asking = Annotated[Caller, Depends(who_asks)]
+Anybody = Annotated[Caller, Depends(who_asks)]
+
+
+async def who_sees(caller: Anybody) -> Caller:
+    """Return who asks, if they are a person: agents and Prometheus do one thing each.
+
+    Raises:
+        ProblemError: If they are not.
+    """
+    if caller.role in (Role.AGENT, Role.SCRAPE):
+        raise ProblemError("forbidden", f"a token with the role {caller.role} sees nothing here")
+    return caller
+
+
+Asking = Annotated[Caller, Depends(who_sees)]
 
 
 async def who_changes(caller: Asking) -> Caller:
@@ -102,7 +116,7 @@ async def who_changes(caller: Asking) -> Caller:
     Raises:
         ProblemError: If they may only read.
     """
-    if caller.role in (Role.READ_ONLY, Role.AGENT):
+    if caller.role is Role.READ_ONLY:
         raise ProblemError("forbidden", f"a token with the role {caller.role} changes nothing here")
     return caller
 
@@ -124,8 +138,8 @@ async def who_operates(caller: Asking) -> Caller:
 Operating = Annotated[Caller, Depends(who_operates)]
 
 
-async def who_reports(caller: Asking) -> Caller:
-    """Return who asks, if they may report on nodes.
+async def who_reports(caller: Anybody) -> Caller:
+    """Return who asks, if they may report on nodes; an agent only on its own.
 
     Raises:
         ProblemError: If they may not.
@@ -136,3 +150,17 @@ async def who_reports(caller: Asking) -> Caller:
 
 
 Reporting = Annotated[Caller, Depends(who_reports)]
+
+
+async def who_scrapes(caller: Anybody) -> Caller:
+    """Return who asks, if they may read the metrics, which tell of everybody's jobs.
+
+    Raises:
+        ProblemError: If they may not.
+    """
+    if caller.role not in (Role.OPERATOR, Role.SCRAPE):
+        raise ProblemError("forbidden", "this takes a token with the role scrape or operator")
+    return caller
+
+
+Scraping = Annotated[Caller, Depends(who_scrapes)]

@@ -5,9 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from ...cluster.errors import InputError
+from ...cluster.yaml_file import nearest
+from ..service import Service
 from ..store.errors import TakenNameError
 from ..store.user_tokens import add_token, revoke_token, tokens_of
-from ..tokens import NAME, NAME_WORDS, Caller, Role, new_token
+from ..tokens import NAME, NAME_WORDS, Caller, Role, check_node, new_token
 from .models import NewTokenPage, TokenPage, token_page
 from .problems import ProblemError, problems
 from .services import Asking, Changing, Knowing, Serving
@@ -29,7 +32,8 @@ class TokenWish(BaseModel):
     name: TokenName
     owner: TokenName | None = None  # the caller if left out; others only for operators
     role: Role = Role.USER
-    days: float | None = Field(None, gt=0.0, le=36500.0)  # until it expires; never if left out
+    node: str | None = Field(None, max_length=253)  # that an agent reports on
+    days: float | None = Field(None, gt=0.0, le=36500.0)  # until it expires; as long as the caller's if left out
 
 
 @router.get("/v1/users/me/tokens")
@@ -40,16 +44,19 @@ def tokens(service: Serving, caller: Asking, owner: Owner = None) -> list[TokenP
         return [token_page(row) for row in tokens_of(tx, of)]
 
 
-@router.post("/v1/users/me/tokens", status_code=201, responses=problems("token-exists", "bad-request", "too-much"))
+@router.post(
+    "/v1/users/me/tokens",
+    status_code=201,
+    responses=problems("token-exists", "no-such-node", "bad-request", "too-much"),
+)
 def create(wish: TokenWish, service: Serving, caller: Changing, known: Knowing) -> NewTokenPage:
     """Make a token. This answer alone shows it."""
     owner = _owner(caller, wish.owner)
-    if wish.role in (Role.OPERATOR, Role.AGENT) and caller.role is not Role.OPERATOR:
-        raise ProblemError("forbidden", "only an operator makes tokens for operators and agents")
+    if wish.role not in (Role.USER, Role.READ_ONLY) and caller.role is not Role.OPERATOR:
+        raise ProblemError("forbidden", f"only an operator makes tokens with the role {wish.role}")
+    _check_node(wish, service)
     now_s = service.now_s()
-    made = new_token(
-        wish.name, owner, wish.role, now_s, None if wish.days is None else now_s + wish.days * DAY_S
-    )  # fmt: skip
+    made = new_token(wish.name, owner, wish.role, now_s, _expires_s(caller, wish.days, now_s), wish.node)
     try:
         service.store.write(lambda tx: add_token(tx, made.row))
     except TakenNameError as error:
@@ -72,6 +79,27 @@ def revoke(
         raise ProblemError("no-such-token", f"{of} has no valid token {name!r}")
     known.forget()
     return Response(status_code=204)
+
+
+def _check_node(wish: TokenWish, service: Service) -> None:
+    try:
+        check_node(wish.role, wish.node)
+    except InputError as error:
+        raise ProblemError("invalid", f"node: {error}") from error
+    if wish.node is not None and wish.node not in service.layout.nodes:
+        known = nearest(wish.node, service.layout.nodes)
+        raise ProblemError("no-such-node", f"there is no node {wish.node!r}; {known}")
+
+
+def _expires_s(caller: Caller, days: float | None, now_s: float) -> float | None:
+    """Return when a token ends: no later than the one that makes it."""
+    if days is None:
+        return caller.expires_s
+    wanted_s = now_s + days * DAY_S
+    if caller.expires_s is not None and wanted_s > caller.expires_s:
+        left = (caller.expires_s - now_s) / DAY_S
+        raise ProblemError("forbidden", f"your token ends in {left:.4g} days, and one that it makes ends no later")
+    return wanted_s
 
 
 def _owner(caller: Caller, owner: str | None) -> str:

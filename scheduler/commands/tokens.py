@@ -36,6 +36,7 @@ class RoleName(StrEnum):
     operator = "operator"
     read_only = "read-only"
     agent = "agent"
+    scrape = "scrape"
 
 
 @app.command(epilog="Example: longshore token create ci --owner ada --lifetime 90d")
@@ -43,6 +44,7 @@ def create(
     name: NameArgument,
     owner: OwnerOption = None,
     role: Annotated[RoleName, typer.Option(help="What its owner may do.")] = RoleName.user,
+    node: Annotated[str | None, typer.Option(help="That the token of an agent is for.")] = None,
     lifetime: Annotated[
         float | None,
         typer.Option(
@@ -56,15 +58,16 @@ def create(
     """Make a token and print it: it is never shown again. Once there is one, every request needs one."""
     if folder is None and store is None:
         days = None if lifetime is None else lifetime / DAY_S
-        wish = {"name": name, "owner": owner, "role": role.value, "days": days}
+        wish = {"name": name, "owner": owner, "role": role.value, "days": days, "node": node}
         typer.echo(client_of(url).create_token(wish))
         return
     from ..store.user_tokens import add_token
-    from ..tokens import Role, check_name, new_token
+    from ..tokens import Role, check_name, check_node, new_token
 
     now_s = time.time()
     expires_s = None if lifetime is None else now_s + lifetime
-    made = new_token(check_name(name), check_name(owner or OWNER), Role(role.value), now_s, expires_s)
+    check_node(Role(role.value), node)
+    made = new_token(check_name(name), check_name(owner or OWNER), Role(role.value), now_s, expires_s, node)
     with _store(folder, store) as opened:
         opened.write(lambda tx: add_token(tx, made.row))
     typer.echo(made.secret)
@@ -79,7 +82,9 @@ def show(
     for it in found:
         expires, used = _day(it["expires_s"], "never"), _day(it["used_s"], "never used")
         expired = "expired" if it["expires_s"] is not None and it["expires_s"] <= time.time() else "expires"
-        typer.echo(f"{it['owner']:16s}  {it['name']:16s}  {it['role']:9s}  {expired} {expires}  {used}")
+        typer.echo(
+            f"{it['owner']:16s}  {it['name']:16s}  {it['role']:9s}  {expired} {expires}  {used}{_for(it['node'])}"
+        )
     if not found:
         typer.echo("no tokens")
 
@@ -113,16 +118,26 @@ def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[d
 
 @contextmanager
 def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
+    """Open a store that is there: a folder or file that is not is a slip of the pen."""
     from ..settings import store_url_of
+    from ..store.engines import file_of
     from ..store.opening import open_store
 
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    opened = open_store(url or store_url_of(folder or Path(".longshore")))
+    address = url or store_url_of(folder or Path(".longshore"))
+    file = file_of(address)
+    if file is not None and not file.is_file():
+        raise InputError(
+            f"there is no store at {file}", "look at the name; `longshore serve` makes the store at its first start"
+        )
+    opened = open_store(address)
     try:
         yield opened
     finally:
         opened.close()
+
+
+def _for(node: str | None) -> str:
+    return "" if node is None else f"  for {node}"
 
 
 def _day(at_s: float | None, none: str) -> str:

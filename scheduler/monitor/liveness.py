@@ -5,7 +5,7 @@ about the node, never about its jobs.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..store.nodes import NodeRow
@@ -33,8 +33,8 @@ def judge(nodes: Sequence[NodeRow], answered_s: Mapping[str, float], now_s: floa
             has missed one poll, however long it took.
     """
     heard = [_heard(row, answered_s.get(row.name, 0.0), polls=polls) for row in nodes]
-    at_once = _at_once(heard)
-    return Judged([_named(row, at_once, now_s) for row in heard], at_once)
+    silent = at_once([(row.seen_s, row.name) for row in heard if row.misses >= SUSPECT_MISSES], len(heard))
+    return Judged([_named(row, silent, now_s) for row in heard], silent)
 
 
 def _heard(row: NodeRow, answered_s: float, *, polls: bool) -> NodeRow:
@@ -44,16 +44,21 @@ def _heard(row: NodeRow, answered_s: float, *, polls: bool) -> NodeRow:
     return row._replace(misses=row.misses + 1) if polls else row
 
 
-def _at_once(rows: Sequence[NodeRow]) -> frozenset[str]:
-    """Return all silent nodes with so many others that fell silent in the same minute that the fault is ours."""
-    silent = sorted((row.seen_s, row.name) for row in rows if row.misses >= SUSPECT_MISSES)
-    times_s = [seen_s for seen_s, _ in silent]
+def at_once(troubled: Iterable[tuple[float, str]], nodes: int) -> frozenset[str]:
+    """Return the nodes that fell ill in the same minute as so many others that it cannot be the fault of each.
+
+    Args:
+        troubled: Unix time at which each began, and its name.
+        nodes: All that there are.
+    """
+    troubled = sorted(troubled)
+    times_s = [began_s for began_s, _ in troubled]
     found: set[str] = set()
-    for last, (seen_s, _) in enumerate(silent):
-        first = bisect_left(times_s, seen_s - AT_ONCE_S)
+    for last, (began_s, _) in enumerate(troubled):
+        first = bisect_left(times_s, began_s - AT_ONCE_S)
         many = last + 1 - first
-        if many >= AT_ONCE_LEAST and many > AT_ONCE_SHARE * len(rows):
-            found.update(name for _, name in silent[first : last + 1])
+        if many >= AT_ONCE_LEAST and many > AT_ONCE_SHARE * nodes:
+            found.update(name for _, name in troubled[first : last + 1])
     return frozenset(found)
 
 

@@ -27,7 +27,7 @@ from ..store.nodes import (
 )
 from ..store.opening import Store
 from ..store.schema import Liveness
-from .liveness import SUSPECT_MISSES, judge
+from .liveness import SUSPECT_MISSES, at_once, judge
 from .reports import Report, Reports
 from .step_monitor import StepMonitor
 
@@ -73,6 +73,8 @@ class Monitor:
         self._faulty: frozenset[tuple[str, int]] = frozenset()
         self._full: frozenset[str] = frozenset()  # nodes that take no jobs, as the backend says
         self._at_once: frozenset[str] = frozenset()  # nodes that fell silent together
+        self._accused_s: dict[str, float] = {}  # Unix time since which the reports of each node call a GPU faulty
+        self._accused_at_once: frozenset[str] = frozenset()  # nodes that began so together
         self._polled_s = self._kept_s = 0.0
         self._repeats = Repeats()
 
@@ -85,6 +87,7 @@ class Monitor:
         self._rows = {row.name: _afresh(row) for row in rows if row.name in self._layout.nodes}
         self._faulty = frozenset(it for it in faulty if it[1] < self._layout.nodes.get(it[0], 0))
         self._at_once = judge(list(self._rows.values()), {}, now_s, polls=False).at_once
+        self._accused_s, self._accused_at_once = {}, frozenset()
         self._polled_s = self._kept_s = now_s
         self.health = self._health(out)
         self.steps = StepMonitor(self._backend)  # others may have tried jobs again meanwhile
@@ -116,10 +119,11 @@ class Monitor:
         before = [self._row(seen[name], reports.get(name), now_s) for name in self._layout.nodes if name in seen]
         before = [row._replace(agent_s=None) if row.name in dismissed else row for row in before]
         judged = judge(before, {row.name: _answered_s(row, seen[row.name]) for row in before}, now_s, polls=polls)
+        alarms = [self._alarm(judged.at_once, now_s)] if judged.at_once and not self._at_once else []
+        alarms += self._accuse(seen, reports, now_s)
         faulty = frozenset(
             place for row in judged.nodes for place in self._faulty_of(row, seen[row.name], reports.get(row.name))
         )
-        alarms = [self._alarm(judged.at_once, now_s)] if judged.at_once and not self._at_once else []
         self._write(store, judged.nodes, faulty, alarms, now_s)
         self._rows, self._faulty, self._at_once = {row.name: row for row in judged.nodes}, faulty, judged.at_once
         self._polled_s = now_s if polls else self._polled_s
@@ -135,10 +139,38 @@ class Monitor:
     def _faulty_of(self, row: NodeRow, node: NodeSeen, report: Report | None) -> Iterable[tuple[str, int]]:
         """Yield the faulty GPUs of a node; of one that does not answer, those that were faulty before."""
         for gpu in node.gpus:
-            place = (row.name, gpu.index)
-            told = not gpu.healthy or (report is not None and report.is_faulty(gpu.index, slots=node.slots))
-            if told if row.liveness is Liveness.UP else place in self._faulty:
-                yield place
+            before = (row.name, gpu.index) in self._faulty
+            if row.liveness is not Liveness.UP:
+                told = before
+            elif report is None:
+                told = not gpu.healthy or (before and row.agent_s is not None)  # until its agent says how it is
+            else:
+                told = not gpu.healthy or self._is_faulty(report, gpu.index, slots=node.slots, before=before)
+            if told:
+                yield (row.name, gpu.index)
+
+    def _is_faulty(self, report: Report, gpu: int, *, slots: bool, before: bool) -> bool:
+        """Say whether a GPU is faulty by its node's reports; while too many nodes tell so, no further one is."""
+        if before:
+            return report.accuses(gpu, slots=slots)
+        return not self._accused_at_once and report.is_faulty(gpu, slots=slots)
+
+    def _accuse(self, seen: Mapping[str, NodeSeen], reports: Mapping[str, Report], now_s: float) -> list[NewEvent]:
+        """Note since when the reports of each node call a GPU faulty; raise an alarm if too many began together."""
+        self._accused_s = {
+            name: self._accused_s.get(name, reports[name].at_s)
+            for name, node in seen.items()
+            if name in reports and any(reports[name].accuses(gpu.index, slots=node.slots) for gpu in node.gpus)
+        }
+        was, nodes = self._accused_at_once, len(self._layout.nodes)
+        self._accused_at_once = at_once([(began_s, name) for name, began_s in self._accused_s.items()], nodes)
+        if was or not self._accused_at_once:
+            return []
+        text = (
+            f"agents of {len(self._accused_at_once)} of {nodes} nodes called GPUs faulty within a minute: no further "
+            "GPU is taken to be; look at the agents and the driver, and drain what is broken"
+        )
+        return [NewEvent(CHANGE, WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(self._accused_at_once)})]
 
     def _write(
         self, store: Store, rows: Sequence[NodeRow], faulty: frozenset[tuple[str, int]], alarms: Sequence[NewEvent],

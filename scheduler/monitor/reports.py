@@ -38,11 +38,21 @@ class Report(NamedTuple):
 
     at_s: float  # Unix time
     told: NodeReport
+    before: NodeReport | None = None  # the one before it
+
+    def accuses(self, gpu: int, *, slots: bool) -> bool:
+        """Say whether a GPU is faulty by this report alone."""
+        return _accuses(self.told, gpu, slots=slots)
 
     def is_faulty(self, gpu: int, *, slots: bool) -> bool:
-        """Say whether a GPU is faulty by this report; one that is missing among others is, unless it is a slot."""
-        told = [it.healthy for it in self.told.gpus if it.index == gpu]
-        return not all(told) if told else bool(self.told.gpus) and not slots
+        """Say whether a GPU is faulty by two reports in a row."""
+        return self.before is not None and all(_accuses(it, gpu, slots=slots) for it in (self.told, self.before))
+
+
+def _accuses(told: NodeReport, gpu: int, *, slots: bool) -> bool:
+    """Say whether a report calls a GPU faulty; one that is missing among others is, unless it is a slot."""
+    found = [it.healthy for it in told.gpus if it.index == gpu]
+    return not all(found) if found else bool(told.gpus) and not slots
 
 
 class Reports:
@@ -56,7 +66,8 @@ class Reports:
     def take(self, node: str, told: NodeReport, at_s: float) -> None:
         """Keep a report."""
         with self._lock:
-            self._last[node] = Report(at_s, told)
+            last = self._last.get(node)
+            self._last[node] = Report(at_s, told, None if last is None else last.told)
             self._dismissed.discard(node)
 
     def dismiss(self, node: str) -> None:

@@ -230,6 +230,7 @@ user_token = Table(
     Column("made_s", Double, nullable=False),
     Column("expires_s", Double),  # none for never
     Column("used_s", Double),  # last use
+    Column("node", Text),  # that the token of an agent is for; none of other roles
     Index(None, "owner"),
 )
 

@@ -18,6 +18,7 @@ class TokenRow(NamedTuple):
     made_s: float  # Unix time
     expires_s: float | None  # Unix time, None for never
     used_s: float | None = None  # Unix time of its last use
+    node: str | None = None  # that the token of an agent is for
 
 
 _VALID = or_(user_token.c.expires_s.is_(None), user_token.c.expires_s > bindparam("now_s"))
@@ -27,6 +28,7 @@ _ONE = _ROWS.where(user_token.c.digest == bindparam("of_digest"))
 _ALL = _ROWS.order_by(user_token.c.owner, user_token.c.made_s)
 _OF_OWNER = _ALL.where(user_token.c.owner == bindparam("of_owner"))
 _NAMED = _OF_OWNER.where(user_token.c.name == bindparam("of_name"), _VALID)
+_WITHOUT_NODE = _ALL.where(user_token.c.role == bindparam("of_role"), user_token.c.node.is_(None), _VALID)
 _ANY = select(user_token.c.digest).limit(1)
 _ANY_VALID = _ANY.where(_VALID)
 _USE = update(user_token).where(user_token.c.digest == bindparam("of_digest")).values(used_s=bindparam("at_s"))
@@ -68,6 +70,12 @@ def has_tokens(tx: Connection) -> bool:
 def has_valid_tokens(tx: Connection, now_s: float) -> bool:
     """Say whether anybody could be known by a token."""
     return tx.execute(_ANY_VALID, {"now_s": now_s}).first() is not None
+
+
+def agents_without_node(tx: Connection, role: str, now_s: float) -> list[TokenRow]:
+    """Return the valid tokens of a role that are for no node, by owner."""
+    rows = tx.execute(_WITHOUT_NODE, {"of_role": role, "now_s": now_s})
+    return [TokenRow._make(row) for row in rows]
 
 
 def use_token(tx: Connection, digest: str, at_s: float) -> None:

@@ -40,7 +40,8 @@ def test_all_faults_are_told_each_with_its_line(tmp_path: Path) -> None:
     places = [each.split(": ")[0] for each in found]
     assert places == [
         "c.yaml:1:port", "c.yaml:2:order", "c.yaml:10:retention.jobs_days", "c.yaml:11:pol", "c.yaml:4:backend.name",
-        "bad.yaml:2:node_types", "bad.yaml:3:racks", "c.yaml:7:policy.fallback", "c.yaml:6:policy.name", "c.yaml:9:store",
+        "bad.yaml:2:node_types", "bad.yaml:3:racks", "c.yaml:7:policy.fallback", "c.yaml:6:policy.name",
+        "c.yaml:9:store",
     ]  # fmt: skip
     assert "did you mean 'local'?" in found[4]
 

@@ -82,6 +82,16 @@ def test_cells_left_empty_in_our_own_csv_take_defaults(tmp_path: Path) -> None:
     assert np.array_equal(workload.compute_s, [DEFAULT_COMPUTE_S] * 2)
 
 
+def test_jobs_without_an_id_are_named_after_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("gpus,submit_s,work_s\n2,0,60\n\n1,30,10\n")
+
+    workload = read_trace(path)
+
+    assert workload.ids == ("line-2", "line-4")
+    assert workload.gpus.tolist() == [2, 1]
+
+
 def test_timestamps_of_sia_may_be_seconds(tmp_path: Path) -> None:
     content = "timestamp,duration,num_gpus,gpu_time,cluster\n700,5,1,5,x\n100,5,1,5,x\n"
     assert np.array_equal(read_trace(written(tmp_path, content)).submit_s, [0, 600])

@@ -49,7 +49,7 @@ def test_a_drain_is_kept_that_no_scheduler_has_seen_yet(api: httpx.Client, servi
 
 def test_a_node_shows_what_its_agent_told_last_and_has_its_faulty_gpus(api: httpx.Client, service: Service) -> None:
     service.scheduler.tick()
-    for healthy in (True, False):
+    for healthy in (True, False, False):
         told = {"gpus": [{**GPU, "healthy": healthy}]}
         assert api.post(f"/v1/nodes/{NODE}/report", json=told).status_code == 204
     service.scheduler.tick()
@@ -73,7 +73,7 @@ def test_only_operators_change_nodes_and_only_those_that_there_are(
 
 
 def test_the_token_of_an_agent_reports_and_does_nothing_else(api: httpx.Client, service: Service) -> None:
-    made = new_token("agents", "ada", Role.AGENT, 1.0, None)
+    made = new_token("agents", "ada", Role.AGENT, 1.0, None, NODE)
     service.store.write(lambda tx: add_token(tx, made.row))
     headers = {"Authorization": f"Bearer {made.secret}"}
 
@@ -83,7 +83,24 @@ def test_the_token_of_an_agent_reports_and_does_nothing_else(api: httpx.Client, 
     assert status(f"/v1/nodes/{NODE}/report", {}) == 204
     assert status(f"/v1/nodes/{NODE}/drain", {}) == 403
     assert status("/v1/jobs", {"command": ["true"]}) == 403
-    assert status("/v1/users/me/tokens", {"name": "more", "role": "agent"}) == 403
+    assert status("/v1/users/me/tokens", {"name": "more", "role": "agent", "node": NODE}) == 403
+    assert status("/v1/nodes/rack0-node0/report", {}) == 403
+    for path in ("/v1/nodes", "/v1/jobs", "/v1/events", "/v1/users/me/tokens", "/metrics"):
+        assert api.get(path, headers=headers).status_code == 403
+
+
+def test_the_token_of_an_agent_from_before_is_refused_and_told_of(
+    api: httpx.Client, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = new_token("agents", "ada", Role.AGENT, 1.0, None)
+    service.store.write(lambda tx: add_token(tx, made.row))
+
+    answer = api.post(f"/v1/nodes/{NODE}/report", json={}, headers={"Authorization": f"Bearer {made.secret}"})
+    service._tell_of_agents()
+
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+    assert "longshore token create NAME --role agent --node NODE" in answer.json()["detail"]
+    assert "the token agents of ada has the role agent but no node" in caplog.text
 
 
 WRONG: tuple[dict[str, object], ...] = (

@@ -1,15 +1,19 @@
 """Tokens, and who may see and do what."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from longshore.scheduler.api import streaming
 from longshore.scheduler.api.services import who_asks
 from longshore.scheduler.service import Service
+from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.user_tokens import add_token, revoke_token, tokens_of
 from longshore.scheduler.tokens import Role, new_token
 
@@ -205,3 +209,99 @@ def test_only_operators_give_a_priority_above_the_limit(api: httpx.Client, known
     assert [answer.status_code for answer in (refused, changed, by_operator)] == [403, 403, 200]
     assert refused.json()["code"] == changed.json()["code"] == "too-high"
     assert api.post("/v1/jobs", json={**SPEC, "priority": 100}, headers=ada).status_code == 201
+
+
+MAY = {  # a request: the roles that may ask it
+    "GET /metrics": {Role.OPERATOR, Role.SCRAPE},
+    "GET /v1/nodes": {Role.OPERATOR, Role.USER, Role.READ_ONLY},
+    "GET /v1/jobs": {Role.OPERATOR, Role.USER, Role.READ_ONLY},
+    "GET /v1/users/me/tokens": {Role.OPERATOR, Role.USER, Role.READ_ONLY},
+    "POST /v1/jobs": {Role.OPERATOR, Role.USER},
+    "POST /v1/nodes/rack0-node0/drain": {Role.OPERATOR},
+    "POST /v1/nodes/rack0-node0/report": {Role.OPERATOR, Role.AGENT},
+    "POST /v1/browser-links": {Role.OPERATOR},
+    "GET /": {Role.OPERATOR},
+}
+
+
+@pytest.mark.parametrize("request_", MAY)
+def test_each_role_may_what_the_page_on_security_says(api: httpx.Client, service: Service, request_: str) -> None:
+    method, path = request_.split()
+    allowed = set()
+    for role in Role:
+        made = new_token("t", role.value, role, service.now_s(), None, "rack0-node0" if role is Role.AGENT else None)
+        service.store.write(lambda tx, row=made.row: add_token(tx, row))  # type: ignore[misc]
+        body = SPEC if path == "/v1/jobs" else {}
+        answer = api.request(method, path, headers=bearer(made.secret), **({"json": body} if method == "POST" else {}))
+        assert answer.is_success or answer.status_code == 403
+        if answer.is_success:
+            allowed.add(role)
+
+    assert allowed == MAY[request_]
+
+
+@given(own_days=st.none() | st.floats(0.01, 1000.0), days=st.none() | st.floats(0.001, 36500.0))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+def test_no_token_outlives_the_one_that_made_it(
+    api: httpx.Client, service: Service, own_days: float | None, days: float | None
+) -> None:
+    name, now_s = f"t{secrets.token_hex(8)}", service.now_s()
+    own_s = None if own_days is None else now_s + own_days * 86400.0
+    own = new_token(name, "ada", Role.USER, now_s, own_s)
+    service.store.write(lambda tx: add_token(tx, own.row))
+
+    wish = {"name": f"{name}-child", **({} if days is None else {"days": days})}
+    answer = api.post("/v1/users/me/tokens", json=wish, headers=bearer(own.secret))
+
+    if answer.status_code == 201:
+        ends_s = answer.json()["expires_s"]
+        assert own_s is None or (ends_s is not None and ends_s <= own_s)
+    else:
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+        assert own_days is not None
+        assert days is not None
+        assert days > own_days * 0.999
+
+
+@given(by=st.sampled_from(Role), wanted=st.sampled_from(Role), somebody_else=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_token_makes_one_that_may_more(
+    api: httpx.Client,
+    service: Service,
+    by: Role,
+    wanted: Role,
+    somebody_else: bool,  # noqa: FBT001
+) -> None:
+    name = f"t{secrets.token_hex(8)}"
+    own = new_token(name, "ada", by, service.now_s(), None, "rack0-node0" if by is Role.AGENT else None)
+    service.store.write(lambda tx: add_token(tx, own.row))
+
+    wish = {
+        "name": f"{name}-child", "role": wanted, "owner": "bob" if somebody_else else "ada",
+        **({"node": "rack0-node1"} if wanted is Role.AGENT else {}),
+    }  # fmt: skip
+    made = api.post("/v1/users/me/tokens", json=wish, headers=bearer(own.secret)).status_code == 201
+
+    may = by is Role.OPERATOR or (by is Role.USER and wanted in (Role.USER, Role.READ_ONLY) and not somebody_else)
+    assert made == may
+
+
+@pytest.mark.parametrize(
+    ("wish", "status", "code"),
+    [
+        ({"role": "agent"}, 422, "invalid"),
+        ({"role": "agent", "node": "rack0-nod1"}, 404, "no-such-node"),
+        ({"role": "user", "node": "rack0-node1"}, 422, "invalid"),
+        ({"role": "agent", "node": "rack0-node1"}, 201, None),
+    ],
+)
+def test_the_token_of_an_agent_is_for_one_node_that_there_is(
+    api: httpx.Client, wish: dict[str, str], status: int, code: str | None
+) -> None:
+    answer = api.post("/v1/users/me/tokens", json={"name": "agent", **wish})
+
+    assert (answer.status_code, answer.json().get("code")) == (status, code)
+
+
+def test_only_operators_go_before_others_unless_it_is_allowed() -> None:
+    assert Settings().limits.priority == 0

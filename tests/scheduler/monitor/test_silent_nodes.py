@@ -219,5 +219,8 @@ def test_a_job_leaves_a_gpu_that_the_agent_of_its_node_calls_faulty(watched: Wat
     (node,) = watched.nodes_of(0)
     watched.report(node, [True, False])
     watched.wait(1)
+    assert watched.job(0).state is JobState.RUNNING  # one report is not enough
+    watched.report(node, [True, False])
+    watched.wait(1)
     (row,) = watched.attempts(0)
     assert (row.state, row.cause) == (AttemptState.DRAINING, "a GPU of it is out of service")

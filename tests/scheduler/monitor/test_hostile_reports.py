@@ -1,0 +1,146 @@
+"""What agents tell of GPUs, whatever they tell: one report takes nothing away, and all of them not the cluster."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.scheduler.backends.protocol import GpuSeen, NodeSeen
+from longshore.scheduler.layout import Layout
+from longshore.scheduler.monitor.monitor import Monitor
+from longshore.scheduler.monitor.reports import GpuReport, NodeReport
+from longshore.scheduler.store.events import events_after
+from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.nodes import ALARM
+from longshore.scheduler.store.opening import open_store
+
+NODES, GPUS, SHARE = 10, 4, 0.3
+NAMES = [f"n{number}" for number in range(NODES)]
+FINE = (True,) * GPUS
+TELL = st.lists(st.sampled_from([True, False, None]), min_size=GPUS, max_size=GPUS).map(tuple)  # None: is not in it
+
+
+class Nodes:
+    """Nodes whose GPUs are all well, as their backend sees them."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def observe(self) -> tuple[NodeSeen, ...]:
+        gpus = tuple(GpuSeen(index, healthy=True) for index in range(GPUS))
+        return tuple(NodeSeen(name, gpus, self.now_s, slots=False) for name in NAMES)
+
+
+class Told:
+    """A monitor whose agents tell what a test lets them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.nodes = open_store(f"sqlite:///{folder / 'store.db'}"), Nodes()
+        fence = self.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=1e9))
+        assert fence is not None
+        self.fence = fence
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin as the next scheduler does, which has been told of nothing."""
+        layout = Layout(NAMES, [GPUS] * NODES)
+        self.monitor = Monitor(self.nodes, "b", layout, dict.fromkeys(NAMES, "a100"))  # type: ignore[arg-type]
+        self.monitor.take_up(self.store, self.fence, self.nodes.now_s)
+
+    def tell(self, node: str, healthy: tuple[bool | None, ...]) -> None:
+        gpus = [
+            GpuReport(index=index, healthy=fine, utilisation=0.0, free_bytes=1)
+            for index, fine in enumerate(healthy)
+            if fine is not None
+        ]
+        self.monitor.reports.take(node, NodeReport(gpus=tuple(gpus)), self.nodes.now_s)
+
+    def look(self, later_s: float = 1.0) -> set[str]:
+        """Return the nodes with GPUs that are faulty."""
+        self.nodes.now_s += later_s
+        return {NAMES[gpu // GPUS] for gpu in self.monitor.look(self.store, self.nodes.now_s).faulty}
+
+    def alarms(self) -> int:
+        with self.store.read() as tx:
+            return sum(event.now == ALARM for event in events_after(tx, 0, 1 << 40))
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    it = Told(tmp_path)
+    with closing(it.store):
+        yield it
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), TELL, st.booleans()), max_size=60))
+@settings(max_examples=60)
+def test_no_reports_of_a_minute_take_more_than_thirty_percent_of_the_nodes_away(
+    reports: list[tuple[str, tuple[bool | None, ...], bool]],
+) -> None:
+    with TemporaryDirectory() as folder:
+        told = Told(Path(folder))
+        with closing(told.store):
+            for node, healthy, looks in reports:
+                told.tell(node, healthy)
+                if looks:
+                    assert len(told.look(later_s=0.9)) <= SHARE * NODES
+            assert len(told.look(later_s=0.9)) <= SHARE * NODES
+
+
+@pytest.mark.parametrize("bad", [(False, *FINE[1:]), (None, *FINE[1:]), (False,) * GPUS, (None, None, None, True)])
+def test_two_reports_in_a_row_are_needed(told: Told, bad: tuple[bool | None, ...]) -> None:
+    for healthy in (bad, FINE, bad, FINE, bad):
+        told.tell("n3", healthy)
+        assert told.look() == set()
+    told.tell("n3", bad)
+    assert told.look() == {"n3"}
+    told.tell("n3", FINE)
+    assert told.look() == set()
+
+
+def test_a_driver_that_breaks_everywhere_is_one_alarm_and_takes_no_gpu_away(told: Told) -> None:
+    for _ in range(5):
+        for name in NAMES:
+            told.tell(name, (False,) * GPUS)
+        assert told.look(later_s=5.0) == set()
+
+    assert told.alarms() == 1
+    for name in NAMES[1:]:
+        told.tell(name, FINE)
+    assert told.look() == {"n0"}  # the fault that is left is its own
+
+
+def test_faults_that_were_there_before_stay_while_too_many_are_told_of(told: Told) -> None:
+    for _ in range(2):
+        told.tell("n0", (False, *FINE[1:]))
+    assert told.look() == {"n0"}
+    for _ in range(2):
+        for name in NAMES[1:]:
+            told.tell(name, (False,) * GPUS)
+
+    assert told.look(later_s=120.0) == {"n0"}
+
+
+def test_a_fault_is_not_forgotten_when_another_scheduler_goes_on(told: Told) -> None:
+    for _ in range(2):
+        told.tell("n0", (False, *FINE[1:]))
+    told.tell("n1", FINE)
+    assert told.look() == {"n0"}
+
+    told.begin()
+
+    assert told.look() == {"n0"}  # nobody has said that it is well
+    told.tell("n0", (False, *FINE[1:]))
+    assert told.look() == {"n0"}
+    told.tell("n0", FINE)
+    assert told.look() == set()
+
+
+def test_a_report_without_any_gpu_accuses_none(told: Told) -> None:
+    for _ in range(3):
+        told.tell("n0", (None,) * GPUS)
+        assert told.look() == set()
