@@ -14,14 +14,14 @@ from fastapi.openapi.utils import get_openapi
 from ..dashboard.entering import ask_for_tokens, looking
 from ..dashboard.router import dashboard_router
 from ..service import Service
-from . import changes, checkpoints, health, history, jobs, logs, nodes, submitting, tokens
+from . import changes, checkpoints, health, history, jobs, logs, nodes, retrying, submitting, tokens
 from .bodies import BodyLimit
 from .known import Known
 from .problems import EVERYWHERE, Problem, answer_with_problems
 
 ROUTERS = (
-    submitting.router, jobs.router, history.router, checkpoints.router, logs.router, changes.router, nodes.router,
-    tokens.router, health.router,
+    submitting.router, jobs.router, retrying.router, history.router, checkpoints.router, logs.router, changes.router,
+    nodes.router, tokens.router, health.router,
 )  # fmt: skip
 
 

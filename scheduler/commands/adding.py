@@ -8,6 +8,7 @@ from . import tokens
 from .following import events, logs
 from .jobs import cancel, explain, hold, jobs, priority, queue, release, status
 from .nodes import agent, drain, nodes, resume
+from .retrying import retry
 from .serving import serve
 from .submitting import submit
 
@@ -15,7 +16,7 @@ from .submitting import submit
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of the live scheduler to the command line."""
     for command in (
-        serve, submit, jobs, queue, status, explain, logs, events, hold, release, priority, cancel, nodes, drain,
+        serve, submit, jobs, queue, status, explain, logs, events, hold, release, retry, priority, cancel, nodes, drain,
         resume, agent, extender, decisions,
         replay,
     ):  # fmt: skip
