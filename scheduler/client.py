@@ -140,6 +140,11 @@ class Client:
         ).json()
         return found
 
+    def retry(self, job: str) -> dict[str, Any]:
+        """Let a job be tried again that failed or is held."""
+        found: dict[str, Any] = self._call("POST", f"/v1/jobs/{_part(job)}/retry").json()
+        return found
+
     def cancel(self, job: str) -> dict[str, Any]:
         """Cancel a job."""
         found: dict[str, Any] = self._call("DELETE", f"/v1/jobs/{_part(job)}").json()

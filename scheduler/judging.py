@@ -19,10 +19,11 @@ from .job_file import Watching
 from .monitor.step_lines import Saved
 from .monitor.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord
 from .monitor.step_watch import CHECK_S, Hang
+from .progress import LastLook
 from .relocating import GAIN, best_step_s
 from .states import AfterStop, AttemptState, Contact, JobState
 from .store.attempts import AttemptRow
-from .store.checkpoints import CheckpointRow, checkpoints_of, latest_before, register
+from .store.checkpoints import CheckpointRow, checkpoints_of, register
 from .store.events import NewEvent, append_all, last_such_s
 from .store.leases import check_fence
 from .store.nodes import list_nodes
@@ -96,19 +97,24 @@ def judge_steps(
     return verdicts
 
 
-def take_last_look(book: Book, row: AttemptRow, name: str, now_s: float) -> bool:
-    """Take in what an attempt that has ended told at last, and return whether it came further by what it told.
+def take_last_look(book: Book, row: AttemptRow, name: str, now_s: float) -> LastLook:
+    """Take in what an attempt that has ended told at last, and return how far it came by what it told.
 
     Raises:
         StoreError: If it cannot be written down.
     """
-    saved, came_further = book.parts.monitor.steps.end(Running(row.job_id, name, row.placement))
-    if not saved:
-        return came_further
+    end = book.parts.monitor.steps.end(Running(row.job_id, name, row.placement))
+    _write(book, _Notes(saved=_rows(row, end.saved, now_s)), now_s)
     with book.parts.store.read() as tx:
-        began_with = latest_before(tx, row.job_id, row.number)
-    _write(book, _Notes(saved=_rows(row, saved, now_s)), now_s)
-    return came_further or began_with is None or any(it.step > began_with.step for it in saved)
+        kept = checkpoints_of(tx, row.job_id)
+    mine = max((it.step for it in kept if it.number == row.number), default=-1)
+    before = [it.step for it in kept if it.number < row.number]  # the first is what it began with
+    return LastLook(
+        came_further=end.came_further or mine > max(before[:1], default=-1),
+        saved_more=mine > max(before, default=-1),
+        tells=end.step is not None or mine >= 0,
+        step=end.step,
+    )
 
 
 def _runs(book: Book, row: AttemptRow, status: Status | None) -> bool:

@@ -16,9 +16,10 @@ from .exits import ExitClass, Outcome, outcome_of
 from .holding import give_up
 from .job_errors import words_of
 from .judging import judge_steps, take_last_look
+from .progress import HURRIED, HURRIED_S, SAVED, Came, how_far
 from .recall import used_by
 from .states import AfterStop, AttemptState, Contact, Desired, JobState
-from .store.attempts import LAUNCH, AttemptRow
+from .store.attempts import LAUNCH, AttemptRow, get_attempt
 from .store.checkpoints import latest_before
 from .store.events import NewEvent
 from .store.jobs import JobColumns, JobRow
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 LAUNCH_S = 5.0  # after which the lease is renewed before more is launched
 CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
-PROGRESS = ("saved_s", "step")  # of which a job tells more than 0 when it has come further
 
 AFTER: dict[AfterStop, JobState] = {
     AfterStop.RETRY: JobState.QUEUED,
@@ -271,13 +271,14 @@ def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
 def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
     """Free an attempt's GPUs, and settle what becomes of its job."""
     job = book.jobs[row.job_id]
-    kept_s = status.progress.get("saved_s")
-    came_further = take_last_look(book, row, attempt_name(row), now_s)
-    came_further = came_further or any(status.progress.get(name, 0.0) > 0.0 for name in PROGRESS)
+    kept_s = status.progress.get(SAVED)
+    look = take_last_look(book, row, attempt_name(row), now_s)
+    ran_s = 0.0 if row.started_s is None else now_s - row.started_s
+    came = how_far(look, status.progress, job.reached_step, ran_s)
     book.happens(now_s)
     book.launches.end(attempt_name(row))
-    outcome = _outcome(job, row, status, progressed=came_further)
-    columns = _columns(outcome, now_s)
+    outcome = _outcome(book, job, row, status, came, now_s)
+    columns = _columns(outcome, now_s) | JobColumns(reached_step=came.step)
     if outcome.after in (AfterStop.RETRY, AfterStop.HOLD):
         columns |= book.stop(job.id, kept_s)
         by_rule = outcome.after is AfterStop.HOLD and job.after_stop is not AfterStop.HOLD
@@ -305,17 +306,27 @@ def _columns(outcome: Outcome, now_s: float) -> JobColumns:
     )  # fmt: skip
 
 
-def _outcome(job: JobRow, row: AttemptRow, status: Status, *, progressed: bool) -> Outcome:
+def _outcome(book: Book, job: JobRow, row: AttemptRow, status: Status, came: Came, now_s: float) -> Outcome:
     retry = stored_job(job.spec).retry
     share = float(uniform(job.submit_seq, row.number, 0))
     if row.started_s is not None:  # What was lost may not tell any more that it ran.
         status = replace(status, started_s=row.started_s)
+    used = used_by(job) if _is_hurried(book, row, now_s) else came.left_of(used_by(job))
     found = outcome_of(
-        status, job.after_stop, retry.tries(), used_by(job), job.no_progress,
-        progressed=progressed, wait_share=share, most_stuck=retry.no_progress,
+        status, job.after_stop, retry.tries(), used, job.no_progress,
+        progressed=came.made_progress, wait_share=share, most_stuck=retry.no_progress,
     )  # fmt: skip
     # Who stopped it knows more of why than how the ranks took it.
     retries = job.after_stop in (AfterStop.RETRY, AfterStop.HUNG)
     retried = retries and found.after in (AfterStop.RETRY, AfterStop.FAIL)
     stopped = found.exit_class is ExitClass.ASKED or retried or found.after is job.after_stop is AfterStop.FAIL
     return replace(found, cause=job.cause) if stopped else found
+
+
+def _is_hurried(book: Book, row: AttemptRow, now_s: float) -> bool:
+    """Say whether a job has begun so often of late that it is more likely to be broken than to come further."""
+    if row.number < HURRIED:
+        return False
+    with book.parts.store.read() as tx:
+        earlier = get_attempt(tx, row.job_id, row.number - HURRIED + 1)
+    return earlier is not None and now_s - earlier.opened_s < HURRIED_S

@@ -78,7 +78,7 @@ JOB_CHANGES: dict[JobState, dict[JobState, str]] = {
         JobState.CANCELLED: "released, cancelled",
     },
     JobState.SUCCEEDED: {},
-    JobState.FAILED: {},
+    JobState.FAILED: {JobState.QUEUED: "its owner wants it tried again"},
     JobState.CANCELLED: {},
 }
 
@@ -91,5 +91,5 @@ ATTEMPT_CHANGES: dict[AttemptState, frozenset[AttemptState]] = {
     AttemptState.CLOSED: frozenset(),
 }
 
-FINAL = frozenset(state for state, after in JOB_CHANGES.items() if not after)
+FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})  # nothing leaves them by itself
 OPEN_ATTEMPTS = frozenset(ATTEMPT_CHANGES) - {AttemptState.RELEASED, AttemptState.CLOSED}

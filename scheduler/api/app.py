@@ -25,6 +25,7 @@ from . import (
     listing,
     logs,
     nodes,
+    retrying,
     submitting,
     tokens,
     unknown,
@@ -35,8 +36,8 @@ from .problems import EVERYWHERE, Problem, answer_with_problems
 from .stream_slots import StreamSlots
 
 ROUTERS = (
-    submitting.router, jobs.router, listing.router, history.router, checkpoints.router, logs.router, changes.router,
-    nodes.router, tokens.router, browser_links.router, unknown.router, health.router,
+    submitting.router, jobs.router, listing.router, retrying.router, history.router, checkpoints.router, logs.router,
+    changes.router, nodes.router, tokens.router, browser_links.router, unknown.router, health.router,
 )  # fmt: skip
 
 

@@ -97,7 +97,8 @@ def change(
         raise ProblemError("stale", f"job {row.id} has version {row.version}, not {version}")
     if row.state in FINAL or (row.desired is Desired.CANCEL and wanted.desired not in (None, Desired.CANCEL)):
         what = row.state if row.state in FINAL else "being cancelled"
-        raise ProblemError("ended", f"job {row.id} is {what}, which nothing undoes")
+        undone = "which only a retry undoes" if row.state is JobState.FAILED else "which nothing undoes"
+        raise ProblemError("ended", f"job {row.id} is {what}, {undone}")
     try:
         return _shown(service, _want(service, row, wanted, version))
     except StaleWriteError as error:

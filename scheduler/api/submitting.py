@@ -97,12 +97,7 @@ def submit(
     dry_run: Annotated[bool, Query(description="Only say what would become of it.")] = False,  # noqa: FBT002
 ) -> object:
     """Put a job into the queue. With an `Idempotency-Key`, asking again gives the first answer again."""
-    gpus = service.layout.gpus
-    if spec.gpus > gpus:
-        raise ProblemError("too-large", f"the job asks for {spec.gpus} GPUs, the cluster has {gpus}")
-    most = service.settings.limits.gpus
-    if most is not None and spec.gpus > most:
-        raise ProblemError("too-large", f"the job asks for {spec.gpus} GPUs, and one user may have {most}")
+    check_gpus(spec.gpus, service)
     check_priority(spec.priority, caller, service)
     if dry_run:
         return JSONResponse(_plan(service, spec).model_dump())
@@ -110,6 +105,30 @@ def submit(
         answer = _submitted(service, spec, caller.owner, key)
     response.headers["Location"] = f"/v1/jobs/{answer['id']}"
     return answer
+
+
+def check_gpus(gpus: int, service: Service) -> None:
+    """Refuse more GPUs than a job can ever have.
+
+    Raises:
+        ProblemError: Saying how many it can.
+    """
+    most, here = service.settings.limits.gpus, service.layout.gpus
+    if gpus > here:
+        raise ProblemError("too-large", f"the job asks for {gpus} GPUs, the cluster has {here}")
+    if most is not None and gpus > most:
+        raise ProblemError("too-large", f"the job asks for {gpus} GPUs, and one user may have {most}")
+
+
+def check_room(tx: Connection, owner: str, limits: Limits) -> None:
+    """Refuse one more queued job of an owner than are allowed.
+
+    Raises:
+        ProblemError: Saying how many are.
+    """
+    if queued_of(tx, owner) >= limits.queued_jobs:
+        text = f"{owner} has {limits.queued_jobs} queued jobs, and no more are allowed"
+        raise ProblemError("too-many-queued", text, Retry_After=RETRY_QUEUED_S)
 
 
 def check_priority(priority: int, caller: Caller, service: Service) -> None:
@@ -167,9 +186,7 @@ class _RepeatedError(Exception):
 
 def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: Limits) -> Mapping[str, object]:
     """Put a job into the queue with the answer to its key, both or none."""
-    if queued_of(tx, new.owner) >= limits.queued_jobs:
-        text = f"{new.owner} has {limits.queued_jobs} queued jobs, and no more are allowed"
-        raise ProblemError("too-many-queued", text, Retry_After=RETRY_QUEUED_S)
+    check_room(tx, new.owner, limits)
     page = job_page(insert_job(tx, new, writer=WRITER)).model_dump(mode="json")
     if key is not None and not remember(tx, new.owner, key, Answer(request, 201, page, new.submitted_s)):
         raise _RepeatedError

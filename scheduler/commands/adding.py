@@ -18,6 +18,7 @@ from .lists import jobs, queue
 from .nodes import agent, drain, nodes, resume
 from .panels import JOBS, SCHEDULER
 from .pruning import prune
+from .retrying import retry
 from .serving import serve
 from .submitting import SubmitCommand, submit
 from .unknown import unknown
@@ -44,6 +45,7 @@ ENTRIES = (
     Entry(explain, JOBS, "longshore explain JOB"),
     Entry(hold, JOBS, "longshore hold JOB"),
     Entry(release, JOBS, "longshore release JOB"),
+    Entry(retry, JOBS, "longshore retry JOB"),
     Entry(priority, JOBS, "longshore priority JOB 10"),
     Entry(cancel, JOBS, "longshore cancel JOB OTHER"),
     Entry(events, JOBS, "longshore events --after 0"),

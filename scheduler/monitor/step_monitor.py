@@ -15,7 +15,7 @@ from ..backends.protocol import Backend, Placement, Tells, Told
 from ..job_file import Watching
 from .detectors.named import DETECTORS
 from .liveness import AT_ONCE_LEAST, AT_ONCE_S, AT_ONCE_SHARE
-from .step_lines import Saved, saved_in, steps_in
+from .step_lines import Saved, StepKind, saved_in, steps_in
 from .step_watch import Hang, Slowness, StepWatch
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,14 @@ class Findings(NamedTuple):
     steady: list[str]  # that were among these, and are slow no more
     shared: list[str]  # that became slow together, at the first time that this is seen
     saved: dict[str, list[Saved]]  # those that are not in the store yet, by name of the attempt
+
+
+class End(NamedTuple):
+    """What an attempt told at its end."""
+
+    saved: list[Saved]  # its last checkpoints, known or not
+    came_further: bool  # to a step behind its first
+    step: int | None  # its highest training step, or of another kind if it told of none; None if it told of no step
 
 
 class Figures(NamedTuple):
@@ -145,18 +153,16 @@ class StepMonitor:
         one = self._followed.get(name)
         return () if one is None else one.watch.train_s()
 
-    def end(self, it: Running) -> tuple[list[Saved], bool]:
-        """Look at an attempt that has ended for the last time.
-
-        Returns:
-            Its last checkpoints, known or not, and whether it came to a step behind its first.
-        """
+    def end(self, it: Running) -> End:
+        """Look at an attempt that has ended for the last time, and return what it told at its end."""
         self._unwritten.pop(it.name, None)
         told = self._told(it, [Told()] * _ranks(it))
         saved = _last(saved_in(rank.saved) for rank in told)
         steps = {(it.kind, it.step) for rank in told for it in steps_in(rank.steps)}
         # A kind may have numbers of its own, and an attempt that goes on from a checkpoint begins behind the first.
-        return saved, len(steps) > len({kind for kind, _ in steps})
+        came_further = len(steps) > len({kind for kind, _ in steps})
+        trained = [step for kind, step in steps if kind is StepKind.TRAIN]
+        return End(saved, came_further, max(trained or [step for _, step in steps], default=None))
 
     def written(self) -> None:
         """Forget the checkpoints that were told: they are in the store."""

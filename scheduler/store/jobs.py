@@ -74,6 +74,7 @@ class JobRow(NamedTuple):
     cause_class: str
     cause: str
     ended_s: float | None
+    reached_step: float | None
 
 
 class JobColumns(TypedDict, total=False):
@@ -93,6 +94,7 @@ class JobColumns(TypedDict, total=False):
     entered_s: float
     after_stop: AfterStop | None
     cause_class: str
+    reached_step: float | None
 
 
 _AT_FIRST = {
@@ -222,7 +224,7 @@ def set_desired(
         ValueError: If there is no such job.
         StaleWriteError: If the job has changed since the user saw it.
     """
-    standing = _standing(tx, job_id, version)
+    standing = locked_job(tx, job_id, version)
     if standing.state in FINAL or standing.desired in (desired, Desired.CANCEL):
         return False
     tx.execute(_WISH, {"at_id": job_id, "wanted": desired})
@@ -251,7 +253,7 @@ def set_priority(
         ValueError: If there is no such job.
         StaleWriteError: If the job has changed since the user saw it.
     """
-    standing = _standing(tx, job_id, version)
+    standing = locked_job(tx, job_id, version)
     if standing.state in FINAL or standing.priority == priority:
         return False
     tx.execute(_PRIORITY, {"at_id": job_id, "wanted": priority})
@@ -260,8 +262,13 @@ def set_priority(
     return True
 
 
-def _standing(tx: Connection, job_id: str, version: int | None) -> JobRow:
-    """Return a job that a user wants to change, locked."""
+def locked_job(tx: Connection, job_id: str, version: int | None = None) -> JobRow:
+    """Return a job that a user wants to change, locked.
+
+    Raises:
+        ValueError: If there is no such job.
+        StaleWriteError: If it has another version than the user saw.
+    """
     row = tx.execute(_ONE_LOCKED, {"wanted": job_id}).first()
     if row is None:
         raise ValueError(f"no job has the id {job_id!r}")

@@ -75,6 +75,7 @@ job = Table(
     Column("cause_class", Text, nullable=False),  # exit class of its last end, "" before
     Column("cause", Text, nullable=False),  # of its last change, for people
     Column("ended_s", Double),  # when it came into a final state
+    Column("reached_step", Double),  # the highest that an attempt has told of, none before
     Index(None, "state", "submit_seq"),
     Index(None, "owner", "state", "submit_seq"),
     Index(None, "owner", "submit_seq"),

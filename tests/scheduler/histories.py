@@ -267,6 +267,8 @@ class World:
             self.tick(rng.randrange(1, 9) if rng.random() < 0.4 else -1)
         elif turn < 0.70:
             self.live_on()
+        elif turn < 0.72:
+            self.try_again(rng.choice(self.jobs))
         elif turn < 0.80:
             self.wish(rng.choice(self.jobs), rng.choice((Desired.CANCEL, Desired.HOLD, Desired.RUN, Desired.RUN)))
         elif turn < 0.86:
@@ -293,6 +295,12 @@ class World:
         if job.state not in FINAL and job.desired is not Desired.CANCEL:
             job.desired = desired
             job.was_cancelled = job.number + 1 if desired is Desired.CANCEL else 0
+
+    def try_again(self, job: Job) -> None:
+        """Let a failed job be tried again, as its owner may want."""
+        if job.state is JobState.FAILED and job.desired is not Desired.CANCEL:
+            self.change_job(job, JobState.QUEUED, None)
+            job.desired, job.used, job.no_progress = Desired.RUN, Tries(), 0
 
     def check(self) -> None:
         """Check what has to hold at every moment."""

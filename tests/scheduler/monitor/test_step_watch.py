@@ -285,5 +285,5 @@ def test_a_mistake_of_a_backend_holds_nobody_up(tmp_path: Path, caplog: pytest.L
     running = [Running(job, f"ls-{job}-1", (Share("a", (0,)),)) for job in "ab"]
     for at in range(3):
         assert not any(monitor.look(running, {it.name for it in running}, lambda _: Watching(), 100.0 * at))
-    assert monitor.end(running[0]) == ([], False)
+    assert monitor.end(running[0]) == ([], False, None)
     assert "steps of ls-a-1 cannot be seen" in caplog.text
