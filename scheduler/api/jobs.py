@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from ..job_file import Priority
 from ..service import Service
-from ..states import FINAL, Desired
+from ..states import FINAL, Desired, JobState
 from ..store.attempts import attempts_of
 from ..store.errors import StaleWriteError
 from ..store.jobs import JobRow, get_job, list_jobs, set_desired, set_priority

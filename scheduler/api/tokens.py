@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...cluster.errors import InputError
-from ...cluster.yaml_file import nearest
+from ...cluster.input_problems import nearest
 from ..service import Service
 from ..store.errors import TakenNameError
 from ..store.user_tokens import add_token, revoke_token, tokens_of
