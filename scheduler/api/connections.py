@@ -127,7 +127,8 @@ class _Connections:
         elif len(self._all) >= self._bounds.most:
             if not self._asking:
                 return False
-            self._close(next(iter(max(self._asking.values(), key=len))))
+            most = max(self._asking, key=lambda address: len(self._asking[address]))
+            self._close(next(iter(self._asking[most])))
         self._all.add(connection)
         return True
 

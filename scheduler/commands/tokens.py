@@ -48,14 +48,16 @@ def create(
     lifetime: Annotated[
         float | None,
         typer.Option(
-            parser=duration_between("1m", "36500d"), metavar=DURATION, help="Until it expires; never if left out."
+            parser=duration_between("1m", "36500d"),
+            metavar=DURATION,
+            help="Until it expires; as long as yours if left out.",
         ),
     ] = None,
     folder: FolderOption = None,
     store: StoreOption = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Make a token and print it: it is never shown again. Once there is one, every request needs one."""
+    """Make a token and print it: it is never shown again."""
     if folder is None and store is None:
         days = None if lifetime is None else lifetime / DAY_S
         wish = {"name": name, "owner": owner, "role": role.value, "days": days, "node": node}

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -112,10 +112,11 @@ def test_what_is_no_token_of_ours_is_neither_used_nor_written_over(opened: Store
     path, target = tmp_path / "token", tmp_path / "target"
     target.write_text(OTHER)
     target.chmod(0o600)
-    {
+    make: dict[str, Callable[[], object]] = {
         "link": lambda: path.symlink_to(target), "folder": path.mkdir, "pipe": lambda: os.mkfifo(path, 0o600),
         "words": lambda: path.touch(0o600),
-    }[kind]()  # fmt: skip
+    }  # fmt: skip
+    make[kind]()
 
     with pytest.raises(InputError, match=re.escape(str(path))):
         first_token(opened, tmp_path, 1.0)

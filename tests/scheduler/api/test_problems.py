@@ -97,7 +97,7 @@ INVALID = [
      "state.0: 'qeued' cannot be used; it should be queued, starting, running, stopping, held, succeeded, failed or "
      "cancelled; did you mean 'queued'?"),
     ("POST", "/v1/users/me/tokens", {"name": "a", "role": "god"},
-     "role: 'god' cannot be used; it should be user, operator, read-only or agent"),
+     "role: 'god' cannot be used; it should be user, operator, read-only, agent or scrape"),
 ]  # fmt: skip
 
 

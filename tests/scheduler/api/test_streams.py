@@ -96,7 +96,8 @@ def test_a_stream_that_never_begins_gives_its_place_back(service: Service) -> No
 @pytest.mark.parametrize("end", ["over", "fault", "sending fails", "client goes", "cancelled"])
 def test_a_stream_gives_its_place_back_however_it_ends(service: Service, end: str) -> None:
     slots = StreamSlots()
-    stream = stream_of(slots, service, {"over": [[], None], "fault": [RuntimeError("a fault")]}.get(end, [[]] * 10**6))
+    looks: dict[str, list[object]] = {"over": [[], None], "fault": [RuntimeError("a fault")]}
+    stream = stream_of(slots, service, looks.get(end, [[]] * 10**6))
     began = asyncio.Event()
 
     async def receive() -> Message:
