@@ -71,6 +71,8 @@ class Ranker:
             mirror = Mirror(place or stand_in(), self.deciding, self.now_s())
             mirror.rank(Asked(WARM_UP, 1, 1.0, self.now_s()), [{0}], 1)
             self.deciding.wait_until_ready(wait_s)
+            # The first answer of a policy takes several times as long as those after it.
+            mirror.rank(Asked(f"{WARM_UP} of the policy", 1, 1.0, self.now_s()), [{0}], 1)
             self._mirror = None if place is None else mirror
 
     def close(self) -> None:

@@ -61,7 +61,8 @@ class Removal:
 
         What cannot be done now is tried again the next time.
         """
-        now_s, unbound = time.monotonic(), {}
+        now_s = time.monotonic()
+        unbound: dict[str, float] = {}
         for name, pods in by_attempt.items():
             try:
                 forgotten = self._records.has(name, "ended")

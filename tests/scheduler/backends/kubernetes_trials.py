@@ -43,14 +43,14 @@ class Trial:
 
 def take_from_outside(cluster: Cluster, node: str, gpus: int) -> None:
     """Let a pod of somebody else have the first GPUs of a node."""
-    meta = {"name": f"stranger-{node}", "labels": {}}
+    name = f"stranger-{node}"
     spec = {"containers": [{"name": "main", "image": "any"}], "schedulingGates": [{"name": "x"}]}
-    pod = cluster.objects.create(("pods", "elsewhere", meta["name"]), {"metadata": meta, "spec": spec})
+    pod = cluster.objects.create(("pods", "elsewhere", name), {"metadata": {"name": name, "labels": {}}, "spec": spec})
     results = [{"driver": DRIVER, "pool": node, "device": f"gpu-{index}"} for index in range(gpus)]
-    reserved = [{"resource": "pods", "name": meta["name"], "uid": pod["metadata"]["uid"]}]
+    reserved = [{"resource": "pods", "name": name, "uid": pod["metadata"]["uid"]}]
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
     claim: Object = {"metadata": {}, "spec": {"devices": {}}, "status": status}
-    cluster.objects.create(("resourceclaims", "elsewhere", meta["name"]), claim)
+    cluster.objects.create(("resourceclaims", "elsewhere", name), claim)
 
 
 _trials: dict[Path, Trial] = {}
