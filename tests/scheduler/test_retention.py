@@ -209,10 +209,6 @@ def test_a_past_that_has_become_long_begins_anew_and_both_can_be_replayed(
     trial.ends(trial.submit("true", gpus=3))
     prune(trial.store, tmp_path, Horizon(None, None, trial.now_s() - 1e9))
     assert not deciding.is_to_begin_anew
-    monkeypatch.setattr(deciding_module, "MOST_LEFT_OVER", 0)
-    deciding._untold.append(None)  # type: ignore[arg-type]
-    assert deciding.is_to_begin_anew
-    deciding._untold.clear()
 
     assert _replayed(trial, tmp_path) == 3
     with trial.store.engine.begin() as tx:
