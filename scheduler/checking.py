@@ -13,7 +13,8 @@ from ..cluster.errors import InputError, LongshoreError, ManyProblemsError
 from ..cluster.input_problems import Place
 from ..cluster.yaml_file import YamlFile, read_yaml, validated
 from .backends.building import PLACE, kind_of
-from .settings import PAGE, Settings, is_loopback, located
+from .hosts import is_loopback
+from .settings import PAGE, Settings, located
 from .store.engines import check_url
 
 

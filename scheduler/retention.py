@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sqlalchemy import Connection
 
@@ -37,6 +37,14 @@ class Horizon(NamedTuple):
     jobs_s: float | None  # of their ends
     events_s: float | None
     decisions_s: float | None
+
+
+class DeletePage(Protocol):
+    """Deletes the old ones among the next rows of a table."""
+
+    def __call__(self, tx: Connection, before_s: float, after_seq: int) -> Page:
+        """Return what became of them."""
+        ...
 
 
 class Pruned(NamedTuple):
@@ -132,9 +140,7 @@ def _shrink(store: Store, job_id: str, goes_on: Callable[[], bool]) -> None:
         pass
 
 
-def _prune_pages(
-    store: Store, delete_page: Callable[[Connection, float, int], Page], before_s: float, goes_on: Callable[[], bool]
-) -> int:
+def _prune_pages(store: Store, delete_page: DeletePage, before_s: float, goes_on: Callable[[], bool]) -> int:
     deleted, page = 0, Page(0, 0, is_last=False)
     while not page.is_last and goes_on():
         page = store.write(partial(delete_page, before_s=before_s, after_seq=page.last_seq))

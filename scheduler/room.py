@@ -35,9 +35,8 @@ class Room:
         found = [os.statvfs(folder) for folder in self._folders]
         return min(it.f_bavail * it.f_frsize for it in found)
 
-    @property
     def is_low(self) -> bool:
-        """Whether there is too little for more jobs; what cannot be seen is not there."""
+        """Say whether there is too little for more jobs; what cannot be seen is not there."""
         try:
             return self.free_bytes() < self.least_free_bytes
         except OSError:

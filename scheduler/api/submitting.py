@@ -175,7 +175,7 @@ def _check_room(service: Service) -> None:
     Raises:
         ProblemError: If so.
     """
-    if service.room.is_low:
+    if service.room.is_low():
         text = f"fewer than {service.room.least_free_bytes} bytes are left on the disk of the scheduler"
         raise ProblemError("no-room", text, Retry_After=RETRY_ROOM_S)
 

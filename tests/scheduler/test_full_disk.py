@@ -168,12 +168,12 @@ def test_the_reserve_is_kept_given_up_and_taken_again_by_what_is_left(small: Pat
     free = free_bytes(small)
     room.look()
     assert reserve.stat().st_blocks * 512 == reserve.stat().st_size == LEAST_BYTES // 4
-    assert not room.is_low
+    assert not room.is_low()
     assert free_bytes(small) == room.free_bytes() == free - LEAST_BYTES // 4
 
     fill(small, LEAST_BYTES - MIB)
     room.look()
-    assert room.is_low
+    assert room.is_low()
     assert reserve.exists()
     fill(small, MIB // 4)
     room.look()
@@ -183,12 +183,12 @@ def test_the_reserve_is_kept_given_up_and_taken_again_by_what_is_left(small: Pat
     (small / "filling").unlink()
     room.look()
     assert reserve.exists()
-    assert not room.is_low
+    assert not room.is_low()
 
 
 def test_no_bound_is_no_reserve_and_a_folder_that_is_gone_has_no_room(tmp_path: Path) -> None:
     room = Room([tmp_path], 0)
     room.look()
-    assert not room.is_low
+    assert not room.is_low()
     assert not (tmp_path / RESERVE).exists()
-    assert Room([tmp_path / "gone"], 1).is_low
+    assert Room([tmp_path / "gone"], 1).is_low()
