@@ -46,7 +46,7 @@ def _changed(rng: Random, value: Any) -> Any:
             lambda: value * rng.choice((0, 2, 50)),
         )
         return rng.choice(ways)()
-    if isinstance(value, int | float) and rng.random() < 0.7:
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64 and rng.random() < 0.7):
         return rng.choice((*NUMBERS, value * 1e9, -value, value / 1e9, rng.random() * 10 ** rng.randint(-20, 20)))
     return strange(rng, 3)
 

@@ -28,8 +28,8 @@ WARM_UPS = 200  # inputs before the first counted one: they compile what is comp
 
 def feed(target: Target, seed: int, folder: Path) -> tuple[bool, str]:
     """Feed the input of a seed; return whether it was of use, and the fault that it showed if any."""
-    data = target.make(Random(f"{target.name} {seed}"))
     try:
+        data = target.make(Random(f"{target.name} {seed}"))
         return target.feed(data, folder), ""
     except LongshoreError as error:
         words = str(error)
