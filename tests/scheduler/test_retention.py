@@ -42,7 +42,7 @@ def known_at_start(trial: Trial) -> Known:
     assert fence is not None
     parts = trial.parts(trial.way, "another")
     parts.monitor.take_up(trial.store, fence, trial.now_s())
-    return Book(parts, fence).live.known()._replace(now_s=0.0)
+    return Book(parts, fence, trial.scheduler.errors).live.known()._replace(now_s=0.0)
 
 
 def test_a_prune_takes_ended_jobs_with_their_files_and_nothing_of_open_ones_and_a_restart_decides_as_before(

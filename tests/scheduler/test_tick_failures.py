@@ -14,6 +14,10 @@ from tests.scheduler.api.conftest import api, app, service  # noqa: F401 (fixtur
 from tests.scheduler.served import until
 
 
+def missing(*_: object) -> None:
+    raise KeyError("missing")
+
+
 def raised(text: str) -> Exception:
     try:
         raise KeyError(text)
@@ -49,7 +53,7 @@ def test_an_answer_of_readyz_says_why_nothing_is_scheduled_and_is_well_again_by_
     service.scheduler.tick()
     assert api.get("/readyz").status_code == 200
     with monkeypatch.context() as broken:
-        broken.setattr(Scheduler, "_step", lambda *_: {}["missing"])
+        broken.setattr(Scheduler, "_step", missing)
         service.start()
         until(lambda: api.get("/readyz").status_code == 503)
         assert "times in a row (KeyError)" in api.get("/readyz").json()["detail"]
@@ -60,7 +64,7 @@ def test_a_first_look_that_fails_does_not_keep_a_scheduler_from_being_served(
     service: Service, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     with monkeypatch.context() as broken:
-        broken.setattr(Scheduler, "_step", lambda *_: {}["missing"])
+        broken.setattr(Scheduler, "_step", missing)
         service.take_up()
     service.take_up()
 
