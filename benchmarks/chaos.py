@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from longshore.scheduler.store.opening import open_store
 from tests.scheduler.store.postgresql_server import NoServerError, Server
 
 from .harness import Row, main, progress
+from .poison_jobs import SHARE, poison_of, put
 from .served import SERVE
 
 JOB = """\
@@ -121,8 +122,8 @@ def endure(chaos: Chaos, home: Path, server: Server | None, seed: int) -> Seen:
     url = None if server is None else server.url("public")
     served = Served(home, url)
     served.start()
-    wanted = submit_all(chaos, served, home, rng)
     store = url or f"sqlite:///{home / 'state' / 'longshore.db'}"
+    wanted = submit_all(chaos, served, store, home, rng)
     victims: set[str] = set()
     killed = kill_at_random(chaos, served, server, store, rng, victims)
     wait_for_all(store)
@@ -132,9 +133,9 @@ def endure(chaos: Chaos, home: Path, server: Server | None, seed: int) -> Seen:
     return Seen(*judged(store, wanted, home, victims), orphans, *killed, time.monotonic() - began)
 
 
-def submit_all(chaos: Chaos, served: Served, home: Path, rng: random.Random) -> dict[str, JobState]:
-    """Submit all jobs at once; return how each has to end."""
-    wanted = {}
+def submit_all(chaos: Chaos, served: Served, url: str, home: Path, rng: random.Random) -> dict[str, JobState]:
+    """Submit all jobs at once, poison among them; return how each has to end."""
+    wanted, poisons = dict[str, JobState](), 0
     for number in range(chaos.jobs):
         code = 3 if rng.random() < FAILS else 0
         spec = {
@@ -143,10 +144,27 @@ def submit_all(chaos: Chaos, served: Served, home: Path, rng: random.Random) -> 
             "environment": {"CHAOS": str(home)}, "grace_s": 1.0,
             "retry": {"ambiguous": 1000, "infra": 1000, "no_progress": 1000},  # some are killed again and again
         }  # fmt: skip
+        ends = JobState.FAILED if code else JobState.SUCCEEDED
+        if number % round(1.0 / SHARE) == 0:
+            poison, poisons = poison_of(poisons), poisons + 1
+            ends = ends if poison.ends is JobState.SUCCEEDED else poison.ends
+            spec |= {**poison.spec, "name": f"poison-{number}"}
+            if poison.row is not None:
+                wanted[written(url, spec, poison.row)] = ends
+                continue
         found = served.call(lambda client, spec=spec: client.submit(spec)["id"])  # type: ignore[misc]
-        wanted[str(found)] = JobState.FAILED if code else JobState.SUCCEEDED
-    progress(f"{chaos.jobs} jobs submitted")
+        wanted[str(found)] = ends
+    progress(f"{chaos.jobs} jobs submitted, {poisons} of them poison")
     return wanted
+
+
+def written(url: str, spec: Mapping[str, object], row: Mapping[str, object]) -> str:
+    """Write a job into the store behind the scheduler's back, and return its id."""
+    store = open_store(url)
+    try:
+        return put(store, spec, row)
+    finally:
+        store.close()
 
 
 def kill_at_random(
@@ -192,11 +210,11 @@ def kill_a_rank(rng: random.Random, victims: set[str]) -> int:
 
 
 def open_jobs(url: str) -> int:
-    """Return how many jobs have not ended, by the store."""
+    """Return how many jobs have not ended and are not held for what they are, by the store."""
     store = open_store(url)
     try:
         with store.read() as tx:
-            return len(list_jobs(tx, limit=1 << 30, states=set(JobState) - FINAL))
+            return len(list_jobs(tx, limit=1 << 30, states=set(JobState) - FINAL - {JobState.HELD}))
     finally:
         store.close()
 

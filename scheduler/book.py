@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar, Unpack
 
 from sqlalchemy import Connection
@@ -262,7 +261,7 @@ class Book:
         refused = dict[str | None, Exception]()
         for job, part in parts.items():
             try:
-                self.parts.store.write(partial(put, part=part))
+                self.parts.store.write(lambda tx, part=part: put(tx, part))  # type: ignore[misc]
             except OF_NO_JOB:
                 raise
             except Exception as error:

@@ -78,7 +78,7 @@ class JobErrors:
         errors = 1 if known is None else known.errors + 1
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(errors - 1, 16))
         self._counts[job] = _Count(errors, now_s + rest_s, words_of(error))
-        log.error("job %s cannot be handled, time %d in a row: %s", job, errors, words_of(error), exc_info=error)
+        log.error("job %s cannot be handled, error %d in a row: %s", job, errors, words_of(error), exc_info=error)
 
     def rests(self, job: str, now_s: float) -> bool:
         """Say whether a job is left alone."""

@@ -22,7 +22,7 @@ MOST_S = 1e12  # of any time, far beyond all that are meant
 MOST_SAVED_S, MOST_GUESS_S = 1e90, 1e100  # of work: a time over a slowdown, and the estimate that was doubled beyond it
 MOST_SLOWDOWN = 1e60  # as in cluster/placing.py
 MOST_RANK = 1 << 31
-_OF_NOTHING = StoredJob(command=("true",))  # for what policies are to know of a job that says nothing of use
+_OF_NOTHING = stored_job({"command": ["true"]})  # for what policies are to know of a job that says nothing of use
 
 
 def _within(value: object, least: float, most: float, instead: float) -> float:
@@ -65,8 +65,9 @@ def used_by(row: JobRow) -> Tries:
 
 def waiting_standing(row: JobRow) -> Standing:
     """Return where a job stands that waits."""
+    guess_s, entered_s, saved_s = _times(row)
     return Standing(
-        **_times(row), wait_s=_within(row.wait_s, -MOST_S, MOST_S, 0.0), stops=row.attempt,
+        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s, -MOST_S, MOST_S, 0.0), stops=row.attempt,
         first_start_s=_within(row.submitted_s, 0.0, MOST_S, 0.0) if row.attempt else -1.0,
     )  # fmt: skip
 
@@ -74,8 +75,9 @@ def waiting_standing(row: JobRow) -> Standing:
 def running_standing(row: JobRow, attempt: AttemptRow, layout: Layout) -> Standing:
     """Return where a job stands that holds GPUs."""
     opened_s = _within(attempt.opened_s, 0.0, MOST_S, 0.0)
+    guess_s, entered_s, saved_s = _times(row)
     return Standing(
-        **_times(row), wait_s=_within(row.wait_s + opened_s - row.entered_s, -MOST_S, MOST_S, 0.0),
+        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s + opened_s - row.entered_s, -MOST_S, MOST_S, 0.0),
         stops=attempt.number - 1, first_start_s=opened_s, start_s=opened_s,
         overhead_s=_within(attempt.overhead_s, 0.0, MOST_SLOWDOWN, 0.0),
         slowdown=_within(attempt.slowdown, 1.0 / MOST_SLOWDOWN, MOST_SLOWDOWN, 1.0),
@@ -83,13 +85,13 @@ def running_standing(row: JobRow, attempt: AttemptRow, layout: Layout) -> Standi
     )  # fmt: skip
 
 
-def _times(row: JobRow) -> dict[str, float]:
-    """Return the times of a job that stand wherever it is."""
-    return {
-        "guess_s": _within(row.guess_s, LEAST_S, MOST_GUESS_S, estimate_of(row)),
-        "entered_s": _within(row.entered_s, 0.0, MOST_S, 0.0),
-        "saved_s": _within(row.saved_s, 0.0, MOST_SAVED_S, 0.0),
-    }
+def _times(row: JobRow) -> tuple[float, float, float]:
+    """Return a job's estimate as it was doubled, when it last came into the queue, and the work that is saved."""
+    return (
+        _within(row.guess_s, LEAST_S, MOST_GUESS_S, estimate_of(row)),
+        _within(row.entered_s, 0.0, MOST_S, 0.0),
+        _within(row.saved_s, 0.0, MOST_SAVED_S, 0.0),
+    )
 
 
 def queue_key(row: JobRow) -> tuple[int, int, float, int]:

@@ -1,6 +1,7 @@
 """How long a job takes on a placement is a number that times can be multiplied and divided by, whatever it asks for."""
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,7 +37,7 @@ def slowdown(
     scenarios = SimpleNamespace(
         compute_s=np.array([[compute_s]]), parameter_bytes=np.array([[parameter_bytes]]), gpus=np.array([[gpus]])
     )
-    plain = getattr(slowdown_of, "py_func", slowdown_of)
+    plain: Callable[..., float] = getattr(slowdown_of, "py_func", slowdown_of)
     with np.errstate(all="ignore"):
         links = (number(link), number(link), number(link))
         return float(plain(SimpleNamespace(rules=rules, scenarios=scenarios), 0, 0, nodes, number(speed), *links))

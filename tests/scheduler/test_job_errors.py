@@ -245,9 +245,12 @@ def test_a_store_that_takes_no_change_at_all_holds_no_job(trial: TellingTrial, m
 def test_errors_count_in_a_row_only_and_a_job_rests_after_each_for_longer() -> None:
     errors, now_s = JobErrors(), 0.0
 
-    for number in range(1, 12):
+    def fail() -> None:
         with errors.about("j", now_s, lambda: 0):
             raise ValueError("x")
+
+    for number in range(1, 12):
+        fail()
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** (number - 1))
         assert errors.is_failing("j") == (number >= MOST)
         assert errors.rests("j", now_s + rest_s - 0.5)

@@ -1,0 +1,127 @@
+"""Passes of the loop that fail are told of once, tried again less and less often, and make the scheduler not ready."""
+
+import json
+import logging
+
+import httpx
+import pytest
+
+from longshore.scheduler.log_lines import REPEATS_S, JsonLines, Repeats
+from longshore.scheduler.loop import Scheduler
+from longshore.scheduler.service import Service
+from longshore.scheduler.tick_failures import FIRST_WAIT_S, LONGEST_WAIT_S, REPEATED, TickFailures
+from tests.scheduler.api.conftest import api, app, service  # noqa: F401 (fixtures)
+from tests.scheduler.served import until
+
+
+def missing(*_: object) -> None:
+    raise KeyError("missing")
+
+
+def raised(text: str) -> Exception:
+    try:
+        raise KeyError(text)
+    except KeyError as error:
+        return error
+
+
+def test_the_wait_before_the_next_try_is_doubled_up_to_a_bound_and_begins_anew() -> None:
+    failures = TickFailures()
+
+    waits = [failures.count(raised("x")) for _ in range(60)]
+    failures.end()
+
+    assert waits[:3] == [FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S]
+    assert max(waits) == waits[-1] == LONGEST_WAIT_S
+    assert failures.count(raised("x")) == FIRST_WAIT_S
+
+
+def test_a_failure_that_passes_does_not_make_the_scheduler_unready_and_one_that_stays_does() -> None:
+    failures = TickFailures()
+
+    reasons = [(failures.count(raised("secret")), failures.reason)[1] for _ in range(REPEATED)]
+    assert reasons[:-1] == [""] * (REPEATED - 1)
+    assert "failed 3 times in a row (KeyError)" in reasons[-1]
+    assert "secret" not in reasons[-1]
+    failures.end()
+    assert failures.reason == ""
+
+
+def test_an_answer_of_readyz_says_why_nothing_is_scheduled_and_is_well_again_by_itself(
+    service: Service, api: httpx.Client, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    service.scheduler.tick()
+    assert api.get("/readyz").status_code == 200
+    with monkeypatch.context() as broken:
+        broken.setattr(Scheduler, "_step", missing)
+        service.start()
+        until(lambda: api.get("/readyz").status_code == 503)
+        assert "times in a row (KeyError)" in api.get("/readyz").json()["detail"]
+    until(lambda: api.get("/readyz").status_code == 200)
+
+
+def test_a_first_look_that_fails_does_not_keep_a_scheduler_from_being_served(
+    service: Service, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    with monkeypatch.context() as broken:
+        broken.setattr(Scheduler, "_step", missing)
+        service.take_up()
+    service.take_up()
+
+    assert service.leads()
+
+
+class Lines(logging.Handler):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s, self.lines = 0.0, list[str]()
+        self.setFormatter(JsonLines())
+        self.addFilter(Repeats(lambda: self.now_s))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return Lines()
+
+
+def fail(lines: Lines, text: str, level: int = logging.ERROR) -> None:
+    error = raised(text)
+    told = (type(error), error, error.__traceback__)
+    lines.handle(
+        logging.getLogger("longshore.test").makeRecord("test", level, "", 0, "a tick failed: %s", (text,), told)
+    )
+
+
+def test_a_line_that_repeats_is_written_once_a_minute_with_how_often_it_came(lines: Lines) -> None:
+    for _ in range(38):
+        fail(lines, "x")
+        lines.now_s += 1.0
+    lines.now_s = REPEATS_S
+    fail(lines, "x")
+
+    first, second = map(json.loads, lines.lines)
+    assert first["event"] == "a tick failed: x"
+    assert second["event"].startswith("a tick failed: x (38 times since ")
+    assert "Traceback" in first["error"]
+    assert "error" not in second
+
+
+def test_lines_that_differ_are_all_written_and_none_below_a_warning_is_counted(lines: Lines) -> None:
+    for number in range(5):
+        fail(lines, f"x{number}")
+        fail(lines, "the same", logging.INFO)
+
+    assert len(lines.lines) == 10
+
+
+def test_what_is_remembered_of_lines_is_bounded(lines: Lines) -> None:
+    for number in range(5000):
+        fail(lines, f"x{number}")
+
+    (known,) = (it for it in lines.filters if isinstance(it, Repeats))
+    assert len(known._lines) <= 1000
