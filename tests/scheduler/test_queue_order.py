@@ -17,7 +17,8 @@ from longshore.scheduler.service import QUICKSTART, site_of
 from longshore.scheduler.settings import Settings
 
 NOW_S, GPUS = 1000.0, 16
-MOST = 8  # jobs: all fit at once, so that each is turned to in its turn
+MOST = 8  # jobs of one GPU: all fit at once, so that each is turned to in its turn
+RUNS = Asked("runs", 1, 1e9, 0.0), Standing(1e9, 0.0, gpus=(0,))
 
 
 @st.composite
@@ -27,26 +28,16 @@ def waiting_jobs(draw: st.DrawFn) -> list[Waiting]:
         attempt = draw(st.integers(0, 1))
         entered_s = float(number * 100 + draw(st.integers(0, 99)))
         guess_s, saved_s, wait_s = (float(draw(st.integers(least, 4)) * 100) for least in (1, 0, 0))
-        found.append(
-            Waiting(
-                str(number),
-                "ada",
-                draw(st.integers(-1, 1)),
-                attempt,
-                1,
-                number,
-                entered_s,
-                0.0,
-                wait_s * attempt,
-                guess_s,
-                saved_s * attempt,
-            )
-        )
+        priority, has_run = draw(st.integers(-1, 1)), float(attempt)
+        times = (entered_s, 0.0, wait_s * has_run, guess_s, saved_s * has_run)
+        found.append(Waiting(str(number), "ada", priority, attempt, 1, number, *times))
     return found
 
 
-def turned_to(waiting: list[Waiting], order: str, ageing_s: float, cluster: Path) -> list[str]:
+def turned_to(waiting: list[Waiting], order: str, ageing_s: float, folder: Path) -> list[str]:
     """Return jobs in the order in which a scheduler gives them GPUs that has just taken up its store."""
+    cluster = folder / "cluster.yaml"
+    cluster.write_text(QUICKSTART)
     site = site_of(read_cluster(cluster), Settings())
     site = site._replace(rules=site.rules._replace(order=ORDERS[order], ageing_s=ageing_s, waiting=False))
     jobs = [
@@ -57,7 +48,7 @@ def turned_to(waiting: list[Waiting], order: str, ageing_s: float, cluster: Path
         for it in waiting
     ]
     queue = [it.id for it in sorted(waiting, key=queue_key)]  # type: ignore[arg-type]
-    live = LiveCluster(site, Known(NOW_S, jobs, queue))
+    live = LiveCluster(site, Known(NOW_S, [RUNS, *jobs], queue))
     deciding = Deciding(HEURISTICS["pack"])
     deciding.begin(live)
     found = []
@@ -66,16 +57,24 @@ def turned_to(waiting: list[Waiting], order: str, ageing_s: float, cluster: Path
     return found
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Under easy-shortest the first one goes first whenever it fits; what is shown is the order while it does not.
+@pytest.mark.parametrize("order", sorted(set(ORDERS) - {"easy-shortest"}))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waiting=waiting_jobs(), ageing_s=st.sampled_from([0.0, 300.0, 700.0, float("inf")]))
 def test_the_order_that_is_shown_is_that_of_the_scheduler(
     tmp_path: Path, order: str, waiting: list[Waiting], ageing_s: float
 ) -> None:
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(QUICKSTART)
     shown = [it.id for it in in_order(reversed(waiting), order, ageing_s, NOW_S, GPUS)]
-    assert shown == turned_to(waiting, order, ageing_s, cluster)
+    assert shown == turned_to(waiting, order, ageing_s, tmp_path)
+
+
+@pytest.mark.parametrize("order", ["easy", "easy-shortest"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(waiting=waiting_jobs())
+def test_jobs_pass_the_first_one_in_the_order_that_is_shown(tmp_path: Path, order: str, waiting: list[Waiting]) -> None:
+    first = Waiting("first", "ada", 2, 0, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
+    shown = [it.id for it in in_order([*waiting, first], order, float("inf"), NOW_S, GPUS)]
+    assert shown == ["first", *turned_to([*waiting, first], order, float("inf"), tmp_path)]
 
 
 def test_a_job_that_asks_for_more_than_is_in_service_does_not_age() -> None:

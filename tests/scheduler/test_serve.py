@@ -73,8 +73,9 @@ def test_a_policy_that_cannot_be_loaded_is_one_line_and_nothing_is_served(tmp_pa
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert done.returncode == 2
-    assert done.stderr.strip().startswith("longshore: policy 'torn.zip' cannot be loaded: torn.zip")
-    assert "\n" not in done.stderr.strip()
+    loading, error = done.stderr.splitlines()
+    assert loading == "loading torn.zip ..."
+    assert error.startswith("longshore: policy 'torn.zip' cannot be loaded: torn.zip")
 
 
 def test_what_cannot_be_asked_for_is_one_line(served: Served) -> None:

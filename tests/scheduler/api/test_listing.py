@@ -75,7 +75,7 @@ def test_the_queue_has_its_own_order_and_says_where_each_job_is(api: httpx.Clien
 @pytest.fixture
 def bounded(tmp_path: Path) -> Iterator[httpx.Client]:
     """An API of a scheduler where one user may have four GPUs."""
-    service = Service(Chosen(Settings(folder=tmp_path / "served", limits=Limits(gpus=4))))
+    service = Service(Chosen(Settings(folder=tmp_path / "served", open=True, limits=Limits(gpus=4))))
     with client_of(create_app(service)) as client:
         service.scheduler.tick()
         client.post("/v1/jobs", json={"command": ["/bin/sleep", "1000"], "gpus": 3, "grace_s": 0})

@@ -1,0 +1,45 @@
+"""Commands on the pages, as somebody would type them."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from longshore import cli
+
+ROOT = Path(__file__).parent.parent
+LINE = re.compile(r"(?:^ *(?:\$ )?|`)(longshore [a-z][^`\n]*)", re.MULTILINE)
+BEHIND = re.compile(r" +#| \| | > | && ")  # what stands behind a command in a line
+LEFT_OUT = ("...", "[", "$(")  # parts that the reader or a shell fills in
+
+
+def written() -> list[str]:
+    """Return the commands of all pages that stand on a line of their own or between backticks."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = {BEHIND.split(text)[0].strip(): None for page in pages for text in LINE.findall(page.read_text())}
+    return [text for text in found if not any(part in text for part in LEFT_OUT)]
+
+
+@pytest.mark.parametrize("text", written())
+def test_a_command_of_the_pages_can_be_typed(text: str) -> None:
+    words = shlex.split(text)[1:]
+    command: Any = get_command(cli.app)
+    while isinstance(command, TyperGroup):
+        command = command.commands[words.pop(0)]
+    problem = ""
+    try:
+        with command.make_context(command.name, words) as context:
+            assert context.args == []
+    except typer.TyperException as error:
+        problem = error.format_message()
+    # A page may name a command or one option of it alone; it may name nothing that there is not.
+    assert not problem or problem.startswith("Missing"), problem
+
+
+def test_many_commands_are_found() -> None:
+    assert len(written()) > 50
