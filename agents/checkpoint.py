@@ -13,13 +13,15 @@ from pydantic import ValidationError
 
 from ..cluster.errors import CheckpointError
 from ..cluster.input_problems import input_problems
+from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
 from .learned import LearnedPolicy
 from .moves_policy import MovesPolicy
 from .networks import NETWORKS, Layout, MovesNetwork, Network
 from .schema import Goal, Schema, check_features, feature_names, item_count
 
 SCHEMA, WEIGHTS = "schema.json", "weights.npz"
-LARGEST_BYTES = 1 << 30  # more than any policy of ours needs; a bomb needs more
+MOST_SCHEMA_BYTES = 1 << 23  # of a cluster of a million nodes, 5 MB
+MOST_KEYS, MOST_KEY = 100, 100  # of a schema, and letters of each
 MOST_UNITS = 4096  # of a layer
 
 
@@ -73,22 +75,20 @@ def load_policy(path: Path) -> LearnedPolicy:
     Raises:
         CheckpointError: If the file is missing or damaged, or does not fit this version.
     """
-    schema, arrays = _read(path)
-    check_features(schema, str(path))
-    network = network_of(schema)
-    if isinstance(network, MovesNetwork) and 0 < (width := arrays.get("score.weight", np.zeros(0)).size) <= MOST_UNITS:
-        network = MovesNetwork(layout_of(schema), width)  # of whatever width it was trained
-    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    found = {name: array.shape for name, array in arrays.items()}
-    if found != expected:
-        odd = next(name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name))
-        raise CheckpointError(
-            f"{path}: weight {odd} has shape {found.get(odd)}, its schema needs {expected.get(odd)}; train it again"
-        )
-    if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise CheckpointError(f"{path}: some weights are not finite; train it again")
+    try:
+        schema, network, arrays = _read(path)
+    except CheckpointError as error:
+        raise CheckpointError(_one_line(str(error))) from error
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: there is no such checkpoint") from error
+    except (OSError, zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, RuntimeError) as error:
+        raise CheckpointError(_one_line(f"{path} is no checkpoint or is damaged: {error}")) from error
     network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     return policy_of(path.stem, schema, network)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:1000]
 
 
 def policy_of(name: str, schema: Schema, network: Network) -> LearnedPolicy:
@@ -98,29 +98,47 @@ def policy_of(name: str, schema: Schema, network: Network) -> LearnedPolicy:
     return LearnedPolicy(name, schema, network)
 
 
-def _read(path: Path) -> tuple[Schema, dict[str, np.ndarray]]:
+def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
+    """Return the schema of a checkpoint, a network for it and its weights; nothing is made before its size is known."""
+    with open_archive(read_file(path), (SCHEMA, WEIGHTS), packed=True) as archive:
+        schema = _schema(path, read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))
+        check_features(schema, str(path))
+        expected = _shapes(schema)
+        most_bytes = LARGEST_BYTES if schema.network == "moves" else min(packed_bytes(expected), LARGEST_BYTES)
+        content = read_entry(archive, WEIGHTS, most_bytes)
+    with open_archive(content, tuple(f"{name}.npy" for name in expected), packed=False) as weights:
+        width = _width(weights) if schema.network == "moves" else None
+        arrays = arrays_in(weights, _shapes(schema, width))
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise CheckpointError(f"{path}: some weights are not finite; train it again")
+    network = network_of(schema)
+    return schema, network if width is None else MovesNetwork(layout_of(schema), width), arrays
+
+
+def _width(weights: zipfile.ZipFile) -> int:
+    """Return of which width a network over moves was trained."""
+    shape = shape_in(weights, "score.weight")
+    if len(shape) != 2 or not 0 < shape[1] <= MOST_UNITS:
+        raise ValueError(f"weight score.weight has shape {shape}, expected 1 to {MOST_UNITS} units")
+    return shape[1]
+
+
+def _shapes(schema: Schema, width: int | None = None) -> Shapes:
+    """Return the shape of each weight of a network, which takes no memory."""
+    with torch.device("meta"):
+        network = network_of(schema) if width is None else MovesNetwork(layout_of(schema), width)
+    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+
+
+def _schema(path: Path, text: bytes) -> Schema:
     try:
-        with zipfile.ZipFile(path) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > LARGEST_BYTES:
-                raise CheckpointError(f"{path} unpacks to more than {LARGEST_BYTES} bytes; it is no policy")
-            text, content = archive.read(SCHEMA), archive.read(WEIGHTS)
-        schema = Schema.model_validate(json.loads(text))
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return schema, {name: np.asarray(arrays[name], dtype=np.float32) for name in arrays.files}
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: there is no such checkpoint") from error
+        content = json.loads(text)
+        if isinstance(content, dict) and (len(content) > MOST_KEYS or max(map(len, content), default=0) > MOST_KEY):
+            raise CheckpointError(f"{path}: {SCHEMA} has too many keys or too long ones; it is no schema")
+        return Schema.model_validate(content)
+    except RecursionError as error:
+        raise CheckpointError(f"{path}: {SCHEMA} is nested too deeply") from error
     except ValidationError as error:
-        first = input_problems(error.errors(include_url=False), Schema.model_json_schema(), json.loads(text))[0]
+        first = input_problems(error.errors(include_url=False), Schema.model_json_schema(), content)[0]
         place = ".".join(map(str, (SCHEMA, *first.place)))
         raise CheckpointError(f"{path}: {place}: {first.problem}; it was made by another version") from error
-    except (
-        OSError,
-        zipfile.BadZipFile,
-        zlib.error,
-        KeyError,
-        ValueError,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
-        raise CheckpointError(f"{path} is no checkpoint or is damaged: {error}") from error

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ..cluster.node_sets import PATIENCE
 from ..cluster.placing import undo_picks
 from ..cluster.scenarios import Rules
+from ..cluster.sound import rows_to_play
 from ..cluster.state import Simulation
 from . import node_rules, play
 
@@ -43,7 +44,7 @@ class Heuristic:
 
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play one scenario in each row, from its beginning to its end."""
-        play.play(sim, scenarios, self.rule, self.patience)
+        play.play(sim, rows_to_play(sim, scenarios), self.rule, self.patience)
 
 
 RANDOM = Heuristic("random", node_rules.RANDOM, "random nodes with free GPUs")

@@ -5,6 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..cluster.errors import CheckpointError
+from ..cluster.sound import rows_to_play
 from ..cluster.state import Simulation
 from ..envs.batch import ACTIONS, OBSERVATIONS
 from ..envs.features import NODE_COUNT
@@ -102,6 +103,7 @@ class LearnedPolicy:
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play one scenario in each row side by side, all decisions of a step in one forward pass."""
         self.check(sim)
+        scenarios = rows_to_play(sim, scenarios)
         observations, masks, table = self._arrays(sim, scenarios.size)
         kinds = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
         ended = np.zeros(scenarios.size, dtype=np.bool_)

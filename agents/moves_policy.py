@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.moves import pick_move
+from ..cluster.sound import rows_to_play
 from ..cluster.state import MOVES, Simulation
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
 from .forward import moves_weights
@@ -102,4 +103,5 @@ class MovesPolicy(LearnedPolicy):
 
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play one scenario in each row, from its beginning to its end."""
+        scenarios = rows_to_play(sim, scenarios)
         play_by_network(sim, scenarios, self.weights, int(self.waits), self._seen, self._logits)

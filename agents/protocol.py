@@ -52,6 +52,10 @@ class Policy(Protocol):
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play scenario `scenarios[r]` in row r of the simulation, from its beginning to its end.
 
-        Must come to what `place` decides one by one.
+        Must come to what `place` decides one by one. `rows_to_play` of `longshore.cluster.sound` refuses what cannot be
+        played.
+
+        Raises:
+            ValueError: If there are more scenarios than rows, or one does not exist.
         """
         ...

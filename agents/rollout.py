@@ -18,6 +18,7 @@ from ..cluster.errors import PluginError
 from ..cluster.imagine import FUTURE, PRESENT, TRIAL, copy_row, draw_future, imagination_of, recall, without_faults
 from ..cluster.moves import is_wait, list_moves, pick_move
 from ..cluster.placing import undo_picks
+from ..cluster.sound import rows_to_play
 from ..cluster.state import Simulation
 from .belief import Belief, belief_of, blend, worth_of
 from .goals import goal_unit_s, spent_s
@@ -355,6 +356,6 @@ class Rollout:
 
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play one scenario in each row, from its beginning to its end."""
-        for row, scenario in enumerate(scenarios):
+        for row, scenario in enumerate(rows_to_play(sim, scenarios)):
             reset(sim, row, scenario)
             self.play_on(sim, row)

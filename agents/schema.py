@@ -1,9 +1,9 @@
 """What a checkpoint was made for, written beside its weights and compared before they are used."""
 
 from importlib.metadata import version
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from ..cluster.errors import CheckpointError
 from ..cluster.state import MOVES
@@ -12,6 +12,10 @@ from ..envs.move_layout import MOVE_FEATURES, MOVE_GLOBALS
 
 MOST_GPUS = 1_000_000  # as in cluster files
 Goal = Literal["makespan", "jct"]  # what is minimised
+Name = Annotated[str, Field(max_length=100)]
+# FailFast: one wrong value of a million is told, not a million of them
+Names = Annotated[tuple[Name, ...], Field(max_length=1000), FailFast()]
+NodeGpus = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_GPUS)], ...], Field(max_length=MOST_GPUS), FailFast()]
 
 
 class Schema(BaseModel):
@@ -20,17 +24,17 @@ class Schema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
-    longshore: str  # version that wrote it
-    algorithm: str
+    longshore: Name  # version that wrote it
+    algorithm: Name
     network: Literal["mlp", "set", "moves"]
     action: Literal["gpu", "node", "candidate"]
     observation: Literal["source", "source-literal", "full"]
     waiting: bool
-    globals: tuple[str, ...]  # names of the global features, in order
-    features: tuple[str, ...]  # names of each item's features, in order
+    globals: Names  # names of the global features, in order
+    features: Names  # names of each item's features, in order
     items: int  # GPUs or nodes of the cluster that it was trained on, or moves
     gpus: int
-    node_gpus: tuple[int, ...]  # GPUs of each node there
+    node_gpus: NodeGpus  # GPUs of each node there
     time_to_go: Goal | None = None  # goal of which the value tells what is still to come; None: it tells something else
 
     @model_validator(mode="after")

@@ -9,13 +9,26 @@ decision.
 import math
 
 from .compiled import kernel
+from .errors import InputError
 from .event_log import FAULT, FINISH, REPAIR, START, STOP, SUBMIT, begin_event, log_placement, name_gpu
 from .expected import estimated_work_s, expected_end_s, note_leave, note_start
 from .fault_process import next_fault_s, repaired_s
 from .heap import heapify, push, remove, sink
 from .order import keeps_reservation, next_ageing_s, next_job
 from .placing import begin_picks, picked_slowdown, undo_picks
+from .signals import check_signals
 from .state import Simulation
+
+NO_ROW = "there is no such row of the simulation, or no such scenario, or the row was not reset"
+# Where more than so much happens, faults come faster than anything could be done.
+MOST_STOPS = 100_000  # of one job
+MOST_CHANGES = 1_000_000  # faults and repairs at one moment
+MOST_QUIET = 5_000_000  # moments without a decision, a submission or an end of a job
+STOPPED_FOR_EVER = "hazard_per_s: faults stopped a job 100,000 times before it could end"
+FAILING_AT_ONCE = "hazard_per_s: a million faults came at one moment, so that time stands still"
+NOTHING_ELSE = "hazard_per_s: faults and repairs filled five million moments in which no job could start or end"
+FEWER_FAULTS = "lower the hazards, checkpoint_s or repair_mean_s of the cluster file, or let jobs ask fewer GPUs"
+MOMENTS_EVERY, ROWS_EVERY = 1 << 16, 1 << 6  # after so many it is looked whether somebody pressed Ctrl-C
 
 
 @kernel
@@ -66,8 +79,16 @@ def _reset_gpus(sim: Simulation, row: int) -> None:
 
 @kernel
 def reset(sim: Simulation, row: int, scenario: int) -> None:
-    """Put a row at time 0 of a scenario, with nothing submitted."""
+    """Put a row at time 0 of a scenario, with nothing submitted.
+
+    Raises:
+        ValueError: If there is no such row or scenario.
+    """
     state = sim.state
+    if not (0 <= row < state.scenario.size and 0 <= scenario < sim.scenarios.jobs.size):
+        raise ValueError(NO_ROW)
+    if row % ROWS_EVERY == ROWS_EVERY - 1:
+        check_signals()
     state.scenario[row] = scenario
     state.now_s[row] = 0.0
     state.moment[row] = -1
@@ -209,6 +230,9 @@ def stop(sim: Simulation, row: int, job: int, kept_s: float) -> None:
         job: The job.
         kept_s: How much of the time that it has run is kept.
 
+    Raises:
+        InputError: If faults have stopped it so often that it will never end.
+
     Source: SPEC R11.
     """
     state = sim.state
@@ -218,6 +242,8 @@ def stop(sim: Simulation, row: int, job: int, kept_s: float) -> None:
     state.saved_s[row, job] += kept_s / state.slowdown[row, job]
     state.lost_s[row, job] += state.now_s[row] - state.start_s[row, job] - kept_s
     state.stops[row, job] += 1
+    if state.stops[row, job] > MOST_STOPS:
+        raise InputError(STOPPED_FOR_EVER, FEWER_FAULTS)
     enqueue_first(sim, row, job)
 
 
@@ -361,8 +387,12 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
     jobs = sim.scenarios.jobs[state.scenario[row]]
     if state.finished[row] == jobs:
         return
+    changes = 0
     while state.source_count[row] > 0 and state.source_s[row, state.source_heap[row, 0]] <= time_s:
         _change_source(sim, row, state.source_heap[row, 0])
+        changes += 1
+        if changes > MOST_CHANGES + 4 * state.source_count[row]:
+            raise InputError(FAILING_AT_ONCE, FEWER_FAULTS)
     submit_s = sim.scenarios.submit_s[state.scenario[row]]
     while state.submitted[row] < jobs and submit_s[state.submitted[row]] <= time_s:
         submit(sim, row)
@@ -383,9 +413,17 @@ def is_due(sim: Simulation, row: int) -> bool:
 
 @kernel
 def advance(sim: Simulation, row: int) -> bool:
-    """Play a row until a job is due; False when the last job has ended or the simulation is cut off."""
+    """Play a row until a job is due; False when the last job has ended or the simulation is cut off.
+
+    Raises:
+        ValueError: If there is no such row, or it was not reset.
+        InputError: If faults are so frequent that the jobs will never end.
+    """
     state = sim.state
+    if not 0 <= row < state.scenario.size or state.scenario[row] < 0:
+        raise ValueError(NO_ROW)
     jobs = sim.scenarios.jobs[state.scenario[row]]
+    quiet, passed = 0, state.submitted[row] + state.finished[row]
     while True:
         if is_due(sim, row):
             return True
@@ -395,6 +433,13 @@ def advance(sim: Simulation, row: int) -> bool:
         if time_s > sim.rules.limit_s or time_s == math.inf:
             return False
         live_through(sim, row, time_s)
+        quiet += 1
+        if state.submitted[row] + state.finished[row] > passed:
+            quiet, passed = 0, state.submitted[row] + state.finished[row]
+        if quiet > MOST_QUIET:
+            raise InputError(NOTHING_ELSE, FEWER_FAULTS)
+        if state.moment[row] % MOMENTS_EVERY == MOMENTS_EVERY - 1:
+            check_signals()
 
 
 @kernel

@@ -12,7 +12,7 @@ from .workload import Workload
 EstimateKind = Literal["exact", "log-normal", "class-mean"]
 ESTIMATE_KINDS: tuple[EstimateKind, ...] = get_args(EstimateKind)
 MOST_SIGMA = 5.0  # a factor of 150 is then no rare error; far larger ones would give 0 or infinity
-FIRST_S = 3600.0  # class mean of a workload's first job, before which there is no other
+FIRST_S = 3600.0  # class mean before any job has ended
 SHORTEST_S = 1e-9  # or the work, if that is shorter: an estimate of 0 would stay 0 however often it is doubled
 
 
@@ -23,8 +23,9 @@ def with_estimates(
 
     - `exact`: the work itself.
     - `log-normal`: the work times a log-normal error of median 1, so that over- and underestimates are equally likely.
-    - `class-mean`: the geometric mean of the work of the jobs before it, in order of submission, that ask as many GPUs;
-      of all jobs before it if none of them does, and an hour for the first job.
+    - `class-mean`: the geometric mean of the work of jobs that ask as many GPUs and had ended when the job was
+      submitted; of all jobs that had ended if none of them does, and an hour if there is none. When jobs end hangs on
+      who places them: here each begins when it is submitted, and runs on the reference placement.
 
     Args:
         workload: The jobs.
@@ -35,7 +36,8 @@ def with_estimates(
     Raises:
         ValueError: If the kind is not known, sigma is not from 0 to 5, or `log-normal` has no rng.
     """
-    return dataclasses.replace(workload, estimate_s=_estimates_s(workload.gpus, workload.work_s, kind, sigma, rng))
+    estimate_s = _estimates_s(workload.gpus, workload.work_s, workload.submit_s, kind, sigma, rng)
+    return dataclasses.replace(workload, estimate_s=estimate_s)
 
 
 def with_scenario_estimates(
@@ -61,18 +63,23 @@ def with_scenario_estimates(
     for row in np.sort(first):
         jobs = scenarios.jobs[row]
         table[label[row], :jobs] = _estimates_s(
-            scenarios.gpus[row, :jobs], scenarios.work_s[row, :jobs], kind, sigma, rng
+            scenarios.gpus[row, :jobs], scenarios.work_s[row, :jobs], scenarios.submit_s[row, :jobs], kind, sigma, rng
         )
     return scenarios._replace(estimate_s=table[label])
 
 
 def _estimates_s(
-    gpus: NDArray[np.int32], work_s: NDArray[np.float64], kind: str, sigma: float, rng: np.random.Generator | None
+    gpus: NDArray[np.int32],
+    work_s: NDArray[np.float64],
+    submit_s: NDArray[np.float64],
+    kind: str,
+    sigma: float,
+    rng: np.random.Generator | None,
 ) -> NDArray[np.float64]:
     if kind == "exact":
         return work_s.copy()
     if kind == "class-mean":
-        return _class_means_s(gpus, work_s)
+        return _class_means_s(gpus, work_s, submit_s)
     if kind != "log-normal":
         raise ValueError(f"{kind!r} is not a kind of estimate; known: {', '.join(ESTIMATE_KINDS)}")
     if rng is None or not 0 <= sigma <= MOST_SIGMA:
@@ -83,16 +90,24 @@ def _estimates_s(
     return estimates_s
 
 
-def _class_means_s(gpus: NDArray[np.int32], work_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    logs = np.log(work_s)
-    means = _means_before(logs, np.log(FIRST_S))
+def _class_means_s(
+    gpus: NDArray[np.int32], work_s: NDArray[np.float64], submit_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    logs, end_s = np.log(work_s), submit_s + work_s
+    means = _means_of_ended(logs, end_s, submit_s, np.full(work_s.size, np.log(FIRST_S)))
     for size in np.unique(gpus):
         jobs = np.flatnonzero(gpus == size)
-        means[jobs] = _means_before(logs[jobs], means[jobs[0]])
+        means[jobs] = _means_of_ended(logs[jobs], end_s[jobs], submit_s[jobs], means[jobs])
     means_s: NDArray[np.float64] = np.exp(means)
     return means_s
 
 
-def _means_before(values: NDArray[np.float64], first: float) -> NDArray[np.float64]:
-    """Return the mean of all values before each, shape (values,); the first is given."""
-    return np.append(first, np.cumsum(values[:-1]) / np.arange(1, values.size))[: values.size]
+def _means_of_ended(
+    values: NDArray[np.float64], end_s: NDArray[np.float64], at_s: NDArray[np.float64], default: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the mean of the values whose end lies before each of some moments, the default where there is none."""
+    order = np.argsort(end_s, kind="stable")
+    sums = np.append(0.0, np.cumsum(values[order]))
+    # Before, not at: where the work is lost in rounding, a job would else count for its own estimate.
+    ended = np.searchsorted(end_s[order], at_s, side="left")
+    return np.where(ended > 0, sums[ended] / np.maximum(ended, 1), default)

@@ -26,6 +26,7 @@ REPAIR_TRIES = 64  # draws of a repair time that is longer than what has passed 
 def imagination_of(sim: Simulation) -> Simulation:
     """Return a simulation of three rows in which decisions of another can be tried out."""
     one = Scenarios(*map(_first, sim.scenarios))
+    one.jobs[:] = 0  # `recall` writes them
     process = sim.process
     if process.outage_start_s.size:  # recorded faults are the future; their mean length is experience
         process = process._replace(

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from .outcome import Outcome
 from .scenarios import FaultProcess, Rules, Scenarios
+from .sound import sound_cluster, sound_process, sound_rules, sound_scenarios
 from .state import Log, Simulation, State, allocate_log, allocate_state, traits_of
 from .topology import Cluster
 
@@ -29,29 +30,22 @@ def simulation_of(
         log: Where the events of row 0 go; nowhere if left out.
 
     Raises:
-        ValueError: If a job asks more GPUs than the cluster has.
+        ValueError: If anything could not be played (cluster/sound.py), such as a job that asks more GPUs than the
+            cluster has; naming the field.
     """
-    most = int(scenarios.gpus.max(initial=0))
-    if most > cluster.gpu_node.size:
-        raise ValueError(f"a job asks {most} GPUs of a cluster that has {cluster.gpu_node.size}")
+    if rows < 1:
+        raise ValueError(f"rows is {rows}, expected at least 1")
+    cluster = sound_cluster(cluster)
+    scenarios = sound_scenarios(scenarios, cluster.gpu_node.size)
     return Simulation(
-        cluster=Cluster(*map(np.ascontiguousarray, cluster)),
-        scenarios=Scenarios(*map(np.ascontiguousarray, scenarios)),
+        cluster=cluster,
+        scenarios=scenarios,
         traits=traits_of(cluster, scenarios),
-        process=process._replace(
-            shape=float(process.shape),
-            repair_mean_s=float(process.repair_mean_s),
-            repair_sigma=float(process.repair_sigma),
-            transient_probability=float(process.transient_probability),
-        ),
-        rules=Rules(*(kind(value) for kind, value in zip(_RULE_TYPES, rules, strict=True))),
+        process=sound_process(process),
+        rules=sound_rules(rules),
         state=allocate_state(cluster, scenarios, rows),
         log=log or allocate_log(0, 0),
     )
-
-
-# One signature for all kernels, whatever a file or a caller wrote: 1 is not 1.0 to the compiler.
-_RULE_TYPES = tuple(Rules.__annotations__.values())
 
 
 def outcome_of(sim: Simulation, rows: NDArray[np.int64] | slice = slice(None)) -> Outcome:

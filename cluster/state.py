@@ -1,12 +1,13 @@
 """What changes in a simulation, as arrays over many clusters at once; one row a cluster."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .kernel_struct import Struct, pack
 from .scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from .shapes import check_shapes, check_types
 from .topology import Cluster
 
 Ints = NDArray[np.int32]
@@ -16,7 +17,7 @@ Floats = NDArray[np.float64]
 class State(NamedTuple):
     """Clusters at one moment each. GPUs, nodes and jobs are in the order of the cluster and the scenarios."""
 
-    scenario: Ints  # (rows,) scenario that the row plays
+    scenario: Ints  # (rows,) scenario that the row plays, -1 before the first reset
     now_s: Floats  # (rows,)
     moment: Ints  # (rows,) counts the moments at which something happened
     finished: Ints  # (rows,) jobs that ended
@@ -173,7 +174,14 @@ class Log(NamedTuple):
 
 
 class Simulation:
-    """Everything that a kernel needs to play clusters; kernels read it through `address`."""
+    """Everything that a kernel needs to play clusters; kernels read it through `address`.
+
+    A copy, and what is unpickled, has a table of its own. `simulation_of` of cluster/simulation.py makes one and checks
+    what it holds; here only types and shapes are.
+
+    Raises:
+        ValueError: If a field is not of the type or shape that kernels take it for.
+    """
 
     __slots__ = (
         "_numba_type_", "_table", "address", "cluster", "log", "process", "rules", "scenarios", "state", "traits",
@@ -192,9 +200,16 @@ class Simulation:
         self.cluster, self.scenarios, self.traits, self.process = cluster, scenarios, traits, process
         self.rules, self.state, self.log = rules, state, log
         parts = {name: getattr(self, name) for name in Simulation.__init__.__annotations__ if name != "return"}
+        check_types(parts)
+        check_shapes(parts, allocate_state(cluster, scenarios, 0))
         self._table = pack(parts)
         self.address = int(self._table.ctypes.data)
         self._numba_type_ = Struct()
+
+    def __reduce__(self) -> tuple[type["Simulation"], tuple[tuple[Any, ...], ...]]:
+        """Let copies be made from the parts: an address is that of one object in one process."""
+        parts = self.cluster, self.scenarios, self.traits, self.process, self.rules, self.state, self.log
+        return Simulation, parts
 
 
 MOVES = 16  # at most so many moves are compared at a decision
@@ -229,7 +244,7 @@ _FLOATS = ("slowdown", "trial_speed", "picked_speed", "picked_intra", "picked_ni
 
 
 def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int) -> State:
-    """Return zeroed state for so many clusters; `reset` of the engine fills it."""
+    """Return state for so many clusters, zero but for `scenario`; `reset` of the engine fills it."""
     nodes = cluster.speed.size
     sizes = {
         "nodes": nodes,
@@ -250,7 +265,9 @@ def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int) -> State:
         dtype: type = np.float64 if name.endswith("_s") or name in _FLOATS else np.int32
         return np.zeros((rows, axis[name]) if name in axis else rows, np.int64 if name in _LONG else dtype)
 
-    return State(**{name: zeros(name) for name in State._fields})  # type: ignore[arg-type]
+    state = State(**{name: zeros(name) for name in State._fields})  # type: ignore[arg-type]
+    state.scenario[:] = -1
+    return state
 
 
 def allocate_log(events: int, entries: int) -> Log:

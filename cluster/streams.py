@@ -15,6 +15,22 @@ class Stream(IntEnum):
     OUTAGES = 4  # nodes of a fault trace
 
 
+TRAINING_SEED, VALIDATION_SEED = 1_000_000, 1  # keys of training seed 0, and of what all training is validated on
+MOST_TRAINING_SEEDS = 1_000_000
+_APART = 1 << 64
+
+
+def training_key(seed: int) -> int:
+    """Return the key of the scenarios that a run of a seed from 0 to 999,999 trains on."""
+    return TRAINING_SEED + seed
+
+
+def evaluation_key(seed: int) -> int:
+    """Return the key of the scenarios that are evaluated by a seed: the seed itself, unless training draws by that."""
+    trained_on = TRAINING_SEED <= seed < TRAINING_SEED + MOST_TRAINING_SEEDS
+    return seed + _APART if trained_on or seed == VALIDATION_SEED else seed
+
+
 def stream(seed: int, purpose: Stream) -> np.random.Generator:
     """Return the random numbers of a seed for one purpose, the same at every call.
 

@@ -27,8 +27,9 @@ HETERO64_GPUS, HETERO64_JOBS = 64, 64
 GIB = 2**30
 MOST_BYTES = 10 * GIB
 # For each job of each scenario 44 bytes of what is given, 136 of state, and for each of 14 policies that are compared
-# 36 of outcome and 8 of JCT, some of it twice; for each GPU also what its node and its fault sources hold.
-JOB_BYTES, GPU_BYTES = 950, 120
+# 36 of outcome and 8 of JCT, some of it twice; for each GPU and node also what its fault source holds, and for each
+# node what the moves hold that are looked at.
+SCENARIO_BYTES, JOB_BYTES, GPU_BYTES, NODE_BYTES = 1800, 950, 64, 520
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def hetero64_problem(
     Raises:
         InputError: If they would take too much memory.
     """
-    check_size(scenarios, jobs, 8 * nodes)
+    check_size(scenarios, jobs, 8 * nodes, nodes)
     cluster, drawn, process, rules = hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load)
     return Problem(cluster, drawn, process, regime.over(rules))
 
@@ -69,7 +70,7 @@ def source_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Prob
     Raises:
         InputError: If they would take too much memory.
     """
-    check_size(scenarios, SOURCE_JOBS[gpus], gpus)
+    check_size(scenarios, SOURCE_JOBS[gpus], gpus, gpus)
     cluster, drawn, process, rules = source(scenarios, seed, gpus=gpus)
     return Problem(cluster, drawn, process, regime.over(rules))
 
@@ -109,7 +110,7 @@ def window_problem(
         disjoint=disjoint,
     )  # fmt: skip
     runs = runs or enough_runs(len(found))
-    check_size(len(found) * runs, found[0].jobs, HETERO64_GPUS)
+    check_size(len(found) * runs, found[0].jobs, HETERO64_GPUS, HETERO64_GPUS // 8)
     cluster, drawn, process, rules = hetero64(len(found) * runs, seed, jobs=1)
     for window in found:
         check_fits(window, cluster)
@@ -182,7 +183,8 @@ def cluster_problem(
         InputError: If a job asks more GPUs than the cluster has, or it would take too much memory.
     """
     cluster = setup.cluster
-    check_size(len(workloads) * runs, max(workload.jobs for workload in workloads), cluster.gpu_node.size)
+    most_jobs = max(workload.jobs for workload in workloads)
+    check_size(len(workloads) * runs, most_jobs, cluster.gpu_node.size, cluster.speed.size)
     for workload in workloads:
         check_fits(workload, cluster)
     count = len(workloads) * runs
@@ -228,21 +230,27 @@ def check_fits(workload: Workload, cluster: Cluster) -> None:
         )
 
 
-def check_size(scenarios: int, jobs: int, gpus: int) -> None:
+def memory_bytes(scenarios: int, jobs: int, gpus: int, nodes: int) -> int:
+    """Return how much memory so many scenarios take that are compared under all heuristics, about."""
+    return scenarios * (SCENARIO_BYTES + jobs * JOB_BYTES + gpus * GPU_BYTES + nodes * NODE_BYTES)
+
+
+def check_size(scenarios: int, jobs: int, gpus: int, nodes: int) -> None:
     """Refuse what would take more than some 10 GiB of arrays, before they are made.
 
     Args:
         scenarios: Workloads times draws of faults.
         jobs: Of the longest workload.
         gpus: Of the cluster.
+        nodes: Of the cluster.
 
     Raises:
         InputError: Saying what to lower.
     """
-    needed_bytes = scenarios * (jobs * JOB_BYTES + gpus * GPU_BYTES)
+    needed_bytes = memory_bytes(scenarios, jobs, gpus, nodes)
     if needed_bytes > MOST_BYTES:
         raise InputError(
-            f"{scenarios:,} scenarios of {jobs:,} jobs on {gpus:,} GPUs would take {needed_bytes / GIB:,.0f} GiB of "
+            f"{scenarios:,} scenarios of {jobs:,} jobs on {nodes:,} nodes would take {needed_bytes / GIB:,.0f} GiB of "
             f"memory, more than {MOST_BYTES // GIB}",
             "lower --workloads, --runs or --jobs",
         )

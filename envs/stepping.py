@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.compiled import kernel
-from ..cluster.engine import advance, reset, start, wait
+from ..cluster.engine import advance, pass_over, reset, start, wait
+from ..cluster.keeping import has_reservation, mark_keeping_nodes
 from ..cluster.moves import pick_move
 from ..cluster.order import may_wait
 from ..cluster.placing import take_gpu, take_node
@@ -62,19 +63,28 @@ def show(
 def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], at: int) -> None:
     """Write which actions may be taken: free GPUs, or nodes with free GPUs, and waiting as the last one.
 
-    Waiting is open before the first pick only. The mask is longer by one where the rules allow waiting.
+    Waiting is open before the first pick only. The mask is longer by one where the rules allow waiting. Where a
+    reservation binds the job, what no placement that keeps it has is closed; if none keeps it, only waiting is open or,
+    if that may not be, all as ever: whatever is picked, the job is passed over.
 
     Source: SPEC R4.
     """
     state = sim.state
     items = state.free.shape[1] if action == NODE_ACTION else state.gpu_job.shape[1]
+    waits = sim.rules.waiting and state.picked_nodes[row] == 0 and may_wait(sim, row)
+    is_bound = has_reservation(sim, row)
+    if is_bound:
+        left = mark_keeping_nodes(sim, row, int(action == NODE_ACTION))
+        is_bound = left > 0 or waits
     for item in range(items):
         if action == NODE_ACTION:
-            out[at, item] = state.free[row, item] > 0
+            node, is_open = item, state.free[row, item] > 0
         else:
-            out[at, item] = state.gpu_job[row, item] < 0 and state.gpu_down[row, item] == 0
+            node = sim.cluster.gpu_node[item]
+            is_open = state.gpu_job[row, item] < 0 and state.gpu_down[row, item] == 0
+        out[at, item] = is_open and (not is_bound or state.trial_bit[row, node] == 1)
     if sim.rules.waiting:
-        out[at, items] = state.picked_nodes[row] == 0 and may_wait(sim, row)
+        out[at, items] = waits
 
 
 @kernel
@@ -106,6 +116,23 @@ def pick(sim: Simulation, row: int, action: int, chosen: int) -> bool:
 
 
 @kernel
+def advance_to_choice(sim: Simulation, row: int, action: int) -> bool:
+    """Play a row until a job is due that some placement would start; False when its episode is over.
+
+    A job that every placement would delay the holder of the reservation with is passed over, as any placement of it
+    would be: that too counts as a decision.
+    """
+    while advance(sim, row):
+        if action == CANDIDATE_ACTION or not has_reservation(sim, row):
+            return True
+        if mark_keeping_nodes(sim, row, int(action == NODE_ACTION)) > 0:
+            return True
+        sim.state.decisions[row] += 1
+        pass_over(sim, row)
+    return False
+
+
+@kernel
 def step_rows(
     sim: Simulation,
     action: int,
@@ -122,7 +149,8 @@ def step_rows(
 ) -> None:
     """Carry out one action in every row.
 
-    Rows whose episode ends are marked and left at their end: their mask is empty and their observation zero.
+    Rows whose episode ends are marked and left at their end: their mask is empty, and their observation zero or, if
+    they were cut off, that of their last decision.
 
     Args:
         sim: The simulation, of as many rows.
@@ -144,13 +172,15 @@ def step_rows(
         rewards[row] = 0.0
         ended[row] = False
         if pick(sim, row, action, chosen[row]):
-            ended[row] = not advance(sim, row)
+            ended[row] = not advance_to_choice(sim, row, action)
             if ended[row] or reward != BEST_OF_RANDOM:
                 cost_s = cost_so_far_s(sim, row, reward)
                 rewards[row] = (paid_s[row] - cost_s) / unit_s[scenario]
                 paid_s[row] = cost_s
         if ended[row]:
-            out[row] = 0.0
+            # Of a row that is cut off what was seen last stays, for what is still to come is told from it.
+            if sim.state.finished[row] == sim.scenarios.jobs[scenario]:
+                out[row] = 0.0
             masks[row] = False
         else:
             show(sim, row, action, observation, out, masks, table, row)
@@ -172,7 +202,7 @@ def begin_rows(
     for i in range(rows.size):
         row = rows[i]
         reset(sim, row, scenarios[i])
-        ended[row] = not advance(sim, row)
+        ended[row] = not advance_to_choice(sim, row, action)
         if not ended[row]:
             show(sim, row, action, observation, out, masks, table, row)
 
@@ -193,6 +223,6 @@ def continue_rows(
     for i in range(rows.size):
         row = rows[i]
         if pick(sim, row, action, chosen[i]):
-            ended[row] = not advance(sim, row)
+            ended[row] = not advance_to_choice(sim, row, action)
         if not ended[row]:
             show(sim, row, action, observation, out, masks, table, row)

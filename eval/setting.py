@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..cluster.cluster_file import ClusterSetup, read_cluster
 from ..cluster.estimates import EstimateKind, with_scenario_estimates
 from ..cluster.fault_trace import read_fault_trace
-from ..cluster.streams import Stream, stream
+from ..cluster.streams import Stream, evaluation_key, stream
 from ..cluster.traces.detect import read_trace
 from ..cluster.windows import with_gpus_cut
 from ..cluster.workload import Workload
@@ -71,12 +71,13 @@ class Setting(NamedTuple):
 
 
 def setting_of(request: EvaluationRequest) -> Setting:
-    """Return what is to be played.
+    """Return what is to be played, drawn by keys that no training has.
 
     Raises:
         InputError: If a file or an option cannot be used, or it would take too much memory.
         PluginError: If a trace format cannot be used.
     """
+    request = replace(request, seed=evaluation_key(request.seed))
     setting = _setting(request)
     if request.estimates is None:
         return setting
@@ -130,7 +131,7 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
 def _generated(request: EvaluationRequest, setup: ClusterSetup, largest: int) -> tuple[list[Workload], dict[str, str]]:
     gpus, capacity = setup.cluster.gpu_node.size, capacity_of(setup.cluster)
     count = request.workloads or WORKLOADS
-    check_size(count * (request.runs or 1), WINDOW_JOBS, gpus)
+    check_size(count * (request.runs or 1), WINDOW_JOBS, gpus, setup.cluster.speed.size)
     rng = stream(request.seed, Stream.JOBS)
     load = request.load or LOAD
     drawn = [request.drawn.draw(WINDOW_JOBS, load=load, capacity=capacity, rng=rng) for _ in range(count)]

@@ -3,6 +3,7 @@
 import json
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -146,7 +147,10 @@ class Keeper:
 
 @contextmanager
 def interruptible(keeper: Keeper) -> Iterator[None]:
-    """Turn the first Ctrl-C into a stop after the update in progress."""
+    """Turn the first Ctrl-C into a stop after the update in progress; off the main thread it is the program's own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets nobody else handle signals
+        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from ..cluster.errors import InputError
+from ..cluster.streams import VALIDATION_SEED, training_key
 from ..cluster.traces.detect import read_trace
 from ..envs.batch import Problem
 from ..envs.problems import Regime, hetero64_problem, source_problem, window_problem
 
 TRAINING_SCENARIOS = 16_384
 VALIDATION_SCENARIOS = 1000
-TRAINING_SEED, VALIDATION_SEED = 1_000_000, 1  # of scenarios: no training seed below a million meets another set
 STREAM_JOBS, STREAM_LOAD = 128, 0.85
 TRAINED_PART, VALIDATED_PART = (0.0, 0.6), (0.6, 0.7)  # of a trace, in order of time; the rest is for tests
 
@@ -116,7 +116,7 @@ class Preset:
 def _hetero64(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
     del trace
     return (
-        hetero64_problem(TRAINING_SCENARIOS, TRAINING_SEED + seed, regime),
+        hetero64_problem(TRAINING_SCENARIOS, training_key(seed), regime),
         hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, regime),
     )
 
@@ -124,7 +124,7 @@ def _hetero64(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, P
 def _stream(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
     del trace
     return (
-        hetero64_problem(TRAINING_SCENARIOS, TRAINING_SEED + seed, regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
+        hetero64_problem(TRAINING_SCENARIOS, training_key(seed), regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
         hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
     )
 
@@ -134,7 +134,7 @@ def _windows(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Pr
         raise InputError("this preset trains on windows of a trace", "give its file", field="--trace")
     workload = read_trace(trace)
     return (
-        window_problem(workload, regime, windows=1024, runs=4, part=TRAINED_PART, seed=TRAINING_SEED + seed),
+        window_problem(workload, regime, windows=1024, runs=4, part=TRAINED_PART, seed=training_key(seed)),
         # A short trace has room for one or two windows there: under 8 draws each, the best of 12 would be luck.
         window_problem(
             workload, regime, windows=32, runs=None, part=VALIDATED_PART, seed=VALIDATION_SEED, disjoint=True
@@ -145,7 +145,7 @@ def _windows(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Pr
 def _source(gpus: int, seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
     del trace
     return (
-        source_problem(gpus, TRAINING_SCENARIOS, TRAINING_SEED + seed, regime),
+        source_problem(gpus, TRAINING_SCENARIOS, training_key(seed), regime),
         # On 64 GPUs a workload takes 400 steps: validations of all would take most of a run.
         source_problem(gpus, VALIDATION_SCENARIOS // (5 if gpus == 64 else 1), VALIDATION_SEED, regime),
     )

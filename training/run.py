@@ -83,7 +83,7 @@ def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
             before = TrainingConfig.model_validate_json(kept.read_text())
         except ValidationError as error:
             raise InputError("the configuration of this run cannot be read", "remove its folder", path=kept) from error
-        given = set(TrainingConfig.model_fields) - {"steps"}  # a run may be made longer
+        given = set(TrainingConfig.model_fields) - {"steps", "threads"}  # a run may be made longer, or go on elsewhere
         fields = [name for name in sorted(given) if getattr(before, name) != getattr(config, name)]
         if fields:
             raise InputError(

@@ -1,5 +1,6 @@
 """Estimates that differ from the truth."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -49,22 +50,59 @@ def test_sigma_0_is_exact() -> None:
     assert np.array_equal(estimated.estimate_s, jobs.work_s)
 
 
-def test_the_class_mean_is_geometric_over_earlier_jobs_of_the_same_size() -> None:
+def test_the_class_mean_is_geometric_over_jobs_of_the_same_size_that_had_ended() -> None:
     gpus, work_s = np.array([1, 1, 8, 1, 8, 2], dtype=np.int32), np.array([10.0, 1000.0, 5.0, 7.0, 3.0, 9.0])
-    jobs = workload_of(tuple("abcdef"), gpus, work_s, np.arange(6.0))
-    expected_s = [FIRST_S, 10, 100, 100, 5, (10 * 1000 * 5 * 7 * 3) ** 0.2]
+    submit_s = np.array([0.0, 5.0, 20.0, 30.0, 40.0, 2000.0])
+    jobs = workload_of(tuple("abcdef"), gpus, work_s, submit_s)
+    expected_s = [FIRST_S, FIRST_S, 10, 10, 5, (10 * 1000 * 5 * 7 * 3) ** 0.2]
     assert np.allclose(with_estimates(jobs, "class-mean").estimate_s, expected_s)
 
 
-@given(st.lists(st.tuples(st.sampled_from((1, 2, 8)), st.floats(1.0, 1e6)), min_size=1, max_size=20), st.data())
-def test_the_class_mean_does_not_know_what_comes_later(drawn: list[tuple[int, float]], data: st.DataObject) -> None:
-    gpus, work_s = np.array([size for size, _ in drawn], dtype=np.int32), np.array([each_s for _, each_s in drawn])
-    jobs = workload_of(("a",) * len(drawn), gpus, work_s, np.arange(float(len(drawn))))
+def plain_class_means_s(jobs: Workload) -> list[float]:
+    """Return the estimates as the definition has them, one job at a time."""
+    estimates_s = []
+    for job in range(jobs.jobs):
+        ended = [i for i in range(jobs.jobs) if jobs.submit_s[i] + jobs.work_s[i] < jobs.submit_s[job]]
+        alike = [i for i in ended if jobs.gpus[i] == jobs.gpus[job]]
+        logs = [math.log(jobs.work_s[i]) for i in alike or ended] or [math.log(FIRST_S)]
+        estimates_s.append(math.exp(sum(logs) / len(logs)))
+    return estimates_s
+
+
+DRAWN_JOBS = st.lists(
+    st.tuples(st.sampled_from((1, 2, 8)), st.floats(1e-3, 1e6), st.sampled_from((0.0, 1e-3, 10.0, 1e3, 1e6))),
+    min_size=1,
+    max_size=20,
+)
+
+
+def drawn_workload(drawn: list[tuple[int, float, float]]) -> Workload:
+    gpus, work_s, gaps_s = (np.array(column) for column in zip(*drawn, strict=True))
+    return workload_of(("a",) * len(drawn), gpus.astype(np.int32), work_s, np.cumsum(gaps_s))
+
+
+@given(DRAWN_JOBS)
+def test_class_means_are_those_of_the_definition(drawn: list[tuple[int, float, float]]) -> None:
+    jobs = drawn_workload(drawn)
+    assert np.allclose(with_estimates(jobs, "class-mean").estimate_s, plain_class_means_s(jobs))
+    (both,) = with_scenario_estimates(stacked([jobs]), "class-mean").estimate_s
+    assert np.array_equal(both, with_estimates(jobs, "class-mean").estimate_s)
+
+
+@given(DRAWN_JOBS, st.data())
+def test_the_class_mean_does_not_know_the_work_of_jobs_that_have_not_ended(
+    drawn: list[tuple[int, float, float]], data: st.DataObject
+) -> None:
+    jobs = drawn_workload(drawn)
     at = data.draw(st.integers(0, len(drawn) - 1))
-    later = np.arange(len(drawn)) >= at
-    changed = replace(jobs, work_s=np.where(later, 2 * work_s, work_s))
+    runs_on = jobs.submit_s + jobs.work_s >= jobs.submit_s[at]
+    changed = replace(jobs, work_s=np.where(runs_on, 2 * jobs.work_s, jobs.work_s))
     found_s, others_s = (with_estimates(each, "class-mean").estimate_s for each in (jobs, changed))
-    assert np.array_equal(found_s[: at + 1], others_s[: at + 1])
+    assert np.array_equal(found_s[at], others_s[at])
+
+
+def test_of_a_batch_nothing_is_known() -> None:
+    assert np.allclose(with_estimates(workload(50), "class-mean").estimate_s, FIRST_S)
 
 
 def test_errors_without_randomness_or_of_unknown_kind_are_refused() -> None:

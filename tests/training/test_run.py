@@ -1,6 +1,7 @@
 import json
 import math
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -10,7 +11,9 @@ import pytest
 
 from longshore.agents.checkpoint import load_policy
 from longshore.cluster.errors import CheckpointError, InputError
+from longshore.cluster.hetero64 import hetero64
 from longshore.cluster.scenarios import ORDERS
+from longshore.cluster.streams import VALIDATION_SEED, training_key
 from longshore.envs.batch import Problem
 from longshore.envs.problems import Regime
 from longshore.training.config import TrainingConfig, config_of
@@ -92,8 +95,18 @@ def test_one_workload_gives_no_interval() -> None:
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     train(small(), tmp_path)
-    with pytest.raises(InputError, match="threads"):
-        train(small(threads=2), tmp_path)
+    with pytest.raises(InputError, match="hyperparameters"):
+        train(small(hyperparameters=replace(SMALL, epochs=2)), tmp_path)
+
+
+def test_a_run_goes_on_with_another_number_of_threads_and_off_the_main_thread(tmp_path: Path) -> None:
+    whole = train(small(), tmp_path / "whole")
+    train(small(512), tmp_path / "parts")
+    with ThreadPoolExecutor(1) as pool:
+        resumed = pool.submit(train, small(threads=2), tmp_path / "parts").result()
+    assert resumed.finished
+    assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
+    assert json.loads((resumed.folder / "config.json").read_text())["threads"] == 2
 
 
 def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
@@ -158,11 +171,8 @@ def test_training_and_validation_play_by_the_order_regime(tmp_path: Path, monkey
 
 
 def test_training_draws_share_no_scenario_with_validation() -> None:
-    from longshore.cluster.hetero64 import hetero64
-    from longshore.training import presets
-
-    trained = hetero64(64, presets.TRAINING_SEED)[1].work_s
-    validated = hetero64(64, presets.VALIDATION_SEED)[1].work_s
+    trained = hetero64(64, training_key(0))[1].work_s
+    validated = hetero64(64, VALIDATION_SEED)[1].work_s
     assert not np.isin(trained, validated).any()
 
 

@@ -1,0 +1,104 @@
+"""What kernels take the arrays of a simulation for: types and shapes, and the check that they have them.
+
+Kernels read through addresses and look at no bound, so whatever is of another shape would be read, and written, beyond
+its end.
+"""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import numpy as np
+
+AXES: dict[str, dict[str, tuple[str, ...]]] = {
+    "cluster": {
+        "gpu_node": ("gpus",), "first_gpu": ("nodes + 1",), "node_rack": ("nodes",), "first_node": ("racks + 1",),
+        "node_type": ("nodes",), "speed": ("nodes",), "peak_flops": ("nodes",), "memory_bytes": ("nodes",),
+        "intra_bytes_per_s": ("nodes",), "nic_bytes_per_s": ("nodes",), "uplink_bytes_per_s": ("racks",),
+    },
+    "scenarios": {
+        "jobs": ("scenarios",), "gpus": ("scenarios", "jobs"), "work_s": ("scenarios", "jobs"),
+        "estimate_s": ("scenarios", "jobs"), "submit_s": ("scenarios", "jobs"), "compute_s": ("scenarios", "jobs"),
+        "parameter_bytes": ("scenarios", "jobs"), "speed": ("scenarios", "nodes"),
+        "hazard_per_s": ("scenarios", "gpus"), "source_rate_per_s": ("scenarios", "sources"),
+        "fault_seed": ("scenarios",),
+    },
+    "traits": {
+        "max_speed": ("scenarios",), "levels": ("scenarios", "nodes + 1"), "node_hazard_per_s": ("scenarios", "nodes"),
+        "lemon": ("scenarios", "nodes"),
+    },
+    "process": {
+        "outage_first": ("sources with outages + 1",), "outage_start_s": ("outages",), "outage_end_s": ("outages",),
+    },
+    "log": {
+        "time_s": ("events",), "kind": ("events",), "job": ("events",), "first_gpu": ("events + 1",),
+        "gpus": ("entries",), "size": ("two",),
+    },
+}  # fmt: skip
+WRITTEN = ("state", "log")
+
+
+def declared_dtype(annotation: Any) -> np.dtype[Any] | None:
+    """Return the type of the elements that the annotation of an array says, None for a number."""
+    parameters = get_args(annotation)
+    return np.dtype(get_args(parameters[1])[0]) if parameters else None
+
+
+def check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse fields that are not of the type that their annotation says, or not as they lie in memory.
+
+    Args:
+        parts: The named tuples of a simulation, by name.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    for part, values in parts.items():
+        for (name, annotation), value in zip(type(values).__annotations__.items(), values, strict=True):
+            dtype = declared_dtype(annotation)
+            if dtype is None:
+                if type(value) is not annotation:
+                    raise ValueError(f"{part}.{name} is {value!r:.80}, expected one {annotation.__name__}")
+            elif not isinstance(value, np.ndarray) or value.dtype != dtype:
+                found = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+                raise ValueError(f"{part}.{name} is of type {found}, expected an array of {dtype}")
+            elif not (value.flags.c_contiguous and value.flags.aligned):
+                raise ValueError(f"{part}.{name} is not contiguous; give np.ascontiguousarray of it")
+            elif part in WRITTEN and not value.flags.writeable:
+                raise ValueError(f"{part}.{name} cannot be written; give a copy of it")
+
+
+def check_shapes(parts: Mapping[str, tuple[Any, ...]], blank: tuple[Any, ...]) -> None:
+    """Refuse arrays whose shapes do not go together.
+
+    Args:
+        parts: The named tuples of a simulation, by name, their types checked.
+        blank: State of no rows for the same cluster and scenarios.
+
+    Raises:
+        ValueError: Naming the first array.
+    """
+    extents: dict[str, int] = {"two": 2}
+    for part, axes in AXES.items():
+        for name, names in axes.items():
+            shape = getattr(parts[part], name).shape
+            _check_shape(f"{part}.{name}", shape, tuple(extents.get(axis, -1) for axis in names), names)
+            extents |= dict(zip(names, shape, strict=True))
+            extents |= {axis + " + 1": extent + 1 for axis, extent in zip(names, shape, strict=True)}
+        if part == "cluster":
+            extents["sources"] = extents["gpus"] + extents["nodes"] + extents["racks"]
+    state: Any = parts["state"]
+    rows = state.now_s.shape[:1]
+    for name, array in blank._asdict().items():  # type: ignore[attr-defined]
+        shape, expected = getattr(state, name).shape, rows + array.shape[1:]
+        if shape != expected:
+            raise ValueError(f"state.{name} has shape {shape}, expected {expected}")
+    if extents["sources with outages + 1"] not in (1, extents["sources"] + 1):
+        shape = parts["process"].outage_first.shape  # type: ignore[attr-defined]
+        raise ValueError(f"process.outage_first has shape {shape}, expected (1,) or {(extents['sources'] + 1,)}")
+
+
+def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], axes: tuple[str, ...]) -> None:
+    fits = len(shape) == len(expected) and all(want in (-1, have) for have, want in zip(shape, expected, strict=True))
+    if not fits:
+        wanted = ", ".join(axis if want < 0 else str(want) for axis, want in zip(axes, expected, strict=True))
+        raise ValueError(f"{name} has shape {shape}, expected ({wanted})")

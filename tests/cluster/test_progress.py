@@ -1,0 +1,169 @@
+"""Runs that would never end: told where faults are too frequent, and otherwise stopped by whoever presses Ctrl-C."""
+
+import math
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.registry import find_policy
+from longshore.cli import app
+from longshore.cluster import engine
+from longshore.cluster.engine import advance, begin_moment, reset, start, stop
+from longshore.cluster.errors import InputError
+from longshore.cluster.hetero64 import hetero64
+from longshore.cluster.scenarios import Scenarios
+from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.cluster.state import Simulation
+from longshore.envs.batch import Batch, Problem, View
+
+CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
+CLUSTER = """
+node_types:
+  a: {gpus: 4, peak_flops: 1e14, memory_bytes: 1e9, hazard_per_s: HAZARD}
+racks: [{nodes: [{type: a, count: 2}]}]
+faults: {model: exponential, transient_probability: TRANSIENT, repair_mean_s: REPAIR}
+"""
+
+
+def one_job(gpus: int, work_s: float) -> Scenarios:
+    scenarios = hetero64(1, 0, jobs=1)[1]
+    work = np.full((1, 1), work_s)
+    return scenarios._replace(gpus=np.full((1, 1), gpus), work_s=work, estimate_s=work)
+
+
+def failing(gpus: int, *, rate_per_s: float, first: int = 0, work_s: float = 1e9, transient: float = 1.0) -> Simulation:
+    """Return a simulation of one job on 64 GPUs of which those from `first` on fail at a rate."""
+    cluster, _, process, rules = hetero64(1, 0)
+    scenarios = one_job(gpus, work_s)
+    rates = np.zeros_like(scenarios.source_rate_per_s)
+    rates[:, first:64] = rate_per_s
+    scenarios = scenarios._replace(source_rate_per_s=rates)
+    return simulation_of(cluster, scenarios, process._replace(transient_probability=transient), rules)
+
+
+def play(sim: Simulation) -> None:
+    HEURISTICS["first-fit"].play(sim, np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("sim", "told"),
+    [
+        (lambda: failing(8, rate_per_s=1e-2), engine.STOPPED_FOR_EVER),
+        (lambda: failing(8, rate_per_s=1e30), engine.STOPPED_FOR_EVER),
+        (lambda: failing(64, rate_per_s=1e-3, transient=0.0), engine.NOTHING_ELSE),
+        (lambda: failing(8, rate_per_s=1e30, first=8), engine.NOTHING_ELSE),
+    ],
+)
+def test_faults_that_let_no_job_end_are_told_with_the_field_to_change(sim: Callable[[], Simulation], told: str) -> None:
+    with pytest.raises(InputError, match=re.escape(told)) as caught:
+        play(sim())
+    assert str(caught.value).startswith("hazard_per_s: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_faults_that_let_no_time_pass_are_told() -> None:
+    sim = failing(8, rate_per_s=1e30, first=8, work_s=1e12)
+    reset(sim, 0, 0)
+    sim.state.source_s[0, 8:64] = 1e9  # a time at which 1e-30 s more is the same
+    with pytest.raises(InputError, match=re.escape(engine.FAILING_AT_ONCE)):
+        HEURISTICS["first-fit"].play_on(sim, 0)
+
+
+def test_a_job_may_be_stopped_as_often_as_that_and_no_more() -> None:
+    sim = failing(8, rate_per_s=0.0)
+    reset(sim, 0, 0)
+    sim.state.stops[0, 0] = engine.MOST_STOPS - 1
+    for _ in range(2):
+        assert advance(sim, 0)
+        HEURISTICS["pack"].place(sim, 0)
+        start(sim, 0)
+        begin_moment(sim, 0, float(sim.state.now_s[0]) + 1.0)
+        if sim.state.stops[0, 0] == engine.MOST_STOPS:
+            with pytest.raises(InputError, match="100,000 times"):
+                stop(sim, 0, 0, 0.0)
+        else:
+            stop(sim, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize(("hazard", "transient"), [("1e-2", "1"), ("1e20", "1"), ("1e20", "0.5")])
+@pytest.mark.parametrize("command", ["simulate --jobs 20", "evaluate --workloads 2"])
+def test_a_cluster_file_with_such_faults_is_refused_in_one_line(
+    command: str, hazard: str, transient: str, tmp_path: Path
+) -> None:
+    text = CLUSTER.replace("HAZARD", hazard).replace("TRANSIENT", transient).replace("REPAIR", "3600")
+    (tmp_path / "c.yaml").write_text(text)
+    done = CliRunner().invoke(app, [*command.split(), "--cluster", str(tmp_path / "c.yaml")])
+    assert isinstance(done.exception, InputError), done.output
+    assert "hazard_per_s: " in str(done.exception)
+
+
+class Pressed(Exception):  # noqa: N818 (what a handler of a user raises)
+    """Raised by the handler of a signal."""
+
+
+@contextmanager
+def alarm(handler: Callable[[int, FrameType | None], None], after_s: float, every_s: float = 0.0) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, after_s, every_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def press(number: int, frame: FrameType | None) -> None:
+    raise Pressed
+
+
+ENDLESS = {"rate_per_s": 1e3, "first": 8, "work_s": 1e12}  # faults beside a job that runs for ever
+
+
+@pytest.mark.parametrize("policy", ["pack", "patient", "hetero64.zip", "hetero64-wait.zip", "rollout:pack"])
+def test_a_handler_of_a_signal_stops_a_run_that_goes_on_for_ever(policy: str) -> None:
+    found = find_policy(str(CHECKPOINTS / policy) if policy.endswith(".zip") else policy)
+    found.play(failing(8, rate_per_s=0.0), np.array([0]))  # compiles
+    sim = failing(8, **ENDLESS)
+    with pytest.raises(Pressed), alarm(press, 0.2):
+        found.play(sim, np.array([0]))
+    assert sim.state.finished[0] == 0
+
+
+def test_ctrl_c_stops_a_step_of_an_environment() -> None:
+    cluster, _, process, rules = hetero64(1, 0)
+    sim = failing(8, **ENDLESS)
+    problem = Problem(cluster, sim.scenarios, process._replace(transient_probability=1.0), rules)
+    batch = Batch(problem, View("node", "full", "dt"), 1)
+    batch.reset()
+    first = batch.masks.argmax(axis=1)
+    with pytest.raises(KeyboardInterrupt), alarm(lambda number, frame: signal.raise_signal(signal.SIGINT), 0.2):
+        batch.step(first)
+
+
+def test_signals_that_raise_nothing_change_nothing() -> None:
+    pressed: list[int] = []
+    sims = [failing(8, rate_per_s=1e3, first=8, work_s=5.0) for _ in range(2)]
+    play(sims[0])
+    with alarm(lambda number, frame: pressed.append(number), 0.005, 0.005):
+        play(sims[1])
+    assert sims[0].state.moment[0] > 3 * engine.MOMENTS_EVERY
+    assert len(pressed) > 1  # more than the one that Python itself handles after the call
+    outcomes = [outcome_of(sim) for sim in sims]
+    assert all(np.array_equal(*both) for both in zip(*outcomes, strict=True))
+
+
+def test_between_short_runs_signals_are_handled_too() -> None:
+    problem = hetero64(4096, 0)
+    sim = simulation_of(*problem, rows=4096)
+    with pytest.raises(Pressed), alarm(press, 0.001):
+        HEURISTICS["pack"].play(sim, np.arange(4096))
+    assert sim.state.scenario[-1] == -1  # the last rows were not even reset
+    assert math.isfinite(sim.state.now_s[0])

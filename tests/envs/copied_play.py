@@ -1,0 +1,87 @@
+"""Every class of environments played by random open actions; as a program, those that a file holds, pickled."""
+
+import hashlib
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longshore.cluster.hetero64 import hetero64
+from longshore.cluster.scenarios import ORDERS
+from longshore.envs.batch import Batch, Problem, View
+from longshore.envs.placement import PlacementEnv
+from longshore.envs.sb3 import PlacementVecEnv
+from longshore.envs.vector import PlacementVectorEnv
+
+ROWS = 3
+
+
+def problem(seed: int = 0, *, order: str = "easy", waiting: bool = True) -> Problem:
+    """Six short scenarios with arrivals, so that episodes end and others begin on the way."""
+    cluster, scenarios, process, rules = hetero64(6, seed, jobs=6, load=2.0)
+    return Problem(cluster, scenarios, process, rules._replace(order=ORDERS[order], waiting=waiting))
+
+
+def batch(played: Problem, view: View) -> Batch:
+    made = Batch(played, view, ROWS)
+    made.reset()
+    return made
+
+
+def placement(played: Problem, view: View) -> PlacementEnv:
+    made = PlacementEnv(played, action=view.action, observation=view.observation, reward=view.reward)
+    made.reset(seed=1)
+    return made
+
+
+def vector(played: Problem, view: View) -> PlacementVectorEnv:
+    made = PlacementVectorEnv(ROWS, played, action=view.action, observation=view.observation, reward=view.reward)
+    made.reset(seed=1)
+    return made
+
+
+def sb3(played: Problem, view: View) -> PlacementVecEnv:
+    made = PlacementVecEnv(played, view, ROWS)
+    made.reset()
+    return made
+
+
+MAKERS: dict[str, Callable[[Problem, View], Any]] = {
+    "Batch": batch, "PlacementEnv": placement, "PlacementVectorEnv": vector, "PlacementVecEnv": sb3,
+}  # fmt: skip
+
+
+def trace(env: Any, steps: int, seed: int) -> str:
+    """Step by random open actions, and return a digest of all that was seen."""
+    rng, seen = np.random.default_rng(seed), hashlib.sha256()
+    for _ in range(steps):
+        masks = env.masks if isinstance(env, Batch) else np.atleast_2d(env.action_masks())
+        chosen = (rng.random(masks.shape) * masks).argmax(axis=1)
+        for array in step(env, chosen):
+            seen.update(np.ascontiguousarray(array).tobytes())
+    return seen.hexdigest()
+
+
+def step(env: Any, chosen: np.ndarray) -> tuple[Any, ...]:
+    """Step any environment, and begin anew what ends; return what it tells."""
+    if isinstance(env, Batch):
+        env.step(chosen)
+        told = env.observations.copy(), env.rewards.copy(), env.ended.copy()
+        if env.ended.any():
+            env.reset_rows(np.flatnonzero(env.ended))
+        return *told, env.masks, env.returns(np.arange(ROWS))
+    if isinstance(env, PlacementEnv):
+        *told, info = env.step(chosen[0])
+        if told[2] or told[3]:
+            env.reset()
+        return *told, info["action_mask"]
+    return (*env.step(chosen)[:3], env.action_masks())
+
+
+if __name__ == "__main__":
+    envs = pickle.loads(Path(sys.argv[1]).read_bytes())
+    sys.stdout.write(json.dumps([trace(env, int(sys.argv[2]), int(sys.argv[3])) for env in envs]))
