@@ -158,14 +158,29 @@ class Client:
         """Return all nodes."""
         return self._list("/v1/nodes")
 
-    def logs(self, job: str, rank: int, offset: int) -> tuple[bytes, int]:
-        """Return what a rank wrote from an offset on, and where to go on."""
-        answer = self._call("GET", f"/v1/jobs/{_part(job)}/logs", params={"rank": rank, "offset": offset})
-        return answer.content, int(answer.headers["Next-Offset"])
+    def logs(
+        self, job: str, rank: str, offset: int, attempt: int | None = None, tail: int | None = None
+    ) -> tuple[bytes, int | None]:
+        """Return what a rank wrote, and where to go on; None after the output of all ranks.
 
-    def follow_logs(self, job: str, rank: int) -> Iterator[str]:
-        """Yield what a rank writes, until its job has ended."""
-        for told in self._follow(f"/v1/jobs/{_part(job)}/logs", {"rank": rank, "follow": True}):
+        Args:
+            job: Id of the job.
+            rank: Number of the rank, or `all`.
+            offset: Where to begin, in bytes; 0 for all ranks.
+            attempt: Which one; the last if left out.
+            tail: Only so many last lines.
+        """
+        asked = {"rank": rank, "offset": offset, **_given(attempt=attempt, tail=tail)}
+        answer = self._call("GET", f"/v1/jobs/{_part(job)}/logs", params=asked)
+        after = answer.headers.get("Next-Offset")
+        return answer.content, None if after is None else int(after)
+
+    def follow_logs(
+        self, job: str, rank: str, attempt: int | None = None, tail: int | None = None
+    ) -> Iterator[str]:  # fmt: skip
+        """Yield what a rank writes, or all of them, until the job has ended; of an attempt, until that has."""
+        asked = {"rank": rank, "follow": True, **_given(attempt=attempt, tail=tail)}
+        for told in self._follow(f"/v1/jobs/{_part(job)}/logs", asked):
             yield str(told.data["text"])
 
     def follow_events(self, after: int | None) -> Iterator[dict[str, Any]]:
@@ -244,6 +259,11 @@ def events_of(lines: Iterator[str]) -> Iterator[Told]:
         elif fields:
             yield Told(fields.get("id", ""), fields.get("event", "message"), json.loads(fields["data"]))
             fields = {}
+
+
+def _given(**parameters: object) -> dict[str, Any]:
+    """Return the parameters that are not left out."""
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 def _part(text: str) -> str:

@@ -52,6 +52,7 @@ _BUDGETS = {
     ExitClass.AGAIN: "asked",
     ExitClass.AMBIGUOUS: "ambiguous",
 }
+_BY_A_RANK = frozenset({ExitClass.RESOURCE, ExitClass.AGAIN, ExitClass.USER, ExitClass.AMBIGUOUS})
 # What the scheduler stops to try it again: the class that this counts as, however the ranks took it.
 _RETRIED: dict[AfterStop | None, ExitClass] = {
     AfterStop.RETRY: ExitClass.INFRASTRUCTURE,
@@ -82,6 +83,23 @@ def first_end(ends: tuple[RankEnd, ...]) -> RankEnd | None:
     return min(near, key=lambda end: (end.signal != 0, end.ended_s, end.rank))
 
 
+def rank_to_look_at(ends: tuple[RankEnd, ...], outcome: str) -> RankEnd | None:
+    """Return the end of the rank that explains why an attempt failed, None if no rank made it fail.
+
+    Args:
+        ends: Of its ranks.
+        outcome: Its exit class.
+    """
+    if outcome not in _BY_A_RANK:
+        return None
+    killed = _killed_for_memory(ends) if outcome == ExitClass.RESOURCE else None
+    return killed or first_end(ends)
+
+
+def _killed_for_memory(ends: tuple[RankEnd, ...]) -> RankEnd | None:
+    return next((end for end in ends if end.signal == SIGKILL), None)
+
+
 def class_of(status: Status) -> tuple[ExitClass, str]:
     """Return the class of an attempt's end and its cause in words."""
     if status.run is Run.ABSENT:
@@ -102,8 +120,8 @@ def class_of(status: Status) -> tuple[ExitClass, str]:
     if status.reason == "node fault":
         return ExitClass.INFRASTRUCTURE, "a GPU of it is out of service"
     if status.reason == "out of memory":
-        killed = next((end.rank for end in status.ends if end.signal == SIGKILL), first.rank)
-        return ExitClass.RESOURCE, f"rank {killed} was killed as memory ran out"
+        killed = _killed_for_memory(status.ends) or first
+        return ExitClass.RESOURCE, f"rank {killed.rank} was killed as memory ran out"
     return _class_of_rank(first)
 
 

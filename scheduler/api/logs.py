@@ -1,9 +1,7 @@
-"""GET /v1/jobs/{id}/logs: what a rank wrote, from any offset on, or as it writes it."""
+"""GET /v1/jobs/{id}/logs: what ranks wrote, from any offset on, the last lines of it, or as they write it."""
 
-import codecs
-import json
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Response
 
@@ -17,12 +15,14 @@ from ..store.jobs import JobRow, get_job
 from .found import Found, find_attempt
 from .history import AttemptNumber
 from .problems import ProblemError, problems
+from .rank_output import ALL, MOST_BYTES, MOST_RANKS, AllRanks, OneRank, Source, begin_of, last_of_all
 from .services import Serving
 from .streaming import Streaming, Told
 
-MOST_BYTES = 1 << 20  # in one answer
-MOST_FOLLOWED = 1 << 16  # in one event
+MOST_LINES = 100_000
 ID = re.compile(r"(\d{1,7}):(\d{1,7}):(\d{1,18})", re.ASCII)
+ID_OF_ALL = re.compile(r"(\d{1,7}):all:(\d{1,18}(?:,\d{1,18})*)", re.ASCII)
+Rank = Annotated[int, Query(ge=0, le=1_000_000)]
 
 router = APIRouter()
 
@@ -47,48 +47,70 @@ def logs(
     row: Found,
     service: Serving,
     streams: Streaming,
-    rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    rank: Annotated[Rank | Literal["all"], Query(description="`all` writes `[RANK]` before each line.")] = 0,
     attempt: AttemptNumber = None,
-    offset: Annotated[int, Query(ge=0, le=2**62, description="In bytes.")] = 0,
+    offset: Annotated[int, Query(ge=0, le=2**62, description="In bytes; not with `tail` or of all ranks.")] = 0,
+    tail: Annotated[int | None, Query(ge=0, le=MOST_LINES, description="Only the last lines of each rank.")] = None,
     follow: Annotated[bool, Query(description="Go on until the job has ended, as server-sent events.")] = False,  # noqa: FBT002
-    last_event_id: Annotated[str | None, Header(max_length=40)] = None,
+    last_event_id: Annotated[str | None, Header(max_length=8000)] = None,
 ) -> Response:
-    """Return what a rank wrote; the header Next-Offset says where to go on."""
+    """Return what a rank wrote, or all of them; of one rank, the header Next-Offset says where to go on."""
+    if offset and (tail is not None or rank == ALL):
+        raise ProblemError("invalid", "offset goes with one rank and without tail")
     if follow:
-        begin = (attempt or 0, rank, offset) if last_event_id is None else _read_id(last_event_id)
-        if begin[0]:
-            find_attempt(service, row, begin[0])
-        return streams.stream(service, _Following(service, row, begin, attempt).look)
-    data, after = _read(service, find_attempt(service, row, attempt), rank, offset, MOST_BYTES)
-    if not data and offset and not _read(service, find_attempt(service, row, attempt), rank, offset - 1, 1)[0]:
-        raise ProblemError("beyond-the-end", f"the log of rank {rank} does not reach to offset {offset}")
-    headers = {"Next-Offset": str(after), "X-Content-Type-Options": "nosniff"}
-    return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
-
-
-def _read(service: Service, attempt: AttemptRow, rank: int, offset: int, most: int) -> tuple[bytes, int]:
+        if rank == ALL and row.gpus > MOST_RANKS:
+            raise ProblemError("invalid", f"{row.gpus} ranks cannot be followed at once, only {MOST_RANKS}; name one")
+        number, source = _begin(service, rank, offset, tail, last_event_id)
+        if number or attempt:
+            find_attempt(service, row, number or attempt)
+        return streams.stream(service, _Following(service, row, number or attempt or 0, source, attempt).look)
+    found = find_attempt(service, row, attempt)
     try:
-        return service.backend.logs(attempt_name(attempt), rank, offset, most)
+        if rank == ALL:
+            return _answer(last_of_all(service, found, tail).encode(), None)
+        return _of_one(service, found, int(rank), offset, tail)
     except NoLogError as error:
         raise ProblemError("no-such-log", str(error)) from error
     except BackendError as error:
         raise ProblemError("unavailable", str(error)) from error
 
 
-def _read_id(text: str) -> tuple[int, int, int]:
-    found = ID.fullmatch(text)
-    if found is None:
-        raise ProblemError("bad-header", f"Last-Event-ID is {text!r}; send the id of an event of this stream")
-    return int(found[1]), int(found[2]), int(found[3])
+def _of_one(service: Service, attempt: AttemptRow, rank: int, offset: int, tail: int | None) -> Response:
+    def read(begin: int, most: int) -> tuple[bytes, int]:
+        return service.backend.logs(attempt_name(attempt), rank, begin, most)
+
+    if tail is not None:
+        offset = begin_of(service, attempt, rank, tail)
+    data, after = read(offset, MOST_BYTES)
+    if not data and offset and not read(offset - 1, 1)[0]:
+        raise ProblemError("beyond-the-end", f"the log of rank {rank} does not reach to offset {offset}")
+    return _answer(data, after)
+
+
+def _answer(data: bytes, after: int | None) -> Response:
+    headers = {"X-Content-Type-Options": "nosniff"} | ({} if after is None else {"Next-Offset": str(after)})
+    return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _begin(
+    service: Service, rank: int | str, offset: int, tail: int | None, last_event_id: str | None
+) -> tuple[int, Source]:
+    """Return the attempt that a follower begins with, 0 for the last one, and what it follows."""
+    if last_event_id is None:
+        return 0, AllRanks(service, [], tail) if rank == ALL else OneRank(service, int(rank), offset, tail)
+    if (found := ID.fullmatch(last_event_id)) is not None:
+        return int(found[1]), OneRank(service, int(found[2]), int(found[3]))
+    if (found := ID_OF_ALL.fullmatch(last_event_id)) is not None:
+        return int(found[1]), AllRanks(service, [int(each) for each in found[2].split(",")])
+    raise ProblemError("bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream")
 
 
 class _Following:
     """Where a follower of a log is. It goes on with the next attempt, unless it asked for one only."""
 
-    def __init__(self, service: Service, row: JobRow, begin: tuple[int, int, int], only: int | None) -> None:
+    def __init__(self, service: Service, row: JobRow, number: int, source: Source, only: int | None) -> None:
         self._service, self._job, self._only = service, row.id, only
-        self._number, self._rank, self._offset = begin
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._number, self._source = number, source
 
     def look(self) -> list[Told] | None:
         """Return what is new to it, None after the last."""
@@ -103,33 +125,15 @@ class _Following:
         self._number = attempt.number
         # In this order: what was written before it was seen to be over is read after that.
         is_over = attempt.state in (AttemptState.RELEASED, AttemptState.CLOSED)
-        text = self._text(attempt)
-        if text is None:
+        try:
+            text = self._source.text(attempt, is_over=is_over)
+        except BackendError:
             return []
-        if is_over and not text:
-            text = self._decoder.decode(b"", final=True)  # of a character that was cut off
         if text or not is_over:
-            return [self._told(text)] if text else []
+            return [self._source.told(attempt.number, text)] if text else []
         if self._only is not None or (row.state in FINAL and attempts[-1] == self._number):
             return None
         if attempts[-1] > self._number:
-            self._number, self._offset = self._number + 1, 0
-            self._decoder.reset()
+            self._number += 1
+            self._source.restart()
         return []
-
-    def _text(self, attempt: AttemptRow) -> str | None:
-        """Return what is new, None if that cannot be told at the moment."""
-        try:
-            data, self._offset = self._service.backend.logs(
-                attempt_name(attempt), self._rank, self._offset, MOST_FOLLOWED
-            )
-        except NoLogError:
-            return ""
-        except BackendError:
-            return None
-        return self._decoder.decode(data)
-
-    def _told(self, text: str) -> Told:
-        """Return an event whose offset is that of the first byte that is not in it."""
-        offset = self._offset - len(self._decoder.getstate()[0])
-        return Told(json.dumps({"text": text}), f"{self._number}:{self._rank}:{offset}", "log")

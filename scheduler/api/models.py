@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ..backends.protocol import Placement
+from ..exits import rank_to_look_at
 from ..job_file import JobFile
 from ..monitor.reports import NodeReport, Report
 from ..store.attempts import AttemptRow
@@ -32,6 +33,16 @@ class SharePage(_Said):
     gpus: tuple[int, ...]
 
 
+class CrashPage(_Said):
+    """The rank that explains why an attempt failed."""
+
+    rank: int
+    node: str
+    gpu: int
+    code: int
+    signal: int
+
+
 class AttemptPage(_Said):
     """One try to run a job."""
 
@@ -45,6 +56,7 @@ class AttemptPage(_Said):
     outcome: str
     cause: str
     cleanup_error: str
+    crash: CrashPage | None  # none of an attempt that no rank made fail
 
 
 class UnknownAttemptPage(_Said):
@@ -264,8 +276,21 @@ def attempt_page(row: AttemptRow) -> AttemptPage:
     return AttemptPage(
         number=row.number, state=row.state, placement=share_pages(row.placement) or (), contact=row.contact,
         opened_s=row.opened_s, started_s=row.started_s, ended_s=row.ended_s, outcome=row.outcome, cause=row.cause,
-        cleanup_error=row.cleanup_error,
+        cleanup_error=row.cleanup_error, crash=_crash_page(row),
     )  # fmt: skip
+
+
+def _crash_page(row: AttemptRow) -> CrashPage | None:
+    end, places = rank_to_look_at(row.ends, row.outcome), places_of(row)
+    if end is None or end.rank >= len(places):  # a job can forge how it ended
+        return None
+    node, gpu = places[end.rank]
+    return CrashPage(rank=end.rank, node=node, gpu=gpu, code=end.code, signal=end.signal)
+
+
+def places_of(row: AttemptRow) -> list[tuple[str, int]]:
+    """Return the node and the GPU of each rank of an attempt."""
+    return [(share.node, gpu) for share in row.placement for gpu in share.gpus]
 
 
 def job_page(row: JobRow) -> JobPage:
@@ -314,7 +339,7 @@ def shown_stored(spec: object) -> dict[str, Any]:
 
 def task_pages(row: AttemptRow) -> list[TaskPage]:
     """Return what is said of the ranks of an attempt."""
-    places = [(share.node, gpu) for share in row.placement for gpu in share.gpus]
+    places = places_of(row)
     ends = {end.rank: end for end in row.ends}
     pages = []
     for rank, (node, gpu) in enumerate(places):

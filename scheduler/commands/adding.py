@@ -12,9 +12,10 @@ from . import config, tokens
 from .browsing import dashboard
 from .copying import backup, restore
 from .explaining import explain
-from .following import events, logs
+from .following import events
 from .jobs import status
 from .lists import jobs, queue
+from .logs import logs
 from .nodes import agent, drain, nodes, resume
 from .panels import JOBS, SCHEDULER
 from .pruning import prune
@@ -41,11 +42,11 @@ ENTRIES = (
     Entry(jobs, JOBS, "longshore jobs --name 'train-*' --limit 50"),
     Entry(status, JOBS, "longshore status JOB"),
     Entry(wait, JOBS, "longshore wait JOB --timeout 2h && echo done"),
-    Entry(logs, JOBS, "longshore logs -f JOB"),
+    Entry(logs, JOBS, "longshore logs JOB --rank all --tail 20"),
     Entry(explain, JOBS, "longshore explain JOB"),
     Entry(hold, JOBS, "longshore hold JOB"),
     Entry(release, JOBS, "longshore release JOB"),
-    Entry(retry, JOBS, "longshore retry JOB"),
+    Entry(retry, JOBS, "longshore retry JOB OTHER"),
     Entry(priority, JOBS, "longshore priority JOB 10"),
     Entry(cancel, JOBS, "longshore cancel JOB OTHER"),
     Entry(events, JOBS, "longshore events --after 0"),

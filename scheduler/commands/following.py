@@ -1,4 +1,4 @@
-"""Commands that show what is written and what happens, also as it does."""
+"""`longshore events`."""
 
 from datetime import UTC, datetime
 from json import dumps
@@ -6,24 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of
-
-
-def logs(
-    job: JobArgument,
-    rank: Annotated[int, typer.Option(min=0, help="Rank whose output is shown.")] = 0,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
-    url: UrlOption = DEFAULT_URL,
-) -> None:
-    """Show what a rank of a job wrote."""
-    client, offset = client_of(url), 0
-    if follow:
-        for text in client.follow_logs(job, rank):
-            typer.echo(text, nl=False)
-        return
-    while (part := client.logs(job, rank, offset))[0]:
-        typer.echo(part[0], nl=False)
-        offset = part[1]
+from .options import DEFAULT_URL, JsonOption, UrlOption, client_of
 
 
 def events(

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from ...cluster.durations import duration_text
+from .logs import crash_line
 from .moments import clock, moment
 from .options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
 from .tables import Column, plain, print_table
@@ -28,6 +29,8 @@ def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
     if found["attempts"]:
         typer.echo()
         print_table(ATTEMPTS, [_attempt(it) for it in found["attempts"]])
+        if crash := crash_line(found["id"], found["attempts"][-1]):
+            typer.echo(f"\n{crash}")
 
 
 def _facts(found: dict[str, Any]) -> dict[str, str]:

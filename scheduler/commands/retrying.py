@@ -1,13 +1,12 @@
 """`longshore retry`."""
 
-import typer
+from .each import do_to_each
+from .options import DEFAULT_URL, JobsArgument, JsonOption, UrlOption, client_of
 
-from .options import DEFAULT_URL, JobArgument, UrlOption, client_of
 
+def retry(job: JobsArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Try jobs again that failed or are held, with all their tries.
 
-def retry(job: JobArgument, url: UrlOption = DEFAULT_URL) -> None:
-    """Try a job again that failed or is held. It keeps its id, its history and its checkpoints.
-
-    All its tries are given back.
+    They keep their ids, their history and their checkpoints.
     """
-    typer.echo(f"{client_of(url).retry(job)['state']}, to be run")
+    do_to_each(job, client_of(url).retry, lambda found: f"{found['state']}, to be run", json=json)

@@ -1,12 +1,11 @@
 """Output of jobs, made harmless to show: whatever a program wrote, it is plain text in a page."""
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
-Read = Callable[[int, int], tuple[bytes, int]]  # offset and most bytes to bytes and the offset after them
+from ..log_tail import BLOCK_BYTES, Read, near_end
 
-TAIL_BYTES = 64 << 10  # shown at first
+TAIL_BYTES = BLOCK_BYTES  # shown at first
 MOST_BYTES = 256 << 10  # read at once when following
 
 # Escape sequences: CSI, then strings (OSC, DCS, SOS, PM, APC) up to their end, then all two-character ones.
@@ -66,21 +65,10 @@ def part_after(read: Read, offset: int, *, is_over: bool) -> Part:
 
 def tail(read: Read, *, is_over: bool) -> Part:
     """Return the last part of an output, from the beginning of a line on."""
-    begin = max(0, _end(read) - TAIL_BYTES)
+    begin = max(0, near_end(read) - TAIL_BYTES)
     data, after = read(begin, 4 * TAIL_BYTES)
     cut = begin > 0
     if cut:
         data = data[data.find(b"\n") + 1 :]
     kept = data if is_over else whole_characters(data)
     return Part(plain_text(kept.decode("utf-8", "replace")), after - (len(data) - len(kept)), cut)
-
-
-def _end(read: Read) -> int:
-    """Return an offset at most TAIL_BYTES before the end; no backend can be asked for the length of an output."""
-    low, high = 0, TAIL_BYTES
-    while read(high, 1)[0]:
-        low, high = high, 2 * high
-    while high - low > TAIL_BYTES:
-        middle = (low + high) // 2
-        low, high = (middle, high) if read(middle, 1)[0] else (low, middle)
-    return low

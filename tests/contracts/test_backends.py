@@ -1,5 +1,6 @@
 """What every backend must do, on the real thing. A backend's test cluster has nodes a and b, with 4 and 2 GPUs."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -261,6 +262,17 @@ def test_logs_are_read_while_it_runs(backend: Backend) -> None:
     attempt = sh("echo early; exec sleep 1000")
     backend.launch(attempt, ONE_GPU)
     assert until(lambda: backend.logs(attempt.name, 0, 0, 100)[0]) == b"early\n"
+
+
+def test_what_a_python_program_printed_before_it_was_killed_is_in_its_log(backend: Backend, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, signal\nprint('step 1')\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    ordinary = running((sys.executable, str(script)))
+    buffered = running((sys.executable, str(script)), environment={"PYTHONUNBUFFERED": ""})
+    for attempt in (ordinary, buffered):
+        backend.launch(attempt, ONE_GPU)
+        end_of(backend, attempt)
+    assert [backend.logs(it.name, 0, 0, 100)[0] for it in (ordinary, buffered)] == [b"step 1\n", b""]
 
 
 def test_only_ranks_have_logs(backend: Backend) -> None:

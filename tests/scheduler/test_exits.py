@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.backends.protocol import RankEnd, Run, Status
-from longshore.scheduler.exits import DEFAULT_TRIES, NO_PROGRESS, ExitClass, Outcome, Tries, class_of, outcome_of
+from longshore.scheduler.exits import (
+    DEFAULT_TRIES,
+    NO_PROGRESS,
+    ExitClass,
+    Outcome,
+    Tries,
+    class_of,
+    outcome_of,
+    rank_to_look_at,
+)
 from longshore.scheduler.states import AfterStop
 
 RETRIED = {AfterStop.RETRY, AfterStop.HUNG, AfterStop.RELOCATE}
@@ -40,6 +49,26 @@ def outcome(status: Status, asked: AfterStop | None = None, used: Tries = DEFAUL
 )
 def test_an_end_has_a_class(status: Status, exit_class: ExitClass) -> None:
     assert class_of(status)[0] is exit_class
+
+
+@pytest.mark.parametrize(
+    ("status", "rank"),
+    [
+        (ended((0, 0, 1.0), (0, 0, 9.0)), None),
+        (ended((0, 15, 10.0), (0, 9, 11.0), (3, 0, 10.5)), 2),
+        (ended((0, 15, 10.0), (75, 0, 11.0)), 1),
+        (ended((0, 11, 1.0)), 0),
+        (ended((1, 0, 1.0), (0, 9, 1.5), reason="out of memory"), 1),
+        (ended((0, 15, 1.0), reason="time limit"), None),
+        (ended((0, 9, 1.0), reason="node fault"), None),
+        (Status(Run.LOST, reason="no marker"), None),
+        (Status(Run.LOST, (RankEnd(3, 1, 0, 1.0),), "no marker"), 3),
+        (Status(Run.ABSENT), None),
+    ],
+)
+def test_the_rank_to_look_at_is_the_one_that_made_the_attempt_fail(status: Status, rank: int | None) -> None:
+    found = rank_to_look_at(status.ends, class_of(status)[0])
+    assert (None if found is None else found.rank) == rank
 
 
 def test_the_rank_that_failed_by_itself_explains_those_that_were_taken_down_with_it() -> None:

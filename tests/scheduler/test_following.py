@@ -21,7 +21,7 @@ def test_a_log_is_followed_over_a_kill_of_the_scheduler_and_the_next_attempt(ser
     script = "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two; test -e again || { touch again; exit 75; }"
     job = served.submit("--", "sh", "-c", script)
     seen: list[str] = []
-    follower = threading.Thread(target=lambda: seen.extend(Client(served.url, served.token).follow_logs(job, 0)))
+    follower = threading.Thread(target=lambda: seen.extend(Client(served.url, served.token).follow_logs(job, "0")))
     follower.start()
     until(lambda: bool(seen))
 

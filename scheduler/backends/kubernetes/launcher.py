@@ -114,6 +114,7 @@ class Launcher:
         """Return the environment of a rank: the image's, the job's, and over them what the placement fixes."""
         spec = self.spec
         return {
+            "PYTHONUNBUFFERED": "1",  # else what a program in Python prints is lost when it is killed
             **os.environ,
             **spec["environment"],
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

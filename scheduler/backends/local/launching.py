@@ -44,7 +44,8 @@ def spec_of(attempt: Attempt, placement: Placement, nodes: Mapping[str, int], ow
         attempt.number,
         attempt.command,
         attempt.folder or str(own_folder),
-        {"HOME": user.pw_dir, "PATH": os.defpath, **attempt.environment},
+        # Unbuffered: else what a program in Python prints is seen late, and is lost when it is killed.
+        {"HOME": user.pw_dir, "PATH": os.defpath, "PYTHONUNBUFFERED": "1", **attempt.environment},
         attempt.grace_s,
         None if attempt.limit_s == float("inf") else attempt.limit_s,
         tuple(Rank(share.node, gpu, i, share.gpus) for share in placement for i, gpu in enumerate(share.gpus)),

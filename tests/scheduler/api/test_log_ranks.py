@@ -1,0 +1,122 @@
+"""Logs of all ranks, of one attempt, and the last lines of them."""
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from longshore.scheduler.service import Service
+from tests.scheduler.served import until
+
+THREE_LINES = "for i in 1 2 3; do echo $RANK.$i; done; printf 'no end'"
+
+
+@pytest.fixture
+def run(api: httpx.Client, service: Service) -> Callable[..., str]:
+    """Runs a shell script to its end, and returns the path of its logs."""
+
+    def run(script: str, gpus: int = 1, **spec: object) -> str:
+        job = str(api.post("/v1/jobs", json={"command": ["sh", "-c", script], "gpus": gpus, **spec}).json()["id"])
+
+        def is_over() -> bool:
+            service.scheduler.tick()
+            return api.get(f"/v1/jobs/{job}").json()["ended_s"] is not None
+
+        until(is_over)
+        return f"/v1/jobs/{job}/logs"
+
+    return run
+
+
+def texts(answer: httpx.Response) -> str:
+    """Return what a stream told."""
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith('data: {"text')]
+    return "".join(json.loads(line)["text"] for line in lines)
+
+
+def ids(answer: httpx.Response) -> list[str]:
+    return [line.removeprefix("id: ") for line in answer.text.split("\n") if line.startswith("id: ")]
+
+
+def test_every_line_of_all_ranks_bears_the_number_of_its_rank(api: httpx.Client, run: Callable[..., str]) -> None:
+    path = run(THREE_LINES, gpus=3)
+    expected = "".join(
+        f"[{rank}] {rank}.1\n[{rank}] {rank}.2\n[{rank}] {rank}.3\n[{rank}] no end\n" for rank in range(3)
+    )
+
+    assert api.get(path, params={"rank": "all"}).text == expected
+    assert texts(api.get(path, params={"rank": "all", "follow": True})) == expected
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_the_last_lines_are_those_of_each_rank(api: httpx.Client, run: Callable[..., str], follow: bool) -> None:  # noqa: FBT001
+    path = run(THREE_LINES, gpus=2)
+
+    one = api.get(path, params={"rank": 1, "tail": 2, "follow": follow})
+    every = api.get(path, params={"rank": "all", "tail": 2, "follow": follow})
+    none = api.get(path, params={"rank": 1, "tail": 0, "follow": follow})
+
+    assert [texts(it) if follow else it.text for it in (one, every, none)] == [
+        "1.3\nno end", "[0] 0.3\n[0] no end\n[1] 1.3\n[1] no end\n", "",
+    ]  # fmt: skip
+
+
+def test_a_stream_of_all_ranks_goes_on_where_it_broke_off(api: httpx.Client, run: Callable[..., str]) -> None:
+    path = run("echo $LONGSHORE_ATTEMPT; case $LONGSHORE_ATTEMPT in *-1) exit 3;; esac", gpus=2, retry={"user": 1})
+    job = path.split("/")[3]
+    whole = api.get(path, params={"rank": "all", "follow": True, "attempt": 1})
+    assert texts(whole) == f"[0] ls-{job}-1\n[1] ls-{job}-1\n"
+    (first,) = ids(whole)
+
+    on = api.get(path, params={"rank": "all", "follow": True}, headers={"Last-Event-ID": first})
+    again = api.get(path, params={"rank": "all", "follow": True}, headers={"Last-Event-ID": "1:all:0,0"})
+
+    assert texts(on) == f"[0] ls-{job}-2\n[1] ls-{job}-2\n"
+    assert texts(again) == texts(whole) + texts(on)
+
+
+def test_an_earlier_attempt_is_read_by_its_number(api: httpx.Client, run: Callable[..., str]) -> None:
+    path = run("echo $LONGSHORE_ATTEMPT; case $LONGSHORE_ATTEMPT in *-1) exit 3;; esac", retry={"user": 1})
+
+    said = [api.get(path, params={"attempt": number}).text[-3:] for number in (1, 2)]
+
+    assert said == ["-1\n", "-2\n"]
+    assert api.get(path, params={"attempt": 3}).json()["code"] == "no-such-attempt"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "headers", "code"),
+    [
+        ({"rank": "all", "offset": 5}, {}, "invalid"),
+        ({"tail": 5, "offset": 5}, {}, "invalid"),
+        ({"rank": "some"}, {}, "invalid"),
+        ({"tail": -1}, {}, "invalid"),
+        ({"tail": 10**9}, {}, "invalid"),
+        ({"follow": True}, {"Last-Event-ID": "1:all:"}, "bad-header"),
+        ({"follow": True}, {"Last-Event-ID": "1:all:5,"}, "bad-header"),
+        ({"rank": "all", "follow": True}, {"Last-Event-ID": "1:all:-5"}, "bad-header"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    api: httpx.Client, run: Callable[..., str], parameters: dict[str, object], headers: dict[str, str], code: str
+) -> None:
+    answer = api.get(run("true"), params=parameters, headers=headers)  # type: ignore[arg-type]
+    assert (answer.status_code in (400, 422), answer.json()["code"]) == (True, code)
+
+
+def test_offsets_of_more_ranks_than_there_are_tell_nothing_more(api: httpx.Client, run: Callable[..., str]) -> None:
+    path = run("echo hello")
+    headers = {"Last-Event-ID": "1:all:" + ",".join(["0"] * 200)}
+    assert texts(api.get(path, params={"rank": "all", "follow": True}, headers=headers)) == "[0] hello\n"
+
+
+def test_a_failed_attempt_names_the_rank_to_look_at(api: httpx.Client, run: Callable[..., str]) -> None:
+    path = run("[ $RANK = 2 ] && exit 5; exec sleep 1000", gpus=3, grace_s=1).removesuffix("/logs")
+    well = run("true").removesuffix("/logs")
+
+    (failed,), (good,) = (api.get(job).json()["attempts"] for job in (path, well))
+    place = api.get(f"{path}/tasks").json()[2]
+
+    assert failed["crash"] == {"rank": 2, "node": place["node"], "gpu": place["gpu"], "code": 5, "signal": 0}
+    assert good["crash"] is None
