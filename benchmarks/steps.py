@@ -6,6 +6,7 @@ Source: SPEC K5; docs/steps.md.
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -115,7 +116,7 @@ def cost(folder: Path, *, telling: bool) -> float:
             if telling:
                 _tell(folder, running, look * int(LOOK_S) + second, now_s)
             began = time.process_time()
-            monitor.look(running, names, lambda _: Watching(), now_s)
+            monitor.look(running, names, lambda _: Watching(), now_s, lambda _: nullcontext())
             spent_s += time.process_time() - began
             now_s += 1.0
         progress(f"look {look + 1} of {LOOKS}")

@@ -14,7 +14,8 @@ def estimated_work_s(sim: Simulation, row: int, job: int) -> float:
     state = sim.state
     while state.guess_s[row, job] <= state.saved_s[row, job]:
         state.guess_s[row, job] *= 2.0
-    return state.guess_s[row, job] - state.saved_s[row, job]
+    left_s: float = state.guess_s[row, job] - state.saved_s[row, job]
+    return left_s
 
 
 @kernel
@@ -29,14 +30,15 @@ def _planned_end_s(sim: Simulation, row: int, job: int) -> float:
     """Return when a running job ends by its estimate, which may lie in the past."""
     state = sim.state
     work_s = estimated_work_s(sim, row, job)
-    return state.start_s[row, job] + (state.overhead_s[row, job] + work_s * state.slowdown[row, job])
+    end_s: float = state.start_s[row, job] + (state.overhead_s[row, job] + work_s * state.slowdown[row, job])
+    return end_s
 
 
 @kernel
 def expected_end_s(sim: Simulation, row: int, job: int) -> float:
     """Return a running job's expected end; the estimate doubles until that lies in the future."""
     state = sim.state
-    end_s = state.now_s[row]
+    end_s: float = state.now_s[row]
     while end_s <= state.now_s[row]:
         end_s = _planned_end_s(sim, row, job)
         if end_s <= state.now_s[row]:

@@ -70,8 +70,8 @@ class Changes:
 
     def __len__(self) -> int:
         """Return how much there is."""
-        parts = (self.jobs, self.attempts, self.opened, self.decisions, self.events, self.out_of_service)
-        return sum(map(len, parts))
+        rows = len(self.jobs) + len(self.attempts) + len(self.opened) + len(self.decisions)
+        return rows + len(self.events) + len(self.out_of_service)
 
     def come_further(self) -> set[str]:
         """Return the jobs that come into another state, or an attempt of which does."""

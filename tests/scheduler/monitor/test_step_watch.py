@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -209,7 +210,7 @@ def test_checkpoints_are_told_until_somebody_has_written_them_down(tmp_path: Pat
     for at in range(3):
         with saved.open("a") as file:
             file.write(f"{at} 5.0 - /ckpt/{at}\n")
-        found = monitor.look(running, {"ls-j-1"}, lambda _: Watching(), 100.0 * at)
+        found = monitor.look(running, {"ls-j-1"}, lambda _: Watching(), 100.0 * at, lambda _: nullcontext())
         told.append([it.step for it in found.saved.get("ls-j-1", [])])
         if at == 1:
             monitor.written()
@@ -234,7 +235,9 @@ def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Pa
     running = [Running(str(job), f"ls-{job}-1", (Share("a", (0,)),)) for job in range(16)]
     asked = []
     for half_s in range(8):
-        monitor.look(running, {it.name for it in running}, lambda _: Watching(), 100.0 + half_s / 2.0)
+        monitor.look(
+            running, {it.name for it in running}, lambda _: Watching(), 100.0 + half_s / 2.0, lambda _: nullcontext()
+        )
         asked.append(len(backend.asked))
     assert asked == list(range(2, 18, 2))
 
@@ -244,7 +247,7 @@ def test_a_clock_that_is_set_back_keeps_nobody_from_looking(tmp_path: Path) -> N
     monitor = StepMonitor(backend)
     running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
     for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10))):
-        found = monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s)
+        found = monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s, lambda _: nullcontext())
     assert len(backend.asked) == 12
     assert not found.hangs
 
@@ -258,7 +261,7 @@ def test_a_step_that_lasts_behind_a_clock_that_was_set_back_hangs_by_the_new_tim
     hung = [
         now_s
         for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10)))
-        if monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s).hangs
+        if monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s, lambda _: nullcontext()).hangs
     ]
     assert hung == [6_432.0, 6_436.0]
 
@@ -284,6 +287,10 @@ def test_a_mistake_of_a_backend_holds_nobody_up(tmp_path: Path, caplog: pytest.L
     monitor = StepMonitor(Broken(tmp_path, {"a": 2}))
     running = [Running(job, f"ls-{job}-1", (Share("a", (0,)),)) for job in "ab"]
     for at in range(3):
-        assert not any(monitor.look(running, {it.name for it in running}, lambda _: Watching(), 100.0 * at))
+        assert not any(
+            monitor.look(
+                running, {it.name for it in running}, lambda _: Watching(), 100.0 * at, lambda _: nullcontext()
+            )
+        )
     assert monitor.end(running[0]) == ([], False, None)
     assert "steps of ls-a-1 cannot be seen" in caplog.text
