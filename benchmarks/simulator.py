@@ -19,7 +19,9 @@ SEED = 2026
 ROUNDS = 7
 JOBS = 100_000
 LOAD = 0.8
+MOST_OVER_FIFO = 5.0
 SMALL, LARGE, DEEP = "64 GPUs, 64 jobs", "4,096 GPUs, 4,096 jobs", "4,096 GPUs, 16,384 jobs"
+QUEUES = (16_000, 100_000)  # jobs that are submitted at once
 ARRIVALS, AT_ONCE, EASY = (f"1,024 GPUs, 100,000 jobs {how}" for how in ("over time", "all at once", "over time, EASY"))
 
 
@@ -49,6 +51,18 @@ def long_run(arrivals: Arrivals, order: str) -> Simulation:
     return simulation_of(cluster, scenarios, process, rules._replace(order=ORDERS[order]))
 
 
+def queue(jobs: int, order: str, *, alike: bool) -> Simulation:
+    """Return a simulation of one batch with the preset's mix of jobs and faults on 128 nodes.
+
+    Where nodes are `alike`, nearly every job that is offered also starts. Else half of the nodes are 2.5 times as fast
+    as the others, and a job is offered by what it would take on those: many placements are refused.
+    """
+    cluster, scenarios, process, rules = hetero64(1, SEED, nodes=128, jobs=jobs)
+    if alike:
+        scenarios = scenarios._replace(speed=np.ones_like(scenarios.speed))
+    return simulation_of(cluster, scenarios, process, rules._replace(order=ORDERS[order]))
+
+
 def play(sim: Simulation) -> None:
     """Play the first scenario in the first row, the second in the second, and so on."""
     PACK.play(sim, np.arange(sim.state.now_s.size))
@@ -75,6 +89,24 @@ def measure() -> Iterator[Row]:
     yield Row(EASY, taken_s[EASY], "s")
     for name, outcome in outcomes.items():
         yield Row(f"{name}: stops by faults", float(outcome.stops.sum()), "stops", least=1)
+    yield from measure_orders()
+
+
+def measure_orders() -> Iterator[Row]:
+    """Yield how long queues take under each order regime, by the time of FIFO, and what a decision takes."""
+    for jobs in QUEUES:
+        sims = {order: queue(jobs, order, alike=True) for order in ORDERS}
+        taken_s = medians({order: partial(seconds, partial(play, sim)) for order, sim in sims.items()}, ROUNDS)
+        for order in ORDERS:
+            name = f"1,024 GPUs that are alike, {jobs:,} jobs at once, {order}"
+            yield Row(name, taken_s[order] / taken_s["fifo"], "x FIFO", most=MOST_OVER_FIFO)
+    sims = {order: queue(QUEUES[0], order, alike=False) for order in ORDERS}
+    taken_s = medians({order: partial(seconds, partial(play, sim)) for order, sim in sims.items()}, ROUNDS)
+    for order, sim in sims.items():
+        decisions = float(outcome_of(sim).decisions.sum())
+        name = f"1,024 GPUs of two speeds, {QUEUES[0]:,} jobs at once, {order}"
+        yield Row(name, taken_s[order], "s")
+        yield Row(f"{name}: {decisions:,.0f} decisions", 1e6 * taken_s[order] / decisions, "us each")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from .fault_process import next_fault_s, repaired_s
 from .heap import heapify, push, remove, sink
 from .order import keeps_reservation, next_ageing_s, next_job
 from .placing import begin_picks, picked_slowdown, undo_picks
+from .queue_index import forget_index, note_first, note_gone, note_last, note_passed
 from .signals import check_signals
 from .state import Simulation
 
@@ -107,6 +108,7 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.current[row] = -1
     state.running[row] = 0
     state.ends_kept[row] = 0
+    forget_index(sim, row)
     state.reserved_for[row] = 0
     state.busy_gpu_s[row] = 0.0
     state.down_gpu_s[row] = 0.0
@@ -154,6 +156,7 @@ def enqueue_last(sim: Simulation, row: int, job: int) -> None:
     link(sim, row, sim.state.tail[row], job)
     link(sim, row, job, -1)
     _count_in(sim, row, job)
+    note_last(sim, row, job)
 
 
 @kernel
@@ -162,6 +165,7 @@ def enqueue_first(sim: Simulation, row: int, job: int) -> None:
     link(sim, row, job, sim.state.head[row])
     link(sim, row, -1, job)
     _count_in(sim, row, job)
+    note_first(sim, row, job)
 
 
 @kernel
@@ -175,6 +179,7 @@ def dequeue(sim: Simulation, row: int, job: int) -> None:
     # Sums of floating numbers drift; an empty queue holds nothing.
     left_s = state.queued_gpu_s[row] - _queued_gpu_s(sim, row, job)
     state.queued_gpu_s[row] = left_s if state.queued[row] > 0 else 0.0
+    note_gone(sim, row, job)
 
 
 @kernel
@@ -448,6 +453,7 @@ def pass_over(sim: Simulation, row: int) -> None:
     state = sim.state
     undo_picks(sim, row)
     state.passed[row, state.current[row]] = state.moment[row]
+    note_passed(sim, row, state.current[row])
 
 
 @kernel

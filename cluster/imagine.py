@@ -14,6 +14,7 @@ from .compiled import kernel
 from .expected import estimated_work_s, expected_end_s
 from .fault_process import repair_time_s
 from .heap import heapify
+from .queue_index import forget_index
 from .random import uniform
 from .scenarios import Scenarios
 from .simulation import simulation_of
@@ -52,7 +53,7 @@ def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
     scenario = int(sim.state.scenario[row])
     _copy(sim.scenarios, scenario, imagined.scenarios, 0)
     _copy(sim.traits, scenario, imagined.traits, 0)
-    _copy(sim.state, row, imagined.state, PRESENT)
+    _copy_state(sim, row, imagined)
     imagined.state.scenario[:] = 0
     imagined.scenarios.jobs[0] = sim.state.submitted[row]
     rates = imagined.scenarios.source_rate_per_s[0]
@@ -65,6 +66,14 @@ def _copy(theirs: Iterable[Any], at: int, mine: Iterable[Any], to: int) -> None:
     """Copy row `at` of arrays to row `to` of others."""
     for source, target in zip(theirs, mine, strict=True):
         target[to] = source[at]
+
+
+def _copy_state(sim: Simulation, row: int, imagined: Simulation) -> None:
+    """Copy what changes in a row, but for the index of its queue, which the imagination makes for itself."""
+    for name, source, target in zip(sim.state._fields, sim.state, imagined.state, strict=True):
+        if not name.startswith("index_"):
+            target[PRESENT] = source[row]
+    forget_index(imagined, PRESENT)
 
 
 @kernel

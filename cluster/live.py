@@ -7,7 +7,8 @@ from .compiled import kernel
 from .engine import dequeue, enqueue_first, enqueue_last, link
 from .expected import note_start
 from .heap import push
-from .scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from .queue_index import forget_index
+from .scenarios import EVERY_JOB, FaultProcess, Rules, Scenarios, fault_sources
 from .simulation import simulation_of
 from .state import Simulation
 from .topology import Cluster
@@ -81,6 +82,7 @@ def _put_before(sim: Simulation, row: int, job: int, after: int) -> None:
     state = sim.state
     if after == job or state.next_job[row, job] == after:
         return
+    forget_index(sim, row)
     link(sim, row, state.previous_job[row, job], state.next_job[row, job])
     before = state.tail[row] if after < 0 else state.previous_job[row, after]
     link(sim, row, before, job)
@@ -128,6 +130,7 @@ def come_back(sim: Simulation, row: int, job: int, entered_s: float) -> None:
 @kernel
 def _count_from(sim: Simulation, row: int, job: int, entered_s: float) -> None:
     state = sim.state
+    forget_index(sim, row)
     state.entered_s[row, job] = entered_s
     state.queued_s[row, job] = entered_s - state.wait_s[row, job]
 
@@ -155,4 +158,4 @@ def empty_row(
         source_rate_per_s=rates,
         fault_seed=np.zeros(1, dtype=np.int64),
     )
-    return simulation_of(cluster, scenarios, process, rules)
+    return simulation_of(cluster, scenarios, process, rules, index_from=EVERY_JOB)

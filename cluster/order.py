@@ -5,6 +5,15 @@ import math
 from .compiled import kernel
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
 from .placing import begin_picks, least_slowdown
+from .queue_index import (
+    first_to_pass,
+    hide,
+    is_indexed,
+    longest_waiting,
+    next_to_age_s,
+    shortest_job,
+    show_hidden,
+)
 from .scenarios import ORDERS
 from .state import OTHERS, Simulation
 
@@ -82,6 +91,10 @@ def _aged_job(sim: Simulation, row: int) -> int:
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
     in_service = sim.cluster.gpu_node.size - state.down[row]
+    if sim.rules.order != FIFO and is_indexed(sim, row):
+        longest = longest_waiting(sim, row, in_service)
+        aged = longest >= 0 and state.now_s[row] >= state.queued_s[row, longest] + sim.rules.ageing_s
+        return longest if aged else -1
     best = -1
     job = state.head[row]
     while job >= 0:
@@ -103,6 +116,8 @@ def next_ageing_s(sim: Simulation, row: int) -> float:
     least_s = math.inf
     if sim.rules.ageing_s == math.inf:
         return least_s
+    if sim.rules.order != FIFO and is_indexed(sim, row):
+        return next_to_age_s(sim, row)
     job = state.head[row]
     while job >= 0:
         aged_s = state.queued_s[row, job] + sim.rules.ageing_s
@@ -116,6 +131,8 @@ def next_ageing_s(sim: Simulation, row: int) -> float:
 def _shortest(sim: Simulation, row: int) -> int:
     """Return the waiting job of shortest estimate, the first in the queue among equals."""
     state = sim.state
+    if is_indexed(sim, row):
+        return shortest_job(sim, row)
     best = state.head[row]
     least_s = estimated_work_s(sim, row, best)
     job = state.next_job[row, best]
@@ -143,9 +160,17 @@ def _may_pass(sim: Simulation, row: int, job: int) -> bool:
 
 
 @kernel
+def _all_may_pass(sim: Simulation, row: int) -> bool:
+    """Say whether the whole queue behind the holder of the reservation is looked at."""
+    return bool(sim.rules.backfill_depth >= sim.state.queued[row] - 1)
+
+
+@kernel
 def _backfill(sim: Simulation, row: int, holder: int) -> int:
-    """Return the job that may pass the holder of the reservation, -1 if there is none."""
+    """Return the job that may pass the holder of the reservation, which may not start; -1 if there is none."""
     state = sim.state
+    if _all_may_pass(sim, row) and is_indexed(sim, row):
+        return first_to_pass(sim, row)
     by_estimate = sim.rules.order != EASY
     best, least_s = -1, math.inf
     job, left = state.head[row], sim.rules.backfill_depth
@@ -204,6 +229,25 @@ def may_turn(sim: Simulation, row: int) -> bool:
 
 
 @kernel
+def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
+    """Do what `list_others` does by the index of the queue."""
+    state = sim.state
+    hidden = state.index_hidden[row]
+    hide(sim, row, holder)
+    hide(sim, row, due)
+    count = 0
+    while count < OTHERS:
+        job = first_to_pass(sim, row)
+        if job < 0:
+            break
+        state.other_job[row, count] = job
+        count += 1
+        hide(sim, row, job)
+    show_hidden(sim, row, hidden)
+    return count
+
+
+@kernel
 def list_others(sim: Simulation, row: int) -> int:
     """Write the jobs that the policy may turn to into `other_job`; return their number, OTHERS at most.
 
@@ -214,6 +258,8 @@ def list_others(sim: Simulation, row: int) -> int:
     by_estimate = sim.rules.order != EASY
     holder, due = _holder(sim, row), state.current[row]
     _reserve(sim, row, holder)
+    if _all_may_pass(sim, row) and is_indexed(sim, row):
+        return _find_others(sim, row, holder, due)
     others = state.other_job
     count = 0
     job, left = state.head[row], sim.rules.backfill_depth

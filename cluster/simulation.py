@@ -4,10 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .outcome import Outcome
-from .scenarios import FaultProcess, Rules, Scenarios
+from .scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, Scenarios
 from .sound import sound_cluster, sound_process, sound_rules, sound_scenarios
 from .state import Log, Simulation, State, allocate_log, allocate_state, traits_of
 from .topology import Cluster
+
+INDEX_FROM = 64  # jobs: a walk along a shorter queue is as fast
+FIFO = ORDERS["fifo"]
 
 
 def simulation_of(
@@ -18,6 +21,7 @@ def simulation_of(
     *,
     rows: int = 1,
     log: Log | None = None,
+    index_from: int = INDEX_FROM,
 ) -> Simulation:
     """Return a simulation of so many clusters at once, none of them reset.
 
@@ -28,6 +32,7 @@ def simulation_of(
         rules: Constants.
         rows: Clusters that are played side by side.
         log: Where the events of row 0 go; nowhere if left out.
+        index_from: Length of a queue from which it has an index, more than any queue for never. It changes no result.
 
     Raises:
         ValueError: If anything could not be played (cluster/sound.py), such as a job that asks more GPUs than the
@@ -43,7 +48,7 @@ def simulation_of(
         traits=traits_of(cluster, scenarios),
         process=sound_process(process),
         rules=sound_rules(rules),
-        state=allocate_state(cluster, scenarios, rows),
+        state=allocate_state(cluster, scenarios, rows, EVERY_JOB if rules.order == FIFO else index_from),
         log=log or allocate_log(0, 0),
     )
 

@@ -132,6 +132,24 @@ class State(NamedTuple):
     reserved_usable: Ints  # (rows,)
     reserved_shadow_s: Floats  # (rows,) `shadow_s`
     reserved_extra: Ints  # (rows,) `extra`
+    # The index of a long queue (queue_index.py); all but the first two are empty where no queue is ever long
+    index_from: Ints  # (rows,) length of a queue from which it has one
+    index_stage: Ints  # (rows,)
+    index_moment: Ints  # (rows,) moment for which jobs are hidden
+    index_leaf: Ints  # (rows, jobs) leaf of each job
+    index_job: Ints  # (rows, jobs) job of each leaf
+    index_first: Ints  # (rows, gpus + 2) first leaf of the jobs that ask for so many GPUs
+    index_place: Ints  # (rows, jobs) rises along the queue
+    index_best: Ints  # (rows, 2 x leaves) leaf below a node that is offered first, -1 if all are empty
+    index_key: Floats  # (rows, 2 x leaves) by which that is: its place under `easy`, else its estimated work in seconds
+    index_run_s: Floats  # (rows, 2 x leaves) shortest run below that a job can have, inf if all are empty or hidden
+    index_oldest: Ints  # (rows, 2 x leaves) leaf below that has waited longest
+    index_since_s: Floats  # (rows, 2 x leaves) its `queued_s`
+    index_hidden: Ints  # (rows,) hidden jobs
+    index_hidden_job: Ints  # (rows, jobs)
+    index_young: Ints  # (rows, jobs) heap of waiting jobs that have not aged by `queued_s`
+    index_young_place: Ints  # (rows, jobs) place of a job in that heap, -1 if it is not there
+    index_young_count: Ints  # (rows,) size of that heap
 
 
 class Traits(NamedTuple):
@@ -238,14 +256,26 @@ _PER = {
         "first_start_s", "finish_s", "lost_s", "stops", "passed", "next_job", "previous_job", "first_gpu", "run_heap",
         "run_place", "ends_s", "ends_job",
     ),
+    "index_jobs": (
+        "index_leaf", "index_job", "index_place", "index_hidden_job", "index_young", "index_young_place",
+    ),
+    "index_sizes": ("index_first",),
+    "index_nodes": ("index_best", "index_key", "index_run_s", "index_oldest", "index_since_s"),
 }  # fmt: skip
 _LONG = ("job_events", "decisions", "offer_sign", "move_sign")
-_FLOATS = ("slowdown", "trial_speed", "picked_speed", "picked_intra", "picked_nic", "picked_uplink", "picked_hazard")
+_FLOATS = (
+    "slowdown", "trial_speed", "picked_speed", "picked_intra", "picked_nic", "picked_uplink", "picked_hazard",
+    "index_key",
+)  # fmt: skip
 
 
-def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int) -> State:
-    """Return state for so many clusters, zero but for `scenario`; `reset` of the engine fills it."""
-    nodes = cluster.speed.size
+def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int) -> State:
+    """Return state for so many clusters, zero but for `scenario` and `index_from`; `reset` of the engine fills it.
+
+    Queues of at least `index_from` jobs have an index.
+    """
+    nodes, gpus, jobs = cluster.speed.size, cluster.gpu_node.size, scenarios.gpus.shape[1]
+    is_indexed = jobs >= index_from
     sizes = {
         "nodes": nodes,
         "offers": OFFERS,
@@ -255,9 +285,12 @@ def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int) -> State:
         "others": OTHERS,
         "ahead": AHEAD,
         "ahead_nodes": AHEAD * nodes,
-        "gpus": cluster.gpu_node.size,
+        "gpus": gpus,
         "sources": fault_sources(cluster),
-        "jobs": scenarios.gpus.shape[1],
+        "jobs": jobs,
+        "index_jobs": jobs if is_indexed else 0,
+        "index_sizes": gpus + 2 if is_indexed else 0,
+        "index_nodes": 2 << jobs.bit_length() if is_indexed else 0,  # more leaves than jobs: the last is always empty
     }
     axis = {name: sizes[per] for per, names in _PER.items() for name in names}
 
@@ -267,6 +300,7 @@ def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int) -> State:
 
     state = State(**{name: zeros(name) for name in State._fields})  # type: ignore[arg-type]
     state.scenario[:] = -1
+    state.index_from[:] = index_from
     return state
 
 

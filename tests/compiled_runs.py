@@ -10,7 +10,7 @@ from longshore.cluster.event_log import events_of
 from longshore.cluster.order import may_wait
 from longshore.cluster.outcome import Event, Outcome
 from longshore.cluster.placing import take_gpu
-from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.cluster.simulation import INDEX_FROM, outcome_of, simulation_of
 from longshore.cluster.state import Simulation, allocate_log
 from tests.reference_faults import plain_uniform
 from tests.strategies import Case
@@ -18,10 +18,11 @@ from tests.strategies import Case
 EVENTS, ENTRIES = 20_000, 400_000  # room that no test fills
 
 
-def compiled(case: Case, *, rows: int = 1) -> Simulation:
+def compiled(case: Case, *, rows: int = 1, index_from: int = INDEX_FROM) -> Simulation:
     """Return a simulation of a case that keeps the events of row 0."""
     log = allocate_log(EVENTS, ENTRIES)
-    return simulation_of(case.cluster, case.scenarios, case.process, case.rules, rows=rows, log=log)
+    parts = case.cluster, case.scenarios, case.process, case.rules
+    return simulation_of(*parts, rows=rows, log=log, index_from=index_from)
 
 
 def at_first_decision(case: Case) -> Simulation:
@@ -36,19 +37,19 @@ def read_out(sim: Simulation) -> tuple[list[Event], Outcome]:
     return events_of(sim.log), outcome_of(sim, slice(0, 1))
 
 
-def play_heuristic(case: Case, name: str) -> tuple[list[Event], Outcome]:
-    return play_policy(case, HEURISTICS[name])
+def play_heuristic(case: Case, name: str, index_from: int = INDEX_FROM) -> tuple[list[Event], Outcome]:
+    return play_policy(case, HEURISTICS[name], index_from)
 
 
-def play_policy(case: Case, policy: Policy) -> tuple[list[Event], Outcome]:
-    sim = compiled(case)
+def play_policy(case: Case, policy: Policy, index_from: int = INDEX_FROM) -> tuple[list[Event], Outcome]:
+    sim = compiled(case, index_from=index_from)
     policy.play(sim, np.array([case.row], dtype=np.int64))
     return read_out(sim)
 
 
-def play_script(case: Case, seed: int, wait_share: float) -> tuple[list[Event], Outcome]:
+def play_script(case: Case, seed: int, wait_share: float, index_from: int = INDEX_FROM) -> tuple[list[Event], Outcome]:
     """Play what `scripted` of the reference policies would choose."""
-    sim = compiled(case)
+    sim = compiled(case, index_from=index_from)
     reset(sim, 0, case.row)
     while advance(sim, 0):
         turn = int(sim.state.decisions[0])

@@ -7,6 +7,7 @@ import numpy as np
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, stack
+from longshore.cluster.simulation import INDEX_FROM
 from longshore.cluster.topology import grid_cluster
 from longshore.cluster.workload import workload_of
 from tests.compiled_runs import play_heuristic
@@ -47,9 +48,15 @@ def all_runs() -> Runs:
     runs = {}
     for name in HEURISTICS:
         for ring in (True, False):
-            events, _ = play_heuristic(busy_case(ring=ring), name)
-            runs[f"{name} {ring}"] = [[event.time_s, event.kind, event.job, list(event.gpus)] for event in events]
+            runs[f"{name} {ring}"] = run(name, ring=ring, index_from=INDEX_FROM)
+    for ring in (True, False):
+        runs[f"indexed {ring}"] = run("pack", ring=ring, index_from=2)
     return runs
+
+
+def run(name: str, *, ring: bool, index_from: int) -> list[list[object]]:
+    events, _ = play_heuristic(busy_case(ring=ring), name, index_from)
+    return [[event.time_s, event.kind, event.job, list(event.gpus)] for event in events]
 
 
 if __name__ == "__main__":

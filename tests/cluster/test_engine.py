@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.outcome import Event, Outcome
+from longshore.cluster.simulation import INDEX_FROM
 from tests.compiled_runs import play_heuristic, play_script
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted
@@ -23,9 +24,11 @@ def agree(got: Run, expected: Run) -> None:
 
 
 @settings(deadline=None, max_examples=300)
-@given(cases(), st.integers(0, 2**32 - 1), st.sampled_from((0.0, 0.3, 0.7)))
-def test_any_decisions_lead_to_the_events_of_the_reference(case: Case, seed: int, wait_share: float) -> None:
-    agree(play_script(case, seed, wait_share), simulate(*case, scripted(seed, wait_share)))
+@given(cases(), st.integers(0, 2**32 - 1), st.sampled_from((0.0, 0.3, 0.7)), st.sampled_from((1, 4, INDEX_FROM)))
+def test_any_decisions_lead_to_the_events_of_the_reference(
+    case: Case, seed: int, wait_share: float, index_from: int
+) -> None:
+    agree(play_script(case, seed, wait_share, index_from), simulate(*case, scripted(seed, wait_share)))
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

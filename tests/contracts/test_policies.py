@@ -21,9 +21,9 @@ from tests.strategies import Case, cases
 # looks at one that was outlived, and so are the same whoever looks.
 FREE_TO_CHANGE = {
     "best_set", "ends_s", "ends_job", "gpu_next", "guess_s", "node_class", "base_waits", "base_refused", "moves",
-    "other_job",
+    "other_job", "ends_kept",
 }  # fmt: skip
-SCRATCH = ("trial_", "move_", "offer_", "ahead_")
+SCRATCH = ("trial_", "move_", "offer_", "ahead_", "reserved_", "index_")
 
 DRAW_FROM_THE_SEED = {"random", "best-of-random"}
 

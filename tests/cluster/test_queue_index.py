@@ -1,0 +1,212 @@
+"""The index of a long queue against walks along it, written from docs/simulator.md."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.engine import advance, reset, start, wait
+from longshore.cluster.expected import estimated_work_s, expected_end_s, expected_run_s, sort_expected_ends
+from longshore.cluster.order import list_others, may_turn, may_wait, next_ageing_s, next_job
+from longshore.cluster.placing import least_slowdown, undo_picks
+from longshore.cluster.queue_index import (
+    first_to_pass,
+    is_indexed,
+    longest_waiting,
+    next_to_age_s,
+    shortest_job,
+)
+from longshore.cluster.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, fault_sources, stack
+from longshore.cluster.state import OTHERS, Simulation
+from longshore.cluster.topology import grid_cluster
+from longshore.cluster.workload import Workload
+from tests.compiled_runs import compiled, play_heuristic
+from tests.strategies import SPEEDS, Case
+
+ORDERS_WITH_INDEX = ("easy", "easy-shortest", "shortest")
+
+
+def deep_case(seed: int, order: str) -> Case:
+    """Return 40 to 160 jobs, most of which wait, with ties, faults, stops, wrong estimates and every kind of rule."""
+    rng = np.random.default_rng(seed)
+    nodes, gpus_per_node = int(rng.integers(2, 9)), int(rng.choice([1, 2, 4]))
+    jobs = int(rng.choice([64, 128, rng.integers(40, 161), rng.integers(40, 161)]))  # full trees too
+    cluster = grid_cluster(nodes, gpus_per_node, speed=rng.choice(SPEEDS, nodes), nodes_per_rack=3)
+    most = nodes * gpus_per_node if rng.random() < 0.5 else max(nodes * gpus_per_node // 4, 1)
+    work_s = rng.integers(1, 40, jobs) * 5.0 if rng.random() < 0.5 else np.exp(rng.normal(4.0, 1.5, jobs))
+    gaps_s = rng.choice([0.0, 0.0, 1.0, 5.0], jobs) * (rng.random() < 0.5)
+    workload = Workload(
+        ids=tuple(map(str, range(jobs))),
+        gpus=rng.integers(1, most + 1, jobs).astype(np.int32),
+        work_s=work_s,
+        submit_s=np.cumsum(gaps_s) - gaps_s[0],
+        estimate_s=work_s * (rng.choice([0.25, 0.5, 1.0, 4.0], jobs) if rng.random() < 0.5 else 1.0),
+        compute_s=rng.choice([0.25, 0.5, 1.0], jobs),
+        parameter_bytes=rng.choice([0.5e9, 2e9, 4e9], jobs),
+    )
+    rates = rng.choice([0.0, 1e-5, 1e-4], fault_sources(cluster)) * (rng.random() < 0.7)
+    scenarios = stack(cluster, [workload], fault_seed=np.array([seed]), source_rate_per_s=rates)
+    process = FaultProcess(1.0, 30.0, 0.0, 0.25, np.zeros(1, np.int32), np.zeros(0), np.zeros(0))
+    return Case(cluster, scenarios, 0, process, deep_rules(rng, order))
+
+
+def deep_rules(rng: np.random.Generator, order: str) -> Rules:
+    return Rules(
+        ring=bool(rng.random() < 0.4),
+        node_penalty=float(rng.choice([0.0, 0.125])),
+        reference_gpus=4,
+        reference_intra_bytes_per_s=150e9,
+        reference_nic_bytes_per_s=12.5e9,
+        checkpoint_s=float(rng.choice([8.0, math.inf])),
+        restart_s=float(rng.choice([0.0, 16.0])),
+        order=ORDERS[order],
+        ageing_s=float(rng.choice([math.inf, 40.0, 400.0, 4000.0])),
+        waiting=bool(rng.random() < 0.6),
+        limit_s=1e6,
+        backfill_depth=int(rng.choice([EVERY_JOB, EVERY_JOB, 30])),
+    )
+
+
+def queue_of(sim: Simulation) -> list[int]:
+    jobs, job = [], int(sim.state.head[0])
+    while job >= 0:
+        jobs.append(job)
+        job = int(sim.state.next_job[0, job])
+    return jobs
+
+
+def work_s(sim: Simulation, job: int) -> float:
+    return float(estimated_work_s(sim, 0, job))
+
+
+def may_pass(sim: Simulation, job: int) -> bool:
+    """Say whether a waiting job fits, was not passed over, and at its fastest keeps the reservation in the state."""
+    state, gpus = sim.state, int(sim.scenarios.gpus[0, job])
+    run_s = expected_run_s(sim, 0, job, least_slowdown(sim, 0, job))
+    keeps = gpus <= state.extra[0] or state.now_s[0] + run_s <= state.shadow_s[0]
+    return bool(gpus <= state.usable[0] and state.passed[0, job] != state.moment[0] and keeps)
+
+
+def offered_first(sim: Simulation, jobs: list[int]) -> int:
+    if sim.rules.order != ORDERS["easy"]:
+        jobs = sorted(jobs, key=lambda job: work_s(sim, job))
+    return jobs[0] if jobs else -1
+
+
+def check_index(sim: Simulation) -> None:
+    """Compare all that the index tells at a decision, with nothing picked, with the queue."""
+    state, jobs = sim.state, queue_of(sim)
+    if sim.rules.order != ORDERS["easy"]:
+        assert shortest_job(sim, 0) == min(jobs, key=lambda job: work_s(sim, job))
+    kept = state.shadow_s[0], state.extra[0]
+    for shadow_s, extra in (kept, (math.inf, 0), (state.now_s[0] + 100.0, 1), (state.now_s[0] + 300.0, 0)):
+        state.shadow_s[0], state.extra[0] = shadow_s, extra
+        assert first_to_pass(sim, 0) == offered_first(sim, [job for job in jobs if may_pass(sim, job)])
+    state.shadow_s[0], state.extra[0] = kept
+    if sim.rules.ageing_s < math.inf:
+        for gpus in (0, 1, sim.cluster.gpu_node.size // 2, sim.cluster.gpu_node.size):
+            that_fit = [job for job in jobs if sim.scenarios.gpus[0, job] <= gpus]
+            oldest = min(that_fit, key=lambda job: float(state.queued_s[0, job]), default=-1)
+            assert longest_waiting(sim, 0, gpus) == oldest
+        ageing = [float(state.queued_s[0, job] + sim.rules.ageing_s) for job in jobs]
+        assert next_to_age_s(sim, 0) == min((aged_s for aged_s in ageing if aged_s > state.now_s[0]), default=math.inf)
+
+
+def check_ends(sim: Simulation) -> None:
+    running = np.flatnonzero(sim.state.run_place[0] >= 0).tolist()
+    count = sort_expected_ends(sim, 0)
+    got = list(zip(sim.state.ends_s[0, :count].tolist(), sim.state.ends_job[0, :count].tolist(), strict=True))
+    assert got == sorted((float(expected_end_s(sim, 0, job)), job) for job in running)
+
+
+def decide_somehow(sim: Simulation, rng: np.random.Generator) -> None:
+    if may_wait(sim, 0) and rng.random() < 0.3:
+        wait(sim, 0)
+    elif HEURISTICS["random"].place(sim, 0):
+        start(sim, 0)
+    else:
+        undo_picks(sim, 0)
+        wait(sim, 0)
+
+
+@pytest.mark.parametrize("order", ORDERS_WITH_INDEX)
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**32 - 1), index_from=st.sampled_from((1, 20)))
+def test_the_index_tells_what_a_walk_along_the_queue_tells(order: str, seed: int, index_from: int) -> None:
+    sim, rng = compiled(deep_case(seed, order), index_from=index_from), np.random.default_rng(seed)
+    reset(sim, 0, 0)
+    while advance(sim, 0):
+        if is_indexed(sim, 0):
+            check_index(sim)
+        decide_somehow(sim, rng)
+
+
+@pytest.mark.parametrize("order", list(ORDERS))
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_expected_ends_that_are_kept_in_order_are_those_that_all_jobs_have(order: str, seed: int) -> None:
+    sim, rng = compiled(deep_case(seed, order)), np.random.default_rng(seed)
+    reset(sim, 0, 0)
+    while advance(sim, 0):
+        if rng.random() < 0.5:
+            check_ends(sim)
+        decide_somehow(sim, rng)
+
+
+@pytest.mark.parametrize("name", ["pack", "patient", "random"])
+@pytest.mark.parametrize("order", ORDERS_WITH_INDEX)
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**32 - 1), index_from=st.sampled_from((1, 20, 64)))
+def test_a_schedule_is_the_same_to_the_digit_with_and_without_an_index(
+    order: str, name: str, seed: int, index_from: int
+) -> None:
+    case = deep_case(seed, order)
+    events, outcome = play_heuristic(case, name, index_from)
+    plain_events, plain_outcome = play_heuristic(case, name, EVERY_JOB)
+    assert events == plain_events
+    assert all((got == expected).all() for got, expected in zip(outcome, plain_outcome, strict=True))
+
+
+def decision_is_due(sims: list[Simulation]) -> bool:
+    due = {bool(advance(sim, 0)) for sim in sims}
+    assert len(due) == 1
+    return due.pop()
+
+
+@pytest.mark.parametrize("order", ORDERS_WITH_INDEX)
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_jobs_to_turn_to_are_the_same_with_and_without_an_index(order: str, seed: int) -> None:
+    case = deep_case(seed, order)
+    sims = [compiled(case, index_from=index_from) for index_from in (1, EVERY_JOB)]
+    rngs = [np.random.default_rng(seed) for _ in sims]
+    for sim in sims:
+        reset(sim, 0, 0)
+    while decision_is_due(sims):
+        if may_turn(sims[0], 0):
+            others = [sim.state.other_job[0, : list_others(sim, 0)].tolist() for sim in sims]
+            assert others[0] == others[1]
+            assert len(others[0]) <= OTHERS
+            assert len({next_job(sim, 0) for sim in sims}) == 1
+        assert next_ageing_s(sims[0], 0) == next_ageing_s(sims[1], 0)
+        for sim, rng in zip(sims, rngs, strict=True):
+            decide_somehow(sim, rng)
+    assert sims[0].state.finished[0] == sims[1].state.finished[0]
+
+
+def test_a_short_queue_has_no_index_and_a_long_one_has_it_until_it_is_half_as_long() -> None:
+    case = deep_case(1, "easy")
+    sim = compiled(case._replace(rules=case.rules._replace(ageing_s=math.inf)), index_from=20)
+    reset(sim, 0, 0)
+    seen = set()
+    while advance(sim, 0):
+        if sim.state.queued[0] >= 20:
+            assert is_indexed(sim, 0)
+        if 2 * sim.state.queued[0] < 20:
+            assert not is_indexed(sim, 0)
+        seen.add((int(sim.state.queued[0]) >= 20, bool(is_indexed(sim, 0))))
+        decide_somehow(sim, np.random.default_rng(0))
+    assert {(True, True), (False, True), (False, False)} <= seen
