@@ -92,7 +92,7 @@ def write_trace(workload: Workload, path: Path) -> None:
             writer = csv.writer(
                 file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
             )
-            writer.writerow((*COLUMNS, *OPTIONAL))
+            writer.writerow(("id", *COLUMNS, *(name for name in OPTIONAL if name != "id")))
             writer.writerows(zip(workload.ids, *(column.tolist() for column in numbers), strict=True))
     except OSError as error:
         raise InputError(

@@ -15,7 +15,7 @@ def config() -> None:
     """Look through the configuration of a scheduler."""
 
 
-@app.command()
+@app.command(epilog="Example: longshore config check longshore.yaml")
 def check(
     file: Annotated[Path | None, typer.Argument(help="Configuration file; the defaults if left out.")] = None,
 ) -> None:
