@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernel_struct import Struct, pack
-from .scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from .scenarios import EVERY_JOB, FaultProcess, Rules, Scenarios, fault_sources
 from .shapes import check_shapes, check_types
 from .topology import Cluster
 
@@ -219,7 +219,8 @@ class Simulation:
         self.rules, self.state, self.log = rules, state, log
         parts = {name: getattr(self, name) for name in Simulation.__init__.__annotations__ if name != "return"}
         check_types(parts)
-        check_shapes(parts, allocate_state(cluster, scenarios, 0))
+        least = int(state.index_from.min(initial=EVERY_JOB))  # a row with an index needs room for it
+        check_shapes(parts, allocate_state(cluster, scenarios, 0, least))
         self._table = pack(parts)
         self.address = int(self._table.ctypes.data)
         self._numba_type_ = Struct()

@@ -16,6 +16,7 @@ from longshore.agents.registry import find_policy
 from longshore.cluster.engine import advance, reset
 from longshore.cluster.hetero64 import hetero64
 from longshore.cluster.imagine import imagination_of
+from longshore.cluster.scenarios import EVERY_JOB
 from longshore.cluster.simulation import outcome_of, simulation_of
 from longshore.cluster.sound import rows_to_play
 from longshore.cluster.state import Simulation, State, allocate_state
@@ -224,7 +225,7 @@ def test_state_of_another_shape_is_refused(name: str, value: Any, told: str) -> 
 
 def test_state_that_cannot_be_written_is_refused() -> None:
     sim = Parts().simulation()
-    state: State = allocate_state(sim.cluster, sim.scenarios, ROWS)
+    state: State = allocate_state(sim.cluster, sim.scenarios, ROWS, EVERY_JOB)
     state.busy.flags.writeable = False
     with pytest.raises(ValueError, match=r"state\.busy cannot be written"):
         Simulation(sim.cluster, sim.scenarios, sim.traits, sim.process, sim.rules, state, sim.log)
