@@ -13,6 +13,7 @@ from ..cluster.errors import BackendError, InputError
 
 PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
 AGAIN = frozenset({409, 503})  # statuses after which that may help, where the answer says when
+OUTAGE_S = 300.0  # for which a scheduler may be away that was there: it is started anew, or another takes over
 PAGE, MOST = 200, 1000  # jobs of one answer: of the list, and of the queue
 END = "end"  # event after the last one of a stream
 
@@ -191,21 +192,25 @@ class Client:
     def _follow(self, path: str, parameters: dict[str, Any]) -> Iterator[Told]:
         """Yield what a stream tells until its end, each event once, also if the scheduler starts anew meanwhile."""
         last: dict[str, str] = {}
-        tries = 0
+        tries, away_s = 0, float("-inf")  # and when it went away that had answered
         while True:
+            answers = False
             try:
                 with self._http.stream("GET", path, params=parameters, headers=last) as answer:
                     if not answer.is_success:
                         answer.read()
                         self._checked(answer)
+                    answers = True
                     for told in events_of(answer.iter_lines()):
                         if told.event == END:
                             return
-                        last, tries = {"Last-Event-ID": told.id}, 0
+                        last = {"Last-Event-ID": told.id}
                         yield told
             except httpx.TransportError as error:
-                if tries == len(PAUSES_S):
+                if not answers and tries >= len(PAUSES_S) and time.monotonic() - away_s > OUTAGE_S:
                     raise self._absent(error) from error
+            if answers:
+                tries, away_s = 0, time.monotonic()
             time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
             tries += 1
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...cluster.errors import BackendError, InputError
+from ...cluster.errors import BackendError
 from .durations import DURATION, duration
 from .options import DEFAULT_URL, JobsArgument, JsonOption, UrlOption, client_of, print_json
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ..client import Client
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two looks at the same jobs
-OUTAGE_S = 300.0  # for which a scheduler may be away: it is started anew, or another takes over
 FAILED, LATE = 1, 124  # exit statuses; 124 is that of timeout(1)
 
 
@@ -30,13 +29,16 @@ def wait(
 
     The exit status is 0 if all succeeded, 1 if one failed or was cancelled, 124 if the time was over before.
     """
+    from ..client import OUTAGE_S
+
     client, left = client_of(url), dict.fromkeys(job)
     until_s = float("inf") if timeout is None else time.monotonic() + timeout
     ended: list[dict[str, Any]] = []
-    pause_s, told = FIRST_PAUSE_S, set[str]()
+    pause_s, told, give_up_s = FIRST_PAUSE_S, set[str](), 0.0  # a scheduler that was never there is not waited for
     while True:
         for each in list(left):
-            found = _look(client, each, until_s)
+            found = _look(client, each, give_up_s)
+            give_up_s = min(time.monotonic() + OUTAGE_S, until_s)
             if found["ended_s"] is not None:
                 del left[each]
                 ended.append(found)
@@ -59,19 +61,16 @@ def wait(
         raise typer.Exit(FAILED)
 
 
-def _look(client: "Client", job: str, until_s: float) -> dict[str, Any]:
-    """Return how a job stands; a scheduler that is away for a while is waited for.
+def _look(client: "Client", job: str, give_up_s: float) -> dict[str, Any]:
+    """Return how a job stands; a scheduler that is away is waited for, until a moment of the monotonic clock.
 
     Raises:
         InputError: If there is no such job.
         BackendError: If the scheduler stays away.
     """
-    give_up_s = min(time.monotonic() + OUTAGE_S, until_s)
     while True:
         try:
             return client.job(job)
-        except InputError:
-            raise
         except BackendError:
             if time.monotonic() >= give_up_s:
                 raise

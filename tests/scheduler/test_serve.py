@@ -184,8 +184,9 @@ def test_waiting_ends_with_how_the_jobs_did(served: Served) -> None:
 
 
 def test_no_scheduler_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
-    done = Served(tmp_path).call("queue", check=False)
+    done, waited = (Served(tmp_path).call(*command, check=False) for command in (("queue",), ("wait", "x")))
 
+    assert waited.returncode == 2
     assert done.returncode == 2
     assert done.stderr.startswith("longshore: no scheduler answers at http://127.0.0.1:")
     assert done.stderr.endswith("; start one with `longshore serve`\n")
