@@ -54,7 +54,7 @@ def give_up(book: Book, row: AttemptRow, now_s: float) -> None:
     after = JobState.CANCELLED if job.desired is Desired.CANCEL else JobState.HELD
     if job.desired is Desired.RUN:
         columns["desired"] = Desired.HOLD
-    cause = "its end could not be handled; the log of the scheduler says why"
+    cause = f"its end could not be handled {MOST} times in a row: {book.errors.words(job.id)}"
     book.change_attempt(
         row, AttemptState.RELEASED, cause, now_s, outcome=str(ExitClass.AMBIGUOUS), ended_s=now_s, ends=()
     )

@@ -91,6 +91,11 @@ class JobErrors:
         known = self._counts.get(job)
         return known is not None and known.errors >= MOST
 
+    def words(self, job: str) -> str:
+        """Return what last went wrong with a job, "" if nothing did."""
+        known = self._counts.get(job)
+        return "" if known is None else known.words
+
     def due(self, now_s: float) -> dict[str, str]:
         """Return the jobs that are to be held, with their last errors in words; one of which that failed only later."""
         failing = {job: it for job, it in self._counts.items() if it.errors >= MOST}

@@ -16,7 +16,7 @@ from .quota import Quota
 from .states import OPEN_ATTEMPTS, JobState
 from .store.attempts import AttemptRow
 from .store.jobs import JobRow
-from .stored_spec import UnreadableSpecError, stored_job
+from .stored_spec import UnreadableSpecError, is_of_sbatch, stored_job
 
 MOST_S = 1e12  # of any time, far beyond all that are meant
 MOST_SAVED_S, MOST_GUESS_S = 1e90, 1e100  # of work: a time over a slowdown, and the estimate that was doubled beyond it
@@ -52,7 +52,7 @@ def estimate_of(row: JobRow) -> float:
 
 def nodes_of(row: JobRow) -> int:
     """Return how many nodes are to give a job the same GPUs each, 0 if it takes any GPUs."""
-    if not row.spec.get("sbatch"):
+    if not is_of_sbatch(row.spec):
         return 0
     sbatch = stored_job(row.spec).sbatch
     return 0 if sbatch is None else sbatch.nodes

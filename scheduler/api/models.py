@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ..backends.protocol import Placement
 from ..exits import rank_to_look_at
-from ..job_file import JobFile
+from ..job_file import JobFile, StoredJob
 from ..monitor.reports import NodeReport, Report
 from ..store.attempts import AttemptRow
 from ..store.checkpoints import CheckpointRow
@@ -330,11 +330,11 @@ def shown_spec(spec: JobFile) -> dict[str, Any]:
 
 
 def shown_stored(spec: object) -> dict[str, Any]:
-    """Return a stored job file in the same way; nothing of one that cannot be read."""
+    """Return a stored job file in the same way; with no command and all else left out if it cannot be read."""
     try:
         return shown_spec(stored_job(spec))
     except UnreadableSpecError:
-        return {}
+        return shown_spec(StoredJob.model_construct(command=()))
 
 
 def task_pages(row: AttemptRow) -> list[TaskPage]:

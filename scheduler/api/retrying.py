@@ -7,6 +7,7 @@ from ..service import Service
 from ..states import FINAL, Desired, JobState
 from ..store.jobs import JobRow, get_job
 from ..store.retrying import try_again
+from ..stored_spec import is_of_sbatch
 from .found import NO_JOB, Found
 from .models import JobPage, job_page
 from .problems import ProblemError, problems
@@ -44,7 +45,7 @@ def _refuse_what_stays_ended(row: JobRow) -> None:
     if row.desired is Desired.CANCEL or row.state in FINAL - {JobState.FAILED}:
         what = row.state.value if row.state in FINAL else "being cancelled"
         raise ProblemError("ended", f"job {row.id} is {what}; only one that failed or is held is tried again")
-    if row.state is JobState.FAILED and row.spec.get("sbatch"):
+    if row.state is JobState.FAILED and is_of_sbatch(row.spec):
         raise ProblemError("ended", f"job {row.id} came by sbatch, and Slurm has ended it; submit it there again")
 
 
