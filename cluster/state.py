@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernel_struct import Struct, pack
-from .scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from .scenarios import EVERY_JOB, FaultProcess, Rules, Scenarios, fault_sources
 from .shapes import check_shapes, check_types
 from .topology import Cluster
 
@@ -219,7 +219,7 @@ class Simulation:
         self.rules, self.state, self.log = rules, state, log
         parts = {name: getattr(self, name) for name in Simulation.__init__.__annotations__ if name != "return"}
         check_types(parts)
-        check_shapes(parts, allocate_state(cluster, scenarios, 0))
+        check_shapes(parts, allocate_state(cluster, scenarios, 0, int(state.index_from.min(initial=EVERY_JOB))))
         self._table = pack(parts)
         self.address = int(self._table.ctypes.data)
         self._numba_type_ = Struct()
@@ -230,6 +230,7 @@ class Simulation:
         return Simulation, parts
 
 
+INDEX_FROM = 64  # jobs: a walk along a shorter queue is as fast
 MOVES = 16  # at most so many moves are compared at a decision
 FINISH_OFFERS, TIGHT_OFFERS, SLOW_OFFERS = 7, 3, 2
 OTHERS = 5  # jobs that the policy may turn to
@@ -269,7 +270,7 @@ _FLOATS = (
 )  # fmt: skip
 
 
-def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int) -> State:
+def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int = INDEX_FROM) -> State:
     """Return state for so many clusters, zero but for `scenario` and `index_from`; `reset` of the engine fills it.
 
     Queues of at least `index_from` jobs have an index.
