@@ -184,7 +184,7 @@ def is_indexed(sim: Simulation, row: int) -> bool:
     """Say whether the queue has an index, which is made if the queue is long."""
     state = sim.state
     if state.index_stage[row] != KEPT:
-        if state.queued[row] < state.index_from[row]:
+        if state.queued[row] < state.index_from[row] or state.index_best.shape[1] == 0:
             return False
         if state.index_stage[row] == NO_LEAVES:
             _lay_out(sim, row)

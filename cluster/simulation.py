@@ -6,10 +6,9 @@ from numpy.typing import NDArray
 from .outcome import Outcome
 from .scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, Scenarios
 from .sound import sound_cluster, sound_process, sound_rules, sound_scenarios
-from .state import Log, Simulation, State, allocate_log, allocate_state, traits_of
+from .state import INDEX_FROM, Log, Simulation, State, allocate_log, allocate_state, traits_of
 from .topology import Cluster
 
-INDEX_FROM = 64  # jobs: a walk along a shorter queue is as fast
 FIFO = ORDERS["fifo"]
 
 

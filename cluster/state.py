@@ -231,6 +231,7 @@ class Simulation:
         return Simulation, parts
 
 
+INDEX_FROM = 64  # jobs: a walk along a shorter queue is as fast
 MOVES = 16  # at most so many moves are compared at a decision
 FINISH_OFFERS, TIGHT_OFFERS, SLOW_OFFERS = 7, 3, 2
 OTHERS = 5  # jobs that the policy may turn to
@@ -270,7 +271,7 @@ _FLOATS = (
 )  # fmt: skip
 
 
-def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int) -> State:
+def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int = INDEX_FROM) -> State:
     """Return state for so many clusters, zero but for `scenario` and `index_from`; `reset` of the engine fills it.
 
     Queues of at least `index_from` jobs have an index.

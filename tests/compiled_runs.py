@@ -10,8 +10,8 @@ from longshore.cluster.event_log import events_of
 from longshore.cluster.order import may_wait
 from longshore.cluster.outcome import Event, Outcome
 from longshore.cluster.placing import take_gpu
-from longshore.cluster.simulation import INDEX_FROM, outcome_of, simulation_of
-from longshore.cluster.state import Simulation, allocate_log
+from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.cluster.state import INDEX_FROM, Simulation, allocate_log
 from tests.reference_faults import plain_uniform
 from tests.strategies import Case
 

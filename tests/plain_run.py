@@ -7,7 +7,7 @@ import numpy as np
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, stack
-from longshore.cluster.simulation import INDEX_FROM
+from longshore.cluster.state import INDEX_FROM
 from longshore.cluster.topology import grid_cluster
 from longshore.cluster.workload import workload_of
 from tests.compiled_runs import play_heuristic
