@@ -153,4 +153,4 @@ def _links_hold(sim: Simulation, row: int, node: int, whole: int, speed: float, 
             spare = 1  # a single GPU, if it is the last that is missing
         elif taken == 0:
             left -= 1
-    return left <= spare
+    return bool(left <= spare)
