@@ -70,10 +70,9 @@ def _copy(theirs: Iterable[Any], at: int, mine: Iterable[Any], to: int) -> None:
 
 def _copy_state(sim: Simulation, row: int, imagined: Simulation) -> None:
     """Copy what changes in a row, but for the index of its queue, which the imagination makes for itself."""
-    target: Any
-    for name, source, target in zip(sim.state._fields, sim.state, imagined.state, strict=True):
+    for name in sim.state._fields:
         if not name.startswith("index_"):
-            target[PRESENT] = source[row]
+            getattr(imagined.state, name)[PRESENT] = getattr(sim.state, name)[row]
     forget_index(imagined, PRESENT)
 
 

@@ -1,7 +1,7 @@
 """Letting Ctrl-C, and other signals that Python handles, reach it while a kernel runs for long."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numba
 from llvmlite import ir
@@ -32,4 +32,4 @@ def _compiled(typing_context: Any) -> Any:
     return types.void(), code
 
 
-check_signals: Callable[[], None] = _plain if numba.config.DISABLE_JIT else _compiled  # type: ignore[attr-defined]
+check_signals: Callable[[], None] = cast("Any", _plain if numba.config.DISABLE_JIT else _compiled)  # type: ignore[attr-defined]

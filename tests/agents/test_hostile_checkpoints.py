@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from ast import literal_eval
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -54,21 +55,22 @@ def load() -> Iterator[Load]:
     """Load files in a process of little memory; return what it said."""
     command = [sys.executable, "-W", "error", "-c", LOADER]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        sends, answers = process.stdin, process.stdout
+        assert sends is not None
+        assert answers is not None
+        assert answers.readline() == "ready\n"
 
         def one(path: Path) -> str:
-            process.stdin.write(f"{path}\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
+            sends.write(f"{path}\n")
+            sends.flush()
+            answer = answers.readline()
             assert answer, f"the process died of {path.read_bytes()[:200]!r}"
-            spent_s, told = eval(answer)
+            spent_s, told = literal_eval(answer)
             assert spent_s < CPU_S
             return str(told)
 
         yield one
-        process.stdin.close()
+        sends.close()
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -119,6 +121,12 @@ class Parts:
     def with_array(self, name: str, content: bytes) -> bytes:
         self.arrays[name] = content
         return self.archive()
+
+
+def with_keys(keys: dict[str, Any]) -> Parts:
+    parts = Parts()
+    parts.schema |= keys
+    return parts
 
 
 FIRST = "policy.0.0.weight"
@@ -200,9 +208,9 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a schema of a million names": lambda: Parts(features=["x"] * 1_000_000).archive(),
     "a schema of a long name": lambda: Parts(algorithm="x\n" * 1_000_000).archive(),
     "a schema of long names": lambda: Parts(features=["x\n" * 1_000_000]).archive(),
-    "a schema of a million keys": lambda: Parts(**{str(i): i for i in range(200_000)}).archive(),
-    "a schema of a long key": lambda: Parts(**{"x" * 1_000_000: 1}).archive(),
-    "a schema of an odd key": lambda: Parts(**{"new\nline": 1}).archive(),
+    "a schema of a million keys": lambda: with_keys({str(i): i for i in range(200_000)}).archive(),
+    "a schema of a long key": lambda: with_keys({"x" * 1_000_000: 1}).archive(),
+    "a schema of an odd key": lambda: with_keys({"new\nline": 1}).archive(),
     "a schema that is nested deeply": lambda: Parts().archive(schema=b"[" * 4_000_000),
     "a schema that is a list": lambda: Parts().archive(schema=b"[]"),
     "a schema that is no text": lambda: Parts().archive(schema=b"\xff\xfe\x00"),

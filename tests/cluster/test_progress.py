@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def press(number: int, frame: FrameType | None) -> None:
     raise Pressed
 
 
-ENDLESS = {"rate_per_s": 1e3, "first": 8, "work_s": 1e12}  # faults beside a job that runs for ever
+ENDLESS: dict[str, Any] = {"rate_per_s": 1e3, "first": 8, "work_s": 1e12}  # faults beside a job that runs for ever
 
 
 @pytest.mark.parametrize("policy", ["pack", "patient", "hetero64.zip", "hetero64-wait.zip", "rollout:pack"])

@@ -155,7 +155,7 @@ def test_other_types_and_layouts_of_the_same_values_play_the_same(given_as: Call
     parts.scenarios = parts.scenarios._replace(**rounded, **rates)
     others.scenarios = type(parts.scenarios)(*map(given_as, parts.scenarios))
     ends = [outcome_of(played(each.simulation(), [2, 0])).finish_s for each in (parts, others)]
-    assert np.array_equal(*ends)
+    assert np.array_equal(ends[0], ends[1])
 
 
 def played(sim: Simulation, scenarios: Any) -> Simulation:
@@ -174,8 +174,9 @@ def played(sim: Simulation, scenarios: Any) -> Simulation:
 def test_rows_and_scenarios_that_do_not_exist_are_refused(policy: str, wrong: Any) -> None:
     name = str(CHECKPOINTS / policy) if policy.endswith(".zip") else policy
     sim = Parts().simulation()
+    given: Any = wrong if isinstance(wrong, int | None) else np.array(wrong)
     with pytest.raises(ValueError, match=r"scenario"):
-        find_policy(name).play(sim, wrong if isinstance(wrong, int | None) else np.array(wrong))
+        find_policy(name).play(sim, given)
     assert not sim.state.decisions.any()
 
 

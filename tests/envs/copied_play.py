@@ -75,10 +75,11 @@ def step(env: Any, chosen: np.ndarray) -> tuple[Any, ...]:
             env.reset_rows(np.flatnonzero(env.ended))
         return *told, env.masks, env.returns(np.arange(ROWS))
     if isinstance(env, PlacementEnv):
-        *told, info = env.step(chosen[0])
-        if told[2] or told[3]:
+        seen: Any
+        *seen, info = env.step(chosen[0])
+        if seen[2] or seen[3]:
             env.reset()
-        return *told, info["action_mask"]
+        return *seen, info["action_mask"]
     return (*env.step(chosen)[:3], env.action_masks())
 
 
