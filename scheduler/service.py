@@ -22,13 +22,16 @@ from .live import Site
 from .loop import Scheduler
 from .metrics.registry import Metrics
 from .monitor.monitor import Monitor
+from .monitor.usage import Usage, sample_of
 from .owner import this_process
 from .retention import horizon_of, prune
 from .room import Room
 from .settings import Chosen, Settings
 from .store.engines import file_of
+from .store.errors import StoreUnreachableError
 from .store.idempotency import forget_before
 from .store.opening import Store, open_store
+from .store.reservations import held_gpus
 from .store.user_tokens import agents_without_node, has_valid_tokens
 from .tick_failures import TickFailures
 from .tokens import Role
@@ -89,7 +92,7 @@ class Service:
             lambda: monitor.steps.figures if self.leads() else {}, self.room,
         )  # fmt: skip
         self.store.watch_commits(self.metrics.commit_s.observe)
-        self.failures = TickFailures()
+        self.failures, self.usage = TickFailures(), Usage()
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()
         self._ticked, self._forgot = time.monotonic(), float("-inf")
@@ -206,17 +209,27 @@ class Service:
             self.store.write(lambda tx: forget_before(tx, self.now_s() - KEPT_S))
 
     def _keep(self) -> None:
-        """Watch the room on the disk, and delete old history now and then; beside the ticks, for it may take long."""
+        """Watch the disk and how GPUs are used, and delete old history; beside the ticks, for it may take long."""
         pruned = float("-inf")
         while not self.ends.wait(KEEP_S):
             try:
                 self.room.look()
+                self._look_at_use()
                 if self.leads() and time.monotonic() - pruned > PRUNE_S:
                     pruned = time.monotonic()
                     self._prune()
             except Exception:
                 # History that is kept for longer does no harm, a thread that ends does.
                 log.exception("room on the disk could not be looked after")
+
+    def _look_at_use(self) -> None:
+        """Note now and then how many GPUs are held, and how busy they are; not while the store does not answer."""
+        now_s = self.now_s()
+        if self.usage.is_due(now_s):
+            with suppress(StoreUnreachableError), self.store.read() as tx:
+                held = [(row.node, row.gpu) for row in held_gpus(tx)]
+                reports = self.scheduler.parts.monitor.reports.last()
+                self.usage.take(sample_of(held, self.layout.nodes, reports, now_s))
 
     def _prune(self) -> None:
         horizon = horizon_of(self.settings.retention, self.now_s())

@@ -56,6 +56,16 @@ async def looking(request: Request, service: Serving, known: Knowing) -> None:
         raise ProblemError("forbidden", NOT_ALL)
 
 
+def check_origin(request: Request) -> None:
+    """Refuse a form that another site sent: its pages may name any address.
+
+    Raises:
+        ProblemError: If it is one.
+    """
+    if not has_own_origin(request):
+        raise ProblemError("wrong-host", OTHER_ORIGIN)
+
+
 def ask_for_tokens(app: FastAPI) -> None:
     """Add the page that asks for a token, and send there who needs one."""
     app.include_router(router)
@@ -84,8 +94,7 @@ async def login(
 @router.post("/login")
 async def enter(request: Request, service: Serving, known: Knowing, browsers: Letting) -> Response:
     """Know a browser again that has told a token."""
-    if not has_own_origin(request):
-        raise ProblemError("wrong-host", OTHER_ORIGIN)
+    check_origin(request)
     form = parse_qs((await request.body()).decode(errors="replace"))
     return await _let_in(request, form.get("token", [""])[0].strip(), browsers, service, known)
 
@@ -113,8 +122,7 @@ def _asked_again(code: str, detail: str) -> Response:
 @router.post("/logout")
 async def logout(request: Request, browsers: Letting) -> Response:
     """Know a browser no more."""
-    if not has_own_origin(request):
-        raise ProblemError("wrong-host", OTHER_ORIGIN)
+    check_origin(request)
     browsers.leave(request.cookies.get(COOKIE, ""))
     left = RedirectResponse("/login", 303)
     left.delete_cookie(COOKIE, httponly=True, samesite="strict")

@@ -2,23 +2,26 @@
 
 import shlex
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ..states import FINAL, AttemptState, JobState
+from ..api.waiting import WAITS, queue_of, waiting_page
+from ..service import Service
+from ..states import FINAL, AttemptState
 from ..store.attempts import AttemptRow, attempts_of
-from ..store.checkpoints import CheckpointRow, checkpoints_of
+from ..store.checkpoints import SAVED, CheckpointRow, checkpoints_of
 from ..store.decisions import DecisionRow
 from ..store.events import EventRow
 from ..store.jobs import JobRow
-from ..store.overview import jobs_in, last_decisions, last_events
+from ..store.overview import checkpoint_events, last_decisions, last_events
 from ..stored_spec import UnreadableSpecError, stored_job
-from .cluster_view import MOST_ROWS
+from .folding import Told, with_checkpoints
+from .text import sentence
 
 MOST_DECISIONS = 50
 MOST_CHECKPOINTS = 10
+MOST_EVENTS = 2000  # the last
 
 
 class JobView(NamedTuple):
@@ -27,7 +30,8 @@ class JobView(NamedTuple):
     job: JobRow
     command: str
     attempts: list[AttemptRow]
-    events: list[EventRow]
+    events: list[EventRow]  # all but those of checkpoints
+    told: list[Told]  # all, the last first
     decisions: list[DecisionRow]  # the last first
     checkpoints: list[CheckpointRow]  # the newest first
     waits_for: str  # why it waits, "" if it does not
@@ -43,15 +47,19 @@ class JobView(NamedTuple):
         return self.is_over and all(row.state is AttemptState.CLOSED for row in self.attempts)
 
 
-def job_view(tx: Connection, row: JobRow, most_events: int) -> JobView:
+def job_view(tx: Connection, row: JobRow, service: Service) -> JobView:
     """Return what the page of a job shows."""
-    decisions = last_decisions(tx, MOST_DECISIONS, row.id)
+    events = last_events(tx, MOST_EVENTS, job_id=row.id, without=SAVED)[::-1]
     return JobView(
-        row, _command(row.spec), attempts_of(tx, row.id), last_events(tx, most_events, job_id=row.id)[::-1],
-        decisions,
+        row,
+        _command(row.spec),
+        attempts_of(tx, row.id),
+        events,
+        with_checkpoints(events, checkpoint_events(tx, row.id)),
+        last_decisions(tx, MOST_DECISIONS, row.id),
         checkpoints_of(tx, row.id, MOST_CHECKPOINTS),
-        _waits_for(tx, row, decisions),
-    )  # fmt: skip
+        _waits_for(tx, row, service),
+    )
 
 
 def _command(spec: Mapping[str, object]) -> str:
@@ -61,19 +69,12 @@ def _command(spec: Mapping[str, object]) -> str:
         return ""
 
 
-def _waits_for(tx: Connection, row: JobRow, decisions: list[DecisionRow]) -> str:
-    """Say why a job waits, as far as the store tells."""
-    if row.state is JobState.HELD:
-        return "It is held until somebody wants it to run again."
-    if row.state is not JobState.QUEUED:
+def _waits_for(tx: Connection, row: JobRow, service: Service) -> str:
+    """Say why a job waits, and where, in the words of the API."""
+    if row.state not in WAITS:
         return ""
-    queue = [other.id for other in jobs_in(tx, (JobState.QUEUED,), MOST_ROWS)]
-    if row.id not in queue:
-        return f"At least {MOST_ROWS} jobs stand before it in the queue."
-    before = queue.index(row.id)
-    if before:
-        return f"{before} job{' stands' if before == 1 else 's stand'} before it in the queue."
-    if decisions and decisions[0].placement is None:
-        obeyed = PurePath(str(decisions[0].explanation.get("obeyed", ""))).name
-        return f"It is the first in the queue; {obeyed} lets it wait."
-    return f"It is the first in the queue and waits for {row.gpus} GPU{'' if row.gpus == 1 else 's'}."
+    waiting = waiting_page(tx, row, queue_of(tx, service))
+    if waiting is None:
+        return ""
+    place = "" if waiting.position is None else f"Number {waiting.position} in the queue: "
+    return sentence(f"{place}{waiting.reason}")

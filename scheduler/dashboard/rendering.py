@@ -14,7 +14,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from ..api.models import decision_page
 from .grid import blocks, cells
-from .text import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text
+from .text import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text, sentence
 
 CSP = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 HEADERS = {
@@ -72,8 +72,9 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         duration=duration_text, moment=moment, ms=milliseconds_text, placement=placement_text, indices=indices_text,
-        cells=cells, blocks=blocks, decision=decision_page,
+        cells=cells, blocks=blocks, decision=decision_page, sentence=sentence,
         base=lambda name: PurePath(name).name, percent=lambda number: f"{number:.4g}%",
+        share=lambda number: f"{100 * number:.0f} %",
     )  # fmt: skip
     environment.globals.update(static=static, elapsed=elapsed)
     return environment

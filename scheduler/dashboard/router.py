@@ -1,4 +1,4 @@
-"""Pages of the scheduler. They only read: what changes a job goes through the API.
+"""Pages of the scheduler.
 
 All of them are of one router, so that one dependency can guard them.
 
@@ -20,18 +20,19 @@ from ..store.attempts import AttemptRow, attempts_of
 from ..store.events import last_seq
 from ..store.jobs import JobRow, get_job, list_jobs
 from ..store.overview import last_decision_seq, last_decisions, last_event_of, last_events
+from .acting import actions_of, add_actions
 from .cluster_view import LETTERS, cluster_view
+from .folding import ROWS, page_of
 from .gantt import gantt
 from .job_view import JobView, job_view
 from .log_text import Part, part_after, tail
 from .policy_view import policy_view
 from .rendering import HEADERS, render, static_files
 from .step_chart import step_chart
+from .use_chart import use_chart
 
 PAGE_ROWS = 50
-EVENT_ROWS = 100
 DECISIONS = 1000  # that the policy's page looks at
-MOST_EVENTS = 2000  # of one job, the last
 GROWS_S = 5.0  # between two pictures of a job that runs
 KEPT = "public, max-age=31536000, immutable"
 Seen = Annotated[str, Query(max_length=64)]  # state of the page that asks
@@ -41,7 +42,7 @@ Before = Annotated[int | None, Query(ge=1, le=2**62)]  # number of the last row 
 def dashboard_router(service: Service) -> APIRouter:
     """Return all pages of a scheduler."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    for add in (_add_cluster, _add_jobs, _add_job, _add_logs, _add_policy, _add_events, _add_static):
+    for add in (_add_cluster, _add_jobs, _add_job, _add_logs, _add_policy, _add_events, _add_static, add_actions):
         add(router, service)
     return router
 
@@ -49,11 +50,12 @@ def dashboard_router(service: Service) -> APIRouter:
 def _add_cluster(router: APIRouter, service: Service) -> None:
     def draw(template: str, seen: str) -> Response:
         with service.store.read() as tx:
-            now = f"{last_seq(tx)}-{service.leads():d}"
+            now = f"{last_seq(tx)}-{service.leads():d}-{service.usage.taken}"
             if now == seen:
                 return _nothing_new()
             view = cluster_view(tx, service.layout, service.node_types)
-        return render(template, page="cluster", view=view, seen=now, letters=LETTERS, **_about(service))
+        use = use_chart(service.usage.samples())
+        return render(template, page="cluster", view=view, use=use, seen=now, letters=LETTERS, **_about(service))
 
     @router.get("/")
     def cluster() -> Response:
@@ -126,7 +128,7 @@ def _add_job(router: APIRouter, service: Service) -> None:
         told = steps.train_s(attempt_name(view.attempts[-1])) if view.attempts else ()
         return {
             "page": "jobs", "view": view, "gantt": gantt(view.events, now_s), "seen": seen,
-            "steps": steps.figures.get(view.job.id), "chart": step_chart(told),
+            "steps": steps.figures.get(view.job.id), "chart": step_chart(told), "actions": actions_of(view.job),
         }  # fmt: skip
 
     @router.get("/jobs/{job}")
@@ -139,7 +141,7 @@ def _add_job(router: APIRouter, service: Service) -> None:
             row = _job_in(tx, job)
             if row is None:
                 return _missing(f"There is no job {job[:40]!r}.", service)
-            now, view = seen_of(tx, row), job_view(tx, row, MOST_EVENTS)
+            now, view = seen_of(tx, row), job_view(tx, row, service)
         log, problem = _log(service, view.job, view.attempts, attempt, rank)
         number = attempt or (view.attempts[-1].number if view.attempts else None)
         return render(
@@ -155,7 +157,7 @@ def _add_job(router: APIRouter, service: Service) -> None:
             now = seen_of(tx, row)
             if now == seen:
                 return _nothing_new()
-            view = job_view(tx, row, MOST_EVENTS)
+            view = job_view(tx, row, service)
         return render("job_poll.html", **values_of(view, now), **_about(service))
 
 
@@ -227,9 +229,8 @@ def _add_events(router: APIRouter, service: Service) -> None:
             now = str(last_seq(tx))
             if now == seen:
                 return _nothing_new()
-            rows = last_events(tx, EVENT_ROWS, before_seq=before)
-        more = rows[-1].seq if len(rows) == EVENT_ROWS else None
-        return render(template, page="events", events=rows, seen=now, before=before, more=more, **_about(service))
+            lines, more = page_of(lambda seq: last_events(tx, ROWS, before_seq=seq), before)
+        return render(template, page="events", lines=lines, seen=now, before=before, more=more, **_about(service))
 
     @router.get("/events")
     def events(before: Before = None) -> Response:

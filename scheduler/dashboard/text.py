@@ -55,6 +55,11 @@ def elapsed(since_s: float, now_s: float) -> Markup:
     return Markup('<span class="elapsed" data-since="{:.3f}">{}</span>').format(since_s, duration_text(now_s - since_s))
 
 
+def sentence(text: str) -> str:
+    """Return words as a sentence."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
 def indices_text(indices: tuple[int, ...]) -> str:
     """Return indices with runs of neighbours drawn together, such as "0-3, 6"."""
     runs: list[list[int]] = []

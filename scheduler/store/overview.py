@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, bindparam, func, null, select
 
 from ..states import FINAL, OPEN_ATTEMPTS, AttemptState, Contact, JobState
+from .checkpoints import SAVED
 from .decisions import DecisionRow
 from .events import EventRow
 from .jobs import JobRow
@@ -77,7 +78,16 @@ _DRAINS = _DRAINS.join(job, job.c.id == attempt.c.job_id).where(attempt.c.state 
 _JOBS = select(*(job.c[name] for name in JobRow._fields))
 _EVENTS = select(*(event.c[name] for name in EventRow._fields))
 _LAST_EVENTS = _EVENTS.where(event.c.seq < bindparam("before")).order_by(event.c.seq.desc()).limit(bindparam("most"))
-_LAST_EVENTS_OF_JOB = _LAST_EVENTS.where(event.c.job_id == bindparam("of_job"))
+_LAST_EVENTS_OF_JOB = _LAST_EVENTS.where(event.c.job_id == bindparam("of_job"), event.c.kind != bindparam("without"))
+_SAVED = (
+    select(func.max(event.c.seq).label("seq"), func.count().label("events"))
+    .where(event.c.job_id == bindparam("of_job"), event.c.kind == SAVED)
+    .group_by(event.c.number)
+    .subquery()
+)
+_LAST_SAVED = select(*(event.c[name] for name in EventRow._fields), _SAVED.c.events).join(
+    _SAVED, event.c.seq == _SAVED.c.seq
+)
 _LAST_EVENT_OF_JOB = select(func.coalesce(func.max(event.c.seq), 0)).where(event.c.job_id == bindparam("of_job"))
 # Without what the policy saw: those columns are large, and nobody reads them here.
 _SLIM = select(
@@ -144,7 +154,7 @@ def jobs_in(tx: Connection, states: Sequence[JobState], limit: int) -> list[JobR
 
 
 def last_events(
-    tx: Connection, limit: int, *, before_seq: int | None = None, job_id: str | None = None
+    tx: Connection, limit: int, *, before_seq: int | None = None, job_id: str | None = None, without: str = ""
 ) -> list[EventRow]:
     """Return events, the last first.
 
@@ -153,10 +163,16 @@ def last_events(
         limit: Most events to return.
         before_seq: Only those before the one with this number.
         job_id: Only those of one job.
+        without: Kind of events of the job that are left out.
     """
-    parameters = {"before": before_seq or 1 << 62, "most": limit, "of_job": job_id}
+    parameters = {"before": before_seq or 1 << 62, "most": limit, "of_job": job_id, "without": without}
     statement = _LAST_EVENTS if job_id is None else _LAST_EVENTS_OF_JOB
     return [EventRow._make(row) for row in tx.execute(statement, parameters)]
+
+
+def checkpoint_events(tx: Connection, job_id: str) -> list[tuple[EventRow, int]]:
+    """Return the last event of a checkpoint of each attempt of a job, and how many there are."""
+    return [(EventRow._make(row[:-1]), row[-1]) for row in tx.execute(_LAST_SAVED, {"of_job": job_id})]
 
 
 def last_event_of(tx: Connection, job_id: str) -> int:

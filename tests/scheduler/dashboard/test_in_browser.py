@@ -188,6 +188,56 @@ def test_pages_are_accessible_and_fit_a_phone(served: Served, visit: Visit) -> N
     (served.folder / "told").touch()
 
 
+def test_buttons_hold_release_and_cancel_a_job(guarded: Served, browser: Browser) -> None:
+    context = browser.new_context()
+    it = Visit(context, guarded.url)
+    page = it.go(guarded.call("dashboard").stdout.strip().removeprefix(guarded.url))
+    job = guarded.submit("--", "sleep", "1000")
+    badge = it.go(f"/jobs/{job}").locator(".title .badge").first
+    for button, state in (("Hold", "held"), ("Release", "running")):
+        page.get_by_role("button", name=button).click()
+        expect(badge).to_have_text(state, timeout=1000.0 * PATIENCE_S)
+    assert Axe().run(page).violations_count == 0
+
+    cancel = page.get_by_role("button", name="Cancel the job")
+    expect(cancel).to_be_hidden()  # one click does not end a job
+    page.locator("summary", has_text="Cancel").click()
+    cancel.click()
+
+    expect(badge).to_have_text("cancelled", timeout=1000.0 * PATIENCE_S)
+    expect(page.locator(".actions")).to_have_count(0)
+    assert it.complaints == []
+    context.close()
+
+
+def test_what_is_opened_stays_open_while_the_page_changes_around_it(served: Served, visit: Visit) -> None:
+    job = submit(served, "while [ ! -e open ]; do sleep 0.05; done")
+    page = visit.go(f"/jobs/{job}")
+    expect(page.locator(".title .badge")).to_have_text("running", timeout=1000.0 * PATIENCE_S)
+    page.locator("summary", has_text="Cancel").click()
+    page.evaluate("document.getElementById('job').dataset.old = 'yes'")
+
+    expect(page.locator("#job[data-old]")).to_have_count(0, timeout=1000.0 * PATIENCE_S)  # another one is in its place
+
+    expect(page.get_by_role("button", name="Cancel the job")).to_be_visible()
+    (served.folder / "open").touch()
+
+
+def test_a_form_of_another_site_changes_nothing(served: Served, browser: Browser) -> None:
+    job = submit(served, "while [ ! -e foreign ]; do sleep 0.05; done")
+    page = browser.new_page()
+    page.goto(f"{served.url.replace('127.0.0.1', 'localhost')}/jobs/{job}")  # another origin of the same machine
+    form = f'<form method="post" action="{served.url}/jobs/{job}/cancel"><button>win</button></form>'
+    page.set_content(form)
+
+    page.get_by_role("button", name="win").click()
+
+    expect(page.locator("h1")).to_have_text("Wrong host")
+    assert served.told("status", job)["desired"] == "run"
+    (served.folder / "foreign").touch()
+    page.close()
+
+
 def test_a_scheduler_that_does_not_answer_is_told(served: Served, browser: Browser) -> None:
     context = browser.new_context()
     page = context.new_page()

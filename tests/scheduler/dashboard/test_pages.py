@@ -9,16 +9,20 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from longshore.scheduler.api.problems import answer_with_problems
+from longshore.scheduler.api.waiting import queue_of, waiting_page
 from longshore.scheduler.backends.protocol import Share
+from longshore.scheduler.dashboard.refusing import refusal_page
 from longshore.scheduler.dashboard.router import dashboard_router
 from longshore.scheduler.job_id import new_job_id
 from longshore.scheduler.service import Service
 from longshore.scheduler.settings import Chosen, PolicyChoice, Settings
-from longshore.scheduler.states import AttemptState, JobState
+from longshore.scheduler.states import AttemptState, Desired, JobState
 from longshore.scheduler.store.attempts import Opening, get_attempt
 from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
+from longshore.scheduler.store.checkpoints import CheckpointRow, register
 from longshore.scheduler.store.decisions import NewDecision
-from longshore.scheduler.store.jobs import JobRow, NewJob, get_job, insert_job
+from longshore.scheduler.store.jobs import JobRow, NewJob, get_job, insert_job, set_desired
 from longshore.scheduler.store.leases import SCHEDULER, acquire
 
 HOSTILE = '<script>alert("x")</script>'
@@ -42,6 +46,7 @@ class Shown:
         choice = PolicyChoice(name=policy, mode="shadow")
         self.service = Service(Chosen(Settings(folder=folder, policy=choice, open=True)))
         app = FastAPI()
+        answer_with_problems(app, refusal_page)
         app.include_router(dashboard_router(self.service))
         self.app, self.folder = app, folder
         fence = self.service.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
@@ -51,6 +56,10 @@ class Shown:
     async def get(self, path: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://here") as client:
             return await client.get(path)
+
+    async def post(self, path: str, origin: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://here") as client:
+            return await client.post(path, headers={"Origin": origin})
 
     def submit(self, name: str = "trains", gpus: int = 2) -> JobRow:
         spec = {"name": name, "gpus": gpus, "command": ["echo", HOSTILE]}
@@ -278,3 +287,91 @@ async def test_jobs_are_turned_over_page_by_page(shown: Shown) -> None:
         address = older[0] if older else ""
 
     assert seen == [f"job-{number}" for number in reversed(range(120))]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("desired", "buttons"),
+    [(Desired.RUN, ["hold", "cancel"]), (Desired.HOLD, ["release", "cancel"]), (Desired.CANCEL, [])],
+)
+async def test_a_job_has_buttons_for_what_may_be_done_with_it(
+    shown: Shown, desired: Desired, buttons: list[str]
+) -> None:
+    job = shown.submit()
+    shown.service.store.write(lambda tx: set_desired(tx, job.id, desired, at_s=1e9, writer="api"))
+
+    page = (await shown.get(f"/jobs/{job.id}")).text
+
+    assert re.findall(rf'action="/jobs/{job.id}/(\w+)"', page) == buttons
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("action", "origin", "status", "desired"),
+    [
+        ("hold", "http://here", 303, Desired.HOLD),
+        ("cancel", "http://here", 303, Desired.CANCEL),
+        ("release", "http://here", 303, Desired.RUN),
+        ("cancel", "http://elsewhere", 403, Desired.RUN),
+        ("cancel", "http://here:3000", 403, Desired.RUN),
+        ("cancel", "null", 403, Desired.RUN),
+        ("delete", "http://here", 422, Desired.RUN),
+    ],
+)
+async def test_only_own_pages_change_a_job(
+    shown: Shown, action: str, origin: str, status: int, desired: Desired
+) -> None:
+    job = shown.submit()
+
+    assert (await shown.post(f"/jobs/{job.id}/{action}", origin)).status_code == status
+
+    with shown.service.store.read() as tx:
+        row = get_job(tx, job.id)
+    assert row is not None
+    assert row.desired is desired
+
+
+@pytest.mark.anyio
+async def test_a_job_that_is_not_there_cannot_be_cancelled(shown: Shown) -> None:
+    assert (await shown.post(f"/jobs/{'0' * 26}/cancel", "http://here")).status_code == 404
+
+
+@pytest.mark.anyio
+async def test_a_page_says_why_a_job_waits_in_the_words_of_the_api(shown: Shown) -> None:
+    first, second = shown.submit("first", 16), shown.submit("second", 3)
+    shown.start(shown.submit("runs", 2))
+    for job in (first, second):
+        with shown.service.store.read() as tx:
+            row = get_job(tx, job.id)
+            assert row is not None
+            told = waiting_page(tx, row, queue_of(tx, shown.service))
+        assert told is not None
+        assert f"{told.position} in the queue: {told.reason}." in (await shown.get(f"/jobs/{job.id}")).text
+
+
+@pytest.mark.anyio
+async def test_many_checkpoints_hide_no_other_event(shown: Shown) -> None:
+    job = shown.submit()
+    shown.start(job)
+    for step in range(2100):
+        save = CheckpointRow(job.id, 1, step, f"/ckpt/{step}", "", 1e9 + step)
+        shown.service.store.write(lambda tx, save=save: register(tx, save, writer="scheduler"))  # type: ignore[misc]
+
+    page, events = (await shown.get(f"/jobs/{job.id}")).text, (await shown.get("/events")).text
+
+    assert "2100 checkpoints; the last: step 2099 is saved" in page
+    assert "queue: waiting" in page  # the picture begins with the queue
+    assert page.count("<li><time") == 1 + len(re.findall("<b>(?:queued|starting|reserved)</b>", page))
+    assert "<b>queued</b>" in page
+    assert events.count("checkpoints; the last") == 1
+
+
+@pytest.mark.anyio
+async def test_what_stands_below_a_placement_does_not_run_into_it(shown: Shown) -> None:
+    job = shown.submit()
+    told = {"obeyed": "patient", "fallback": "patient", "fallback_expected": {"slowdown": 1.0, "end_s": 2e9}}
+    shown.write(Changes(decisions=[decided(job.id, told)]))
+
+    for address in (f"/jobs/{job.id}", "/policy"):
+        text = re.sub(r"<[^>]*>", "", (await shown.get(address)).text)
+        assert "rack0-node0: 0-1 1.00 x its estimate" in text
