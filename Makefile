@@ -37,5 +37,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' || \
 	  { echo "This Python makes no virtual environments; on Debian: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing Longshore and what it needs into .venv: minutes, most of them for PyTorch" >&2
+	@here() { ls -d .venv/lib/python*/site-packages/*.dist-info 2>/dev/null | wc -l; }; \
+	  { while sleep 5; do echo "installing: $$(here) of about $$(grep -c == constraints.txt) packages are in place" >&2; done; } & \
+	  telling=$$!; trap "kill $$telling" EXIT; \
+	  $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' >&2
 	@touch $@

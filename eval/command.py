@@ -68,9 +68,12 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
         write_json(request.json_out, comparison, title=title, facts=facts)
         console.print(f"figures: {request.json_out}", soft_wrap=True)
     if request.report or request.pictures:
-        with progress("drawing"):
-            events = _events(problem, policies, comparison, outcomes)
-            drawn = pictures(comparison, outcomes, problem.scenarios, events=events, gpu_node=problem.cluster.gpu_node)
+        with progress("drawing") as tell:
+            which, events = _events(problem, policies, comparison, outcomes, tell)
+            tell("drawing the figures")
+            drawn = pictures(
+                comparison, outcomes, problem.scenarios, events=events, which=which, gpu_node=problem.cluster.gpu_node
+            )
         if request.report:
             write_report(request.report, comparison, drawn, title=title, facts=facts)
             console.print(f"report: {request.report}", soft_wrap=True)
@@ -147,15 +150,29 @@ def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem)
 
 
 def _events(
-    problem: Problem, policies: list[Policy], comparison: Comparison, outcomes: dict[str, Outcome]
-) -> dict[str, list[Event]]:
-    """Return the events of a typical scenario under the best heuristic and the policies that challenge it."""
+    problem: Problem, policies: list[Policy], comparison: Comparison, outcomes: dict[str, Outcome], tell: Tell
+) -> tuple[str, dict[str, list[Event]]]:
+    """Return a typical scenario in words, and its events under the best heuristic and who challenges it."""
     best = comparison.best_heuristic
     shown = [*comparison.challengers[:2], best]
     rival, own = outcomes[best].makespan_s, outcomes[shown[0]].makespan_s
     typical = int(np.argsort(own - rival, kind="stable")[own.size // 2])
     by_name = {policy.name: policy for policy in policies}
-    return {name: play_recorded(problem, by_name[name], typical)[1] for name in dict.fromkeys(shown)}
+    events = {}
+    for name in dict.fromkeys(shown):
+        tell(f"playing a typical scenario under {name}")
+        events[name] = play_recorded(problem, by_name[name], typical)[1]
+    return _which(typical, own.size, shown[0], best), events
+
+
+def _which(scenario: int, scenarios: int, policy: str, best: str) -> str:
+    """Return which scenario is drawn, in words."""
+    if scenarios == 1:
+        return "the only scenario"
+    why = (
+        f", the typical one: the makespan of {policy} against {best} is the middle one of all" if policy != best else ""
+    )
+    return f"scenario {scenario} of {scenarios}, the first being 0{why}"
 
 
 def overload_text(outcomes: dict[str, Outcome], scenarios: Scenarios, *, least_share: float) -> str:

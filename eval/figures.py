@@ -31,6 +31,7 @@ BUSY_COLOUR, IDLE_COLOUR = "#77AADD", "#e6e9ed"
 MOST_GPU_ROWS = 256  # more GPUs are not told apart at the width of a page
 MOST_STEPS = 300  # of a line; more are not seen at the width of a page
 WIDTH_INCHES = 10.0
+EDGE = 1.06  # a panel's axis by the largest value that is drawn: so that no mark is cut at its edge
 
 STYLE: dict[str, object] = {
     "font.size": 10,
@@ -78,6 +79,7 @@ def pictures(
     scenarios: Scenarios,
     *,
     events: Mapping[str, Sequence[Event]],
+    which: str,
     gpu_node: NDArray[np.int32],
 ) -> list[Picture]:
     """Return all figures of a report.
@@ -87,6 +89,7 @@ def pictures(
         outcomes: What was compared.
         scenarios: The scenarios.
         events: Events of one scenario under some of the policies, drawn in this order; may be empty.
+        which: That scenario in words, such as "scenario 17 of 200".
         gpu_node: Node of each GPU, shape (gpus,).
     """
     drawn = []
@@ -94,7 +97,7 @@ def pictures(
         drawn += [forest(comparison), differences(comparison, comparison.challengers[0])]
     drawn.append(jct_distribution(comparison, outcomes, scenarios))
     if events:
-        drawn += [use(comparison, events, gpu_node.size), gantt(events, gpu_node)]
+        drawn += [use(comparison, events, gpu_node.size, which=which), gantt(events, gpu_node, which=which)]
     return drawn
 
 
@@ -132,7 +135,7 @@ def forest(comparison: Comparison) -> Picture:
         caption = (
             f"Each policy against {comparison.best_heuristic}, the best heuristic, on the same scenarios: difference "
             f"of the means{interval}. Filled: better; open: worse. The blue line is the best heuristic. An "
-            "arrow stands for what lies outside the panel."
+            "arrow stands for what lies outside the panel, also of an interval."
         )
         return _svg(figure, "differences", "Every policy against the best heuristic", caption)
 
@@ -151,15 +154,24 @@ def _forest_panel(ax: "Axes", comparison: Comparison, metric: int, rows: list[in
             _off_scale(ax, value, y, limit)
         elif np.isfinite(value):
             if np.isfinite(low):
-                ax.plot([max(low, -limit), min(high, limit)], [y, y], color=colour, linewidth=2, solid_capstyle="butt")
+                _interval(ax, low, high, y, limit, colour)
             face = colour if sign * value > 0 else "white"
             ax.plot(value, y, "o", markersize=5.5, markerfacecolor=face, markeredgecolor=colour, markeredgewidth=1.4)
-    ax.set(xlim=(-limit, limit), ylim=(len(rows) - 0.5, -0.5))
+    ax.set(xlim=(-EDGE * limit, EDGE * limit), ylim=(len(rows) - 0.5, -0.5))
     ax.set_yticks(range(len(rows)), [_short(comparison.policies[row]) for row in rows])
     ax.set_title(f"{METRICS[metric].title}   ({METRICS[metric].better} is better)")
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x")
+
+
+def _interval(ax: "Axes", low: float, high: float, y: int, limit: float, colour: str) -> None:
+    """Draw an interval, with an arrow where it goes on outside of the panel."""
+    ends = max(low, -limit), min(high, limit)
+    ax.plot(ends, [y, y], color=colour, linewidth=2, solid_capstyle="butt")
+    for end, is_outside, mark in ((ends[0], low < -limit, "<"), (ends[1], high > limit, ">")):
+        if is_outside:
+            ax.plot(end, y, mark, color=colour, markersize=5, markeredgewidth=0)
 
 
 def _forest_limit(comparison: Comparison, metric: int) -> float:
@@ -267,7 +279,7 @@ def _draw_steps(ax: "Axes", comparison: Comparison, jct: Mapping[str, NDArray[np
     ax.legend(handles[::-1], [_short(label) for label in labels[::-1]], loc="upper left")
 
 
-def use(comparison: Comparison, events: Mapping[str, Sequence[Event]], cluster_gpus: int) -> Picture:
+def use(comparison: Comparison, events: Mapping[str, Sequence[Event]], cluster_gpus: int, *, which: str) -> Picture:
     """Return busy, idle and down GPUs over time in one scenario, for the best policy and the best heuristic."""
     from matplotlib.figure import Figure
 
@@ -283,9 +295,10 @@ def use(comparison: Comparison, events: Mapping[str, Sequence[Event]], cluster_g
         axes[-1].set(xlabel=f"time ({name})", xlim=(0, max(events[policy][-1].time_s for policy in shown) * scale))
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=3)
         caption = (
-            "GPUs that run a job, wait for one, or are out of service, in one scenario. Idle time at the end is the"
+            f"GPUs that run a job, wait for one, or are out of service, in {which}. Idle time at the end is the tail "
+            "in which the last jobs run alone."
         )
-        return _svg(figure, "use", "Busy, idle and down over time", f"{caption} tail in which the last jobs run alone.")
+        return _svg(figure, "use", "Busy, idle and down over time", caption)
 
 
 def _use_panel(ax: "Axes", spent: Spells, cluster_gpus: int, scale: float) -> None:
@@ -300,12 +313,13 @@ def _use_panel(ax: "Axes", spent: Spells, cluster_gpus: int, scale: float) -> No
     ax.set(ylim=(0, cluster_gpus), ylabel="GPUs")
 
 
-def gantt(events: Mapping[str, Sequence[Event]], gpu_node: NDArray[np.int32]) -> Picture:
+def gantt(events: Mapping[str, Sequence[Event]], gpu_node: NDArray[np.int32], *, which: str) -> Picture:
     """Return who held each GPU when, one panel a policy; a cluster of over 256 GPUs is drawn node by node.
 
     Args:
         events: Events of one scenario under each policy, in order of time.
         gpu_node: Node of each GPU, shape (gpus,).
+        which: The scenario in words.
     """
     from matplotlib.figure import Figure
 
@@ -325,7 +339,8 @@ def gantt(events: Mapping[str, Sequence[Event]], gpu_node: NDArray[np.int32]) ->
             ax.set(ylim=(lines - 0.5, -0.5), ylabel="node" if by_node else "GPU")
         axes[-1].set_xlim(0, 1.01 * max(listed[-1].time_s for listed in events.values()) * scale)
         axes[-1].set_xlabel(f"time ({name})")
-        return _png(figure, "gantt", "Schedules of one scenario", _gantt_caption(by_node=by_node))
+        caption = f"{which[0].upper()}{which[1:]}. {_gantt_caption(by_node=by_node)}"
+        return _png(figure, "gantt", "Schedules of one scenario", caption)
 
 
 def _gantt_caption(*, by_node: bool) -> str:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from longshore import cli
 from longshore.cluster.profiles import PROFILES
 from longshore.commands import options
 from longshore.commands.adding import COMMANDS as OFFLINE
+from longshore.commands.progress import Lines
 from longshore.scheduler.commands.adding import ENTRIES
 from longshore.scheduler.commands.panels import JOBS, POLICIES, SCHEDULER
 from tests.command_line import Command
@@ -287,6 +290,7 @@ def test_the_version_is_told(longshore: Command) -> None:
 def test_help_is_instant_because_it_imports_nothing_heavy() -> None:
     code = """
 import sys
+import threading
 from longshore.cli import main
 sys.argv = ["longshore", "--help"]
 try:
@@ -343,9 +347,29 @@ with telling_of_compiling(lambda: print("compiling")):
 
 def test_progress_goes_line_by_line_where_there_is_no_terminal(longshore: Command) -> None:
     done = longshore("simulate", "--cluster", HETERO64, "--jobs", 5)
-    said = [line for line in done.err.splitlines() if not line.startswith("compiling")]
+    said = [line for line in done.err.splitlines() if not line.startswith("compiling") and "so far" not in line]
     assert said == ["starting ...", "reading the input ...", "simulating 5 jobs under pack ..."]
     assert "..." not in done.out
+
+
+def test_what_takes_long_is_told_again_with_its_time_until_something_else_begins() -> None:
+    told, again = list[str](), threading.Event()
+
+    def say(text: str) -> None:
+        told.append(text)
+        if text.endswith("so far"):
+            again.set()
+
+    with Lines(say, every_s=0.01) as lines:
+        for text in ("first", "second"):
+            again.clear()
+            lines.tell(text)
+            assert again.wait(60.0)
+
+    assert told[0] == "first"
+    assert all(re.fullmatch(r"(first|second)(, \d+ s so far)?", text) for text in told)
+    assert told.index("second") > 1
+    assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 
 def test_an_overloaded_cluster_is_warned_of(longshore: Command) -> None:

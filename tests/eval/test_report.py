@@ -2,12 +2,13 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from longshore.eval.comparison import METRICS, Comparison, compare
-from longshore.eval.figures import MOST_GPU_ROWS, Picture, gantt, pictures, policy_colours
+from longshore.eval.figures import MOST_GPU_ROWS, Picture, forest, gantt, pictures, policy_colours
 from longshore.eval.report import summary, write_json, write_report
 from longshore.eval.table import rows
 from tests.eval.runs import CLUSTER_GPUS, EVENTS, GPU_NODE, comparison, finishes, outcome, policies, scenarios
@@ -45,6 +46,7 @@ def drawn(count: int) -> list[Picture]:
         policies(count),
         scenarios(count),
         events={LEARNED: EVENTS, "pack": EVENTS},
+        which="scenario 17 of 200",
         gpu_node=GPU_NODE,
     )
 
@@ -79,6 +81,8 @@ def test_the_page_says_what_was_run_and_where_the_policy_loses(source: str) -> N
     assert "Pack & <i>ppo</i>" in text
     assert "Where it loses" in text
     assert "Worse makespan than pack in" in text
+    assert "out of service, in scenario 17 of 200." in text
+    assert "Scenario 17 of 200. Each row is a GPU" in text
 
 
 def test_the_same_comparison_gives_the_same_pictures() -> None:
@@ -87,9 +91,10 @@ def test_the_same_comparison_gives_the_same_pictures() -> None:
 
 @pytest.mark.parametrize("nodes", [MOST_GPU_ROWS, MOST_GPU_ROWS * 8])
 def test_large_clusters_are_drawn_node_by_node(nodes: int) -> None:
-    picture = gantt({"pack": EVENTS}, np.arange(nodes, dtype=np.int32) // 8)
+    picture = gantt({"pack": EVENTS}, np.arange(nodes, dtype=np.int32) // 8, which="scenario 3 of 7")
     assert picture.data.startswith(b"\x89PNG")
     assert ("Each row is a node" in picture.caption) == (nodes > MOST_GPU_ROWS)
+    assert picture.caption.startswith("Scenario 3 of 7. ")
 
 
 def test_colours_tell_the_learned_policies_and_the_best_heuristic_from_the_rest() -> None:
@@ -100,7 +105,7 @@ def test_colours_tell_the_learned_policies_and_the_best_heuristic_from_the_rest(
 def test_one_policy_in_one_scenario_is_a_report_too(tmp_path: Path) -> None:
     runs = {"pack": outcome(finishes(1))}
     alone = compare(runs, scenarios(1), CLUSTER_GPUS, heuristics=runs)
-    shown = pictures(alone, runs, scenarios(1), events={"pack": EVENTS}, gpu_node=GPU_NODE)
+    shown = pictures(alone, runs, scenarios(1), events={"pack": EVENTS}, which="w", gpu_node=GPU_NODE)
     write_report(tmp_path / "report.html", alone, shown, title="pack", facts={})
     text = Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
     assert "Only pack was run, in 1 scenario." in text
@@ -127,3 +132,31 @@ def test_the_summary_does_not_call_a_win_what_is_not_clear() -> None:
     text = summary(compare(runs, scenarios(20), CLUSTER_GPUS, heuristics=["pack"]))
     assert "ppo is not clearly different from pack, the best of 1 heuristic:" in text
     assert f"{LEARNED} is better than pack" in summary(comparison(20))
+
+
+def test_no_mark_is_cut_at_the_edge_of_a_panel_and_a_cut_interval_has_an_arrow() -> None:
+    base, noise = finishes(8), np.random.default_rng(1)
+    scales = {"pack": (1.0, 0.0), "eft": (1.1, 0.02), "spread": (1.12, 0.02), "random": (1.05, 0.6), "worst": (2, 0.1)}
+    runs = {
+        name: outcome(base * noise.normal(mean, spread, (8, 1)).clip(0.2)) for name, (mean, spread) in scales.items()
+    }
+    runs["ppo"] = outcome(base * 0.95)
+    found = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=[*scales])
+
+    tree = ElementTree.fromstring(forest(found).data.decode())
+
+    svg, link = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+    panels = {clip.get("id"): clip.find(f"{svg}rect") for clip in tree.iter(f"{svg}clipPath")}
+    shapes = {path.get("id"): path.get("d") or "" for path in tree.iter(f"{svg}path") if path.get("id")}
+    marks = [
+        (panels[(group.get("clip-path") or "")[5:-1]], mark)
+        for group in tree.iter(f"{svg}g")
+        if group.get("clip-path")
+        for mark in group.iter(f"{svg}use")
+    ]
+    for panel, mark in marks:
+        assert panel is not None
+        left, width, at = (float(it or "nan") for it in (panel.get("x"), panel.get("width"), mark.get("x")))
+        assert left + 3.0 < at < left + width - 3.0  # a mark is 5.5 points wide
+    arrows = [mark for _, mark in marks if "C" not in shapes[(mark.get(link) or "")[1:]]]  # no circle
+    assert arrows

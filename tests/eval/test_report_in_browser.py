@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not BROWSER, reason="no chromium here; on Debian
 def test_a_browser_renders_the_report_without_complaint(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    shown = pictures(comparison(6), policies(6), scenarios(6), events={"pack": EVENTS}, gpu_node=GPU_NODE)
+    shown = pictures(comparison(6), policies(6), scenarios(6), events={"pack": EVENTS}, which="w", gpu_node=GPU_NODE)
     write_report(tmp_path / "report.html", comparison(6), shown, title="In a browser", facts={"date": "2026-11-21"})
     shot = tmp_path / "shot.png"
     command = [BROWSER, *OPTIONS, f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={shot}"]

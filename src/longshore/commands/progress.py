@@ -1,8 +1,10 @@
 """What a command says while it works, on standard error, and the console that its figures go to."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
 COMPILING = "compiling, once after an install or an upgrade; about half a minute"
+AGAIN_S = 5.0  # of silence on a pipe, after which what is being done is said again
 INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
 
 
@@ -23,6 +26,43 @@ def console(*, stderr: bool = False) -> "Console":
     return found if found.is_terminal else Console(markup=False, highlight=False, stderr=stderr, width=PIPE_COLUMNS)
 
 
+class Lines:
+    """Lines on what is being done. One that stays the last for long is said again, with the time it took so far.
+
+    Args:
+        say: Writes a line.
+        every_s: Seconds of silence after which it is said again.
+    """
+
+    def __init__(self, say: Callable[[str], None], every_s: float = AGAIN_S) -> None:
+        self._say, self._every_s = say, every_s
+        self._last, self._since = "", 0.0
+        self._told, self._ends = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._say_again, name="progress", daemon=True)
+
+    def tell(self, text: str) -> None:
+        """Say what begins."""
+        self._last, self._since = text, time.monotonic()
+        self._say(text)
+        self._told.set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._told.set()
+        self._thread.join()
+
+    def _say_again(self) -> None:
+        while not self._ends.is_set():
+            if self._told.wait(self._every_s):
+                self._told.clear()
+            elif self._last:
+                self._say(f"{self._last}, {time.monotonic() - self._since:.0f} s so far")
+
+
 @contextmanager
 def progress(first: str) -> Iterator[Callable[[str], None]]:
     """Show what is being done: in a status line, or line by line where standard error is no terminal."""
@@ -30,9 +70,10 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
 
     to = console(stderr=True)
     if not to.is_terminal:
-        to.print(f"{first} ...")
-        with telling_of_compiling(lambda: to.print(f"{COMPILING} ...")):
-            yield lambda text: to.print(f"{text} ...")
+        with Lines(lambda text: to.print(f"{text} ...")) as lines:
+            lines.tell(first)
+            with telling_of_compiling(lambda: lines.tell(COMPILING)):
+                yield lines.tell
         return
     with to.status(Text(f"{first} ...")) as status, telling_of_compiling(lambda: _add(status)):
         yield lambda text: status.update(Text(f"{text} ..."))
