@@ -1,6 +1,7 @@
 """The index of a long queue against walks along it, written from docs/simulator.md."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
