@@ -132,15 +132,16 @@ def sound_process(process: FaultProcess) -> FaultProcess:
     if not 0.0 <= process.transient_probability <= 1.0:
         raise ValueError(f"transient_probability is {process.transient_probability}, expected 0 to 1")
     first, start_s, end_s = process.outage_first, process.outage_start_s, process.outage_end_s
-    if first.size == 0 or first[0] != 0 or first[-1] != start_s.size or (np.diff(first) < 0).any():
-        raise ValueError(f"outage_first is {first}, expected to rise from 0 to the {start_s.size} outages")
+    if first.size == 0 or first[0] != 0 or first[-1] > start_s.size or (np.diff(first) < 0).any():
+        raise ValueError(f"outage_first is {_short(first)}, expected to rise from 0 to at most {start_s.size} outages")
     if end_s.shape != start_s.shape:
         raise ValueError(f"outage_end_s has shape {end_s.shape}, expected {start_s.shape}")
     _not_below_0("outage_start_s", start_s)
     _refuse("outage_end_s", end_s, end_s >= start_s, "no time before the start")
     follows = np.ones(start_s.size, dtype=np.bool_)
     follows[1:] = start_s[1:] >= end_s[:-1]
-    follows[first[:-1][first[:-1] < start_s.size]] = True  # the first outage of each source
+    follows[first[first < start_s.size]] = True  # the first outage of each source
+    follows[first[-1] :] = True  # of no source
     _refuse("outage_start_s", start_s, follows, "no time before the end of the outage before")
     return process
 

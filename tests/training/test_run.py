@@ -19,7 +19,7 @@ from longshore.envs.problems import Regime
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.keeper import BEST, SPENT, Progress, Spent
 from longshore.training.presets import PRESETS, Hyperparameters
-from longshore.training.run import train
+from longshore.training.run import Result, train
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Score
 from tests.training.tensorboard_names import documented, shown
@@ -99,9 +99,21 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         train(small(hyperparameters=replace(SMALL, epochs=2)), tmp_path)
 
 
+def stopped_at_half(logdir: Path) -> Result:
+    """Return a run of 1024 steps that was interrupted once."""
+    pressed: list[int] = []
+
+    def interrupt(progress: Progress) -> None:
+        if progress.steps == 512 and not pressed:
+            pressed.append(progress.steps)
+            signal.raise_signal(signal.SIGINT)
+
+    return train(small(), logdir, interrupt)
+
+
 def test_a_run_goes_on_with_another_number_of_threads_and_off_the_main_thread(tmp_path: Path) -> None:
     whole = train(small(), tmp_path / "whole")
-    train(small(512), tmp_path / "parts")
+    assert not stopped_at_half(tmp_path / "parts").finished
     with ThreadPoolExecutor(1) as pool:
         resumed = pool.submit(train, small(threads=2), tmp_path / "parts").result()
     assert resumed.finished
