@@ -27,6 +27,7 @@ Text = Annotated[  # what a process can be given
 ]
 Secret = Annotated[Text, Field(json_schema_extra={"writeOnly": True})]
 NAME_WORDS = "1 to 40 small letters, digits and -, the first and the last no -."
+IMAGE_WORDS = "Text of at most 512 characters, none of them zero."
 VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
@@ -78,7 +79,7 @@ class JobFile(_Section):
     name: str = Field("job", pattern=NAME, description=NAME_WORDS)
     gpus: int = Field(1, ge=1, le=1_000_000)
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
-    image: str = Field("", max_length=512, pattern=r"^[^\x00]*$")  # of its container; the cluster's if left out
+    image: str = Field("", max_length=512, pattern=r"^[^\x00]*$", description=IMAGE_WORDS)  # the cluster's if left out
     folder: Text = ""  # working directory; one of the attempt's own if left out
     environment: dict[Annotated[str, Field(pattern=VARIABLE)], Secret] = Field({}, description=VARIABLE_WORDS)
     estimate_s: Seconds = 3600.0  # run time on the cluster's reference GPUs

@@ -130,16 +130,17 @@ JOB_FILES = [
     ("gpus: 2.5", "1:gpus: '2.5' cannot be used; it should be a whole number from 1 to 1000000"),
     ("name: My Job", "1:name: 'My Job' cannot be used; it should be 1 to 40 small letters, digits and -, the first "
      "and the last no -"),
-    ("image: 5", "1:image: '5' cannot be used; it should be text of at most 512 characters; write it in quotes"),
-    ("estimate_s: 1h", "1:estimate_s: '1h' cannot be used; it should be a number above 0 and at most 31622400"),
-    ("estimate_s: .nan", "1:estimate_s: '.nan' cannot be used; it should be a number above 0 and at most 31622400"),
+    ("image: 5", "1:image: '5' cannot be used; it should be text of at most 512 characters, none of them zero; "
+     "write it in quotes"),
+    ("estimate_s: 1h", "1:estimate_s: '1h' cannot be used; it should be a number from 0.001 to 31622400"),
+    ("estimate_s: .nan", "1:estimate_s: '.nan' cannot be used; it should be a number from 0.001 to 31622400"),
     ("gpu: 4", "1:gpu: unknown key; did you mean 'gpus'?"),
     ("command: a b", "1:command: 'a b' cannot be used; it should be a list of 1 to 1000 values"),
     ("command: []", "1:command: an empty list cannot be used; it should be a list of 1 to 1000 values"),
     ("health: {slow: cusun}", "1:health.slow: 'cusun' cannot be used; it should be cusum, median_k, "
      "in_a_row, mad, ewma, source_mean, source_literal or off; did you mean 'cusum'?"),
-    ("health: {hang: offf}", "1:health.hang: 'offf' cannot be used; it should be auto or off, or a number above 0 "
-     "and at most 31622400; did you mean 'off'?"),
+    ("health: {hang: offf}", "1:health.hang: 'offf' cannot be used; it should be auto or off, or a number from 0.001 "
+     "to 31622400; did you mean 'off'?"),
     ("retry: 3", "1:retry: '3' cannot be used; it should be keys with values"),
     ("environment: {1A: x}", "1:environment.1A: the key '1A' cannot be used; it should be letters, digits and _, "
      "at most 128, the first no digit"),

@@ -130,7 +130,7 @@ REFUSALS = [
     ("POST", "/logout", {"Origin": "http://elsewhere.example"}, 403),
     ("GET", f"/login?code={'x' * 65}", {}, 422),
     ("GET", "/nothing", {"Accept": "text/html"}, 404),
-    ("GET", "/jobs/nobody/more", {}, 404),
+    ("GET", "/jobs/nobody/hold", {}, 405),
 ]
 
 

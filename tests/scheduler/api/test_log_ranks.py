@@ -63,7 +63,9 @@ def test_the_last_lines_are_those_of_each_rank(api: httpx.Client, run: Callable[
 
 
 def test_a_stream_of_all_ranks_goes_on_where_it_broke_off(api: httpx.Client, run: Callable[..., str]) -> None:
-    path = run("echo $LONGSHORE_ATTEMPT; case $LONGSHORE_ATTEMPT in *-1) exit 3;; esac", gpus=2, retry={"user": 1})
+    both_said = "touch said-$RANK; until [ -e said-0 ] && [ -e said-1 ]; do sleep 0.05; done"  # one that fails ends all
+    first_fails = "case $LONGSHORE_ATTEMPT in *-1) exit 3;; esac"
+    path = run(f"echo $LONGSHORE_ATTEMPT; {both_said}; {first_fails}", gpus=2, retry={"user": 1})
     job = path.split("/")[3]
     whole = api.get(path, params={"rank": "all", "follow": True, "attempt": 1})
     assert texts(whole) == f"[0] ls-{job}-1\n[1] ls-{job}-1\n"
