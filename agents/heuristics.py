@@ -1,6 +1,6 @@
 """The heuristics as policies, by name (docs/policies.md)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from ..cluster.scenarios import Rules
 from ..cluster.sound import rows_to_play
 from ..cluster.state import Simulation
 from . import node_rules, play
+from .parts import ALL, Look, decisions_of_a_part
+
+PART_NODES = 512  # looked at by heuristics in some milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Heuristic:
         patience: How much waiting a second of saved run time is worth; 0 never waits.
         waits: Whether it differs where waiting is allowed.
         about: One line for `longshore policies`.
+        look: As in `watched`.
     """
 
     name: str
@@ -30,6 +34,7 @@ class Heuristic:
     about: str
     patience: float = 0.0
     waits: bool = False
+    look: Look | None = None
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
@@ -40,7 +45,14 @@ class Heuristic:
 
     def play_on(self, sim: Simulation, row: int) -> None:
         """Play a row from where it stands to its end."""
-        play.play_on(sim, row, self.rule, self.patience)
+        decisions = ALL if self.look is None else decisions_of_a_part(sim, PART_NODES)
+        while play.play_on(sim, row, self.rule, self.patience, decisions):
+            if self.look is not None:
+                self.look()
+
+    def watched(self, look: Look) -> "Heuristic":
+        """Return the same policy, which calls `look` every few decisions while it plays on."""
+        return replace(self, look=look)
 
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play one scenario in each row, from its beginning to its end."""

@@ -15,6 +15,7 @@ from ..envs.features import time_unit_s
 from ..envs.move_features import Rows, write_moves
 from .forward import MovesWeights, score_moves, tell_value
 from .goals import spent_on_goal_s, unit_of_goal_s
+from .parts import ALL
 
 TIE = 1e-4  # logits that differ by less are equal: rounding differs between this and PyTorch
 
@@ -84,44 +85,59 @@ def decide_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: i
 
 
 @kernel
-def play_on_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: int, seen: Rows, logits: Rows) -> None:
-    """Play a row to its end, greedily."""
-    while advance(sim, row):
+def play_on_by_network(
+    sim: Simulation, row: int, weights: MovesWeights, waits: int, decisions: int, seen: Rows, logits: Rows
+) -> bool:
+    """Play a row on for so many decisions, greedily; False if it has come to its end before."""
+    for _ in range(decisions):
+        if not advance(sim, row):
+            return False
         take_move(sim, row, decide_by_network(sim, row, weights, waits, seen, logits))
+    return True
+
+
+GOES_ON, IS_DUE, HAS_ENDED = range(3)
 
 
 class Way(NamedTuple):
     """How far a row was played."""
 
-    is_due: bool  # a decision; else the run has ended
+    stage: int  # GOES_ON, IS_DUE where enough jobs were started and a decision is due, or HAS_ENDED
+    begun: int  # jobs that were started
+    is_fresh: int  # 1 if the last decision started one
     foreseen_s: float  # sum of what the run was foreseen to come to
     times: int  # how often it was
 
 
+BEGINNING = Way(GOES_ON, 0, 0, 0.0, 0)
+
+
 @kernel
 def play_for_by_network(
-    sim: Simulation, row: int, weights: MovesWeights, waits: int, starts: int, foresee_from: int, jct: int, seen: Rows,
-    logits: Rows,
+    sim: Simulation, row: int, weights: MovesWeights, waits: int, starts: int, foresee_from: int, jct: int, way: Way,
+    decisions: int, seen: Rows, logits: Rows,
 ) -> Way:  # fmt: skip
-    """Play a row greedily until so many jobs are started and a decision is due, or to its end.
+    """Play a row greedily until so many jobs are started and a decision is due, to its end, or for so many decisions.
 
     On the way, at the first decision after each start from number `foresee_from` on, the value tells what the run comes
-    to by its goal.
+    to by its goal. `way` is how far it was played before.
     """
-    begun, is_fresh, foreseen_s, times = 0, False, 0.0, 0
-    while advance(sim, row):
+    begun, is_fresh, foreseen_s, times = way.begun, way.is_fresh, way.foreseen_s, way.times
+    for _ in range(decisions):
+        if not advance(sim, row):
+            return Way(HAS_ENDED, begun, is_fresh, foreseen_s, times)
         if begun >= starts:
-            return Way(is_due=True, foreseen_s=foreseen_s, times=times)
+            return Way(IS_DUE, begun, is_fresh, foreseen_s, times)
         moves = score_by_network(sim, row, weights, waits, seen, logits)
         if is_fresh and begun >= foresee_from:
             left = tell_value(weights, seen, 0, moves)
             foreseen_s += spent_on_goal_s(sim, row, jct) + left * unit_of_goal_s(sim, row, jct)
             times += 1
         move = first_of_largest(logits, moves)
-        is_fresh = not is_wait(sim, row, move)
+        is_fresh = 0 if is_wait(sim, row, move) else 1
         begun += is_fresh
         take_move(sim, row, move)
-    return Way(is_due=False, foreseen_s=foreseen_s, times=times)
+    return Way(GOES_ON, begun, is_fresh, foreseen_s, times)
 
 
 @kernel
@@ -137,7 +153,7 @@ def play_by_network(
     """Play one scenario in each row, from its beginning to its end, greedily."""
     for row in range(scenarios.size):
         reset(sim, row, scenarios[row])
-        play_on_by_network(sim, row, weights, waits, seen, logits)
+        play_on_by_network(sim, row, weights, waits, ALL, seen, logits)
 
 
 @kernel

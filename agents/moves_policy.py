@@ -1,6 +1,8 @@
 """A trained network over whole moves under the policy protocol."""
 
 import math
+from copy import copy
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,9 @@ from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
 from .forward import moves_weights
 from .learned import LearnedPolicy
 from .move_play import (
+    BEGINNING,
+    GOES_ON,
+    IS_DUE,
     decide_by_network,
     first_of_largest,
     play_by_network,
@@ -21,9 +26,11 @@ from .move_play import (
     value_by_network,
 )
 from .networks import MovesNetwork, member_of, members_of
+from .parts import ALL, Look, decisions_of_a_part
 from .schema import Goal, Schema
 from .seen import Seen, log_softmax
 
+PART_NODES = 64  # looked at by a network in some milliseconds
 TEMPERATURE = 0.02  # of the softmax over gains, in their unit, by which policies sample that do not tell gains
 
 
@@ -44,6 +51,7 @@ class MovesPolicy(LearnedPolicy):
         self._stand_in = None if members_of(network) == 1 else MovesPolicy(name, schema, member_of(network, 0))
         self._seen = np.zeros((1, MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT), dtype=np.float32)
         self._logits = np.zeros((1, MOVES), dtype=np.float32)
+        self._look: Look | None = None
         self._chosen = -1  # move of the last decision, -1 before the first
 
     def place(self, sim: Simulation, row: int) -> bool:
@@ -78,7 +86,22 @@ class MovesPolicy(LearnedPolicy):
 
     def play_on(self, sim: Simulation, row: int) -> None:
         """Play a row from where it stands to its end."""
-        play_on_by_network(sim, row, self.weights, int(self.waits), self._seen, self._logits)
+        waits, decisions = int(self.waits), self._decisions_of_a_part(sim)
+        while play_on_by_network(sim, row, self.weights, waits, decisions, self._seen, self._logits):
+            self._looked()
+
+    def watched(self, look: Look) -> Self:
+        """Return the same policy, which calls `look` every few decisions while it plays on."""
+        watched = copy(self)
+        watched._look = look
+        return watched
+
+    def _decisions_of_a_part(self, sim: Simulation) -> int:
+        return ALL if self._look is None else decisions_of_a_part(sim, PART_NODES)
+
+    def _looked(self) -> None:
+        if self._look is not None:
+            self._look()
 
     @property
     def time_to_go(self) -> Goal | None:
@@ -92,10 +115,13 @@ class MovesPolicy(LearnedPolicy):
         first decisions after each start from number `foresee_from` on, nan if there were none.
         """
         jct = int(self.time_to_go == "jct")
-        way = play_for_by_network(
-            sim, row, self.weights, int(self.waits), starts, foresee_from, jct, self._seen, self._logits
-        )
-        return bool(way.is_due), way.foreseen_s / way.times if way.times else math.nan
+        way, told = BEGINNING, (int(self.waits), starts, foresee_from, jct)
+        decisions = self._decisions_of_a_part(sim)
+        while True:
+            way = play_for_by_network(sim, row, self.weights, *told, way, decisions, self._seen, self._logits)
+            if way.stage != GOES_ON:
+                return way.stage == IS_DUE, way.foreseen_s / way.times if way.times else math.nan
+            self._looked()
 
     def value(self, sim: Simulation, row: int) -> float:
         """Return the network's value of the decision that is due."""

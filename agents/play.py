@@ -12,6 +12,7 @@ from ..cluster.random_placing import DRAWS
 from ..cluster.state import Simulation
 from .finish_rules import pick_by_finish
 from .node_rules import PACK, RANDOM, pick_by_rule
+from .parts import ALL
 from .ring_rule import pick_stand_ins
 
 # Rules beyond those of node_rules, which are 0 to 6
@@ -77,13 +78,16 @@ def decide(sim: Simulation, row: int, rule: int, patience: float) -> bool:
 
 
 @kernel
-def play_on(sim: Simulation, row: int, rule: int, patience: float) -> None:
-    """Play a row to its end by a rule."""
-    while advance(sim, row):
+def play_on(sim: Simulation, row: int, rule: int, patience: float, decisions: int) -> bool:
+    """Play a row on for so many decisions by a rule; False if it has come to its end before."""
+    for _ in range(decisions):
+        if not advance(sim, row):
+            return False
         if decide(sim, row, rule, patience):
             start(sim, row)
         else:
             wait(sim, row)
+    return True
 
 
 @kernel
@@ -91,4 +95,4 @@ def play(sim: Simulation, scenarios: NDArray[np.int64], rule: int, patience: flo
     """Play one scenario in each row, from its beginning to its end."""
     for row in range(scenarios.size):
         reset(sim, row, scenarios[row])
-        play_on(sim, row, rule, patience)
+        play_on(sim, row, rule, patience, ALL)

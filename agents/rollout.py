@@ -23,6 +23,7 @@ from ..cluster.state import Simulation
 from .belief import Belief, belief_of, blend, worth_of
 from .goals import goal_unit_s, spent_s
 from .move_play import take_move
+from .parts import Watchable
 from .protocol import Policy
 from .schema import Goal
 
@@ -88,7 +89,8 @@ class Search:
     Args:
         futures: Imagined futures, the same for all moves; where the base ranks there is one more, without faults.
         width: Moves that are tried beside the base's.
-        budget_s: Time for a decision, which at most one more try passes; futures are given up for it.
+        budget_s: Time for a decision. A try that goes on when it is spent is given up, and so is its future; a base
+            that cannot be watched (parts.py) ends its try first.
         horizon: Jobs that are started from the decision on, that of the move that is tried among them, before the
             base's value stands for what is still to come; None plays to the end, and so does every try where the value
             tells another goal. Counted in jobs, not in decisions: moves are compared where equally many jobs are left,
@@ -125,6 +127,10 @@ def rollout_of(base: Policy, budget_ms: float | None = None, horizon: int | None
     return Rollout(base, replace(search, budget_s=budget_s, horizon=horizon))
 
 
+class _OutOfTimeError(Exception):
+    """The budget of a decision was spent in the middle of a try."""
+
+
 class _Tried(NamedTuple):
     """What was tried at a decision."""
 
@@ -157,10 +163,15 @@ class Rollout:
     waits = True  # it tries waiting out, whatever its base does; one that ranks must have been trained to
 
     def __init__(self, base: Base, search: Search, goal: Goal | None = None, seed: int = 0) -> None:
+        self._began_s = 0.0
+        player = base
+        if search.budget_s < float("inf") and isinstance(base, Watchable):
+            player = base.watched(self._look)
         self.base, self.search, self.goal, self.seed = base, search, goal, seed
         # Asked once: Python takes longer for it than a base does for a decision.
         self._ranking = base if isinstance(base, Ranking) else None
-        self._foreseeing = base if isinstance(base, Foreseeing) and base.time_to_go is not None else None
+        self._player = player
+        self._foreseeing = player if isinstance(player, Foreseeing) and player.time_to_go is not None else None
         if search.horizon is not None and self._foreseeing is None:
             raise PluginError(
                 f"rollouts of {base.name!r} cannot be cut off: no value tells what is still to come; "
@@ -293,13 +304,25 @@ class Rollout:
         tried_s = np.zeros((2, len(moves)))
         copy_row(imagined, PRESENT, FUTURE)
         draw_future(imagined, seed)
-        for place, move in enumerate(moves):
-            if time.perf_counter() - began > self.search.budget_s:
-                return tried_s[:, :0]
-            tried_s[:, place] = self._try(imagined, move, foresee_from)
+        self._began_s = began
+        try:
+            for place, move in enumerate(moves):
+                self._look()
+                tried_s[:, place] = self._try(imagined, move, foresee_from)
+        except _OutOfTimeError:
+            return tried_s[:, :0]
         if np.isnan(tried_s[1]).any():
             tried_s[1] = tried_s[0]
         return tried_s
+
+    def _look(self) -> None:
+        """Look at the clock.
+
+        Raises:
+            _OutOfTimeError: If the budget of the decision is spent.
+        """
+        if time.perf_counter() - self._began_s > self.search.budget_s:
+            raise _OutOfTimeError
 
     def _seed(self, sim: Simulation, row: int, future: int) -> int:
         """Return the key of a future: it depends on the workload and the decision, and on nothing that is not known."""
@@ -319,7 +342,7 @@ class Rollout:
             take_move(imagined, TRIAL, move)
         goal, base = self._goal(imagined), self._foreseeing
         if base is None or base.time_to_go != goal:
-            self.base.play_on(imagined, TRIAL)
+            self._player.play_on(imagined, TRIAL)
             return spent_s(imagined, TRIAL, goal), np.nan
         horizon = NEVER if self.search.horizon is None else self.search.horizon
         is_due, foreseen_s = base.play_for(imagined, TRIAL, horizon - started, foresee_from - started)

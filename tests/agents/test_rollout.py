@@ -16,21 +16,23 @@ from numpy.typing import NDArray
 from longshore.agents.belief import Belief, belief_of, blend, worth_of
 from longshore.agents.checkpoint import network_of
 from longshore.agents.goals import goal_unit_s, spent_s
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics import HEURISTICS, PART_NODES
 from longshore.agents.moves_policy import MovesPolicy
 from longshore.agents.networks import MovesNetwork, mean_of
+from longshore.agents.parts import decisions_of_a_part
 from longshore.agents.registry import find_policy
 from longshore.agents.rollout import FORESEE_FROM, Base, Ranking, Rollout, Search, rollout_of
 from longshore.agents.schema import Goal
-from longshore.cluster.engine import advance, start
+from longshore.cluster.engine import advance, reset, start
 from longshore.cluster.errors import PluginError
-from longshore.cluster.imagine import PRESENT, draw_future
+from longshore.cluster.imagine import PRESENT, TRIAL, draw_future
 from longshore.cluster.moves import is_wait, list_moves
 from longshore.cluster.scenarios import ORDERS, Scenarios
 from longshore.cluster.simulation import simulation_of
 from longshore.cluster.state import Simulation
 from longshore.cluster.topology import grid_cluster
-from tests.compiled_runs import at_first_decision, play_heuristic, play_policy
+from tests.compiled_runs import at_first_decision, compiled, play_heuristic, play_policy, read_out
+from tests.deep_cases import deep_case
 from tests.plain_moves import without_faults
 from tests.plain_run import busy_case
 from tests.policies_under_test import CHECKPOINTS, POLICIES, untrained_moves
@@ -39,6 +41,7 @@ from tests.test_reference import hand_case
 
 GOALS: tuple[Goal, ...] = get_args(Goal)
 DRAW_S = 0.25
+LONG_BATCH = 2  # seed of a deep case: 128 jobs at once on 7 nodes
 BASES = st.sampled_from(("patient", "eft-hazard", "first-fit", "pack"))
 
 
@@ -223,6 +226,51 @@ def test_a_decision_passes_its_budget_by_at_most_one_try(
     futures, moves = (9, 5) if ranks else (8, 6)
     assert clock.now_s <= min(budget_s + 1.0 + DRAW_S, futures * (moves + DRAW_S))
     assert gains.shape[0] == clock.runs // moves, "futures that were not tried with all moves count"
+
+
+@pytest.mark.parametrize("name", ["patient", "untrained"])
+@pytest.mark.parametrize("order", list(ORDERS))
+def test_a_try_is_given_up_on_its_way_when_the_budget_is_spent(
+    name: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = deep_case(LONG_BATCH, order)
+    sim = at_first_decision(case._replace(rules=case.rules._replace(waiting=True, ageing_s=math.inf)))
+    part = decisions_of_a_part(sim, PART_NODES)
+    base = untrained_moves(waiting=True) if name == "untrained" else HEURISTICS[name]
+    rollout = Rollout(base, Search(budget_s=20.0))
+    state = rollout._imagination(sim).state
+    # A second for each decision of the try that goes on
+    clock = SimpleNamespace(perf_counter=lambda: float(max(state.decisions[TRIAL] - state.decisions[PRESENT], 0)))
+    monkeypatch.setattr("longshore.agents.rollout.time", clock)
+    assert rollout.choose(sim, 0) == -1
+    assert 20.0 < clock.perf_counter() <= 20.0 + part
+    assert state.finished[TRIAL] < state.submitted[TRIAL], "the try went on to its end"
+
+
+@pytest.mark.parametrize("name", ["patient", "pack", "untrained"])
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32 - 1), order=st.sampled_from(list(ORDERS)))
+def test_a_run_that_is_watched_is_the_same(name: str, seed: int, order: str) -> None:
+    policy: Any = untrained_moves(waiting=True) if name == "untrained" else HEURISTICS[name]
+    case, looks = deep_case(seed, order), [0]
+    runs = []
+    for each in (policy, policy.watched(lambda: looks.__setitem__(0, looks[0] + 1))):
+        sim = compiled(case)
+        reset(sim, 0, case.row)
+        if name == "untrained":
+            runs.append([each.play_for(sim, 0, 30, 4), *sim.state.decisions])
+        each.play_on(sim, 0)
+        runs.append(read_out(sim)[0])
+    half = len(runs) // 2
+    assert str(runs[:half]) == str(runs[half:])
+    assert looks[0] >= sim.state.decisions[0] // decisions_of_a_part(sim, PART_NODES) - 1
+
+
+def test_a_budget_that_is_not_met_changes_nothing() -> None:
+    sim = at_first_decision(busy_case(ring=True))
+    for base in (HEURISTICS["patient"], untrained_moves(waiting=True)):
+        plain, bounded = (Rollout(base, Search(futures=3, budget_s=s)).gains(sim, 0) for s in (math.inf, 1e9))
+        np.testing.assert_array_equal(plain, bounded)
 
 
 def test_the_gain_of_the_bases_own_move_is_nothing() -> None:
