@@ -49,12 +49,19 @@ def print_trace(console: "Console", name: str, statistics: TraceStatistics, gpus
         "work": f"{statistics.gpu_hours:,.0f} GPU-hours",
         "run time": f"mean {statistics.mean_work_s / 3600:.2f} h; "
         + ", ".join(f"{100 * at:.0f} %: {work_s / 3600:.2f} h" for at, work_s in statistics.work_s),
-        "arrivals": f"coefficient of variation of gaps {statistics.gap_variation:.1f} (1 is Poisson)",
+        "arrivals": _arrivals(statistics),
         "GPUs: jobs": sizes + ("  ..." if len(statistics.sizes) > 16 else ""),
     }
     if gpus:
-        rows["load"] = f"{statistics.offered_load(gpus):.2f} on {gpus} GPUs"
+        load = statistics.offered_load(gpus)
+        rows["load"] = f"{load:.2f} on {gpus} GPUs" if math.isfinite(load) else "none over time, as all come at once"
     _print(console, rows)
+
+
+def _arrivals(statistics: TraceStatistics) -> str:
+    if math.isnan(statistics.gap_variation):
+        return "all at once"
+    return f"coefficient of variation of gaps {statistics.gap_variation:.1f} (1 is Poisson)"
 
 
 def _print(console: "Console", rows: dict[str, str]) -> None:
