@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import calibration, harness
 from benchmarks.bound import FUTURES, Seen, rows_of
 from benchmarks.harness import Row, main, medians
 
@@ -24,9 +25,27 @@ def measure_a_miss() -> Iterator[Row]:
     yield Row("too slow", 4.0, "s", most=3.0)
 
 
-def exit_status(arguments: list[str], *, missing: bool = False) -> object:
+def measure_a_wrong_count() -> Iterator[Row]:
+    yield Row("slow", 4.0, "s", most=3.0)
+    yield Row("jobs lost", 1.0, "jobs", most=0.0)
+
+
+def measure_no_time() -> Iterator[Row]:
+    yield Row("jobs lost", 0.0, "jobs", most=0.0)
+    yield Row("time, for information", 4.0, "s")
+
+
+def speeds(*shares: float) -> Callable[[], list[Row]]:
+    """Return a calibration that finds these shares of the reference's speed, one after the other."""
+    left = iter(shares)
+    return lambda: [Row("calibration", next(left), "M steps/s", least=0.9)]
+
+
+def exit_status(
+    arguments: list[str], measure: Callable[[], Iterator[Row]] = measure_one_of_each, shares: tuple[float, ...] = (1, 1)
+) -> object:
     with pytest.raises(SystemExit) as end:
-        main(measure_a_miss if missing else measure_one_of_each, arguments)
+        main(measure, arguments, speeds(*shares))
     return end.value.code
 
 
@@ -39,17 +58,61 @@ def test_a_table_has_a_line_for_each_row_with_value_unit_bar_and_verdict(capsys:
         ["start", "0.25", "s", "<=", "0.5", "True"],
         ["makespan", "45", "h", "44", "to", "46", "True"],
         ["for", "information", "3", "h"],
+        ["calibration", "1", "M", "steps/s", ">=", "0.9", "True"],
     ]
 
 
 def test_a_missed_bar_ends_with_status_1_after_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_status([], missing=True) == 1
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["ok", "True", "False"]
+    assert exit_status([], measure_a_miss) == 1
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["ok", "True", "False", "True"]
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (1.0, 0.5), (0.5, 1.0)])
+def test_a_bar_of_time_does_not_count_on_a_machine_that_was_slower(
+    shares: tuple[float, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_status([], measure_a_miss, shares) == 0
+    shown = capsys.readouterr()
+    assert [line.split()[-1] for line in shown.out.splitlines()] == ["ok", "True", "False", "False"]
+    assert "slower than the reference" in shown.err
+
+
+def test_a_bar_that_hangs_on_no_machine_counts_on_a_slower_one_too() -> None:
+    assert exit_status([], measure_a_wrong_count, (0.5, 0.5)) == 1
+
+
+def test_a_benchmark_without_a_bar_of_time_is_not_calibrated() -> None:
+    assert exit_status([], measure_no_time, ()) == 0
+
+
+@pytest.mark.parametrize(
+    ("unit", "timed"),
+    [("s", True), ("steps/s", True), ("us/decision", True), ("MiB/s", True), ("jobs", False), ("%", False)],
+)
+def test_a_bar_is_one_of_time_by_its_unit_or_by_word(unit: str, timed: bool) -> None:  # noqa: FBT001
+    assert Row("any", 1.0, unit, most=2.0).is_timed == timed
+    assert not Row("any", 1.0, unit).is_timed
+    for told in (True, False):
+        assert Row("any", 1.0, unit, most=2.0, timed=told).is_timed == told
+
+
+def test_what_calibrates_a_machine_computes_what_it_does_in_plain_python() -> None:
+    words = np.arange(8, dtype=np.int64)
+    assert calibration._read(words, 20, 3) == calibration._read.py_func(words, 20, 3)
+    with np.errstate(over="ignore"):
+        assert calibration._compute(20, 7) == calibration._compute.py_func(20, 7)
+    assert len({int(calibration._compute(steps, 1)) for steps in range(1, 9)}) == 8
+
+
+def test_a_machine_that_is_calibrated_has_two_speeds_beside_those_of_the_reference() -> None:
+    rows = harness.calibration()
+    assert all(row.value > 0.0 for row in rows)
+    assert [row.least for row in rows] == [pytest.approx(0.9e-6 * there) for there in calibration.REFERENCE]
 
 
 def test_the_results_file_says_when_on_what_and_from_which_sources(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    assert exit_status(["--json", str(path)], missing=True) == 1
+    assert exit_status(["--json", str(path)], measure_a_miss) == 1
     report = json.loads(path.read_text())
     assert list(report) == ["date", "git", "machine", "results"]
     assert set(report["machine"]) == {"cpu", "cores", "memory_bytes", "python"}
@@ -57,6 +120,7 @@ def test_the_results_file_says_when_on_what_and_from_which_sources(tmp_path: Pat
         "test_benchmarks": [
             {"name": "fast enough", "value": 2.0, "unit": "1/s", "bar": ">= 1", "ok": True},
             {"name": "too slow", "value": 4.0, "unit": "s", "bar": "<= 3", "ok": False},
+            {"name": "calibration", "value": 1, "unit": "M steps/s", "bar": ">= 0.9", "ok": True},
         ]
     }
 
