@@ -5,7 +5,8 @@ Neither loop is changed when Longshore is: figures of two commits, machines or h
 
 import statistics
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numba
 import numpy as np
@@ -27,7 +28,15 @@ class Speed(NamedTuple):
 REFERENCE = Speed(215e6, 6.6e6)  # 2 cores of an Intel Xeon (family 6, model 207), 2026-11-23
 
 
-@numba.njit
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def _compiled(function: Function) -> Function:
+    compiled: Function = numba.njit(function)
+    return compiled
+
+
+@_compiled
 def _compute(steps: int, seed: int) -> int:
     """Draw from splitmix64, each number from the one before: multiplications and shifts, all in registers."""
     x = np.uint64(seed)
@@ -37,10 +46,10 @@ def _compute(steps: int, seed: int) -> int:
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x ^= z ^ (z >> np.uint64(31))
-    return x
+    return int(x)
 
 
-@numba.njit
+@_compiled
 def _read(words: NDArray[np.int64], reads: int, at: int) -> int:
     """Read words here and there, none before the one before it has come: each place hangs on what was read."""
     for _ in range(reads):

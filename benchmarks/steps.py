@@ -144,18 +144,13 @@ def measure() -> Iterator[Row]:
             yield Row(f"{name}: missed, {noise}", found.missed, f"of {RUNS}", most=missed)
     for step_s in HANG_STEPS_S:
         yield Row(f"false hangs in a day, steps of {step_s} s", false_hangs(step_s, 7), "hangs", most=0)
-        most = max(60.0, 10.0 * step_s) + 5.0
-        yield Row(f"hang noticed, steps of {step_s} s", hang_delay_s(step_s), "s", most=most, timed=False)
+        latest_s = max(60.0, 10.0 * step_s) + 5.0
+        yield Row(f"hang noticed, steps of {step_s} s", hang_delay_s(step_s), "s", most=latest_s, timed=False)
     for telling, name in ((True, "a step a second"), (False, "nothing")):
         with TemporaryDirectory() as folder:
             share = cost(Path(folder), telling=telling)
-        yield Row(
-            f"500 jobs of 8 ranks that tell {name}",
-            100.0 * share,
-            "% of a core",
-            most=5.0 if telling else 0.5,
-            timed=True,
-        )
+        percent = 5.0 if telling else 0.5
+        yield Row(f"500 jobs of 8 ranks that tell {name}", 100.0 * share, "% of a core", most=percent, timed=True)
 
 
 if __name__ == "__main__":
