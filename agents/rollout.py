@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cluster.engine import advance, reset, start, wait
-from ..cluster.errors import PluginError
+from ..cluster.errors import EndlessError, PluginError
 from ..cluster.imagine import FUTURE, PRESENT, TRIAL, copy_row, draw_future, imagination_of, recall, without_faults
 from ..cluster.moves import is_wait, list_moves, pick_move
 from ..cluster.placing import undo_picks
@@ -299,7 +299,7 @@ class Rollout:
         """Return what moves come to in one future, and what that is foreseen to be on the way, shape (2, moves).
 
         Both are the same where that is not foreseen of all, or the errors of what is would not cancel. Of shape (2, 0)
-        if there was not time for all.
+        if there was not time for all, or if by the hazards that are believed a job would never end.
         """
         tried_s = np.zeros((2, len(moves)))
         copy_row(imagined, PRESENT, FUTURE)
@@ -309,7 +309,7 @@ class Rollout:
             for place, move in enumerate(moves):
                 self._look()
                 tried_s[:, place] = self._try(imagined, move, foresee_from)
-        except _OutOfTimeError:
+        except (_OutOfTimeError, EndlessError):
             return tried_s[:, :0]
         if np.isnan(tried_s[1]).any():
             tried_s[1] = tried_s[0]

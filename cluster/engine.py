@@ -9,7 +9,7 @@ decision.
 import math
 
 from .compiled import kernel
-from .errors import InputError
+from .errors import EndlessError
 from .event_log import FAULT, FINISH, REPAIR, START, STOP, SUBMIT, begin_event, log_placement, name_gpu
 from .expected import estimated_work_s, expected_end_s, note_leave, note_start
 from .fault_process import next_fault_s, repaired_s
@@ -236,7 +236,7 @@ def stop(sim: Simulation, row: int, job: int, kept_s: float) -> None:
         kept_s: How much of the time that it has run is kept.
 
     Raises:
-        InputError: If faults have stopped it so often that it will never end.
+        EndlessError: If faults have stopped it so often that it will never end.
 
     Source: SPEC R11.
     """
@@ -248,7 +248,7 @@ def stop(sim: Simulation, row: int, job: int, kept_s: float) -> None:
     state.lost_s[row, job] += state.now_s[row] - state.start_s[row, job] - kept_s
     state.stops[row, job] += 1
     if state.stops[row, job] > MOST_STOPS:
-        raise InputError(STOPPED_FOR_EVER, FEWER_FAULTS)
+        raise EndlessError(STOPPED_FOR_EVER, FEWER_FAULTS)
     enqueue_first(sim, row, job)
 
 
@@ -397,7 +397,7 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
         _change_source(sim, row, state.source_heap[row, 0])
         changes += 1
         if changes > MOST_CHANGES + 4 * state.source_count[row]:
-            raise InputError(FAILING_AT_ONCE, FEWER_FAULTS)
+            raise EndlessError(FAILING_AT_ONCE, FEWER_FAULTS)
     submit_s = sim.scenarios.submit_s[state.scenario[row]]
     while state.submitted[row] < jobs and submit_s[state.submitted[row]] <= time_s:
         submit(sim, row)
@@ -422,7 +422,7 @@ def advance(sim: Simulation, row: int) -> bool:
 
     Raises:
         ValueError: If there is no such row, or it was not reset.
-        InputError: If faults are so frequent that the jobs will never end.
+        EndlessError: If faults are so frequent that the jobs will never end.
     """
     state = sim.state
     if not 0 <= row < state.scenario.size or state.scenario[row] < 0:
@@ -442,7 +442,7 @@ def advance(sim: Simulation, row: int) -> bool:
         if state.submitted[row] + state.finished[row] > passed:
             quiet, passed = 0, state.submitted[row] + state.finished[row]
         if quiet > MOST_QUIET:
-            raise InputError(NOTHING_ELSE, FEWER_FAULTS)
+            raise EndlessError(NOTHING_ELSE, FEWER_FAULTS)
         if state.moment[row] % MOMENTS_EVERY == MOMENTS_EVERY - 1:
             check_signals()
 

@@ -2,7 +2,8 @@
 
 LongshoreError
 ├── InputError       a file, row, option or value that cannot be used
-│   └── ManyProblemsError  several of them at once
+│   ├── ManyProblemsError  several of them at once
+│   └── EndlessError       faults so frequent that jobs would never end
 ├── PluginError      a policy, trace reader or back end that cannot be found or misbehaves
 ├── CheckpointError  a checkpoint that is damaged or was made for something else
 └── BackendError     a system that Longshore drives does not do its part
@@ -57,6 +58,10 @@ def raise_all(errors: Iterable[InputError]) -> None:
     found = tuple(errors)
     if found:
         raise found[0] if len(found) == 1 else ManyProblemsError(found)
+
+
+class EndlessError(InputError):
+    """Faults so frequent that jobs would never end."""
 
 
 class PluginError(LongshoreError):

@@ -18,7 +18,7 @@ from longshore.agents.registry import find_policy
 from longshore.cli import app
 from longshore.cluster import engine
 from longshore.cluster.engine import advance, begin_moment, reset, start, stop
-from longshore.cluster.errors import InputError
+from longshore.cluster.errors import EndlessError, InputError
 from longshore.cluster.hetero64 import hetero64
 from longshore.cluster.scenarios import Scenarios
 from longshore.cluster.simulation import outcome_of, simulation_of
@@ -64,7 +64,7 @@ def play(sim: Simulation) -> None:
     ],
 )
 def test_faults_that_let_no_job_end_are_told_with_the_field_to_change(sim: Callable[[], Simulation], told: str) -> None:
-    with pytest.raises(InputError, match=re.escape(told)) as caught:
+    with pytest.raises(EndlessError, match=re.escape(told)) as caught:
         play(sim())
     assert str(caught.value).startswith("hazard_per_s: ")
     assert "\n" not in str(caught.value)
@@ -74,7 +74,7 @@ def test_faults_that_let_no_time_pass_are_told() -> None:
     sim = failing(8, rate_per_s=1e30, first=8, work_s=1e12)
     reset(sim, 0, 0)
     sim.state.source_s[0, 8:64] = 1e9  # a time at which 1e-30 s more is the same
-    with pytest.raises(InputError, match=re.escape(engine.FAILING_AT_ONCE)):
+    with pytest.raises(EndlessError, match=re.escape(engine.FAILING_AT_ONCE)):
         HEURISTICS["first-fit"].play_on(sim, 0)
 
 
@@ -88,7 +88,7 @@ def test_a_job_may_be_stopped_as_often_as_that_and_no_more() -> None:
         start(sim, 0)
         begin_moment(sim, 0, float(sim.state.now_s[0]) + 1.0)
         if sim.state.stops[0, 0] == engine.MOST_STOPS:
-            with pytest.raises(InputError, match="100,000 times"):
+            with pytest.raises(EndlessError, match="100,000 times"):
                 stop(sim, 0, 0, 0.0)
         else:
             stop(sim, 0, 0, 0.0)
@@ -170,3 +170,16 @@ def test_between_short_runs_signals_are_handled_too() -> None:
         HEURISTICS["pack"].play(sim, np.arange(4096))
     assert sim.state.scenario[-1] == -1  # the last rows were not even reset
     assert math.isfinite(sim.state.now_s[0])
+
+
+@pytest.mark.parametrize("base", ["pack", str(CHECKPOINTS / "hetero64-wait.zip")])
+def test_rollouts_in_which_no_job_would_ever_end_leave_the_choice_to_their_base(base: str) -> None:
+    cluster, scenarios, process, rules = hetero64(1, 0, jobs=3)
+    believed = np.full_like(scenarios.hazard_per_s, 1e-2)
+    scenarios = scenarios._replace(hazard_per_s=believed, source_rate_per_s=0.0 * scenarios.source_rate_per_s)
+    outcomes = []
+    for policy in (find_policy(f"rollout:{base}"), find_policy(base)):
+        sim = simulation_of(cluster, scenarios, process, rules)
+        getattr(policy, "stand_in", policy).play(sim, np.array([0]))
+        outcomes.append(outcome_of(sim))
+    assert np.array_equal(outcomes[0].finish_s, outcomes[1].finish_s)
