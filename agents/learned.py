@@ -17,6 +17,7 @@ from .seen import Seen, joined, log_softmax
 
 # Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.
 TIE = 1e-4
+LARGEST = np.float32(1e30)  # a logit
 
 
 class LearnedPolicy:
@@ -64,12 +65,16 @@ class LearnedPolicy:
         return _first_of_largest(self._open_logits(observations, masks))
 
     def _open_logits(self, observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Return the logits of all actions, -inf for those that are closed, shape (rows, actions)."""
+        """Return the logits of all actions, shape (rows, actions): finite for those that are open, else -inf.
+
+        Weights that are finite can still overflow; an open action must stay open, or a placement would never be whole.
+        """
         with torch.inference_mode():
             logits = self.network(torch.from_numpy(observations))[0].numpy()
         # A policy that never learned to wait has no logit for it, and one that did may not be allowed to.
         actions = min(logits.shape[1], masks.shape[1])
-        open_logits: NDArray[np.float32] = np.where(masks[:, :actions], logits[:, :actions], np.float32(-np.inf))
+        finite = np.nan_to_num(logits[:, :actions], nan=-LARGEST).clip(-LARGEST, LARGEST)
+        open_logits: NDArray[np.float32] = np.where(masks[:, :actions], finite, np.float32(-np.inf))
         return open_logits
 
     def _arrays(self, sim: Simulation, rows: int) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float32]]:

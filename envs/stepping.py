@@ -64,18 +64,14 @@ def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], a
     """Write which actions may be taken: free GPUs, or nodes with free GPUs, and waiting as the last one.
 
     Waiting is open before the first pick only. The mask is longer by one where the rules allow waiting. Where a
-    reservation binds the job, what no placement that keeps it has is closed; if none keeps it, only waiting is open or,
-    if that may not be, all as ever: whatever is picked, the job is passed over.
+    reservation binds the job, what no placement that keeps it has is closed; if none keeps it, all are open as ever:
+    whatever is picked, the job is passed over.
 
     Source: SPEC R4.
     """
     state = sim.state
     items = state.free.shape[1] if action == NODE_ACTION else state.gpu_job.shape[1]
-    waits = sim.rules.waiting and state.picked_nodes[row] == 0 and may_wait(sim, row)
-    is_bound = has_reservation(sim, row)
-    if is_bound:
-        left = mark_keeping_nodes(sim, row, int(action == NODE_ACTION))
-        is_bound = left > 0 or waits
+    is_bound = has_reservation(sim, row) and mark_keeping_nodes(sim, row, int(action == NODE_ACTION)) > 0
     for item in range(items):
         if action == NODE_ACTION:
             node, is_open = item, state.free[row, item] > 0
@@ -84,7 +80,7 @@ def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], a
             is_open = state.gpu_job[row, item] < 0 and state.gpu_down[row, item] == 0
         out[at, item] = is_open and (not is_bound or state.trial_bit[row, node] == 1)
     if sim.rules.waiting:
-        out[at, items] = waits
+        out[at, items] = state.picked_nodes[row] == 0 and may_wait(sim, row)
 
 
 @kernel

@@ -1,5 +1,7 @@
 """What a network tells of its last decision is what it decided by."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -36,6 +38,25 @@ def test_a_network_gives_the_same_log_probabilities_to_what_it_says_that_it_saw(
             undo_picks(sim, 0)
             wait(sim, 0)
     assert decisions >= 10
+
+
+@pytest.mark.parametrize("policy", LEARNED, ids=lambda it: it.name)
+@pytest.mark.parametrize("weight", [3e38, -3e38, 1e20])
+def test_a_network_whose_weights_overflow_places_jobs_nevertheless(policy: LearnedPolicy, weight: float) -> None:
+    case = busy_case(ring=True)
+    broken = copy.deepcopy(policy.network)
+    for parameter in broken.parameters():
+        torch.nn.init.constant_(parameter, weight)
+    wild = type(policy)("wild", policy.schema, broken)
+    sim = compiled(case)
+    reset(sim, 0, case.row)
+    for _ in range(10):
+        assert advance(sim, 0)
+        if wild.place(sim, 0):
+            start(sim, 0)
+        else:
+            undo_picks(sim, 0)
+            wait(sim, 0)
 
 
 def test_a_network_that_has_not_decided_has_seen_nothing() -> None:

@@ -26,14 +26,14 @@ MOST_COMPLETIONS = 3000
 
 
 def under(case: Case, order: str) -> Case:
-    return case._replace(rules=case.rules._replace(order=ORDERS[order], waiting=False, ageing_s=math.inf))
+    return case._replace(rules=case.rules._replace(order=ORDERS[order], ageing_s=math.inf))
 
 
 def mask_of(sim: Simulation, action: int) -> list[int]:
     items = sim.state.free.shape[1] if action == NODE_ACTION else sim.state.gpu_job.shape[1]
-    mask = np.zeros((1, items), dtype=np.bool_)
+    mask = np.zeros((1, items + int(sim.rules.waiting)), dtype=np.bool_)
     write_mask(sim, 0, action, mask, 0)
-    return np.flatnonzero(mask[0]).tolist()
+    return np.flatnonzero(mask[0, :items]).tolist()
 
 
 def usable(sim: Simulation, action: int) -> list[int]:
