@@ -81,8 +81,10 @@ def read_entry(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
     entry = archive.getinfo(name)
     if entry.file_size > most_bytes:
         raise ValueError(f"{name} unpacks to {entry.file_size} bytes, expected at most {most_bytes}")
-    if entry.file_size > max(UNSUSPECTED_BYTES, MOST_TIMES * entry.compress_size):
-        raise ValueError(f"{name} has {entry.compress_size} bytes and unpacks to {entry.file_size}; no weights do")
+    # What it says of its size may be false; it cannot be longer than the file.
+    on_file = min(entry.compress_size, max(0, archive.start_dir - entry.header_offset))
+    if entry.file_size > max(UNSUSPECTED_BYTES, MOST_TIMES * on_file):
+        raise ValueError(f"{name} has {on_file} bytes and unpacks to {entry.file_size}; no weights do")
     with archive.open(entry) as file:
         # The size is what the archive claims: without a bound, all would be unpacked before that is looked at.
         return file.read(entry.file_size + 1)

@@ -81,7 +81,16 @@ def load_policy(path: Path) -> LearnedPolicy:
         raise CheckpointError(_one_line(str(error))) from error
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such checkpoint") from error
-    except (OSError, zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, RuntimeError) as error:
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        KeyError,
+        ValueError,
+        EOFError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
         raise CheckpointError(_one_line(f"{path} is no checkpoint or is damaged: {error}")) from error
     network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     return policy_of(path.stem, schema, network)

@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from ...cluster.input_problems import InputProblem, Schema, input_problems
 
 BODY, JSON = "body", "application/json"
+MOST_PROBLEMS = 20  # that are put into words: one request must not hold up others
 
 
 def invalid_detail(request: Request, errors: Sequence[Mapping[str, Any]], body: object) -> str:
@@ -22,7 +23,7 @@ def invalid_detail(request: Request, errors: Sequence[Mapping[str, Any]], body: 
     document = request.app.openapi()
     operation = _operation(request, document)
     told = []
-    for error in errors:
+    for error in errors[:MOST_PROBLEMS]:  # each takes a while to put into words
         part, *inside = error["loc"]
         if error["type"] == "json_invalid":
             told.append(f"body: it is no JSON: {error['ctx']['error']}")
@@ -30,7 +31,8 @@ def invalid_detail(request: Request, errors: Sequence[Mapping[str, Any]], body: 
         data = body if part == BODY else _parameter(inside, error["input"])
         schema = {**document, **_expected(operation, str(part))}
         told += [_words(it) for it in input_problems([{**error, "loc": tuple(inside)}], schema, data)]
-    return told[0] if len(told) == 1 else f"{told[0]} ({len(told) - 1} more)"
+    more = len(told) - 1 + len(errors[MOST_PROBLEMS:])
+    return f"{told[0]} ({more} more)" if more else told[0]
 
 
 def _parameter(place: Sequence[str | int], value: object) -> object:

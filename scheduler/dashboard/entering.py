@@ -24,6 +24,7 @@ COOKIE = "longshore"
 NOT_ALL = "the pages show everybody's jobs: they take a token with the role operator"
 OTHER_ORIGIN = "this was sent by another site, or by a proxy that does not pass the `Host` of the request on"
 USED = "the link was used, or is more than an hour old; `longshore dashboard` prints another"
+MOST_FORM_BYTES = 4096  # a form with a token
 OPEN = "/static/"  # what the page that asks for a token needs itself
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -95,7 +96,8 @@ async def login(
 async def enter(request: Request, service: Serving, known: Knowing, browsers: Letting) -> Response:
     """Know a browser again that has told a token."""
     check_origin(request)
-    form = parse_qs((await request.body()).decode(errors="replace"))
+    body = await request.body()
+    form = parse_qs(body.decode(errors="replace")) if len(body) <= MOST_FORM_BYTES else {}
     return await _let_in(request, form.get("token", [""])[0].strip(), browsers, service, known)
 
 

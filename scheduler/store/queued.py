@@ -19,11 +19,14 @@ _AHEAD = select(func.count()).where(_WAITS)
 _HIGHER, _SAME = job.c.priority > bindparam("priority"), job.c.priority == bindparam("priority")
 _AHEAD_OF_ANOTHER = _AHEAD.where(or_(_HIGHER, and_(_SAME, _BEFORE_ANOTHER)))
 _WAITING = select(*(job.c[name] for name in Waiting._fields)).where(_WAITS)
-_QUEUED = select(func.count()).where(job.c.owner == bindparam("of_owner"), job.c.state == JobState.QUEUED)
+# Held ones too: they come back to the queue when their owner wants.
+_QUEUED = select(func.count()).where(
+    job.c.owner == bindparam("of_owner"), job.c.state.in_((JobState.QUEUED, JobState.HELD))
+)
 
 
 def queued_of(tx: Connection, owner: str) -> int:
-    """Return how many jobs of an owner are queued."""
+    """Return how many jobs of an owner are queued or held."""
     count: int = tx.execute(_QUEUED, {"of_owner": owner}).scalar_one()
     return count
 

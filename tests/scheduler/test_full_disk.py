@@ -58,6 +58,8 @@ def served(small: Path, tmp_path: Path) -> Iterator[Served]:
     """A scheduler on the small file system, whose log is elsewhere, and which asks for a token."""
     config = tmp_path / "c.yaml"
     config.write_text(f"folder: {small / '.longshore'}\nleast_free_bytes: {LEAST_BYTES}\n")
+    (small / ".longshore").mkdir(mode=0o700)
+    open_store(f"sqlite:///{small / '.longshore' / 'longshore.db'}").close()
     it = Served(tmp_path, "--config", str(config))
     made = it.call("token", "create", "laptop", "--role", "operator", "--folder", str(small / ".longshore"))
     it.environment["LONGSHORE_TOKEN"] = made.stdout.strip()
@@ -126,7 +128,7 @@ def test_a_scheduler_starts_on_a_full_disk_with_its_reserve(served: Served, smal
     served.end()
     fill(small)
     served.start()
-    assert served.call("queue").stdout == "no jobs\n"
+    assert served.call("queue").stdout == "no jobs are running or waiting\n"
 
 
 def test_what_finds_the_disk_of_the_store_full_is_undone_and_said_so(small: Path) -> None:

@@ -6,8 +6,8 @@ from .served import Served
 
 ONE_FAILS = """
 echo hello
-[ $RANK = 1 ] || { touch said; exec sleep 1000; }
-until [ -e said ]; do sleep 0.02; done
+[ $RANK = 1 ] || { touch said-$LONGSHORE_JOB-$LONGSHORE_ATTEMPT; exec sleep 1000; }
+until [ -e said-$LONGSHORE_JOB-$LONGSHORE_ATTEMPT ]; do sleep 0.02; done
 echo "no such layer"
 exit 4
 """
