@@ -73,7 +73,7 @@ class LearnedPolicy:
             logits = self.network(torch.from_numpy(observations))[0].numpy()
         # A policy that never learned to wait has no logit for it, and one that did may not be allowed to.
         actions = min(logits.shape[1], masks.shape[1])
-        finite = np.nan_to_num(logits[:, :actions], nan=-LARGEST).clip(-LARGEST, LARGEST)
+        finite = np.nan_to_num(logits[:, :actions], nan=float(-LARGEST)).clip(-LARGEST, LARGEST)
         open_logits: NDArray[np.float32] = np.where(masks[:, :actions], finite, np.float32(-np.inf))
         return open_logits
 
