@@ -54,14 +54,8 @@ def jobs(
         return JobsPage(jobs=(), cursor=None)
     before = None if cursor is None else _seq_of(cursor)
     with service.store.read() as tx:
-        rows = list_jobs(
-            tx,
-            limit=limit,
-            states=None if state is None else sorted(set(state)),
-            owner=mine or user,
-            name=name,
-            before_seq=before,
-        )
+        states = None if state is None else sorted(set(state))  # each is a query of its own
+        rows = list_jobs(tx, limit=limit, states=states, owner=mine or user, name=name, before_seq=before)
         pages = listed(tx, rows, service)
     more = _cursor_of(rows[-1].submit_seq) if len(rows) == limit else None
     return JobsPage(jobs=pages, cursor=more)

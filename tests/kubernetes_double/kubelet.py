@@ -62,9 +62,8 @@ class Container:
     def _inside(self, text: str) -> str:
         """Return a text in which the container's paths are those below its folder, as if mounted."""
         for mount in self.spec.get("volumeMounts", []):
-            path = re.escape(
-                mount["mountPath"]
-            )  # where a path begins: a folder of the machine may end in the same words
+            # Only where a path begins: a folder of the machine may end in the same words.
+            path = re.escape(mount["mountPath"])
             text = re.sub(rf"(?<![\w./-]){path}(?![\w-])", lambda found: f"{self.folder}{found[0]}", text)
         return text.replace("/dev/termination-log", str(self.message) if hasattr(self, "message") else "")
 
