@@ -115,3 +115,14 @@ def test_what_is_no_json_says_so(refusing_api: httpx.Client) -> None:
     answer = refusing_api.post("/v1/jobs", content=b"{gpus", headers={"Content-Type": "application/json"})
 
     assert answer.json()["detail"].startswith("body: it is no JSON: ")
+
+
+def test_a_filter_that_is_repeated_is_asked_for_once(api: httpx.Client) -> None:
+    answer = api.get("/v1/jobs?" + "&".join(["state=held"] * 600))  # more terms than SQLite takes in a statement
+    assert (answer.status_code, answer.json()["jobs"]) == (200, [])
+
+
+def test_a_body_with_thousands_of_faults_is_told_by_its_first_and_their_number(api: httpx.Client) -> None:
+    answer = api.post("/v1/jobs", json={"gpus": 1, "command": ["true"]} | {f"a{number}": 0 for number in range(3000)})
+    assert answer.status_code == 422
+    assert "(2999 more)" in answer.json()["detail"]

@@ -50,6 +50,13 @@ def test_queued_jobs_are_counted_by_owner(store: Store) -> None:
         assert owners_of(tx, ["0" * 26, f"{1:026}", "x"]) == {"0" * 26: "bob", f"{1:026}": "ada"}
 
 
+def test_a_held_job_counts_as_one_that_is_queued_so_that_holding_makes_no_room(store: Store) -> None:
+    fill(store)
+    store.write(lambda tx: tx.execute(update(job).where(job.c.owner == "ada").values(state=JobState.HELD)))
+    with store.read() as tx:
+        assert [queued_of(tx, owner) for owner in ("ada", "bob")] == [10, 6]
+
+
 def test_jobs_are_found_by_state_owner_and_name(store: Store) -> None:
     for number, name in enumerate(("train-1", "train-2", "other")):
         new = NewJob(f"{number:026}", name, "ada" if number else "bob", {"gpus": 1}, 0, 1, 10.0, 1.0)
