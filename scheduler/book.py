@@ -121,7 +121,9 @@ class Book:
             log.error("job %s cannot be read, and is passed over: %s", job, why)
         self.unreadable |= unreadable
 
-    def about(self, job: str, now_s: float, *, spoils: bool = False) -> AbstractContextManager[None]:
+    def about(
+        self, job: str, now_s: float, *, spoils: bool = False, what: str = "handling"
+    ) -> AbstractContextManager[None]:
         """Hold what is done about one job: an error there that nobody foresaw holds up no other (job_errors.py).
 
         Args:
@@ -129,8 +131,9 @@ class Book:
             now_s: The present.
             spoils: Whether such an error leaves something half done that is seen neither in the changes to be written
                 nor in what the cluster's arrays were told.
+            what: Is done, in a word.
         """
-        return self.errors.about(job, now_s, self._mark, spoils=spoils)
+        return self.errors.about(job, now_s, self._mark, spoils=spoils, what=what)
 
     def _mark(self) -> tuple[int, int]:
         return len(self._changes), self.live.changes
@@ -269,7 +272,7 @@ class Book:
         if None in refused or len(refused) == len(parts) > 1:
             raise whole
         for job, refusal in refused.items():
-            self.errors.count(str(job), refusal, now_s)
+            self.errors.blame(str(job), refusal, now_s)
 
     def _take_back(self, job: JobRow) -> None:
         """Undo the start of a job that its owner did not want any more when it was to be written."""

@@ -61,9 +61,9 @@ class Seen(NamedTuple):
     launch_error: str = ""  # why the backend did not take it the last time, "" if it did
 
 
-_WISHES = {Desired.CANCEL: AfterStop.CANCEL, Desired.HOLD: AfterStop.HOLD}
+WISHES = {Desired.CANCEL: AfterStop.CANCEL, Desired.HOLD: AfterStop.HOLD}
 WISHED = {Desired.CANCEL: "cancelled on request", Desired.HOLD: "held on request", Desired.RUN: "released on request"}
-_ENDED = (Run.EXITED, Run.LOST)
+ENDED = (Run.EXITED, Run.LOST)
 
 
 def next_step(seen: Seen, now_s: float) -> Step:
@@ -75,7 +75,7 @@ def next_step(seen: Seen, now_s: float) -> Step:
 def is_over(run: Run, *, is_cancelled: bool) -> bool:
     """Say whether an attempt runs no more and will not; that its processes are gone is proven apart."""
     # A launch that comes late must find that it was cancelled: only then does its absence prove anything.
-    return run in _ENDED or (run is Run.ABSENT and is_cancelled)
+    return run in ENDED or (run is Run.ABSENT and is_cancelled)
 
 
 def _next_step(seen: Seen, now_s: float) -> Step:
@@ -88,10 +88,10 @@ def _next_step(seen: Seen, now_s: float) -> Step:
         return Step(Do.RELEASE) if over and seen.is_gone else Step(Do.CANCEL)
     if seen.has_fault:
         return Step(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)
-    if seen.status.run in _ENDED:
+    if seen.status.run in ENDED:
         return Step(Do.STOP, class_of(seen.status)[1])
-    if seen.desired in _WISHES:
-        return Step(Do.STOP, WISHED[seen.desired], _WISHES[seen.desired])
+    if seen.desired in WISHES:
+        return Step(Do.STOP, WISHED[seen.desired], WISHES[seen.desired])
     return _towards_running(seen, now_s)
 
 

@@ -1,11 +1,12 @@
 """What becomes of a job that the scheduler cannot handle: it is held, and its GPUs are freed on proof as always."""
 
 import logging
+from typing import Unpack
 
 from .book import WRITER, Book
 from .exits import ExitClass
 from .job_errors import ERROR, MOST
-from .states import OPEN_ATTEMPTS, AfterStop, AttemptState, Desired, JobState
+from .states import AfterStop, AttemptState, Desired, JobState
 from .store.apart import hold_unreadable
 from .store.attempts import AttemptRow
 from .store.events import NewEvent
@@ -15,7 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def hold_failing(book: Book, now_s: float) -> None:
-    """Hold the jobs with which something went wrong three times in a row, and those that cannot be read."""
+    """Hold the jobs with which something went wrong three times in a row, and those that cannot be read.
+
+    One that runs is left running: it has lost nothing yet.
+    """
     for job, words in book.errors.due(now_s).items():
         if job in book.jobs:
             with book.about(job, now_s):
@@ -35,14 +39,21 @@ def _hold(book: Book, job: JobRow, cause: str, now_s: float) -> None:
         book.happens(now_s)
         book.leave(job.id)
         book.change_job(job, JobState.HELD, cause, now_s, **columns)
-    elif row is not None and row.state in OPEN_ATTEMPTS - {AttemptState.DRAINING}:
-        book.change_attempt(row, AttemptState.DRAINING, cause, now_s)
-        columns["after_stop"] = AfterStop.HOLD
-        book.change_job(job, JobState.STOPPING, cause, now_s, **columns)
+    elif row is not None and row.state in (AttemptState.RESERVED, AttemptState.LAUNCHED):
+        drain(book, row, cause, now_s, AfterStop.HOLD, **columns)
     else:
         return
     number = None if row is None else row.number
     book.tell(NewEvent(ERROR, WRITER, now_s, job.id, number, cause=cause), {})
+
+
+def drain(
+    book: Book, row: AttemptRow, cause: str, now_s: float, after: AfterStop | None, **columns: Unpack[JobColumns]
+) -> None:  # fmt: skip
+    """Let an attempt drain and its job stop; what becomes of the job then, None if its end tells."""
+    book.change_attempt(row, AttemptState.DRAINING, cause, now_s)
+    columns["after_stop"] = after
+    book.change_job(book.jobs[row.job_id], JobState.STOPPING, cause, now_s, **columns)
 
 
 def give_up(book: Book, row: AttemptRow, now_s: float) -> None:

@@ -2,14 +2,18 @@
 
 Whatever the scheduler does about a single job is done within `JobErrors.about`. An error there that nobody foresaw is
 like a crash of the scheduler at that point, of which is known whose job it was: what was changed for the job since
-then is forgotten, and it is left alone for a while. After three in a row the job is held.
+then is forgotten, and it is left alone for a while. After three in a row the job is held, unless it runs.
+
+Where many jobs fail at the same in one tick, it is hardly their fault: they are left alone for a while, and none of
+them is held for it. A look at a job that went well ends the row.
 """
 
 import logging
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from .store.errors import FencedError, StaleWriteError, StoreUnreachableError, TakenError
@@ -18,6 +22,7 @@ log = logging.getLogger(__name__)
 
 ERROR = "error"  # kind of events
 MOST = 3  # in a row, after which a job is held
+SHARED = 0.3  # of several jobs: if more fail at the same in one tick, none of them is to blame
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # in which a job is left alone, doubled with each error
 OF_NO_JOB = (FencedError, StaleWriteError, TakenError, StoreUnreachableError)  # whatever job was in hand
 MOST_WORDS = 300  # characters
@@ -29,9 +34,23 @@ class SpoiledError(Exception):
 
 @dataclass(slots=True)
 class _Count:
-    errors: int
+    errors: int  # in a row, each of which makes its rest longer
+    blamed: int  # how many of them are its own fault
     rests_until_s: float
     words: str
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What was tried with jobs in one tick."""
+
+    tried: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether so many failed that none of them is to blame."""
+        return len(self.failed) > max(1.0, SHARED * len(self.tried))
 
 
 def words_of(error: BaseException) -> str:
@@ -43,13 +62,30 @@ def words_of(error: BaseException) -> str:
 
 
 class JobErrors:
-    """What went wrong with single jobs since they last changed in the store."""
+    """What went wrong with single jobs since they last changed in the store, or since all went well with them."""
 
     def __init__(self) -> None:
         self._counts: dict[str, _Count] = {}
+        self._tallies = defaultdict[str, _Tally](_Tally)  # of this tick, by what was done
+        self._failed, self._well = set[str](), set[str]()  # in this tick
+
+    def begin(self) -> None:
+        """Begin a tick: what went wrong in the last one is seen as a whole, and jobs are blamed for it."""
+        for what, tally in self._tallies.items():
+            if tally.is_shared:
+                log.error("%s: %d of %d jobs failed, no job is blamed", what, len(tally.failed), len(tally.tried))
+                continue
+            for job in tally.failed & self._counts.keys():
+                self._counts[job].blamed += 1
+        self.forget(self._well - self._failed)
+        self._tallies.clear()
+        self._failed.clear()
+        self._well.clear()
 
     @contextmanager
-    def about(self, job: str, now_s: float, mark: Callable[[], object], *, spoils: bool = False) -> Iterator[None]:
+    def about(
+        self, job: str, now_s: float, mark: Callable[[], object], *, spoils: bool = False, what: str = "handling"
+    ) -> Iterator[None]:
         """Do something about one job; an error that nobody foresaw is counted, and what follows goes on.
 
         Args:
@@ -57,28 +93,39 @@ class JobErrors:
             now_s: The present.
             mark: Returns another value once anything has been changed that cannot be undone here.
             spoils: Whether an error is taken for such a change, whatever the mark says.
+            what: Is done, in a word; jobs with which the same was done are compared.
 
         Raises:
             SpoiledError: If something was changed before the error.
             StoreError: If the store does not answer, another scheduler has taken over, or the copy is old.
         """
-        before = mark()
+        before, tally = mark(), self._tallies[what]
+        tally.tried.add(job)
         try:
             yield
         except (*OF_NO_JOB, SpoiledError):
             raise
         except Exception as error:
-            self.count(job, error, now_s)
+            tally.failed.add(job)
+            self._count(job, error, now_s)
             if spoils or mark() != before:
                 raise SpoiledError from error
 
-    def count(self, job: str, error: Exception, now_s: float) -> None:
-        """Count an error that concerns a job."""
-        known = self._counts.get(job)
-        errors = 1 if known is None else known.errors + 1
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(errors - 1, 16))
-        self._counts[job] = _Count(errors, now_s + rest_s, words_of(error))
-        log.error("job %s cannot be handled, error %d in a row: %s", job, errors, words_of(error), exc_info=error)
+    def blame(self, job: str, error: Exception, now_s: float) -> None:
+        """Count an error that is certainly the fault of a job."""
+        self._count(job, error, now_s)
+        self._counts[job].blamed += 1
+
+    def _count(self, job: str, error: Exception, now_s: float) -> None:
+        self._failed.add(job)
+        known = self._counts.setdefault(job, _Count(0, 0, 0.0, ""))
+        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(known.errors, 16))
+        known.errors, known.rests_until_s, known.words = known.errors + 1, now_s + rest_s, words_of(error)
+        log.error("job %s cannot be handled, error %d in a row: %s", job, known.errors, known.words, exc_info=error)
+
+    def went_well(self, job: str) -> None:
+        """Note that a job was looked at, and all went well; if so to the end of the tick, its errors are forgotten."""
+        self._well.add(job)
 
     def rests(self, job: str, now_s: float) -> bool:
         """Say whether a job is left alone."""
@@ -89,7 +136,7 @@ class JobErrors:
     def is_failing(self, job: str) -> bool:
         """Say whether a job is not to be tried any more."""
         known = self._counts.get(job)
-        return known is not None and known.errors >= MOST
+        return known is not None and known.blamed >= MOST
 
     def words(self, job: str) -> str:
         """Return what last went wrong with a job, "" if nothing did."""
@@ -98,8 +145,8 @@ class JobErrors:
 
     def due(self, now_s: float) -> dict[str, str]:
         """Return the jobs that are to be held, with their last errors in words; one of which that failed only later."""
-        failing = {job: it for job, it in self._counts.items() if it.errors >= MOST}
-        return {job: it.words for job, it in failing.items() if it.errors == MOST or not self.rests(job, now_s)}
+        failing = {job: it for job, it in self._counts.items() if it.blamed >= MOST}
+        return {job: it.words for job, it in failing.items() if it.blamed == MOST or not self.rests(job, now_s)}
 
     def forget(self, jobs: Collection[str]) -> None:
         """Forget what went wrong with jobs that have come further."""

@@ -58,6 +58,7 @@ class Scheduler:
         Raises:
             StoreError: If the store does not answer; the next tick reads it anew.
         """
+        self.errors.begin()
         try:
             for _ in range(ROUNDS):
                 if not self._leads():
@@ -217,9 +218,9 @@ class Scheduler:
         """Decide about the jobs that are due now, reserve the GPUs in one transaction, and launch."""
         started, until, due = [], time.monotonic() + PLACE_S, book.live.due()
         while due is not None:
-            with book.about(due, now_s, spoils=True):
+            with book.about(due, now_s, spoils=True, what="placing"):
                 decision = self.parts.deciding.settle(book.live, book.nodes_of)
-            with book.about(decision.job, now_s, spoils=True):
+            with book.about(decision.job, now_s, spoils=True, what="placing"):
                 self._carry_on(book, decision, now_s)
             started += [decision.job] if decision.started else []
             due = book.live.due()

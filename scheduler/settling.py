@@ -11,9 +11,9 @@ from ..cluster.errors import BackendError
 from ..cluster.random import uniform
 from .backends.protocol import Attempt, CannotHonourError, RefusedError, Run, Status
 from .book import WRITER, Book
-from .decide import Do, Seen, Step, Verdict, is_over, next_step
-from .exits import ExitClass, Outcome, outcome_of
-from .holding import give_up
+from .decide import ENDED, WISHED, WISHES, Do, Seen, Step, Verdict, is_over, next_step
+from .exits import ExitClass, Outcome, class_of, outcome_of
+from .holding import drain, give_up
 from .job_errors import words_of
 from .judging import judge_steps, take_last_look
 from .progress import HURRIED, HURRIED_S, SAVED, Came, how_far
@@ -73,7 +73,7 @@ def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> Non
     """
     wanted = book.attempts if jobs is None else jobs
     names = {job: attempt_name(book.attempts[job]) for job in wanted if not book.errors.rests(job, now_s)}
-    statuses = _statuses(book, names, now_s)
+    statuses = _statuses(book, names)
     for row in list(book.left) if jobs is None else ():
         _try(book, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
     book.write(now_s)
@@ -103,20 +103,36 @@ def _try(
     verdict: Verdict | None = None,
 ) -> bool:  # fmt: skip
     """Take one step with an attempt; one that the backend does not take is tried again at the next look."""
-    with book.about(row.job_id, now_s):
+    with book.about(row.job_id, now_s, what="looking"):
         try:
-            if book.errors.is_failing(row.job_id):
+            if book.errors.is_failing(row.job_id) and row.job_id in book.jobs and _is_at_its_end(book, row, status):
                 return _let_go(book, row, status, now_s)
             seen = _seen(book, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
-            return _step(book, row, seen, now_s)
+            goes_on = _step(book, row, seen, now_s)
+            if status.run is not Run.UNREACHABLE:
+                book.errors.went_well(row.job_id)
+            return goes_on
         except BackendError as error:
             log.warning("attempt %s: %s", attempt_name(row), error)
     return False
 
 
+def _is_at_its_end(book: Book, row: AttemptRow, status: Status) -> bool:
+    """Say whether an attempt is not to run on, or does not: one that runs is left alone whatever goes wrong."""
+    is_over_or_unwanted = status.run in ENDED or book.jobs[row.job_id].desired is not Desired.RUN
+    return row.state is not AttemptState.RUNNING or is_over_or_unwanted
+
+
 def _let_go(book: Book, row: AttemptRow, status: Status, now_s: float) -> bool:
-    """Bring an attempt of a job that cannot be handled to its end by the shortest way, and return whether it is."""
+    """Bring an attempt of a job that cannot be handled to its end by the shortest way, and return whether it goes on.
+
+    One that ran is drained; all that follows is then tried as ever, and if that fails too, its GPUs are freed on proof.
+    """
     name, backend = attempt_name(row), book.parts.backend
+    if row.state is AttemptState.RUNNING:
+        desired = book.jobs[row.job_id].desired
+        drain(book, row, WISHED[desired] if desired in WISHES else class_of(status)[1], now_s, WISHES.get(desired))
+        return True
     if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
         return False
     if is_over(status.run, is_cancelled=name in book.cancelled) and _ask(partial(backend.released, name)):
@@ -127,8 +143,11 @@ def _let_go(book: Book, row: AttemptRow, status: Status, now_s: float) -> bool:
     return False
 
 
-def _statuses(book: Book, names: Mapping[str, str], now_s: float) -> dict[str, Status]:
-    """Return what the backend says of attempts, by their names; of each alone if one of them brings it to fall."""
+def _statuses(book: Book, names: Mapping[str, str]) -> dict[str, Status]:
+    """Return what the backend says of attempts, by their names; of each alone if one of them brings it to fall.
+
+    An error says nothing of an attempt but that it cannot be reached, and is no fault of its job.
+    """
     backend = book.parts.backend
     try:
         return backend.statuses(tuple(names.values()))
@@ -138,12 +157,11 @@ def _statuses(book: Book, names: Mapping[str, str], now_s: float) -> dict[str, S
     except Exception as error:
         log.warning("attempts cannot be seen together: %s", words_of(error))
     statuses = {}
-    for job, name in names.items():
-        with book.about(job, now_s):
-            try:
-                statuses[name] = backend.status(name)
-            except BackendError as error:
-                log.warning("attempt %s cannot be seen: %s", name, error)
+    for name in names.values():
+        try:
+            statuses[name] = _ask(partial(backend.status, name))
+        except BackendError as error:
+            statuses[name] = Status(Run.UNREACHABLE, reason=str(error))
     return statuses
 
 
@@ -245,8 +263,7 @@ def _change_both(book: Book, row: AttemptRow, step: Step, now_s: float) -> None:
         book.change_attempt(row, AttemptState.RUNNING, step.cause, now_s, started_s=now_s)
         book.change_job(job, JobState.RUNNING, step.cause, now_s, after_stop=step.after)
     else:
-        book.change_attempt(row, AttemptState.DRAINING, step.cause, now_s)
-        book.change_job(job, JobState.STOPPING, step.cause, now_s, after_stop=step.after)
+        drain(book, row, step.cause, now_s, step.after)
 
 
 def _close(book: Book, row: AttemptRow, now_s: float) -> bool:

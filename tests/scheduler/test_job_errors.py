@@ -13,7 +13,7 @@ from longshore.scheduler.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, 
 from longshore.scheduler.live import LiveCluster
 from longshore.scheduler.loop import Scheduler
 from longshore.scheduler.monitor.step_monitor import StepMonitor
-from longshore.scheduler.states import Desired, JobState
+from longshore.scheduler.states import Contact, Desired, JobState
 from longshore.scheduler.store import changes
 from longshore.scheduler.store.errors import FencedError, StaleWriteError, StoreUnreachableError
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
@@ -73,8 +73,8 @@ PLACES = [
     Place(Book, "stop", EITHER),
     *(Place(settling, name) for name in ("_seen", "_step", "_launch", "attempt_of", "_change_both", "stored_job")),
     *(Place(settling, name) for name in ("_release", "take_last_look", "_outcome")),
-    *(Place(StepMonitor, name) for name in ("_begin", "_look_at")),
-    *(Place(judging, name) for name in ("_watching_of", "_rows", "register")),
+    *(Place(StepMonitor, name, EITHER) for name in ("_begin", "_look_at")),
+    Place(judging, "_watching_of", EITHER), *(Place(judging, name) for name in ("_rows", "register")),
     *(Place(changes, name) for name in ("opened_attempt", "reserve")),
     *(Place(book, name) for name in ("opened_job", "opened_attempt")),
     *(Place(recall, name, EITHER) for name in ("asked_of", "running_standing")),
@@ -200,21 +200,87 @@ def test_a_job_that_cannot_be_handled_can_be_cancelled(
     assert trial.job(bad).state is JobState.CANCELLED
 
 
-def test_what_a_backend_says_of_one_attempt_by_mistake_hides_nothing_of_the_others(
+def test_a_job_of_which_the_backend_says_nothing_by_mistake_runs_on_out_of_contact_and_hides_no_other(
     trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = trial.submit("good"), trial.submit("bad")
     trial.runs(good)
+    trial.runs(bad)
     real = Obedient.status
-    monkeypatch.setattr(Obedient, "status", lambda self, name: real(self, name) if bad not in name else 1 / 0)
+    with monkeypatch.context() as broken:
+        broken.setattr(Obedient, "status", lambda self, name: real(self, name) if bad not in name else 1 / 0)
+        trial.obedient.end(WELL, good)
+        trial.wait(30.0, 1.0)
 
+        assert trial.job(good).state is JobState.SUCCEEDED
+        assert trial.job(bad).state is JobState.RUNNING
+        assert trial.attempts(bad)[0].contact is Contact.UNKNOWN
+        assert "ZeroDivisionError" in next(it.cause for it in trial.events(bad) if it.kind == "contact")
     trial.obedient.end(WELL)
     trial.wait(3.0, 1.0)
 
-    assert trial.job(good).state is JobState.SUCCEEDED
-    trial.wait(30.0, 1.0)
-    assert trial.job(bad).state in (JobState.RUNNING, JobState.STOPPING)  # nothing proves that it is gone
-    assert len(trial.held()) == 1
+    assert trial.job(bad).state is JobState.SUCCEEDED
+
+
+def test_a_backend_that_fails_with_a_bug_of_its_own_stops_none_of_the_jobs_that_run(
+    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [trial.submit("one"), trial.submit("two")]
+    for job in jobs:
+        trial.runs(job)
+    with monkeypatch.context() as broken:
+        for name in ("status", "statuses"):
+            broken.setattr(Obedient, name, lambda *_: 1 / 0)
+        trial.wait(30.0, 1.0)
+
+    trial.wait(3.0, 1.0)
+    assert {trial.job(job).state for job in jobs} == {JobState.RUNNING}
+    assert {len(trial.attempts(job)) for job in jobs} == {1}
+
+
+@pytest.mark.parametrize("place", [Place(Deciding, "settle"), Place(settling, "attempt_of")], ids=lambda it: it.name)
+def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when_it_is_gone(
+    place: Place, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(place.owner, place.name, lambda *_: 1 / 0)
+        jobs = [trial.submit("one"), trial.submit("two")]
+        trial.wait(30.0, 1.0)
+    trial.wait(90.0, 1.0)
+
+    assert {trial.job(job).state for job in jobs} == {JobState.RUNNING}
+    assert not [it for it in trial.events() if it.kind == ERROR]
+
+
+def test_errors_with_looks_between_them_that_go_well_do_not_add_up(
+    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = trial.submit("one")
+    trial.runs(job)
+    for _ in range(2 * MOST):
+        with monkeypatch.context() as broken:
+            failures = breaks(Place(settling, "_seen"), lambda: job, broken)
+            trial.wait(1.0, 1.0)
+        assert failures
+        trial.wait(5.0, 1.0)
+        assert not trial.scheduler.errors.words(job)
+
+
+@pytest.mark.parametrize("name", ["_seen", "_watching_of"])
+def test_a_job_that_cannot_be_looked_at_runs_on_until_it_ends(
+    name: str, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = trial.submit("bad")
+    trial.runs(bad)
+    with monkeypatch.context() as broken:
+        breaks(Place(settling if name == "_seen" else judging, name), lambda: bad, broken)
+        trial.wait(60.0, 1.0)
+        assert trial.job(bad).state is JobState.RUNNING
+        trial.obedient.end(WELL)
+        trial.wait(60.0, 1.0)
+
+    assert trial.job(bad).state is (JobState.HELD if name == "_seen" else JobState.SUCCEEDED)
+    assert trial.held() == []
 
 
 @pytest.mark.parametrize(
@@ -248,6 +314,7 @@ def test_errors_count_in_a_row_only_and_a_job_rests_after_each_for_longer() -> N
     def fail() -> None:
         with errors.about("j", now_s, lambda: 0):
             raise ValueError("x")
+        errors.begin()
 
     for number in range(1, 12):
         fail()
@@ -258,6 +325,22 @@ def test_errors_count_in_a_row_only_and_a_job_rests_after_each_for_longer() -> N
         assert not errors.rests("j", now_s)
     errors.forget({"j"})
     assert not errors.is_failing("j")
+
+
+@pytest.mark.parametrize(("failing", "is_shared"), [(1, False), (3, False), (4, True), (10, True)])
+def test_jobs_are_blamed_for_what_goes_wrong_unless_it_goes_wrong_for_many_at_once(
+    failing: int, is_shared: bool  # noqa: FBT001
+) -> None:  # fmt: skip
+    errors = JobErrors()
+    for _ in range(MOST):
+        for job in range(10):
+            with errors.about(str(job), 0.0, lambda: 0):
+                assert job >= failing
+        errors.begin()
+
+    assert {str(job) for job in range(10) if errors.is_failing(str(job))} == (
+        set() if is_shared else {str(job) for job in range(failing)}
+    )
 
 
 def test_an_error_behind_a_change_says_that_the_copy_is_of_no_use() -> None:
@@ -271,5 +354,6 @@ def test_an_error_behind_a_change_says_that_the_copy_is_of_no_use() -> None:
     for _ in range(MOST):
         with pytest.raises(SpoiledError):
             change_and_fail()
+        errors.begin()
 
     assert errors.is_failing("j")
