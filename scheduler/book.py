@@ -113,8 +113,7 @@ class Book:
     def _held_by_others(self, held: Iterable[ReservationRow], known: Known) -> list[int]:
         """Return the GPUs that are reserved for what does not stand in the cluster's arrays: nobody gets them."""
         seen, layout = {gpu for _, standing in known.jobs for gpu in standing.gpus}, self.parts.layout
-        there = [it for it in held if 0 <= it.gpu < layout.nodes.get(it.node, 0)]
-        return sorted({layout.number(it.node, it.gpu) for it in there} - seen)
+        return sorted({layout.number(it.node, it.gpu) for it in held} - seen)
 
     def _pass_over(self, unreadable: Mapping[str, str]) -> None:
         for job, why in unreadable.items():

@@ -4,6 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from ..cluster.errors import InputError
 from .backends.protocol import Placement, Share
+from .store.reservations import ReservationRow
+
+MOST_NAMED = 10  # nodes, and jobs, in one line
 
 
 class Layout:
@@ -27,17 +30,33 @@ class Layout:
         """GPUs of all nodes."""
         return len(self._place)
 
+    def has(self, node: str, index: int) -> bool:
+        """Say whether the cluster has a GPU."""
+        return 0 <= index < self.nodes.get(node, 0)
+
+    def check_held(self, held: Iterable[ReservationRow]) -> None:
+        """Refuse a cluster file without GPUs that jobs hold: they would run on unseen, beside others.
+
+        Raises:
+            InputError: If there are such GPUs, with their nodes and jobs.
+        """
+        lost = [it for it in held if not self.has(it.node, it.gpu)]
+        if lost:
+            nodes, jobs = sorted({it.node for it in lost}), sorted({it.job_id for it in lost})
+            raise InputError(
+                f"the cluster file lacks GPUs of {_some(nodes, 'node')} on which {_some(jobs, 'job')} may run",
+                "put them back into the cluster file until these jobs have ended; `longshore drain NODE` keeps others "
+                "away meanwhile",
+            )
+
     def number(self, node: str, index: int) -> int:
         """Return the number of a GPU.
 
         Raises:
             InputError: If the cluster has no such node or GPU.
         """
-        if not 0 <= index < self.nodes.get(node, 0):
-            raise InputError(
-                f"a job holds GPU {index} of node {node!r}, which the cluster file does not have",
-                "put it back until the job has ended",
-            )
+        if not self.has(node, index):
+            raise InputError(f"the cluster file has no GPU {index} of node {node!r}", "put it into the cluster file")
         return self._first[node] + index
 
     def place(self, gpu: int) -> tuple[str, int]:
@@ -55,3 +74,9 @@ class Layout:
     def numbers(self, placement: Placement) -> tuple[int, ...]:
         """Return the numbers of all GPUs of a placement, ascending."""
         return tuple(sorted(self.number(share.node, index) for share in placement for index in share.gpus))
+
+
+def _some(names: Sequence[str], what: str) -> str:
+    """Return names in words, the first of many."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{what}{'s' if len(names) > 1 else ''} {', '.join(names[:MOST_NAMED])}{more}"

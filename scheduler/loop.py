@@ -28,6 +28,7 @@ from .store.decisions import NewDecision
 from .store.errors import FencedError, StaleWriteError, TakenError
 from .store.jobs import JobRow
 from .store.leases import NEVER, SCHEDULER, acquire, clock, give_up, lease_row, renew
+from .store.reservations import held_gpus
 from .strangers import Strangers
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Scheduler:
 
         Raises:
             StoreError: If the store does not answer; the next tick reads it anew.
+            InputError: If jobs hold GPUs that the cluster file does not have; then it does not lead.
         """
         self.errors.begin()
         try:
@@ -130,6 +132,8 @@ class Scheduler:
             is_left = now_s - self._watched_s >= LEASE_S or is_proven_dead(last.owner)
             if not is_left and last.expires_s > 0.0:
                 return False
+            with parts.store.read() as tx:
+                parts.layout.check_held(held_gpus(tx))
             self._fence = parts.store.write(
                 lambda tx: acquire(tx, SCHEDULER, parts.owner, clock(tx), LEASE_S, left=last)
             )  # fmt: skip

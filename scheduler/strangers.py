@@ -178,7 +178,7 @@ class Strangers:
         """Yield the GPUs of a placement that the cluster file has."""
         for share in placement:
             for gpu in share.gpus:
-                if gpu < self._parts.layout.nodes.get(share.node, 0):
+                if self._parts.layout.has(share.node, gpu):
                     yield self._parts.layout.number(share.node, gpu)
 
     def _tell(self, fence: int, stranger: Stranger, now: str, cause: str) -> None:
