@@ -257,10 +257,16 @@ class Book:
             now_s: The present.
 
         Raises:
-            Exception: `whole`, if none of several can be written, or what concerns no job: then no job is to blame.
+            Exception: `whole`, if the store takes not even nothing, or not what concerns no job: no job is to blame.
             StoreError: As in `write`.
         """
         refused = dict[str | None, Exception]()
+        try:
+            self.parts.store.write(lambda tx: write_changes(tx, self.fence, Changes(), at_s=now_s, writer=WRITER))
+        except OF_NO_JOB:
+            raise
+        except Exception:
+            raise whole from None
         for job, part in parts.items():
             try:
                 self.parts.store.write(lambda tx, part=part: put(tx, part))  # type: ignore[misc]
@@ -268,10 +274,11 @@ class Book:
                 raise
             except Exception as error:
                 refused[job] = error
-        if None in refused or len(refused) == len(parts) > 1:
-            raise whole
         for job, refusal in refused.items():
-            self.errors.blame(str(job), refusal, now_s)
+            if job is not None:
+                self.errors.blame(job, refusal, now_s)
+        if None in refused:
+            raise whole
 
     def _take_back(self, job: JobRow) -> None:
         """Undo the start of a job that its owner did not want any more when it was to be written."""

@@ -15,6 +15,7 @@ from longshore.scheduler.loop import Scheduler
 from longshore.scheduler.monitor.step_monitor import StepMonitor
 from longshore.scheduler.states import Contact, Desired, JobState
 from longshore.scheduler.store import changes
+from longshore.scheduler.store.checkpoints import CheckpointRow
 from longshore.scheduler.store.errors import FencedError, StaleWriteError, StoreUnreachableError
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
@@ -250,6 +251,38 @@ def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when
 
     assert {trial.job(job).state for job in jobs} == {JobState.RUNNING}
     assert not [it for it in trial.events() if it.kind == ERROR]
+
+
+def test_several_jobs_of_which_nothing_can_be_written_are_all_held_and_stop_nobody(
+    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = [trial.submit("bad"), trial.submit("bad")]
+    for job in bad:
+        breaks(Place(changes, "reserve"), lambda job=job: job, monkeypatch)  # type: ignore[misc]
+
+    trial.wait(20.0, 1.0)
+
+    assert {trial.job(job).state for job in bad} == {JobState.HELD}
+    assert "a bug in reserve" in trial.job(bad[1]).cause
+    good = trial.submit("good")
+    trial.runs(good)
+
+
+def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_told_apart(
+    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = [trial.submit("bad"), trial.submit("bad")]
+    for job in bad:
+        trial.runs(job)
+        breaks(Place(judging, "register"), lambda job=job: job, monkeypatch)  # type: ignore[misc]
+    book = trial.scheduler.book
+    assert book is not None
+    notes = judging._Notes(saved=[CheckpointRow(job, 1, 40, "/ckpt/40", "", trial.now_s()) for job in bad])
+
+    with pytest.raises(SpoiledError):
+        judging._write(book, notes, trial.now_s())
+
+    assert all("a bug in register" in trial.scheduler.errors.words(job) for job in bad)
 
 
 def test_errors_with_looks_between_them_that_go_well_do_not_add_up(
