@@ -20,6 +20,7 @@ from .monitor.step_lines import Saved
 from .monitor.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord
 from .monitor.step_watch import CHECK_S, Hang
 from .progress import LastLook
+from .recall import goes_first
 from .relocating import GAIN, best_step_s
 from .states import AfterStop, AttemptState, Contact, JobState
 from .store.attempts import AttemptRow
@@ -177,7 +178,7 @@ def _against_moving(
     if now_s - row.contact_since_s < IN_CONTACT_S:
         return "it was out of reach a short while ago"
     waiting = (it for it in book.jobs.values() if it.state is JobState.QUEUED and it.id not in book.outside)
-    if any((it.priority, it.attempt > 0) >= (job.priority, True) for it in waiting):
+    if any((it.priority, goes_first(it)) >= (job.priority, True) for it in waiting):
         return "a job that goes before it waits"
     if any(it.after is AfterStop.RELOCATE for it in verdicts.values()):
         return "another job moves"

@@ -173,22 +173,22 @@ class LiveCluster:
     def submit(self, asked: Asked) -> None:
         """Put a job into the queue, behind all others of its rank."""
         self._note("submit", asked)
-        if self.is_full:
-            self._make_room()
         slot = self._write(asked)
         submit(self.sim, ROW)
         move_by_rank(self.sim, ROW, slot, self._rank)
 
     def come_back(self, asked: Asked, standing: Standing) -> None:
-        """Put a job that was withdrawn back into the queue, before all others of its rank, as it stands.
-
-        Its stay there counts from when it was stopped, for nobody else did anything for it meanwhile.
-        """
+        """Put a job back into the queue that stood there since it was stopped, before all others of its rank."""
         self._note("come_back", asked, standing)
-        if self.is_full:
-            self._make_room()
         slot = self._take_up(asked, standing, is_new=False)
         come_back(self.sim, ROW, slot, standing.entered_s)
+        move_by_rank(self.sim, ROW, slot, self._rank)
+
+    def rejoin(self, asked: Asked, standing: Standing) -> None:
+        """Put a job back into the queue that was out of it, behind all others of its rank."""
+        self._note("rejoin", asked, standing)
+        slot = self._take_up(asked, standing, is_new=False)
+        rejoin(self.sim, ROW, slot, standing.entered_s)
         move_by_rank(self.sim, ROW, slot, self._rank)
 
     def give_rank(self, job: str, rank: int) -> None:
@@ -467,6 +467,8 @@ class LiveCluster:
 
     def _write(self, asked: Asked) -> int:
         """Write what a job asks into the next slot, and return that."""
+        if self.is_full:
+            self._make_room()
         slot, scenarios = len(self._asked), self.sim.scenarios
         self._asked.append(asked)
         self._slot[asked.job] = slot

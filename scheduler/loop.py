@@ -20,7 +20,7 @@ from .job_errors import JobErrors, SpoiledError
 from .owner import is_proven_dead
 from .plugins.answer import Stored, seen_of
 from .quota import Quota
-from .recall import asked_of, is_eligible, queue_key, rank_of, waiting_standing
+from .recall import asked_of, goes_first, is_eligible, queue_key, rank_of, waiting_standing
 from .settling import settle
 from .states import Desired, JobState
 from .store.attempts import Opening
@@ -162,7 +162,13 @@ class Scheduler:
         self.parts.deciding.look(book.live)
 
     def _admit(self, book: Book, now_s: float) -> None:
-        """Let jobs into the queue whose time has come, and out of it those that are not to run."""
+        """Let jobs out of the queue that are not to run, and into it those whose time has come."""
+        self._let_out(book, now_s)
+        self._take_in(book, now_s)
+        book.write(now_s)
+
+    def _let_out(self, book: Book, now_s: float) -> None:
+        """Let jobs out of the queue that are not to run, and give others the place of their priority."""
         for job in book.unwanted:
             row = book.jobs.get(job)
             if row is not None and row.state is JobState.QUEUED and row.desired is not Desired.RUN:
@@ -171,24 +177,33 @@ class Scheduler:
                     book.leave(job)
         book.unwanted.clear()
         for job in book.ranked & book.jobs.keys() - book.outside:
+            row = book.jobs[job]
             book.happens(now_s)
             with book.about(job, now_s):
-                book.live.give_rank(job, rank_of(book.jobs[job]))
+                if row.state is JobState.QUEUED and row.attempt and not goes_first(row):
+                    book.leave(job)  # and is taken in behind all others: a new rank would put it before them
+                else:
+                    book.live.give_rank(job, rank_of(row))
         book.ranked.clear()
+
+    def _take_in(self, book: Book, now_s: float) -> None:
+        """Let jobs into the queue whose time has come."""
         let_in = self._let_in(book, now_s)
         if let_in:
             book.happens(now_s)
-        back = [row for row in let_in if row.attempt or row.id in book.set_aside_before]
-        for row in let_in:
-            if row not in back:
-                with book.about(row.id, now_s, spoils=True):
-                    book.live.submit(asked_of(row))
-        for row in reversed(back):  # each goes before all others
+        first = {row.id for row in let_in if goes_first(row) or row.id in book.set_aside_before}
+        behind = [row for row in let_in if row.id not in first]
+        back = [row for row in reversed(let_in) if row.id in first]  # each goes before all others
+        for row in (*behind, *back):
             with book.about(row.id, now_s, spoils=True):
-                book.live.come_back(asked_of(row), waiting_standing(row))
+                if row.id in first:
+                    book.live.come_back(asked_of(row), waiting_standing(row))
+                elif row.attempt:
+                    book.live.rejoin(asked_of(row), waiting_standing(row))
+                else:
+                    book.live.submit(asked_of(row))
         for jobs in (book.outside, book.set_aside_before):
             jobs.difference_update(row.id for row in let_in)
-        book.write(now_s)
 
     def _let_in(self, book: Book, now_s: float) -> list[JobRow]:
         """Return the jobs outside of the queue that come into it, the first first."""
@@ -208,7 +223,9 @@ class Scheduler:
             book.change_job(row, JobState.CANCELLED, WISHED[Desired.CANCEL], now_s)
         elif row.state is JobState.HELD:
             if row.desired is Desired.RUN:
-                book.change_job(row, JobState.QUEUED, WISHED[Desired.RUN], now_s, no_progress=0, entered_s=now_s)
+                book.change_job(
+                    row, JobState.QUEUED, WISHED[Desired.RUN], now_s, no_progress=0, entered_s=now_s, not_before_s=0.0
+                )  # fmt: skip
         elif row.desired is Desired.HOLD:
             book.change_job(row, JobState.HELD, WISHED[Desired.HOLD], now_s)
         elif not 1 <= row.gpus <= self.parts.layout.gpus:

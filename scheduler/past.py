@@ -30,6 +30,7 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "begin": TypeAdapter(tuple[float]),
     "submit": TypeAdapter(tuple[_ASKED]),
     "come_back": TypeAdapter(tuple[_ASKED, _STANDING]),
+    "rejoin": TypeAdapter(tuple[_ASKED, _STANDING]),
     "finish": TypeAdapter(tuple[str]),
     "give_rank": TypeAdapter(tuple[str, int]),
     "stop": TypeAdapter(tuple[str, float | None]),
@@ -123,7 +124,7 @@ def _told(method: str, arguments: list[object]) -> Told:
     values = _OF_METHOD[method].validate_python(tuple(arguments))
     if method == "submit":
         return Told(method, (_asked(values[0]),))
-    if method == "come_back":
+    if method in ("come_back", "rejoin"):
         return Told(method, (_asked(values[0]), _waiting(values[1])))
     return Told(method, values)
 

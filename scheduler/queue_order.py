@@ -13,7 +13,6 @@ class Waiting(NamedTuple):
     id: str
     owner: str
     priority: int
-    attempt: int
     gpus: int
     submit_seq: int
     entered_s: float
@@ -53,9 +52,9 @@ def places(line: Sequence[Waiting]) -> dict[str, int]:
 
 def _place(it: Waiting) -> tuple[int, int, float, int]:
     """Return what puts jobs into the order of the queue: as `recall.queue_key`."""
-    if it.attempt:
+    if it.not_before_s > 0.0:
         return -it.priority, 0, -max(it.entered_s, it.not_before_s), -it.submit_seq
-    return -it.priority, 1, 0.0, it.submit_seq
+    return -it.priority, 1, it.entered_s, it.submit_seq
 
 
 def _since_s(it: Waiting) -> float:

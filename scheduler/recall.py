@@ -95,11 +95,22 @@ def _times(row: JobRow) -> tuple[float, float, float]:
 
 
 def queue_key(row: JobRow) -> tuple[int, int, float, int]:
-    """Return what puts waiting jobs into the order of the queue: stopped ones first, the last to come back first."""
-    if row.attempt:
-        back_s = max(_within(it, 0.0, MOST_S, 0.0) for it in (row.entered_s, row.not_before_s))
-        return rank_of(row), 0, -back_s, -row.submit_seq
-    return rank_of(row), 1, 0.0, row.submit_seq
+    """Return what puts waiting jobs into the order of the queue: stopped ones first, the last to come back first.
+
+    The others stand by when they came into the queue.
+    """
+    entered_s, not_before_s = (_within(it, 0.0, MOST_S, 0.0) for it in (row.entered_s, row.not_before_s))
+    if goes_first(row):
+        return rank_of(row), 0, -max(entered_s, not_before_s), -row.submit_seq
+    return rank_of(row), 1, entered_s, row.submit_seq
+
+
+def goes_first(row: JobRow) -> bool:
+    """Say whether a waiting job goes before others of its priority, as it was stopped and is tried again.
+
+    One that its owner held or had tried again does not: else anybody could get to the head of the queue so.
+    """
+    return row.not_before_s > 0.0
 
 
 def is_eligible(row: JobRow, now_s: float) -> bool:

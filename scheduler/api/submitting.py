@@ -18,7 +18,7 @@ from ..service import Service
 from ..settings import Limits
 from ..store.idempotency import Answer, recall, remember
 from ..store.jobs import NewJob, insert_job
-from ..store.queued import LAST, jobs_before, queued_of
+from ..store.queued import jobs_before_new, queued_of
 from ..tokens import Caller, Role
 from .models import JobPage, PlanPage, job_page, shown_spec
 from .problems import ProblemError, problems
@@ -145,7 +145,7 @@ def check_priority(priority: int, caller: Caller, service: Service) -> None:
 def _plan(service: Service, spec: JobFile) -> PlanPage:
     with service.store.read() as tx:
         free = room_in(tx, service.layout).free
-        ahead = jobs_before(tx, spec.priority, LAST, service.now_s())
+        ahead = jobs_before_new(tx, spec.priority, service.now_s())
     return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=free, would_fit=spec.gpus <= free)
 
 

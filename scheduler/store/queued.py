@@ -1,23 +1,16 @@
-"""The queue as the store knows it: how many jobs wait, whose they are, and which of them stand before another."""
+"""The queue as the store knows it: how many jobs wait, whose they are, and how many stand before another."""
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection, and_, bindparam, func, or_, select
+from sqlalchemy import Connection, and_, bindparam, func, select
 
 from ..queue_order import Waiting
 from ..states import Desired, JobState
 from .jobs import is_named
 from .schema import job
 
-LAST = 2**62  # a number of submission that no job has yet
-
 _WAITS = and_(job.c.state == JobState.QUEUED, job.c.desired == Desired.RUN, job.c.not_before_s <= bindparam("now_s"))
-# The order of `recall.queue_key`: by priority, stopped ones first.
-_STOPPED = job.c.attempt > 0
-_BEFORE_ANOTHER = or_(_STOPPED, job.c.submit_seq < bindparam("submit_seq"))
-_AHEAD = select(func.count()).where(_WAITS)
-_HIGHER, _SAME = job.c.priority > bindparam("priority"), job.c.priority == bindparam("priority")
-_AHEAD_OF_ANOTHER = _AHEAD.where(or_(_HIGHER, and_(_SAME, _BEFORE_ANOTHER)))
+_BEFORE_NEW = select(func.count()).where(_WAITS, job.c.priority >= bindparam("priority"))
 _WAITING = select(*(job.c[name] for name in Waiting._fields)).where(_WAITS)
 # Held ones too: they come back to the queue when their owner wants.
 _QUEUED = select(func.count()).where(
@@ -55,10 +48,9 @@ def listed_jobs(
     return list(tx.execute(statement).scalars())
 
 
-def jobs_before(tx: Connection, priority: int, submit_seq: int, now_s: float) -> int:
-    """Return how many waiting jobs stand before one that has never run, which may not even be submitted."""
-    values = {"now_s": now_s, "priority": priority, "submit_seq": submit_seq}
-    count: int = tx.execute(_AHEAD_OF_ANOTHER, values).scalar_one()
+def jobs_before_new(tx: Connection, priority: int, now_s: float) -> int:
+    """Return how many waiting jobs would stand before one of this priority that is submitted."""
+    count: int = tx.execute(_BEFORE_NEW, {"now_s": now_s, "priority": priority}).scalar_one()
     return count
 
 

@@ -20,7 +20,7 @@ _AGAIN = (
     .where(job.c.id == bindparam("at_id"))
     .values(
         **_FRESH, state=JobState.QUEUED, cause=CAUSE, after_stop=None, ended_s=None, not_before_s=0.0,
-        entered_s=bindparam("at_s"),
+        entered_s=bindparam("at_s"), wait_s=0.0,  # what it waited before its last run, that run was for
     )
 )  # fmt: skip
 _RELEASE = update(job).where(job.c.id == bindparam("at_id")).values(**_FRESH)

@@ -29,8 +29,8 @@ def waiting_jobs(draw: st.DrawFn) -> list[Waiting]:
         entered_s = float(number * 100 + draw(st.integers(0, 99)))
         guess_s, saved_s, wait_s = (float(draw(st.integers(least, 4)) * 100) for least in (1, 0, 0))
         priority, has_run = draw(st.integers(-1, 1)), float(attempt)
-        times = (entered_s, 0.0, wait_s * has_run, guess_s, saved_s * has_run)
-        found.append(Waiting(str(number), "ada", priority, attempt, 1, number, *times))
+        times = (entered_s, entered_s * has_run, wait_s * has_run, guess_s, saved_s * has_run)
+        found.append(Waiting(str(number), "ada", priority, 1, number, *times))
     return found
 
 
@@ -43,7 +43,7 @@ def turned_to(waiting: list[Waiting], order: str, ageing_s: float, folder: Path)
     jobs = [
         (
             Asked(it.id, it.gpus, it.guess_s, it.entered_s, -it.priority),
-            Standing(it.guess_s, it.entered_s, it.saved_s, it.wait_s, it.attempt),
+            Standing(it.guess_s, it.entered_s, it.saved_s, it.wait_s, int(it.not_before_s > 0.0)),
         )
         for it in waiting
     ]
@@ -72,13 +72,13 @@ def test_the_order_that_is_shown_is_that_of_the_scheduler(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waiting=waiting_jobs())
 def test_jobs_pass_the_first_one_in_the_order_that_is_shown(tmp_path: Path, order: str, waiting: list[Waiting]) -> None:
-    first = Waiting("first", "ada", 2, 0, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
+    first = Waiting("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
     shown = [it.id for it in in_order([*waiting, first], order, float("inf"), NOW_S, GPUS)]
     assert shown == ["first", *turned_to([*waiting, first], order, float("inf"), tmp_path)]
 
 
 def test_a_job_that_asks_for_more_than_is_in_service_does_not_age() -> None:
-    small = Waiting("small", "ada", 0, 0, 4, 2, 900.0, 0.0, 0.0, 100.0, 0.0)
-    large = Waiting("large", "ada", -1, 0, 16, 1, 0.0, 0.0, 0.0, 100.0, 0.0)
+    small = Waiting("small", "ada", 0, 4, 2, 900.0, 0.0, 0.0, 100.0, 0.0)
+    large = Waiting("large", "ada", -1, 16, 1, 0.0, 0.0, 0.0, 100.0, 0.0)
     assert [it.id for it in in_order([large, small], "easy", 500.0, NOW_S, 16)] == ["large", "small"]
     assert places(in_order([large, small], "easy", 500.0, NOW_S, 8)) == {"small": 1, "large": 2}

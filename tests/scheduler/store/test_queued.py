@@ -9,7 +9,7 @@ from longshore.scheduler.recall import queue_key
 from longshore.scheduler.states import Desired, JobState
 from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs
 from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.queued import LAST, jobs_before, listed_jobs, owners_of, queued_of, waiting_jobs
+from longshore.scheduler.store.queued import jobs_before_new, listed_jobs, owners_of, queued_of, waiting_jobs
 from longshore.scheduler.store.schema import job
 
 NOW_S = 100.0
@@ -37,7 +37,7 @@ def test_the_queue_has_the_order_that_the_scheduler_gives_it(store: Store) -> No
     with store.read() as tx:
         inside = [row for row in open_jobs(tx) if row.desired == Desired.RUN and row.not_before_s <= NOW_S]
         line = in_order(waiting_jobs(tx, NOW_S), "easy", float("inf"), NOW_S, 16)
-        before_new = [jobs_before(tx, priority, LAST, NOW_S) for priority in (4, 3, 0, -1)]
+        before_new = [jobs_before_new(tx, priority, NOW_S) for priority in (4, 3, 0, -1)]
 
     assert [it.id for it in line] == [row.id for row in sorted(inside, key=queue_key)]
     assert before_new == [0, 8, 14, 14]
