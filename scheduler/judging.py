@@ -28,7 +28,7 @@ from .store.checkpoints import CheckpointRow, checkpoints_of, register
 from .store.events import NewEvent, append_all, last_such_s
 from .store.leases import check_fence
 from .store.nodes import list_nodes
-from .stored_spec import stored_job
+from .stored_spec import stored_or_usual
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def _runs(book: Book, row: AttemptRow, status: Status | None) -> bool:
 
 
 def _watching_of(book: Book, job: str) -> Watching:
-    return stored_job(book.jobs[job].spec).health.watching()
+    return stored_or_usual(book.jobs[job].spec).health.watching()
 
 
 def _rows(row: AttemptRow, saved: Sequence[Saved], now_s: float) -> list[CheckpointRow]:

@@ -16,13 +16,12 @@ from .quota import Quota
 from .states import OPEN_ATTEMPTS, JobState
 from .store.attempts import AttemptRow
 from .store.jobs import JobRow
-from .stored_spec import UnreadableSpecError, is_of_sbatch, stored_job
+from .stored_spec import is_of_sbatch, stored_job, stored_or_usual
 
 MOST_S = 1e12  # of any time, far beyond all that are meant
 MOST_SAVED_S, MOST_GUESS_S = 1e90, 1e100  # of work: a time over a slowdown, and the estimate that was doubled beyond it
 MOST_SLOWDOWN = 1e60  # as in cluster/placing.py
 MOST_RANK = 1 << 31
-_OF_NOTHING = stored_job({"command": ["true"]})  # for what policies are to know of a job that says nothing of use
 
 
 def _within(value: object, least: float, most: float, instead: float) -> float:
@@ -32,10 +31,7 @@ def _within(value: object, least: float, most: float, instead: float) -> float:
 
 def asked_of(row: JobRow) -> Asked:
     """Return what a job asks for."""
-    try:
-        spec = stored_job(row.spec)
-    except UnreadableSpecError:
-        spec = _OF_NOTHING
+    spec = stored_or_usual(row.spec)
     submitted_s = _within(row.submitted_s, 0.0, MOST_S, 0.0)
     return Asked(row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes)
 

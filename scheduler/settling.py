@@ -23,7 +23,7 @@ from .store.attempts import LAUNCH, AttemptRow, get_attempt
 from .store.checkpoints import latest_before
 from .store.events import NewEvent
 from .store.jobs import JobColumns, JobRow
-from .stored_spec import stored_job
+from .stored_spec import stored_job, stored_or_usual
 
 log = logging.getLogger(__name__)
 
@@ -324,7 +324,7 @@ def _columns(outcome: Outcome, now_s: float) -> JobColumns:
 
 
 def _outcome(book: Book, job: JobRow, row: AttemptRow, status: Status, came: Came, now_s: float) -> Outcome:
-    retry = stored_job(job.spec).retry
+    retry = stored_or_usual(job.spec).retry
     share = float(uniform(job.submit_seq, row.number, 0))
     if row.started_s is not None:  # What was lost may not tell any more that it ran.
         status = replace(status, started_s=row.started_s)

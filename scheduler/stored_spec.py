@@ -48,13 +48,12 @@ def is_of_sbatch(spec: object) -> bool:
     return isinstance(spec, Mapping) and bool(spec.get("sbatch"))
 
 
-def grace_of(spec: object) -> float:
-    """Return the grace of a stored job in seconds; the usual one if its job file cannot be read."""
+def stored_or_usual(spec: object) -> StoredJob:
+    """Return a job as the store holds it, one with the usual values if that cannot be read: it must not be started."""
     try:
-        return stored_job(spec).grace_s
+        return stored_job(spec)
     except UnreadableSpecError:
-        grace_s: float = StoredJob.model_fields["grace_s"].default
-        return grace_s
+        return _USUAL
 
 
 def _mended(spec: object, error: ValidationError) -> object:
@@ -85,3 +84,6 @@ def _replace(spec: dict[str, Any], place: tuple[int | str, ...], value: object) 
         inside.pop(str(last), None)
     else:
         inside[str(last)] = value
+
+
+_USUAL = stored_job({"command": ["true"]})

@@ -17,6 +17,7 @@ from ..cluster.errors import BackendError, InputError
 from .backends.protocol import Attempt, Lists, Placement
 from .book import Parts
 from .states import AttemptState, Desired, JobState
+from .store.apart import NO_SENSE
 from .store.attempts import Opening, get_attempt
 from .store.changes import Changes, Opened, write_changes
 from .store.errors import StaleWriteError, TakenError
@@ -142,8 +143,12 @@ class Strangers:
             return False
 
     def _is_stored(self, name: str, attempt: Attempt, placement: Placement) -> bool:
-        with self._parts.store.read() as tx:
-            row = get_attempt(tx, attempt.job, attempt.number)
+        try:
+            with self._parts.store.read() as tx:
+                row = get_attempt(tx, attempt.job, attempt.number)
+        except NO_SENSE as error:
+            log.error("%s: its row in the store cannot be read: %s", name, error)
+            return False
         return row is not None and (row.state is AttemptState.CLOSED or set(row.placement) == set(placement))
 
     def _take_in(self, fence: int, name: str, attempt: Attempt, placement: Placement) -> None:
@@ -157,8 +162,11 @@ class Strangers:
 
     def _adopts(self, fence: int, name: str, attempt: Attempt, placement: Placement, now_s: float) -> bool:
         """Open the attempt in the store, if it is the next one of a job that waits; its GPUs may be another's."""
-        with self._parts.store.read() as tx:
-            job = get_job(tx, attempt.job)
+        try:
+            with self._parts.store.read() as tx:
+                job = get_job(tx, attempt.job)
+        except NO_SENSE:
+            return False  # it is held for that
         if job is None or not _is_next(job, attempt, placement):
             return False
         cause = f"{name} was found at the backend"

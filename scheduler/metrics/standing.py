@@ -22,7 +22,7 @@ from ..store.overview import (
     waits_since,
 )
 from ..store.schema import Liveness
-from ..stored_spec import grace_of
+from ..stored_spec import stored_or_usual
 
 LEAKS_AFTER_S = 60.0  # beyond a job's grace; killing takes seconds
 
@@ -99,7 +99,9 @@ class Standing(Collector):
 
     def _attempts(self, tx: Connection) -> Iterable[Metric]:
         now_s = self._now_s()
-        leaking = sum(it.gpus for it in drains(tx) if now_s - it.since_s > grace_of(it.spec) + LEAKS_AFTER_S)
+        leaking = sum(
+            it.gpus for it in drains(tx) if now_s - it.since_s > stored_or_usual(it.spec).grace_s + LEAKS_AFTER_S
+        )
         text = "GPUs of attempts that were to be gone, by their grace and a minute more."
         yield GaugeMetricFamily("longshore_gpus_leaking", text, value=leaking)
         text = "Open attempts that cannot be reached."

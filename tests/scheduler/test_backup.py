@@ -304,3 +304,22 @@ def test_after_a_restore_by_hand_what_runs_is_shown_and_can_be_ended(tmp_path: P
     assert processes_of(lost) == []
     assert f"ls-{lost}-1 is not in the store and may run on" in (tmp_path / "serve.log").read_text()
     served.end()
+
+
+@pytest.mark.parametrize("content", [b"{torn", b"[]", b"{}", b'{"ranks": [], "command": [], "new": 1}', b"\xff"])
+def test_an_attempt_whose_file_makes_no_sense_is_passed_over_and_the_others_start_and_are_found(
+    content: bytes, trial: Restored, caplog: pytest.LogCaptureFixture
+) -> None:
+    trial.tick()
+    trial.keep()
+    lost = trial.submit("exec sleep 1000", gpus=2)
+    trial.runs(lost)
+    torn = trial.folder / "attempts" / "ls-torn-1"
+    torn.mkdir()
+    (torn / "spec.json").write_bytes(content)
+    trial.go_back()
+
+    assert trial.ends(trial.submit("true")).state is JobState.SUCCEEDED
+
+    assert trial.unknown() == [f"ls-{lost}-1"]
+    assert "ls-torn-1: its spec.json cannot be read" in caplog.text

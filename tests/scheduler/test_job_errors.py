@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from sqlalchemy import update
 
 from longshore.scheduler import book, judging, loop, recall, settling
+from longshore.scheduler.backends.protocol import Status
 from longshore.scheduler.book import Book
 from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors, SpoiledError
@@ -14,7 +16,7 @@ from longshore.scheduler.live import LiveCluster
 from longshore.scheduler.loop import Scheduler
 from longshore.scheduler.monitor.step_monitor import StepMonitor
 from longshore.scheduler.states import Contact, Desired, JobState
-from longshore.scheduler.store import changes
+from longshore.scheduler.store import changes, schema
 from longshore.scheduler.store.checkpoints import CheckpointRow
 from longshore.scheduler.store.errors import FencedError, StaleWriteError, StoreUnreachableError
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
@@ -165,6 +167,25 @@ def test_a_job_that_was_held_for_errors_runs_once_its_owner_releases_it_and_they
     trial.wait(5.0, 1.0)
 
     assert trial.job(bad).state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize(("end", "state"), [(WELL, JobState.SUCCEEDED), (AGAIN, JobState.HELD)], ids=["well", "again"])
+def test_a_running_job_whose_stored_file_cannot_be_read_runs_on_and_ends_as_it_ends(
+    end: Status, state: JobState, trial: TellingTrial
+) -> None:
+    job = trial.submit("one")
+    trial.runs(job)
+    trial.store.write(lambda tx: tx.execute(update(schema.job).values(spec={"gpus": 1})))
+    trial.scheduler.book = None
+    trial.wait(200.0, 1.0)
+    assert trial.job(job).state is JobState.RUNNING
+
+    trial.obedient.end(end)
+    trial.wait(60.0, 1.0)
+
+    assert trial.job(job).state is state  # what is not known how to be run cannot be tried again
+    assert next(it.outcome for it in trial.attempts(job)) == ("success" if end is WELL else "again")
+    assert trial.held() == []
 
 
 def test_gpus_of_a_job_that_cannot_be_handled_are_freed_on_proof_only(

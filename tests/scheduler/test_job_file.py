@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from longshore.scheduler.job_file import JobFile
-from longshore.scheduler.stored_spec import UnreadableSpecError, grace_of, stored_job
+from longshore.scheduler.stored_spec import UnreadableSpecError, stored_job, stored_or_usual
 
 REFUSED = [
     ("gpus", 0), ("gpus", 10**9), ("estimate_s", 0.0), ("estimate_s", 5e-324), ("estimate_s", 1e9),
@@ -65,7 +65,7 @@ def test_what_is_odd_in_a_section_changes_nothing_beside_it() -> None:
 def test_a_stored_job_that_does_not_say_what_to_run_is_no_other_job(spec: object) -> None:
     with pytest.raises(UnreadableSpecError, match="stored job file"):
         stored_job(spec)
-    assert grace_of(spec) == 30.0
+    assert stored_or_usual(spec).grace_s == 30.0
 
 
 JSON = st.recursive(

@@ -90,8 +90,8 @@ def read_whole(folder: int, name: str, most_bytes: int) -> bytes:
     return content
 
 
-def is_there(folder: int, name: str) -> bool:
-    """Say whether a folder has an entry of that name.
+def is_there(folder: int | None, name: str) -> bool:
+    """Say whether a folder has an entry of that name; without a folder the name is a path.
 
     Raises:
         OSError: If that cannot be told.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ....cluster.errors import BackendError
-from .durable import make_folder, open_folder, read_whole, write_first
+from .durable import is_there, make_folder, open_folder, read_whole, write_first
 
 _NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
 _ID_BYTES = 64
@@ -49,14 +49,17 @@ class Folders:
             raise BackendError(f"{name!r} is no name of an attempt: ls-, then 1 to 60 of a-z, 0-9 and -")
         return self._attempts / name
 
-    def names(self) -> list[str]:
-        """Return the names of all attempts that have a folder.
+    def names_with(self, file: str) -> list[str]:
+        """Return the names of all attempts in whose folder there is a file; none of the folders is opened.
 
         Raises:
             BackendError: If that cannot be seen.
         """
         with told_as_backend_error("attempts"), os.scandir(self._attempts) as entries:
-            return sorted(it.name for it in entries if _NAME.fullmatch(it.name) and it.is_dir(follow_symlinks=False))
+            return sorted(
+                it.name for it in entries
+                if _NAME.fullmatch(it.name) and it.is_dir(follow_symlinks=False) and is_there(None, f"{it.path}/{file}")
+            )  # fmt: skip
 
     @contextmanager
     def open(self, name: str) -> Iterator[int | None]:
