@@ -18,7 +18,7 @@ from longshore.scheduler.store.events import events_after, last_seq, owners_even
 from longshore.scheduler.store.jobs import list_jobs, open_jobs, sum_of_estimates
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.overview import count_jobs, count_unknown, drains, last_events, waits_since
-from longshore.scheduler.store.queued import LAST, jobs_before, queued_of
+from longshore.scheduler.store.queued import jobs_before_new, queued_of
 
 from .harness import Row, main, progress
 
@@ -94,7 +94,7 @@ def reads() -> dict[str, Callable[[Connection], object]]:
         "events of a job": lambda tx: events_after(tx, 0, 200, f"{JOBS // 2:026}"),
         "a follower with nothing new": lambda tx: owners_events_after(tx, last_seq(tx) - 5, 500, "bob", 20_000),
         "a follower of another": lambda tx: owners_events_after(tx, 0, 500, "bob", 20_000),
-        "the place in the queue": lambda tx: jobs_before(tx, 0, LAST, 1e12),
+        "the place in the queue": lambda tx: jobs_before_new(tx, 0, 1e12),
         "queued jobs of an owner": lambda tx: queued_of(tx, OWNER),
     }
 

@@ -57,7 +57,7 @@ class Parts:
     owner: str  # of the lease, for people
     monitor: Monitor
     gpus_per_user: int | None = None  # held and in the queue; None for any number
-    may_start: Callable[[], bool] = lambda: True  # asked before jobs are started
+    against_starts: Callable[[], str] = lambda: ""  # why no job may start at the moment, "" if jobs may
 
 
 class Book:

@@ -82,6 +82,11 @@ class JobErrors:
         self._failed.clear()
         self._well.clear()
 
+    @property
+    def failed(self) -> int:
+        """How many jobs something went wrong with in this tick."""
+        return len(self._failed)
+
     @contextmanager
     def about(
         self, job: str, now_s: float, mark: Callable[[], object], *, spoils: bool = False, what: str = "handling"
@@ -128,7 +133,9 @@ class JobErrors:
         self._well.add(job)
 
     def rests(self, job: str, now_s: float) -> bool:
-        """Say whether a job is left alone."""
+        """Say whether a job is left alone: to the end of the tick at least, however long that takes."""
+        if job in self._failed:
+            return True
         known = self._counts.get(job)
         # More than the longest rest is left only if the clock was set back.
         return known is not None and 0.0 < known.rests_until_s - now_s <= LONGEST_REST_S

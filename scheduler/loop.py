@@ -34,7 +34,8 @@ from .strangers import Strangers
 log = logging.getLogger(__name__)
 
 LEASE_S, RENEW_S = 15.0, 5.0
-ROUNDS = 10  # of one tick, each of which begins anew where a job was in the way of the one before
+ROUNDS = 10  # of one tick beside one for each job that was in the way of the one before, and is left alone then
+ROUNDS_S = 5.0  # after which the next tick goes on; the lease lasts longer
 PLACE_S = 0.5  # after which what was decided is launched before more is decided
 
 
@@ -51,7 +52,7 @@ class Scheduler:
         self.errors = JobErrors()
         self.strangers = Strangers(parts)
         self.is_behind = False  # jobs may be due that the last tick had no time for
-        self._is_held_back = False  # the same, as none may start
+        self.held_back = ""  # why none of the jobs that are due may start, "" if they may; any thread may read it
 
     def tick(self) -> bool:
         """Do all that is to be done now; return whether this scheduler leads.
@@ -61,17 +62,17 @@ class Scheduler:
             InputError: If jobs hold GPUs that the cluster file does not have; then it does not lead.
         """
         self.errors.begin()
+        rounds, until = 0, time.monotonic() + ROUNDS_S
         try:
-            for _ in range(ROUNDS):
-                if not self._leads():
-                    break
+            while rounds < ROUNDS + self.errors.failed and time.monotonic() < until and self._leads():
+                rounds += 1
                 if self.parts.deciding.is_to_begin_anew or self.strangers.are_due:
                     self._forget()
                 if self._has_gone_through():
                     break
         except FencedError as error:
             log.warning("%s; this one no longer leads", error)
-            self.book, self._fence, self.is_behind = None, None, False
+            self.book, self._fence, self.is_behind, self.held_back = None, None, False, ""
         except (StaleWriteError, TakenError) as error:
             log.warning("%s; the store is read anew", error)
             self._forget()
@@ -153,9 +154,9 @@ class Scheduler:
         self._admit(book, now_s)
         if book.live.ages_by(now_s):
             book.happens(now_s)
-        if book.happened(now_s) or self.is_behind or self._is_held_back:
-            self._is_held_back = not (self.strangers.are_known(book.fence) and self.parts.may_start())
-            if self._is_held_back:
+        if book.happened(now_s) or self.is_behind or self.held_back:
+            self.held_back = self.strangers.against_starts(book.fence) or self.parts.against_starts()
+            if self.held_back:
                 self.is_behind = False
             else:
                 self._place(book, now_s)

@@ -42,6 +42,10 @@ class Room:
         except OSError:
             return self.least_free_bytes > 0
 
+    def against_starts(self) -> str:
+        """Return why no job may start, "" if there is room for more."""
+        return "nothing starts, as the disk that the scheduler writes to is nearly full" if self.is_low() else ""
+
     def look(self) -> None:
         """Give the reserve up where nothing else is left, and take it again where there is plenty.
 

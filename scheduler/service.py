@@ -84,7 +84,7 @@ class Service:
         monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s)
         parts = Parts(
             self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, deciding, time.time,
-            this_process(), monitor, settings.limits.gpus, lambda: not self.room.is_low(),
+            this_process(), monitor, settings.limits.gpus, self.room.against_starts,
         )  # fmt: skip
         self.scheduler = Scheduler(parts)
         self.metrics = Metrics(

@@ -54,7 +54,7 @@ class Strangers:
         self._parts = parts
         self._backend = parts.backend if isinstance(parts.backend, Lists) else None
         self._fence: int | None = None  # of the lease under which they were looked for
-        self._is_waiting = False  # for the backend to tell them
+        self._is_waiting, self._why = False, ""  # for the backend to tell them, and why it did not
         self._again_s = self._looked_s = float("-inf")
         self._found: dict[str, Stranger] = {}
         self._wishes: dict[str, str] = {}  # END or DISREGARDED, by name; other threads write here
@@ -67,6 +67,10 @@ class Strangers:
     def are_known(self, fence: int) -> bool:
         """Say whether all were found under a lease; until then nobody knows which GPUs are free."""
         return self._backend is None or fence == self._fence
+
+    def against_starts(self, fence: int) -> str:
+        """Return why no job may start under a lease, "" if jobs may."""
+        return "" if self.are_known(fence) else f"nothing starts, as it is not known which attempts run: {self._why}"
 
     @property
     def are_due(self) -> bool:
@@ -98,7 +102,8 @@ class Strangers:
             remembered = self._backend.remembered()
         except BackendError as error:
             self._is_waiting, self._again_s = True, time.monotonic() + FIND_AGAIN_S
-            log.warning("nothing starts, as it is not known which attempts there are: %s", error)
+            self._why = str(error)
+            log.warning("nothing starts, as it is not known which attempts run: %s", error)
             return
         self._is_waiting = False
         self._found.clear()

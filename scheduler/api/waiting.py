@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from ..job_errors import JobErrors
 from ..layout import Layout
 from ..queue_order import in_order, places
 from ..service import Service
@@ -35,6 +36,8 @@ class Queue(NamedTuple):
     held: Counter[str]  # GPUs that each owner's jobs hold
     most: int | None  # GPUs that one owner may have
     now_s: float
+    held_back: str  # why nothing starts at the moment, "" if jobs do
+    errors: JobErrors
 
 
 def room_in(tx: Connection, layout: Layout) -> Room:
@@ -52,7 +55,10 @@ def queue_of(tx: Connection, service: Service) -> Queue:
     by_owner: Counter[str] = Counter()
     for job, owner in owners_of(tx, sorted(held)).items():
         by_owner[owner] += held[job]
-    return Queue(room, places(line), by_owner, settings.limits.gpus, now_s)
+    scheduler = service.scheduler
+    return Queue(
+        room, places(line), by_owner, settings.limits.gpus, now_s, scheduler.held_back, scheduler.errors
+    )  # fmt: skip
 
 
 def waiting_page(tx: Connection, row: JobRow, queue: Queue) -> WaitingPage | None:
@@ -83,6 +89,9 @@ def _why_outside(row: JobRow, now_s: float) -> str:
 
 def _why_in_queue(tx: Connection, row: JobRow, queue: Queue, place: int) -> str:
     room, asks = queue.room, f"it asks for {_gpus(row.gpus)}"
+    error = queue.errors.words(row.id)
+    if queue.held_back or error:
+        return queue.held_back or f"it could not be handled, and is tried again: {error}"
     if row.gpus > room.in_service:
         return f"{asks}, and only {room.in_service} of {room.gpus} are in service"
     if queue.most is not None and queue.held[row.owner] + row.gpus > queue.most:

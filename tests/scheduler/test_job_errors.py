@@ -10,7 +10,7 @@ from sqlalchemy import update
 from longshore.scheduler import book, judging, loop, recall, settling
 from longshore.scheduler.backends.protocol import Status
 from longshore.scheduler.book import Book
-from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.deciding import Deciding, Decision
 from longshore.scheduler.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors, SpoiledError
 from longshore.scheduler.live import LiveCluster
 from longshore.scheduler.loop import Scheduler
@@ -274,6 +274,25 @@ def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when
     assert not [it for it in trial.events() if it.kind == ERROR]
 
 
+def test_a_job_starts_in_the_tick_in_which_any_number_before_it_cannot_be_handled(
+    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = {trial.submit("bad") for _ in range(3 * loop.ROUNDS)}
+    good = trial.submit("good")
+    real = Scheduler._carry_on
+
+    def carry_on(self: Scheduler, book: Book, decision: Decision, now_s: float) -> None:
+        if decision.job in bad:
+            raise KeyError("a bug")
+        real(self, book, decision, now_s)
+
+    monkeypatch.setattr(Scheduler, "_carry_on", carry_on)
+    trial.tick()
+
+    assert trial.job(good).state is not JobState.QUEUED
+    assert {trial.job(job).state for job in bad} == {JobState.QUEUED}
+
+
 def test_several_jobs_of_which_nothing_can_be_written_are_all_held_and_stop_nobody(
     trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,10 +387,10 @@ def test_errors_count_in_a_row_only_and_a_job_rests_after_each_for_longer() -> N
     def fail() -> None:
         with errors.about("j", now_s, lambda: 0):
             raise ValueError("x")
-        errors.begin()
 
     for number in range(1, 12):
         fail()
+        errors.begin()
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** (number - 1))
         assert errors.is_failing("j") == (number >= MOST)
         assert errors.rests("j", now_s + rest_s - 0.5)

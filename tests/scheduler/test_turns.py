@@ -24,18 +24,19 @@ class OneGpu(NamedTuple):
     trial: Trial
     backend: Obedient
 
+    def told(self) -> list[str]:
+        book = self.trial.scheduler.book
+        assert book is not None
+        return list(book.live.known().queue)
+
     def queue(self) -> list[str]:
         """Return the jobs that wait in their order, which is the same whoever tells it."""
-        book, now_s = self.trial.scheduler.book, self.trial.now_s()
-        assert book is not None
-        told = list(book.live.known().queue)
+        told, now_s = self.told(), self.trial.now_s()
         with self.trial.store.read() as tx:
             assert [it.id for it in in_order(waiting_jobs(tx, now_s), "easy", float("inf"), now_s, 1)] == told
         self.trial.scheduler.book = None  # read anew, as after a restart
         self.trial.tick()
-        book = self.trial.scheduler.book
-        assert book is not None
-        assert list(book.live.known().queue) == told
+        assert self.told() == told
         return told
 
     def retry(self, job: str) -> None:

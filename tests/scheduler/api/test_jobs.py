@@ -5,6 +5,9 @@ import re
 import httpx
 import pytest
 
+from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.loop import Scheduler
 from longshore.scheduler.service import Service
 
 HELD = {"If-Match": "*"}
@@ -180,3 +183,41 @@ def test_ranks_tell_where_they_run_and_how_they_ended(api: httpx.Client, service
     ]
     assert [(it["rank"], it["gpu"], it["code"]) for it in ended] == [(0, 0, 0), (1, 1, 3)]
     assert ended[0]["signal"] in (9, 15)
+
+
+def test_a_job_that_waits_as_the_disk_is_nearly_full_says_so(
+    api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(api)
+    with monkeypatch.context() as full:
+        full.setattr(service.room, "least_free_bytes", 1 << 62)
+        service.scheduler.tick()
+        waiting = api.get(f"/v1/jobs/{job}").json()["waiting"]
+        assert waiting["reason"] == "nothing starts, as the disk that the scheduler writes to is nearly full"
+    service.scheduler.tick()
+    assert api.get(f"/v1/jobs/{job}").json()["state"] != "queued"
+
+
+def test_a_job_that_waits_as_nobody_knows_what_runs_says_so(
+    api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_backend: LocalBackend) -> None:
+        raise BackendError("status 500")
+
+    monkeypatch.setattr(LocalBackend, "remembered", fail)
+    job = submit(api)
+    service.scheduler.tick()
+
+    waiting = api.get(f"/v1/jobs/{job}").json()["waiting"]
+    assert waiting["reason"] == "nothing starts, as it is not known which attempts run: status 500"
+
+
+def test_a_job_that_cannot_be_handled_says_why_while_it_is_tried_again(
+    api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scheduler, "_carry_on", lambda *_: 1 / 0)
+    job = submit(api)
+    service.scheduler.tick()
+
+    reason = api.get(f"/v1/jobs/{job}").json()["waiting"]["reason"]
+    assert reason.startswith("it could not be handled, and is tried again: ZeroDivisionError")
