@@ -211,12 +211,11 @@ def test_a_row_that_cannot_be_read_is_named_and_passed_over_and_its_gpus_stay_he
     assert state in (("running", "stopping") if table == "attempt" else ("held",))
 
 
-def test_an_attempt_on_a_node_that_the_cluster_file_has_no_more_ends_as_it_does(trial: Trial) -> None:
+def test_an_attempt_whose_row_names_a_node_that_there_is_not_ends_as_it_does(trial: Trial) -> None:
     odd, good = trial.submit("odd", gpus=2), trial.submit("good", gpus=4)
     trial.runs(odd)
     with trial.store.engine.begin() as tx:
         tx.exec_driver_sql("UPDATE attempt SET placement = '[[\"gone\", [0, 1]]]' WHERE job_id = ?", (odd,))
-        tx.exec_driver_sql("UPDATE reservation SET node = 'gone' WHERE job_id = ?", (odd,))
     trial.crash()
     trial.tick(3)
     backend = trial.way.backend
