@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -31,13 +31,25 @@ class Client:
 
     Args:
         url: Where it serves.
-        token: By which it knows the user, if it asks for one.
+        token: Returns the token by which it knows the user, None without one. It is asked before each request.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, headers=headers)
-        self._url = url
+    def __init__(self, url: str, token: Callable[[], str | None] = lambda: None) -> None:
+        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, auth=self._shows_token)
+        self._url, self._token, self._had_token = url, token, False
+
+    def _shows_token(self, request: httpx.Request) -> httpx.Request:
+        """Add the token to a request; none is sent without one once there was one.
+
+        Raises:
+            ConnectError: If there was a token, and there is none for who listens there by now.
+        """
+        token = self._token()
+        if token is not None:
+            request.headers["Authorization"], self._had_token = f"Bearer {token}", True
+        elif self._had_token:
+            raise httpx.ConnectError("the scheduler that took the token does not listen there", request=request)
+        return request
 
     def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         """Ask once, and again where the answer was lost: no request does its work twice."""
