@@ -1,6 +1,7 @@
 """Tokens, and who may see and do what."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import Callable
 
@@ -56,6 +57,33 @@ def test_once_there_is_a_token_every_request_needs_one(api: httpx.Client, known:
     assert answer.headers["WWW-Authenticate"] == "Bearer"
     assert api.get("/v1/jobs", headers=ada).status_code == 200
     assert api.get("/healthz").status_code == 200
+
+
+def test_without_a_token_no_request_tells_what_there_is(api: httpx.Client, known: Callable[..., Headers]) -> None:
+    known("ada")
+    paths = api.get("/openapi.json").json()["paths"]
+    asked = [
+        (method, re.sub("{.*?}", "1", path)) for path, it in paths.items() if path.startswith("/v1/") for method in it
+    ]
+
+    answers = {
+        (asks, body): api.request(asks[0], asks[1], content=body)
+        for asks in asked
+        for body in (None, b"{}", b'{"gpus": 0}')
+    }
+
+    assert len(asked) > 20
+    assert {asks: answer.text for asks, answer in answers.items() if answer.status_code != 401} == {}
+
+
+@pytest.mark.parametrize("role", [Role.USER, Role.READ_ONLY, Role.AGENT, Role.SCRAPE])
+@pytest.mark.parametrize("what", ["drain", "resume", "report"])
+def test_who_may_not_change_a_node_is_not_told_which_there_are(
+    api: httpx.Client, known: Callable[..., Headers], role: Role, what: str
+) -> None:
+    answer = api.post(f"/v1/nodes/rack0-nod/{what}", json={} if what == "report" else None, headers=known("ada", role))
+
+    assert (answer.status_code, "rack0-node0" in answer.text) == (403, False)
 
 
 @pytest.mark.parametrize(
