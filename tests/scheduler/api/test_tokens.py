@@ -15,6 +15,7 @@ from longshore.scheduler.api import streaming
 from longshore.scheduler.api.services import who_asks
 from longshore.scheduler.service import Service
 from longshore.scheduler.settings import Settings
+from longshore.scheduler.store.decisions import NewDecision, add_decisions
 from longshore.scheduler.store.user_tokens import add_token, revoke_token, tokens_of
 from longshore.scheduler.tokens import Role, new_token
 
@@ -144,6 +145,28 @@ def test_somebody_elses_job_is_not_there(api: httpx.Client, known: Callable[...,
     assert api.get("/v1/jobs", params={"user": "ada"}, headers=bob).json()["jobs"] == []
     assert [it["id"] for it in api.get("/v1/jobs", params={"user": "ada"}, headers=operator).json()["jobs"]] == [job]
     assert api.get(f"/v1/jobs/{job}", headers=operator).status_code == 200
+
+
+def test_a_decision_does_not_tell_which_job_of_somebody_else_the_policy_preferred(
+    api: httpx.Client, service: Service, known: Callable[..., Headers]
+) -> None:
+    ada, bob, operator = known("ada"), known("bob"), known("olga", Role.OPERATOR)
+    mine, also_mine, his = submit(api, ada), submit(api, ada), submit(api, bob)
+    told = [
+        {"said": {"job": job}, "said_expected": {"slowdown": 1.0, "end_s": 9.0}, "obeyed": "patient"}
+        for job in (mine, also_mine, his)
+    ]
+    rows = [
+        NewDecision(mine, None, 1.0, "p", "1", "shadow", None, None, it, None, None, None, None, 0.0) for it in told
+    ]
+    service.store.write(lambda tx: add_decisions(tx, rows))
+
+    def seen(headers: Headers) -> list[tuple[str, bool]]:
+        pages = api.get(f"/v1/jobs/{mine}/decisions", headers=headers).json()
+        return [(it["said"]["job"], it["said"]["expected"] is not None) for it in pages]
+
+    assert seen(ada) == [(mine, True), (also_mine, True), ("-", False)]
+    assert seen(operator) == [(mine, True), (also_mine, True), (his, True)]
 
 
 def test_keys_of_two_users_are_two_keys(api: httpx.Client, known: Callable[..., Headers]) -> None:
