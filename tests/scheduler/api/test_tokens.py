@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longshore.scheduler.api import streaming
+from longshore.scheduler.api import tokens as api_tokens
 from longshore.scheduler.api.services import who_asks
 from longshore.scheduler.service import Service
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.decisions import NewDecision, add_decisions
-from longshore.scheduler.store.user_tokens import add_token, revoke_token, tokens_of
+from longshore.scheduler.store.user_tokens import MOST_EXPIRED, add_token, revoke_token, tokens_of
 from longshore.scheduler.tokens import Role, new_token
 
 SPEC = {"command": ["true"]}
@@ -219,6 +220,25 @@ def test_a_token_is_shown_once_and_stored_as_its_digest_alone(api: httpx.Client,
     assert secret.encode() not in stored
     again = api.post("/v1/users/me/tokens", json={"name": "laptop"}, headers=bearer(secret))
     assert (again.status_code, again.json()["code"]) == (409, "token-exists")
+
+
+def test_a_user_makes_so_many_tokens_and_old_ones_are_forgotten(
+    api: httpx.Client, service: Service, known: Callable[..., Headers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_tokens, "MOST_VALID", 3)
+    ada, olga, path = known("ada"), known("olga", Role.OPERATOR), "/v1/users/me/tokens"
+
+    made = [api.post(path, json={"name": f"n{number}"}, headers=ada) for number in range(3)]
+    more = api.post(path, json={"name": "more", "owner": "ada"}, headers=olga)
+
+    assert [it.status_code for it in made] == [201, 201, 429]
+    assert (made[-1].json()["code"], "revoke one" in made[-1].json()["detail"]) == ("too-many-tokens", True)
+    assert more.status_code == 201
+    for number in range(MOST_EXPIRED + 5):
+        row = new_token(f"old{number}", "ada", Role.USER, service.now_s(), float(number)).row
+        service.store.write(lambda tx, row=row: add_token(tx, row))  # type: ignore[misc]
+    assert len(api.get(path, headers=ada).json()) == MOST_EXPIRED + 4
+    assert not {"old0", "old4"} & {it["name"] for it in api.get(path, headers=ada).json()}
 
 
 def test_a_token_that_is_not_there_cannot_be_revoked(api: httpx.Client) -> None:
