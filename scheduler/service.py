@@ -24,6 +24,7 @@ from .metrics.registry import Metrics
 from .monitor.monitor import Monitor
 from .monitor.usage import Usage, sample_of
 from .owner import this_process
+from .queue_now import QueueNow
 from .retention import horizon_of, prune
 from .room import Room
 from .settings import Chosen, Settings
@@ -92,7 +93,7 @@ class Service:
             lambda: monitor.steps.figures if self.leads() else {}, self.room,
         )  # fmt: skip
         self.store.watch_commits(self.metrics.commit_s.observe)
-        self.failures, self.usage = TickFailures(), Usage()
+        self.failures, self.usage, self.queue = TickFailures(), Usage(), QueueNow(settings, self.layout)
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()
         self._ticked, self._forgot = time.monotonic(), float("-inf")
