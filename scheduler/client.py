@@ -15,6 +15,14 @@ PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
 AGAIN = frozenset({409, 503})  # statuses after which that may help, where the answer says when
 OUTAGE_S = 300.0  # for which a scheduler may be away that was there: it is started anew, or another takes over
 PAGE, MOST = 200, 1000  # jobs of one answer: of the list, and of the queue
+TOKENLESS = (
+    "set LONGSHORE_TOKEN; who started the scheduler has the first token in the file `token` of its folder, and others "
+    "are given one by an operator (`longshore token create NAME --owner OWNER`)"
+)
+REFUSED = (
+    "set LONGSHORE_TOKEN to a valid one, which an operator makes (`longshore token create NAME --owner OWNER`); where "
+    "it is not set, the token of the scheduler that you started yourself is looked for"
+)
 END = "end"  # event after the last one of a stream
 
 
@@ -78,7 +86,7 @@ class Client:
         except (ValueError, KeyError, TypeError):
             detail = f"status {answer.status_code}"
         if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise InputError(detail, "set LONGSHORE_TOKEN; the scheduler's folder has the first one in `token`")
+            raise InputError(detail, REFUSED if "Authorization" in answer.request.headers else TOKENLESS)
         raise InputError(detail) if answer.is_client_error else BackendError(f"the scheduler at {self._url}: {detail}")
 
     def _list(self, path: str, **parameters: object) -> list[dict[str, Any]]:
