@@ -81,8 +81,9 @@ def read_entry(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
     entry = archive.getinfo(name)
     if entry.file_size > most_bytes:
         raise ValueError(f"{name} unpacks to {entry.file_size} bytes, expected at most {most_bytes}")
-    # What it says of its size may be false; it cannot be longer than the file.
-    on_file = min(entry.compress_size, max(0, archive.start_dir - entry.header_offset))
+    on_file, room = entry.compress_size, max(0, archive.start_dir - entry.header_offset)
+    if on_file > room:
+        raise ValueError(f"{name} says that it has {on_file} bytes, and the file has {room} for it")
     if entry.file_size > max(UNSUSPECTED_BYTES, MOST_TIMES * on_file):
         raise ValueError(f"{name} has {on_file} bytes and unpacks to {entry.file_size}; no weights do")
     with archive.open(entry) as file:

@@ -1,22 +1,21 @@
 """Browsers that have shown a token, and links that let one in once.
 
-A browser keeps a number, and a link has a code, in the token's place: neither is good for the API, and both end with
-the scheduler.
+A browser keeps a number, and a link has a code, in the token's place: neither is good for the API. Both end after a
+time, and with the scheduler.
 
 Source: SPEC K8; docs/dashboard.md.
 """
 
 import secrets
 import threading
-from typing import NamedTuple, TypeVar
-
-V = TypeVar("V")
+from typing import NamedTuple
 
 MOST = 1000  # browsers that are known at a time, and links; the oldest go first
 CODE_S = 3600.0  # after which a link lets nobody in
+BROWSER_S = 7 * 86400.0  # after which a browser has to show a token again
 
 
-class _Code(NamedTuple):
+class _Known(NamedTuple):
     token: str
     ends_s: float
 
@@ -25,21 +24,22 @@ class Browsers:
     """What lets browsers in. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._tokens: dict[str, str] = {}  # by number
-        self._codes: dict[str, _Code] = {}
+        self._tokens: dict[str, _Known] = {}  # by number
+        self._codes: dict[str, _Known] = {}
         self._lock = threading.Lock()
 
-    def let_in(self, token: str) -> str:
+    def let_in(self, token: str, now_s: float) -> str:
         """Return the number by which a browser is known from now on."""
         number = secrets.token_urlsafe(32)
         with self._lock:
-            _add(self._tokens, number, token)
+            _add(self._tokens, number, _Known(token, now_s + BROWSER_S))
         return number
 
-    def token_of(self, number: str) -> str | None:
-        """Return the token that a browser has shown, None if it has not."""
+    def token_of(self, number: str, now_s: float) -> str | None:
+        """Return the token that a browser has shown, None if it has not, or too long ago."""
         with self._lock:
-            return self._tokens.get(number)
+            found = self._tokens.get(number)
+        return None if found is None or found.ends_s <= now_s else found.token
 
     def leave(self, number: str) -> None:
         """Know a browser no more."""
@@ -50,7 +50,7 @@ class Browsers:
         """Return the code of a link that lets one browser in."""
         code = secrets.token_urlsafe(32)
         with self._lock:
-            _add(self._codes, code, _Code(token, now_s + CODE_S))
+            _add(self._codes, code, _Known(token, now_s + CODE_S))
         return code
 
     def use(self, code: str, now_s: float) -> str | None:
@@ -65,7 +65,7 @@ def link_path(code: str) -> str:
     return f"/login?code={code}"
 
 
-def _add(known: dict[str, V], name: str, value: V) -> None:
+def _add(known: dict[str, _Known], name: str, value: _Known) -> None:
     if len(known) >= MOST:
         del known[next(iter(known))]
     known[name] = value

@@ -14,8 +14,8 @@ from ..cluster.input_problems import Place
 from ..cluster.yaml_file import YamlFile, read_yaml, validated
 from .backends.building import PLACE, kind_of
 from .hosts import is_loopback
-from .settings import PAGE, Settings, located
-from .store.engines import check_url
+from .settings import PAGE, Settings, check_open, cluster_of, located
+from .store.engines import check_folder_of, check_url, file_of
 
 
 class Checked(NamedTuple):
@@ -42,15 +42,20 @@ def check(path: Path | None) -> Checked:
     problems += _of_backend(file, settings)
     cluster = None
     with _noted(problems, file, ("cluster",)):
-        cluster = None if settings.cluster is None else read_cluster(settings.cluster)
+        cluster = None if (found := _cluster_file(settings)) is None else read_cluster(found)
     for place, name in ((("policy", "fallback"), settings.policy.fallback), (("policy", "name"), settings.policy.name)):
         with _noted(problems, file, place):
             if name is not None:
                 find_policy(name)
     with _noted(problems, file, ("store",)):
         check_url(settings.store_url)
-    if settings.folder.exists() and not settings.folder.is_dir():
-        problems.append(file.error(("folder",), f"{settings.folder} is no folder", "name one, or none that exists"))
+        path = file_of(settings.store_url)
+        if path is not None and path.parent != settings.folder:  # that one is made
+            check_folder_of(path)
+    with _noted(problems, file, ("open",)):
+        check_open(settings)
+    with _noted(problems, file, ("folder",)):
+        _check_folder(settings.folder)
     return Checked(problems, settings, cluster)
 
 
@@ -58,10 +63,10 @@ def summary(checked: Checked) -> Iterator[str]:
     """Yield what a configuration comes to, a line for each part."""
     settings, cluster = checked.settings, checked.cluster
     if cluster is None:
-        yield "cluster: four nodes of four slots, or cluster.yaml in the folder"
+        yield "cluster: four nodes of four slots"
     else:
         gpus, nodes = int(cluster.cluster.first_gpu[-1]), len(cluster.node_names)
-        yield f"cluster: {settings.cluster}, {gpus} GPUs on {nodes} nodes"
+        yield f"cluster: {_cluster_file(settings)}, {gpus} GPUs on {nodes} nodes"
     policy = settings.policy
     who = policy.fallback if policy.name is None else f"{policy.name} ({policy.mode}), {policy.fallback} if it fails"
     yield f"policy: {who}; order {settings.order}"
@@ -70,6 +75,19 @@ def summary(checked: Checked) -> Iterator[str]:
     yield f"folder: {settings.folder}"
     others = "" if is_loopback(settings.host) else ", which others can ask: somebody needs a token first"
     yield f"serves at {settings.host}:{settings.port}{others}"
+
+
+def _cluster_file(settings: Settings) -> Path | None:
+    """Return the cluster file, None if there is none yet."""
+    own = cluster_of(settings.folder)
+    return settings.cluster or (own if own.exists() else None)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that is none, or that cannot be made as something above it is none."""
+    there = next(it for it in (folder, *folder.parents) if it.exists() or it.is_symlink())
+    if not there.is_dir():
+        raise InputError(f"{there} is no folder", "name one, or none that exists")
 
 
 def _of_backend(file: YamlFile, settings: Settings) -> list[LongshoreError]:

@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -15,6 +15,14 @@ PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
 AGAIN = frozenset({409, 503})  # statuses after which that may help, where the answer says when
 OUTAGE_S = 300.0  # for which a scheduler may be away that was there: it is started anew, or another takes over
 PAGE, MOST = 200, 1000  # jobs of one answer: of the list, and of the queue
+TOKENLESS = (
+    "set LONGSHORE_TOKEN; who started the scheduler has the first token in the file `token` of its folder, and others "
+    "are given one by an operator (`longshore token create NAME --owner OWNER`)"
+)
+REFUSED = (
+    "set LONGSHORE_TOKEN to a valid one, which an operator makes (`longshore token create NAME --owner OWNER`); where "
+    "it is not set, the token of the scheduler that you started yourself is looked for"
+)
 END = "end"  # event after the last one of a stream
 
 
@@ -31,13 +39,25 @@ class Client:
 
     Args:
         url: Where it serves.
-        token: By which it knows the user, if it asks for one.
+        token: Returns the token by which it knows the user, None without one. It is asked before each request.
     """
 
-    def __init__(self, url: str, token: str | None = None) -> None:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, headers=headers)
-        self._url = url
+    def __init__(self, url: str, token: Callable[[], str | None] = lambda: None) -> None:
+        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False, auth=self._shows_token)
+        self._url, self._token, self._had_token = url, token, False
+
+    def _shows_token(self, request: httpx.Request) -> httpx.Request:
+        """Add the token to a request; none is sent without one once there was one.
+
+        Raises:
+            ConnectError: If there was a token, and there is none for who listens there by now.
+        """
+        token = self._token()
+        if token is not None:
+            request.headers["Authorization"], self._had_token = f"Bearer {token}", True
+        elif self._had_token:
+            raise httpx.ConnectError("the scheduler that took the token does not listen there", request=request)
+        return request
 
     def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         """Ask once, and again where the answer was lost: no request does its work twice."""
@@ -66,7 +86,7 @@ class Client:
         except (ValueError, KeyError, TypeError):
             detail = f"status {answer.status_code}"
         if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise InputError(detail, "set LONGSHORE_TOKEN; the scheduler's folder has the first one in `token`")
+            raise InputError(detail, REFUSED if "Authorization" in answer.request.headers else TOKENLESS)
         raise InputError(detail) if answer.is_client_error else BackendError(f"the scheduler at {self._url}: {detail}")
 
     def _list(self, path: str, **parameters: object) -> list[dict[str, Any]]:

@@ -33,13 +33,9 @@ def tail_offset(read: Read, lines: int, most_bytes: int) -> int:
         size = min(size, most_bytes)
         data, after = read(max(0, end - size), min(size, end))
         begin = after - len(data)  # behind a hole it is later than what was asked for
-        at = len(data) - data.endswith(b"\n")
-        for _ in range(lines):
-            at = data.rfind(b"\n", 0, max(at, 0))
-            if at < 0:
-                break
-        else:
-            return begin + at + 1
+        whole = data.removesuffix(b"\n")
+        if whole.count(b"\n") >= lines:
+            return begin + len(whole.rsplit(b"\n", lines)[0]) + 1  # at once: there may be a million lines
         if size >= min(end, most_bytes):
             return begin if size >= end else begin + data.find(b"\n") + 1
         size *= 4

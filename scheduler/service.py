@@ -24,9 +24,10 @@ from .metrics.registry import Metrics
 from .monitor.monitor import Monitor
 from .monitor.usage import Usage, sample_of
 from .owner import this_process
+from .queue_now import QueueNow
 from .retention import horizon_of, prune
 from .room import Room
-from .settings import Chosen, Settings
+from .settings import Chosen, Settings, check_open, cluster_of
 from .store.engines import file_of
 from .store.errors import StoreUnreachableError
 from .store.idempotency import forget_before
@@ -62,6 +63,7 @@ class Service:
 
     def __init__(self, chosen: Chosen) -> None:
         settings = self.settings = chosen.settings
+        check_open(settings)
         make_folder(settings.folder)
         self.room = _room_of(settings)  # first: what follows writes files
         setup = read_cluster(settings.cluster or default_cluster(settings.folder))
@@ -92,6 +94,7 @@ class Service:
             lambda: monitor.steps.figures if self.leads() else {}, self.room,
         )  # fmt: skip
         self.store.watch_commits(self.metrics.commit_s.observe)
+        self.queue = QueueNow(settings, self.layout, self.scheduler)
         self.failures, self.usage = TickFailures(), Usage()
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()
@@ -161,11 +164,6 @@ class Service:
         settings = self.settings
         if self.is_open:
             return None
-        if settings.open:
-            raise InputError(
-                f"host {settings.host} lets other machines run programs here, and an open scheduler asks for no token",
-                "leave `open` out, or serve at 127.0.0.1",
-            )
         secret = first_token(self.store, settings.folder, time.time())
         with self.store.read() as tx:
             if not settings.is_loopback and not has_valid_tokens(tx, time.time()):
@@ -266,7 +264,7 @@ def default_cluster(folder: Path) -> Path:
     Raises:
         InputError: If it cannot be written.
     """
-    path = folder / "cluster.yaml"
+    path = cluster_of(folder)
     if not path.exists():
         try:
             path.write_text(QUICKSTART, encoding="utf-8")

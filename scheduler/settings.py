@@ -5,6 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..cluster.errors import InputError
 from ..cluster.yaml_file import YamlFile, read_yaml, validated
 from .hosts import is_loopback
 from .job_file import Priority
@@ -84,6 +85,19 @@ class Settings(_Section):
         return is_loopback(self.host)
 
 
+def check_open(settings: Settings) -> None:
+    """Refuse a scheduler that others can ask and that asks for no token.
+
+    Raises:
+        InputError: If it is one.
+    """
+    if settings.open and not settings.is_loopback:
+        raise InputError(
+            f"host {settings.host} lets other machines run programs here, and an open scheduler asks for no token",
+            "leave `open` out, or serve at 127.0.0.1",
+        )
+
+
 class Chosen(NamedTuple):
     """Settings, and the file that they come from."""
 
@@ -106,6 +120,11 @@ def located(found: Settings, file: YamlFile) -> Settings:
     home = file.path.absolute().parent
     cluster = None if found.cluster is None else home / found.cluster
     return found.model_copy(update={"cluster": cluster, "folder": home / found.folder})
+
+
+def cluster_of(folder: Path) -> Path:
+    """Return the cluster file of a scheduler that names none."""
+    return folder / "cluster.yaml"
 
 
 def store_url_of(folder: Path) -> str:

@@ -1,8 +1,8 @@
 """The first token of a scheduler: in a file of its folder, where the command line of the same user finds it.
 
 The file is its user's alone. A link in the user's own state folder, named after the port, leads to it from anywhere.
-It is shown to nobody but a scheduler on this machine that the same user or root runs: while none runs, any other user
-could listen at its port.
+It is shown to nobody but a scheduler on this machine that the same user or root runs. So it is looked for anew before
+each request: while no scheduler runs, any other user could begin to listen at its port.
 
 Source: SPEC K8; docs/security.md.
 """
@@ -85,7 +85,7 @@ def link_token(path: Path, port: int) -> None:
 
 
 def find_token(url: str) -> str | None:
-    """Return the token for the scheduler at a URL, None if this user has none on this machine.
+    """Return the token for the scheduler at a URL, None if this user has none, or does not listen there.
 
     Raises:
         InputError: If there is a file, but it cannot be used.
@@ -95,7 +95,10 @@ def find_token(url: str) -> str | None:
         host, port = parts.hostname or "", parts.port or HTTP_PORT
     except ValueError:
         return None
-    if not is_loopback(host) or not listeners(port) <= {ROOT, os.geteuid()}:
+    if not is_loopback(host):
+        return None
+    users = listeners(port)
+    if not users or not users <= {ROOT, os.geteuid()}:
         return None
     for path in (_led_to(_link(port)), Path(".longshore") / FILE):
         secret = None if path is None else read_token(path)

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Query
 from ..store.attempts import attempts_of
 from ..store.decisions import decisions_of
 from ..store.events import events_after
-from .found import NO_JOB, Found, find_attempt
+from ..store.queued import owners_of
+from .found import NO_JOB, Found, find_attempt, seen_owner
 from .models import (
     AttemptPage,
     DecisionPage,
@@ -17,9 +18,10 @@ from .models import (
     decision_page,
     event_page,
     task_pages,
+    without_other,
 )
 from .problems import problems
-from .services import Serving
+from .services import Asking, Serving
 
 router = APIRouter()
 AttemptNumber = Annotated[int | None, Query(ge=1, le=1_000_000, description="The last one if left out.")]
@@ -51,7 +53,11 @@ def events(
 
 
 @router.get("/v1/jobs/{job}/decisions", responses=NO_JOB)
-def decisions(row: Found, service: Serving) -> list[DecisionPage]:
+def decisions(row: Found, service: Serving, caller: Asking) -> list[DecisionPage]:
     """Show which GPUs were chosen for a job, by whom, and what the heuristic would have chosen."""
     with service.store.read() as tx:
-        return [decision_page(it) for it in decisions_of(tx, row.id)]
+        pages = [decision_page(it) for it in decisions_of(tx, row.id)]
+        if seen_owner(caller) is None:
+            return pages
+        owners = owners_of(tx, sorted({it.said.job for it in pages if it.said is not None}))
+    return [it if it.said is None or owners.get(it.said.job) == row.owner else without_other(it) for it in pages]

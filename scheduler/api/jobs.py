@@ -22,7 +22,7 @@ from .models import JobDetailPage, JobPage, JobsPage, job_detail_page, job_page
 from .problems import ProblemError, problems
 from .services import Asking, Changing, Serving
 from .submitting import WRITER, check_priority
-from .waiting import WAITS, queue_of, waiting_page
+from .waiting import WAITS, waiting_pages
 
 ETAG = re.compile(r'"(\d{1,18})(?:-[0-9a-f]{16})?"')
 
@@ -131,8 +131,9 @@ def _want(service: Service, row: JobRow, wanted: Change, version: int | None) ->
 def _shown(service: Service, row: JobRow, known: str | None = None) -> Response:
     """Return a job with its ETag: its version, and a digest, as its place in the queue moves without it."""
     with service.store.read() as tx:
-        waiting = waiting_page(tx, row, queue_of(tx, service)) if row.state in WAITS else None
-        page = job_detail_page(row, attempts_of(tx, row.id), waiting)
+        waits = row.state in WAITS
+        waiting = waiting_pages(tx, [row], service.queue.read(tx, service.now_s())) if waits else {}
+        page = job_detail_page(row, attempts_of(tx, row.id), waiting.get(row.id))
     body = page.model_dump_json().encode()
     etag = f'"{row.version}-{hashlib.sha256(body).hexdigest()[:16]}"'
     if known is not None and (known.strip() == "*" or etag in known.replace("W/", "").replace(" ", "").split(",")):

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from sqlalchemy import Connection
 
+from ..queue_now import Queue
 from ..service import Service
 from ..states import FINAL, JobState
 from ..store.attempts import last_attempts
@@ -14,7 +15,7 @@ from ..store.queued import listed_jobs
 from .found import seen_owner
 from .models import ListedJobPage, QueuePage, listed_job_page
 from .services import Asking, Serving
-from .waiting import WAITS, Queue, queue_of, waiting_page
+from .waiting import WAITS, waiting_pages
 
 HOLDS = (JobState.RUNNING, JobState.STARTING, JobState.STOPPING)
 OPEN = sorted(set(JobState) - FINAL)
@@ -48,7 +49,7 @@ def queue(
         return QueuePage(jobs=(), total=0)
     states = [it for it in OPEN if state is None or it in state]
     with service.store.read() as tx:
-        stands = queue_of(tx, service)
+        stands = service.queue.read(tx, service.now_s())
         ids = _in_order(tx, states, mine or user, name, stands)
         rows = {row.id: row for row in get_jobs(tx, ids[offset : offset + limit])}
         found = [rows[job] for job in ids[offset : offset + limit] if job in rows]
@@ -77,8 +78,6 @@ def listed(
     """
     attempts = last_attempts(tx, [row.id for row in rows])
     if stands is None and any(row.state in WAITS for row in rows):
-        stands = queue_of(tx, service)
-    return tuple(
-        listed_job_page(row, attempts.get(row.id), None if stands is None else waiting_page(tx, row, stands))
-        for row in rows
-    )
+        stands = service.queue.read(tx, service.now_s())
+    waiting = {} if stands is None else waiting_pages(tx, rows, stands)
+    return tuple(listed_job_page(row, attempts.get(row.id), waiting.get(row.id)) for row in rows)

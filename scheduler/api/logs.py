@@ -98,10 +98,11 @@ def _begin(
     """Return the attempt that a follower begins with, 0 for the last one, and what it follows."""
     if last_event_id is None:
         return 0, AllRanks(service, [], tail) if rank == ALL else OneRank(service, int(rank), offset, tail)
-    if (found := ID.fullmatch(last_event_id)) is not None:
-        return int(found[1]), OneRank(service, int(found[2]), int(found[3]))
-    if (found := ID_OF_ALL.fullmatch(last_event_id)) is not None:
-        return int(found[1]), AllRanks(service, [int(each) for each in found[2].split(",")])
+    if rank == ALL:
+        if (found := ID_OF_ALL.fullmatch(last_event_id)) is not None:
+            return int(found[1]), AllRanks(service, [int(each) for each in found[2].split(",")])
+    elif (found := ID.fullmatch(last_event_id)) is not None and int(found[2]) == int(rank):
+        return int(found[1]), OneRank(service, int(rank), int(found[3]))
     raise ProblemError("bad-header", f"Last-Event-ID is {last_event_id!r}; send the id of an event of this stream")
 
 

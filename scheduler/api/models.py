@@ -199,7 +199,7 @@ class ExpectedPage(_Said):
 class WordPage(_Said):
     """What a policy would do, whether it is obeyed or not."""
 
-    job: str  # the one that is due, or another that may pass it
+    job: str  # the one that is due, or another that may pass it; `-` for somebody else's
     placement: tuple[SharePage, ...] | None  # none to wait
     expected: ExpectedPage | None  # of the start
     agrees: bool  # whether the heuristic says the same
@@ -269,6 +269,12 @@ def _word_page(told: Mapping[str, Any]) -> WordPage | None:
         job=said["job"], placement=told.get("said_placement"), expected=told.get("said_expected"),
         agrees=bool(told.get("agrees")), probability=told.get("probability"), options=told.get("options"),
     )  # fmt: skip
+
+
+def without_other(page: DecisionPage) -> DecisionPage:
+    """Return a decision without what the policy said of somebody else's job."""
+    said = None if page.said is None else page.said.model_copy(update={"job": OTHERS, "expected": None})
+    return page.model_copy(update={"said": said})
 
 
 def attempt_page(row: AttemptRow) -> AttemptPage:

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Response
+from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...cluster.input_problems import nearest
@@ -34,13 +34,7 @@ class DrainWish(BaseModel):
     ] = "drained"
 
 
-def _found(node: Annotated[str, Path(max_length=253)], service: Serving) -> str:
-    if node not in service.layout.nodes:
-        raise ProblemError("no-such-node", f"there is no node {node!r}; {nearest(node, service.layout.nodes)}")
-    return node
-
-
-Found = Annotated[str, Depends(_found)]
+Node = Annotated[str, Path(max_length=253)]
 NO_NODE = problems("no-such-node", "bad-request", "too-much")
 
 
@@ -59,29 +53,41 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
 
 
 @router.post("/v1/nodes/{node}/drain", status_code=204, responses=NO_NODE)
-def drain(node: Found, service: Serving, _: Operating, wish: DrainWish | None = None) -> Response:
+def drain(node: Node, service: Serving, _: Operating, wish: DrainWish | None = None) -> Response:
     """Take a node out of service: jobs on it run on, and none starts there."""
     return _set(service, node, (wish or DrainWish()).reason)
 
 
 @router.post("/v1/nodes/{node}/resume", status_code=204, responses=NO_NODE)
-def resume(node: Found, service: Serving, _: Operating) -> Response:
+def resume(node: Node, service: Serving, _: Operating) -> Response:
     """Put a node into service again; its agent, if it has one, is waited for no more until it reports again."""
+    _check_known(node, service)
     service.scheduler.parts.monitor.reports.dismiss(node)
     return _set(service, node, "")
 
 
 @router.post("/v1/nodes/{node}/report", status_code=204, responses=NO_NODE)
-def report(node: Found, told: NodeReport, service: Serving, caller: Reporting) -> Response:
+def report(node: Node, told: NodeReport, service: Serving, caller: Reporting) -> Response:
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
     if caller.role is Role.AGENT and caller.node != node:
         its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
         raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
+    _check_known(node, service)
     service.scheduler.parts.monitor.reports.take(node, told, service.now_s())
     return Response(status_code=204)
 
 
+def _check_known(node: str, service: Service) -> None:
+    """Refuse a node that is not there.
+
+    No dependency, as its answer names nodes: whoever may not ask must be refused before.
+    """
+    if node not in service.layout.nodes:
+        raise ProblemError("no-such-node", f"there is no node {node!r}; {nearest(node, service.layout.nodes)}")
+
+
 def _set(service: Service, node: str, reason: str) -> Response:
+    _check_known(node, service)
     row = _unseen(service, node)
     service.store.write(
         partial(set_out_of_service, row=row, reason=reason, at_s=service.now_s(), writer=WRITER)

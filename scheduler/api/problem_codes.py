@@ -39,6 +39,7 @@ CODES = {
     "unconditional": Known(428, "A change needs `If-Match`: the job's `ETag`, or `*`."),
     "too-many-queued": Known(429, "The user has as many queued jobs as are allowed."),
     "too-many-followers": Known(429, "As many streams are open as are allowed."),
+    "too-many-tokens": Known(429, "The user has as many valid tokens as are allowed; operators may make more."),
     "internal": Known(500, "A fault of Longshore; its log has the traceback."),
     "store-unreachable": Known(503, "The store does not answer. Jobs run on."),
     "no-room": Known(507, "The disk of the scheduler is full: no job is taken in. Jobs run on, and can be cancelled."),

@@ -13,7 +13,7 @@ from .streaming import Told
 
 ALL = "all"
 MOST_BYTES = 1 << 20  # in one answer
-MOST_FOLLOWED = 1 << 16  # of a rank in one event
+MOST_FOLLOWED = 1 << 16  # of a rank in one event; all ranks share the bytes of one answer
 MOST_RANKS = 256  # that are followed at once: their offsets have to fit into the id of an event
 EVERY_LINE = 1 << 62
 
@@ -90,14 +90,15 @@ class AllRanks:
     def text(self, attempt: AttemptRow, *, is_over: bool) -> str:
         """Return what is new of an attempt."""
         ranks = range(ranks_of(attempt))
+        share = MOST_BYTES // len(ranks)
         if self._lines is not None:
-            self._offsets = [begin_of(self._service, attempt, rank, self._lines) for rank in ranks]
+            self._offsets = [begin_of(self._service, attempt, rank, self._lines, share) for rank in ranks]
             self._lines = None
         self._offsets = [self._offsets[rank] if rank < len(self._offsets) else 0 for rank in ranks]
-        told = []
+        told, most = [], min(MOST_FOLLOWED, share)
         for rank in ranks:
-            data, end = read_or_nothing(self._service, attempt, rank, self._offsets[rank], MOST_FOLLOWED)
-            whole = _whole_lines(data, is_over=is_over)
+            data, end = read_or_nothing(self._service, attempt, rank, self._offsets[rank], most)
+            whole = _whole_lines(data, is_full=len(data) == most, is_over=is_over)
             self._offsets[rank] = end - (len(data) - len(whole))
             told.append(prefixed(rank, whole))
         return "".join(told)
@@ -148,13 +149,13 @@ def ranks_of(attempt: AttemptRow) -> int:
 
 def prefixed(rank: int, data: bytes) -> str:
     """Return output with the number of its rank before each line, and an end of line after the last."""
-    lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
-    return "".join(f"[{rank}] {line}\n" for line in lines) if data else ""
+    text = data.decode("utf-8", "replace").removesuffix("\n")
+    return f"[{rank}] " + text.replace("\n", f"\n[{rank}] ") + "\n" if data else ""
 
 
-def _whole_lines(data: bytes, *, is_over: bool) -> bytes:
+def _whole_lines(data: bytes, *, is_full: bool, is_over: bool) -> bytes:
     """Return what ends with a line; a line that is too long is told in parts, and what has no end at the end of all."""
-    cut, is_full = data.rfind(b"\n") + 1, len(data) == MOST_FOLLOWED
+    cut = data.rfind(b"\n") + 1
     return data if (is_over and not is_full) or (is_full and not cut) else data[:cut]
 
 

@@ -60,7 +60,8 @@ async def caller_with(secret: str, service: Service, known: Known) -> Caller:
         row = await run_in_threadpool(known.read, service, secret)
     caller = caller_of(row, secret, service.now_s())
     if caller is None:
-        raise ProblemError("unauthorized", "the token is not known, was revoked, or has expired")
+        told = "the token is not known here" if row is None else f"the token {row.name!r} has expired or was revoked"
+        raise ProblemError("unauthorized", told)
     return caller
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from ..job_file import JobFile
 from ..job_id import new_job_id
+from ..queue_now import room_in
 from ..service import Service
 from ..settings import Limits
 from ..store.idempotency import Answer, recall, remember
@@ -23,7 +24,6 @@ from ..tokens import Caller, Role
 from .models import JobPage, PlanPage, job_page, shown_spec
 from .problems import ProblemError, problems
 from .services import Changing, Serving
-from .waiting import room_in
 
 WRITER = "api"
 RETRY_QUEUED_S, RETRY_FLIGHT_S, RETRY_ROOM_S = "60", "1", "60"

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...cluster.errors import InputError
 from ...cluster.input_problems import nearest
 from ..service import Service
-from ..store.errors import TakenNameError
-from ..store.user_tokens import add_token, revoke_token, tokens_of
+from ..store.errors import TakenNameError, TooManyTokensError
+from ..store.user_tokens import MOST_VALID, add_token, revoke_token, tokens_of
 from ..tokens import NAME, NAME_WORDS, Caller, Role, check_node, new_token
 from .models import NewTokenPage, TokenPage, token_page
 from .problems import ProblemError, problems
@@ -47,7 +47,7 @@ def tokens(service: Serving, caller: Asking, owner: Owner = None) -> list[TokenP
 @router.post(
     "/v1/users/me/tokens",
     status_code=201,
-    responses=problems("token-exists", "no-such-node", "bad-request", "too-much"),
+    responses=problems("token-exists", "too-many-tokens", "no-such-node", "bad-request", "too-much"),
 )
 def create(wish: TokenWish, service: Serving, caller: Changing, known: Knowing) -> NewTokenPage:
     """Make a token. This answer alone shows it."""
@@ -57,10 +57,13 @@ def create(wish: TokenWish, service: Serving, caller: Changing, known: Knowing) 
     _check_node(wish, service)
     now_s = service.now_s()
     made = new_token(wish.name, owner, wish.role, now_s, _expires_s(caller, wish.days, now_s), wish.node)
+    most = None if caller.role is Role.OPERATOR else MOST_VALID
     try:
-        service.store.write(lambda tx: add_token(tx, made.row))
+        service.store.write(lambda tx: add_token(tx, made.row, most))
     except TakenNameError as error:
         raise ProblemError("token-exists", str(error)) from error
+    except TooManyTokensError as error:
+        raise ProblemError("too-many-tokens", str(error)) from error
     known.forget()
     return NewTokenPage(**token_page(made.row).model_dump(), token=made.secret)
 

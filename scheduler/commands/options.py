@@ -24,7 +24,8 @@ def client_of(url: str) -> "Client":
     from ..client import Client
     from ..token_file import find_token
 
-    return Client(url, os.environ.get("LONGSHORE_TOKEN") or find_token(url))
+    given = os.environ.get("LONGSHORE_TOKEN")
+    return Client(url, lambda: given or find_token(url))
 
 
 def print_json(content: object) -> None:

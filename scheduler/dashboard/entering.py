@@ -43,7 +43,7 @@ async def looking(request: Request, service: Serving, known: Knowing) -> None:
     """
     if request.url.path.startswith(OPEN):
         return
-    secret = (await browsers_of(request)).token_of(request.cookies.get(COOKIE, ""))
+    secret = (await browsers_of(request)).token_of(request.cookies.get(COOKIE, ""), service.now_s())
     try:
         if secret is None or "authorization" in request.headers:
             caller = await who_asks(request, service, known)
@@ -60,10 +60,13 @@ async def looking(request: Request, service: Serving, known: Knowing) -> None:
 def check_origin(request: Request) -> None:
     """Refuse a form that another site sent: its pages may name any address.
 
+    Browsers say with each form where it came from. One that comes with the cookie and does not say it is refused too.
+
     Raises:
         ProblemError: If it is one.
     """
-    if not has_own_origin(request):
+    is_mute = COOKIE in request.cookies and "origin" not in request.headers
+    if is_mute or not has_own_origin(request):
         raise ProblemError("wrong-host", OTHER_ORIGIN)
 
 
@@ -110,7 +113,11 @@ async def _let_in(request: Request, secret: str, browsers: Browsers, service: Se
         return _asked_again(problem.code, str(problem))
     entered = RedirectResponse("/", 303, {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"})
     entered.set_cookie(
-        COOKIE, browsers.let_in(secret), httponly=True, samesite="strict", secure=request.url.scheme == "https"
+        COOKIE,
+        browsers.let_in(secret, service.now_s()),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
     )
     return entered
 

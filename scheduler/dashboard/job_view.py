@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ..api.waiting import WAITS, queue_of, waiting_page
+from ..api.waiting import WAITS, waiting_pages
 from ..service import Service
 from ..states import FINAL, AttemptState
 from ..store.attempts import AttemptRow, attempts_of
@@ -73,8 +73,6 @@ def _waits_for(tx: Connection, row: JobRow, service: Service) -> str:
     """Say why a job waits, and where, in the words of the API."""
     if row.state not in WAITS:
         return ""
-    waiting = waiting_page(tx, row, queue_of(tx, service))
-    if waiting is None:
-        return ""
+    waiting = waiting_pages(tx, [row], service.queue.read(tx, service.now_s()))[row.id]
     place = "" if waiting.position is None else f"Number {waiting.position} in the queue: "
     return sentence(f"{place}{waiting.reason}")

@@ -156,11 +156,20 @@ class Monitor:
         return not self._accused_at_once and report.is_faulty(gpu, slots=slots)
 
     def _accuse(self, seen: Mapping[str, NodeSeen], reports: Mapping[str, Report], now_s: float) -> list[NewEvent]:
-        """Note since when the reports of each node call a GPU faulty; raise an alarm if too many began together."""
+        """Note since when the reports of each node call a GPU faulty; raise an alarm if too many began together.
+
+        A node counts from the second such report in a row on. One report alone takes nothing away, so it must not keep
+        others from being believed either.
+        """
+
+        def accuses(node: NodeSeen, report: Report) -> bool:
+            does = report.accuses if node.name in self._accused_s else report.is_faulty
+            return any(does(gpu.index, slots=node.slots) for gpu in node.gpus)
+
         self._accused_s = {
             name: self._accused_s.get(name, reports[name].at_s)
             for name, node in seen.items()
-            if name in reports and any(reports[name].accuses(gpu.index, slots=node.slots) for gpu in node.gpus)
+            if name in reports and accuses(node, reports[name])
         }
         was, nodes = self._accused_at_once, len(self._layout.nodes)
         self._accused_at_once = at_once([(began_s, name) for name, began_s in self._accused_s.items()], nodes)

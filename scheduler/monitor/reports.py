@@ -4,9 +4,10 @@ Source: SPEC F1.
 """
 
 import threading
+from collections import Counter
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -32,6 +33,13 @@ class NodeReport(_Told):
 
     gpus: Annotated[tuple[GpuReport, ...], Field(max_length=1024)] = ()  # none where there are no GPUs, only slots
 
+    @field_validator("gpus")
+    @classmethod
+    def _each_once(cls, gpus: tuple[GpuReport, ...]) -> tuple[GpuReport, ...]:
+        if twice := [index for index, times in Counter(it.index for it in gpus).items() if times > 1]:
+            raise ValueError(f"GPU {twice[0]} is told of twice")
+        return gpus
+
 
 class Report(NamedTuple):
     """A report and when it came."""
@@ -51,8 +59,8 @@ class Report(NamedTuple):
 
 def _accuses(told: NodeReport, gpu: int, *, slots: bool) -> bool:
     """Say whether a report calls a GPU faulty; one that is missing among others is, unless it is a slot."""
-    found = [it.healthy for it in told.gpus if it.index == gpu]
-    return not all(found) if found else bool(told.gpus) and not slots
+    found = next((it for it in told.gpus if it.index == gpu), None)
+    return bool(told.gpus) and not slots if found is None else not found.healthy
 
 
 class Reports:

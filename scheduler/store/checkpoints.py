@@ -5,15 +5,17 @@ Source: SPEC K4; docs/steps.md.
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy import Connection, bindparam, delete, func, select
 
 from .errors import OlderAttemptError
 from .events import NewEvent, append
 from .inserting import put_all
-from .schema import checkpoint, job
+from .schema import checkpoint, event, job
 
 SAVED = "checkpoint"  # kind of events
 MOST_KEPT = 100  # of one job, the newest
+MOST_TOLD = 10_000  # events of the checkpoints of one job
+LAST_WORDS = "; further checkpoints of this job are kept without an event"
 
 
 class CheckpointRow(NamedTuple):
@@ -43,10 +45,14 @@ _AT = (
 )
 _ONE = select(*(checkpoint.c[name] for name in CheckpointRow._fields)).where(*_AT)
 _DELETE = delete(checkpoint).where(*_AT)
+_TOLD = select(event.c.seq).where(event.c.job_id == bindparam("of_job"), event.c.kind == SAVED).limit(MOST_TOLD)
+_COUNT_TOLD = select(func.count()).select_from(_TOLD.subquery())
 
 
 def register(tx: Connection, row: CheckpointRow, *, writer: str, fence: int | None = None) -> bool:
     """Write down a checkpoint, in place of one that the same attempt has of the same step.
+
+    An event tells of it, unless there are as many of the job as are kept: what a job says must not fill the disk.
 
     Args:
         tx: Transaction.
@@ -70,9 +76,11 @@ def register(tx: Connection, row: CheckpointRow, *, writer: str, fence: int | No
     if known is not None and (known.path, known.digest) == (row.path, row.digest):
         return False
     put_all(tx, checkpoint, [row._asdict()])
-    data = {"step": row.step, "path": row.path, "digest": row.digest}
-    cause = f"step {row.step} is saved at {row.path}"
-    append(tx, NewEvent(SAVED, writer, row.at_s, row.job_id, row.number, fence=fence, cause=cause, data=data))
+    told = tx.execute(_COUNT_TOLD, {"of_job": row.job_id}).scalar_one()
+    if told < MOST_TOLD:
+        data = {"step": row.step, "path": row.path, "digest": row.digest}
+        cause = f"step {row.step} is saved at {row.path}" + (LAST_WORDS if told == MOST_TOLD - 1 else "")
+        append(tx, NewEvent(SAVED, writer, row.at_s, row.job_id, row.number, fence=fence, cause=cause, data=data))
     for old in checkpoints_of(tx, row.job_id, MOST_KEPT + 10)[MOST_KEPT:]:
         tx.execute(_DELETE, {"of_job": old.job_id, "at_number": old.number, "at_step": old.step})
     return True

@@ -6,9 +6,10 @@ Source: SPEC R9.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from ..backends.protocol import Placement
+from .jobs import MANY
 from .schema import attempt, decision
 
 
@@ -64,7 +65,12 @@ class WholeDecision(NamedTuple):
 _FIELDS = [decision.c[name] for name in DecisionRow._fields]
 _INSERT_ALL = insert(decision)
 _OF_JOB = select(*_FIELDS).where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq)
-_LAST_OF_JOB = _OF_JOB.order_by(None).order_by(decision.c.seq.desc()).limit(1)
+_LAST_SEQS = (
+    select(func.max(decision.c.seq))
+    .where(decision.c.job_id.in_(bindparam("of_jobs", expanding=True)))
+    .group_by(decision.c.job_id)
+)
+_LAST_OF_JOBS = select(*_FIELDS).where(decision.c.seq.in_(_LAST_SEQS))
 _ATTEMPT = (attempt.c.job_id == decision.c.job_id) & (attempt.c.number == decision.c.number)
 _WHOLE = (
     select(
@@ -113,7 +119,8 @@ def decisions_after(tx: Connection, seq: int, limit: int) -> list[WholeDecision]
     return [WholeDecision(DecisionRow._make(row[:split]), *row[split:]) for row in rows]
 
 
-def last_decision_of(tx: Connection, job_id: str) -> DecisionRow | None:
-    """Return the last decision on a job, None if there is none."""
-    row = tx.execute(_LAST_OF_JOB, {"of_job": job_id}).first()
-    return None if row is None else DecisionRow._make(row)
+def last_decisions_of(tx: Connection, job_ids: Sequence[str]) -> dict[str, DecisionRow]:
+    """Return the last decision on each of some jobs on which there is one."""
+    parts = [job_ids[at : at + MANY] for at in range(0, len(job_ids), MANY)]
+    rows = [DecisionRow._make(row) for part in parts for row in tx.execute(_LAST_OF_JOBS, {"of_jobs": part})]
+    return {row.job_id: row for row in rows}

@@ -78,6 +78,16 @@ def file_of(url: str) -> Path | None:
     return Path(str(parsed.database)) if is_file else None
 
 
+def check_folder_of(file: Path) -> None:
+    """Refuse a file of a store whose folder is not there.
+
+    Raises:
+        StoreError: If it is not.
+    """
+    if not file.parent.is_dir():
+        raise StoreError(f"{file}: the folder does not exist; create it first")
+
+
 def _parsed(url: str) -> URL:
     try:
         return make_url(url)
@@ -107,8 +117,7 @@ def _json(text: str) -> object:
 
 def _sqlite(url: URL) -> Engine:
     file = url.database or ""
-    if not Path(file).parent.is_dir():
-        raise StoreError(f"{file}: the folder does not exist; create it first")
+    check_folder_of(Path(file))
     durability = url.query.get("durability", "normal")
     if not Path(file).exists():
         Path(file).touch(mode=0o600)  # whatever may be read in its folder: it holds what everybody runs

@@ -9,7 +9,8 @@ LongshoreError
     ├── StaleWriteError         the row is not what the writer had read; read again and decide again
     ├── TakenError              another attempt holds a GPU
     ├── OlderAttemptError       a later attempt of the job has begun, and what an older one says no longer counts
-    └── TakenNameError          there is one of that name already
+    ├── TakenNameError          there is one of that name already
+    └── TooManyTokensError      an owner has as many tokens as are allowed
 """
 
 from ...cluster.errors import LongshoreError
@@ -53,3 +54,7 @@ class OlderAttemptError(StoreError):
 
 class TakenNameError(StoreError):
     """There is one of that name already; nothing was changed."""
+
+
+class TooManyTokensError(StoreError):
+    """An owner has as many tokens as are allowed; nothing was changed."""

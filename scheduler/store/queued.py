@@ -6,7 +6,7 @@ from sqlalchemy import Connection, and_, bindparam, func, select
 
 from ..queue_order import Waiting
 from ..states import Desired, JobState
-from .jobs import is_named
+from .jobs import MANY, is_named
 from .schema import job
 
 _WAITS = and_(job.c.state == JobState.QUEUED, job.c.desired == Desired.RUN, job.c.not_before_s <= bindparam("now_s"))
@@ -56,4 +56,9 @@ def jobs_before_new(tx: Connection, priority: int, now_s: float) -> int:
 
 def owners_of(tx: Connection, jobs: list[str]) -> dict[str, str]:
     """Return the owner of each of some jobs."""
-    return {row.id: row.owner for row in tx.execute(select(job.c.id, job.c.owner).where(job.c.id.in_(jobs)))}
+    parts = [jobs[at : at + MANY] for at in range(0, len(jobs), MANY)]
+    return {
+        row.id: row.owner
+        for part in parts
+        for row in tx.execute(select(job.c.id, job.c.owner).where(job.c.id.in_(part)))
+    }

@@ -1,11 +1,17 @@
-"""Tokens of users, of which only digests are kept. A revoked one stays, so that a store once guarded stays so."""
+"""Tokens of users, of which only digests are kept.
+
+A revoked one stays, so that a store once guarded stays so. Of an owner's that have expired, only the last are kept.
+"""
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, update
 
-from .errors import TakenNameError
+from .errors import TakenNameError, TooManyTokensError
 from .schema import user_token
+
+MOST_VALID = 100  # tokens that an owner makes for himself
+MOST_EXPIRED = 100  # tokens of an owner, the last that expired
 
 
 class TokenRow(NamedTuple):
@@ -29,6 +35,14 @@ _ALL = _ROWS.order_by(user_token.c.owner, user_token.c.made_s)
 _OF_OWNER = _ALL.where(user_token.c.owner == bindparam("of_owner"))
 _NAMED = _OF_OWNER.where(user_token.c.name == bindparam("of_name"), _VALID)
 _WITHOUT_NODE = _ALL.where(user_token.c.role == bindparam("of_role"), user_token.c.node.is_(None), _VALID)
+_COUNT = select(func.count()).where(user_token.c.owner == bindparam("of_owner"), _VALID)
+_LONG_EXPIRED = (
+    select(user_token.c.digest)
+    .where(user_token.c.owner == bindparam("of_owner"), user_token.c.expires_s <= bindparam("now_s"))
+    .order_by(user_token.c.expires_s.desc())
+    .offset(MOST_EXPIRED)
+)
+_FORGET = delete(user_token).where(user_token.c.digest.in_(_LONG_EXPIRED))
 _ANY = select(user_token.c.digest).limit(1)
 _ANY_VALID = _ANY.where(_VALID)
 _USE = update(user_token).where(user_token.c.digest == bindparam("of_digest")).values(used_s=bindparam("at_s"))
@@ -39,15 +53,25 @@ _REVOKE = (
 )
 
 
-def add_token(tx: Connection, row: TokenRow) -> None:
-    """Store a token.
+def add_token(tx: Connection, row: TokenRow, most: int | None = None) -> None:
+    """Store a token, and forget those of its owner that expired long ago.
+
+    Args:
+        tx: Transaction.
+        row: The token.
+        most: Valid tokens that its owner may have then; None for any number.
 
     Raises:
         TakenNameError: If its owner has a valid one with its name.
+        TooManyTokensError: If its owner has as many as are allowed.
     """
-    if tx.execute(_NAMED, {"of_owner": row.owner, "of_name": row.name, "now_s": row.made_s}).first() is not None:
+    its = {"of_owner": row.owner, "now_s": row.made_s}
+    if tx.execute(_NAMED, {**its, "of_name": row.name}).first() is not None:
         raise TakenNameError(f"{row.owner} has a token {row.name!r}; revoke it, or choose another name")
+    if most is not None and tx.execute(_COUNT, its).scalar_one() >= most:
+        raise TooManyTokensError(f"{row.owner} has {most} valid tokens; revoke one first")
     tx.execute(_INSERT, row._asdict())
+    tx.execute(_FORGET, its)
 
 
 def find_token(tx: Connection, digest: str) -> TokenRow | None:

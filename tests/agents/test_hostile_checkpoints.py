@@ -140,6 +140,27 @@ def claimed(content: bytes, size: int) -> bytes:
     return bytes(spoiled)
 
 
+def lied(content: bytes, on_file: int) -> bytes:
+    """Return an archive whose last entry says that it takes another size on file than it does."""
+    spoiled = bytearray(content)
+    at = spoiled.rindex(b"PK\x01\x02")
+    spoiled[at + 20 : at + 24] = struct.pack("<I", on_file)
+    return bytes(spoiled)
+
+
+def far(content: bytes, offset: int) -> bytes:
+    """Return an archive whose last entry begins at an offset that is told in 64 bits."""
+    spoiled = bytearray(content)
+    at, extra = spoiled.rindex(b"PK\x01\x02"), struct.pack("<2HQ", 1, 8, offset)
+    name_bytes = struct.unpack_from("<H", spoiled, at + 28)[0]
+    spoiled[at + 30 : at + 32] = struct.pack("<H", len(extra))
+    spoiled[at + 42 : at + 46] = b"\xff" * 4
+    spoiled[at + 46 + name_bytes : at + 46 + name_bytes] = extra
+    listed = len(spoiled) - 10
+    spoiled[listed : listed + 4] = struct.pack("<I", struct.unpack_from("<I", spoiled, listed)[0] + len(extra))
+    return bytes(spoiled)
+
+
 def many(parts: Parts) -> bytes:
     return zipped([(str(i), b"") for i in range(65_000)])
 
@@ -224,6 +245,16 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "65,000 entries": lambda: many(Parts()),
     "an archive that counts in 64 bits": lambda: wide(Parts()),
     "weights that count in 64 bits": lambda: Parts().archive(wide(Parts())),
+    "a size on file of 4 GB": lambda: lied(Parts().archive(), 0xFFFFFFFE),
+    "weights with a size on file of 4 GB": lambda: Parts().archive(lied(Parts().weights(), 0xFFFFFFFE)),
+    "a size on file of 0": lambda: lied(Parts().archive(), 0),
+    "an entry that begins in 8 exabytes": lambda: far(Parts().archive(), 1 << 63),
+    "an entry that begins before that": lambda: far(Parts().archive(), (1 << 63) - 1),
+    "an entry that begins behind all": lambda: far(Parts().archive(), (1 << 64) - 1),
+    "an entry that begins behind the file": lambda: far(Parts().archive(), 1 << 40),
+    "an entry that begins in the list": lambda: far(Parts().archive(), len(Parts().archive()) - 60),
+    "weights that begin in 8 exabytes": lambda: Parts().archive(far(Parts().weights(), 1 << 63)),
+    "weights that begin behind the file": lambda: Parts().archive(far(Parts().weights(), 1 << 40)),
     "twice the same entry": lambda: zipped([("schema.json", b"{}"), ("schema.jsox", b"{}")]).replace(b"jsox", b"json"),
     "a name that leads elsewhere": lambda: zipped([("../schema.json", b"{}"), ("weights.npz", b"")]),
     "a comment": lambda: Parts().archive()[:-2] + b"\x05\x00hello",
@@ -241,6 +272,14 @@ def test_a_hostile_checkpoint_is_refused_in_one_line(name: str, load: Load, tmp_
     assert told.startswith(f"refused: {path}")
     assert "\n" not in told
     assert len(told) < 1100
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked_whatever_it_says_of_its_size(load: Load, tmp_path: Path) -> None:
+    path, bomb_of_zeros = tmp_path / "p.zip", Parts("moves").archive(bytes(120 << 20))
+    path.write_bytes(bomb_of_zeros)
+    assert load(path).endswith("; no weights do")
+    path.write_bytes(lied(bomb_of_zeros, 120 << 20))
+    assert f"weights.npz says that it has {120 << 20} bytes, and the file has " in load(path)
 
 
 @pytest.mark.parametrize("network", ["mlp", "set", "moves"])

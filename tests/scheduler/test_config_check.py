@@ -1,11 +1,14 @@
 """`longshore config check` says all that is wrong at once, and starts nothing."""
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from longshore.cluster.errors import LongshoreError
 from longshore.scheduler.checking import check, summary
+from longshore.scheduler.service import Service
 from longshore.scheduler.settings import read_settings
 from tests.scheduler.served import LONGSHORE
 
@@ -59,11 +62,42 @@ def test_all_faults_are_told_each_with_its_line(tmp_path: Path) -> None:
         ("store: 'sqlite:///x.db?durability=hard'\n", "c.yaml:1:store"),
         ("store: 'sqlite://'\n", "c.yaml:1:store"),
         ("store: 'rubbish'\n", "c.yaml:1:store"),
+        ("store: 'sqlite:////nowhere/x.db'\n", "c.yaml:1:store: /nowhere/x.db: the folder does not exist"),
+        ("host: 0.0.0.0\nopen: true\n", "c.yaml:2:open: host 0.0.0.0 lets other machines run programs here"),
+        ("folder: c.yaml/below\n", "c.yaml:1:folder"),
     ],
 )
 def test_each_kind_of_fault_is_found_and_no_other(tmp_path: Path, text: str, place: str) -> None:
     (found,) = wrong_in(tmp_path, text)
     assert found.startswith(place)
+
+
+def test_the_cluster_file_in_the_folder_is_looked_through_too(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("name: x\n")
+    found = wrong_in(tmp_path, "folder: .\n")
+    assert found
+    assert all(it.startswith("cluster.yaml") for it in found)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"open": True, "host": "0.0.0.0"},
+        {"store": "sqlite:////nowhere/x.db"},
+        {"folder": "c.yaml/below"},
+        {"backend": {"name": "local", "settings": {"x": 1}}},
+    ],
+)
+def test_what_serve_refuses_is_told_by_the_check_in_the_same_words(tmp_path: Path, settings: dict[str, object]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(json.dumps({"folder": "served", "as_root": True, **settings}))
+    (told,) = check(path).problems
+
+    with pytest.raises(LongshoreError) as refused:
+        Service(read_settings(path))
+
+    if "folder" not in settings:  # there the system says why
+        assert str(refused.value).partition(";")[0] in str(told)
 
 
 def test_a_file_with_faults_ends_with_status_2(tmp_path: Path) -> None:

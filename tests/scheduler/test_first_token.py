@@ -7,13 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 
 from longshore.cluster.errors import InputError
+from longshore.scheduler.client import END, Client
 from longshore.scheduler.first_token import first_token
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.user_tokens import add_token, revoke_token, tokens_of
@@ -135,35 +138,77 @@ def test_a_file_that_others_may_read_is_not_used(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose token is that of port 1."""
+def ports() -> Iterator[tuple[int, int]]:
+    """Two ports at which this user listens."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        yield one.getsockname()[1], two.getsockname()[1]
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, ports: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose token is that of the first port."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     write_token(tmp_path / "token", SECRET)
-    link_token(tmp_path / "token", 1)
+    link_token(tmp_path / "token", ports[0])
     return tmp_path
 
 
-def test_the_token_is_found_by_the_port_and_else_in_the_folder(at_home: Path) -> None:
-    assert (
-        find_token("http://127.0.0.1:1") == find_token("http://localhost:1/") == find_token("http://[::1]:1") == SECRET
-    )
-    assert find_token("http://127.0.0.1:2") is None
+def test_the_token_is_found_by_the_port_and_else_in_the_folder(at_home: Path, ports: tuple[int, int]) -> None:
+    ours, other = ports
+    urls = [f"http://127.0.0.1:{ours}", f"http://localhost:{ours}/", f"http://[::1]:{ours}"]
+    assert [find_token(url) for url in urls] == [SECRET] * 3
+    assert find_token(f"http://127.0.0.1:{other}") is None
 
     (at_home / ".longshore").mkdir()
     write_token(at_home / ".longshore" / "token", OTHER)
 
-    assert find_token("http://127.0.0.1:2") == OTHER
-    assert find_token("http://127.0.0.1:1") == SECRET
+    assert find_token(f"http://127.0.0.1:{other}") == OTHER
+    assert find_token(f"http://127.0.0.1:{ours}") == SECRET
     (at_home / "token").unlink()
-    assert find_token("http://127.0.0.1:1") == OTHER
+    assert find_token(f"http://127.0.0.1:{ours}") == OTHER
 
 
 @pytest.mark.parametrize(
-    "url", ["http://scheduler.example:1", "http://10.0.0.1:1", "http://127.0.0.1.example:1", "", "http://[:1"]
+    "url", ["http://scheduler.example:{}", "http://10.0.0.1:{}", "http://127.0.0.1.example:{}", "", "http://[:{}"]
 )
-def test_another_machine_is_never_told_the_token(at_home: Path, url: str) -> None:
-    assert find_token(url) is None
+def test_another_machine_is_never_told_the_token(at_home: Path, ports: tuple[int, int], url: str) -> None:
+    assert find_token(url.format(ports[0])) is None
+
+
+def test_a_port_at_which_nobody_listens_is_not_told_the_token(at_home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        link_token(at_home / "token", port)
+        assert find_token(f"http://127.0.0.1:{port}") == SECRET
+
+    assert find_token(f"http://127.0.0.1:{port}") is None  # anybody may begin to
+
+
+def test_a_stream_that_broke_off_goes_on_only_where_the_token_is_found_again() -> None:
+    shown: list[str | None] = []
+
+    class Breaking(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            shown.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.end_headers()
+            name = "log" if len(shown) == 1 else END
+            self.wfile.write(f'id: 1:0:1\nevent: {name}\ndata: {{"text": "x"}}\n\n'.encode())
+
+        def log_message(self, format: str, *_: object) -> None:  # noqa: A002
+            return
+
+    tokens = iter([SECRET, None, None, OTHER])
+    with HTTPServer(("127.0.0.1", 0), Breaking) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        client = Client(f"http://127.0.0.1:{server.server_port}", lambda: next(tokens))
+        told = list(client.follow_logs("job", "0"))
+        server.shutdown()
+        thread.join()
+
+    assert (told, shown) == (["x"], [f"Bearer {SECRET}", f"Bearer {OTHER}"])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be two users")
@@ -183,14 +228,13 @@ def test_a_port_at_which_another_user_listens_is_not_told_the_token(at_home: Pat
     finally:
         other.kill()
         other.communicate()
-    assert find_token(f"http://127.0.0.1:{port}") == SECRET
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be two users")
-def test_the_token_of_another_user_is_not_used(at_home: Path) -> None:
+def test_the_token_of_another_user_is_not_used(at_home: Path, ports: tuple[int, int]) -> None:
     os.chown(at_home / "token", NOBODY, NOBODY)
 
-    assert find_token("http://127.0.0.1:1") is None
+    assert find_token(f"http://127.0.0.1:{ports[0]}") is None
 
 
 def test_who_starts_it_at_a_terminal_is_given_a_link_that_lets_one_browser_in(tmp_path: Path) -> None:

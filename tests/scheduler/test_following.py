@@ -21,7 +21,9 @@ def test_a_log_is_followed_over_a_kill_of_the_scheduler_and_the_next_attempt(ser
     script = "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two; test -e again || { touch again; exit 75; }"
     job = served.submit("--", "sh", "-c", script)
     seen: list[str] = []
-    follower = threading.Thread(target=lambda: seen.extend(Client(served.url, served.token).follow_logs(job, "0")))
+    follower = threading.Thread(
+        target=lambda: seen.extend(Client(served.url, lambda: served.token).follow_logs(job, "0"))
+    )
     follower.start()
     until(lambda: bool(seen))
 
@@ -51,7 +53,7 @@ def test_events_are_told_once_each_and_in_order_over_a_kill_of_the_scheduler(ser
     marked = threading.Event()
 
     def follow() -> None:
-        for event in Client(served.url, served.token).follow_events(0):
+        for event in Client(served.url, lambda: served.token).follow_events(0):
             seen.append(int(event["seq"]))
             if event["now"] == "held":
                 marked.set()

@@ -1,10 +1,13 @@
 """Where the last lines of an output begin."""
 
 import re
+import sys
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from longshore.scheduler.api.rank_output import EVERY_LINE, prefixed
 from longshore.scheduler.log_tail import BLOCK_BYTES, Read, tail_offset
 
 WHOLE = 1 << 30
@@ -40,6 +43,26 @@ def test_they_are_no_more_than_so_many_bytes_and_begin_with_a_line(output: bytes
     assert len(output) - offset <= most
     begins_a_line = offset in (0, len(output)) or output[offset - 1 : offset] == b"\n"
     assert begins_a_line or b"\n" not in output[-most:]
+
+
+@pytest.mark.parametrize("lines", [100_000, EVERY_LINE])
+def test_a_million_empty_lines_are_not_looked_at_one_by_one(lines: int) -> None:
+    output, steps = b"\n" * (1 << 20), 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)  # called for each call, of functions in C too
+    try:
+        offset = tail_offset(reading(output), lines, WHOLE)
+        text = prefixed(3, output[offset:])
+    finally:
+        sys.setprofile(before)
+
+    assert steps < 1000
+    assert (offset, text) == (max(0, len(output) - lines), "[3] \n" * min(lines, len(output)))
 
 
 @given(st.integers(1, 20))

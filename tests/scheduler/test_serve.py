@@ -220,10 +220,17 @@ def test_others_are_served_by_their_tokens(tmp_path: Path) -> None:
     assert served.call("token", "revoke", "ci", "--owner", "bob").stdout == "revoked\n"
     served.environment["LONGSHORE_TOKEN"] = bob
     told = served.call("nodes", check=False)
-    assert told.stderr == (
-        "longshore: the token is not known, was revoked, or has expired; "
-        "set LONGSHORE_TOKEN; the scheduler's folder has the first one in `token`\n"
+    assert told.stderr.startswith(
+        "longshore: the token 'ci' has expired or was revoked; set LONGSHORE_TOKEN to a valid"
     )
+    served.environment["LONGSHORE_TOKEN"] = f"{bob[:-4]}none"
+    told = served.call("nodes", check=False)
+    assert told.stderr.startswith("longshore: the token is not known here; set LONGSHORE_TOKEN to a valid one")
+    del served.environment["LONGSHORE_TOKEN"]
+    (tmp_path / ".longshore" / "token").rename(tmp_path / "away")
+    told = served.call("nodes", check=False)
+    assert told.stderr.startswith("longshore: this scheduler asks for a token")
+    assert "in the file `token` of its folder" in told.stderr
     served.end()
 
 

@@ -7,8 +7,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from longshore.scheduler.browsers import CODE_S, link_path
-from longshore.scheduler.dashboard.entering import router
+from longshore.scheduler.browsers import BROWSER_S, CODE_S, Browsers, link_path
+from longshore.scheduler.dashboard.entering import MOST_FORM_BYTES, router
 from longshore.scheduler.dashboard.refusing import PAGES as REFUSING
 from longshore.scheduler.dashboard.router import dashboard_router
 from longshore.scheduler.service import Service
@@ -57,8 +57,39 @@ def test_a_token_lets_in_and_the_cookie_is_good_for_the_pages_alone(
     assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["Set-Cookie"].split("; "))
     assert [api.get(page).status_code for page in PAGES] == [200] * len(PAGES)
     assert api.get("/v1/jobs").status_code == 401  # the API takes no cookie
-    api.post("/logout")
+    api.post("/logout", headers={"Origin": str(api.base_url).rstrip("/")})
     assert api.get("/").status_code == 303
+
+
+@pytest.mark.parametrize("origin", [{}, {"Origin": "null"}, {"Origin": ""}, {"Origin": "http://elsewhere.example"}])
+@pytest.mark.parametrize("path", ["/logout", "/login", f"/jobs/{'0' * 26}/cancel"])
+def test_a_form_with_the_cookie_says_where_it_comes_from(
+    api: httpx.Client, token: Callable[[Role], str], path: str, origin: dict[str, str]
+) -> None:
+    api.post("/login", data={"token": token(Role.OPERATOR)})
+    assert api.post(path, headers=origin).status_code == 403
+    assert api.get("/").status_code == 200
+
+
+def test_a_browser_shows_a_token_again_after_a_week() -> None:
+    browsers = Browsers()
+    number = browsers.let_in("ls_x", 1000.0)
+
+    shown = [browsers.token_of(number, 1000.0 + later_s) for later_s in (0.0, BROWSER_S - 1.0, BROWSER_S)]
+
+    assert shown == ["ls_x", "ls_x", None]
+
+
+@pytest.mark.parametrize(("size", "status"), [(MOST_FORM_BYTES, 303), (MOST_FORM_BYTES + 1, 401)])
+def test_a_form_of_more_than_4_kib_is_not_read(
+    api: httpx.Client, token: Callable[[Role], str], size: int, status: int
+) -> None:
+    form = f"token={token(Role.OPERATOR)}&more=".encode()
+
+    answer = api.post("/login", content=form + b"x" * (size - len(form)))
+
+    assert MOST_FORM_BYTES == 4 << 10
+    assert (answer.status_code, "Set-Cookie" in answer.headers) == (status, status == 303)
 
 
 def test_a_token_that_is_none_is_refused_and_not_shown_again(api: httpx.Client, token: Callable[[Role], str]) -> None:

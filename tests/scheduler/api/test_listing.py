@@ -5,10 +5,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import Engine, event
 
+from longshore.scheduler import queue_now
 from longshore.scheduler.api.app import create_app
 from longshore.scheduler.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
+from longshore.scheduler.store.decisions import NewDecision, add_decisions
 from longshore.scheduler.store.schema import Liveness, node
 from tests.scheduler.api.conftest import client_of
 
@@ -70,6 +73,62 @@ def test_the_queue_has_its_own_order_and_says_where_each_job_is(api: httpx.Clien
     assert (by_name["total"], [job["id"] for job in by_name["jobs"]]) == (2, [waits])
     assert [job["id"] for job in by_state["jobs"]] == [runs]
     assert [job["placement"] for job in listed] == [found["jobs"][0]["placement"]]
+
+
+@pytest.fixture
+def asked() -> Iterator[list[str]]:
+    """The statements that any store is asked."""
+    found: list[str] = []
+
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        found.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    yield found
+    event.remove(Engine, "before_cursor_execute", note)
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/queue"])
+def test_the_last_decisions_on_all_jobs_of_a_list_are_read_at_once(
+    api: httpx.Client, service: Service, asked: list[str], path: str
+) -> None:
+    jobs = [submit(api) for _ in range(5)]
+    waits = [
+        NewDecision(job, None, 1.0, "p", "1", "active", None, None, {"obeyed": obeyed}, None, None, None, None, 0.0)
+        for job in jobs[:3]
+        for obeyed in ("an older one", f"p-{job[-4:]}")
+    ]
+    service.store.write(lambda tx: add_decisions(tx, waits))
+    asked.clear()
+
+    found = {job["id"]: job["waiting"]["reason"] for job in api.get(path).json()["jobs"]}
+
+    assert len([it for it in asked if "FROM decision" in it]) == 1
+    assert [found[job] for job in jobs] == [
+        *(f"p-{job[-4:]} lets it wait for better GPUs" for job in jobs[:3]),
+        "3 jobs stand before it", "4 jobs stand before it",
+    ]  # fmt: skip
+
+
+def test_the_queue_is_read_once_until_something_happens(
+    api: httpx.Client, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_now, "FRESH_S", 1e9)
+
+    def place(job: str) -> int:
+        return int(api.get(f"/v1/jobs/{job}").json()["waiting"]["position"])
+
+    def reads() -> int:
+        return len([it for it in asked if "job.guess_s" in it and "job.spec" not in it])
+
+    first = submit(api)
+    places = [place(first) for _ in range(5)]
+    before = reads()
+    urgent = submit(api, priority=5)
+
+    assert (places, before) == ([1] * 5, 1)
+    assert [place(job) for job in (urgent, first, urgent)] == [1, 2, 1]
+    assert reads() == 2
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from longshore.scheduler.api import rank_output
 from longshore.scheduler.service import Service
 from tests.scheduler.served import until
 
@@ -87,6 +88,21 @@ def test_an_earlier_attempt_is_read_by_its_number(api: httpx.Client, run: Callab
     assert api.get(path, params={"attempt": 3}).json()["code"] == "no-such-attempt"
 
 
+@pytest.mark.parametrize("parameters", [{}, {"tail": 100_000}])
+def test_ranks_that_are_followed_together_share_the_bytes_of_an_answer(
+    api: httpx.Client, run: Callable[..., str], parameters: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_output, "MOST_BYTES", 4000)
+    path = run("seq -f %09g 500", gpus=4)
+
+    answer = api.get(path, params={"rank": "all", "follow": True, **parameters})
+
+    events = [line for line in answer.text.split("\n") if line.startswith('data: {"text')]
+    told = [len(json.loads(line.removeprefix("data: "))["text"].replace("[", "")) for line in events]
+    assert max(told) <= 4000 + 4 * 100 * len("0] ")
+    assert texts(answer).count("\n") == 4 * (99 if parameters else 500)
+
+
 @pytest.mark.parametrize(
     ("parameters", "headers", "code"),
     [
@@ -97,6 +113,9 @@ def test_an_earlier_attempt_is_read_by_its_number(api: httpx.Client, run: Callab
         ({"tail": 10**9}, {}, "invalid"),
         ({"follow": True}, {"Last-Event-ID": "1:all:"}, "bad-header"),
         ({"follow": True}, {"Last-Event-ID": "1:all:5,"}, "bad-header"),
+        ({"follow": True}, {"Last-Event-ID": "1:all:0"}, "bad-header"),
+        ({"follow": True}, {"Last-Event-ID": "1:1:0"}, "bad-header"),
+        ({"rank": "all", "follow": True}, {"Last-Event-ID": "1:0:0"}, "bad-header"),
         ({"rank": "all", "follow": True}, {"Last-Event-ID": "1:all:-5"}, "bad-header"),
     ],
 )

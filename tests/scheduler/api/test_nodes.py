@@ -114,6 +114,12 @@ def test_a_report_that_cannot_be_is_refused(refusing_api: httpx.Client, change: 
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
 
 
+def test_a_report_tells_of_each_gpu_once(refusing_api: httpx.Client) -> None:
+    told = {"gpus": [{**GPU, "index": index} for index in (0, 1, 0)]}
+    answer = refusing_api.post(f"/v1/nodes/{NODE}/report", json=told)
+    assert (answer.status_code, "GPU 0 is told of twice" in answer.json()["detail"]) == (422, True)
+
+
 @pytest.mark.parametrize("reason", ["", "two\nlines", "x" * 201])
 def test_a_reason_is_one_line(refusing_api: httpx.Client, reason: str) -> None:
     answer = refusing_api.post(f"/v1/nodes/{NODE}/drain", json={"reason": reason})

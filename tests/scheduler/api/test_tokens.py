@@ -1,6 +1,7 @@
 """Tokens, and who may see and do what."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import Callable
 
@@ -11,10 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longshore.scheduler.api import streaming
+from longshore.scheduler.api import tokens as api_tokens
 from longshore.scheduler.api.services import who_asks
 from longshore.scheduler.service import Service
 from longshore.scheduler.settings import Settings
-from longshore.scheduler.store.user_tokens import add_token, revoke_token, tokens_of
+from longshore.scheduler.store.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.user_tokens import MOST_EXPIRED, add_token, revoke_token, tokens_of
 from longshore.scheduler.tokens import Role, new_token
 
 SPEC = {"command": ["true"]}
@@ -56,6 +59,33 @@ def test_once_there_is_a_token_every_request_needs_one(api: httpx.Client, known:
     assert answer.headers["WWW-Authenticate"] == "Bearer"
     assert api.get("/v1/jobs", headers=ada).status_code == 200
     assert api.get("/healthz").status_code == 200
+
+
+def test_without_a_token_no_request_tells_what_there_is(api: httpx.Client, known: Callable[..., Headers]) -> None:
+    known("ada")
+    paths = api.get("/openapi.json").json()["paths"]
+    asked = [
+        (method, re.sub("{.*?}", "1", path)) for path, it in paths.items() if path.startswith("/v1/") for method in it
+    ]
+
+    answers = {
+        (asks, body): api.request(asks[0], asks[1], content=body)
+        for asks in asked
+        for body in (None, b"{}", b'{"gpus": 0}')
+    }
+
+    assert len(asked) > 20
+    assert {asks: answer.text for asks, answer in answers.items() if answer.status_code != 401} == {}
+
+
+@pytest.mark.parametrize("role", [Role.USER, Role.READ_ONLY, Role.AGENT, Role.SCRAPE])
+@pytest.mark.parametrize("what", ["drain", "resume", "report"])
+def test_who_may_not_change_a_node_is_not_told_which_there_are(
+    api: httpx.Client, known: Callable[..., Headers], role: Role, what: str
+) -> None:
+    answer = api.post(f"/v1/nodes/rack0-nod/{what}", json={} if what == "report" else None, headers=known("ada", role))
+
+    assert (answer.status_code, "rack0-node0" in answer.text) == (403, False)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +148,28 @@ def test_somebody_elses_job_is_not_there(api: httpx.Client, known: Callable[...,
     assert api.get(f"/v1/jobs/{job}", headers=operator).status_code == 200
 
 
+def test_a_decision_does_not_tell_which_job_of_somebody_else_the_policy_preferred(
+    api: httpx.Client, service: Service, known: Callable[..., Headers]
+) -> None:
+    ada, bob, operator = known("ada"), known("bob"), known("olga", Role.OPERATOR)
+    mine, also_mine, his = submit(api, ada), submit(api, ada), submit(api, bob)
+    told = [
+        {"said": {"job": job}, "said_expected": {"slowdown": 1.0, "end_s": 9.0}, "obeyed": "patient"}
+        for job in (mine, also_mine, his)
+    ]
+    rows = [
+        NewDecision(mine, None, 1.0, "p", "1", "shadow", None, None, it, None, None, None, None, 0.0) for it in told
+    ]
+    service.store.write(lambda tx: add_decisions(tx, rows))
+
+    def seen(headers: Headers) -> list[tuple[str, bool]]:
+        pages = api.get(f"/v1/jobs/{mine}/decisions", headers=headers).json()
+        return [(it["said"]["job"], it["said"]["expected"] is not None) for it in pages]
+
+    assert seen(ada) == [(mine, True), (also_mine, True), ("-", False)]
+    assert seen(operator) == [(mine, True), (also_mine, True), (his, True)]
+
+
 def test_keys_of_two_users_are_two_keys(api: httpx.Client, known: Callable[..., Headers]) -> None:
     key = {"Idempotency-Key": "k"}
 
@@ -168,6 +220,25 @@ def test_a_token_is_shown_once_and_stored_as_its_digest_alone(api: httpx.Client,
     assert secret.encode() not in stored
     again = api.post("/v1/users/me/tokens", json={"name": "laptop"}, headers=bearer(secret))
     assert (again.status_code, again.json()["code"]) == (409, "token-exists")
+
+
+def test_a_user_makes_so_many_tokens_and_old_ones_are_forgotten(
+    api: httpx.Client, service: Service, known: Callable[..., Headers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_tokens, "MOST_VALID", 3)
+    ada, olga, path = known("ada"), known("olga", Role.OPERATOR), "/v1/users/me/tokens"
+
+    made = [api.post(path, json={"name": f"n{number}"}, headers=ada) for number in range(3)]
+    more = api.post(path, json={"name": "more", "owner": "ada"}, headers=olga)
+
+    assert [it.status_code for it in made] == [201, 201, 429]
+    assert (made[-1].json()["code"], "revoke one" in made[-1].json()["detail"]) == ("too-many-tokens", True)
+    assert more.status_code == 201
+    for number in range(MOST_EXPIRED + 5):
+        row = new_token(f"old{number}", "ada", Role.USER, service.now_s(), float(number)).row
+        service.store.write(lambda tx, row=row: add_token(tx, row))  # type: ignore[misc]
+    assert len(api.get(path, headers=ada).json()) == MOST_EXPIRED + 4
+    assert not {"old0", "old4"} & {it["name"] for it in api.get(path, headers=ada).json()}
 
 
 def test_a_token_that_is_not_there_cannot_be_revoked(api: httpx.Client) -> None:

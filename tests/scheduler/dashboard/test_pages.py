@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from longshore.scheduler.api.problems import answer_with_problems
-from longshore.scheduler.api.waiting import queue_of, waiting_page
+from longshore.scheduler.api.waiting import waiting_pages
 from longshore.scheduler.backends.protocol import Share
 from longshore.scheduler.dashboard.refusing import refusal_page
 from longshore.scheduler.dashboard.router import dashboard_router
@@ -344,8 +344,7 @@ async def test_a_page_says_why_a_job_waits_in_the_words_of_the_api(shown: Shown)
         with shown.service.store.read() as tx:
             row = get_job(tx, job.id)
             assert row is not None
-            told = waiting_page(tx, row, queue_of(tx, shown.service))
-        assert told is not None
+            told = waiting_pages(tx, [row], shown.service.queue.read(tx, shown.service.now_s()))[row.id]
         assert f"{told.position} in the queue: {told.reason}." in (await shown.get(f"/jobs/{job.id}")).text
 
 

@@ -114,6 +114,18 @@ def test_a_driver_that_breaks_everywhere_is_one_alarm_and_takes_no_gpu_away(told
     assert told.look() == {"n0"}  # the fault that is left is its own
 
 
+def test_an_agent_that_takes_back_what_it_tells_keeps_no_other_from_being_believed(told: Told) -> None:
+    others = NAMES[:3]  # together with one more they would be too many at once
+    for turn in range(4):
+        for name in others:
+            told.tell(name, (False, *FINE[1:]) if turn % 2 else FINE)
+        told.tell("n9", (False, *FINE[1:]) if turn > 1 else FINE)
+        gone = told.look(later_s=5.0)
+
+    assert gone == {"n9"}
+    assert told.alarms() == 0
+
+
 def test_faults_that_were_there_before_stay_while_too_many_are_told_of(told: Told) -> None:
     for _ in range(2):
         told.tell("n0", (False, *FINE[1:]))

@@ -4,7 +4,15 @@ import pytest
 from alembic import command
 
 from longshore.scheduler.states import AttemptState, JobState
-from longshore.scheduler.store.checkpoints import MOST_KEPT, CheckpointRow, checkpoints_of, latest_before, register
+from longshore.scheduler.store import checkpoints
+from longshore.scheduler.store.checkpoints import (
+    MOST_KEPT,
+    SAVED,
+    CheckpointRow,
+    checkpoints_of,
+    latest_before,
+    register,
+)
 from longshore.scheduler.store.engines import connect
 from longshore.scheduler.store.errors import OlderAttemptError
 from longshore.scheduler.store.migrate import configuration
@@ -49,6 +57,19 @@ def test_an_older_attempt_registers_nothing_once_the_next_has_begun(store: Store
         save(store, job, 1, 300)
     assert save(store, job, 2, 50)
     assert steps(store, job) == [(2, 50), (1, 100)]
+
+
+def test_a_job_that_saves_for_ever_has_so_many_events_and_its_newest_checkpoint(
+    store: Store, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "MOST_TOLD", 3)
+
+    assert all(save(store, job, 1, step) for step in range(6))
+
+    told = [event.cause for event in all_events(store) if event.kind == SAVED]
+    assert [it.partition(" is")[0] for it in told] == ["step 0", "step 1", "step 2"]
+    assert [it.endswith("are kept without an event") for it in told] == [False, False, True]
+    assert steps(store, job)[0] == (1, 5)
 
 
 def test_an_attempt_begins_with_what_was_saved_before_it_whatever_it_saves_itself(
