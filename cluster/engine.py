@@ -24,12 +24,14 @@ NO_ROW = "there is no such row of the simulation, or no such scenario, or the ro
 # Where more than so much happens, faults come faster than anything could be done.
 MOST_STOPS = 100_000  # of one job
 MOST_CHANGES = 1_000_000  # faults and repairs at one moment
-MOST_QUIET = 5_000_000  # moments without a decision, a submission or an end of a job
+MOST_QUIET = 5_000_000  # moments without a submission or an end of a job, whatever is decided at them
 STOPPED_FOR_EVER = "hazard_per_s: faults stopped a job 100,000 times before it could end"
 FAILING_AT_ONCE = "hazard_per_s: a million faults came at one moment, so that time stands still"
-NOTHING_ELSE = "hazard_per_s: faults and repairs filled five million moments in which no job could start or end"
+NOTHING_ELSE = "hazard_per_s: faults and repairs filled five million moments in which no job came or ended"
 FEWER_FAULTS = "lower the hazards, checkpoint_s or repair_mean_s of the cluster file, or let jobs ask fewer GPUs"
-MOMENTS_EVERY, ROWS_EVERY = 1 << 16, 1 << 6  # after so many it is looked whether somebody pressed Ctrl-C
+# After so much work it is looked whether somebody pressed Ctrl-C. A fault counts 1, and a moment or a decision counts
+# the nodes, for policies look at them: a network takes some 50 us for each.
+UNLOOKED = 1 << 12
 
 
 @kernel
@@ -88,8 +90,7 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state = sim.state
     if not (0 <= row < state.scenario.size and 0 <= scenario < sim.scenarios.jobs.size):
         raise ValueError(NO_ROW)
-    if row % ROWS_EVERY == ROWS_EVERY - 1:
-        check_signals()
+    check_signals()
     state.scenario[row] = scenario
     state.now_s[row] = 0.0
     state.moment[row] = -1
@@ -97,6 +98,8 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.submitted[row] = 0
     state.estimated[row] = 0
     state.estimates_s[row] = 0.0
+    state.quiet[row] = 0
+    state.unlooked[row] = 0
     state.head[row] = -1
     state.tail[row] = -1
     state.queued[row] = 0
@@ -212,6 +215,7 @@ def finish(sim: Simulation, row: int, job: int) -> None:
     gpus = sim.scenarios.gpus[state.scenario[row], job]
     state.overhead_gpu_s[row] += state.overhead_s[row, job] * gpus
     state.finished[row] += 1
+    state.quiet[row] = 0
 
 
 @kernel
@@ -377,9 +381,20 @@ def submit(sim: Simulation, row: int) -> None:
     begin_event(sim, row, SUBMIT, job)
     enqueue_last(sim, row, job)
     state.submitted[row] += 1
+    state.quiet[row] = 0
     state.estimated[row] += 1
     state.estimates_s[row] += sim.scenarios.estimate_s[state.scenario[row], job]
     state.job_events[row] += 1
+
+
+@kernel
+def _look(sim: Simulation, row: int, work: int) -> None:
+    """Count work, and let handlers of signals run when there was enough since they last could."""
+    state = sim.state
+    state.unlooked[row] += work
+    if state.unlooked[row] >= UNLOOKED:
+        state.unlooked[row] = 0
+        check_signals()
 
 
 @kernel
@@ -395,6 +410,7 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
     changes = 0
     while state.source_count[row] > 0 and state.source_s[row, state.source_heap[row, 0]] <= time_s:
         _change_source(sim, row, state.source_heap[row, 0])
+        _look(sim, row, 1)
         changes += 1
         if changes > MOST_CHANGES + 4 * state.source_count[row]:
             raise EndlessError(FAILING_AT_ONCE, FEWER_FAULTS)
@@ -428,8 +444,8 @@ def advance(sim: Simulation, row: int) -> bool:
     if not 0 <= row < state.scenario.size or state.scenario[row] < 0:
         raise ValueError(NO_ROW)
     jobs = sim.scenarios.jobs[state.scenario[row]]
-    quiet, passed = 0, state.submitted[row] + state.finished[row]
     while True:
+        _look(sim, row, sim.cluster.speed.size)
         if is_due(sim, row):
             return True
         if state.finished[row] == jobs:
@@ -437,14 +453,10 @@ def advance(sim: Simulation, row: int) -> bool:
         time_s = next_time_s(sim, row)
         if time_s > sim.rules.limit_s or time_s == math.inf:
             return False
+        state.quiet[row] += 1
         live_through(sim, row, time_s)
-        quiet += 1
-        if state.submitted[row] + state.finished[row] > passed:
-            quiet, passed = 0, state.submitted[row] + state.finished[row]
-        if quiet > MOST_QUIET:
+        if state.quiet[row] > MOST_QUIET:
             raise EndlessError(NOTHING_ELSE, FEWER_FAULTS)
-        if state.moment[row] % MOMENTS_EVERY == MOMENTS_EVERY - 1:
-            check_signals()
 
 
 @kernel
