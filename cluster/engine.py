@@ -17,21 +17,18 @@ from .heap import heapify, push, remove, sink
 from .order import keeps_reservation, next_ageing_s, next_job
 from .placing import begin_picks, picked_slowdown, undo_picks
 from .queue_index import forget_index, note_first, note_gone, note_last, note_passed
-from .signals import check_signals
+from .signals import check_signals, look
 from .state import Simulation
 
 NO_ROW = "there is no such row of the simulation, or no such scenario, or the row was not reset"
 # Where more than so much happens, faults come faster than anything could be done.
 MOST_STOPS = 100_000  # of one job
 MOST_CHANGES = 1_000_000  # faults and repairs at one moment
-MOST_QUIET = 5_000_000  # moments without a submission or an end of a job, whatever is decided at them
+MOST_QUIET = 5_000_000  # moments without a submission, a start or an end of a job, whatever else is decided at them
 STOPPED_FOR_EVER = "hazard_per_s: faults stopped a job 100,000 times before it could end"
 FAILING_AT_ONCE = "hazard_per_s: a million faults came at one moment, so that time stands still"
-NOTHING_ELSE = "hazard_per_s: faults and repairs filled five million moments in which no job came or ended"
+NOTHING_ELSE = "hazard_per_s: faults and repairs filled five million moments in which no job could start or end"
 FEWER_FAULTS = "lower the hazards, checkpoint_s or repair_mean_s of the cluster file, or let jobs ask fewer GPUs"
-# After so much work it is looked whether somebody pressed Ctrl-C. A fault counts 1, and a moment or a decision counts
-# the nodes, for policies look at them: a network takes some 50 us for each.
-UNLOOKED = 1 << 12
 
 
 @kernel
@@ -388,16 +385,6 @@ def submit(sim: Simulation, row: int) -> None:
 
 
 @kernel
-def _look(sim: Simulation, row: int, work: int) -> None:
-    """Count work, and let handlers of signals run when there was enough since they last could."""
-    state = sim.state
-    state.unlooked[row] += work
-    if state.unlooked[row] >= UNLOOKED:
-        state.unlooked[row] = 0
-        check_signals()
-
-
-@kernel
 def live_through(sim: Simulation, row: int, time_s: float) -> None:
     """Let everything happen that happens at one moment: finishes, faults and repairs, submissions."""
     state = sim.state
@@ -410,7 +397,7 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
     changes = 0
     while state.source_count[row] > 0 and state.source_s[row, state.source_heap[row, 0]] <= time_s:
         _change_source(sim, row, state.source_heap[row, 0])
-        _look(sim, row, 1)
+        look(sim, row, 1)
         changes += 1
         if changes > MOST_CHANGES + 4 * state.source_count[row]:
             raise EndlessError(FAILING_AT_ONCE, FEWER_FAULTS)
@@ -445,7 +432,7 @@ def advance(sim: Simulation, row: int) -> bool:
         raise ValueError(NO_ROW)
     jobs = sim.scenarios.jobs[state.scenario[row]]
     while True:
-        _look(sim, row, sim.cluster.speed.size)
+        look(sim, row, sim.cluster.speed.size)
         if is_due(sim, row):
             return True
         if state.finished[row] == jobs:
@@ -506,5 +493,6 @@ def start(sim: Simulation, row: int) -> bool:
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
     note_start(sim, row, job)
     state.job_events[row] += 1
+    state.quiet[row] = 0
     log_placement(sim, row, START, job)
     return True

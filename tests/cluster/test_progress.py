@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
 from longshore.cli import app
-from longshore.cluster import engine
+from longshore.cluster import engine, signals
 from longshore.cluster.engine import advance, begin_moment, reset, start, stop, wait
 from longshore.cluster.errors import EndlessError, InputError
 from longshore.cluster.hetero64 import hetero64
@@ -125,17 +125,18 @@ def two_jobs_beside_faults(order: str) -> Simulation:
     return simulation_of(cluster, scenarios, process._replace(transient_probability=1.0), rules)
 
 
-def test_a_job_that_comes_or_ends_begins_the_count_of_moments_anew() -> None:
+def test_a_job_that_comes_starts_or_ends_begins_the_count_of_moments_anew() -> None:
     sim = simulation_of(*hetero64(1, 0))
     reset(sim, 0, 0)
     for _ in range(40):
         sim.state.quiet[0] = 7
         was = int(sim.state.submitted[0] + sim.state.finished[0])
-        if not advance(sim, 0):
-            break
+        assert advance(sim, 0)
         assert (sim.state.quiet[0] < 7) == (sim.state.submitted[0] + sim.state.finished[0] > was)
+        sim.state.quiet[0] = 7
         HEURISTICS["pack"].place(sim, 0)
-        start(sim, 0)
+        assert start(sim, 0)
+        assert sim.state.quiet[0] == 0
 
 
 @pytest.mark.parametrize(("hazard", "transient"), [("1e-2", "1"), ("1e20", "1"), ("1e20", "0.5")])
@@ -211,7 +212,7 @@ def test_signals_that_raise_nothing_change_nothing() -> None:
     play(sims[0])
     with alarm(lambda number, frame: pressed.append(number), 0.005, 0.005):
         play(sims[1])
-    assert sims[0].state.moment[0] * sims[0].cluster.speed.size > 3 * engine.UNLOOKED
+    assert sims[0].state.moment[0] * sims[0].cluster.speed.size > 3 * signals.UNLOOKED
     assert len(pressed) > 1  # more than the one that Python itself handles after the call
     outcomes = [outcome_of(sim) for sim in sims]
     assert all(np.array_equal(*both) for both in zip(*outcomes, strict=True))
