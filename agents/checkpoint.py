@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from ..cluster.errors import CheckpointError
-from ..cluster.input_problems import input_problems
+from ..cluster.input_problems import MOST_TOLD, input_problems
 from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
 from .learned import LearnedPolicy
 from .moves_policy import MovesPolicy
@@ -148,6 +148,6 @@ def _schema(path: Path, text: bytes) -> Schema:
     except RecursionError as error:
         raise CheckpointError(f"{path}: {SCHEMA} is nested too deeply") from error
     except ValidationError as error:
-        first = input_problems(error.errors(include_url=False), Schema.model_json_schema(), content)[0]
+        first = input_problems(error.errors(include_url=False)[:MOST_TOLD], Schema.model_json_schema(), content)[0]
         place = ".".join(map(str, (SCHEMA, *first.place)))
         raise CheckpointError(f"{path}: {place}: {first.problem}; it was made by another version") from error

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ..cluster.compiled import kernel
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT, Rows
-from .networks import MovesNetwork, members_of
+from .networks import LARGEST, MovesNetwork, members_of
 
 Row = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -103,6 +103,14 @@ def _write_context(weights: MovesWeights, layer: Rows, bias: Row, seen: Row, mov
 
 
 @kernel
+def _bounded(output: float) -> float:
+    """Return what a network tells as a number that one can reckon with: finite, and the lowest in place of none."""
+    if not output > -LARGEST:  # as it is for NaN
+        return -LARGEST
+    return min(output, LARGEST)
+
+
+@kernel
 def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: Rows) -> None:
     """Write the logits of the first `moves` moves of an observation, row `at` of `seen`, into row `at` of `logits`."""
     context, first, second = weights.scratch[0], weights.scratch[1], weights.scratch[2]
@@ -126,7 +134,7 @@ def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: 
         logit = np.float32(0.0)
         for unit in range(width):
             logit += max(second[unit], np.float32(0.0)) * weights.score[unit]
-        logits[at, move] = logit
+        logits[at, move] = _bounded(float(logit))
 
 
 @kernel
@@ -137,4 +145,4 @@ def tell_value(weights: MovesWeights, seen: Rows, at: int, moves: int) -> float:
     value = weights.value_offset[0]
     for unit in range(weights.value_bias.size):
         value += max(hidden[unit], np.float32(0.0)) * weights.value_score[unit]
-    return float(value)
+    return _bounded(float(value))

@@ -11,13 +11,12 @@ from ..envs.batch import ACTIONS, OBSERVATIONS
 from ..envs.features import NODE_COUNT
 from ..envs.layout import observation_size
 from ..envs.stepping import begin_rows, choose, continue_rows, show
-from .networks import Network
+from .networks import LARGEST, Network
 from .schema import Schema
 from .seen import Seen, joined, log_softmax
 
 # Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.
 TIE = 1e-4
-LARGEST = np.float32(1e30)  # a logit
 
 
 class LearnedPolicy:
@@ -73,7 +72,7 @@ class LearnedPolicy:
             logits = self.network(torch.from_numpy(observations))[0].numpy()
         # A policy that never learned to wait has no logit for it, and one that did may not be allowed to.
         actions = min(logits.shape[1], masks.shape[1])
-        finite = np.nan_to_num(logits[:, :actions], nan=float(-LARGEST)).clip(-LARGEST, LARGEST)
+        finite = np.nan_to_num(logits[:, :actions], nan=-LARGEST).clip(-LARGEST, LARGEST)
         open_logits: NDArray[np.float32] = np.where(masks[:, :actions], finite, np.float32(-np.inf))
         return open_logits
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 SOURCE_LAYERS = (256, 196, 196, 128)  # SPEC R3
+LARGEST = 1e30  # a logit or a value that is gone by: weights that are finite can still overflow
 
 
 class _SigmoidTanh(torch.autograd.Function):

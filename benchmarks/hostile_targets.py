@@ -20,9 +20,14 @@ from pydantic import ValidationError
 
 from longshore.agents.checkpoint import load_policy
 from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.protocol import Policy
+from longshore.agents.rollout import Base, Rollout, Search
 from longshore.cluster.cluster_file import read_cluster
+from longshore.cluster.engine import advance, reset
 from longshore.cluster.errors import InputError
+from longshore.cluster.hetero64 import hetero64
 from longshore.cluster.input_problems import input_problems
+from longshore.cluster.simulation import simulation_of
 from longshore.cluster.trace_statistics import describe
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workload import Workload
@@ -172,7 +177,7 @@ def make_checkpoint(rng: Random) -> bytes:
     if way < 0.75:
         schema = as_json(mutated_value(rng, json.loads(schema)))
     else:
-        weights = mutated_bytes(rng, weights)
+        weights = mutated_bytes(rng, weights) if rng.random() < 0.5 else _scaled(rng, weights)
     file = io.BytesIO()
     kind = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
     with zipfile.ZipFile(file, "w", kind) as archive:
@@ -181,12 +186,35 @@ def make_checkpoint(rng: Random) -> bytes:
     return file.getvalue()
 
 
+def _scaled(rng: Random, weights: bytes) -> bytes:
+    """Return weights of which some arrays are so large that what they give overflows."""
+    with np.load(io.BytesIO(weights)) as arrays:
+        scaled = {name: np.clip(arrays[name] * np.float32(10.0 ** rng.randint(0, 38)), -3e38, 3e38) for name in arrays}
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **scaled)
+    return file.getvalue()
+
+
 def feed_checkpoint(data: bytes, folder: Path) -> bool:
-    """Load a checkpoint."""
+    """Load a checkpoint, and let it decide on the preset by itself and, if it can, with rollouts."""
     path = folder / "policy.zip"
     path.write_bytes(data)
-    load_policy(path)
+    policy = load_policy(path)
+    decide(policy)
+    if isinstance(policy, Base):
+        decide(Rollout(policy, Search(futures=2, width=2)))
     return True
+
+
+def decide(policy: Policy) -> None:
+    """Let a policy place one job of the preset, or wait."""
+    cluster, scenarios, process, rules = _PRESET
+    sim = simulation_of(cluster, scenarios, process, rules._replace(waiting=policy.waits))
+    reset(sim, 0, 0)
+    if not advance(sim, 0):
+        raise AssertionError("the preset asks no decision")
+    if policy.place(sim, 0) != (sim.state.need[0] == 0):
+        raise AssertionError(f"a policy leaves {sim.state.need[0]} GPUs to pick")
 
 
 def make_answer(rng: Random) -> bytes:
@@ -219,6 +247,7 @@ def _parts(path: Path) -> tuple[bytes, bytes, bytes]:
         return path.read_bytes(), archive.read("schema.json"), archive.read("weights.npz")
 
 
+_PRESET = hetero64(1, 0)
 _CLUSTERS = [(ROOT / "examples" / name).read_text() for name in ("small.yaml", "hetero64.yaml", "philly64.yaml")]
 _CHECKPOINTS = [_parts(ROOT / "checkpoints" / name) for name in ("hetero64.zip", "hetero64-wait.zip")]
 _SITE = site_of(read_cluster(ROOT / "examples" / "small.yaml"), Settings())

@@ -1,6 +1,5 @@
 """Cluster files: node types, racks, hazards, run-time model and faults, in YAML; see docs/clusters.md."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
@@ -12,10 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from .errors import InputError, raise_all
 from .faults import FAULT_MODELS
 from .faults.configuration import DEFAULT_HAZARD_PER_S, FaultConfiguration, FaultDraw
-from .input_problems import Place, nearest
-from .scenarios import ORDERS, Rules
+from .input_problems import MOST_TOLD, Place, nearest
+from .scenarios import MOST_RESTART_S, ORDERS, Rules
 from .topology import Cluster
-from .yaml_file import YamlFile, read_yaml, validated
+from .yaml_file import YamlFile, not_told, read_yaml, validated
 
 MAX_GPUS = 1_000_000
 # Far beyond any hardware, and close enough that sums and quotients of run times stay finite.
@@ -100,7 +99,8 @@ class ClusterFile(_Section):
     reference_type: Name | None = None  # its GPUs have speed 1; the first type if left out
     run_time: RunTime = RunTime()
     checkpoint_s: Annotated[float, Field(gt=0), AfterValidator(_checkpoint_s)] = 3600.0  # infinite: no checkpoints
-    restart_s: NotNegative = 300.0  # Meta RSC: 5 to 20 min for large jobs; Sia: 15 to 250 s for small ones
+    # Meta RSC: 5 to 20 min for large jobs; Sia: 15 to 250 s for small ones
+    restart_s: Annotated[float, Field(ge=0, le=MOST_RESTART_S)] = 300.0
     faults: dict[str, object] = {"model": "none"}
 
 
@@ -134,10 +134,10 @@ def read_cluster(path: Path) -> ClusterSetup:
     """
     file = read_yaml(path, "docs/clusters.md")
     content = validated(file, ClusterFile, file.data)
-    raise_all(_wrong_references(file, content))
+    _check_references(file, content)
     racks = _racks(content)
     reference = content.node_types[content.reference_type or next(iter(content.node_types))]
-    raise_all(_wrong_speeds(file, content, reference))
+    _check_speeds(file, content, reference)
     cluster = _cluster(content, racks, reference)
     hazard_per_s = np.repeat(_node_hazards_per_s(content, racks), np.diff(cluster.first_gpu))
     return ClusterSetup(
@@ -161,31 +161,40 @@ def draw_faults(setup: ClusterSetup, seed: int) -> FaultDraw:
     return FAULT_MODELS[setup.faults.model].build(setup.cluster, setup.hazard_per_s, setup.faults, seed)
 
 
-def _wrong_references(file: YamlFile, content: ClusterFile) -> Iterator[InputError]:
-    """Find names of types that are not there, and clusters too large to be meant."""
+def _check_references(file: YamlFile, content: ClusterFile) -> None:
+    """Refuse names of types that are not there, and clusters too large to be meant."""
     known, gpus = content.node_types, 0
+    errors, unknown = list[InputError](), list[tuple[Place, str]]()
     if content.reference_type is not None and content.reference_type not in known:
         fix = nearest(content.reference_type, known)
-        yield file.error(("reference_type",), f"{content.reference_type!r} is not a node type", fix)
+        errors.append(file.error(("reference_type",), f"{content.reference_type!r} is not a node type", fix))
     for i, rack in enumerate(content.racks):
         for j, group in enumerate(rack.nodes):
-            if group.type not in known:
-                place = ("racks", i, "nodes", j, "type")
-                yield file.error(place, f"{group.type!r} is not a node type", nearest(group.type, known))
-                continue
-            gpus += rack.count * group.count * known[group.type].gpus
+            if group.type in known:
+                gpus += rack.count * group.count * known[group.type].gpus
+            else:
+                unknown.append((("racks", i, "nodes", j, "type"), group.type))
+    for place, name in unknown[:MOST_TOLD]:
+        errors.append(file.error(place, f"{name!r} is not a node type", nearest(name, known)))
+    errors += not_told(file.path, unknown)
     if gpus > MAX_GPUS:
-        yield file.error(("racks",), f"the cluster has {gpus} GPUs", f"write counts that give at most {MAX_GPUS}")
+        fix = f"write counts that give at most {MAX_GPUS}"
+        errors.append(file.error(("racks",), f"the cluster has {gpus} GPUs", fix))
+    raise_all(errors)
 
 
-def _wrong_speeds(file: YamlFile, content: ClusterFile, reference: NodeType) -> Iterator[InputError]:
-    """Find types whose speed, where it follows from peak_flops, is too far from that of the reference type."""
-    for name, node_type in content.node_types.items():
-        speed = _speed(node_type, reference)
-        if not LEAST_SPEED <= speed <= MOST_SPEED:
-            problem = f"{name!r} is {speed:g} times as fast as the reference type"
-            fix = f"correct peak_flops, or set speed, from {LEAST_SPEED:g} to {MOST_SPEED:g}"
-            yield file.error(("node_types", name, "peak_flops"), problem, fix)
+def _check_speeds(file: YamlFile, content: ClusterFile, reference: NodeType) -> None:
+    """Refuse types whose speed, where it follows from peak_flops, is too far from that of the reference type."""
+    speeds = {name: _speed(node_type, reference) for name, node_type in content.node_types.items()}
+    wrong = [name for name, speed in speeds.items() if not LEAST_SPEED <= speed <= MOST_SPEED]
+    fix = f"correct peak_flops, or set speed, from {LEAST_SPEED:g} to {MOST_SPEED:g}"
+    errors = [
+        file.error(
+            ("node_types", name, "peak_flops"), f"{name!r} is {speeds[name]:g} times as fast as the reference type", fix
+        )
+        for name in wrong[:MOST_TOLD]
+    ]
+    raise_all([*errors, *not_told(file.path, wrong)])
 
 
 def _racks(content: ClusterFile) -> list[_Rack]:

@@ -3,11 +3,12 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numba
+from numba.core.types import Type, unliteral
 
 PACKAGE = Path(__file__).absolute().parent.parent
 
@@ -38,4 +39,19 @@ def kernel(function: Function) -> Function:
     """Compile a function on its first call, and keep the code for later runs."""
     # _nrt: nothing is allocated in a kernel, so nothing need be counted (docs/decisions/0001)
     compiled: Function = numba.njit(cache=True, error_model="numpy", _nrt=False, nogil=True)(function)  # type: ignore[call-overload]
+    _take_literals_as_numbers(compiled)
     return compiled
+
+
+def _take_literals_as_numbers(compiled: Any) -> None:
+    """Let a call with a number written in the source use the code that serves every number of its type.
+
+    Numba compiles a function anew for each number that a kernel passes to it. That nearly doubles the time of a first
+    use, and no kernel ran slower without it: LLVM folds such numbers by itself where it inlines the function.
+    """
+    call_template = compiled.get_call_template
+
+    def of_types(args: Sequence[Type], kws: Mapping[str, Type]) -> object:
+        return call_template([unliteral(it) for it in args], {name: unliteral(it) for name, it in kws.items()})
+
+    compiled.get_call_template = of_types

@@ -17,19 +17,18 @@ from .heap import heapify, push, remove, sink
 from .order import keeps_reservation, next_ageing_s, next_job
 from .placing import begin_picks, picked_slowdown, undo_picks
 from .queue_index import forget_index, note_first, note_gone, note_last, note_passed
-from .signals import check_signals
+from .signals import check_signals, look
 from .state import Simulation
 
 NO_ROW = "there is no such row of the simulation, or no such scenario, or the row was not reset"
 # Where more than so much happens, faults come faster than anything could be done.
 MOST_STOPS = 100_000  # of one job
 MOST_CHANGES = 1_000_000  # faults and repairs at one moment
-MOST_QUIET = 5_000_000  # moments without a decision, a submission or an end of a job
+MOST_QUIET = 5_000_000  # moments without a submission, a start or an end of a job, whatever else is decided at them
 STOPPED_FOR_EVER = "hazard_per_s: faults stopped a job 100,000 times before it could end"
 FAILING_AT_ONCE = "hazard_per_s: a million faults came at one moment, so that time stands still"
 NOTHING_ELSE = "hazard_per_s: faults and repairs filled five million moments in which no job could start or end"
 FEWER_FAULTS = "lower the hazards, checkpoint_s or repair_mean_s of the cluster file, or let jobs ask fewer GPUs"
-MOMENTS_EVERY, ROWS_EVERY = 1 << 16, 1 << 6  # after so many it is looked whether somebody pressed Ctrl-C
 
 
 @kernel
@@ -88,8 +87,7 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state = sim.state
     if not (0 <= row < state.scenario.size and 0 <= scenario < sim.scenarios.jobs.size):
         raise ValueError(NO_ROW)
-    if row % ROWS_EVERY == ROWS_EVERY - 1:
-        check_signals()
+    check_signals()
     state.scenario[row] = scenario
     state.now_s[row] = 0.0
     state.moment[row] = -1
@@ -97,6 +95,8 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.submitted[row] = 0
     state.estimated[row] = 0
     state.estimates_s[row] = 0.0
+    state.quiet[row] = 0
+    state.unlooked[row] = 0
     state.head[row] = -1
     state.tail[row] = -1
     state.queued[row] = 0
@@ -212,6 +212,7 @@ def finish(sim: Simulation, row: int, job: int) -> None:
     gpus = sim.scenarios.gpus[state.scenario[row], job]
     state.overhead_gpu_s[row] += state.overhead_s[row, job] * gpus
     state.finished[row] += 1
+    state.quiet[row] = 0
 
 
 @kernel
@@ -377,6 +378,7 @@ def submit(sim: Simulation, row: int) -> None:
     begin_event(sim, row, SUBMIT, job)
     enqueue_last(sim, row, job)
     state.submitted[row] += 1
+    state.quiet[row] = 0
     state.estimated[row] += 1
     state.estimates_s[row] += sim.scenarios.estimate_s[state.scenario[row], job]
     state.job_events[row] += 1
@@ -395,6 +397,7 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
     changes = 0
     while state.source_count[row] > 0 and state.source_s[row, state.source_heap[row, 0]] <= time_s:
         _change_source(sim, row, state.source_heap[row, 0])
+        look(sim, row, 1)
         changes += 1
         if changes > MOST_CHANGES + 4 * state.source_count[row]:
             raise EndlessError(FAILING_AT_ONCE, FEWER_FAULTS)
@@ -428,8 +431,8 @@ def advance(sim: Simulation, row: int) -> bool:
     if not 0 <= row < state.scenario.size or state.scenario[row] < 0:
         raise ValueError(NO_ROW)
     jobs = sim.scenarios.jobs[state.scenario[row]]
-    quiet, passed = 0, state.submitted[row] + state.finished[row]
     while True:
+        look(sim, row, sim.cluster.speed.size)
         if is_due(sim, row):
             return True
         if state.finished[row] == jobs:
@@ -437,14 +440,10 @@ def advance(sim: Simulation, row: int) -> bool:
         time_s = next_time_s(sim, row)
         if time_s > sim.rules.limit_s or time_s == math.inf:
             return False
+        state.quiet[row] += 1
         live_through(sim, row, time_s)
-        quiet += 1
-        if state.submitted[row] + state.finished[row] > passed:
-            quiet, passed = 0, state.submitted[row] + state.finished[row]
-        if quiet > MOST_QUIET:
+        if state.quiet[row] > MOST_QUIET:
             raise EndlessError(NOTHING_ELSE, FEWER_FAULTS)
-        if state.moment[row] % MOMENTS_EVERY == MOMENTS_EVERY - 1:
-            check_signals()
 
 
 @kernel
@@ -494,5 +493,6 @@ def start(sim: Simulation, row: int) -> bool:
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
     note_start(sim, row, job)
     state.job_events[row] += 1
+    state.quiet[row] = 0
     log_placement(sim, row, START, job)
     return True

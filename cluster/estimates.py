@@ -25,7 +25,8 @@ def with_estimates(
     - `log-normal`: the work times a log-normal error of median 1, so that over- and underestimates are equally likely.
     - `class-mean`: the geometric mean of the work of jobs that ask as many GPUs and had ended when the job was
       submitted; of all jobs that had ended if none of them does, and an hour if there is none. When jobs end hangs on
-      who places them: here each begins when it is submitted, and runs on the reference placement.
+      who places them: here each begins when it is submitted, and runs on the reference placement. A job that waits or
+      is stopped by faults thus counts before it has truly ended.
 
     Args:
         workload: The jobs.

@@ -7,11 +7,14 @@ schema, so that a message names all that a value must be, whatever kind of error
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 Place = tuple[str | int, ...]  # keys and list indices from the root
 Schema = Mapping[str, Any]
 MISSING, DID_YOU_MEAN = "is missing", re.compile("did you mean '(.*)'\\?")
+MOST_TOLD = 20  # problems of one input that are told one by one: to put one into words takes a while
+MOST_NAMES = 1000  # of those that are known, with which a name is compared
 KEY = "[key]"  # ends the place of an error about the key of a mapping
 
 
@@ -25,7 +28,7 @@ class InputProblem(NamedTuple):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the advice for a name that is not known: the nearest known one if there is one, else all."""
-    names = list(known)
+    names = list(islice(known, MOST_NAMES))
     if not names:
         return "drop it; nothing can be said here"
     close = difflib.get_close_matches(name, names, n=1)

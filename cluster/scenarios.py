@@ -12,6 +12,7 @@ from .topology import Cluster
 from .workload import Workload
 
 EVERY_JOB = 2**31 - 1
+MOST_RESTART_S = 31_536_000.0  # a year
 
 
 class Scenarios(NamedTuple):

@@ -8,6 +8,13 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from .compiled import kernel
+from .state import Simulation
+
+# After so much work it is looked whether a signal came. A fault counts 1; a moment or a decision counts the nodes, for
+# policies look at them: a network takes some 50 us for each.
+UNLOOKED = 1 << 12
+
 
 def _plain() -> None:
     """Do nothing: plain Python runs the handlers of signals by itself."""
@@ -33,3 +40,13 @@ def _compiled(typing_context: Any) -> Any:
 
 
 check_signals: Callable[[], None] = cast("Any", _plain if numba.config.DISABLE_JIT else _compiled)  # type: ignore[attr-defined]
+
+
+@kernel
+def look(sim: Simulation, row: int, work: int) -> None:
+    """Count work, and let handlers of signals run when there was enough since they last could."""
+    state = sim.state
+    state.unlooked[row] += work
+    if state.unlooked[row] >= UNLOOKED:
+        state.unlooked[row] = 0
+        check_signals()

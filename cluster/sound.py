@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .scenarios import ORDERS, FaultProcess, Rules, Scenarios
+from .scenarios import MOST_RESTART_S, ORDERS, FaultProcess, Rules, Scenarios
 from .shapes import declared_dtype
 from .state import Simulation
 from .topology import Cluster
@@ -156,7 +156,7 @@ _RANGES = {
     "node_penalty": _Range(0.0, 1e300), "reference_gpus": _Range(1, math.inf),
     "reference_intra_bytes_per_s": _Range(0.0, math.inf, open_below=True),
     "reference_nic_bytes_per_s": _Range(0.0, math.inf, open_below=True),
-    "checkpoint_s": _Range(0.0, math.inf, open_below=True), "restart_s": _Range(0.0, 1e300),
+    "checkpoint_s": _Range(0.0, math.inf, open_below=True), "restart_s": _Range(0.0, MOST_RESTART_S),
     "order": _Range(0, len(ORDERS) - 1), "ageing_s": _Range(0.0, math.inf), "limit_s": _Range(-math.inf, math.inf),
     "backfill_depth": _Range(0, math.inf),
 }  # fmt: skip

@@ -20,6 +20,8 @@ class State(NamedTuple):
     scenario: Ints  # (rows,) scenario that the row plays, -1 before the first reset
     now_s: Floats  # (rows,)
     moment: Ints  # (rows,) counts the moments at which something happened
+    quiet: Ints  # (rows,) moments that `advance` played since a job was last submitted, started or ended
+    unlooked: Ints  # (rows,) work since it was last looked for signals
     finished: Ints  # (rows,) jobs that ended
     submitted: Ints  # (rows,) jobs that were submitted
     estimated: Ints  # (rows,) jobs whose estimates are in the sum: those submitted, and of a live cluster all ever

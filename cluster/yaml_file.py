@@ -1,7 +1,7 @@
 """YAML files read safely, with errors that name the line and the key."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from .errors import InputError, raise_all
-from .input_problems import Place, input_problems, shortened
+from .input_problems import MOST_TOLD, Place, input_problems, shortened
 
 MAX_BYTES = 16_000_000  # far beyond any file written by hand; keeps a wrong path from filling the memory
 
@@ -65,7 +65,8 @@ def read_yaml(path: Path, page: str) -> YamlFile:
         if not isinstance(root, yaml.MappingNode):
             fix = f"write `key: value` lines, as {page} says"
             raise InputError("the file does not hold keys and values", fix, path=path, line=1)
-        raise_all(_misread(root, path, set()))
+        misread = list(_misread(root, path, set()))
+        raise_all([*misread[:MOST_TOLD], *not_told(path, misread)])
         return YamlFile(path, loader.construct_document(root), root)
     except yaml.MarkedYAMLError as error:
         line = None if error.problem_mark is None else error.problem_mark.line + 1
@@ -87,18 +88,26 @@ def validated(file: YamlFile, model: type[Model], data: object, place: Place = (
         place: Where it stands in the file.
 
     Raises:
-        InputError: Naming all values that do not fit, with their lines.
+        InputError: Naming the values that do not fit, with their lines; of many the first, and how many more there are.
     """
     try:
         return model.model_validate(data)
     except ValidationError as error:
+        wrong = error.errors(include_url=False)
         found = input_problems(
-            error.errors(include_url=False), model.model_json_schema(), data,
+            wrong[:MOST_TOLD], model.model_json_schema(), data,
             lambda inside, value: file.seen((*place, *inside), value),
         )  # fmt: skip
         errors = [file.error((*place, *it.place), it.problem, it.fix) for it in found]
-        raise_all(sorted(errors, key=lambda it: it.line or 0))
+        raise_all([*sorted(errors, key=lambda it: it.line or 0), *not_told(file.path, wrong)])
         raise AssertionError("an error has a cause") from error
+
+
+def not_told(path: Path, wrong: Sized) -> Iterator[InputError]:
+    """Say how many problems of a file there are beyond the first, which are told one by one."""
+    more = len(wrong) - MOST_TOLD
+    if more > 0:
+        yield InputError(f"{more:,} more of its values cannot be used", "correct those above first", path=path)
 
 
 def _text(path: Path) -> str:

@@ -81,8 +81,8 @@ def ideal_time_s(problem: Problem) -> NDArray[np.float64]:
 class Batch:
     """Rows of environments. Arrays are views of the present step and are overwritten by the next.
 
-    Row r plays scenarios r, r + rows, r + 2 rows ... (modulo their number), so what it meets does not depend on
-    how the others fare.
+    Row r plays scenarios r, r + rows, r + 2 rows ... (modulo their number), counted from the `first` of `reset`, so
+    what it meets does not depend on how the others fare.
 
     Args:
         problem: What is played.
@@ -91,7 +91,8 @@ class Batch:
 
     Attributes:
         actions: Number of actions.
-        observations: What is seen, shape (rows, size); 0 where an episode has ended.
+        observations: What is seen, shape (rows, size); 0 where an episode has ended, but where it was cut off what was
+            seen last.
         masks: Open actions, shape (rows, actions); none where an episode has ended.
         rewards: Of the last step, shape (rows,).
         ended: Whether the last step ended the episode, shape (rows,).

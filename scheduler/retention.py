@@ -1,22 +1,27 @@
-"""How long history is kept: what is older is deleted in small batches, the files of a job before its rows."""
+"""How long history is kept: what is older is deleted in small batches, the files of a job before its rows.
+
+What cannot be deleted is left and logged, and does not keep the rest from going.
+"""
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from .settings import RetentionChoice
+from .store.errors import StoreError, StoreUnreachableError
 from .store.opening import Store
 from .store.pruning import (
     FIRST,
     MOST_ROWS,
-    OldJob,
     Page,
     attempt_numbers,
+    claim_jobs,
     count_old,
     delete_decisions,
     delete_events,
@@ -116,20 +121,37 @@ def _prune_jobs(store: Store, folder: Path, before_s: float, goes_on: Callable[[
         if not batch:
             break
         last = batch[-1]
-        gone = [it.id for it in batch if _has_no_files(folder, it, numbers[it.id])]
-        for each in gone:
-            _shrink(store, each, goes_on)
-        deleted += store.write(partial(delete_jobs, job_ids=gone))
+        deleted += _delete_batch(store, folder, {it.id: numbers[it.id] for it in batch}, before_s, goes_on)
     return deleted
 
 
-def _has_no_files(folder: Path, row: OldJob, numbers: list[int]) -> bool:
+def _delete_batch(
+    store: Store, folder: Path, numbers: Mapping[str, list[int]], before_s: float, goes_on: Callable[[], bool]
+) -> int:
+    """Delete jobs, of which the numbers of their attempts are given; one by one where all at once cannot be deleted."""
+    try:
+        # Before their files: a job that is tried again needs them.
+        claimed = store.write(partial(claim_jobs, job_ids=list(numbers), before_s=before_s))
+        gone = [it for it in claimed if _has_no_files(folder, it, numbers[it])]
+        for each in gone:
+            _shrink(store, each, goes_on)
+        return store.write(partial(delete_jobs, job_ids=gone, before_s=before_s))
+    except StoreUnreachableError:
+        raise
+    except (StoreError, SQLAlchemyError) as error:
+        if len(numbers) == 1:
+            log.warning("job %s is kept, as its rows cannot be deleted: %s", *numbers, error)
+            return 0
+    return sum(_delete_batch(store, folder, {job_id: its}, before_s, goes_on) for job_id, its in numbers.items())
+
+
+def _has_no_files(folder: Path, job_id: str, numbers: list[int]) -> bool:
     """Delete the files of a job, and say whether none is left: without its rows nobody would find them again."""
     try:
         for number in numbers:
-            remove_files(folder, f"ls-{row.id}-{number}")
+            remove_files(folder, f"ls-{job_id}-{number}")
     except OSError as error:
-        log.warning("job %s is kept, as its files cannot be deleted: %s", row.id, error)
+        log.warning("job %s is kept, as its files cannot be deleted: %s", job_id, error)
         return False
     return True
 
@@ -143,6 +165,12 @@ def _shrink(store: Store, job_id: str, goes_on: Callable[[], bool]) -> None:
 def _prune_pages(store: Store, delete_page: DeletePage, before_s: float, goes_on: Callable[[], bool]) -> int:
     deleted, page = 0, Page(0, 0, is_last=False)
     while not page.is_last and goes_on():
-        page = store.write(partial(delete_page, before_s=before_s, after_seq=page.last_seq))
+        try:
+            page = store.write(partial(delete_page, before_s=before_s, after_seq=page.last_seq))
+        except StoreUnreachableError:
+            raise
+        except (StoreError, SQLAlchemyError) as error:
+            log.warning("old rows behind number %d are kept, as they cannot be deleted: %s", page.last_seq, error)
+            break
         deleted += page.deleted
     return deleted

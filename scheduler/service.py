@@ -98,7 +98,7 @@ class Service:
         self.failures, self.usage = TickFailures(), Usage()
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()
-        self._ticked, self._forgot = time.monotonic(), float("-inf")
+        self._ticked, self._forgot, self._pruned = time.monotonic(), float("-inf"), float("-inf")
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
 
@@ -208,17 +208,13 @@ class Service:
 
     def _keep(self) -> None:
         """Watch the disk and how GPUs are used, and delete old history; beside the ticks, for it may take long."""
-        pruned = float("-inf")
         while not self.ends.wait(KEEP_S):
-            try:
-                self.room.look()
-                self._look_at_use()
-                if self.leads() and time.monotonic() - pruned > PRUNE_S:
-                    pruned = time.monotonic()
-                    self._prune()
-            except Exception:
-                # History that is kept for longer does no harm, a thread that ends does.
-                log.exception("room on the disk could not be looked after")
+            for keep in (self.room.look, self._look_at_use, self._prune):
+                try:
+                    keep()
+                except Exception:
+                    # History that is kept for longer does no harm, a thread that ends does.
+                    log.exception("room on the disk could not be looked after")
 
     def _look_at_use(self) -> None:
         """Note now and then how many GPUs are held, and how busy they are; not while the store does not answer."""
@@ -230,6 +226,10 @@ class Service:
                 self.usage.take(sample_of(held, self.layout.nodes, reports, now_s))
 
     def _prune(self) -> None:
+        """Delete old history, now and then."""
+        if not self.leads() or time.monotonic() - self._pruned <= PRUNE_S:
+            return
+        self._pruned = time.monotonic()
         horizon = horizon_of(self.settings.retention, self.now_s())
         prune(self.store, self.settings.folder, horizon, lambda: not self.ends.wait(BREATH_S) and self.leads())
 

@@ -24,7 +24,7 @@ from .group import goal_of
 from .initial import initial_network
 from .keeper import Keeper
 from .labels import Desk, Labels, Lesson, desks_of, joined, play_lessons
-from .snapshot import SNAPSHOT, read_arrays, write_arrays
+from .snapshot import SNAPSHOT, alike, read_arrays, restore_weights, write_arrays
 
 FOLDER = "labels"  # of a run, with a file for each block of lessons
 
@@ -145,9 +145,9 @@ class DistilLearner:
             CheckpointError: If a file is missing, damaged or of another run.
         """
         with read_arrays(self.keeper.folder / SNAPSHOT) as arrays:
-            tensors = {name: torch.from_numpy(arrays[f"network/{name}"]) for name in self.network.state_dict()}
-            self.network.load_state_dict(tensors)
-            self.steps, self.lessons, self.blocks, self.fits = (int(count) for count in arrays["counters"])
+            restore_weights(arrays, "network", self.network)
+            counters = alike(arrays, "counters", np.zeros(4, dtype=np.int64))
+            self.steps, self.lessons, self.blocks, self.fits = (int(count) for count in counters)
         for block in range(self.blocks):
             with read_arrays(self._file(block)) as arrays:
                 self._labels.append(Labels(**arrays))

@@ -28,7 +28,7 @@ from ..envs.batch import Problem
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
 from .initial import initial_network
 from .keeper import Keeper
-from .snapshot import SNAPSHOT, learned_arrays, read_arrays, restore_learned, write_arrays
+from .snapshot import SNAPSHOT, alike, learned_arrays, read_arrays, restore_learned, restore_weights, write_arrays
 
 AVERAGED = 8  # from random weights, the average is over the latest of so many parts of the run so far
 CHUNKS = 8  # of a minibatch, one after the other on each thread
@@ -306,17 +306,16 @@ class GroupLearner:
         """
         with read_arrays(self.keeper.folder / SNAPSHOT) as arrays:
             restore_learned(arrays, self.network, self.optimizer)
-            self.average.load_state_dict(
-                {name: torch.from_numpy(arrays[f"average/{name}"]) for name in self.average.state_dict()}
-            )
-            low, high, inc_low, inc_high, has, rest = (int(word) for word in arrays["rng"])
+            restore_weights(arrays, "average", self.average)
+            words = alike(arrays, "rng", np.zeros(6, dtype=np.uint64))
+            low, high, inc_low, inc_high, has, rest = (int(word) for word in words)
             self.rng.bit_generator.state = {
                 "bit_generator": "PCG64",
                 "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low},
                 "has_uint32": has,
                 "uinteger": rest,
             }
-            self.steps = int(arrays["steps"][0])
+            self.steps = int(alike(arrays, "steps", np.zeros(1, dtype=np.int64))[0])
 
 
 def learn_by_groups(problem: Problem, keeper: Keeper) -> int:

@@ -19,7 +19,7 @@ from .geppo import GePPO
 from .keeper import Keeper
 from .replay import Replay
 from .rollouts import sample_bytes
-from .sample_replay import SampleA2C, SamplePPO, SampleReplay
+from .sample_replay import SampleA2C, SamplePPO, SampleReplay, learning_bytes
 from .snapshot import SNAPSHOT, Arrays, load_snapshot, save_snapshot
 
 NEVER = 1_000_000_000  # updates between Stable-Baselines3's own lines: metrics are written by the callback
@@ -92,7 +92,9 @@ def _replay(keeper: Keeper, env: PlacementVecEnv, model: MaskablePPO) -> Replay 
     if config.replay == "off":
         return None
     samples = parameters.kept * parameters.rows * parameters.steps
-    taken = samples * sample_bytes(env.batch.observations.shape[1], env.batch.actions)
+    sizes = env.batch.observations.shape[1], env.batch.actions
+    is_literal = isinstance(model, SamplePPO | SampleA2C)
+    taken = samples * (learning_bytes(*sizes) if is_literal else sample_bytes(*sizes))
     if taken > MOST_REPLAY_BYTES:
         raise InputError(
             f"replay of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",

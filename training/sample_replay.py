@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from ..cluster.errors import CheckpointError
 from .a2c import MaskableA2C
 from .replay import LOOKED_AT, clip_range_of, note
-from .rollouts import Floats, flat, judge, unpacked
+from .rollouts import Floats, flat, judge, sample_bytes, unpacked
 from .snapshot import Arrays
 
 
@@ -33,8 +33,23 @@ class Samples(NamedTuple):
 
     def followed_by(self, newer: "Samples", most: int) -> "Samples":
         """Return the last `most` samples of these and newer ones: the oldest fall out."""
+        kept = max(0, most - len(newer.actions))
+        first = max(0, len(self.actions) - kept)  # that stays; cut before they are joined, which takes less memory
         pairs: Any = zip(self, newer, strict=True)
-        return Samples(*(np.concatenate((old, new))[-most:] for old, new in pairs))
+        return Samples(*(np.concatenate((old[first:], new[-most:])) for old, new in pairs))
+
+
+def learning_bytes(size: int, actions: int) -> int:
+    """Return the memory that each sample takes when an update learns from all of a buffer.
+
+    It is held, drawn, and copied into a rollout buffer, which has six numbers beside. There the masks take four bytes
+    for each action, and two more while they are unpacked.
+
+    Args:
+        size: Of an observation.
+        actions: Number of actions.
+    """
+    return 2 * sample_bytes(size, actions) + 4 * size + 6 * actions + 6 * 4
 
 
 class SampleReplay(BaseCallback):

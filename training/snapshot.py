@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sb3_contrib import MaskablePPO
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
 from ..cluster.errors import CheckpointError
@@ -44,16 +44,65 @@ def learned_arrays(network: nn.Module, optimizer: Optimizer) -> Arrays:
 
 
 def restore_learned(arrays: Arrays, network: nn.Module, optimizer: Optimizer) -> None:
-    """Put a network and its optimiser where `learned_arrays` found them."""
-    network.load_state_dict({name: torch.from_numpy(arrays[f"network/{name}"]) for name in network.state_dict()})
+    """Put a network and its optimiser where `learned_arrays` found them.
+
+    Raises:
+        ValueError: If an array is not as theirs are, or holds what is not finite.
+    """
+    restore_weights(arrays, "network", network)
     adam = optimizer.state_dict()
-    moments = ("step", "square_avg") if isinstance(optimizer, RMSprop) else ("step", "exp_avg", "exp_avg_sq")
+    moments = ("square_avg",) if isinstance(optimizer, RMSprop) else ("exp_avg", "exp_avg_sq")
     adam["state"] = {
-        index: {name: torch.from_numpy(arrays[f"adam/{index}/{name}"]) for name in moments}
-        for index in adam["param_groups"][0]["params"]
+        index: {
+            "step": torch.from_numpy(finite(arrays, f"adam/{index}/step", np.zeros((), dtype=np.float32))),
+            **{name: _tensor(arrays, f"adam/{index}/{name}", weight) for name in moments},
+        }
+        for index, weight in enumerate(optimizer.param_groups[0]["params"])
         if f"adam/{index}/step" in arrays  # a head that is not used gets no gradient, and has no state
     }
     optimizer.load_state_dict(adam)
+
+
+def restore_weights(arrays: Arrays, prefix: str, network: nn.Module) -> None:
+    """Give a network the weights that stand below a prefix.
+
+    Raises:
+        ValueError: If one is not as the network's are, or holds what is not finite.
+    """
+    weights = network.state_dict().items()
+    network.load_state_dict({name: _tensor(arrays, f"{prefix}/{name}", weight) for name, weight in weights})
+
+
+def _tensor(arrays: Arrays, name: str, like: Tensor) -> Tensor:
+    return torch.from_numpy(finite(arrays, name, like.detach().numpy()))
+
+
+def finite(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that is of the type and shape of another, and holds finite numbers alone.
+
+    Raises:
+        ValueError: If it is not so.
+        KeyError: If it is not there.
+    """
+    found = alike(arrays, name, like)
+    if not np.isfinite(found).all():
+        raise ValueError(f"{name} holds numbers that are not finite")
+    return found
+
+
+def alike(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
+    """Return an array that is of the type and shape of another, and holds numbers alone; times may be infinite.
+
+    Raises:
+        ValueError: If it is not so.
+        KeyError: If it is not there.
+    """
+    found = arrays[name]
+    if (found.dtype, found.shape) != (like.dtype, like.shape):
+        raise ValueError(f"{name} is {found.dtype} of shape {found.shape}, expected {like.dtype} of {like.shape}")
+    if found.dtype.kind == "f" and np.isnan(found).any():
+        raise ValueError(f"{name} holds what is no number")
+    return found
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
@@ -74,7 +123,7 @@ def read_arrays(path: Path) -> Iterator[Arrays]:
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             yield {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"{path} is damaged or of another run: {error}; remove its folder to begin anew"
         ) from error
@@ -99,13 +148,14 @@ def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, restore:
 
 def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
     restore_learned(arrays, model.policy, model.policy.optimizer)
-    position, has_gauss, gauss = arrays["numpy/rest"]
+    position, has_gauss, gauss = finite(arrays, "numpy/rest", np.zeros(3))
     np.random.set_state(("MT19937", arrays["numpy/keys"], int(position), int(has_gauss), float(gauss)))  # noqa: NPY002
     torch.set_rng_state(torch.from_numpy(arrays["torch"]))
-    model.num_timesteps, model._n_updates = (int(count) for count in arrays["counters"])
+    model.num_timesteps, model._n_updates = (int(count) for count in alike(arrays, "counters", np.zeros(2, np.int64)))
+    # Kernels read the state by addresses and look at no bound.
     for field, value in env.batch.sim.state._asdict().items():
-        value[...] = arrays[f"state/{field}"]
+        value[...] = alike(arrays, f"state/{field}", value)
     for field, value in env.batch.arrays().items():
-        value[...] = arrays[f"batch/{field}"]
+        value[...] = finite(arrays, f"batch/{field}", value)
     model._last_obs = env.batch.observations.copy()
-    model._last_episode_starts = arrays["episode_starts"]
+    model._last_episode_starts = alike(arrays, "episode_starts", env.batch.ended)

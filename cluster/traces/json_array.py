@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ..errors import InputError, raise_all
-from ..input_problems import input_problems
+from ..input_problems import MOST_TOLD, input_problems
 from .text import open_text, shown
 
 SPACE = " \t\r\n"
@@ -85,7 +85,7 @@ def _checked(path: Path, line: int, item: object, model: type[Model]) -> Model:
     try:
         return model.model_validate(item, strict=True)
     except ValidationError as error:
-        found = input_problems(error.errors(include_url=False), model.model_json_schema(), item)
+        found = input_problems(error.errors(include_url=False)[:MOST_TOLD], model.model_json_schema(), item)
         raise_all(
             InputError(
                 it.problem, f"{it.fix}, or drop the row", path=path, line=line, field=".".join(map(str, it.place))

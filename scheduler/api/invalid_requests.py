@@ -6,10 +6,9 @@ from typing import Any
 from fastapi import Request
 from fastapi.routing import APIRoute
 
-from ...cluster.input_problems import InputProblem, Schema, input_problems
+from ...cluster.input_problems import MOST_TOLD, InputProblem, Schema, input_problems
 
 BODY, JSON = "body", "application/json"
-MOST_PROBLEMS = 20  # that are put into words: one request must not hold up others
 
 
 def invalid_detail(request: Request, errors: Sequence[Mapping[str, Any]], body: object) -> str:
@@ -23,7 +22,7 @@ def invalid_detail(request: Request, errors: Sequence[Mapping[str, Any]], body: 
     document = request.app.openapi()
     operation = _operation(request, document)
     told = []
-    for error in errors[:MOST_PROBLEMS]:  # each takes a while to put into words
+    for error in errors[:MOST_TOLD]:  # each takes a while to put into words
         part, *inside = error["loc"]
         if error["type"] == "json_invalid":
             told.append(f"body: it is no JSON: {error['ctx']['error']}")
@@ -31,7 +30,7 @@ def invalid_detail(request: Request, errors: Sequence[Mapping[str, Any]], body: 
         data = body if part == BODY else _parameter(inside, error["input"])
         schema = {**document, **_expected(operation, str(part))}
         told += [_words(it) for it in input_problems([{**error, "loc": tuple(inside)}], schema, data)]
-    more = len(told) - 1 + len(errors[MOST_PROBLEMS:])
+    more = len(told) - 1 + len(errors[MOST_TOLD:])
     return f"{told[0]} ({more} more)" if more else told[0]
 
 

@@ -43,7 +43,7 @@ def retry(row: Found, service: Serving, caller: Changing) -> JobPage:
 
 def _refuse_what_stays_ended(row: JobRow) -> None:
     if row.desired is Desired.CANCEL or row.state in FINAL - {JobState.FAILED}:
-        what = row.state.value if row.state in FINAL else "being cancelled"
+        what = row.state.value if row.state in FINAL - {JobState.FAILED} else "being cancelled or deleted"
         raise ProblemError("ended", f"job {row.id} is {what}; only one that failed or is held is tried again")
     if row.state is JobState.FAILED and is_of_sbatch(row.spec):
         raise ProblemError("ended", f"job {row.id} came by sbatch, and Slurm has ended it; submit it there again")

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from .engines import restore_mark
 from .errors import StoreError
 from .leases import SCHEDULER
 from .migrate import VERSION_TABLE, is_known
@@ -43,6 +44,8 @@ def back_up(file: Path, target: Path) -> int:
 def put_in_place(backup: Path, file: Path, stamp: str) -> Path | None:
     """Put a copy in the place of a store that nobody has open.
 
+    If this is cut off, a mark stays beside the file with which no store is opened; calling it again makes it whole.
+
     Args:
         backup: The copy; it stays.
         file: Of the store, which may not be there.
@@ -54,17 +57,26 @@ def put_in_place(backup: Path, file: Path, stamp: str) -> Path | None:
     Raises:
         StoreError: If the copy cannot be read, is damaged, is no store, or is a newer version's.
     """
-    aside = file.with_name(f"{file.name}.{stamp}")
+    mark = restore_mark(file)
     with _draft(file) as draft:
         _copy(backup, draft)
-        was_there = file.exists()
+        is_resumed = mark.exists()  # one that was cut off may have moved some of the old store
+        if is_resumed:
+            stamp = mark.read_text(encoding="utf-8") or stamp
+        aside = file.with_name(f"{file.name}.{stamp}")
+        if aside.exists() and not is_resumed:
+            raise StoreError(f"{aside}: is there already; try again in a second")
+        mark.write_text(stamp, encoding="utf-8")
+        _keep(file.parent)
         # The log of a file has to stay with it: without it, what was written last is lost.
         for end in BESIDE:
-            with suppress(FileNotFoundError):
-                Path(f"{file}{end}").rename(f"{aside}{end}")
+            if not Path(f"{aside}{end}").exists():
+                with suppress(FileNotFoundError):
+                    Path(f"{file}{end}").rename(f"{aside}{end}")
         draft.rename(file)
         _keep(file.parent)
-    return aside if was_there else None
+        mark.unlink()
+    return aside if aside.exists() else None
 
 
 def holder_of(file: Path) -> Holder | None:

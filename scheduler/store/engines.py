@@ -88,6 +88,11 @@ def check_folder_of(file: Path) -> None:
         raise StoreError(f"{file}: the folder does not exist; create it first")
 
 
+def restore_mark(file: Path) -> Path:
+    """Return the file that is there while another one takes the place of a store's."""
+    return file.with_name(f"{file.name}.restoring")
+
+
 def _parsed(url: str) -> URL:
     try:
         return make_url(url)
@@ -119,6 +124,8 @@ def _sqlite(url: URL) -> Engine:
     file = url.database or ""
     check_folder_of(Path(file))
     durability = url.query.get("durability", "normal")
+    if restore_mark(Path(file)).exists():
+        raise StoreError(f"{file}: a restore of it was cut off; call `longshore restore` again")
     if not Path(file).exists():
         Path(file).touch(mode=0o600)  # whatever may be read in its folder: it holds what everybody runs
     # isolation_level None: the driver would begin transactions by its own rules.

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -19,7 +20,8 @@ from .migrate import migrate
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-SQLITE_FULL, POSTGRESQL_FULL = 13, "53100"  # codes of errors
+# Codes of errors. SQLite tells a quota that is used up as a write that failed.
+SQLITE_FULL, SQLITE_IOERR_WRITE, POSTGRESQL_FULL = 13, 778, "53100"
 
 
 class Store:
@@ -34,6 +36,7 @@ class Store:
         self.engine = engine
         self.file = file
         self.make_room: Callable[[], bool] = lambda: False  # asked when the disk is full; says whether it helped
+        self._rooms, self._making = 0, Lock()  # how often room was made
         self._writer = Writer(engine)
         self._identity, self._is_lost = _identity(file), False
 
@@ -47,12 +50,20 @@ class Store:
             StoreUnreachableError: If the database does not answer, its disk is full, or its file is not there any more.
             Exception: What the work raises; then nothing of it was written.
         """
+        rooms = self._rooms
         try:
             return self._write(work)
         except StoreFullError:
-            if not self.make_room():
+            if not self._has_room_since(rooms):
                 raise
             return self._write(work)
+
+    def _has_room_since(self, rooms: int) -> bool:
+        """Make room and say whether there is some; the first of those whose transaction found none makes it for all."""
+        with self._making:
+            if self._rooms == rooms and self.make_room():
+                self._rooms += 1
+            return self._rooms != rooms
 
     def _write(self, work: Callable[[Connection], T]) -> T:
         self.check_file()
@@ -137,7 +148,7 @@ def _reachable() -> Iterator[None]:
         yield
     except (OperationalError, InterfaceError, StoreUnreachableError) as error:
         if _is_full(error):
-            raise StoreFullError("the disk of the store is full") from error
+            raise StoreFullError("the disk of the store is full, or the quota of its user") from error
         if isinstance(error, StoreUnreachableError):
             raise
         raise StoreUnreachableError(f"the store does not answer: {error.orig}") from error
@@ -148,7 +159,9 @@ def _reachable() -> Iterator[None]:
 def _is_full(error: BaseException | None) -> bool:
     """Say whether a full disk is behind an error; a transaction that it ended fails in what follows as well."""
     while error is not None:
-        if getattr(error, "sqlite_errorcode", None) == SQLITE_FULL or getattr(error, "sqlstate", "") == POSTGRESQL_FULL:
+        if getattr(error, "sqlite_errorcode", None) in (SQLITE_FULL, SQLITE_IOERR_WRITE):
+            return True
+        if getattr(error, "sqlstate", "") == POSTGRESQL_FULL:
             return True
         error = getattr(error, "orig", None) or error.__cause__ or error.__context__
     return False

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, delete, exists, func, or_, select, update
 
-from ..states import FINAL, AttemptState, JobState
+from ..states import FINAL, AttemptState, Desired, JobState
 from .inserting import insert_if_absent
 from .jobs import ESTIMATE_S
 from .schema import attempt, checkpoint, decision, event, job, pruned
@@ -30,9 +30,16 @@ _JOBS = (
     .limit(bindparam("most"))
 )
 _COUNT_JOBS = select(func.count()).select_from(job).where(_IS_OLD)
-_STILL_OLD = select(job.c.id, ESTIMATE_S.label("estimate_s")).where(
-    job.c.id.in_(bindparam("wanted", expanding=True)), job.c.state.in_(sorted(FINAL)), _IS_CLEAN
+_IS_WANTED = job.c.id.in_(bindparam("wanted", expanding=True))
+# Only one that failed can be tried again, and not while its owner wants it cancelled.
+_CLAIM = (
+    update(job)
+    .where(_IS_WANTED, _IS_OLD, job.c.state == JobState.FAILED, job.c.desired != Desired.CANCEL)
+    .values(desired=Desired.CANCEL, version=job.c.version + 1)
 )
+_CLAIMED = select(job.c.id).where(_IS_WANTED, _IS_OLD)
+# Locked (SQLite has one writer anyway): a job that two delete at once would count twice.
+_STILL_OLD = select(job.c.id, ESTIMATE_S.label("estimate_s")).where(_IS_WANTED, _IS_OLD).with_for_update()
 _NUMBERS = (
     select(attempt.c.number).where(attempt.c.job_id == bindparam("of_job")).order_by(attempt.c.number)
 )  # fmt: skip
@@ -85,9 +92,16 @@ def delete_events_of(tx: Connection, job_id: str) -> int:
     return tx.execute(_SHRINK, {"of_job": job_id, "most": MOST_ROWS}).rowcount
 
 
-def delete_jobs(tx: Connection, job_ids: Sequence[str]) -> int:
-    """Delete those of some jobs that have ended, with all that belongs to them, and return how many."""
-    rows = tx.execute(_STILL_OLD, {"wanted": list(job_ids)}).all()
+def claim_jobs(tx: Connection, job_ids: Sequence[str], before_s: float) -> list[str]:
+    """Return those of some jobs that still can be deleted, and from now on: none of them is tried again."""
+    values = {"wanted": list(job_ids), "before_s": before_s}
+    tx.execute(_CLAIM, values)
+    return list(tx.execute(_CLAIMED, values).scalars())
+
+
+def delete_jobs(tx: Connection, job_ids: Sequence[str], before_s: float) -> int:
+    """Delete those of some jobs that ended before a Unix time, with all that belongs to them, and return how many."""
+    rows = tx.execute(_STILL_OLD, {"wanted": list(job_ids), "before_s": before_s}).all()
     ids = [row.id for row in rows]
     if not ids:
         return 0

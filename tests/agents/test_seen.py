@@ -1,18 +1,24 @@
 """What a network tells of its last decision is what it decided by."""
 
 import copy
+from typing import TypeVar
 
 import numpy as np
 import pytest
 import torch
 
 from longshore.agents.learned import LearnedPolicy
+from longshore.agents.moves_policy import MovesPolicy
+from longshore.agents.rollout import Rollout, Search
 from longshore.agents.seen import Observing
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.placing import undo_picks
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
-from tests.policies_under_test import LEARNED
+from tests.policies_under_test import LEARNED, untrained_moves
+
+LEARNED_MOVES = [untrained_moves(waiting=True, time_to_go=goal) for goal in ("makespan", "jct")]
+Wild = TypeVar("Wild", bound=LearnedPolicy)
 
 
 @pytest.mark.parametrize("policy", LEARNED, ids=lambda it: it.name)
@@ -44,19 +50,44 @@ def test_a_network_gives_the_same_log_probabilities_to_what_it_says_that_it_saw(
 @pytest.mark.parametrize("weight", [3e38, -3e38, 1e20])
 def test_a_network_whose_weights_overflow_places_jobs_nevertheless(policy: LearnedPolicy, weight: float) -> None:
     case = busy_case(ring=True)
-    broken = copy.deepcopy(policy.network)
-    for parameter in broken.parameters():
-        torch.nn.init.constant_(parameter, weight)
-    wild = type(policy)("wild", policy.schema, broken)
+    broken = wild(policy, weight)
     sim = compiled(case)
     reset(sim, 0, case.row)
     for _ in range(10):
         assert advance(sim, 0)
-        if wild.place(sim, 0):
+        if broken.place(sim, 0):
             start(sim, 0)
         else:
             undo_picks(sim, 0)
             wait(sim, 0)
+
+
+@pytest.mark.parametrize("base", LEARNED_MOVES, ids=lambda it: it.name)
+@pytest.mark.parametrize("weight", [3e38, -3e38, 1e20])
+@pytest.mark.parametrize("horizon", [None, 2])
+def test_rollouts_of_a_network_whose_weights_overflow_place_jobs_nevertheless(
+    base: MovesPolicy, weight: float, horizon: int | None
+) -> None:
+    case = busy_case(ring=True)
+    rollout = Rollout(wild(base, weight), Search(futures=2, width=2, horizon=horizon))
+    sim = compiled(case)
+    reset(sim, 0, case.row)
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        for _ in range(10):
+            assert advance(sim, 0)
+            if rollout.place(sim, 0):
+                start(sim, 0)
+            else:
+                undo_picks(sim, 0)
+                wait(sim, 0)
+
+
+def wild(policy: Wild, weight: float) -> Wild:
+    """Return the same policy with a network all of whose weights are the same."""
+    broken = copy.deepcopy(policy.network)
+    for parameter in broken.parameters():
+        torch.nn.init.constant_(parameter, weight)
+    return type(policy)("wild", policy.schema, broken)
 
 
 def test_a_network_that_has_not_decided_has_seen_nothing() -> None:

@@ -1,6 +1,7 @@
 """Cluster files: what they mean, and what is said about those that cannot be used."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.cluster_file import ClusterSetup, draw_faults, read_cluster
-from longshore.cluster.errors import InputError
+from longshore.cluster.errors import InputError, ManyProblemsError
 from longshore.cluster.faults.lemon import Lemon
 from longshore.cluster.hetero64 import fault_process, rules
 from longshore.cluster.topology import grid_cluster
@@ -188,6 +189,7 @@ WRONG = [
     ),
     ("faults:", "checkpoint_s: .nan\nfaults:", "c.yaml:20:checkpoint_s: '.nan' cannot be used"),
     ("faults:", "restart_s: .inf\nfaults:", "c.yaml:20:restart_s: '.inf' cannot be used"),
+    ("faults:", "restart_s: 1e8\nfaults:", "c.yaml:20:restart_s: '1e8' cannot be used; it should be a number from 0"),
     ("faults:", "racks: []\nfaults:", "c.yaml:20: the key 'racks' stands twice; drop one of them"),
     ("faults:", "? [1, 2]\n: 3\nfaults:", "c.yaml:20: not YAML: found unhashable key"),
     ("faults:", "7: 3\nfaults:", "c.yaml:20:7: "),
@@ -234,6 +236,26 @@ def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path) -> N
     plain = read(GOOD, tmp_path)
     other = read("\ufeff" + GOOD.replace("\n", "\r\n"), tmp_path)
     assert dataclasses.replace(other, cluster=plain.cluster, hazard_per_s=plain.hazard_per_s) == plain
+
+
+NODE_TYPE = "{gpus: 1, peak_flops: PEAK, memory_bytes: 1e9}"
+TYPES = "node_types:\n" + "".join(f"  t{i}: {NODE_TYPE}\n" for i in range(3000)).replace("PEAK", "1e12", 1)
+MANY_FAULTS = {
+    "names that are not known": TYPES.replace("PEAK", "1e12")
+    + "racks:\n"
+    + "".join(f"- {{nodes: [{{type: u{i}}}]}}\n" for i in range(3000)),
+    "values that do not fit": TYPES.replace("PEAK", "0") + "racks: [{nodes: [{type: t0}]}]\n",
+    "speeds": TYPES.replace("PEAK", "1e23") + "racks: [{nodes: [{type: t0}]}]\n",
+    "keys that stand twice": GOOD + "name: a\n" * 3001,
+}
+
+
+@pytest.mark.parametrize("text", MANY_FAULTS.values(), ids=MANY_FAULTS.keys())
+def test_of_thousands_of_faults_the_first_are_told_and_the_others_counted(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ManyProblemsError) as caught:
+        read(text, tmp_path)
+    assert len(caught.value.errors) == 21
+    assert re.search(r"c.yaml: 2,9(79|80) more of its values cannot be used; correct", str(caught.value.errors[-1]))
 
 
 @given(text=st.permutations(GOOD.splitlines()).map("\n".join) | st.text(max_size=60), cut=st.integers(0, 400))

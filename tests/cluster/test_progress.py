@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from longshore.agents.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
 from longshore.cli import app
-from longshore.cluster import engine
-from longshore.cluster.engine import advance, begin_moment, reset, start, stop
+from longshore.cluster import engine, signals
+from longshore.cluster.engine import advance, begin_moment, reset, start, stop, wait
 from longshore.cluster.errors import EndlessError, InputError
 from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.scenarios import Scenarios
+from longshore.cluster.scenarios import ORDERS, Scenarios
 from longshore.cluster.simulation import outcome_of, simulation_of
 from longshore.cluster.state import Simulation
 from longshore.envs.batch import Batch, Problem, View
@@ -94,6 +94,51 @@ def test_a_job_may_be_stopped_as_often_as_that_and_no_more() -> None:
             stop(sim, 0, 0, 0.0)
 
 
+@pytest.mark.parametrize("order", ["fifo", "easy"])
+def test_decisions_at_every_fault_do_not_keep_an_endless_run_from_being_told(order: str) -> None:
+    """One job runs for ever, faults come beside it, and the second job waits at each of them."""
+    sim = two_jobs_beside_faults(order)
+    reset(sim, 0, 0)
+    assert advance(sim, 0)
+    HEURISTICS["pack"].place(sim, 0)
+    start(sim, 0)
+    sim.state.quiet[0] = engine.MOST_QUIET - 100
+    for _ in range(101):  # the first at the moment of the start
+        assert advance(sim, 0)
+        assert sim.state.current[0] == 1
+        wait(sim, 0)
+    assert sim.state.quiet[0] == engine.MOST_QUIET
+    with pytest.raises(EndlessError, match=re.escape(engine.NOTHING_ELSE)):
+        advance(sim, 0)
+
+
+def two_jobs_beside_faults(order: str) -> Simulation:
+    """Return a simulation of two jobs of 8 GPUs that come at once, on 64 GPUs of which half fail and come back."""
+    cluster, scenarios, process, rules = hetero64(1, 0, jobs=2)
+    work = np.full((1, 2), 1e12)
+    rates = np.zeros_like(scenarios.source_rate_per_s)
+    rates[:, 32:64] = 1e-3
+    scenarios = scenarios._replace(
+        gpus=np.full((1, 2), 8), work_s=work, estimate_s=work, submit_s=0 * work, source_rate_per_s=rates
+    )
+    rules = rules._replace(waiting=True, order=ORDERS[order])
+    return simulation_of(cluster, scenarios, process._replace(transient_probability=1.0), rules)
+
+
+def test_a_job_that_comes_starts_or_ends_begins_the_count_of_moments_anew() -> None:
+    sim = simulation_of(*hetero64(1, 0))
+    reset(sim, 0, 0)
+    for _ in range(40):
+        sim.state.quiet[0] = 7
+        was = int(sim.state.submitted[0] + sim.state.finished[0])
+        assert advance(sim, 0)
+        assert (sim.state.quiet[0] < 7) == (sim.state.submitted[0] + sim.state.finished[0] > was)
+        sim.state.quiet[0] = 7
+        HEURISTICS["pack"].place(sim, 0)
+        assert start(sim, 0)
+        assert sim.state.quiet[0] == 0
+
+
 @pytest.mark.parametrize(("hazard", "transient"), [("1e-2", "1"), ("1e20", "1"), ("1e20", "0.5")])
 @pytest.mark.parametrize("command", ["simulate --jobs 20", "evaluate --workloads 2"])
 def test_a_cluster_file_with_such_faults_is_refused_in_one_line(
@@ -151,13 +196,23 @@ def test_ctrl_c_stops_a_step_of_an_environment() -> None:
         batch.step(first)
 
 
+def test_on_a_large_cluster_few_decisions_are_taken_before_a_signal_is_handled() -> None:
+    problem = hetero64(1, 0, nodes=512, jobs=4096)
+    policy = find_policy(str(CHECKPOINTS / "hetero64-wait.zip"))
+    policy.play(simulation_of(*hetero64(1, 0)), np.array([0]))  # compiles
+    sim = simulation_of(*problem)
+    with pytest.raises(Pressed), alarm(press, 0.1):
+        policy.play(sim, np.array([0]))
+    assert sim.state.finished[0] < 4096
+
+
 def test_signals_that_raise_nothing_change_nothing() -> None:
     pressed: list[int] = []
     sims = [failing(8, rate_per_s=1e3, first=8, work_s=15.0) for _ in range(2)]
     play(sims[0])
     with alarm(lambda number, frame: pressed.append(number), 0.005, 0.005):
         play(sims[1])
-    assert sims[0].state.moment[0] > 3 * engine.MOMENTS_EVERY
+    assert sims[0].state.moment[0] * sims[0].cluster.speed.size > 3 * signals.UNLOOKED
     assert len(pressed) > 1  # more than the one that Python itself handles after the call
     outcomes = [outcome_of(sim) for sim in sims]
     assert all(np.array_equal(*both) for both in zip(*outcomes, strict=True))

@@ -101,6 +101,7 @@ HOSTILE: list[tuple[str, str, Any]] = [
     ("rules", "checkpoint_s", 0.0),
     ("rules", "checkpoint_s", math.nan),
     ("rules", "restart_s", math.inf),
+    ("rules", "restart_s", 1e8),
     ("rules", "ageing_s", math.nan),
     ("rules", "limit_s", math.nan),
     ("rules", "backfill_depth", -1),

@@ -177,6 +177,40 @@ def test_a_store_that_is_replaced_stays_beside_with_what_was_written_last(tmp_pa
         opened.close()
 
 
+@pytest.mark.parametrize("cut_at", range(4))  # three files go aside, then the new one comes
+def test_a_restore_that_is_cut_off_is_told_and_made_whole_by_another(
+    tmp_path: Path, cut_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "store.db"
+    store = open_store(f"sqlite:///{file}")
+    first = submit(store, 0)
+    back_up(file, tmp_path / "copy.db")
+    last = submit(store, 1)
+    for end in ("", "-wal", "-shm"):  # as a killed scheduler leaves them
+        shutil.copy(f"{file}{end}", tmp_path / f"killed.db{end}")
+    store.close()
+    killed, url = tmp_path / "killed.db", f"sqlite:///{tmp_path / 'killed.db'}"
+    rename, calls = Path.rename, iter(range(100))
+
+    def cut_off(path: Path, target: Path) -> Path:
+        if next(calls) == cut_at:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        put_in_place(tmp_path / "copy.db", killed, "aside")
+    with pytest.raises(StoreError, match="a restore of it was cut off; call `longshore restore` again"):
+        open_store(url)
+
+    assert put_in_place(tmp_path / "copy.db", killed, "later") == tmp_path / "killed.db.aside"
+
+    for path, jobs in ((killed, [first.id]), (tmp_path / "killed.db.aside", [first.id, last.id])):
+        opened = open_store(f"sqlite:///{path}")
+        assert [job_now(opened, job).id for job in jobs] == jobs
+        opened.close()
+
+
 def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(tmp_path: Path) -> None:
     folder = tmp_path / ".longshore"
     folder.mkdir()

@@ -1,13 +1,18 @@
 """A scheduler whose disk is really full: what is known can be read, what runs can be ended, and nothing is lost."""
 
 import os
+import resource
 import subprocess
-from collections.abc import Iterator
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import Connection
 
 from longshore.scheduler.room import RESERVE, Room
 from longshore.scheduler.store.errors import StoreFullError
@@ -161,6 +166,59 @@ def test_a_write_that_finds_no_room_is_repeated_once_there_is(small: Path) -> No
     rows = [submit(store, number) for number in range(3000)]
     assert asked == [True]
     assert [job_now(store, row.id) for row in rows[:1] + rows[-1:]] == rows[:1] + rows[-1:]
+    store.close()
+
+
+@contextmanager
+def quota(file: Path, more_bytes: int) -> Iterator[Callable[[], bool]]:
+    """Let no file of this process grow beyond so much more than one has; yield what lifts that once, as a reserve."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    lifted = []
+
+    def lift() -> bool:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        lifted.append(True)
+        return len(lifted) == 1
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + more_bytes, limits[1]))
+    try:
+        yield lift
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_reserve_helps_all_whose_transaction_met_a_full_quota(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    store.write(lambda tx: tx.exec_driver_sql("CREATE TABLE filling (number INTEGER, content BLOB)"))
+    began, together = threading.Event(), threading.Event()
+
+    def hold_up(tx: Connection) -> None:
+        began.set()
+        together.wait()
+
+    def fill_up(number: int) -> None:
+        store.write(lambda tx: tx.exec_driver_sql(f"INSERT INTO filling VALUES ({number}, zeroblob(300000))"))
+
+    with quota(tmp_path / "store.db-wal", 100_000) as store.make_room, ThreadPoolExecutor(5) as pool:
+        first = pool.submit(store.write, hold_up)
+        began.wait()
+        others = [pool.submit(fill_up, number) for number in range(4)]
+        while store._writer._waiting.qsize() < 4:
+            time.sleep(0.001)
+        together.set()
+        for each in (first, *others):
+            each.result()
+
+    with store.read() as tx:
+        assert tx.exec_driver_sql("SELECT count(*) FROM filling").scalar_one() == 4
+    store.close()
+
+
+def test_a_quota_that_is_used_up_is_told_as_a_full_disk(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    store.write(lambda tx: tx.exec_driver_sql("CREATE TABLE filling (content BLOB)"))
+    with quota(tmp_path / "store.db-wal", 100_000), pytest.raises(StoreFullError, match="or the quota of its user"):
+        store.write(lambda tx: tx.exec_driver_sql("INSERT INTO filling VALUES (zeroblob(300000))"))
     store.close()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sqlalchemy import text
+from sqlalchemy import insert, text
 
 from longshore.agents.heuristics import HEURISTICS
 from longshore.cluster.errors import InputError
@@ -21,11 +21,15 @@ from longshore.scheduler.deciding import Deciding
 from longshore.scheduler.job_errors import JobErrors
 from longshore.scheduler.live import Known
 from longshore.scheduler.replay import export, replay
-from longshore.scheduler.retention import Horizon, Pruned, count, prune, remove_files
+from longshore.scheduler.retention import Horizon, Pruned, _delete_batch, count, prune, remove_files
+from longshore.scheduler.room import Room
 from longshore.scheduler.service import Service
 from longshore.scheduler.settings import Chosen, Settings, read_settings
 from longshore.scheduler.states import Desired
 from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.store.pruning import old_jobs
+from longshore.scheduler.store.retrying import try_again
+from longshore.scheduler.store.schema import reservation
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.served import LONGSHORE
 from tests.scheduler.trials import Trial, processes_of
@@ -89,6 +93,49 @@ def test_a_job_whose_files_cannot_be_deleted_is_kept_and_the_others_go(trial: Tr
 
     assert trial.job(first).state == "succeeded"
     assert (elsewhere / "rank-0.log").exists()
+
+
+def test_a_job_whose_rows_cannot_be_deleted_is_kept_and_the_others_go(trial: Trial, tmp_path: Path) -> None:
+    jobs = [trial.submit("true") for _ in range(3)]
+    for job in jobs:
+        trial.ends(job)
+    stray = {"node": "a", "gpu": 0, "job_id": jobs[0], "number": 1, "since_s": 0.0}  # refers to its attempt
+    trial.store.write(lambda tx: tx.execute(insert(reservation).values(stray)))
+
+    assert prune(trial.store, tmp_path, ALL).jobs == 2
+
+    assert trial.job(jobs[0]).state == "succeeded"
+    assert prune(trial.store, tmp_path, ALL).jobs == 0
+
+
+def test_the_files_of_a_job_that_is_just_tried_again_stay(trial: Trial, tmp_path: Path) -> None:
+    job = trial.submit("exit 3", retry={"user": 0})
+    trial.ends(job)
+    log = tmp_path / "attempts" / f"ls-{job}-1" / "rank-0.log"
+    assert (trial.job(job).state, log.exists()) == ("failed", True)
+    with trial.store.read() as tx:
+        assert [it.id for it in old_jobs(tx, 1e12)] == [job]
+    trial.store.write(lambda tx: try_again(tx, job, at_s=trial.now_s(), writer="api"))
+
+    assert _delete_batch(trial.store, tmp_path, {job: [1]}, 1e12, lambda: True) == 0
+
+    assert (trial.job(job).state, log.exists()) == ("queued", True)
+
+
+def test_history_is_deleted_also_where_the_disk_cannot_be_looked_at(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, NODES)
+    job = trial.submit("true")
+    trial.ends(job)
+    trial.close()
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    store = open_store(url)
+    store.write(lambda tx: tx.execute(text("UPDATE job SET ended_s = ended_s - 91 * 86400")))
+    store.close()
+    service = Service(Chosen(Settings(folder=tmp_path, cluster=tmp_path / "cluster.yaml", store=url)))
+    service.room = Room([tmp_path / "gone"], 0)
+    service.start()
+    until(lambda: not (tmp_path / "attempts" / f"ls-{job}-1").exists())
+    service.close()
 
 
 def test_files_of_an_attempt_are_found_in_the_folder_of_each_backend_and_no_others(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 import json
 import math
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from longshore.agents.checkpoint import load_policy
 from longshore.cluster.errors import CheckpointError, InputError
@@ -126,6 +128,37 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
     (folder / SNAPSHOT).write_bytes(b"PK\x03\x04 rubbish")
     with pytest.raises(CheckpointError, match="damaged"):
         train(small(2048), tmp_path)
+
+
+TAMPERED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
+    ("state/head", lambda it: it[:1]),  # one number would be given to all rows
+    ("state/free", lambda it: it[:, :1]),
+    ("state/guess_s", lambda it: it.astype(np.float32)),
+    ("state/stops", lambda it: it + 0.5),
+    ("state/now_s", lambda it: it * np.nan),
+    ("batch/paid_s", lambda it: it - np.inf),
+    ("batch/next", lambda it: it.astype(np.float64)),
+    ("episode_starts", lambda it: it[:1]),
+    ("counters", lambda it: it.astype(np.float64)),
+    ("numpy/rest", lambda it: it * np.nan),
+    ("adam/0/step", lambda it: it * np.nan),
+    ("adam/0/exp_avg", lambda it: it[:1]),
+    ("adam/0/exp_avg_sq", lambda it: it * np.inf),
+    ("network/", lambda it: it * np.float32(np.inf)),
+]
+
+
+def test_a_snapshot_whose_arrays_are_not_those_of_the_run_is_refused_by_their_names(tmp_path: Path) -> None:
+    path = train(small(), tmp_path).folder / SNAPSHOT
+    with np.load(path) as file:
+        sound = dict(file)
+    for begin, spoil in TAMPERED:
+        name = next(it for it in sound if it.startswith(begin))
+        with np.errstate(invalid="ignore"):
+            spoilt = spoil(sound[name])
+        np.savez(path, allow_pickle=False, **sound | {name: spoilt})
+        with pytest.raises(CheckpointError, match=f"damaged or of another run: {name} "):
+            train(small(2048), tmp_path)
 
 
 def test_tensorboard_shows_every_documented_name(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """The source's replay to the letter: which samples are kept, how many an update gets, and what it learns from them."""
 
+import gc
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from sb3_contrib import MaskablePPO
@@ -11,7 +14,15 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from longshore.training.a2c import MaskableA2C
 from longshore.training.ppo import NEVER
-from longshore.training.sample_replay import SampleA2C, SamplePPO, SampleReplay, Samples, ended_samples
+from longshore.training.sample_replay import (
+    SampleA2C,
+    SamplePPO,
+    SampleReplay,
+    Samples,
+    ended_samples,
+    filled,
+    learning_bytes,
+)
 from tests.training.test_replay import ROWS, SAMPLES, learned, model_of
 
 
@@ -31,6 +42,34 @@ def test_the_oldest_samples_fall_out_and_no_others(sizes: list[int], most: int) 
         told += size
     expected = list(range(told))[-most:]
     assert all(part.ravel().tolist() == expected for part in (held.actions, held.values, held.update))
+
+
+def test_what_learning_from_a_whole_buffer_takes_is_told_beforehand() -> None:
+    size, actions, count, new = 50, 400, 20_000, 200
+    model, _ = model_of(MaskablePPO, 1)
+    own: Any = model.rollout_buffer
+    own.observation_space, own.action_space = spaces.Box(-1.0, 1.0, (size,)), spaces.Discrete(actions)
+    held = blank(count, size, actions)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        held = held.followed_by(blank(new, size, actions), count)
+        drawn = held.taken(np.arange(count))
+        filled(own, drawn)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 0.7 < peak / (count * learning_bytes(size, actions)) < 1.05
+    assert all(part.base is None for part in held)  # a view would keep what fell out
+
+
+def blank(count: int, size: int, actions: int) -> Samples:
+    flat = np.zeros(count, dtype=np.float32)
+    return Samples(
+        observations=np.zeros((count, size), dtype=np.float32), masks=np.zeros((count, actions // 8), dtype=np.uint8),
+        actions=np.zeros(count, dtype=np.int32), log_probability=flat, values=flat, advantages=flat,
+        update=np.zeros(count, dtype=np.int64),
+    )  # fmt: skip
 
 
 @given(st.integers(1, 12), st.integers(1, 4), st.data())

@@ -1,6 +1,7 @@
 """What is left of an attempt once nobody watches over it: found by its traces, and killed.
 
-Its control group is a trace that nothing loses. The others can be lost: docs/faults.md says what is not found then.
+Its control group is a trace that a process loses only by leaving the group on purpose. The others are lost more
+easily: docs/faults.md says what is not found then.
 
 Standard library only.
 """

@@ -16,6 +16,7 @@ from longshore.scheduler.store.pruning import (
     FIRST,
     MOST_JOBS,
     MOST_ROWS,
+    claim_jobs,
     count_old,
     delete_decisions,
     delete_events,
@@ -23,8 +24,9 @@ from longshore.scheduler.store.pruning import (
     delete_jobs,
     old_jobs,
 )
+from longshore.scheduler.store.retrying import try_again
 
-from .store_rows import change_attempt, change_job, drain, new_job, start, submit
+from .store_rows import change_attempt, change_job, drain, job_now, new_job, start, submit
 
 ENDED_S = 1000.0
 WAY, HOLD = (JobState.QUEUED, JobState.CANCELLED), (JobState.QUEUED, JobState.HELD)
@@ -81,7 +83,7 @@ def test_an_old_job_goes_with_all_that_belongs_to_it(store: Store, fence: int) -
         (found,) = old_jobs(tx, ENDED_S + 1.0)
         assert (found.id, count_old(tx, schema.job, ENDED_S + 1.0)) == (old, 1)
 
-    assert store.write(lambda tx: delete_jobs(tx, [old, stays.id])) == 1
+    assert store.write(lambda tx: delete_jobs(tx, [old, stays.id], 1e12)) == 1
 
     assert rows_of(store) == {"job": 1, "attempt": 0, "checkpoint": 0, "decision": 0, "event": 1}
     with store.read() as tx:
@@ -90,9 +92,32 @@ def test_an_old_job_goes_with_all_that_belongs_to_it(store: Store, fence: int) -
 
 @pytest.mark.parametrize("before_s", [ENDED_S, ENDED_S - 1.0])
 def test_a_job_that_ended_later_stays(store: Store, fence: int, before_s: float) -> None:
-    ended(store, fence, 0)
+    job = ended(store, fence, 0)
     with store.read() as tx:
         assert old_jobs(tx, before_s) == []
+    assert store.write(lambda tx: claim_jobs(tx, [job], before_s)) == []
+    assert store.write(lambda tx: delete_jobs(tx, [job], before_s)) == 0
+
+
+def test_a_failed_job_is_either_claimed_or_tried_again(store: Store, fence: int) -> None:
+    claimed, retried = (failed(store, fence, number) for number in range(2))
+    assert store.write(lambda tx: try_again(tx, retried, at_s=5000.0, writer="api"))
+
+    assert store.write(lambda tx: claim_jobs(tx, [claimed, retried], 1e12)) == [claimed]
+
+    assert not store.write(lambda tx: try_again(tx, claimed, at_s=5000.0, writer="api"))
+    assert store.write(lambda tx: delete_jobs(tx, [claimed, retried], 1e12)) == 1
+    assert job_now(store, retried).state is JobState.QUEUED
+
+
+def failed(store: Store, fence: int, number: int) -> str:
+    row = submit(store, number)
+
+    def work(tx: Connection) -> None:
+        change_job(tx, fence, row.id, JobState.QUEUED, JobState.FAILED, at_s=ENDED_S)
+
+    store.write(work)
+    return row.id
 
 
 def test_nothing_of_a_job_goes_that_has_not_ended_or_is_not_cleaned_up(store: Store, fence: int) -> None:
@@ -104,7 +129,7 @@ def test_nothing_of_a_job_goes_that_has_not_ended_or_is_not_cleaned_up(store: St
 
     with store.read() as tx:
         assert old_jobs(tx, 1e12) == []
-    assert store.write(lambda tx: delete_jobs(tx, [waits, unclosed, runs.id])) == 0
+    assert store.write(lambda tx: delete_jobs(tx, [waits, unclosed, runs.id], 1e12)) == 0
     assert rows_of(store) == before
 
     for table in ("event", "decision"):
@@ -121,7 +146,7 @@ def test_sums_over_all_jobs_stay_when_jobs_are_deleted(store: Store, fence: int)
     with store.read() as tx:
         before = sum_of_estimates(tx)
     for part in (ids[:2], ids[2:]):
-        store.write(lambda tx, part=part: delete_jobs(tx, part))  # type: ignore[misc]
+        store.write(lambda tx, part=part: delete_jobs(tx, part, 1e12))  # type: ignore[misc]
     with store.read() as tx:
         assert sum_of_estimates(tx) == before == (6, 360.0)
 
@@ -130,7 +155,7 @@ def test_events_are_numbered_on_where_they_were_though_all_were_old(store: Store
     job = cancelled(store, fence, 0)
     with store.read() as tx:
         last = last_seq(tx)
-    store.write(lambda tx: delete_jobs(tx, [job]))
+    store.write(lambda tx: delete_jobs(tx, [job], 1e12))
     list(pages(store, "event", 1e12))
     with store.read() as tx:
         assert last_seq(tx) == last
@@ -155,7 +180,7 @@ def test_many_jobs_and_rows_go_in_small_batches(store: Store, fence: int) -> Non
             break
         assert len(batch) <= MOST_JOBS
         last, batches = batch[-1], batches + 1
-        deleted += store.write(lambda tx, batch=batch: delete_jobs(tx, [it.id for it in batch]))  # type: ignore[misc]
+        deleted += store.write(lambda tx, batch=batch: delete_jobs(tx, [it.id for it in batch], 1e12))  # type: ignore[misc]
     assert (deleted, batches) == (MOST_JOBS + 5, 2)
 
     assert store.write(lambda tx: delete_events_of(tx, chatty.id)) == MOST_ROWS
