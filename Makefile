@@ -2,15 +2,20 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
-.PHONY: demo test lint bench screenshots clean
+.PHONY: demo test lint kernels bench screenshots clean
 
 # `make demo TRACE=jobs.csv` places the jobs of a real trace instead of the preset's.
 demo: $(STAMP)
 	$(BIN)/longshore evaluate --policy checkpoints/hetero64.zip $(if $(TRACE),--trace '$(TRACE)') --report report.html
 
 # A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
-test: lint
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# More processes than cores, as many tests wait for servers. One process compiles the kernels for all of them.
+test: $(STAMP)
+	$(MAKE) --no-print-directory -j 2 lint kernels
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+kernels: $(STAMP)
+	$(BIN)/python -m tests.kernels
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -41,5 +46,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@here() { ls -d .venv/lib/python*/site-packages/*.dist-info 2>/dev/null | wc -l; }; \
 	  { while sleep 5; do echo "installing: $$(here) of about $$(grep -c == constraints.txt) packages are in place" >&2; done; } & \
 	  telling=$$!; trap "kill $$telling" EXIT; \
-	  $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' >&2
+	  $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt -e '.[dev]' >&2
 	@touch $@

@@ -1,0 +1,33 @@
+"""Compiles the kernels that most tests call, before the tests begin: `python -m tests.kernels`.
+
+Else each of the processes in which tests run compiles them for itself. A kernel that is missing here is compiled by the
+first test that calls it.
+"""
+
+import sys
+
+import numpy as np
+
+from longshore.cluster.hetero64 import hetero64
+from longshore.cluster.scenarios import ORDERS
+from longshore.cluster.simulation import simulation_of
+from longshore.envs.batch import Batch, Problem, View
+from tests.policies_under_test import POLICIES
+
+
+def main() -> None:
+    """Let each policy play, and step each kind of environment."""
+    parts = cluster, scenarios, process, rules = hetero64(1, 0, jobs=4)
+    for policy in POLICIES.values():
+        sim = simulation_of(*parts[:3], rules._replace(waiting=policy.waits), rows=1)
+        policy.play(sim, np.array([0]))
+        sys.stderr.write(f"kernels of {policy.name} are compiled\n")
+    problem = Problem(cluster, scenarios, process, rules._replace(waiting=True, order=ORDERS["easy"]))
+    for action in ("node", "gpu", "candidate"):
+        batch = Batch(problem, View(action, "full", "dt"), 1)
+        batch.reset()
+        batch.step(batch.masks.argmax(axis=1))
+
+
+if __name__ == "__main__":
+    main()
