@@ -109,6 +109,7 @@ def ask(count: int, seed: int) -> Asked:
                 if number % GOOD_EVERY == 0:
                     _look_after(client, asked)
             _look_after(client, asked)
+            _end(client)
         finally:
             served.end()
         log = (Path(folder) / "serve.log").read_text(errors="replace")
@@ -126,6 +127,17 @@ def _begin(client: Client) -> None:
     status, content = client.send("POST", "/v1/jobs", as_json(spec), _JSON)
     assert status == http.HTTPStatus.CREATED, content
     LASTING[:] = [json.loads(content)["id"]]
+
+
+def _end(client: Client) -> None:
+    """Cancel the job that runs all the time: it would outlive its scheduler."""
+    client.send("PATCH", f"/v1/jobs/{LASTING[0]}", as_json({"desired": "cancel"}), {**_JSON, "If-Match": "*"})
+    until = time.monotonic() + GOOD_S
+    while time.monotonic() < until:
+        if json.loads(client.send("GET", f"/v1/jobs/{LASTING[0]}", b"", {})[1]).get("state") == "cancelled":
+            return
+        time.sleep(0.1)
+    raise AssertionError("the job that ran all the time cannot be cancelled")
 
 
 _JSON = {"Content-Type": "application/json"}

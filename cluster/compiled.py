@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from numba.core.dispatcher import Dispatcher
 from numba.core.types import Type, unliteral
 
 PACKAGE = Path(__file__).absolute().parent.parent
@@ -39,7 +40,8 @@ def kernel(function: Function) -> Function:
     """Compile a function on its first call, and keep the code for later runs."""
     # _nrt: nothing is allocated in a kernel, so nothing need be counted (docs/decisions/0001)
     compiled: Function = numba.njit(cache=True, error_model="numpy", _nrt=False, nogil=True)(function)  # type: ignore[call-overload]
-    _take_literals_as_numbers(compiled)
+    if isinstance(compiled, Dispatcher):  # and not plain Python, as NUMBA_DISABLE_JIT asks for
+        _take_literals_as_numbers(compiled)
     return compiled
 
 

@@ -1,7 +1,10 @@
+import os
+import re
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from benchmarks import slurm_cluster as slurm
 from benchmarks.slurm_cluster import SlurmCluster
@@ -12,6 +15,37 @@ from tests.scheduler.backends.ray_cluster import RayCluster
 # A first call compiles kernels, and the default deadline then reports a false failure.
 settings.register_profile("longshore", deadline=None)
 settings.load_profile("longshore")
+
+
+SERVER = re.compile(r"(?:/test_|\[)(ray|slurm)[_\]]")
+RAY = pytest.StashKey[RayCluster]()
+
+
+def server_of(nodeid: str) -> str:
+    """Return which of the servers that many tests share a test asks, "" for none."""
+    found = SERVER.search(nodeid)
+    return found[1] if found else ""
+
+
+class ByServer(LoadFileScheduling):  # type: ignore[misc]  # it is not typed
+    """Lets the tests of a file, and all that share a server, run in one process: a Ray takes a minute to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return server_of(nodeid) or str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByServer:
+    return ByServer(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End Ray after the last test that asks for it: a Ray without any work keeps half a core busy."""
+    goes_on = nextitem is not None and ("PYTEST_XDIST_WORKER" not in os.environ or server_of(nextitem.nodeid) == "ray")
+    if RAY in item.config.stash and not goes_on:
+        item.config.stash[RAY].end()
+        del item.config.stash[RAY]
 
 
 @pytest.fixture
@@ -33,13 +67,10 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClu
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+def ray_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RayCluster:
     """A real Ray with four nodes of four GPUs each."""
     if why := ray.why_not():
         pytest.skip(why)
-    cluster = RayCluster(tmp_path_factory.mktemp("ray"), "abcd")
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.end()
+    cluster = request.config.stash[RAY] = RayCluster(tmp_path_factory.mktemp("ray"), "abcd")
+    cluster.start()
+    return cluster

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 PATIENCE_S = 120.0  # far more than anything here takes
 LONGSHORE = [sys.executable, "-m", "longshore"]
 SERVE = ["serve", *(["--as-root"] if os.geteuid() == 0 else [])]
@@ -39,19 +41,33 @@ class Served:
     @property
     def token(self) -> str:
         """The token of who started it."""
-        return (self.folder / ".longshore" / "token").read_text().strip()
+        link = Path(self.environment["XDG_STATE_HOME"]) / "longshore" / f"token-{self.port}"
+        return self.environment.get("LONGSHORE_TOKEN") or link.read_text().strip()
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers by which it knows who started it."""
-        return {"Authorization": f"Bearer {self.token}"}
+        """Headers by which it knows who started it; none where it is open."""
+        return {} if "--open" in self.options else {"Authorization": f"Bearer {self.token}"}
+
+    def ask(self, path: str) -> Any:
+        """Return what the API answers. To wait by commands, each a new process, would take more than all the rest."""
+        answer = httpx.get(self.url + path, headers=self.headers, timeout=PATIENCE_S, trust_env=False)
+        return answer.raise_for_status().json()
+
+    def answers(self) -> bool:
+        """Say whether it answers yet."""
+        try:
+            self.ask("/v1/nodes")
+        except (httpx.HTTPError, OSError):
+            return False
+        return True
 
     def start(self) -> None:
         line = [*LONGSHORE, *SERVE, "--port", str(self.port), *self.options]
         environment = {**os.environ, **self.environment}
         with (self.folder / "serve.log").open("ab") as log:
             process = self.process = subprocess.Popen(line, cwd=self.folder, env=environment, stdout=log, stderr=log)
-        until(lambda: process.poll() is not None or self.call("nodes", check=False).returncode == 0)
+        until(lambda: process.poll() is not None or self.answers())
         assert process.poll() is None, (self.folder / "serve.log").read_text()
 
     def end(self, number: int = signal.SIGINT) -> None:
@@ -61,10 +77,10 @@ class Served:
 
     def cancel_all(self) -> None:
         """Cancel all jobs, and wait for their ends."""
-        open_jobs = [job["id"] for job in self.told("queue")]
+        open_jobs = [job["id"] for job in self.ask("/v1/queue")["jobs"]]
         if open_jobs:
             self.call("cancel", *open_jobs, check=False)  # one may end meanwhile
-        until(lambda: self.told("queue") == [])
+        until(lambda: self.ask("/v1/queue")["jobs"] == [])
 
     def call(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "LONGSHORE_URL": self.url, **self.environment}
@@ -79,7 +95,7 @@ class Served:
         return self.call("submit", *arguments).stdout.strip()
 
     def state(self, job: str) -> str:
-        return str(self.told("status", job)["state"])
+        return str(self.ask(f"/v1/jobs/{job}")["state"])
 
     def ended(self, job: str) -> str:
         until(lambda: self.state(job) in ("succeeded", "failed", "cancelled"))

@@ -98,7 +98,7 @@ def test_on_a_full_disk_jobs_are_refused_and_none_starts_while_all_can_be_read_a
         assert api.get("/readyz").status_code == 200
         served.call("cancel", runs)
         assert "cancelled" in served.ended(runs)
-        until(lambda: served.call("nodes").stdout.count("4 of 4 slots free") == 4)
+        until(lambda: all(it["gpus"] == [None] * 4 for it in served.ask("/v1/nodes")))
         assert served.state(waits) == "queued"
 
         (small / "filling").unlink()
