@@ -9,10 +9,10 @@ demo: $(STAMP)
 	$(BIN)/longshore evaluate --policy checkpoints/hetero64.zip $(if $(TRACE),--trace '$(TRACE)') --report report.html
 
 # A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
-# More processes than cores, as many tests wait for servers. One process compiles the kernels for all of them.
+# More processes than cores, of one thread each, as many tests wait for servers. One compiles the kernels for all.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 2 lint kernels
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 kernels: $(STAMP)
 	$(BIN)/python -m tests.kernels

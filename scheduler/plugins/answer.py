@@ -1,7 +1,6 @@
 """What a policy's process tells the scheduler, as JSON: nothing that it sends can run code here."""
 
 import base64
-import binascii
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -115,7 +114,7 @@ def stored_of(parts: SeenParts) -> Stored:
     try:
         texts = (parts.observations, parts.masks, parts.log_probabilities)
         observation, mask, log_probability = (base64.b64decode(text, validate=True) for text in texts)
-    except binascii.Error as error:
+    except ValueError as error:  # not ASCII, or no base64
         raise PluginError(f"what the policy saw is no base64: {error}") from error
     stored = Stored(observation, mask, log_probability, tuple(parts.actions))
     seen = seen_of(stored)

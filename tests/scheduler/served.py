@@ -67,7 +67,12 @@ class Served:
         environment = {**os.environ, **self.environment}
         with (self.folder / "serve.log").open("ab") as log:
             process = self.process = subprocess.Popen(line, cwd=self.folder, env=environment, stdout=log, stderr=log)
-        until(lambda: process.poll() is not None or self.answers())
+        try:
+            until(lambda: process.poll() is not None or self.answers())
+        except AssertionError:
+            process.kill()  # else it would outlive the tests
+            process.wait()
+            raise
         assert process.poll() is None, (self.folder / "serve.log").read_text()
 
     def end(self, number: int = signal.SIGINT) -> None:

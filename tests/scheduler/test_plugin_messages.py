@@ -140,5 +140,12 @@ def test_what_no_network_can_have_seen_is_refused(spoiled: Seen) -> None:
         stored_of(parts(spoiled))
 
 
+@pytest.mark.parametrize("field", ["observations", "masks", "log_probabilities"])
+@pytest.mark.parametrize("text", ["a", "=", "====", " ", "\x00", "ü", "\u202e", "😀", "AACAPw==x", "_-_-"])
+def test_what_is_no_base64_is_refused(field: str, text: str) -> None:
+    with pytest.raises(PluginError):
+        stored_of(parts(SEEN).model_copy(update={field: text}))
+
+
 def test_what_is_too_much_is_not_sent() -> None:
     assert parts_of(SEEN._replace(observations=np.zeros((2, 1 << 18), dtype=np.float32))) is None
