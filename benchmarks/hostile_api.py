@@ -72,7 +72,7 @@ class Client:
     """One connection to the scheduler, made anew when it breaks."""
 
     def __init__(self, port: int, asked: Asked) -> None:
-        self._port, self._asked = port, asked
+        self._asked, self._headers = asked, dict[str, str]()
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20.0)
 
     def send(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -80,7 +80,7 @@ class Client:
         began = time.monotonic()
         try:
             self._connection.putrequest(method, path, skip_accept_encoding=True)
-            for name, value in headers.items():
+            for name, value in {**self._headers, **headers}.items():
                 self._connection.putheader(name, value)
             self._connection.putheader("Content-Length", str(len(body)))
             self._connection.endheaders(body)
@@ -94,6 +94,12 @@ class Client:
             progress(f"{time.monotonic() - began:.1f} s for {method} {path[:200]}")
         return status, content
 
+    def log_in(self) -> None:
+        """Have a token from now on: an open scheduler asks for one once anybody has made one, as requests here do."""
+        status, content = self.send("POST", "/v1/users/me/tokens", as_json({"name": "own", "role": "operator"}), _JSON)
+        assert status == http.HTTPStatus.CREATED, content
+        self._headers["Authorization"] = f"Bearer {json.loads(content)['token']}"
+
 
 def ask(count: int, seed: int) -> Asked:
     """Send so many requests, and look after the other jobs."""
@@ -103,6 +109,7 @@ def ask(count: int, seed: int) -> Asked:
         try:
             served.wait_until_ready()
             client = Client(served.port, asked)
+            client.log_in()
             _begin(client)
             for number in range(count):
                 _one(client, asked, Random(f"requests {seed} {number}"), number)
