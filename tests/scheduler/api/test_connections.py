@@ -59,6 +59,23 @@ def port_of(client: httpx.Client) -> int:
     return client.base_url.port
 
 
+def test_no_part_of_an_answer_waits_for_the_client_to_confirm_another(
+    crowded: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, found = connections._Connections.take, list[int]()
+
+    def noted(them: connections._Connections, connection: connections._Bounded) -> bool:
+        its = connection.transport.get_extra_info("socket")
+        found.append(its.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return take(them, connection)
+
+    monkeypatch.setattr(connections._Connections, "take", noted)
+    with httpx.Client(base_url=crowded.base_url, trust_env=False) as client:
+        assert client.get("/v1/nodes").status_code == 200
+
+    assert found == [1]
+
+
 @pytest.mark.parametrize("half", HALVES)
 def test_half_sent_requests_keep_nobody_waiting(crowded: httpx.Client, half: str) -> None:
     with contextlib.ExitStack() as held:
