@@ -276,7 +276,7 @@ def test_a_run_that_lost_labels_says_so(tmp_path: Path) -> None:
 def test_it_learns_from_rollouts_what_its_teacher_misses(tmp_path: Path) -> None:
     problem = test_learning.problem()  # the optimum is 8 s everywhere, and the teacher takes 20 s
     parameters = DistilParameters(
-        rounds=2, distil_first=0.5, futures=2, distil_share=1.0, distil_epochs=60, distil_minibatch=32
+        rounds=2, distil_first=0.5, futures=2, distil_share=1.0, distil_epochs=25, distil_minibatch=32
     )
     asked = config(400, waiting=False, distil=parameters)
     learner = learner_of(tmp_path, problem, asked)
