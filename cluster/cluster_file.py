@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from .errors import InputError, raise_all
 from .faults import FAULT_MODELS
 from .faults.configuration import DEFAULT_HAZARD_PER_S, FaultConfiguration, FaultDraw
-from .input_problems import MOST_TOLD, Place, nearest
+from .input_problems import MOST_TOLD, Place, nearest, shortened
 from .scenarios import MOST_RESTART_S, ORDERS, Rules
 from .topology import Cluster
 from .yaml_file import YamlFile, not_told, read_yaml, validated
@@ -65,7 +65,9 @@ class NodeGroup(_Section):
     @model_validator(mode="after")
     def _a_name_is_for_one_node(self) -> Self:
         if self.name is not None and self.count > 1:
-            raise ValueError(f"the name {self.name!r} cannot stand for {self.count} nodes; leave out name or count")
+            raise ValueError(
+                f"the name {shortened(self.name)} cannot stand for {self.count} nodes; leave out name or count"
+            )
         return self
 
 
@@ -167,7 +169,7 @@ def _check_references(file: YamlFile, content: ClusterFile) -> None:
     errors, unknown = list[InputError](), list[tuple[Place, str]]()
     if content.reference_type is not None and content.reference_type not in known:
         fix = nearest(content.reference_type, known)
-        errors.append(file.error(("reference_type",), f"{content.reference_type!r} is not a node type", fix))
+        errors.append(file.error(("reference_type",), f"{shortened(content.reference_type)} is not a node type", fix))
     for i, rack in enumerate(content.racks):
         for j, group in enumerate(rack.nodes):
             if group.type in known:
@@ -175,7 +177,7 @@ def _check_references(file: YamlFile, content: ClusterFile) -> None:
             else:
                 unknown.append((("racks", i, "nodes", j, "type"), group.type))
     for place, name in unknown[:MOST_TOLD]:
-        errors.append(file.error(place, f"{name!r} is not a node type", nearest(name, known)))
+        errors.append(file.error(place, f"{shortened(name)} is not a node type", nearest(name, known)))
     errors += not_told(file.path, unknown)
     if gpus > MAX_GPUS:
         fix = f"write counts that give at most {MAX_GPUS}"
@@ -190,7 +192,9 @@ def _check_speeds(file: YamlFile, content: ClusterFile, reference: NodeType) -> 
     fix = f"correct peak_flops, or set speed, from {LEAST_SPEED:g} to {MOST_SPEED:g}"
     errors = [
         file.error(
-            ("node_types", name, "peak_flops"), f"{name!r} is {speeds[name]:g} times as fast as the reference type", fix
+            ("node_types", name, "peak_flops"),
+            f"{shortened(name)} is {speeds[name]:g} times as fast as the reference type",
+            fix,
         )
         for name in wrong[:MOST_TOLD]
     ]
@@ -268,7 +272,7 @@ def _node_names(file: YamlFile, racks: list[_Rack]) -> tuple[str, ...]:
         for i, name in enumerate(own):
             chosen = name or f"rack{rack.number}-node{i}"
             if chosen in names:
-                raise file.error(rack.place, f"two nodes are called {chosen!r}", "give each another name")
+                raise file.error(rack.place, f"two nodes are called {shortened(chosen)}", "give each another name")
             names[chosen] = None
     return tuple(names)
 
@@ -279,5 +283,7 @@ def _fault_configuration(file: YamlFile, section: dict[str, object]) -> FaultCon
         raise file.error(("faults", "model"), "is missing", f"add it; known: {', '.join(FAULT_MODELS)}")
     name = section["model"]
     if not isinstance(name, str) or name not in FAULT_MODELS:
-        raise file.error(("faults", "model"), f"{name!r} is not a fault model", nearest(str(name), FAULT_MODELS))
+        raise file.error(
+            ("faults", "model"), f"{shortened(name)} is not a fault model", nearest(str(name), FAULT_MODELS)
+        )
     return validated(file, FAULT_MODELS[name].configuration, section, ("faults",))

@@ -28,9 +28,12 @@ class InputError(LongshoreError):
         field: Column, key or option.
     """
 
+    most = 500  # characters of each part of the message: what is quoted may be as long as the input
+
     def __init__(
         self, problem: str, fix: str = "", *, path: Path | str | None = None, line: int | None = None, field: str = ""
     ) -> None:
+        problem, fix, field = (it if len(it) <= self.most else f"{it[: self.most]}..." for it in (problem, fix, field))
         self.problem, self.fix, self.path, self.line, self.field = problem, fix, path, line, field
         place = ":".join(str(part) for part in (path, line, field) if part not in (None, ""))
         super().__init__((f"{place}: " if place else "") + problem + (f"; {fix}" if fix else ""))
@@ -42,6 +45,8 @@ class ManyProblemsError(InputError):
     Args:
         errors: Two or more.
     """
+
+    most = 100_000
 
     def __init__(self, errors: Sequence[InputError]) -> None:
         self.errors = tuple(errors)

@@ -32,13 +32,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if not names:
         return "drop it; nothing can be said here"
     close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names[:20])}"
+    return f"did you mean {shortened(close[0])}?" if close else f"known: {shortened(', '.join(names[:20]), 400)[1:-1]}"
 
 
-def shortened(value: object) -> str:
-    """Return a value as a message shows it."""
+def shortened(value: object, most: int = 60) -> str:
+    """Return a value as a message shows it, in so many characters at most."""
     text = str(value)
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    return repr(text if len(text) <= most else text[: most - 3] + "...")
 
 
 def input_problems(
@@ -152,7 +152,7 @@ def _fix(error: Mapping[str, Any], should: str) -> str:
     if isinstance(given, int | float) and should.startswith("text"):
         return f"{fix}; write it in quotes"
     if isinstance(given, str) and (close := difflib.get_close_matches(given, re.split(", or |, | or ", should), n=1)):
-        return f"{fix}; did you mean {close[0]!r}?"
+        return f"{fix}; did you mean {shortened(close[0])}?"
     return fix
 
 

@@ -2,10 +2,13 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -199,7 +202,8 @@ WRONG = [
     (GOOD, "# nothing\n", "c.yaml: the file is empty"),
     (GOOD, "- 1\n", "c.yaml:1: the file does not hold keys and values"),
     (GOOD, "a: 1\n---\nb: 2\n", "c.yaml:2: not YAML"),
-    (GOOD, "x: " + "[" * 5000, "c.yaml: nested too deeply"),
+    *((GOOD, "x: " + deep * 100_000, "c.yaml: nested too deeply") for deep in ("[", "[{a: ", "{a: [")),
+    (GOOD, "- " * 100_000, "c.yaml: nested too deeply"),
     (GOOD, "x: 2001-13-45", "c.yaml: not YAML: month must be in 1..12"),
     (GOOD, "x: \x00", "c.yaml: not YAML"),
     (GOOD, "node_types: {}\nracks: []", "c.yaml:1:node_types: "),
@@ -267,3 +271,30 @@ def test_a_damaged_file_gives_an_input_error_or_a_cluster(
     except InputError:
         return
     assert setup.cluster.gpu_node.size == setup.cluster.first_gpu[-1] >= 1
+
+
+LONG = "x" * 70_000
+
+
+def spoiled(value: Any) -> Iterator[Any]:
+    """Yield what the file holds with a very long text in place of one key or value."""
+    if isinstance(value, dict):
+        for key, it in value.items():
+            rest = {other: that for other, that in value.items() if other != key}
+            yield {**rest, LONG: it}
+            yield from ({**rest, key: changed} for changed in spoiled(it))
+    elif isinstance(value, list):
+        for at, it in enumerate(value):
+            yield from ([*value[:at], changed, *value[at + 1 :]] for changed in spoiled(it))
+    else:
+        yield LONG
+
+
+def test_an_error_about_a_very_long_text_is_short(tmp_path: Path) -> None:
+    for content in spoiled(yaml.safe_load(GOOD)):
+        told = ""
+        try:
+            read(yaml.safe_dump(content, width=10**6), tmp_path)
+        except InputError as error:
+            told = str(error)
+        assert len(told) < 4000, told[:200]

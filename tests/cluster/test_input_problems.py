@@ -183,7 +183,7 @@ def test_an_empty_file_names_the_page_that_says_what_it_holds(tmp_path: Path) ->
 
 
 def test_what_is_larger_than_a_file_by_hand_is_not_read_to_its_end() -> None:
-    with pytest.raises(InputError, match="more than 16000000 bytes"):
+    with pytest.raises(InputError, match="more than 1000000 bytes"):
         read_yaml(Path("/dev/zero"), "docs/scheduler.md")
 
 
