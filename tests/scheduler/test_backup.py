@@ -274,6 +274,7 @@ def test_a_job_that_was_started_after_the_copy_goes_on_with_its_attempt(trial: R
     trial.keep()
     trial.runs(job)
     placement = trial.attempts(job)[0].placement
+    until(lambda: len(processes_of(job)) == 3)
     pids = {it.pid for it in processes_of(job)}
     trial.go_back()
     assert trial.job(job).state is JobState.QUEUED

@@ -176,7 +176,7 @@ def test_pages_are_accessible_and_fit_a_phone(served: Served, visit: Visit) -> N
     telling = submit(served, STEPS, name="tells-of-steps")
     served.ended(job)
     until(lambda: visit.go(f"/jobs/{telling}").locator("figure.steps").count() == 1)
-    assert visit.page.get_by_role("heading", name="Checkpoints").count() == 1
+    until(lambda: visit.go(f"/jobs/{telling}").get_by_role("heading", name="Checkpoints").count() == 1)
     visit.page.set_viewport_size(PHONE)
     for path in ("/", "/jobs", f"/jobs/{job}", f"/jobs/{telling}", "/policy", "/events"):
         page = visit.go(path)
