@@ -9,10 +9,12 @@ import torch
 
 from longshore.agents.learned import LearnedPolicy
 from longshore.agents.moves_policy import MovesPolicy
+from longshore.agents.protocol import Policy
 from longshore.agents.rollout import Rollout, Search
 from longshore.agents.seen import Observing
 from longshore.cluster.engine import advance, reset, start, wait
 from longshore.cluster.placing import undo_picks
+from longshore.cluster.state import Simulation
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.policies_under_test import LEARNED, untrained_moves
@@ -46,6 +48,17 @@ def test_a_network_gives_the_same_log_probabilities_to_what_it_says_that_it_saw(
     assert decisions >= 10
 
 
+def decide_ten_times(policy: Policy, sim: Simulation) -> None:
+    """Let a policy place ten jobs, or let them wait."""
+    for _ in range(10):
+        assert advance(sim, 0)
+        if policy.place(sim, 0):
+            start(sim, 0)
+        else:
+            undo_picks(sim, 0)
+            wait(sim, 0)
+
+
 @pytest.mark.parametrize("policy", LEARNED, ids=lambda it: it.name)
 @pytest.mark.parametrize("weight", [3e38, -3e38, 1e20])
 def test_a_network_whose_weights_overflow_places_jobs_nevertheless(policy: LearnedPolicy, weight: float) -> None:
@@ -53,13 +66,7 @@ def test_a_network_whose_weights_overflow_places_jobs_nevertheless(policy: Learn
     broken = wild(policy, weight)
     sim = compiled(case)
     reset(sim, 0, case.row)
-    for _ in range(10):
-        assert advance(sim, 0)
-        if broken.place(sim, 0):
-            start(sim, 0)
-        else:
-            undo_picks(sim, 0)
-            wait(sim, 0)
+    decide_ten_times(broken, sim)
 
 
 @pytest.mark.parametrize("base", LEARNED_MOVES, ids=lambda it: it.name)
@@ -73,13 +80,7 @@ def test_rollouts_of_a_network_whose_weights_overflow_place_jobs_nevertheless(
     sim = compiled(case)
     reset(sim, 0, case.row)
     with np.errstate(over="raise", invalid="raise", divide="raise"):
-        for _ in range(10):
-            assert advance(sim, 0)
-            if rollout.place(sim, 0):
-                start(sim, 0)
-            else:
-                undo_picks(sim, 0)
-                wait(sim, 0)
+        decide_ten_times(rollout, sim)
 
 
 def wild(policy: Wild, weight: float) -> Wild:

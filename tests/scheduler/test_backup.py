@@ -15,6 +15,7 @@ from longshore.scheduler.backends.protocol import Attempt, Placement
 from longshore.scheduler.states import Desired, JobState
 from longshore.scheduler.store.copying import back_up, put_in_place
 from longshore.scheduler.store.errors import StoreError
+from longshore.scheduler.store.jobs import JobRow
 from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.strangers import STRANGER
@@ -156,15 +157,21 @@ def test_what_is_no_sound_store_is_neither_copied_nor_put_in_place(
     again.close()
 
 
-def test_a_store_that_is_replaced_stays_beside_with_what_was_written_last(tmp_path: Path) -> None:
-    file = tmp_path / "store.db"
+def killed_after_a_copy(folder: Path) -> tuple[JobRow, JobRow]:
+    """Leave a copy of a store and what a killed scheduler leaves of it; return the jobs before and after the copy."""
+    file = folder / "store.db"
     store = open_store(f"sqlite:///{file}")
     first = submit(store, 0)
-    back_up(file, tmp_path / "copy.db")
+    back_up(file, folder / "copy.db")
     last = submit(store, 1)
-    for end in ("", "-wal", "-shm"):  # as a killed scheduler leaves them
-        shutil.copy(f"{file}{end}", tmp_path / f"killed.db{end}")
+    for end in ("", "-wal", "-shm"):
+        shutil.copy(f"{file}{end}", folder / f"killed.db{end}")
     store.close()
+    return first, last
+
+
+def test_a_store_that_is_replaced_stays_beside_with_what_was_written_last(tmp_path: Path) -> None:
+    first, last = killed_after_a_copy(tmp_path)
 
     aside = put_in_place(tmp_path / "copy.db", tmp_path / "killed.db", "aside")
 
@@ -181,14 +188,7 @@ def test_a_store_that_is_replaced_stays_beside_with_what_was_written_last(tmp_pa
 def test_a_restore_that_is_cut_off_is_told_and_made_whole_by_another(
     tmp_path: Path, cut_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "store.db"
-    store = open_store(f"sqlite:///{file}")
-    first = submit(store, 0)
-    back_up(file, tmp_path / "copy.db")
-    last = submit(store, 1)
-    for end in ("", "-wal", "-shm"):  # as a killed scheduler leaves them
-        shutil.copy(f"{file}{end}", tmp_path / f"killed.db{end}")
-    store.close()
+    first, last = killed_after_a_copy(tmp_path)
     killed, url = tmp_path / "killed.db", f"sqlite:///{tmp_path / 'killed.db'}"
     rename, calls = Path.rename, iter(range(100))
 
