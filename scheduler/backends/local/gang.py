@@ -13,6 +13,7 @@ from .rank import Start, fork_rank
 from .spec import Part, Spec
 
 _LOG_BYTES = 64 << 20  # of each rank's output, kept at least; twice as much at most
+_TOGETHER_S = 0.05  # between the signals to a rank and to this process of whoever ends both: a machine, or Slurm
 _DYING_S = 60.0  # that a process may take from its kill, which counts at once, to its end: it frees its memory first
 
 
@@ -67,6 +68,9 @@ class Gang:
         if self.reason and not self._killed:
             most_s = min(most_s, max(self._kill_at_s - time.monotonic(), 0.0))
         woken = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, most_s)
+        if woken is not None and woken.si_signo == signal.SIGCHLD and not self.reason:
+            # A rank that was asked to end with this process may be the first to react; its end is not its own then.
+            woken = signal.sigtimedwait({signal.SIGTERM}, _TOGETHER_S)
         return woken is not None and woken.si_signo == signal.SIGTERM
 
     def stop(self, reason: str) -> None:

@@ -2,11 +2,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.processes import find
+from longshore.scheduler.backends.local.processes import children, find
 from longshore.scheduler.backends.local.supervisor import STARTED_BEFORE, TWIN
 from longshore.scheduler.backends.protocol import Attempt, Run
 from tests.scheduler.backends.attempts import (
@@ -113,6 +116,22 @@ def test_a_supervisor_that_is_asked_to_end_cancels_its_attempt(tmp_path: Path, b
     os.kill(supervisor_of(tmp_path, attempt).pid, signal.SIGTERM)
     status = end_of(backend, attempt)
     assert (status.run, status.reason) == (Run.EXITED, "cancelled")
+
+
+@pytest.mark.parametrize("trap", ["", "trap 'exit 0' TERM;", "trap 'exit 3' TERM;"])
+def test_a_rank_that_is_asked_to_end_before_its_supervisor_did_not_end_by_itself(
+    tmp_path: Path, backend: LocalBackend, trap: str
+) -> None:
+    attempt = sh(f"{trap} touch ready; while :; do sleep 0.001; done")
+    backend.launch(attempt, ONE_GPU)
+    until((work_of(tmp_path, attempt) / "ready").exists)
+    runs(backend, attempt)
+    supervisor = supervisor_of(tmp_path, attempt)
+    for child in children(supervisor.pid):
+        os.kill(child.pid, signal.SIGTERM)
+    time.sleep(0.01)  # in which it ends
+    os.kill(supervisor.pid, signal.SIGTERM)
+    assert end_of(backend, attempt).reason == "cancelled"
 
 
 def test_a_job_may_end_by_itself_within_the_grace(tmp_path: Path, backend: LocalBackend) -> None:
