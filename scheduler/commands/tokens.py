@@ -12,12 +12,15 @@ import typer
 
 from ...cluster.errors import InputError
 from .durations import DURATION, duration_between
-from .options import DEFAULT_URL, UrlOption, client_of
+from .options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+from .tables import Column, print_table
 
 if TYPE_CHECKING:
     from ..store.opening import Store
 
 DAY_S = 86400.0
+COLUMNS = (Column("OWNER", gives=True), Column("NAME", gives=True), Column("ROLE"), Column("NODE", gives=True),
+           Column("EXPIRES"), Column("LAST USED"))  # fmt: skip
 OWNER = "local"  # whose jobs are those from before the first token
 
 app = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens by which users are known.")
@@ -77,17 +80,19 @@ def create(
 
 @app.command("list", epilog="Example: longshore token list")
 def show(
-    owner: OwnerOption = None, folder: FolderOption = None, store: StoreOption = None, url: UrlOption = DEFAULT_URL
+    owner: OwnerOption = None,
+    folder: FolderOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
     """List tokens, those that have expired too; with --folder those of all owners."""
     found = client_of(url).tokens(owner) if folder is None and store is None else _stored(folder, store, owner)
-    for it in found:
-        expires, used = _day(it["expires_s"], "never"), _day(it["used_s"], "never used")
-        expired = "expired" if it["expires_s"] is not None and it["expires_s"] <= time.time() else "expires"
-        typer.echo(
-            f"{it['owner']:16s}  {it['name']:16s}  {it['role']:9s}  {expired} {expires}  {used}{_for(it['node'])}"
-        )
-    if not found:
+    if json:
+        print_json(found)
+    elif found:
+        print_table(COLUMNS, [_row(it) for it in found])
+    else:
         typer.echo("no tokens")
 
 
@@ -115,7 +120,8 @@ def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[d
     from ..store.user_tokens import tokens_of
 
     with _store(folder, store) as opened, opened.read() as tx:
-        return [row._asdict() for row in tokens_of(tx, owner)]
+        rows = [row._asdict() for row in tokens_of(tx, owner)]
+    return [{name: value for name, value in row.items() if name != "digest"} for row in rows]  # as the API tells it
 
 
 @contextmanager
@@ -138,8 +144,13 @@ def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
         opened.close()
 
 
-def _for(node: str | None) -> str:
-    return "" if node is None else f"  for {node}"
+def _row(token: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a token; times are UTC."""
+    expires_s = token["expires_s"]
+    expires = _day(expires_s, "never")
+    if expires_s is not None and expires_s <= time.time():
+        expires += ", expired"
+    return token["owner"], token["name"], token["role"], token["node"] or "-", expires, _day(token["used_s"], "never")
 
 
 def _day(at_s: float | None, none: str) -> str:

@@ -1,5 +1,6 @@
 """Folders and stores that are not there, or cannot be used, named on the command line."""
 
+import json
 import re
 from pathlib import Path
 
@@ -44,8 +45,12 @@ def test_tokens_are_made_listed_and_revoked_in_a_store_that_is_there(tmp_path: P
     folder = ["--folder", str(tmp_path)]
 
     assert call("token", "create", "n1", "--role", "agent", "--node", "n1", *folder).startswith("ls_")
-    assert re.search(r"local +n1 +agent +expires never  never used  for n1\n", call("token", "list", *folder))
+    assert re.search(r"local +n1 +agent +n1 +never +never\n", call("token", "list", *folder))
+    (told,) = json.loads(call("token", "list", "--json", *folder))
+    assert (told["owner"], told["name"], told["role"], told["node"]) == ("local", "n1", "agent", "n1")
+    assert "digest" not in told
     assert call("token", "revoke", "n1", *folder) == "revoked\n"
+    assert "expired" in call("token", "list", *folder)
     with pytest.raises(InputError, match="an agent's token is for one node; name it: --node NODE"):
         call("token", "create", "n2", "--role", "agent", *folder)
 
