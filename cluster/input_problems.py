@@ -14,7 +14,7 @@ Place = tuple[str | int, ...]  # keys and list indices from the root
 Schema = Mapping[str, Any]
 MISSING, DID_YOU_MEAN = "is missing", re.compile("did you mean '(.*)'\\?")
 MOST_TOLD = 20  # problems of one input that are told one by one: to put one into words takes a while
-MOST_NAMES = 1000  # of those that are known, with which a name is compared
+MOST_NAMES, MOST_LETTERS = 300, 40  # of those that are known, with which a name is compared, which takes their square
 KEY = "[key]"  # ends the place of an error about the key of a mapping
 
 
@@ -31,7 +31,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = list(islice(known, MOST_NAMES))
     if not names:
         return "drop it; nothing can be said here"
-    close = difflib.get_close_matches(name, names, n=1)
+    short = [it for it in names if len(it) <= MOST_LETTERS]
+    close = difflib.get_close_matches(name, short, n=1) if len(name) <= MOST_LETTERS else []
     return f"did you mean {shortened(close[0])}?" if close else f"known: {shortened(', '.join(names[:20]), 400)[1:-1]}"
 
 

@@ -13,7 +13,9 @@ from .errors import InputError, raise_all
 from .input_problems import MOST_TOLD, Place, input_problems, shortened
 
 MAX_BYTES = 1_000_000  # far beyond any file written by hand, and read in less than 2 s
+MOST_DIGITS = 100  # of a number; whole ones of any length would be read, and those of base 60 for half a minute
 MOST_DEPTH = 200  # of brackets in brackets; libyaml crashes at some ten thousands
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # libyaml, which PyYAML's wheels hold, is ten times as fast as what is written in Python.
 _Fastest = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -143,12 +145,17 @@ def _text(path: Path) -> str:
 
 
 def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]:
-    """Find what would be read as something else than it looks like: repeated keys, and copies by anchor."""
+    """Find what would be read as something else than it looks like, or not within seconds.
+
+    Repeated keys, copies by anchor, and numbers of thousands of digits.
+    """
     line = node.start_mark.line + 1
     if id(node) in met:
         yield InputError("anchors and aliases are not supported", "write the value out", path=path, line=line)
         return
     met.add(id(node))
+    if node.tag in NUMBERS and len(node.value) > MOST_DIGITS:
+        yield InputError(f"the number {shortened(node.value)} is too long", "write fewer digits", path=path, line=line)
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from _misread(item, path, met)
@@ -159,6 +166,7 @@ def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]
                 at = key.start_mark.line + 1
                 yield InputError(f"the key {shortened(key.value)} stands twice", "drop one of them", path=path, line=at)
             keys.add(str(key.value))
+            yield from _misread(key, path, met)
             yield from _misread(value, path, met)
 
 

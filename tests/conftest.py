@@ -17,7 +17,7 @@ settings.register_profile("longshore", deadline=None)
 settings.load_profile("longshore")
 
 
-SERVER = re.compile(r"(?:/test_|\[)(ray|slurm)[_\]]")
+SERVER = re.compile(r"(?:/test_|[\[-])(ray|slurm)[_\]-]")
 RAY = pytest.StashKey[RayCluster]()
 
 
@@ -66,11 +66,12 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClu
         cluster.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def ray_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RayCluster:
-    """A real Ray with four nodes of four GPUs each."""
+    """A real Ray with four nodes of four GPUs each, the same for all tests in a row that ask for it."""
     if why := ray.why_not():
         pytest.skip(why)
-    cluster = request.config.stash[RAY] = RayCluster(tmp_path_factory.mktemp("ray"), "abcd")
-    cluster.start()
-    return cluster
+    if RAY not in request.config.stash:
+        cluster = request.config.stash[RAY] = RayCluster(tmp_path_factory.mktemp("ray"), "abcd")
+        cluster.start()
+    return request.config.stash[RAY]

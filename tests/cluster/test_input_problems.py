@@ -16,7 +16,7 @@ from longshore.cluster.cluster_file import ClusterFile
 from longshore.cluster.errors import InputError, ManyProblemsError
 from longshore.cluster.fault_trace import FaultEvent
 from longshore.cluster.faults import FAULT_MODELS
-from longshore.cluster.input_problems import input_problems
+from longshore.cluster.input_problems import MOST_LETTERS, input_problems, nearest
 from longshore.cluster.traces.philly import PhillyJob
 from longshore.cluster.yaml_file import read_yaml, validated
 from longshore.scheduler.api.checkpoints import NewCheckpoint
@@ -193,3 +193,10 @@ def test_problems_are_the_same_for_json() -> None:
         JobFile.model_validate(data)
     found = input_problems(caught.value.errors(), JobFile.model_json_schema(), data)
     assert [(it.place, it.problem) for it in found] == [(("name",), "has no value"), (("gpus",), "'0' cannot be used")]
+
+
+@pytest.mark.parametrize("letters", [MOST_LETTERS, MOST_LETTERS + 1, 200])
+def test_a_name_is_compared_with_those_that_are_known_where_that_is_soon_done(letters: int) -> None:
+    known = ["b" * letters, "a" * letters]
+    assert nearest("a" * (letters - 1) + "b", known).startswith("did you mean" if letters <= MOST_LETTERS else "known:")
+    assert nearest("a", known).startswith("known:")
