@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
+# Where bytecode is not to be written, each of the thousand processes of the tests would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test lint kernels bench screenshots clean
 
 # `make demo TRACE=jobs.csv` places the jobs of a real trace instead of the preset's.
