@@ -75,10 +75,10 @@ class Worker:
 
     def look(self) -> bool:
         """Say whether it goes on; tell of faults, and pass over an input that hangs or kills."""
-        from .hostile_worker import NOTE
+        from .hostile_worker import read_note
 
         assert self.process is not None
-        seed, used, faults, at_s = NOTE.unpack(self.notes.read_bytes())
+        seed, used, faults, at_s = read_note(self.notes)
         self._tell()
         if self.process.poll() is None:
             starts = at_s == 0.0 and time.monotonic() - self._began_s < START_S
@@ -117,7 +117,7 @@ class Worker:
 
 def is_slow_alone(name: str, seed: int) -> bool:
     """Feed one input in a process of its own; say whether it takes too long there too."""
-    from .hostile_worker import NOTE
+    from .hostile_worker import NOTE, read_note
 
     with TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
@@ -126,7 +126,7 @@ def is_slow_alone(name: str, seed: int) -> bool:
         with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
                 while process.poll() is None:
-                    at_s = NOTE.unpack(notes.read_bytes())[3]
+                    at_s = read_note(notes)[3]
                     if at_s and time.monotonic() - at_s > MOST_S:
                         return True
                     time.sleep(POLL_S)

@@ -41,6 +41,15 @@ def feed(target: Target, seed: int, folder: Path) -> tuple[bool, str]:
 MOST_WORDS = 4000
 
 
+def read_note(path: Path) -> tuple[int, int, int, float]:
+    """Return what a worker noted last, by two looks that agree: one alone may fall into the midst of a note."""
+    seen = path.read_bytes()
+    while (again := path.read_bytes()) != seen:
+        seen = again
+    seed, used, faults, at_s = NOTE.unpack(seen)
+    return seed, used, faults, at_s
+
+
 def main() -> None:
     """Feed a range of seeds."""
     name, first, count, notes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
@@ -52,14 +61,14 @@ def main() -> None:
         for seed in (-1 - k for k in range(WARM_UPS)):
             feed(target, seed, Path(folder))
         for seed in range(first, first + count):
-            NOTE.pack_into(note, 0, seed, used, faults, time.monotonic())
+            note[:] = NOTE.pack(seed, used, faults, time.monotonic())
             of_use, fault = feed(target, seed, Path(folder))
             used += of_use
             if fault:
                 faults += 1
                 if faults <= MOST_FAULTS:
                     print(json.dumps({"seed": seed, "fault": fault}), flush=True)
-        NOTE.pack_into(note, 0, first + count, used, faults, 0.0)
+        note[:] = NOTE.pack(first + count, used, faults, 0.0)
 
 
 if __name__ == "__main__":
