@@ -32,6 +32,8 @@ FOUND, GONE, DISREGARDED = "found", "gone", "disregarded"
 END = "end"
 WRITER = "scheduler"
 LOOK_S, FIND_AGAIN_S = 1.0, 5.0
+# Everybody reads it whose job waits: what the backend said may name other people's jobs.
+NOT_KNOWN = "nothing starts, as it is not known which attempts run; the scheduler's log says why"
 
 
 class Stranger(NamedTuple):
@@ -54,7 +56,7 @@ class Strangers:
         self._parts = parts
         self._backend = parts.backend if isinstance(parts.backend, Lists) else None
         self._fence: int | None = None  # of the lease under which they were looked for
-        self._is_waiting, self._why = False, ""  # for the backend to tell them, and why it did not
+        self._is_waiting = False  # for the backend to tell them
         self._again_s = self._looked_s = float("-inf")
         self._found: dict[str, Stranger] = {}
         self._wishes: dict[str, str] = {}  # END or DISREGARDED, by name; other threads write here
@@ -70,7 +72,7 @@ class Strangers:
 
     def against_starts(self, fence: int) -> str:
         """Return why no job may start under a lease, "" if jobs may."""
-        return "" if self.are_known(fence) else f"nothing starts, as it is not known which attempts run: {self._why}"
+        return "" if self.are_known(fence) else NOT_KNOWN
 
     @property
     def are_due(self) -> bool:
@@ -102,7 +104,6 @@ class Strangers:
             remembered = self._backend.remembered()
         except BackendError as error:
             self._is_waiting, self._again_s = True, time.monotonic() + FIND_AGAIN_S
-            self._why = str(error)
             log.warning("nothing starts, as it is not known which attempts run: %s", error)
             return
         self._is_waiting = False
