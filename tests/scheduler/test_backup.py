@@ -1,5 +1,6 @@
 """A store is copied while it is written to, and put back; what runs and is not in it is found, and keeps its GPUs."""
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -13,6 +14,7 @@ import pytest
 from longshore.cluster.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt, Placement
 from longshore.scheduler.states import Desired, JobState
+from longshore.scheduler.store import copying
 from longshore.scheduler.store.copying import back_up, put_in_place
 from longshore.scheduler.store.errors import StoreError
 from longshore.scheduler.store.jobs import JobRow
@@ -209,6 +211,34 @@ def test_a_restore_that_is_cut_off_is_told_and_made_whole_by_another(
         opened = open_store(f"sqlite:///{path}")
         assert [job_now(opened, job).id for job in jobs] == jobs
         opened.close()
+
+
+@pytest.mark.parametrize("name", ["killed.db", "new.db"])  # the second is not there yet
+@pytest.mark.parametrize("step", ["write_text", "_keep", "rename"])
+def test_a_restore_that_fails_before_anything_is_moved_leaves_all_as_it_was(
+    tmp_path: Path, step: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last = killed_after_a_copy(tmp_path)
+    old = tmp_path / name
+    before = sorted(tmp_path.iterdir())
+    write_text = Path.write_text
+
+    def fail(path: Path, *given: str, **options: str) -> None:
+        if given and step == "write_text":
+            write_text(path, "", **options)  # a full disk has room for a name
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as full:
+        full.setattr(copying if step == "_keep" else Path, step, fail)
+        with pytest.raises(StoreError, match=rf"{name}: cannot be written: .*No space left on device"):
+            put_in_place(tmp_path / "copy.db", old, "aside")
+
+    assert sorted(tmp_path.iterdir()) == before
+    opened = open_store(f"sqlite:///{old}")
+    with opened.read() as tx:
+        found = tx.exec_driver_sql("SELECT id FROM job ORDER BY id").scalars().all()
+    opened.close()
+    assert found == ([first.id, last.id] if name == "killed.db" else [])
 
 
 def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(tmp_path: Path) -> None:
