@@ -24,6 +24,7 @@ from .metrics.registry import Metrics
 from .monitor.monitor import Monitor
 from .monitor.usage import Usage, sample_of
 from .owner import this_process
+from .paths import exists
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
 from .room import Room
@@ -265,7 +266,7 @@ def default_cluster(folder: Path) -> Path:
         InputError: If it cannot be written.
     """
     path = cluster_of(folder)
-    if not path.exists():
+    if not exists(path):
         try:
             path.write_text(QUICKSTART, encoding="utf-8")
         except OSError as error:

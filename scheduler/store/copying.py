@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ..paths import exists
 from .engines import restore_mark
 from .errors import StoreError
 from .leases import SCHEDULER
@@ -31,8 +32,9 @@ def back_up(file: Path, target: Path) -> int:
 
     Raises:
         StoreError: If it cannot be read, is damaged, is no store, or cannot be copied there.
+        InputError: If the folder of the copy cannot be looked into.
     """
-    if target.exists():
+    if exists(target):
         raise StoreError(f"{target}: is there already; give another path")
     with _draft(target) as draft:
         _copy(file, draft)
