@@ -65,7 +65,7 @@ class UnknownAttemptPage(_Said):
 
     attempt: str  # its name at the backend
     job: str
-    placement: tuple[SharePage, ...]
+    placement: tuple[SharePage, ...]  # none where nobody knows its GPUs: nothing starts then
     found_s: float
 
     @classmethod
