@@ -284,7 +284,7 @@ def users_decision_page(row: DecisionRow, own: Collection[str]) -> DecisionPage:
     if said is not None and said.job not in own:
         said = said.model_copy(update={"job": OTHERS, "placement": None, "expected": None})
     if missed:
-        kind = row.explanation.get("kind")
+        kind = str(row.explanation.get("kind"))
         missed = WORDS[Miss(kind)] if kind in set(Miss) else "it gave no answer of use"
     return page.model_copy(update={"said": said, "missed": missed})
 

@@ -50,7 +50,7 @@ def mine(api: httpx.Client, service: Service, ada: Headers, tmp_path: Path) -> I
         {"kind": kind, "missed": f"/srv/bob/{his}: job {his} may not start before job {job}"} for kind in (*Miss, "new")
     ]
     told.append({"said": {"job": his}, "said_placement": [HERS], "said_expected": {"slowdown": 1.0, "end_s": 9.0}})
-    rows = [NewDecision(job, None, 1.0, "p", "1", "shadow", None, None, it, *[None] * 4, 0.0) for it in told]
+    rows = [NewDecision(job, None, 1.0, "p", "1", "shadow", None, None, it, None, None, None, None, 0.0) for it in told]
     service.store.write(lambda tx: add_decisions(tx, rows))
     with service.store.read() as tx:
         node = list_nodes(tx)[0]
