@@ -14,6 +14,7 @@ from ..cluster.input_problems import Place
 from ..cluster.yaml_file import YamlFile, read_yaml, validated
 from .backends.building import PLACE, kind_of
 from .hosts import is_loopback
+from .paths import exists, is_folder
 from .settings import PAGE, Settings, check_open, cluster_of, located
 from .store.engines import check_folder_of, check_url, file_of
 
@@ -40,9 +41,12 @@ def check(path: Path | None) -> Checked:
     problems = _problems_in(file, Settings, file.data)
     settings = located(Settings.model_validate(_without(file.data, problems)), file)
     problems += _of_backend(file, settings)
-    cluster = None
+    own = cluster = None
+    with _noted(problems, file, ("folder",)):
+        _check_folder(settings.folder)
+        own = cluster_of(settings.folder) if exists(cluster_of(settings.folder)) else None
     with _noted(problems, file, ("cluster",)):
-        cluster = None if (found := _cluster_file(settings)) is None else read_cluster(found)
+        cluster = None if (found := settings.cluster or own) is None else read_cluster(found)
     for place, name in ((("policy", "fallback"), settings.policy.fallback), (("policy", "name"), settings.policy.name)):
         with _noted(problems, file, place):
             if name is not None:
@@ -54,8 +58,6 @@ def check(path: Path | None) -> Checked:
             check_folder_of(path)
     with _noted(problems, file, ("open",)):
         check_open(settings)
-    with _noted(problems, file, ("folder",)):
-        _check_folder(settings.folder)
     return Checked(problems, settings, cluster)
 
 
@@ -66,7 +68,7 @@ def summary(checked: Checked) -> Iterator[str]:
         yield "cluster: four nodes of four slots"
     else:
         gpus, nodes = int(cluster.cluster.first_gpu[-1]), len(cluster.node_names)
-        yield f"cluster: {_cluster_file(settings)}, {gpus} GPUs on {nodes} nodes"
+        yield f"cluster: {settings.cluster or cluster_of(settings.folder)}, {gpus} GPUs on {nodes} nodes"
     policy = settings.policy
     who = policy.fallback if policy.name is None else f"{policy.name} ({policy.mode}), {policy.fallback} if it fails"
     yield f"policy: {who}; order {settings.order}"
@@ -77,16 +79,10 @@ def summary(checked: Checked) -> Iterator[str]:
     yield f"serves at {settings.host}:{settings.port}{others}"
 
 
-def _cluster_file(settings: Settings) -> Path | None:
-    """Return the cluster file, None if there is none yet."""
-    own = cluster_of(settings.folder)
-    return settings.cluster or (own if own.exists() else None)
-
-
 def _check_folder(folder: Path) -> None:
     """Refuse a folder that is none, or that cannot be made as something above it is none."""
-    there = next(it for it in (folder, *folder.parents) if it.exists() or it.is_symlink())
-    if not there.is_dir():
+    there = next(it for it in (folder, *folder.parents) if exists(it) or it.is_symlink())
+    if not is_folder(there):
         raise InputError(f"{there} is no folder", "name one, or none that exists")
 
 
@@ -129,6 +125,8 @@ def _noted(problems: list[LongshoreError], file: YamlFile, place: Place) -> Iter
         problems += [it if it.path is not None else file.error(place, it.problem, it.fix) for it in _each(error)]
     except LongshoreError as error:
         problems.append(file.error(place, str(error)))
+    except OSError as error:  # of what somebody else looks at, such as a checkpoint
+        problems.append(file.error(place, f"{error.filename} cannot be looked at: {error.strerror}"))
 
 
 def _without_password(url: str) -> str:

@@ -21,11 +21,12 @@ def decisions(
 ) -> None:
     """Write all decisions of a scheduler to a file, with all that one needs to learn from them or to replay them."""
     from ..cluster.output_file import check_outputs
+    from .paths import exists
     from .replay import export
     from .store.opening import open_store
 
     file = folder / "longshore.db"
-    if store is None and not file.exists():
+    if store is None and not exists(file):
         raise InputError(
             f"{file} is not there", "name the folder of the scheduler by --folder, or its store by --store"
         )

@@ -24,6 +24,7 @@ from .metrics.registry import Metrics
 from .monitor.monitor import Monitor
 from .monitor.usage import Usage, sample_of
 from .owner import this_process
+from .paths import exists
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
 from .room import Room
@@ -208,13 +209,18 @@ class Service:
 
     def _keep(self) -> None:
         """Watch the disk and how GPUs are used, and delete old history; beside the ticks, for it may take long."""
+        tasks = (
+            ("room on the disk could not be looked after", self.room.look),
+            ("the use of GPUs could not be noted", self._look_at_use),
+            ("old history could not be deleted", self._prune),
+        )
         while not self.ends.wait(KEEP_S):
-            for keep in (self.room.look, self._look_at_use, self._prune):
+            for failure, task in tasks:
                 try:
-                    keep()
+                    task()
                 except Exception:
                     # History that is kept for longer does no harm, a thread that ends does.
-                    log.exception("room on the disk could not be looked after")
+                    log.exception("%s", failure)
 
     def _look_at_use(self) -> None:
         """Note now and then how many GPUs are held, and how busy they are; not while the store does not answer."""
@@ -265,7 +271,7 @@ def default_cluster(folder: Path) -> Path:
         InputError: If it cannot be written.
     """
     path = cluster_of(folder)
-    if not path.exists():
+    if not exists(path):
         try:
             path.write_text(QUICKSTART, encoding="utf-8")
         except OSError as error:

@@ -32,6 +32,9 @@ FOUND, GONE, DISREGARDED = "found", "gone", "disregarded"
 END = "end"
 WRITER = "scheduler"
 LOOK_S, FIND_AGAIN_S = 1.0, 5.0
+# Everybody reads it whose job waits: what the backend said may name other people's jobs.
+NOT_KNOWN = "nothing starts, as it is not known which attempts run; the scheduler's log says why"
+NOT_KNOWN_WHERE = "nothing starts, as it is not known on which GPUs an attempt runs; `longshore unknown` lists it"
 
 
 class Stranger(NamedTuple):
@@ -39,7 +42,7 @@ class Stranger(NamedTuple):
 
     name: str
     job: str
-    placement: Placement
+    placement: Placement  # none where nobody knows its GPUs
     found_s: float  # Unix time
 
 
@@ -54,7 +57,7 @@ class Strangers:
         self._parts = parts
         self._backend = parts.backend if isinstance(parts.backend, Lists) else None
         self._fence: int | None = None  # of the lease under which they were looked for
-        self._is_waiting, self._why = False, ""  # for the backend to tell them, and why it did not
+        self._is_waiting = False  # for the backend to tell them
         self._again_s = self._looked_s = float("-inf")
         self._found: dict[str, Stranger] = {}
         self._wishes: dict[str, str] = {}  # END or DISREGARDED, by name; other threads write here
@@ -70,7 +73,9 @@ class Strangers:
 
     def against_starts(self, fence: int) -> str:
         """Return why no job may start under a lease, "" if jobs may."""
-        return "" if self.are_known(fence) else f"nothing starts, as it is not known which attempts run: {self._why}"
+        if not self.are_known(fence):
+            return NOT_KNOWN
+        return "" if all(it.placement for it in self._found.values()) else NOT_KNOWN_WHERE
 
     @property
     def are_due(self) -> bool:
@@ -102,7 +107,6 @@ class Strangers:
             remembered = self._backend.remembered()
         except BackendError as error:
             self._is_waiting, self._again_s = True, time.monotonic() + FIND_AGAIN_S
-            self._why = str(error)
             log.warning("nothing starts, as it is not known which attempts run: %s", error)
             return
         self._is_waiting = False
@@ -154,7 +158,8 @@ class Strangers:
         except NO_SENSE as error:
             log.error("%s: its row in the store cannot be read: %s", name, error)
             return False
-        return row is not None and (row.state is AttemptState.CLOSED or set(row.placement) == set(placement))
+        is_same = not placement or (row is not None and set(row.placement) == set(placement))
+        return row is not None and (row.state is AttemptState.CLOSED or is_same)
 
     def _take_in(self, fence: int, name: str, attempt: Attempt, placement: Placement) -> None:
         now_s = self._parts.now_s()
@@ -162,6 +167,8 @@ class Strangers:
             return
         where = ", ".join(f"{share.node}:{','.join(map(str, share.gpus))}" for share in placement)
         text = f"{name} is not in the store and may run on {where}: no job starts there until it is gone"
+        if not placement:
+            text = f"{name} is not in the store and may run on any GPUs: no job starts until it is gone or disregarded"
         stranger = self._found[name] = Stranger(name, attempt.job, placement, now_s)
         self._tell(fence, stranger, FOUND, text)
 

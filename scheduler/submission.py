@@ -4,7 +4,7 @@ import difflib
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from ..cluster.errors import InputError, raise_all
 from ..cluster.input_problems import input_problems
 from .job_file import JobFile
+from .paths import exists, is_file, is_folder
 
 SCRIPTS = {".py": "python", ".sh": "sh", ".bash": "bash", ".slurm": "sh", ".sbatch": "sh"}
 BATCH = "docs/migrate.md says how a batch script becomes a job file"
@@ -37,10 +38,10 @@ def file_of(words: Sequence[str]) -> Path | None:
     if first == "-":
         raise InputError("- is no job file", "name /dev/stdin to read one from standard input")
     file = Path(first)
-    if not first or file.is_dir():
+    if not first or is_folder(file):
         what = f"{first!r} is a folder" if first else "the name of the job file is empty"
         raise InputError(what, f"name a job file{_in_there(file) if first else ''}")
-    if not file.exists():
+    if not exists(file):
         raise _absent(file)
     _refuse_script(file)
     return file
@@ -61,7 +62,7 @@ def command_of(words: Sequence[str] | None) -> list[str] | None:
         raise InputError(f"a command begins with a program, not with {program!r}", "write the whole command behind --")
     if ASSIGNMENT.fullmatch(program):
         raise InputError(f"{program!r} is no program", f"write --env {shlex.quote(program)} before --")
-    if len(words) == 1 and re.search(r"\s", program) and not Path(program).exists():
+    if len(words) == 1 and re.search(r"\s", program) and not _sees(exists, program):
         raise InputError(
             f"{program!r} is one word, and no program has this name",
             f"leave the quotes out, or let a shell take it apart: -- sh -c {shlex.quote(program)}",
@@ -108,7 +109,7 @@ def _option(place: Sequence[str | int]) -> str:
 
 
 def _too_many(words: Sequence[str]) -> InputError:
-    files = [word for word in words if Path(word).is_file() and not _runs(Path(word))]
+    files = [word for word in words if _sees(is_file, word) and not _runs(Path(word))]
     if len(files) == len(words):
         return InputError(f"{len(words)} job files are named", "submit one after the other")
     if files[:1] == list(words[:1]):
@@ -117,6 +118,14 @@ def _too_many(words: Sequence[str]) -> InputError:
     return InputError(
         f"{shlex.join(words)!r} is no job file", f"if it is a command: longshore submit -- {shlex.join(words)}"
     )
+
+
+def _sees(look: Callable[[Path], bool], word: str) -> bool:
+    """Look whether a word is a path; one that is too long for a name is none."""
+    try:
+        return look(Path(word))
+    except InputError:
+        return False
 
 
 def _absent(file: Path) -> InputError:

@@ -18,7 +18,7 @@ from .models import (
     decision_page,
     event_page,
     task_pages,
-    without_other,
+    users_decision_page,
 )
 from .problems import problems
 from .services import Asking, Serving
@@ -56,8 +56,11 @@ def events(
 def decisions(row: Found, service: Serving, caller: Asking) -> list[DecisionPage]:
     """Show which GPUs were chosen for a job, by whom, and what the heuristic would have chosen."""
     with service.store.read() as tx:
-        pages = [decision_page(it) for it in decisions_of(tx, row.id)]
-        if seen_owner(caller) is None:
+        rows = decisions_of(tx, row.id)
+        pages = [decision_page(it) for it in rows]
+        mine = seen_owner(caller)
+        if mine is None:
             return pages
         owners = owners_of(tx, sorted({it.said.job for it in pages if it.said is not None}))
-    return [it if it.said is None or owners.get(it.said.job) == row.owner else without_other(it) for it in pages]
+    own = {job for job, owner in owners.items() if owner == mine}
+    return [users_decision_page(it, own) for it in rows]

@@ -9,6 +9,7 @@ from ..backends.protocol import Placement
 from ..exits import rank_to_look_at
 from ..job_file import JobFile, StoredJob
 from ..monitor.reports import NodeReport, Report
+from ..plugins.misses import WORDS, Miss
 from ..store.attempts import AttemptRow
 from ..store.checkpoints import CheckpointRow
 from ..store.decisions import DecisionRow
@@ -64,7 +65,7 @@ class UnknownAttemptPage(_Said):
 
     attempt: str  # its name at the backend
     job: str
-    placement: tuple[SharePage, ...]
+    placement: tuple[SharePage, ...]  # none where nobody knows its GPUs: nothing starts then
     found_s: float
 
     @classmethod
@@ -200,7 +201,7 @@ class WordPage(_Said):
     """What a policy would do, whether it is obeyed or not."""
 
     job: str  # the one that is due, or another that may pass it; `-` for somebody else's
-    placement: tuple[SharePage, ...] | None  # none to wait
+    placement: tuple[SharePage, ...] | None  # none to wait, and of somebody else's job
     expected: ExpectedPage | None  # of the start
     agrees: bool  # whether the heuristic says the same
     probability: float | None  # that the policy's network gave to it, if it tells
@@ -271,10 +272,21 @@ def _word_page(told: Mapping[str, Any]) -> WordPage | None:
     )  # fmt: skip
 
 
-def without_other(page: DecisionPage) -> DecisionPage:
-    """Return a decision without what the policy said of somebody else's job."""
-    said = None if page.said is None else page.said.model_copy(update={"job": OTHERS, "expected": None})
-    return page.model_copy(update={"said": said})
+def users_decision_page(row: DecisionRow, own: Collection[str]) -> DecisionPage:
+    """Return what is said of a decision to who may not see all jobs: nothing of somebody else's.
+
+    Args:
+        row: The decision.
+        own: Jobs that its reader may see.
+    """
+    page = decision_page(row)
+    said, missed = page.said, page.missed
+    if said is not None and said.job not in own:
+        said = said.model_copy(update={"job": OTHERS, "placement": None, "expected": None})
+    if missed:
+        kind = str(row.explanation.get("kind"))
+        missed = WORDS[Miss(kind)] if kind in set(Miss) else "it gave no answer of use"
+    return page.model_copy(update={"said": said, "missed": missed})
 
 
 def attempt_page(row: AttemptRow) -> AttemptPage:

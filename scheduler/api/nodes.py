@@ -7,6 +7,7 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...cluster.input_problems import nearest
+from ..judging import SLOW_NODE
 from ..monitor.reports import NodeReport
 from ..service import Service
 from ..store.nodes import NodeRow, faulty_gpus, list_nodes, set_out_of_service
@@ -48,8 +49,15 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
         rows, faulty = {row.name: row for row in list_nodes(tx)}, faulty_gpus(tx)
     if mine is not None:
         held = {gpu: job if owners.get(job) == mine else OTHERS for gpu, job in held.items()}
+        rows = {name: _without_job(row) for name, row in rows.items()}
     seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
     return node_pages(seen, service.layout.nodes, held, faulty, service.scheduler.parts.monitor.reports.last())
+
+
+def _without_job(row: NodeRow) -> NodeRow:
+    """Return a node without the job that told that it is slow, which may be somebody else's."""
+    is_slow = row.out_of_service.startswith(SLOW_NODE)
+    return row._replace(out_of_service="slow, as a job told") if is_slow else row
 
 
 @router.post("/v1/nodes/{node}/drain", status_code=204, responses=NO_NODE)

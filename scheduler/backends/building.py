@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
-from ...cluster.errors import InputError, PluginError, raise_all
+from ...cluster.errors import BackendError, InputError, PluginError, raise_all
 from ...cluster.input_problems import input_problems, nearest
 from ...cluster.yaml_file import YamlFile, validated
 from ..layout import Layout
@@ -52,9 +52,13 @@ def build(
     Raises:
         InputError: If there is no such backend, or its settings cannot be used.
         PluginError: If it cannot be imported.
+        BackendError: If it cannot use the folder.
     """
     kind = kind_of(name, file)
-    return kind.build(_own(kind, settings, file), folder, layout)
+    try:
+        return kind.build(_own(kind, settings, file), folder, layout)
+    except OSError as error:
+        raise BackendError(f"backend {name!r} cannot use {error.filename or folder}: {error.strerror}") from error
 
 
 def kind_of(name: str, file: YamlFile | None = None) -> Buildable:

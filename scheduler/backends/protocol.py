@@ -161,6 +161,8 @@ class Lists(Protocol):
     def remembered(self) -> Mapping[str, tuple[Attempt, Placement]]:
         """Return all attempts that may have processes, now or later, with what was to be run and their GPUs, by name.
 
+        Of one without GPUs nobody knows more than its name.
+
         Raises:
             BackendError: If they cannot all be told.
         """

@@ -18,10 +18,11 @@ def backup(
     store: StoreOption = None,
 ) -> None:
     """Write a copy of the store, also while the scheduler runs. It holds secrets: only its owner can read it."""
+    from ..paths import exists
     from ..store.copying import back_up
 
     source = _file(config, folder, store, "pg_dump -Fc -f FILE DATABASE")
-    if not source.exists():
+    if not exists(source):
         raise InputError(f"{source} is not there", "name the scheduler by --config, --folder or --store")
     size_bytes = back_up(source, file)
     typer.echo(f"{source} is copied to {file}: {size_bytes} bytes")
@@ -34,10 +35,11 @@ def restore(
     store: StoreOption = None,
 ) -> None:
     """Put a copy in the place of the store of a scheduler that is stopped; the store that is replaced stays beside."""
+    from ..paths import exists
     from ..store.copying import put_in_place
 
     target = _file(config, folder, store, "createdb and pg_restore -d DATABASE FILE")
-    if not file.exists():
+    if not exists(file):
         raise InputError(f"{file} is not there", "give the path of a copy")
     _refuse_while_used(target)
     aside = put_in_place(file, target, datetime.now(UTC).strftime("replaced-%Y%m%dT%H%M%SZ"))

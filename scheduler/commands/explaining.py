@@ -54,9 +54,10 @@ def _word(decision: dict[str, Any], job: str) -> str:
     if said is None:
         return f"was not heard: {decision['missed']}"
     sure = "" if said["probability"] is None else f", {said['probability']:.0%} sure among {said['options']} moves"
+    if said["job"] == "-":
+        return f"would have started somebody else's job{sure}"
     if said["job"] != job:
-        other = "somebody else's job" if said["job"] == "-" else f"job {said['job']}"
-        return f"would have started {other} on {_outlook(said['placement'], said['expected'])}{sure}"
+        return f"would have started job {said['job']} on {_outlook(said['placement'], said['expected'])}{sure}"
     if said["placement"] == decision["placement"]:
         return f"what was done{sure}"
     return f"{_outlook(said['placement'], said['expected'])}{sure}"

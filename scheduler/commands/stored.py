@@ -24,12 +24,13 @@ def settings_of(config: Path | None, folder: Path | None, store: str | None) -> 
     Raises:
         InputError: If the file cannot be used, or there is no such folder.
     """
+    from ..paths import is_folder
     from ..settings import Chosen, read_settings
 
     chosen = Chosen() if config is None else read_settings(config)
     given = {name: value for name, value in (("folder", folder), ("store", store)) if value is not None}
     settings = chosen.settings.model_copy(update=given)
-    if not settings.folder.is_dir():
+    if not is_folder(settings.folder):
         raise InputError(f"{settings.folder} is no folder", "name the folder of the scheduler by --folder")
     return settings
 
@@ -48,10 +49,11 @@ def existing_store(settings: "Settings") -> Iterator["Store"]:
     Raises:
         LongshoreError: If it is not there, or cannot be used.
     """
+    from ..paths import exists
     from ..store.opening import open_store
 
     file = file_of(settings)
-    if file is not None and not file.exists():
+    if file is not None and not exists(file):
         raise InputError(f"{file} is not there", "name the scheduler by --config, --folder or --store")
     opened = open_store(settings.store_url)
     try:

@@ -127,13 +127,14 @@ def _stored(folder: Path | None, store: str | None, owner: str | None) -> list[d
 @contextmanager
 def _store(folder: Path | None, url: str | None) -> Iterator["Store"]:
     """Open a store that is there: a folder or file that is not is a slip of the pen."""
+    from ..paths import is_file
     from ..settings import store_url_of
     from ..store.engines import file_of
     from ..store.opening import open_store
 
     address = url or store_url_of(folder or Path(".longshore"))
     file = file_of(address)
-    if file is not None and not file.is_file():
+    if file is not None and not is_file(file):
         raise InputError(
             f"there is no store at {file}", "look at the name; `longshore serve` makes the store at its first start"
         )

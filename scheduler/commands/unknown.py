@@ -27,6 +27,6 @@ def unknown(
     for it in found:
         shares = " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in it["placement"])
         at = datetime.fromtimestamp(it["found_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
-        typer.echo(f"{it['attempt']}  {shares}  found {at}")
+        typer.echo(f"{it['attempt']}  {shares or 'on GPUs that nobody knows'}  found {at}")
     if not found:
         typer.echo("no unknown attempts")

@@ -19,6 +19,17 @@ class Miss(StrEnum):
     RESTING = "resting"  # it is not asked for a while after misses
 
 
+WORDS = {  # for who may not read the reason: it may name other people's jobs, and files of the scheduler
+    Miss.LATE: "it did not answer in time",
+    Miss.RAISED: "it raised an error",
+    Miss.REFUSED: "its answer could not be carried out",
+    Miss.RUBBISH: "what it sent was no answer",
+    Miss.DEAD: "its process had ended",
+    Miss.UNLOADABLE: "it could not be loaded",
+    Miss.LOADING: "it was being loaded",
+    Miss.BEHIND: "it had not yet taken in all that had happened",
+    Miss.RESTING: "it rested after misses",
+}
 MOST_REASON = 500  # characters
 BLAMELESS = frozenset({Miss.LOADING, Miss.BEHIND, Miss.RESTING})
 

@@ -5,12 +5,12 @@ Source: SPEC K4; docs/steps.md.
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, func, select
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from .errors import OlderAttemptError
 from .events import NewEvent, append
 from .inserting import put_all
-from .schema import checkpoint, event, job
+from .schema import checkpoint, job
 
 SAVED = "checkpoint"  # kind of events
 MOST_KEPT = 100  # of one job, the newest
@@ -37,7 +37,11 @@ _ROWS = (
 )
 _ROWS_BEFORE = _ROWS.where(checkpoint.c.number < bindparam("before"))
 # FOR NO KEY UPDATE: on PostgreSQL no attempt begins until the transaction ends.
-_ATTEMPT = select(job.c.attempt).where(job.c.id == bindparam("of_job")).with_for_update(key_share=True)
+_JOB = (
+    select(job.c.attempt, job.c.checkpoints_told).where(job.c.id == bindparam("of_job")).with_for_update(key_share=True)
+)
+# Counted here and not among the events: there, each registration would read as many as there are.
+_TELL = update(job).where(job.c.id == bindparam("of_job")).values(checkpoints_told=job.c.checkpoints_told + 1)
 _AT = (
     checkpoint.c.job_id == bindparam("of_job"),
     checkpoint.c.number == bindparam("at_number"),
@@ -45,8 +49,6 @@ _AT = (
 )
 _ONE = select(*(checkpoint.c[name] for name in CheckpointRow._fields)).where(*_AT)
 _DELETE = delete(checkpoint).where(*_AT)
-_TOLD = select(event.c.seq).where(event.c.job_id == bindparam("of_job"), event.c.kind == SAVED).limit(MOST_TOLD)
-_COUNT_TOLD = select(func.count()).select_from(_TOLD.subquery())
 
 
 def register(tx: Connection, row: CheckpointRow, *, writer: str, fence: int | None = None) -> bool:
@@ -67,8 +69,8 @@ def register(tx: Connection, row: CheckpointRow, *, writer: str, fence: int | No
         OlderAttemptError: If a later attempt of the job has begun.
         ValueError: If the job has no such attempt.
     """
-    last = tx.execute(_ATTEMPT, {"of_job": row.job_id}).scalar_one_or_none()
-    if last is None or not 0 < row.number <= last:
+    last, told = tx.execute(_JOB, {"of_job": row.job_id}).one_or_none() or (0, 0)
+    if not 0 < row.number <= last:
         raise ValueError(f"job {row.job_id} has no attempt {row.number}")
     if row.number < last:
         raise OlderAttemptError(f"attempt {last} of job {row.job_id} has begun; attempt {row.number} does not count")
@@ -76,8 +78,8 @@ def register(tx: Connection, row: CheckpointRow, *, writer: str, fence: int | No
     if known is not None and (known.path, known.digest) == (row.path, row.digest):
         return False
     put_all(tx, checkpoint, [row._asdict()])
-    told = tx.execute(_COUNT_TOLD, {"of_job": row.job_id}).scalar_one()
     if told < MOST_TOLD:
+        tx.execute(_TELL, {"of_job": row.job_id})
         data = {"step": row.step, "path": row.path, "digest": row.digest}
         cause = f"step {row.step} is saved at {row.path}" + (LAST_WORDS if told == MOST_TOLD - 1 else "")
         append(tx, NewEvent(SAVED, writer, row.at_s, row.job_id, row.number, fence=fence, cause=cause, data=data))

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ..paths import exists
 from .engines import restore_mark
 from .errors import StoreError
 from .leases import SCHEDULER
@@ -31,8 +32,9 @@ def back_up(file: Path, target: Path) -> int:
 
     Raises:
         StoreError: If it cannot be read, is damaged, is no store, or cannot be copied there.
+        InputError: If the folder of the copy cannot be looked into.
     """
-    if target.exists():
+    if exists(target):
         raise StoreError(f"{target}: is there already; give another path")
     with _draft(target) as draft:
         _copy(file, draft)
@@ -44,7 +46,8 @@ def back_up(file: Path, target: Path) -> int:
 def put_in_place(backup: Path, file: Path, stamp: str) -> Path | None:
     """Put a copy in the place of a store that nobody has open.
 
-    If this is cut off, a mark stays beside the file with which no store is opened; calling it again makes it whole.
+    If this is cut off, a mark stays beside the file with which no store is opened; calling it again makes it whole. No
+    mark stays of one that fails before anything is moved.
 
     Args:
         backup: The copy; it stays.
@@ -66,17 +69,28 @@ def put_in_place(backup: Path, file: Path, stamp: str) -> Path | None:
         aside = file.with_name(f"{file.name}.{stamp}")
         if aside.exists() and not is_resumed:
             raise StoreError(f"{aside}: is there already; try again in a second")
-        mark.write_text(stamp, encoding="utf-8")
-        _keep(file.parent)
-        # The log of a file has to stay with it: without it, what was written last is lost.
-        for end in BESIDE:
-            if not Path(f"{aside}{end}").exists():
-                with suppress(FileNotFoundError):
-                    Path(f"{file}{end}").rename(f"{aside}{end}")
-        draft.rename(file)
-        _keep(file.parent)
-        mark.unlink()
+        try:
+            _replace(file, draft, aside, mark, stamp)
+        except OSError:
+            if not is_resumed and not any(Path(f"{aside}{end}").exists() for end in BESIDE):
+                mark.unlink(missing_ok=True)
+            raise
     return aside if aside.exists() else None
+
+
+def _replace(file: Path, draft: Path, aside: Path, mark: Path, stamp: str) -> None:
+    """Move a store aside and a draft into its place, with a mark beside them meanwhile."""
+    if not (mark.exists() and mark.read_text(encoding="utf-8")):  # else a full disk would leave it without its stamp
+        mark.write_text(stamp, encoding="utf-8")
+    _keep(file.parent)
+    # The log of a file has to stay with it: without it, what was written last is lost.
+    for end in BESIDE:
+        if not Path(f"{aside}{end}").exists():
+            with suppress(FileNotFoundError):
+                Path(f"{file}{end}").rename(f"{aside}{end}")
+    draft.rename(file)
+    _keep(file.parent)
+    mark.unlink()
 
 
 def holder_of(file: Path) -> Holder | None:

@@ -16,6 +16,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from ..paths import exists, is_folder
 from .errors import StoreError
 
 EVENTS_LOCK = 0x6C6F6E6773686F72  # "longshor", the number of PostgreSQL's advisory lock
@@ -43,7 +44,8 @@ def connect(url: str) -> Engine:
             `postgresql://USER@HOST/DATABASE`.
 
     Raises:
-        StoreError: If the URL is not one of these, or the folder of the file does not exist.
+        StoreError: If the URL is not one of these, the folder of the file does not exist, or it cannot be made there.
+        InputError: If that cannot be seen.
     """
     parsed = check_url(url)
     return _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgresql(parsed)
@@ -83,8 +85,9 @@ def check_folder_of(file: Path) -> None:
 
     Raises:
         StoreError: If it is not.
+        InputError: If that cannot be seen.
     """
-    if not file.parent.is_dir():
+    if not is_folder(file.parent):
         raise StoreError(f"{file}: the folder does not exist; create it first")
 
 
@@ -124,10 +127,13 @@ def _sqlite(url: URL) -> Engine:
     file = url.database or ""
     check_folder_of(Path(file))
     durability = url.query.get("durability", "normal")
-    if restore_mark(Path(file)).exists():
+    if exists(restore_mark(Path(file))):
         raise StoreError(f"{file}: a restore of it was cut off; call `longshore restore` again")
-    if not Path(file).exists():
-        Path(file).touch(mode=0o600)  # whatever may be read in its folder: it holds what everybody runs
+    if not exists(Path(file)):
+        try:
+            Path(file).touch(mode=0o600)  # whatever may be read in its folder: it holds what everybody runs
+        except OSError as error:
+            raise StoreError(f"{file}: cannot be made: {error.strerror}") from error
     # isolation_level None: the driver would begin transactions by its own rules.
     engine = create_engine(
         url.difference_update_query(["durability"]), connect_args={"isolation_level": None}, json_deserializer=_json

@@ -76,6 +76,7 @@ job = Table(
     Column("cause", Text, nullable=False),  # of its last change, for people
     Column("ended_s", Double),  # when it came into a final state
     Column("reached_step", Double),  # the highest that an attempt has told of, none before
+    Column("checkpoints_told", Integer, nullable=False, server_default="0"),  # events of its checkpoints
     Index(None, "state", "submit_seq"),
     Index(None, "owner", "state", "submit_seq"),
     Index(None, "owner", "submit_seq"),

@@ -1,5 +1,6 @@
 """A store is copied while it is written to, and put back; what runs and is not in it is found, and keeps its GPUs."""
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.errors import BackendError
+from longshore.scheduler.backends.local.spec import Rank, Spec, encode
 from longshore.scheduler.backends.protocol import Attempt, Placement
 from longshore.scheduler.states import Desired, JobState
+from longshore.scheduler.store import copying
 from longshore.scheduler.store.copying import back_up, put_in_place
 from longshore.scheduler.store.errors import StoreError
 from longshore.scheduler.store.jobs import JobRow
@@ -211,6 +214,34 @@ def test_a_restore_that_is_cut_off_is_told_and_made_whole_by_another(
         opened.close()
 
 
+@pytest.mark.parametrize("name", ["killed.db", "new.db"])  # the second is not there yet
+@pytest.mark.parametrize("step", ["write_text", "_keep", "rename"])
+def test_a_restore_that_fails_before_anything_is_moved_leaves_all_as_it_was(
+    tmp_path: Path, step: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last = killed_after_a_copy(tmp_path)
+    old = tmp_path / name
+    before = sorted(tmp_path.iterdir())
+    write_text = Path.write_text
+
+    def fail(path: Path, *given: str, **options: str) -> None:
+        if given and step == "write_text":
+            write_text(path, "", **options)  # a full disk has room for a name
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as full:
+        full.setattr(copying if step == "_keep" else Path, step, fail)
+        with pytest.raises(StoreError, match=rf"{name}: cannot be written: .*No space left on device"):
+            put_in_place(tmp_path / "copy.db", old, "aside")
+
+    assert sorted(tmp_path.iterdir()) == before
+    opened = open_store(f"sqlite:///{old}")
+    with opened.read() as tx:
+        found = tx.exec_driver_sql("SELECT id FROM job ORDER BY id").scalars().all()
+    opened.close()
+    assert found == ([first.id, last.id] if name == "killed.db" else [])
+
+
 def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(tmp_path: Path) -> None:
     folder = tmp_path / ".longshore"
     folder.mkdir()
@@ -341,20 +372,73 @@ def test_after_a_restore_by_hand_what_runs_is_shown_and_can_be_ended(tmp_path: P
     served.end()
 
 
-@pytest.mark.parametrize("content", [b"{torn", b"[]", b"{}", b'{"ranks": [], "command": [], "new": 1}', b"\xff"])
-def test_an_attempt_whose_file_makes_no_sense_is_passed_over_and_the_others_start_and_are_found(
+NO_SENSE = [
+    b"{torn", b"[]", b"{}", b'{"ranks": [], "command": [], "new": 1}', b"\xff",
+    b"[" * 100_000, b'{"a":' * 100_000, b" " * (5 << 20),
+    encode(Spec("ls-other-1", "other", 1, ("true",), "/", {}, 0.0, None, (Rank("a", 0, 0, (0,)),))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NO_SENSE, ids=range(len(NO_SENSE)))
+def test_an_attempt_whose_file_makes_no_sense_is_passed_over_once_it_is_gone_and_the_others_are_found(
     content: bytes, trial: Restored, caplog: pytest.LogCaptureFixture
 ) -> None:
     trial.tick()
     trial.keep()
-    lost = trial.submit("exec sleep 1000", gpus=2)
+    lost, past = trial.submit("exec sleep 1000", gpus=2), trial.submit("true")
     trial.runs(lost)
-    torn = trial.folder / "attempts" / "ls-torn-1"
-    torn.mkdir()
-    (torn / "spec.json").write_bytes(content)
+    trial.ends(past)
+    (trial.folder / "attempts" / f"ls-{past}-1" / "spec.json").write_bytes(content)
     trial.go_back()
 
     assert trial.ends(trial.submit("true")).state is JobState.SUCCEEDED
 
     assert trial.unknown() == [f"ls-{lost}-1"]
-    assert "ls-torn-1: its spec.json cannot be read" in caplog.text
+    assert f"ls-{past}-1: its spec.json cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("content", NO_SENSE, ids=range(len(NO_SENSE)))
+def test_nothing_starts_while_an_attempt_may_run_of_which_nobody_knows_the_gpus(
+    content: bytes, trial: Restored
+) -> None:
+    trial.tick()
+    trial.keep()
+    lost = trial.submit("exec sleep 1000", gpus=2)
+    trial.runs(lost)
+    (trial.folder / "attempts" / f"ls-{lost}-1" / "spec.json").write_bytes(content)
+    trial.go_back()
+    waits = trial.submit("true")
+    trial.tick(20)
+
+    assert trial.job(waits).state is JobState.QUEUED
+    assert trial.unknown() == [f"ls-{lost}-1"]
+    assert "not known on which GPUs" in trial.scheduler.held_back
+    assert trial.scheduler.strangers.end(f"ls-{lost}-1")
+    assert trial.ends(waits).state is JobState.SUCCEEDED
+    assert trial.unknown() == []
+
+
+def test_the_file_of_an_attempt_that_the_store_has_may_make_no_sense(trial: Restored) -> None:
+    runs = trial.submit("exec sleep 1000", gpus=2)
+    trial.runs(runs)
+    (trial.folder / "attempts" / f"ls-{runs}-1" / "spec.json").write_bytes(b"{torn")
+    trial.crash()
+
+    assert trial.ends(trial.submit("true")).state is JobState.SUCCEEDED
+    assert trial.unknown() == []
+    assert trial.job(runs).state is JobState.RUNNING
+
+
+def test_an_operator_may_disregard_an_attempt_of_which_nobody_knows_the_gpus(trial: Restored) -> None:
+    trial.tick()
+    torn = trial.folder / "attempts" / "ls-torn-1"
+    torn.mkdir()
+    (torn / "spec.json").write_bytes(b"{torn")
+    trial.crash()
+    waits = trial.submit("true")
+    trial.tick(20)
+    assert (trial.unknown(), trial.job(waits).state) == (["ls-torn-1"], JobState.QUEUED)
+
+    assert trial.scheduler.strangers.disregard("ls-torn-1")
+
+    assert trial.ends(waits).state is JobState.SUCCEEDED

@@ -36,8 +36,8 @@ def test_how_sure_a_policy_is_stands_with_its_own_choice_only() -> None:
 
 def test_a_policy_that_would_start_another_job_says_which() -> None:
     assert "would have started job mine on n1:2,3" in lines_of(told(), "other")[2]
-    hidden = {**told()["said"], "job": "-", "expected": None}
-    assert "would have started somebody else's job on n1:2,3, 83%" in lines_of(told(said=hidden), "mine")[2]
+    hidden = {**told()["said"], "job": "-", "placement": None, "expected": None}
+    assert "would have started somebody else's job, 83%" in lines_of(told(said=hidden), "mine")[2]
 
 
 def test_a_policy_that_was_not_heard_says_why() -> None:

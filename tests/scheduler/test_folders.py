@@ -1,16 +1,22 @@
 """Folders and stores that are not there, or cannot be used, named on the command line."""
 
 import json
+import os
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from longshore.cli import app
-from longshore.cluster.errors import InputError
+from longshore.cluster.errors import InputError, LongshoreError
+from longshore.scheduler.checking import check
 from longshore.scheduler.service import Service
 from longshore.scheduler.settings import Chosen, Settings
+from longshore.scheduler.store.copying import back_up
 from longshore.scheduler.store.errors import StoreError
 from longshore.scheduler.store.opening import open_store
 
@@ -78,3 +84,97 @@ def test_a_cluster_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> No
 
     with pytest.raises(InputError, match=r"cluster\.yaml cannot be written: No such file or directory; choose"):
         Service(Chosen(Settings(folder=tmp_path)))
+
+
+NOBODY = 65534
+IN_CLOSED = (
+    ["backup", "copy.db", "--folder", "closed/below"],
+    ["backup", "copy.db", "--folder", "closed"],
+    ["backup", "closed/copy.db", "--folder", "."],
+    ["restore", "closed/copy.db", "--folder", "."],
+    ["restore", "copy.db", "--folder", "closed"],
+    ["restore", "copy.db", "--folder", ".", "--store", "sqlite:///closed/longshore.db"],
+    ["prune", "--folder", "closed"],
+    ["prune", "--folder", ".", "--store", "sqlite:///closed/longshore.db"],
+    ["token", "list", "--folder", "closed"],
+    ["decisions", "--out", "out.jsonl", "--folder", "closed"],
+    ["submit", "closed/job.yaml"],
+)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Be somebody whose rights count: root may look everywhere."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that anybody may look into, and write into, with one in it that nobody may look into."""
+    with tempfile.TemporaryDirectory() as name:
+        here = Path(name)
+        here.chmod(0o777)
+        monkeypatch.chdir(here)
+        closed = here / "closed"
+        closed.mkdir()
+        for folder in (here, closed):
+            open_store(f"sqlite:///{folder / 'longshore.db'}").close()
+        back_up(here / "longshore.db", here / "copy.db")
+        (here / "copy.db").chmod(0o666)
+        (closed / "job.yaml").write_text("command: [true]\n")
+        closed.chmod(0)
+        yield here
+        closed.chmod(0o700)
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(LongshoreError) as error:
+        call(*words)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("words", IN_CLOSED)
+def test_a_place_that_may_not_be_looked_into_is_one_line(here: Path, words: list[str]) -> None:
+    call("submit", "--help")  # loads what only root may read
+    with as_nobody():
+        told = refused(*words)
+
+    assert re.search(r"^\S*closed\S* cannot be (looked at|written): Permission denied", told)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("folder: closed/below", "folder"),
+        ("folder: closed", "folder"),
+        ("cluster: closed/cluster.yaml", ""),
+        ("store: sqlite:///closed/below/x.db", "store"),
+        ("policy: {name: closed/x.zip}", "policy.name"),
+        ("policy: {name: closed/x}", "policy.name"),
+    ],
+)
+def test_a_configuration_that_names_such_a_place_is_told_of_with_its_line(here: Path, text: str, place: str) -> None:
+    file = here / "c.yaml"
+    file.write_text(f"{text}\n")
+    check(file)
+    with as_nobody():
+        told = [str(it) for it in check(file).problems]
+
+    assert len(told) == 1
+    assert f"{file}:1:{place}: " in told[0] if place else "closed/cluster.yaml: cannot be read" in told[0]
+    assert "Permission denied" in told[0]
+
+
+@pytest.mark.parametrize("changes", [{"folder": "closed"}, {"folder": "full"}, {"store": "sqlite:///full/x.db"}])
+def test_a_scheduler_in_such_a_place_is_refused_in_one_line(here: Path, changes: dict[str, str]) -> None:
+    (here / "full").mkdir(mode=0o555)
+    with as_nobody(), pytest.raises(LongshoreError) as error:
+        Service(Chosen(Settings.model_validate({"folder": "served", **changes})))
+
+    assert "Permission denied" in str(error.value)

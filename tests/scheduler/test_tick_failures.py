@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 
 import httpx
 import pytest
@@ -125,3 +126,36 @@ def test_what_is_remembered_of_lines_is_bounded(lines: Lines) -> None:
 
     (known,) = (it for it in lines.filters if isinstance(it, Repeats))
     assert len(known._lines) <= 1000
+
+
+KEPT = {
+    "look": "room on the disk could not be looked after",
+    "_look_at_use": "the use of GPUs could not be noted",
+    "_prune": "old history could not be deleted",
+}
+
+
+@pytest.mark.parametrize("failing", KEPT)
+def test_of_what_is_done_beside_the_ticks_the_log_names_what_failed_and_the_rest_is_done(
+    failing: str,
+    service: Service,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done: list[str] = []
+
+    def do(name: str) -> None:
+        done.append(name)
+        if len(done) == 2 * len(KEPT):
+            service.ends.set()
+        if name == failing:
+            raise KeyError("missing")
+
+    for name in KEPT:
+        monkeypatch.setattr(service.room if name == "look" else service, name, partial(do, name))
+    monkeypatch.setattr("longshore.scheduler.service.KEEP_S", 0.0)
+
+    service._keep()
+
+    assert done == 2 * [*KEPT]
+    assert [row.getMessage() for row in caplog.records if row.exc_info] == 2 * [KEPT[failing]]

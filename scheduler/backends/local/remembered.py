@@ -1,23 +1,28 @@
 """Attempts by what is in their folders, whether the scheduler knows them or not."""
 
+import errno
 import logging
+import re
 
 from ...job_errors import words_of
 from ..protocol import Attempt, Placement, Share
 from .durable import is_there, read_whole
 from .folders import Folders, told_as_backend_error
-from .spec import Spec, decode
+from .spec import Rank, Spec, decode
 from .supervision import SPEC_BYTES
 
 log = logging.getLogger(__name__)
 
 SPEC = "spec.json"
+_NO_FILE_OF_OURS = (errno.EFBIG, errno.ELOOP, errno.EINVAL, errno.ENXIO)  # too large, a link, a pipe, a socket
+_MOST = 10**9  # attempts of a job
+_NAME = re.compile(r"ls-(.+)-([0-9]{1,9})")
 
 
 def remembered_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
     """Return the attempts that were launched and not forgotten, with their GPUs, by name.
 
-    One whose file makes no sense is passed over, and the log has its name: the others must not wait for it for ever.
+    Of one whose file makes no sense, which the log has, no more is told than its name does, and no GPUs.
 
     Raises:
         BackendError: If one of them cannot be read.
@@ -27,13 +32,40 @@ def remembered_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
         with told_as_backend_error(name), folders.open(name) as folder:
             if folder is None or not is_there(folder, SPEC):  # forgotten just now
                 continue
-            content = read_whole(folder, SPEC, SPEC_BYTES)
             try:
-                spec = decode(content)
+                spec = _checked(decode(read_whole(folder, SPEC, SPEC_BYTES)), name)
                 found[name] = (_attempt(spec), _placement(spec))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                log.error("%s: its %s cannot be read, and it is passed over: %s", name, SPEC, words_of(error))
+            except (ValueError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in _NO_FILE_OF_OURS:
+                    raise
+                log.error("%s: its %s cannot be read: %s", name, SPEC, words_of(error))
+                found[name] = (_named(name), ())
     return found
+
+
+def _checked(spec: Spec, name: str) -> Spec:
+    """Return what was read, if it is of this attempt and says what it holds.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    is_numbered = isinstance(spec.number, int) and 0 <= spec.number <= _MOST
+    if spec.attempt != name or not isinstance(spec.job, str) or not is_numbered:
+        raise ValueError(f"it is of attempt {spec.attempt!r}, job {spec.job!r}, number {spec.number!r}")
+    if not spec.ranks or not all(map(_is_place, spec.ranks)):
+        raise ValueError("it does not say where its ranks run")
+    return spec
+
+
+def _is_place(rank: Rank) -> bool:
+    return isinstance(rank.node, str) and isinstance(rank.gpu, int)
+
+
+def _named(name: str) -> Attempt:
+    """Return what the name of an attempt tells of it."""
+    told = _NAME.fullmatch(name)
+    job, number = (told[1], int(told[2])) if told else ("", 0)
+    return Attempt(name, job, number, command=(), folder="", environment={})
 
 
 def _attempt(spec: Spec) -> Attempt:

@@ -44,8 +44,11 @@ def decode(content: bytes) -> Spec:
     """Return the spec that `encode` wrote.
 
     Raises:
-        ValueError: If it is not JSON.
+        ValueError: If it makes no sense.
     """
-    fields = json.loads(content)
-    ranks = tuple(Rank(node, gpu, local, tuple(gpus)) for node, gpu, local, gpus in fields.pop("ranks"))
-    return Spec(command=tuple(fields.pop("command")), ranks=ranks, **fields)
+    try:
+        fields = json.loads(content)
+        ranks = tuple(Rank(node, gpu, local, tuple(gpus)) for node, gpu, local, gpus in fields.pop("ranks"))
+        return Spec(command=tuple(fields.pop("command")), ranks=ranks, **fields)
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not what an attempt is: {type(error).__name__}: {error}") from error

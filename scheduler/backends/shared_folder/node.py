@@ -152,8 +152,12 @@ def read_stop(folder: int) -> str:
 
     Raises:
         OSError: If they are not, or that cannot be read.
+        ValueError: If it makes no sense.
     """
-    return str(json.loads(read_whole(folder, "stop.json", _MOST_BYTES))["reason"])
+    try:
+        return str(json.loads(read_whole(folder, "stop.json", _MOST_BYTES))["reason"])
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"stop.json makes no sense: {type(error).__name__}: {error}") from error
 
 
 def _supervise(spec: Spec, grant: Grant, address: str, wishes: SharedWishes, own: int, path: str) -> bool:

@@ -198,18 +198,20 @@ def test_a_job_that_waits_as_the_disk_is_nearly_full_says_so(
     assert api.get(f"/v1/jobs/{job}").json()["state"] != "queued"
 
 
-def test_a_job_that_waits_as_nobody_knows_what_runs_says_so(
-    api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
+def test_a_job_that_waits_as_nobody_knows_what_runs_says_so_and_the_log_says_why(
+    api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_backend: LocalBackend) -> None:
-        raise BackendError("status 500")
+        raise BackendError("ls-bobs-1: [Errno 13] Permission denied: 'spec.json'")
 
     monkeypatch.setattr(LocalBackend, "remembered", fail)
     job = submit(api)
     service.scheduler.tick()
 
     waiting = api.get(f"/v1/jobs/{job}").json()["waiting"]
-    assert waiting["reason"] == "nothing starts, as it is not known which attempts run: status 500"
+    assert waiting["reason"] == ("nothing starts, as it is not known which attempts run; the scheduler's log says why")
+    assert "ls-bobs-1" not in api.get("/v1/queue").text
+    assert "which attempts run: ls-bobs-1: [Errno 13] Permission denied: 'spec.json'" in caplog.text
 
 
 def test_a_job_that_cannot_be_handled_says_why_while_it_is_tried_again(

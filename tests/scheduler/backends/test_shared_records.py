@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from longshore.scheduler.backends.local.durable import make_folder, open_folder
 from longshore.scheduler.backends.local.supervision import write_exit
 from longshore.scheduler.backends.protocol import Run, Status
@@ -43,3 +45,12 @@ def test_ranks_that_had_all_ended_by_themselves_are_done_whatever_node_was_misse
     status = told(tmp_path, "", "", stop=LOST)
     assert status is not None
     assert (status.run, len(status.ends)) == (Run.EXITED, 2)
+
+
+@pytest.mark.parametrize("content", [b"{torn", b"[]", b"{}", b"1", b"[" * 60_000])
+def test_a_reason_that_makes_no_sense_is_no_more_than_a_marker_that_cannot_be_read(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "stop.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"."):
+        told(tmp_path, "", stop="")

@@ -2,6 +2,7 @@
 
 import pytest
 from alembic import command
+from sqlalchemy import Connection
 
 from longshore.scheduler.states import AttemptState, JobState
 from longshore.scheduler.store import checkpoints
@@ -15,6 +16,7 @@ from longshore.scheduler.store.checkpoints import (
 )
 from longshore.scheduler.store.engines import connect
 from longshore.scheduler.store.errors import OlderAttemptError
+from longshore.scheduler.store.leases import SCHEDULER, acquire
 from longshore.scheduler.store.migrate import configuration
 from longshore.scheduler.store.opening import Store, open_store
 
@@ -24,6 +26,15 @@ from .store_rows import all_events, change_attempt, change_job, drain, job_now, 
 @pytest.fixture
 def job(store: Store, fence: int) -> str:
     """A job that runs."""
+    row = submit(store)
+    store.write(lambda tx: start(tx, fence, row, 0))
+    return row.id
+
+
+def running_in(store: Store) -> str:
+    """A job that runs in a store that was just opened."""
+    fence = store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
+    assert fence is not None
     row = submit(store)
     store.write(lambda tx: start(tx, fence, row, 0))
     return row.id
@@ -70,6 +81,56 @@ def test_a_job_that_saves_for_ever_has_so_many_events_and_its_newest_checkpoint(
     assert [it.partition(" is")[0] for it in told] == ["step 0", "step 1", "step 2"]
     assert [it.endswith("are kept without an event") for it in told] == [False, False, True]
     assert steps(store, job)[0] == (1, 5)
+
+
+def test_a_registration_takes_as_long_however_much_was_told_before(sqlite_url: str) -> None:
+    store = open_store(sqlite_url)
+    job = running_in(store)
+
+    def instructions(step: int) -> int:
+        """Return how many instructions SQLite carries out to register a checkpoint."""
+        done: list[None] = []
+
+        def write(tx: Connection) -> bool:
+            sqlite = tx.connection.dbapi_connection
+            assert sqlite is not None
+            sqlite.set_progress_handler(lambda: done.append(None), 1)
+            try:
+                return register(tx, CheckpointRow(job, 1, step, "/ckpt", "", 0.0), writer="api")
+            finally:
+                sqlite.set_progress_handler(None, 1)
+
+        assert store.write(write)
+        return len(done)
+
+    for step in range(MOST_KEPT + 10):
+        save(store, job, 1, step)
+    few = instructions(1000)
+    for step in range(2000, 2500):
+        save(store, job, 1, step)
+
+    assert instructions(3000) < few + 50
+    store.close()
+
+
+def test_a_store_of_an_older_version_knows_how_much_was_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "MOST_TOLD", 3)
+    store = open_store(url)
+    job = running_in(store)
+    for step in range(2):
+        save(store, job, 1, step)
+    with store.engine.begin() as tx:
+        command.downgrade(configuration(tx), "0006")
+    store.close()
+
+    again = open_store(url)
+    for step in range(2, 5):
+        save(again, job, 1, step)
+
+    assert [event.data for event in all_events(again) if event.kind == SAVED] == [
+        {"step": step, "path": "/ckpt", "digest": ""} for step in range(3)
+    ]
+    again.close()
 
 
 def test_an_attempt_begins_with_what_was_saved_before_it_whatever_it_saves_itself(

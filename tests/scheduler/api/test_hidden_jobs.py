@@ -1,0 +1,96 @@
+"""What a user reads names nobody else's job, wherever the scheduler wrote one down."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from longshore.scheduler.judging import SLOW_NODE
+from longshore.scheduler.plugins.misses import Miss
+from longshore.scheduler.service import Service
+from longshore.scheduler.store.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.nodes import list_nodes, set_out_of_service
+from longshore.scheduler.store.user_tokens import add_token
+from longshore.scheduler.tokens import Role, new_token
+from tests.scheduler.backends.attempts import end_all
+
+Headers = dict[str, str]
+STREAMS = {"/v1/events"}
+HERS = {"node": "rack0-node3", "gpus": [1, 2, 3]}
+
+
+def known(service: Service, owner: str, role: Role) -> Headers:
+    made = new_token("laptop", owner, role, service.now_s(), None)
+    service.store.write(lambda tx: add_token(tx, made.row))
+    return {"Authorization": f"Bearer {made.secret}"}
+
+
+@pytest.fixture
+def ada(service: Service) -> Headers:
+    return known(service, "ada", Role.USER)
+
+
+@pytest.fixture
+def olga(service: Service) -> Headers:
+    return known(service, "olga", Role.OPERATOR)
+
+
+@pytest.fixture
+def mine(api: httpx.Client, service: Service, ada: Headers, tmp_path: Path) -> Iterator[str]:
+    """A job of ada's that waits behind bob's, which was written down wherever one can be."""
+    service.scheduler.tick()
+    bob = known(service, "bob", Role.USER)
+    his = submit(api, bob, 16)
+    service.scheduler.tick()
+    job = submit(api, ada, 1)
+    told: list[dict[str, object]] = [
+        {"kind": kind, "missed": f"/srv/bob/{his}: job {his} may not start before job {job}"} for kind in (*Miss, "new")
+    ]
+    told.append({"said": {"job": his}, "said_placement": [HERS], "said_expected": {"slowdown": 1.0, "end_s": 9.0}})
+    rows = [NewDecision(job, None, 1.0, "p", "1", "shadow", None, None, it, None, None, None, None, 0.0) for it in told]
+    service.store.write(lambda tx: add_decisions(tx, rows))
+    with service.store.read() as tx:
+        node = list_nodes(tx)[0]
+    reason = f"{SLOW_NODE}job {his} told so"
+    service.store.write(partial(set_out_of_service, row=node, reason=reason, at_s=0.0, writer="scheduler"))
+    yield job
+    end_all(tmp_path / "served")
+
+
+def submit(api: httpx.Client, headers: Headers, gpus: int) -> str:
+    spec = {"command": ["sleep", "1000"], "gpus": gpus, "name": f"of-{gpus}"}
+    return str(api.post("/v1/jobs", json=spec, headers=headers).json()["id"])
+
+
+def read_all(app: FastAPI, api: httpx.Client, headers: Headers, job: str) -> Iterator[tuple[str, str]]:
+    """Yield all that somebody can read of a job and of the whole, with its path."""
+    for path, methods in app.openapi()["paths"].items():
+        if "get" in methods and path not in STREAMS:
+            yield path, api.get(path.format(job=job, code="stale"), headers=headers).text
+
+
+def test_a_user_reads_nothing_of_somebody_elses_jobs(
+    app: FastAPI, api: httpx.Client, service: Service, ada: Headers, olga: Headers, mine: str
+) -> None:
+    (his,) = (it["id"] for it in api.get("/v1/jobs", headers=olga).json()["jobs"] if it["owner"] == "bob")
+
+    told = dict(read_all(app, api, ada, mine))
+
+    assert [path for path, text in told.items() if his in text or "bob" in text] == []
+    assert len([path for path, text in told.items() if mine in text]) > 3
+    seen = {path for path, text in read_all(app, api, olga, mine) if his in text}
+    assert {"/v1/jobs/{job}/decisions", "/v1/nodes", "/v1/queue"} <= seen
+
+
+def test_of_a_policy_that_was_not_heard_a_user_reads_the_kind_and_of_anothers_job_no_gpus(
+    api: httpx.Client, ada: Headers, mine: str
+) -> None:
+    pages = api.get(f"/v1/jobs/{mine}/decisions", headers=ada).json()
+
+    assert "its answer could not be carried out" in [it["missed"] for it in pages]
+    assert all(it["missed"] or it["said"] for it in pages)
+    [said] = [it["said"] for it in pages if it["said"]]
+    assert (said["job"], said["placement"], said["expected"]) == ("-", None, None)
