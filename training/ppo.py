@@ -94,7 +94,8 @@ def _replay(keeper: Keeper, env: PlacementVecEnv, model: MaskablePPO) -> Replay 
     samples = parameters.kept * parameters.rows * parameters.steps
     sizes = env.batch.observations.shape[1], env.batch.actions
     is_literal = isinstance(model, SamplePPO | SampleA2C)
-    taken = samples * (learning_bytes(*sizes) if is_literal else sample_bytes(*sizes))
+    is_whole = isinstance(model, SampleA2C)
+    taken = samples * (learning_bytes(*sizes, at_once=is_whole) if is_literal else sample_bytes(*sizes))
     if taken > MOST_REPLAY_BYTES:
         raise InputError(
             f"replay of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",

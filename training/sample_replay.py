@@ -39,17 +39,20 @@ class Samples(NamedTuple):
         return Samples(*(np.concatenate((old[first:], new[-most:])) for old, new in pairs))
 
 
-def learning_bytes(size: int, actions: int) -> int:
+def learning_bytes(size: int, actions: int, *, at_once: bool) -> int:
     """Return the memory that each sample takes when an update learns from all of a buffer.
 
     It is held, drawn, and copied into a rollout buffer, which has six numbers beside. There the masks take four bytes
-    for each action, and two more while they are unpacked.
+    for each action, and two more while they are unpacked. An update that learns from all samples at once then has them
+    copied twice, with five of the numbers, in an order of its own.
 
     Args:
         size: Of an observation.
         actions: Number of actions.
+        at_once: Whether all is one minibatch, as for A2C.
     """
-    return 2 * sample_bytes(size, actions) + 4 * size + 6 * actions + 6 * 4
+    filled = 2 * sample_bytes(size, actions) + 4 * size + 4 * actions + 6 * 4
+    return filled + (2 * (4 * size + 4 * actions + 5 * 4) + 8 if at_once else 2 * actions)
 
 
 class SampleReplay(BaseCallback):

@@ -44,7 +44,8 @@ def test_the_oldest_samples_fall_out_and_no_others(sizes: list[int], most: int) 
     assert all(part.ravel().tolist() == expected for part in (held.actions, held.values, held.update))
 
 
-def test_what_learning_from_a_whole_buffer_takes_is_told_beforehand() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_learning_from_a_whole_buffer_takes_is_told_beforehand(*, at_once: bool) -> None:
     size, actions, count, new = 50, 400, 20_000, 200
     model, _ = model_of(MaskablePPO, 1)
     own: Any = model.rollout_buffer
@@ -55,11 +56,12 @@ def test_what_learning_from_a_whole_buffer_takes_is_told_beforehand() -> None:
     try:
         held = held.followed_by(blank(new, size, actions), count)
         drawn = held.taken(np.arange(count))
-        filled(own, drawn)
+        batch = next(filled(own, drawn).get(None if at_once else 64))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert 0.7 < peak / (count * learning_bytes(size, actions)) < 1.05
+    peak += sum(tensor.nbytes for tensor in batch)  # which is not Python's memory
+    assert 0.7 < peak / (count * learning_bytes(size, actions, at_once=at_once)) < 1.05
     assert all(part.base is None for part in held)  # a view would keep what fell out
 
 
