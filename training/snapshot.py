@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
 from ..cluster.errors import CheckpointError
+from ..cluster.sound_state import sound_state
+from ..cluster.state import State
+from ..envs.batch import Batch
 from ..envs.sb3 import PlacementVecEnv
 
 SNAPSHOT = "snapshot.npz"
@@ -152,10 +155,19 @@ def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
     np.random.set_state(("MT19937", arrays["numpy/keys"], int(position), int(has_gauss), float(gauss)))  # noqa: NPY002
     torch.set_rng_state(torch.from_numpy(arrays["torch"]))
     model.num_timesteps, model._n_updates = (int(count) for count in alike(arrays, "counters", np.zeros(2, np.int64)))
-    # Kernels read the state by addresses and look at no bound.
-    for field, value in env.batch.sim.state._asdict().items():
-        value[...] = alike(arrays, f"state/{field}", value)
-    for field, value in env.batch.arrays().items():
-        value[...] = finite(arrays, f"batch/{field}", value)
+    _restore_batch(arrays, env.batch)
     model._last_obs = env.batch.observations.copy()
     model._last_episode_starts = alike(arrays, "episode_starts", env.batch.ended)
+
+
+def _restore_batch(arrays: Arrays, batch: Batch) -> None:
+    """Put all environments where a snapshot found them; what they show follows from that."""
+    state = batch.sim.state
+    # Kernels read the state by addresses and look at no bound.
+    given = State(*(alike(arrays, f"state/{field}", value) for field, value in state._asdict().items()))
+    found = sound_state(batch.sim, given)._asdict()
+    for field, value in state._asdict().items():
+        value[...] = found[field]
+    for field, value in batch.arrays().items():
+        value[...] = finite(arrays, f"batch/{field}", value)
+    batch.show_again()

@@ -146,6 +146,26 @@ TAMPERED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
     ("adam/0/exp_avg_sq", lambda it: it * np.inf),
     ("network/", lambda it: it * np.float32(np.inf)),
 ]
+FAR = np.int32(2**30)
+NOT_PLAYED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
+    ("head", lambda it: it * 0 + FAR),
+    ("source_heap", lambda it: it * 0 + FAR),
+    ("scenario", lambda it: it * 0 + FAR),
+    ("run_place", lambda it: it * 0 + FAR),
+    ("guess_s", lambda it: it * 0.0),
+    ("guess_s", lambda it: -it),
+]
+
+
+def test_a_snapshot_whose_state_could_not_be_played_is_refused_by_its_field(tmp_path: Path) -> None:
+    path = train(small(), tmp_path).folder / SNAPSHOT
+    with np.load(path) as file:
+        sound = dict(file)
+    for name, spoil in NOT_PLAYED:
+        np.savez(path, allow_pickle=False, **sound | {f"state/{name}": spoil(sound[f"state/{name}"])})
+        with pytest.raises(CheckpointError, match=rf"damaged or of another run: state\.{name}\[") as caught:
+            train(small(2048), tmp_path)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_snapshot_whose_arrays_are_not_those_of_the_run_is_refused_by_their_names(tmp_path: Path) -> None:
