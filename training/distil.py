@@ -24,7 +24,7 @@ from .group import goal_of
 from .initial import initial_network
 from .keeper import Keeper
 from .labels import Desk, Labels, Lesson, desks_of, joined, play_lessons
-from .snapshot import SNAPSHOT, alike, read_arrays, restore_weights, write_arrays
+from .snapshot import SNAPSHOT, counts, read_arrays, restore_weights, write_arrays
 
 FOLDER = "labels"  # of a run, with a file for each block of lessons
 
@@ -146,7 +146,7 @@ class DistilLearner:
         """
         with read_arrays(self.keeper.folder / SNAPSHOT) as arrays:
             restore_weights(arrays, "network", self.network)
-            counters = alike(arrays, "counters", np.zeros(4, dtype=np.int64))
+            counters = counts(arrays, "counters", np.zeros(4, dtype=np.int64))
             self.steps, self.lessons, self.blocks, self.fits = (int(count) for count in counters)
         for block in range(self.blocks):
             with read_arrays(self._file(block)) as arrays:
