@@ -23,6 +23,7 @@ from ..envs.sb3 import PlacementVecEnv
 
 SNAPSHOT = "snapshot.npz"
 MT19937_KEYS = 624
+YOUNGER = ("quiet", "unlooked")  # fields of the state that runs may have begun without; no result depends on them
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -201,8 +202,10 @@ def _numpy_state(arrays: Arrays) -> tuple[str, NDArray[np.uint32], int, int, flo
 def _restore_batch(arrays: Arrays, batch: Batch) -> None:
     """Put all environments where a snapshot found them; what they show follows from that."""
     state = batch.sim.state
+    missing = {f"state/{field}": np.zeros_like(getattr(state, field)) for field in YOUNGER}
+    kept = missing | arrays
     # Kernels read the state by addresses and look at no bound.
-    given = State(*(alike(arrays, f"state/{field}", value) for field, value in state._asdict().items()))
+    given = State(*(alike(kept, f"state/{field}", value) for field, value in state._asdict().items()))
     found = sound_state(batch.sim, given)._asdict()
     for field, value in state._asdict().items():
         value[...] = found[field]

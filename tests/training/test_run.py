@@ -177,6 +177,17 @@ def test_a_snapshot_whose_state_could_not_be_played_is_refused_by_its_field(tmp_
         assert "\n" not in str(caught.value)
 
 
+def test_a_snapshot_from_before_the_state_counted_quiet_moments_goes_on_the_same(tmp_path: Path) -> None:
+    whole = train(small(), tmp_path / "whole")
+    path = stopped_at_half(tmp_path / "parts").folder / SNAPSHOT
+    with np.load(path) as file:
+        older = dict(file)
+    del older["state/quiet"], older["state/unlooked"]
+    np.savez(path, allow_pickle=False, **older)
+    resumed = train(small(), tmp_path / "parts")
+    assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
+
+
 def test_a_snapshot_whose_arrays_are_not_those_of_the_run_is_refused_by_their_names(tmp_path: Path) -> None:
     path = train(small(), tmp_path).folder / SNAPSHOT
     with np.load(path) as file:
