@@ -17,13 +17,13 @@ from ..agents.heuristics import HEURISTICS
 from ..agents.moves_policy import MovesPolicy
 from ..agents.networks import MovesNetwork, mean_of
 from ..agents.rollout import Base, Search
-from ..cluster.errors import InputError
+from ..cluster.errors import CheckpointError, InputError
 from ..envs.batch import Problem
 from .fitting import fit_network
 from .group import goal_of
 from .initial import initial_network
 from .keeper import Keeper
-from .labels import Desk, Labels, Lesson, desks_of, joined, play_lessons
+from .labels import Desk, Labels, Lesson, desks_of, joined, play_lessons, sound_labels
 from .snapshot import SNAPSHOT, counts, read_arrays, restore_weights, write_arrays
 
 FOLDER = "labels"  # of a run, with a file for each block of lessons
@@ -150,7 +150,13 @@ class DistilLearner:
             self.steps, self.lessons, self.blocks, self.fits = (int(count) for count in counters)
         for block in range(self.blocks):
             with read_arrays(self._file(block)) as arrays:
-                self._labels.append(Labels(**arrays))
+                self._labels.append(sound_labels(arrays, self.problem.scenarios.jobs.size))
+        held = sum(labels.tried.size for labels in self._labels)
+        if held != self.steps:
+            raise CheckpointError(
+                f"{self.keeper.folder / FOLDER} holds {held} decisions, the snapshot says {self.steps}; "
+                "remove its folder to begin anew"
+            )
 
 
 def learn_by_distillation(problem: Problem, keeper: Keeper) -> int:

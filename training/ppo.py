@@ -1,6 +1,7 @@
 """Masked PPO and A2C on the batched environment, on the classes of sb3-contrib and Stable-Baselines3."""
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ def learn_by_ppo(problem: Problem, keeper: Keeper) -> int:
     replay = _replay(keeper, env, model)
     if snapshot.exists():
         model._last_obs = env.reset()
-        load_snapshot(snapshot, model, env, replay.restore if replay else _nothing)
+        restore = partial(replay.restore, buffer=model.rollout_buffer) if replay else _nothing
+        load_snapshot(snapshot, model, env, restore)
     left = config.steps - model.num_timesteps
     if left > 0:
         watch = _Watch(keeper, env, replay)

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ MT19937_KEYS = 624
 YOUNGER = ("quiet", "unlooked")  # fields of the state that runs may have begun without; no result depends on them
 
 Arrays = dict[str, NDArray[Any]]
+Record = TypeVar("Record", bound=tuple[Any, ...])
 
 
 def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, more: Arrays) -> None:
@@ -132,6 +133,25 @@ def counts(arrays: Arrays, name: str, like: NDArray[np.int64]) -> NDArray[np.int
     found: NDArray[np.int64] = alike(arrays, name, like)
     within(name, found, 0, np.inf)
     return found
+
+
+def longer(like: NDArray[Any], entries: int) -> NDArray[Any]:
+    """Return zeros, without memory for them, of the type and shape of an array but for the length of its first axis."""
+    zeros: NDArray[Any] = np.broadcast_to(np.zeros((), dtype=like.dtype), (entries, *like.shape[1:]))
+    return zeros
+
+
+def records(arrays: Arrays, prefix: str, like: Record) -> Record:
+    """Return a named tuple of finite arrays that are like another's, but for their length, which they share.
+
+    Raises:
+        ValueError: If it is not so.
+        KeyError: If one is not there.
+    """
+    fields = type(like).__annotations__
+    entries = np.atleast_1d(arrays[prefix + next(iter(fields))]).shape[0]
+    found = (finite(arrays, prefix + name, longer(part, entries)) for name, part in zip(fields, like, strict=True))
+    return type(like)(*found)
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
