@@ -37,17 +37,17 @@ def pick_best_of_random(sim: Simulation, row: int) -> None:
 def fewest_nodes(sim: Simulation, gpus: int) -> int:
     """Return how many nodes a job of so many GPUs needs on an empty cluster."""
     first_gpu = sim.cluster.first_gpu
-    largest = 0
-    for node in range(first_gpu.size - 1):
-        largest = max(largest, first_gpu[node + 1] - first_gpu[node])
-    nodes = 0
-    size = largest
+    nodes, size = 0, sim.cluster.gpu_node.size
     while gpus > 0 and size > 0:
+        smaller = 0  # the next size that a node has: to try all in between would take minutes beside a huge node
         for node in range(first_gpu.size - 1):
-            if gpus > 0 and first_gpu[node + 1] - first_gpu[node] == size:
+            own = first_gpu[node + 1] - first_gpu[node]
+            if own < size:
+                smaller = max(smaller, own)
+            elif own == size and gpus > 0:
                 gpus -= size
                 nodes += 1
-        size -= 1
+        size = smaller
     return nodes
 
 

@@ -35,6 +35,46 @@ AXES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }  # fmt: skip
 WRITTEN = ("state", "log")
+ANY = 2**63 - 1
+# Whole numbers of the state where a job is due, by their least and their most: a noun in the singular is the last of
+# its kind, one in the plural how many there are.
+RANGES: dict[tuple[int, str], tuple[str, ...]] = {
+    (0, "scenario"): ("scenario",),
+    (0, "one"): ("aged", "base_waits", "base_refused", "source_failed", "ends_kept"),
+    (0, "two"): ("index_stage",),
+    (-1, "job"): (
+        "head", "tail", "gpu_job", "next_job", "previous_job", "run_place", "index_best", "index_oldest",
+        "index_young_place",
+    ),
+    (0, "job"): (
+        "current", "other_job", "move_job", "ahead_job", "run_heap", "ends_job", "index_leaf", "index_job",
+        "index_hidden_job", "index_young",
+    ),
+    (0, "jobs"): (
+        "finished", "submitted", "queued", "running", "reserved_for", "index_first", "index_hidden",
+        "index_young_count",
+    ),
+    (-1, "gpu"): ("gpu_next", "first_gpu"),
+    (0, "gpus"): (
+        "usable", "busy", "down", "extra", "need", "free", "taken", "trial_free", "ahead_gives", "ahead_free",
+        "reserved_usable", "reserved_extra",
+    ),
+    (0, "node"): ("trial_order", "trial_set", "best_set", "node_class", "offer_node", "move_node", "ahead_node"),
+    (0, "nodes"): ("picked_nodes", "trial_bit", "offer_size", "move_size", "ahead_size"),
+    (-2, "rack"): ("picked_rack",),
+    (0, "source"): ("source_heap",),
+    (-1, "source"): ("source_place",),
+    (0, "sources"): ("source_count",),
+    (0, "moves"): ("moves",),
+    (0, "job ahead"): ("ahead_order",),
+    (-2, "any"): ("waited", "rested"),
+    (-1, "any"): ("moment", "passed", "reserved_moment", "index_moment"),
+    (0, "any"): (
+        "quiet", "unlooked", "estimated", "job_events", "decisions", "offer_hole", "move_hole", "gpu_down", "source_k",
+        "stops", "index_from",
+    ),
+    (-ANY - 1, "any"): ("offer_sign", "move_sign", "index_place"),
+}  # fmt: skip
 
 
 def declared_dtype(annotation: Any) -> np.dtype[Any] | None:

@@ -48,7 +48,12 @@ def _short(value: object) -> str:
     return " ".join(repr(value).split())[:80]
 
 
-def _refuse(name: str, values: NDArray[Any], fits: NDArray[np.bool_], what: str) -> None:
+def refuse(name: str, values: NDArray[Any], fits: NDArray[np.bool_], what: str) -> None:
+    """Refuse values unless all of them fit, with the place of the first that does not.
+
+    Raises:
+        ValueError: If one does not fit.
+    """
     wrong = np.argwhere(~fits)
     if wrong.size:
         place = tuple(int(i) for i in wrong[0])
@@ -56,11 +61,11 @@ def _refuse(name: str, values: NDArray[Any], fits: NDArray[np.bool_], what: str)
 
 
 def _above_0(name: str, values: Values, real: NDArray[np.bool_] | bool = True) -> None:  # noqa: FBT001, FBT002
-    _refuse(name, values, ~np.asarray(real) | ((values > 0.0) & (values < math.inf)), "a finite number above 0")
+    refuse(name, values, ~np.asarray(real) | ((values > 0.0) & (values < math.inf)), "a finite number above 0")
 
 
 def _not_below_0(name: str, values: Values, real: NDArray[np.bool_] | bool = True) -> None:  # noqa: FBT001, FBT002
-    _refuse(name, values, ~np.asarray(real) | ((values >= 0.0) & (values < math.inf)), "a finite number, at least 0")
+    refuse(name, values, ~np.asarray(real) | ((values >= 0.0) & (values < math.inf)), "a finite number, at least 0")
 
 
 def sound_cluster(cluster: Cluster) -> Cluster:
@@ -74,7 +79,7 @@ def sound_cluster(cluster: Cluster) -> Cluster:
     _check_parts("node_rack", cluster.node_rack, "first_node", cluster.first_node)
     _above_0("speed", cluster.speed)
     for name in ("intra_bytes_per_s", "nic_bytes_per_s", "uplink_bytes_per_s"):
-        _refuse(name, getattr(cluster, name), getattr(cluster, name) > 0.0, "a bandwidth above 0")
+        refuse(name, getattr(cluster, name), getattr(cluster, name) > 0.0, "a bandwidth above 0")
     return cluster
 
 
@@ -98,7 +103,7 @@ def sound_scenarios(scenarios: Scenarios, gpus: int) -> Scenarios:
         shapes = f"{scenarios.jobs.shape} and {scenarios.gpus.shape}"
         raise ValueError(f"jobs and gpus have shapes {shapes}, expected one axis and two")
     room = scenarios.gpus.shape[1]
-    _refuse("jobs", scenarios.jobs, (scenarios.jobs >= 0) & (scenarios.jobs <= room), f"0 to {room}")
+    refuse("jobs", scenarios.jobs, (scenarios.jobs >= 0) & (scenarios.jobs <= room), f"0 to {room}")
     real = np.arange(room) < scenarios.jobs[:, None]
     for name in ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes"):
         if getattr(scenarios, name).shape != real.shape:
@@ -106,13 +111,13 @@ def sound_scenarios(scenarios: Scenarios, gpus: int) -> Scenarios:
     most = int(np.where(real, scenarios.gpus, 0).max(initial=0))
     if most > gpus:
         raise ValueError(f"a job asks {most} GPUs of a cluster that has {gpus}")
-    _refuse("gpus", scenarios.gpus, ~real | (scenarios.gpus > 0), "at least 1")
+    refuse("gpus", scenarios.gpus, ~real | (scenarios.gpus > 0), "at least 1")
     for name in ("work_s", "estimate_s", "compute_s"):
         _above_0(name, getattr(scenarios, name), real)
     for name in ("submit_s", "parameter_bytes"):
         _not_below_0(name, getattr(scenarios, name), real)
     later = scenarios.submit_s[:, 1:] >= scenarios.submit_s[:, :-1]
-    _refuse("submit_s", scenarios.submit_s[:, 1:], ~real[:, 1:] | later, "no time before that of the job before")
+    refuse("submit_s", scenarios.submit_s[:, 1:], ~real[:, 1:] | later, "no time before that of the job before")
     _above_0("speed", scenarios.speed)
     for name in ("hazard_per_s", "source_rate_per_s"):
         _not_below_0(name, getattr(scenarios, name))
@@ -137,12 +142,12 @@ def sound_process(process: FaultProcess) -> FaultProcess:
     if end_s.shape != start_s.shape:
         raise ValueError(f"outage_end_s has shape {end_s.shape}, expected {start_s.shape}")
     _not_below_0("outage_start_s", start_s)
-    _refuse("outage_end_s", end_s, end_s >= start_s, "no time before the start")
+    refuse("outage_end_s", end_s, end_s >= start_s, "no time before the start")
     follows = np.ones(start_s.size, dtype=np.bool_)
     follows[1:] = start_s[1:] >= end_s[:-1]
     follows[first[first < start_s.size]] = True  # the first outage of each source
     follows[first[-1] :] = True  # of no source
-    _refuse("outage_start_s", start_s, follows, "no time before the end of the outage before")
+    refuse("outage_start_s", start_s, follows, "no time before the end of the outage before")
     return process
 
 

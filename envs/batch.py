@@ -12,7 +12,17 @@ from ..cluster.topology import Cluster
 from .features import NODE_COUNT
 from .layout import action_count, bounds, observation_size
 from .rewards import REWARDS, random_makespan_s
-from .stepping import CANDIDATE_ACTION, FULL, GPU_ACTION, NODE_ACTION, SOURCE, SOURCE_LITERAL, begin_rows, step_rows
+from .stepping import (
+    CANDIDATE_ACTION,
+    FULL,
+    GPU_ACTION,
+    NODE_ACTION,
+    SOURCE,
+    SOURCE_LITERAL,
+    begin_rows,
+    show,
+    step_rows,
+)
 
 ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION, "candidate": CANDIDATE_ACTION}
 OBSERVATIONS = {"source": SOURCE, "source-literal": SOURCE_LITERAL, "full": FULL}
@@ -152,13 +162,14 @@ class Batch:
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return what changes beside the simulation's state, so that a run can be kept and taken up again."""
-        return {
-            "observations": self.observations,
-            "masks": self.masks,
-            "next": self._next,
-            "paid_s": self._paid_s,
-            "steps": self.steps,
-        }
+        return {"next": self._next, "paid_s": self._paid_s, "steps": self.steps}
+
+    def show_again(self) -> None:
+        """Write what is seen and open in every row as the state has it, which somebody else has written."""
+        view = self.view
+        action, observation = ACTIONS[view.action], OBSERVATIONS[view.observation]
+        for row in range(self.rows):
+            show(self.sim, row, action, observation, self.observations, self.masks, self._table, row)
 
     def cut_off(self) -> NDArray[np.bool_]:
         """Say which rows have ended with jobs unfinished, at the rules' time limit; shape (rows,)."""

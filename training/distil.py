@@ -17,14 +17,14 @@ from ..agents.heuristics import HEURISTICS
 from ..agents.moves_policy import MovesPolicy
 from ..agents.networks import MovesNetwork, mean_of
 from ..agents.rollout import Base, Search
-from ..cluster.errors import InputError
+from ..cluster.errors import CheckpointError, InputError
 from ..envs.batch import Problem
 from .fitting import fit_network
 from .group import goal_of
 from .initial import initial_network
 from .keeper import Keeper
-from .labels import Desk, Labels, Lesson, desks_of, joined, play_lessons
-from .snapshot import SNAPSHOT, alike, read_arrays, restore_weights, write_arrays
+from .labels import Desk, Labels, Lesson, desks_of, joined, play_lessons, sound_labels
+from .snapshot import SNAPSHOT, counts, read_arrays, restore_weights, write_arrays
 
 FOLDER = "labels"  # of a run, with a file for each block of lessons
 
@@ -146,11 +146,17 @@ class DistilLearner:
         """
         with read_arrays(self.keeper.folder / SNAPSHOT) as arrays:
             restore_weights(arrays, "network", self.network)
-            counters = alike(arrays, "counters", np.zeros(4, dtype=np.int64))
+            counters = counts(arrays, "counters", np.zeros(4, dtype=np.int64))
             self.steps, self.lessons, self.blocks, self.fits = (int(count) for count in counters)
         for block in range(self.blocks):
             with read_arrays(self._file(block)) as arrays:
-                self._labels.append(Labels(**arrays))
+                self._labels.append(sound_labels(arrays, self.problem.scenarios.jobs.size))
+        held = sum(labels.tried.size for labels in self._labels)
+        if held != self.steps:
+            raise CheckpointError(
+                f"{self.keeper.folder / FOLDER} holds {held} decisions, the snapshot says {self.steps}; "
+                "remove its folder to begin anew"
+            )
 
 
 def learn_by_distillation(problem: Problem, keeper: Keeper) -> int:

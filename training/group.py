@@ -28,7 +28,16 @@ from ..envs.batch import Problem
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
 from .initial import initial_network
 from .keeper import Keeper
-from .snapshot import SNAPSHOT, alike, learned_arrays, read_arrays, restore_learned, restore_weights, write_arrays
+from .snapshot import (
+    SNAPSHOT,
+    alike,
+    counts,
+    learned_arrays,
+    read_arrays,
+    restore_learned,
+    restore_weights,
+    write_arrays,
+)
 
 AVERAGED = 8  # from random weights, the average is over the latest of so many parts of the run so far
 CHUNKS = 8  # of a minibatch, one after the other on each thread
@@ -315,7 +324,7 @@ class GroupLearner:
                 "has_uint32": has,
                 "uinteger": rest,
             }
-            self.steps = int(alike(arrays, "steps", np.zeros(1, dtype=np.int64))[0])
+            self.steps = int(counts(arrays, "steps", np.zeros(1, dtype=np.int64))[0])
 
 
 def learn_by_groups(problem: Problem, keeper: Keeper) -> int:

@@ -19,6 +19,7 @@ from ..cluster.simulation import simulation_of
 from ..cluster.state import MOVES, Simulation
 from ..envs.batch import Problem
 from ..envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT, write_moves
+from .snapshot import Arrays, records, within
 
 SIZE = MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT
 LABELLED, OWN = 0, 1  # second counter of what is drawn: which decisions are labelled, and who plays
@@ -45,6 +46,22 @@ def joined(parts: Iterable[Labels]) -> Labels:
 def _none() -> Labels:
     counts, values = np.zeros(0, np.int32), np.zeros((0, MOVES), np.float32)
     return Labels(np.zeros((0, SIZE), np.float32), counts, counts, values, values, values[:, 0], counts)
+
+
+def sound_labels(arrays: Arrays, scenarios: int) -> Labels:
+    """Return labels that were read from a file, of decisions in so many scenarios.
+
+    Raises:
+        ValueError: If they are no labels of these.
+        KeyError: If a part is not there.
+    """
+    found = records(arrays, "", _none())
+    within("listed", found.listed, 1, MOVES)
+    within("tried", found.tried, 1, MOVES)
+    within("scenario", found.scenario, 0, scenarios - 1)
+    if (found.tried > found.listed).any():
+        raise ValueError("tried is more than listed, expected at most as many")
+    return found
 
 
 class Label(NamedTuple):

@@ -1,6 +1,7 @@
 """Masked PPO and A2C on the batched environment, on the classes of sb3-contrib and Stable-Baselines3."""
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ def learn_by_ppo(problem: Problem, keeper: Keeper) -> int:
     replay = _replay(keeper, env, model)
     if snapshot.exists():
         model._last_obs = env.reset()
-        load_snapshot(snapshot, model, env, replay.restore if replay else _nothing)
+        restore = partial(replay.restore, buffer=model.rollout_buffer) if replay else _nothing
+        load_snapshot(snapshot, model, env, restore)
     left = config.steps - model.num_timesteps
     if left > 0:
         watch = _Watch(keeper, env, replay)
@@ -94,7 +96,8 @@ def _replay(keeper: Keeper, env: PlacementVecEnv, model: MaskablePPO) -> Replay 
     samples = parameters.kept * parameters.rows * parameters.steps
     sizes = env.batch.observations.shape[1], env.batch.actions
     is_literal = isinstance(model, SamplePPO | SampleA2C)
-    taken = samples * (learning_bytes(*sizes) if is_literal else sample_bytes(*sizes))
+    is_whole = isinstance(model, SampleA2C)
+    taken = samples * (learning_bytes(*sizes, at_once=is_whole) if is_literal else sample_bytes(*sizes))
     if taken > MOST_REPLAY_BYTES:
         raise InputError(
             f"replay of {samples:,} samples would take {taken / 2**30:.1f} GiB of memory, more than 8",

@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
 from ..cluster.errors import CheckpointError
 from .off_policy import Floats, Trajectories, effective_share, variation
-from .rollouts import KeptRollout, flat, judge, judged, kept_rollout, of_rows, own, unpacked
-from .snapshot import Arrays
+from .rollouts import KeptRollout, flat, judge, judged, kept_rollout, of_rows, own, sound_rollout, unpacked
+from .snapshot import Arrays, finite
 
 LEAST_EFFECTIVE = 0.3  # share of a rollout's samples; one whose policy is farther away is left out
 LOOKED_AT = 4096  # samples of a dynamic batch that its figures come from: to judge all would cost a tenth of the time
@@ -140,19 +141,27 @@ class Replay(BaseCallback):
             arrays |= {f"replay/{i}/{name}": np.asarray(value) for name, value in rollout._asdict().items()}
         return arrays
 
-    def restore(self, arrays: Arrays) -> None:
+    def restore(self, arrays: Arrays, buffer: MaskableRolloutBuffer) -> None:
         """Take up what `arrays` gave.
+
+        Args:
+            arrays: Read from a file.
+            buffer: Of the model, as it is before collection.
 
         Raises:
             CheckpointError: If it is not there.
+            ValueError: If rollouts of the model could not have left it.
+            KeyError: If a part of it is not there.
         """
         if "replay/slowing" not in arrays:
             raise CheckpointError("the snapshot holds no replay; remove its folder to begin anew")
-        self.slowing = float(arrays["replay/slowing"])
+        self.slowing = float(finite(arrays, "replay/slowing", np.array(1.0)))
+        if not 0.0 < self.slowing <= 1.0:
+            raise ValueError(f"replay/slowing is {self.slowing:g}, expected above 0 and at most 1")
+        assert self.rollouts.maxlen is not None
+        there = (f"replay/{i}/" for i in range(self.rollouts.maxlen) if f"replay/{i}/update" in arrays)
         self.rollouts.clear()
-        while f"replay/{len(self.rollouts)}/update" in arrays:
-            i = len(self.rollouts)
-            self.rollouts.append(KeptRollout(**{name: arrays[f"replay/{i}/{name}"] for name in KeptRollout._fields}))
+        self.rollouts.extend(sound_rollout(arrays, prefix, buffer) for prefix in there)
 
 
 def note(logger: Logger, age: float, ratio: Floats) -> None:

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 
+from .snapshot import Arrays, finite, longer, within
+
 JUDGED_ROWS = 1024  # at once on a thread; agents/chunks.py has the same
 Floats = NDArray[np.float32]
 
@@ -73,6 +75,35 @@ def kept_rollout(
         cut=np.array([seen for _, seen in cut], dtype=np.float32).reshape(len(cut), last.shape[1]),
         update=np.array(update),
     )
+
+
+def sound_rollout(arrays: Arrays, prefix: str, buffer: MaskableRolloutBuffer) -> KeptRollout:
+    """Return a rollout that was read from a file and is like what a buffer, as it is before collection, takes.
+
+    Raises:
+        ValueError: If it is not so.
+        KeyError: If a part is not there.
+    """
+    like = kept_rollout(buffer, buffer.rewards, [], buffer.observations[0], np.zeros(buffer.n_envs, dtype=np.bool_), 0)
+    cut_off = np.atleast_1d(arrays[f"{prefix}cut_at"]).shape[0]
+    like = like._replace(cut_at=longer(like.cut_at, cut_off), cut=longer(like.cut, cut_off))
+    found = KeptRollout(*(finite(arrays, prefix + name, part) for name, part in like._asdict().items()))
+    within(f"{prefix}cut_at", found.cut_at, 0, found.rewards.size - 1)
+    within(f"{prefix}update", found.update, 0, np.inf)
+    check_actions(prefix, found.masks, found.actions, buffer.mask_dims)
+    return found
+
+
+def check_actions(prefix: str, masks: NDArray[np.uint8], actions: NDArray[np.int32], count: int) -> None:
+    """Refuse actions that are none of so many, or that their masks close.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    within(f"{prefix}actions", actions, 0, count - 1)
+    byte = np.take_along_axis(masks, actions[..., None] >> 3, axis=-1)[..., 0]
+    if not (byte & (128 >> (actions & 7))).all():
+        raise ValueError(f"{prefix}actions holds one that is closed in {prefix}masks")
 
 
 def of_rows(rollout: KeptRollout, rows: NDArray[np.int64]) -> KeptRollout:

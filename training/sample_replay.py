@@ -11,8 +11,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from ..cluster.errors import CheckpointError
 from .a2c import MaskableA2C
 from .replay import LOOKED_AT, clip_range_of, note
-from .rollouts import Floats, flat, judge, sample_bytes, unpacked
-from .snapshot import Arrays
+from .rollouts import Floats, check_actions, flat, judge, sample_bytes, unpacked
+from .snapshot import Arrays, counts, records, within
 
 
 class Samples(NamedTuple):
@@ -39,17 +39,20 @@ class Samples(NamedTuple):
         return Samples(*(np.concatenate((old[first:], new[-most:])) for old, new in pairs))
 
 
-def learning_bytes(size: int, actions: int) -> int:
+def learning_bytes(size: int, actions: int, *, at_once: bool) -> int:
     """Return the memory that each sample takes when an update learns from all of a buffer.
 
     It is held, drawn, and copied into a rollout buffer, which has six numbers beside. There the masks take four bytes
-    for each action, and two more while they are unpacked.
+    for each action, and two more while they are unpacked. An update that learns from all samples at once then has them
+    copied twice, with five of the numbers, in an order of its own.
 
     Args:
         size: Of an observation.
         actions: Number of actions.
+        at_once: Whether all is one minibatch, as for A2C.
     """
-    return 2 * sample_bytes(size, actions) + 4 * size + 6 * actions + 6 * 4
+    filled = 2 * sample_bytes(size, actions) + 4 * size + 4 * actions + 6 * 4
+    return filled + (2 * (4 * size + 4 * actions + 5 * 4) + 8 if at_once else 2 * actions)
 
 
 class SampleReplay(BaseCallback):
@@ -119,17 +122,29 @@ class SampleReplay(BaseCallback):
         samples = {} if self.samples is None else self.samples._asdict()
         return counts | {f"replay/{name}": np.asarray(value) for name, value in samples.items()}
 
-    def restore(self, arrays: Arrays) -> None:
+    def restore(self, arrays: Arrays, buffer: MaskableRolloutBuffer) -> None:
         """Take up what `arrays` gave.
+
+        Args:
+            arrays: Read from a file.
+            buffer: Of the model, as it is before collection.
 
         Raises:
             CheckpointError: If it is not there.
+            ValueError: If rollouts of the model could not have left it.
+            KeyError: If a part of it is not there.
         """
         if "replay/collected" not in arrays:
             raise CheckpointError("the snapshot holds no replay; remove its folder to begin anew")
-        self.collected, self._open_steps = int(arrays["replay/collected"]), arrays["replay/open_steps"].copy()
+        self.collected = int(counts(arrays, "replay/collected", np.zeros((), dtype=np.int64)))
         if self.collected:
-            self.samples = Samples(**{name: arrays[f"replay/{name}"] for name in Samples._fields})
+            rows = np.zeros(buffer.n_envs, dtype=np.int64)
+            self._open_steps = counts(arrays, "replay/open_steps", rows).copy()
+            within("replay/open_steps", self._open_steps, 0, self.collected * buffer.buffer_size)
+            self.samples = records(arrays, "replay/", samples_of(buffer, 0))
+            within("replay/samples", np.array([len(self.samples.actions)]), 1, self.most)
+            within("replay/update", self.samples.update, 0, self.collected - 1)
+            check_actions("replay/", self.samples.masks, self.samples.actions, buffer.mask_dims)
 
 
 class _LearnsFromSamples(MaskablePPO):

@@ -2,10 +2,11 @@
 
 import io
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,11 +16,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
 from ..cluster.errors import CheckpointError
+from ..cluster.sound_state import sound_state
+from ..cluster.state import State
+from ..envs.batch import Batch
 from ..envs.sb3 import PlacementVecEnv
 
 SNAPSHOT = "snapshot.npz"
+MT19937_KEYS = 624
+YOUNGER = ("quiet", "unlooked")  # fields of the state that runs may have begun without; no result depends on them
 
 Arrays = dict[str, NDArray[Any]]
+Record = TypeVar("Record", bound=tuple[Any, ...])
 
 
 def save_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, more: Arrays) -> None:
@@ -105,6 +112,48 @@ def alike(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
+def within(name: str, values: NDArray[Any], least: int, most: float) -> None:
+    """Refuse whole numbers unless all of them lie in a range.
+
+    Raises:
+        ValueError: Naming the first that does not.
+    """
+    wrong = values[(values < least) | (values > most)]
+    if wrong.size:
+        raise ValueError(f"{name} holds {wrong[0]}, expected {least} to {most}")
+
+
+def counts(arrays: Arrays, name: str, like: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return as many counts as another array has, none of them below 0.
+
+    Raises:
+        ValueError: If it is not so.
+        KeyError: If it is not there.
+    """
+    found: NDArray[np.int64] = alike(arrays, name, like)
+    within(name, found, 0, np.inf)
+    return found
+
+
+def longer(like: NDArray[Any], entries: int) -> NDArray[Any]:
+    """Return zeros, without memory for them, of the type and shape of an array but for the length of its first axis."""
+    zeros: NDArray[Any] = np.broadcast_to(np.zeros((), dtype=like.dtype), (entries, *like.shape[1:]))
+    return zeros
+
+
+def records(arrays: Arrays, prefix: str, like: Record) -> Record:
+    """Return a named tuple of finite arrays that are like another's, but for their length, which they share.
+
+    Raises:
+        ValueError: If it is not so.
+        KeyError: If one is not there.
+    """
+    fields = type(like).__annotations__
+    entries = np.atleast_1d(arrays[prefix + next(iter(fields))]).shape[0]
+    found = (finite(arrays, prefix + name, longer(part, entries)) for name, part in zip(fields, like, strict=True))
+    return type(like)(*found)
+
+
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write arrays into a file, which is replaced at once or not at all."""
     part = path.with_name(path.name + ".part")
@@ -123,9 +172,12 @@ def read_arrays(path: Path) -> Iterator[Arrays]:
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             yield {name: file[name] for name in file.files}
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
+    except (
+        OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, OverflowError, zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
+        told = " ".join(str(error).split())
         raise CheckpointError(
-            f"{path} is damaged or of another run: {error}; remove its folder to begin anew"
+            f"{path} is damaged or of another run: {told}; remove its folder to begin anew"
         ) from error
 
 
@@ -148,14 +200,35 @@ def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, restore:
 
 def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
     restore_learned(arrays, model.policy, model.policy.optimizer)
-    position, has_gauss, gauss = finite(arrays, "numpy/rest", np.zeros(3))
-    np.random.set_state(("MT19937", arrays["numpy/keys"], int(position), int(has_gauss), float(gauss)))  # noqa: NPY002
+    np.random.set_state(_numpy_state(arrays))  # noqa: NPY002
     torch.set_rng_state(torch.from_numpy(arrays["torch"]))
-    model.num_timesteps, model._n_updates = (int(count) for count in alike(arrays, "counters", np.zeros(2, np.int64)))
-    # Kernels read the state by addresses and look at no bound.
-    for field, value in env.batch.sim.state._asdict().items():
-        value[...] = alike(arrays, f"state/{field}", value)
-    for field, value in env.batch.arrays().items():
-        value[...] = finite(arrays, f"batch/{field}", value)
+    model.num_timesteps, model._n_updates = (
+        int(count) for count in counts(arrays, "counters", np.zeros(2, dtype=np.int64))
+    )
+    _restore_batch(arrays, env.batch)
     model._last_obs = env.batch.observations.copy()
     model._last_episode_starts = alike(arrays, "episode_starts", env.batch.ended)
+
+
+def _numpy_state(arrays: Arrays) -> tuple[str, NDArray[np.uint32], int, int, float]:
+    """Return the state of NumPy's random numbers, which NumPy itself reads beyond its end if the position says so."""
+    keys = alike(arrays, "numpy/keys", np.zeros(MT19937_KEYS, dtype=np.uint32))
+    position, has_gauss, gauss = (float(each) for each in finite(arrays, "numpy/rest", np.zeros(3)))
+    if position not in range(MT19937_KEYS + 1) or has_gauss not in (0.0, 1.0):
+        raise ValueError(f"numpy/rest has position {position:g} and has_gauss {has_gauss:g}")
+    return "MT19937", keys, int(position), int(has_gauss), gauss
+
+
+def _restore_batch(arrays: Arrays, batch: Batch) -> None:
+    """Put all environments where a snapshot found them; what they show follows from that."""
+    state = batch.sim.state
+    missing = {f"state/{field}": np.zeros_like(getattr(state, field)) for field in YOUNGER}
+    kept = missing | arrays
+    # Kernels read the state by addresses and look at no bound.
+    given = State(*(alike(kept, f"state/{field}", value) for field, value in state._asdict().items()))
+    found = sound_state(batch.sim, given)._asdict()
+    for field, value in state._asdict().items():
+        value[...] = found[field]
+    for field, value in batch.arrays().items():
+        value[...] = finite(arrays, f"batch/{field}", value)
+    batch.show_again()

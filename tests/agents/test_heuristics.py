@@ -1,6 +1,8 @@
 """Decisions of the compiled heuristics on cases worked by hand from docs/policies.md."""
 
+import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.play import fewest_nodes
 from longshore.cluster.placing import picked_slowdown
 from longshore.cluster.topology import Cluster, grid_cluster
+from tests import reference_policies
 from tests.compiled_runs import at_first_decision, picks, play_heuristic
 from tests.strategies import Case, cases
 from tests.test_reference import Jobs, hand_case
@@ -133,6 +137,30 @@ def test_consolidate_waits_for_a_node_that_holds_the_whole_job_where_it_may(star
 def test_consolidate_does_not_wait_for_what_no_node_can_hold() -> None:
     case = hand_case(grid_cluster(2, 2), [(1, 20.0, 0.0), (3, 10.0, 0.0)], waiting=True)
     assert play_heuristic(case, "consolidate")[1].first_start_s[0, 1] == 0.0
+
+
+class Counted:
+    """Stands for an array, and counts how often it is read."""
+
+    def __init__(self, values: list[int]) -> None:
+        self.values, self.size, self.reads = values, len(values), 0
+
+    def __getitem__(self, at: int) -> int:
+        self.reads += 1
+        return self.values[at]
+
+
+@given(st.lists(st.integers(1, 9) | st.sampled_from((500, 5_000)), min_size=1, max_size=12), st.data())
+def test_the_fewest_nodes_for_a_job_are_found_in_few_looks_whatever_their_sizes(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    gpus = data.draw(st.integers(1, sum(sizes)))
+    first_gpu = Counted([0, *itertools.accumulate(sizes)])
+    sim: Any = SimpleNamespace(cluster=SimpleNamespace(first_gpu=first_gpu, gpu_node=np.zeros(sum(sizes))))
+    plain: Any = SimpleNamespace(node_gpus=[range(size) for size in sizes])
+    slow = getattr(fewest_nodes, "py_func", fewest_nodes)
+    assert slow(sim, gpus) == reference_policies.fewest_nodes(plain, gpus)
+    assert first_gpu.reads <= 2 * len(sizes) * (len(set(sizes)) + 1)
 
 
 @pytest.mark.parametrize(

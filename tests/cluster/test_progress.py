@@ -1,5 +1,6 @@
 """Runs that would never end: told where faults are too frequent, and otherwise stopped by whoever presses Ctrl-C."""
 
+import ctypes
 import math
 import re
 import signal
@@ -9,11 +10,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.node_rules import PACK
+from longshore.agents.play import decide
 from longshore.agents.registry import find_policy
 from longshore.cli import app
 from longshore.cluster import engine, signals
@@ -196,14 +200,33 @@ def test_ctrl_c_stops_a_step_of_an_environment() -> None:
         batch.step(first)
 
 
-def test_on_a_large_cluster_few_decisions_are_taken_before_a_signal_is_handled() -> None:
-    problem = hetero64(1, 0, nodes=512, jobs=4096)
-    policy = find_policy(str(CHECKPOINTS / "hetero64-wait.zip"))
-    policy.play(simulation_of(*hetero64(1, 0)), np.array([0]))  # compiles
-    sim = simulation_of(*problem)
-    with pytest.raises(Pressed), alarm(press, 0.1):
-        policy.play(sim, np.array([0]))
-    assert sim.state.finished[0] < 4096
+RAISE = ctypes.CDLL(None)["raise"]  # of C: at once, also inside compiled code
+RAISE.argtypes, RAISE.restype = [ctypes.c_int], ctypes.c_int
+
+
+def place_and_raise(sim: Simulation, decision: int, number: int) -> None:
+    """Play row 0 on; a signal comes at one of its decisions."""
+    while advance(sim, 0):
+        if sim.state.decisions[0] == decision:
+            RAISE(number)
+        decide(sim, 0, PACK, 0.0)
+        start(sim, 0)
+
+
+@pytest.mark.parametrize("nodes", [64, 512, 2048, 8192])
+def test_on_a_large_cluster_few_decisions_are_taken_before_a_signal_is_handled(nodes: int) -> None:
+    sim = simulation_of(*hetero64(1, 0, nodes=nodes, jobs=256))
+    jit: Any = numba.njit
+    play_on = place_and_raise if numba.config.DISABLE_JIT else jit(place_and_raise)  # type: ignore[attr-defined]
+    before = signal.signal(signal.SIGUSR1, press)
+    try:
+        for decision in (0, 1, 7, 100):
+            reset(sim, 0, 0)
+            with pytest.raises(Pressed):
+                play_on(sim, decision, signal.SIGUSR1.value)
+            assert 0 <= sim.state.decisions[0] - decision <= signals.UNLOOKED / nodes + 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_signals_that_raise_nothing_change_nothing() -> None:

@@ -19,21 +19,24 @@ def steps(batch: Batch, count: int, draws: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("reward", ["dt", "potential", "jct"])
-def test_a_batch_whose_arrays_are_kept_goes_on_where_it_was(reward: str) -> None:
-    problem, view = small_problem(jobs=6, waiting=True), View(reward=reward)
+@pytest.mark.parametrize("action", ["node", "gpu", "candidate"])
+def test_a_batch_whose_arrays_are_kept_goes_on_where_it_was(action: str, reward: str) -> None:
+    problem, view = small_problem(jobs=6, waiting=True), View(action=action, reward=reward)
     batch, fresh = Batch(problem, view, 4), Batch(problem, view, 4)
     batch.reset()
     steps(batch, 20, 1)
     kept = {**batch.sim.state._asdict(), **batch.arrays()}
     for name, array in {**fresh.sim.state._asdict(), **fresh.arrays()}.items():
         array[...] = kept[name]
+    fresh.show_again()
     assert steps(batch, 40, 2) == steps(fresh, 40, 2)
 
 
 def test_a_refused_step_changes_nothing() -> None:
     batch = Batch(small_problem(waiting=True), View(), 2)
     batch.reset()
-    arrays = {**batch.sim.state._asdict(), **batch.arrays()}
+    shown = {"observations": batch.observations, "masks": batch.masks}
+    arrays = {**batch.sim.state._asdict(), **batch.arrays(), **shown}
     before = {name: array.copy() for name, array in arrays.items()}
     with pytest.raises(ValueError, match=r"action 4 of row 1 is masked; open: \[0 1 2 3\]"):
         batch.step(np.array([0, 4]))

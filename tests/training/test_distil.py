@@ -273,6 +273,30 @@ def test_a_run_that_lost_labels_says_so(tmp_path: Path) -> None:
         train(config(80), tmp_path)
 
 
+def test_labels_that_are_not_as_lessons_leave_them_are_refused_by_their_names(tmp_path: Path) -> None:
+    folder = train(config(30), tmp_path).folder
+    path = folder / "labels" / "00000.npz"
+    with np.load(path) as file:
+        sound = dict(file)
+    assert sound.keys() == set(Labels._fields)
+    for name, array in sound.items():
+        spoiled = [array[:-1], array.astype(np.complex64), np.zeros((), dtype=array.dtype), array[..., None]]
+        if array.dtype.kind == "f":
+            spoiled += [array * np.float32(np.nan), array + np.float32(np.inf)]
+        else:
+            spoiled += [array * 0 - 1, array * 0 + np.int32(2**30)]
+        for wrong in spoiled:
+            np.savez(path, allow_pickle=False, **sound | {name: wrong})
+            with pytest.raises(CheckpointError, match=r"00000\.npz is damaged or of another run: "):
+                train(config(200), tmp_path)
+        np.savez(path, allow_pickle=False, **{other: sound[other] for other in sound if other != name})
+        with pytest.raises(CheckpointError, match=r"00000\.npz is damaged or of another run: "):
+            train(config(200), tmp_path)
+    np.savez(path, allow_pickle=False, **{name: array[1:] for name, array in sound.items()})
+    with pytest.raises(CheckpointError, match="the snapshot says"):
+        train(config(200), tmp_path)
+
+
 def test_it_learns_from_rollouts_what_its_teacher_misses(tmp_path: Path) -> None:
     problem = test_learning.problem()  # the optimum is 8 s everywhere, and the teacher takes 20 s
     parameters = DistilParameters(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.logger import Logger
 
@@ -203,3 +204,36 @@ def test_rollouts_of_policies_too_far_away_are_left_out() -> None:
     replay.rollouts[0] = odd._replace(log_probability=rare)
     weighed = replay.weighed(model.policy, replay.rollouts, partial(weighted_gae, gamma=1.0, gae_lambda=0.9))
     assert [int(rollout.update) for rollout in weighed.rollouts] == [1, 2]
+
+
+def spoilings(array: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return what a kept array may not be: of another shape or type, no number, or a whole number far out."""
+    spoiled = [array[..., None], array.astype(np.complex64)]
+    if array.dtype.kind == "f":
+        spoiled += [array * np.float32(np.nan), array - np.float32(np.inf)]
+    elif array.dtype.kind == "i":
+        spoiled += [array * 0 - 1, array * 0 + np.int32(2**30)] if array.ndim else [array * 0 - 1]
+    return [np.asarray(each) for each in spoiled if each.size]
+
+
+def test_kept_rollouts_that_are_not_as_the_model_leaves_them_are_refused() -> None:
+    model, replay = model_of(GePPO, kept=3)
+    learned(model, replay, 4)
+    sound, buffer = replay.arrays(), model_of(GePPO, kept=3)[0].rollout_buffer
+    fresh = Replay(3, dynamic=False)
+    fresh.restore(sound, buffer)
+    assert all(
+        np.array_equal(one, other)
+        for mine, theirs in zip(fresh.rollouts, replay.rollouts, strict=True)
+        for one, other in zip(mine, theirs, strict=True)
+    )
+    fresh.restore(sound | {"replay/3/update": np.array(9)}, buffer)  # one more than are kept is not looked at
+    for name, array in sound.items():
+        for wrong in spoilings(array):
+            with pytest.raises(ValueError, match=name):
+                fresh.restore(sound | {name: wrong}, buffer)
+    with pytest.raises(ValueError, match="closed"):
+        fresh.restore(sound | {"replay/1/masks": sound["replay/1/masks"] * 0}, buffer)
+    for slowing in (0.0, -1.0, 1.5):
+        with pytest.raises(ValueError, match="replay/slowing"):
+            fresh.restore(sound | {"replay/slowing": np.array(slowing)}, buffer)

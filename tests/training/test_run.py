@@ -140,12 +140,52 @@ TAMPERED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
     ("batch/next", lambda it: it.astype(np.float64)),
     ("episode_starts", lambda it: it[:1]),
     ("counters", lambda it: it.astype(np.float64)),
+    ("counters", lambda it: np.array([-(2**62), -5])),
     ("numpy/rest", lambda it: it * np.nan),
+    ("numpy/rest", lambda it: np.array([2.0**31 - 5.0, 0.0, 0.0])),
+    ("numpy/rest", lambda it: np.array([1e300, 0.0, 0.0])),
+    ("numpy/rest", lambda it: np.array([-1.0, 0.0, 0.0])),
+    ("numpy/rest", lambda it: np.array([625.0, 0.0, 0.0])),
+    ("numpy/rest", lambda it: np.array([1.5, 0.0, 0.0])),
+    ("numpy/rest", lambda it: np.array([1.0, 2.0, 0.0])),
+    ("numpy/keys", lambda it: it.astype(np.float64)),
+    ("numpy/keys", lambda it: it[:623]),
     ("adam/0/step", lambda it: it * np.nan),
     ("adam/0/exp_avg", lambda it: it[:1]),
     ("adam/0/exp_avg_sq", lambda it: it * np.inf),
     ("network/", lambda it: it * np.float32(np.inf)),
 ]
+FAR = np.int32(2**30)
+NOT_PLAYED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
+    ("head", lambda it: it * 0 + FAR),
+    ("source_heap", lambda it: it * 0 + FAR),
+    ("scenario", lambda it: it * 0 + FAR),
+    ("run_place", lambda it: it * 0 + FAR),
+    ("guess_s", lambda it: it * 0.0),
+    ("guess_s", lambda it: -it),
+]
+
+
+def test_a_snapshot_whose_state_could_not_be_played_is_refused_by_its_field(tmp_path: Path) -> None:
+    path = train(small(), tmp_path).folder / SNAPSHOT
+    with np.load(path) as file:
+        sound = dict(file)
+    for name, spoil in NOT_PLAYED:
+        np.savez(path, allow_pickle=False, **sound | {f"state/{name}": spoil(sound[f"state/{name}"])})
+        with pytest.raises(CheckpointError, match=rf"damaged or of another run: state\.{name}\[") as caught:
+            train(small(2048), tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_snapshot_from_before_the_state_counted_quiet_moments_goes_on_the_same(tmp_path: Path) -> None:
+    whole = train(small(), tmp_path / "whole")
+    path = stopped_at_half(tmp_path / "parts").folder / SNAPSHOT
+    with np.load(path) as file:
+        older = dict(file)
+    del older["state/quiet"], older["state/unlooked"]
+    np.savez(path, allow_pickle=False, **older)
+    resumed = train(small(), tmp_path / "parts")
+    assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
 
 
 def test_a_snapshot_whose_arrays_are_not_those_of_the_run_is_refused_by_their_names(tmp_path: Path) -> None:

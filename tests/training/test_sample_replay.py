@@ -23,7 +23,7 @@ from longshore.training.sample_replay import (
     filled,
     learning_bytes,
 )
-from tests.training.test_replay import ROWS, SAMPLES, learned, model_of
+from tests.training.test_replay import ROWS, SAMPLES, learned, model_of, spoilings
 
 
 def samples(first: int, count: int) -> Samples:
@@ -44,7 +44,8 @@ def test_the_oldest_samples_fall_out_and_no_others(sizes: list[int], most: int) 
     assert all(part.ravel().tolist() == expected for part in (held.actions, held.values, held.update))
 
 
-def test_what_learning_from_a_whole_buffer_takes_is_told_beforehand() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_learning_from_a_whole_buffer_takes_is_told_beforehand(*, at_once: bool) -> None:
     size, actions, count, new = 50, 400, 20_000, 200
     model, _ = model_of(MaskablePPO, 1)
     own: Any = model.rollout_buffer
@@ -55,11 +56,12 @@ def test_what_learning_from_a_whole_buffer_takes_is_told_beforehand() -> None:
     try:
         held = held.followed_by(blank(new, size, actions), count)
         drawn = held.taken(np.arange(count))
-        filled(own, drawn)
+        batch = next(filled(own, drawn).get(None if at_once else 64))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert 0.7 < peak / (count * learning_bytes(size, actions)) < 1.05
+    peak += sum(tensor.nbytes for tensor in batch)  # which is not Python's memory
+    assert 0.7 < peak / (count * learning_bytes(size, actions, at_once=at_once)) < 1.05
     assert all(part.base is None for part in held)  # a view would keep what fell out
 
 
@@ -161,3 +163,23 @@ def test_no_minibatch_has_a_single_sample(period: int, minibatch: int) -> None:
     size = 0 if drawn is None else len(drawn.actions)
     assert size % minibatch != 1
     assert min(period, 100) - 1 <= size <= min(period, 100) or size == 0
+
+
+def test_kept_samples_that_are_not_as_the_model_leaves_them_are_refused() -> None:
+    model, replay = literal_model(SampleA2C, 3 * SAMPLES, takes_all=False)
+    learned(model, replay, 2)  # type: ignore[arg-type]
+    sound, buffer = replay.arrays(), model_of(SampleA2C, 1)[0].rollout_buffer
+    fresh = SampleReplay(3 * SAMPLES, takes_all=False)
+    fresh.restore(sound, buffer)
+    assert all(np.array_equal(array, sound[name]) for name, array in fresh.arrays().items())
+    for name, array in sound.items():
+        for wrong in spoilings(array):
+            with pytest.raises(ValueError, match="replay/"):
+                fresh.restore(sound | {name: wrong}, buffer)
+        if array.ndim and name != "replay/open_steps":
+            with pytest.raises(ValueError, match="replay/"):
+                fresh.restore(sound | {name: array[1:]}, buffer)
+    with pytest.raises(ValueError, match="closed"):
+        fresh.restore(sound | {"replay/masks": sound["replay/masks"] * 0}, buffer)
+    with pytest.raises(ValueError, match="replay/samples"):
+        SampleReplay(SAMPLES, takes_all=False).restore(sound, buffer)

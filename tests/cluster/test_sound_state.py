@@ -1,0 +1,158 @@
+"""The border of the kernels for a state that was kept: what no row could have come to is refused by name."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from longshore.agents.heuristics import HEURISTICS
+from longshore.cluster.engine import advance, reset, start, wait
+from longshore.cluster.errors import EndlessError
+from longshore.cluster.outcome import Outcome
+from longshore.cluster.shapes import ANY, RANGES, declared_dtype
+from longshore.cluster.simulation import outcome_of
+from longshore.cluster.sound_state import BOUNDED, sound_state
+from longshore.cluster.state import Simulation, State
+from longshore.envs.batch import Batch, View
+from tests.compiled_runs import compiled
+from tests.envs.copied_play import problem
+from tests.envs.random_play import open_actions
+from tests.strategies import Case, cases
+
+FIELDS = State.__annotations__
+WHOLE = [name for name, kind in FIELDS.items() if declared_dtype(kind).kind == "i"]  # type: ignore[union-attr]
+VIEWS = (View("node", "full", "dt"), View("gpu", "source", "dt"), View("candidate", "full", "dt"))
+
+
+def played(view: View = VIEWS[0], order: str = "easy", steps: int = 9) -> Batch:
+    """Return three environments in which jobs wait, run and have picks."""
+    batch, rng = Batch(problem(order=order), view, 3), np.random.default_rng(0)
+    batch.reset()
+    for _ in range(steps):
+        batch.step(open_actions(batch.masks, rng))
+        batch.reset_rows(np.flatnonzero(batch.ended))
+    return batch
+
+
+def spoiled(state: State, name: str, value: float, at: int = 0) -> State:
+    """Return a copy with a value at a flat place of a field."""
+    values: NDArray[Any] = getattr(state, name).copy()
+    values.reshape(-1)[at % values.size] = value
+    return state._replace(**{name: values})
+
+
+def put(sim: Simulation, state: State) -> None:
+    for mine, theirs in zip(sim.state, state, strict=True):
+        mine[...] = theirs  # type: ignore[index]
+
+
+def test_every_whole_number_of_the_state_has_one_range() -> None:
+    assert sorted(name for names in RANGES.values() for name in names) == sorted(WHOLE)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_beyond_what_there_is_are_refused_by_their_field(name: str) -> None:
+    batch = played()
+    least, most = next(bounds for bounds, names in RANGES.items() if name in names)
+    field = getattr(batch.sim.state, name)
+    beyond = [least - 1, -(2**31)] if least > -ANY else []
+    beyond += [2**30, 2**31 - 1] if most != "any" else []
+    for value in beyond if field.size else ():  # the index has no room where no queue is long
+        with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected {least} to "):
+            sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+
+
+@pytest.mark.parametrize("name", ["guess_s", *BOUNDED])
+def test_numbers_that_kernels_would_reckon_with_for_ever_are_refused_by_their_field(name: str) -> None:
+    batch = played()
+    for value in (math.inf, -math.inf, 0.0, -1.0) if name == "guess_s" else (math.inf, -math.inf, 1e300):
+        with pytest.raises(ValueError, match=rf"state\.{name}\["):
+            sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+
+
+COUNTED = (
+    "finished", "submitted", "estimated", "head", "tail", "queued", "usable", "busy", "down", "need", "picked_nodes",
+    "free", "taken", "gpu_job", "gpu_down", "source_place", "source_count", "source_failed", "run_place", "running",
+    "first_gpu", "index_from",
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(COUNTED), st.integers(0, 2**20), st.sampled_from((-1, 1, 2)))
+def test_what_other_fields_tell_otherwise_is_refused(name: str, at: int, more: int) -> None:
+    sim = played().sim
+    was = getattr(sim.state, name).reshape(-1)
+    with pytest.raises(ValueError, match=r"state\.\w+(\[|: a list of row)"):
+        sound_state(sim, spoiled(sim.state, name, was[at % was.size] + more, at))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("run_place", lambda it: np.full_like(it, -1)),
+        ("source_heap", np.zeros_like),
+        ("source_heap", lambda it: it[:, ::-1].copy()),
+        ("next_job", lambda it: np.zeros_like(it) + np.arange(it.shape[1])),  # each is followed by itself
+        ("gpu_next", lambda it: np.zeros_like(it) + np.arange(it.shape[1])),
+        ("gpu_job", lambda it: np.full_like(it, -1)),
+        ("source_s", lambda it: it - 1e9),
+        ("source_s", lambda it: it + np.inf),
+        ("slowdown", np.zeros_like),
+        ("estimates_s", np.negative),
+        ("current", lambda it: it * 0 + 5),  # not submitted yet
+    ],
+)
+def test_heaps_lists_and_times_that_do_not_hold_together_are_refused(name: str, change: Any) -> None:
+    sim = played().sim
+    with pytest.raises(ValueError, match=r"state\."):
+        sound_state(sim, sim.state._replace(**{name: change(getattr(sim.state, name))}))
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_what_is_not_refused_can_be_played(data: st.DataObject) -> None:
+    view, order = data.draw(st.sampled_from(VIEWS)), data.draw(st.sampled_from(("fifo", "easy", "shortest")))
+    batch = played(view, order, data.draw(st.integers(0, 20)))
+    state = batch.sim.state
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from([name for name in FIELDS if getattr(state, name).size]))
+        values = (0.0, -1.0, 1e150, math.inf) if name not in WHOLE else (-2, -1, 0, 1, 2, 3, 5, 8)
+        state = spoiled(state, name, data.draw(st.sampled_from(values)), data.draw(st.integers(0, 2**20)))
+    try:
+        found = sound_state(batch.sim, state)
+    except ValueError:
+        return
+    put(batch.sim, found)
+    batch.show_again()
+    rng = np.random.default_rng(0)
+    try:
+        for _ in range(60):
+            batch.step(open_actions(batch.masks, rng))
+            batch.reset_rows(np.flatnonzero(batch.ended))
+    except EndlessError:
+        return
+    sound_state(batch.sim, batch.sim.state)
+
+
+@settings(max_examples=60)
+@given(cases(), st.sampled_from(("pack", "patient", "random")), st.integers(0, 30), st.integers(1, 4))
+def test_every_state_at_a_decision_passes_and_is_played_on_the_same(
+    case: Case, policy: str, stop_at: int, index_from: int
+) -> None:
+    sim, twin = (compiled(case, index_from=index_from) for _ in range(2))
+    for each in (sim, twin):
+        reset(each, 0, case.row)
+        for decision in range(300):
+            if not advance(each, 0):
+                break
+            if each is sim:
+                found = sound_state(sim, sim.state)
+                if decision == stop_at:
+                    put(sim, found)
+            (start if HEURISTICS[policy].place(each, 0) else wait)(each, 0)
+    ends: list[Outcome] = [outcome_of(each) for each in (sim, twin)]
+    assert all(np.array_equal(*both) for both in zip(*ends, strict=True))
