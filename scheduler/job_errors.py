@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from .store.errors import FencedError, StaleWriteError, StoreUnreachableError, TakenError
+from .store.errors import FencedError, StaleWriteError, StoreRefusesError, StoreUnreachableError, TakenError
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ ERROR = "error"  # kind of events
 MOST = 3  # in a row, after which a job is held
 SHARED = 0.3  # of several jobs: if more fail at the same in one tick, none of them is to blame
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # in which a job is left alone, doubled with each error
-OF_NO_JOB = (FencedError, StaleWriteError, TakenError, StoreUnreachableError)  # whatever job was in hand
+OF_NO_JOB = (FencedError, StaleWriteError, TakenError, StoreRefusesError, StoreUnreachableError)  # no job's
 MOST_WORDS = 300  # characters
 
 

@@ -369,18 +369,6 @@ def test_what_is_the_stores_doing_is_no_jobs_fault(error: Exception) -> None:
     assert not errors.is_failing("j")
 
 
-def test_a_store_that_takes_no_change_at_all_holds_no_job(trial: TellingTrial, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [trial.submit("one"), trial.submit("two")]
-    with monkeypatch.context() as broken:
-        broken.setattr(changes, "check_fence", lambda *_: 1 / 0)
-        for _ in range(9):
-            with pytest.raises(ZeroDivisionError):
-                trial.tick()
-
-    trial.wait(2.0, 1.0)
-    assert {trial.job(job).state for job in jobs} == {JobState.RUNNING}
-
-
 def test_errors_count_in_a_row_only_and_a_job_rests_after_each_for_longer() -> None:
     errors, now_s = JobErrors(), 0.0
 
