@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict
 
 import numpy as np
+from sqlalchemy import Connection
 
 from .book import Book, Parts
 from .decide import WISHED
@@ -27,7 +28,7 @@ from .store.attempts import Opening
 from .store.decisions import NewDecision
 from .store.errors import FencedError, StaleWriteError, TakenError
 from .store.jobs import JobRow
-from .store.leases import NEVER, SCHEDULER, acquire, clock, give_up, lease_row, renew
+from .store.leases import NEVER, SCHEDULER, LeaseRow, acquire, clock, give_up, lease_row, renew
 from .store.reservations import held_gpus
 from .strangers import Strangers
 
@@ -133,15 +134,24 @@ class Scheduler:
             is_left = now_s - self._watched_s >= LEASE_S or is_proven_dead(last.owner)
             if not is_left and last.expires_s > 0.0:
                 return False
-            with parts.store.read() as tx:
-                parts.layout.check_held(held_gpus(tx))
-            self._fence = parts.store.write(
-                lambda tx: acquire(tx, SCHEDULER, parts.owner, clock(tx), LEASE_S, left=last)
-            )  # fmt: skip
+            self._fence = parts.store.write(lambda tx: self._take_lease(tx, last))
             if self._fence is not None:
                 log.info("leads with token %d", self._fence)
         self._renew_at_s = now_s + RENEW_S
         return self._fence is not None
+
+    def _take_lease(self, tx: Connection, left: LeaseRow) -> int | None:
+        """Return the token of the lease, None if somebody holds it.
+
+        What jobs hold is looked at behind the taking: the last holder may write until then, and not any more.
+
+        Raises:
+            InputError: If jobs hold GPUs that the cluster file does not have; the lease is not taken.
+        """
+        fence = acquire(tx, SCHEDULER, self.parts.owner, clock(tx), LEASE_S, left=left)
+        if fence is not None:
+            self.parts.layout.check_held(held_gpus(tx))
+        return fence
 
     def _step(self, book: Book, now_s: float) -> None:
         """Take in what has happened, settle attempts, let jobs in, and start what can start."""
