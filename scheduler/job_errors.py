@@ -24,6 +24,7 @@ ERROR = "error"  # kind of events
 MOST = 3  # in a row, after which a job is held
 SHARED = 0.3  # of several jobs: if more fail at the same in one tick, none of them is to blame
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # in which a job is left alone, doubled with each error
+APART_S = 3600.0  # after its rest: an error that comes later is the first of another row
 OF_NO_JOB = (FencedError, StaleWriteError, TakenError, StoreRefusesError, StoreUnreachableError)  # no job's
 MOST_WORDS = 300  # characters
 
@@ -123,7 +124,9 @@ class JobErrors:
 
     def _count(self, job: str, error: Exception, now_s: float) -> None:
         self._failed.add(job)
-        known = self._counts.setdefault(job, _Count(0, 0, 0.0, ""))
+        known = self._counts.get(job)
+        if known is None or now_s - known.rests_until_s > APART_S:
+            known = self._counts[job] = _Count(0, 0, 0.0, "")
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(known.errors, 16))
         known.errors, known.rests_until_s, known.words = known.errors + 1, now_s + rest_s, words_of(error)
         log.error("job %s cannot be handled, error %d in a row: %s", job, known.errors, known.words, exc_info=error)
@@ -149,6 +152,10 @@ class JobErrors:
         """Return what last went wrong with a job, "" if nothing did."""
         known = self._counts.get(job)
         return "" if known is None else known.words
+
+    def why_rests(self, job: str, now_s: float) -> str:
+        """Return what went wrong with a job that is left alone for it, "" for one that is not."""
+        return self.words(job) if self.rests(job, now_s) else ""
 
     def due(self, now_s: float) -> dict[str, str]:
         """Return the jobs that are to be held, with their last errors in words; one of which that failed only later."""

@@ -74,6 +74,7 @@ class Scheduler:
         except FencedError as error:
             log.warning("%s; this one no longer leads", error)
             self.book, self._fence, self.is_behind, self.held_back = None, None, False, ""
+            self.errors = JobErrors()  # another one handles the jobs now
         except (StaleWriteError, TakenError) as error:
             log.warning("%s; the store is read anew", error)
             self._forget()
@@ -254,6 +255,7 @@ class Scheduler:
                 decision = self.parts.deciding.settle(book.live, book.nodes_of)
             with book.about(decision.job, now_s, spoils=True, what="placing"):
                 self._carry_on(book, decision, now_s)
+                book.errors.went_well(decision.job)
             started += [decision.job] if decision.started else []
             due = book.live.due()
             if due == decision.job and not decision.started:
