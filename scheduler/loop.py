@@ -62,7 +62,7 @@ class Scheduler:
             StoreError: If the store does not answer; the next tick reads it anew.
             InputError: If jobs hold GPUs that the cluster file does not have; then it does not lead.
         """
-        self.errors.begin()
+        self.errors.begin(self.parts.now_s())
         rounds, until = 0, time.monotonic() + ROUNDS_S
         try:
             while rounds < ROUNDS + self.errors.failed and time.monotonic() < until and self._leads():

@@ -79,7 +79,7 @@ def test_errors_that_lie_far_apart_do_not_add_up(apart_s: float, is_failing: boo
     for number in range(2 * MOST):
         with errors.about("j", number * apart_s, lambda: 0):
             raise ValueError("x")
-        errors.begin()
+        errors.begin(number * apart_s)
 
     assert errors.is_failing("j") == is_failing
 
