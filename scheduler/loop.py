@@ -18,6 +18,7 @@ from .fitting import fitted
 from .holding import hold_failing
 from .intake import Intake
 from .job_errors import JobErrors, SpoiledError
+from .lining_up import line_up
 from .owner import is_proven_dead
 from .plugins.answer import Stored, seen_of
 from .quota import Quota
@@ -188,14 +189,14 @@ class Scheduler:
                 with book.about(job, now_s):
                     book.leave(job)
         book.unwanted.clear()
-        for job in book.ranked & book.jobs.keys() - book.outside:
-            row = book.jobs[job]
+        ranked = sorted((book.jobs[job] for job in book.ranked & book.jobs.keys() - book.outside), key=queue_key)
+        for row in ranked:
             book.happens(now_s)
-            with book.about(job, now_s):
-                if row.state is JobState.QUEUED and row.attempt and not goes_first(row):
-                    book.leave(job)  # and is taken in behind all others: a new rank would put it before them
+            with book.about(row.id, now_s):
+                if row.state is JobState.QUEUED:
+                    line_up(book.live, book.jobs, row.id)
                 else:
-                    book.live.give_rank(job, rank_of(row))
+                    book.live.give_place(row.id, rank_of(row), None)
         book.ranked.clear()
 
     def _take_in(self, book: Book, now_s: float) -> None:
@@ -203,17 +204,17 @@ class Scheduler:
         let_in = self._let_in(book, now_s)
         if let_in:
             book.happens(now_s)
-        first = {row.id for row in let_in if goes_first(row) or row.id in book.set_aside_before}
-        behind = [row for row in let_in if row.id not in first]
-        back = [row for row in reversed(let_in) if row.id in first]  # each goes before all others
+        behind = [row for row in let_in if not goes_first(row)]
+        back = [row for row in reversed(let_in) if goes_first(row)]  # each goes before all others, or nearly so
         for row in (*behind, *back):
             with book.about(row.id, now_s, spoils=True):
-                if row.id in first:
+                if goes_first(row):
                     book.live.come_back(asked_of(row), waiting_standing(row))
-                elif row.attempt:
+                elif row.attempt or row.id in book.set_aside_before:
                     book.live.rejoin(asked_of(row), waiting_standing(row))
                 else:
                     book.live.submit(asked_of(row))
+                line_up(book.live, book.jobs, row.id)
         for jobs in (book.outside, book.set_aside_before):
             jobs.difference_update(row.id for row in let_in)
 
