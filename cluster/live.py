@@ -41,43 +41,16 @@ def move_by_rank(sim: Simulation, row: int, job: int, rank: NDArray[np.int64]) -
         after = state.next_job[row, job]
         while after >= 0 and rank[after] < rank[job]:
             after = state.next_job[row, after]
-        _put_before(sim, row, job, after)
+        put_before(sim, row, job, after)
     elif state.tail[row] == job:
         before = state.previous_job[row, job]
         while before >= 0 and rank[before] > rank[job]:
             before = state.previous_job[row, before]
-        _put_before(sim, row, job, state.head[row] if before < 0 else state.next_job[row, before])
+        put_before(sim, row, job, state.head[row] if before < 0 else state.next_job[row, before])
 
 
 @kernel
-def place_by_rank(sim: Simulation, row: int, job: int, rank: NDArray[np.int64]) -> None:
-    """Move a waiting job to the place of its rank: stopped ones first, the last of them before the others.
-
-    Args:
-        sim: The simulation.
-        row: Its row.
-        job: The job.
-        rank: Of each job, shape (jobs,); the others stand in that order.
-    """
-    state = sim.state
-    is_back = state.stops[row, job] > 0
-    after = state.head[row]
-    while after >= 0:
-        if after != job:
-            if rank[after] > rank[job]:
-                break
-            if rank[after] == rank[job]:
-                other_is_back = state.stops[row, after] > 0
-                if is_back and not (other_is_back and state.entered_s[row, after] > state.entered_s[row, job]):
-                    break
-                if not is_back and not other_is_back and after > job:
-                    break
-        after = state.next_job[row, after]
-    _put_before(sim, row, job, after)
-
-
-@kernel
-def _put_before(sim: Simulation, row: int, job: int, after: int) -> None:
+def put_before(sim: Simulation, row: int, job: int, after: int) -> None:
     """Put a waiting job before another, -1 for the end of the queue; nothing else about its stay changes."""
     state = sim.state
     if after == job or state.next_job[row, job] == after:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from .backends.protocol import Backend
 from .deciding import Deciding
-from .job_errors import OF_NO_JOB, JobErrors, SpoiledError
+from .job_errors import OF_NO_JOB, JobErrors, SpoiledError, words_of
 from .launches import Launches
 from .layout import Layout
 from .live import Known, LiveCluster, Site
@@ -31,10 +31,12 @@ from .store.changes import (
     write_changes,
 )
 from .store.decisions import NewDecision
+from .store.errors import StoreRefusesError
 from .store.events import NewEvent, last_complete_seq, told_by_others
 from .store.jobs import JobColumns, JobRow, sum_of_estimates
 from .store.opening import Store
 from .store.reservations import ReservationRow, held_gpus
+from .store.trying import try_out
 
 log = logging.getLogger(__name__)
 
@@ -222,6 +224,7 @@ class Book:
             FencedError: If another scheduler has taken over.
             StaleWriteError: If this copy is old.
             TakenError: If a GPU is reserved that is free here.
+            StoreRefusesError: If the store refuses the changes of any job.
             SpoiledError: If changes of some jobs could not be written; those of all others are.
         """
         if not self._changes:
@@ -257,16 +260,17 @@ class Book:
             now_s: The present.
 
         Raises:
-            Exception: `whole`, if the store takes not even nothing, or not what concerns no job: no job is to blame.
+            Exception: `whole`, if the store does not take what concerns no job.
+            StoreRefusesError: If it would take no other job's changes either: no job is to blame.
             StoreError: As in `write`.
         """
         refused = dict[str | None, Exception]()
         try:
-            self.parts.store.write(lambda tx: write_changes(tx, self.fence, Changes(), at_s=now_s, writer=WRITER))
+            try_out(self.parts.store, self.fence, now_s, WRITER)
         except OF_NO_JOB:
             raise
-        except Exception:
-            raise whole from None
+        except Exception as error:
+            raise StoreRefusesError(f"the store refuses all changes: {words_of(error)}") from error
         for job, part in parts.items():
             try:
                 self.parts.store.write(lambda tx, part=part: put(tx, part))  # type: ignore[misc]

@@ -24,7 +24,7 @@ def fitted(
     Returns:
         The GPUs, ascending: the chosen ones themselves if they suit, none if no free GPUs do.
     """
-    gpus, state = live.asked_gpus(job), live.sim.state
+    gpus, state = live.asked(job).gpus, live.sim.state
     if gpus % nodes:
         return ()
     wanted = np.zeros(state.gpu_job.shape[1], dtype=bool)

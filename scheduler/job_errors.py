@@ -4,8 +4,8 @@ Whatever the scheduler does about a single job is done within `JobErrors.about`.
 like a crash of the scheduler at that point, of which is known whose job it was: what was changed for the job since
 then is forgotten, and it is left alone for a while. After three in a row the job is held, unless it runs.
 
-Where many jobs fail at the same in one tick, it is hardly their fault: they are left alone for a while, and none of
-them is held for it. A look at a job that went well ends the row.
+Where many jobs fail at the same within a short time, it is hardly their fault: they are left alone for a while, and
+none of them is held for it. A look at a job that went well ends the row.
 """
 
 import logging
@@ -16,15 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from .store.errors import FencedError, StaleWriteError, StoreUnreachableError, TakenError
+from .store.errors import FencedError, StaleWriteError, StoreRefusesError, StoreUnreachableError, TakenError
 
 log = logging.getLogger(__name__)
 
 ERROR = "error"  # kind of events
 MOST = 3  # in a row, after which a job is held
-SHARED = 0.3  # of several jobs: if more fail at the same in one tick, none of them is to blame
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # in which a job is left alone, doubled with each error
-OF_NO_JOB = (FencedError, StaleWriteError, TakenError, StoreUnreachableError)  # whatever job was in hand
+SHARED = 0.3  # of several jobs: if more fail at the same within SHARED_S, none of them is to blame
+SHARED_S = 2.0 * LONGEST_REST_S  # in which each job that fails again and again is tried once at least
+APART_S = 3600.0  # after its rest: an error that comes later is the first of another row
+OF_NO_JOB = (FencedError, StaleWriteError, TakenError, StoreRefusesError, StoreUnreachableError)  # no job's
 MOST_WORDS = 300  # characters
 
 
@@ -42,15 +44,22 @@ class _Count:
 
 @dataclass(slots=True)
 class _Tally:
-    """What was tried with jobs in one tick."""
+    """What was tried with jobs of late: when, by job."""
 
-    tried: set[str] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
+    tried_s: dict[str, float] = field(default_factory=dict)
+    failed_s: dict[str, float] = field(default_factory=dict)
+    failed_now: set[str] = field(default_factory=set)  # in this tick
+
+    def forget(self, now_s: float) -> None:
+        """Forget what is too long ago, or would be in the future as the clock was set back."""
+        for times_s in (self.tried_s, self.failed_s):
+            for job in [job for job, at_s in times_s.items() if not 0.0 <= now_s - at_s <= SHARED_S]:
+                del times_s[job]
 
     @property
     def is_shared(self) -> bool:
         """Whether so many failed that none of them is to blame."""
-        return len(self.failed) > max(1.0, SHARED * len(self.tried))
+        return len(self.failed_s) > max(1.0, SHARED * len(self.tried_s))
 
 
 def words_of(error: BaseException) -> str:
@@ -66,19 +75,22 @@ class JobErrors:
 
     def __init__(self) -> None:
         self._counts: dict[str, _Count] = {}
-        self._tallies = defaultdict[str, _Tally](_Tally)  # of this tick, by what was done
+        self._tallies = defaultdict[str, _Tally](_Tally)  # by what was done
         self._failed, self._well = set[str](), set[str]()  # in this tick
 
-    def begin(self) -> None:
+    def begin(self, now_s: float) -> None:
         """Begin a tick: what went wrong in the last one is seen as a whole, and jobs are blamed for it."""
         for what, tally in self._tallies.items():
-            if tally.is_shared:
-                log.error("%s: %d of %d jobs failed, no job is blamed", what, len(tally.failed), len(tally.tried))
-                continue
-            for job in tally.failed & self._counts.keys():
-                self._counts[job].blamed += 1
+            tally.forget(now_s)
+            failed = tally.failed_now & self._counts.keys()
+            if failed and tally.is_shared:
+                counts = len(tally.failed_s), len(tally.tried_s)
+                log.error("%s: %d of %d jobs failed of late, no job is blamed", what, *counts)
+            else:
+                for job in failed:
+                    self._counts[job].blamed += 1
+            tally.failed_now.clear()
         self.forget(self._well - self._failed)
-        self._tallies.clear()
         self._failed.clear()
         self._well.clear()
 
@@ -105,13 +117,14 @@ class JobErrors:
             StoreError: If the store does not answer, another scheduler has taken over, or the copy is old.
         """
         before, tally = mark(), self._tallies[what]
-        tally.tried.add(job)
+        tally.tried_s[job] = now_s
         try:
             yield
         except (*OF_NO_JOB, SpoiledError):
             raise
         except Exception as error:
-            tally.failed.add(job)
+            tally.failed_s[job] = now_s
+            tally.failed_now.add(job)
             self._count(job, error, now_s)
             if spoils or mark() != before:
                 raise SpoiledError from error
@@ -123,7 +136,9 @@ class JobErrors:
 
     def _count(self, job: str, error: Exception, now_s: float) -> None:
         self._failed.add(job)
-        known = self._counts.setdefault(job, _Count(0, 0, 0.0, ""))
+        known = self._counts.get(job)
+        if known is None or now_s - known.rests_until_s > APART_S:
+            known = self._counts[job] = _Count(0, 0, 0.0, "")
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(known.errors, 16))
         known.errors, known.rests_until_s, known.words = known.errors + 1, now_s + rest_s, words_of(error)
         log.error("job %s cannot be handled, error %d in a row: %s", job, known.errors, known.words, exc_info=error)
@@ -149,6 +164,10 @@ class JobErrors:
         """Return what last went wrong with a job, "" if nothing did."""
         known = self._counts.get(job)
         return "" if known is None else known.words
+
+    def why_rests(self, job: str, now_s: float) -> str:
+        """Return what went wrong with a job that is left alone for it, "" for one that is not."""
+        return self.words(job) if self.rests(job, now_s) else ""
 
     def due(self, now_s: float) -> dict[str, str]:
         """Return the jobs that are to be held, with their last errors in words; one of which that failed only later."""

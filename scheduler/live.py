@@ -8,22 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.engine import (
-    begin_moment,
-    bring_back,
-    finish,
-    is_due,
-    kept_s,
-    reset,
-    start,
-    stop,
-    submit,
-    take_out,
-    wait,
-)
+from ..cluster import engine
 from ..cluster.errors import PluginError
 from ..cluster.expected import expected_run_s
-from ..cluster.live import OF_JOBS, come_back, empty_row, move_by_rank, place_by_rank, rejoin, resume, withdraw
+from ..cluster.live import OF_JOBS, come_back, empty_row, move_by_rank, put_before, rejoin, resume, withdraw
 from ..cluster.order import may_wait, next_ageing_s, turn_to
 from ..cluster.placing import picked_slowdown, take_gpu, undo_picks
 from ..cluster.scenarios import FaultProcess, Rules
@@ -126,7 +114,7 @@ class LiveCluster:
 
     def _take_over(self, known: Known) -> None:
         self.sim = empty_row(*self.site, max(LEAST_ROOM, 2 * len(known.jobs)))
-        reset(self.sim, ROW, 0)
+        engine.reset(self.sim, ROW, 0)
         self._asked: list[Asked] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
         self._rank = np.zeros(self.room, dtype=np.int64)
@@ -168,13 +156,13 @@ class LiveCluster:
     def begin(self, now_s: float) -> None:
         """Let time pass to a moment at which something happens."""
         self._note("begin", now_s)
-        begin_moment(self.sim, ROW, now_s)
+        engine.begin_moment(self.sim, ROW, now_s)
 
     def submit(self, asked: Asked) -> None:
         """Put a job into the queue, behind all others of its rank."""
         self._note("submit", asked)
         slot = self._write(asked)
-        submit(self.sim, ROW)
+        engine.submit(self.sim, ROW)
         move_by_rank(self.sim, ROW, slot, self._rank)
 
     def come_back(self, asked: Asked, standing: Standing) -> None:
@@ -191,19 +179,27 @@ class LiveCluster:
         rejoin(self.sim, ROW, slot, standing.entered_s)
         move_by_rank(self.sim, ROW, slot, self._rank)
 
-    def give_rank(self, job: str, rank: int) -> None:
-        """Give a job another rank; one that waits goes to its new place in the queue, and nothing else changes."""
-        self._note("give_rank", job, rank)
+    def give_place(self, job: str, rank: int, after: str | None) -> None:
+        """Give a job a rank; one that waits goes right before another one that does, None for the end of the queue."""
         slot = self._slot[job]
+        if after is not None and self.sim.state.run_place[ROW, self._slot[after]] >= 0:
+            raise ValueError(f"job {after} does not wait")
+        self._note("give_place", job, rank, after)
         self._asked[slot] = replace(self._asked[slot], rank=rank)
         self._rank[slot] = rank
         if self.sim.state.run_place[ROW, slot] < 0:
-            place_by_rank(self.sim, ROW, slot, self._rank)
+            put_before(self.sim, ROW, slot, -1 if after is None else self._slot[after])
+
+    def beside(self, job: str) -> tuple[str | None, str | None]:
+        """Return the jobs right before and behind a waiting one in the queue, None where there is none."""
+        state, slot = self.sim.state, self._slot[job]
+        before, after = int(state.previous_job[ROW, slot]), int(state.next_job[ROW, slot])
+        return None if before < 0 else self._asked[before].job, None if after < 0 else self._asked[after].job
 
     def finish(self, job: str) -> None:
         """End a running job."""
         self._note("finish", job)
-        finish(self.sim, ROW, self._slot.pop(job))
+        engine.finish(self.sim, ROW, self._slot.pop(job))
 
     def stop(self, job: str, kept: float | None = None) -> None:
         """Put a running job back into the queue, before all others of its rank.
@@ -218,7 +214,8 @@ class LiveCluster:
         self._note("stop", job, kept)
         slot = self._slot[job]
         ran_s = max(self.now_s - float(self.sim.state.start_s[ROW, slot]), 0.0)
-        stop(self.sim, ROW, slot, kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s))
+        kept_s = engine.kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s)
+        engine.stop(self.sim, ROW, slot, kept_s)
         move_by_rank(self.sim, ROW, slot, self._rank)
 
     def withdraw(self, job: str) -> None:
@@ -230,14 +227,14 @@ class LiveCluster:
         """Take a GPU out of service once more; a job on it goes on."""
         self._note("take_out", gpu)
         state = self.sim.state
-        take_out(self.sim, ROW, gpu, gpu + 1)
+        engine.take_out(self.sim, ROW, gpu, gpu + 1)
         state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 1, state.now_s[ROW]
 
     def bring_back(self, gpu: int) -> None:
         """Undo one `take_out`."""
         self._note("bring_back", gpu)
         state = self.sim.state
-        bring_back(self.sim, ROW, gpu, gpu + 1)
+        engine.bring_back(self.sim, ROW, gpu, gpu + 1)
         if state.gpu_down[ROW, gpu] == 0:
             state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 0, state.now_s[ROW]
 
@@ -246,7 +243,7 @@ class LiveCluster:
         self._note("hide", nodes)
         first_gpu = self.site.cluster.first_gpu
         for node in nodes:
-            take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
+            engine.take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
 
     def show(self, nodes: Sequence[int]) -> None:
         """Undo one `hide`."""
@@ -254,13 +251,13 @@ class LiveCluster:
         first_gpu, state = self.site.cluster.first_gpu, self.sim.state
         for node in nodes:
             first, after = first_gpu[node], first_gpu[node + 1]
-            bring_back(self.sim, ROW, first, after)
+            engine.bring_back(self.sim, ROW, first, after)
             # Whoever took the cluster up while they were hidden knows them as out of service.
             state.source_failed[ROW, first:after] &= state.gpu_down[ROW, first:after] > 0
 
     def due(self) -> str | None:
         """Return the job of the decision that is due, None if there is none at this moment."""
-        return self.current if is_due(self.sim, ROW) else None
+        return self.current if engine.is_due(self.sim, ROW) else None
 
     def ages_by(self, now_s: float) -> bool:
         """Say whether a waiting job has reached the ageing bound since the last moment."""
@@ -274,7 +271,7 @@ class LiveCluster:
     def start(self) -> bool:
         """Start the current job on its picks; False if that would break a reservation, and the job is passed over."""
         self._note("carry_out", self.current, self.picks(self.current))
-        return bool(start(self.sim, ROW))
+        return bool(engine.start(self.sim, ROW))
 
     def carry_out(self, job: str, gpus: Sequence[int]) -> bool:
         """Start a job on GPUs that somebody chose; as `start`.
@@ -370,13 +367,13 @@ class LiveCluster:
         undo_picks(self.sim, ROW)
         if rests:
             self.sim.state.rested[ROW] = self.sim.state.moment[ROW]
-        wait(self.sim, ROW)
+        engine.wait(self.sim, ROW)
 
     def pass_over(self) -> None:
         """Let others start before the job that is due, which no free GPUs suit at this moment, whoever may wait."""
         self._note("pass_over")
         if self.due() is not None:
-            wait(self.sim, ROW)
+            engine.wait(self.sim, ROW)
 
     def follow(self, told: Iterable[Told]) -> None:
         """Do what another one did, decisions too."""
@@ -446,9 +443,9 @@ class LiveCluster:
         """Say whether a job is in the system."""
         return job in self._slot
 
-    def asked_gpus(self, job: str) -> int:
-        """Return how many GPUs a job of the system asks for."""
-        return self._asked[self._slot[job]].gpus
+    def asked(self, job: str) -> Asked:
+        """Return what a job of the system asks for."""
+        return self._asked[self._slot[job]]
 
     def _queue(self) -> Iterable[str]:
         state = self.sim.state

@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict
 
 import numpy as np
+from sqlalchemy import Connection
 
 from .book import Book, Parts
 from .decide import WISHED
@@ -17,6 +18,7 @@ from .fitting import fitted
 from .holding import hold_failing
 from .intake import Intake
 from .job_errors import JobErrors, SpoiledError
+from .lining_up import line_up
 from .owner import is_proven_dead
 from .plugins.answer import Stored, seen_of
 from .quota import Quota
@@ -27,7 +29,7 @@ from .store.attempts import Opening
 from .store.decisions import NewDecision
 from .store.errors import FencedError, StaleWriteError, TakenError
 from .store.jobs import JobRow
-from .store.leases import NEVER, SCHEDULER, acquire, clock, give_up, lease_row, renew
+from .store.leases import NEVER, SCHEDULER, LeaseRow, acquire, clock, give_up, lease_row, renew
 from .store.reservations import held_gpus
 from .strangers import Strangers
 
@@ -61,7 +63,7 @@ class Scheduler:
             StoreError: If the store does not answer; the next tick reads it anew.
             InputError: If jobs hold GPUs that the cluster file does not have; then it does not lead.
         """
-        self.errors.begin()
+        self.errors.begin(self.parts.now_s())
         rounds, until = 0, time.monotonic() + ROUNDS_S
         try:
             while rounds < ROUNDS + self.errors.failed and time.monotonic() < until and self._leads():
@@ -73,6 +75,7 @@ class Scheduler:
         except FencedError as error:
             log.warning("%s; this one no longer leads", error)
             self.book, self._fence, self.is_behind, self.held_back = None, None, False, ""
+            self.errors = JobErrors()  # another one handles the jobs now
         except (StaleWriteError, TakenError) as error:
             log.warning("%s; the store is read anew", error)
             self._forget()
@@ -133,15 +136,24 @@ class Scheduler:
             is_left = now_s - self._watched_s >= LEASE_S or is_proven_dead(last.owner)
             if not is_left and last.expires_s > 0.0:
                 return False
-            with parts.store.read() as tx:
-                parts.layout.check_held(held_gpus(tx))
-            self._fence = parts.store.write(
-                lambda tx: acquire(tx, SCHEDULER, parts.owner, clock(tx), LEASE_S, left=last)
-            )  # fmt: skip
+            self._fence = parts.store.write(lambda tx: self._take_lease(tx, last))
             if self._fence is not None:
                 log.info("leads with token %d", self._fence)
         self._renew_at_s = now_s + RENEW_S
         return self._fence is not None
+
+    def _take_lease(self, tx: Connection, left: LeaseRow) -> int | None:
+        """Return the token of the lease, None if somebody holds it.
+
+        What jobs hold is looked at behind the taking: the last holder may write until then, and not any more.
+
+        Raises:
+            InputError: If jobs hold GPUs that the cluster file does not have; the lease is not taken.
+        """
+        fence = acquire(tx, SCHEDULER, self.parts.owner, clock(tx), LEASE_S, left=left)
+        if fence is not None:
+            self.parts.layout.check_held(held_gpus(tx))
+        return fence
 
     def _step(self, book: Book, now_s: float) -> None:
         """Take in what has happened, settle attempts, let jobs in, and start what can start."""
@@ -177,14 +189,14 @@ class Scheduler:
                 with book.about(job, now_s):
                     book.leave(job)
         book.unwanted.clear()
-        for job in book.ranked & book.jobs.keys() - book.outside:
-            row = book.jobs[job]
+        ranked = sorted((book.jobs[job] for job in book.ranked & book.jobs.keys() - book.outside), key=queue_key)
+        for row in ranked:
             book.happens(now_s)
-            with book.about(job, now_s):
-                if row.state is JobState.QUEUED and row.attempt and not goes_first(row):
-                    book.leave(job)  # and is taken in behind all others: a new rank would put it before them
+            with book.about(row.id, now_s):
+                if row.state is JobState.QUEUED:
+                    line_up(book.live, book.jobs, row.id)
                 else:
-                    book.live.give_rank(job, rank_of(row))
+                    book.live.give_place(row.id, rank_of(row), None)
         book.ranked.clear()
 
     def _take_in(self, book: Book, now_s: float) -> None:
@@ -192,17 +204,17 @@ class Scheduler:
         let_in = self._let_in(book, now_s)
         if let_in:
             book.happens(now_s)
-        first = {row.id for row in let_in if goes_first(row) or row.id in book.set_aside_before}
-        behind = [row for row in let_in if row.id not in first]
-        back = [row for row in reversed(let_in) if row.id in first]  # each goes before all others
+        behind = [row for row in let_in if not goes_first(row)]
+        back = [row for row in reversed(let_in) if goes_first(row)]  # each goes before all others, or nearly so
         for row in (*behind, *back):
             with book.about(row.id, now_s, spoils=True):
-                if row.id in first:
+                if goes_first(row):
                     book.live.come_back(asked_of(row), waiting_standing(row))
-                elif row.attempt:
+                elif row.attempt or row.id in book.set_aside_before:
                     book.live.rejoin(asked_of(row), waiting_standing(row))
                 else:
                     book.live.submit(asked_of(row))
+                line_up(book.live, book.jobs, row.id)
         for jobs in (book.outside, book.set_aside_before):
             jobs.difference_update(row.id for row in let_in)
 
@@ -244,6 +256,7 @@ class Scheduler:
                 decision = self.parts.deciding.settle(book.live, book.nodes_of)
             with book.about(decision.job, now_s, spoils=True, what="placing"):
                 self._carry_on(book, decision, now_s)
+                book.errors.went_well(decision.job)
             started += [decision.job] if decision.started else []
             due = book.live.due()
             if due == decision.job and not decision.started:

@@ -32,7 +32,7 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "come_back": TypeAdapter(tuple[_ASKED, _STANDING]),
     "rejoin": TypeAdapter(tuple[_ASKED, _STANDING]),
     "finish": TypeAdapter(tuple[str]),
-    "give_rank": TypeAdapter(tuple[str, int]),
+    "give_place": TypeAdapter(tuple[str, int, str | None]),
     "stop": TypeAdapter(tuple[str, float | None]),
     "withdraw": TypeAdapter(tuple[str]),
     "take_out": TypeAdapter(tuple[int]),

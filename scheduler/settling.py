@@ -16,6 +16,7 @@ from .exits import ExitClass, Outcome, class_of, outcome_of
 from .holding import drain, give_up
 from .job_errors import words_of
 from .judging import judge_steps, take_last_look
+from .lining_up import line_up
 from .progress import HURRIED, HURRIED_S, SAVED, Came, how_far
 from .recall import used_by
 from .states import AfterStop, AttemptState, Contact, Desired, JobState
@@ -312,6 +313,8 @@ def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
         ends=status.ends,
     )  # fmt: skip
     book.change_job(job, AFTER[outcome.after], outcome.cause, now_s, **columns)
+    if book.live.has(job.id):
+        line_up(book.live, book.jobs, job.id)
 
 
 def _columns(outcome: Outcome, now_s: float) -> JobColumns:

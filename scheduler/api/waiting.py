@@ -44,7 +44,7 @@ def _why_outside(row: JobRow, now_s: float) -> str:
 
 def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | None) -> str:
     room, asks = queue.room, f"it asks for {_gpus(row.gpus)}"
-    error = queue.errors.words(row.id)
+    error = queue.errors.why_rests(row.id, queue.now_s)
     if queue.held_back or error:
         return queue.held_back or f"it could not be handled, and is tried again: {error}"
     if row.gpus > room.in_service:

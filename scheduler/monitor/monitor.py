@@ -27,7 +27,8 @@ from ..store.nodes import (
 )
 from ..store.opening import Store
 from ..store.schema import Liveness
-from .liveness import SUSPECT_MISSES, at_once, judge
+from .accusing import Accusers
+from .liveness import SUSPECT_MISSES, judge
 from .reports import Report, Reports
 from .step_monitor import StepMonitor
 
@@ -73,8 +74,8 @@ class Monitor:
         self._faulty: frozenset[tuple[str, int]] = frozenset()
         self._full: frozenset[str] = frozenset()  # nodes that take no jobs, as the backend says
         self._at_once: frozenset[str] = frozenset()  # nodes that fell silent together
-        self._accused_s: dict[str, float] = {}  # Unix time since which the reports of each node call a GPU faulty
-        self._accused_at_once: frozenset[str] = frozenset()  # nodes that began so together
+        self._accusers = Accusers()
+        self._accused_at_once: frozenset[str] = frozenset()  # nodes that began together to call a GPU faulty
         self._polled_s = self._kept_s = 0.0
         self._repeats = Repeats()
 
@@ -87,7 +88,7 @@ class Monitor:
         self._rows = {row.name: _afresh(row) for row in rows if row.name in self._layout.nodes}
         self._faulty = frozenset(it for it in faulty if it[1] < self._layout.nodes.get(it[0], 0))
         self._at_once = judge(list(self._rows.values()), {}, now_s, polls=False).at_once
-        self._accused_s, self._accused_at_once = {}, frozenset()
+        self._accusers, self._accused_at_once = Accusers(), frozenset()
         self._polled_s = self._kept_s = now_s
         self.health = self._health(out)
         self.steps = StepMonitor(self._backend)  # others may have tried jobs again meanwhile
@@ -156,23 +157,9 @@ class Monitor:
         return not self._accused_at_once and report.is_faulty(gpu, slots=slots)
 
     def _accuse(self, seen: Mapping[str, NodeSeen], reports: Mapping[str, Report], now_s: float) -> list[NewEvent]:
-        """Note since when the reports of each node call a GPU faulty; raise an alarm if too many began together.
-
-        A node counts from the second such report in a row on. One report alone takes nothing away, so it must not keep
-        others from being believed either.
-        """
-
-        def accuses(node: NodeSeen, report: Report) -> bool:
-            does = report.accuses if node.name in self._accused_s else report.is_faulty
-            return any(does(gpu.index, slots=node.slots) for gpu in node.gpus)
-
-        self._accused_s = {
-            name: self._accused_s.get(name, reports[name].at_s)
-            for name, node in seen.items()
-            if name in reports and accuses(node, reports[name])
-        }
+        """Note which nodes began together to call a GPU faulty; raise an alarm if those are too many."""
         was, nodes = self._accused_at_once, len(self._layout.nodes)
-        self._accused_at_once = at_once([(began_s, name) for name, began_s in self._accused_s.items()], nodes)
+        self._accused_at_once = self._accusers.look(seen, reports, nodes, now_s)
         if was or not self._accused_at_once:
             return []
         text = (

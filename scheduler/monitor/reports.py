@@ -50,14 +50,14 @@ class Report(NamedTuple):
 
     def accuses(self, gpu: int, *, slots: bool) -> bool:
         """Say whether a GPU is faulty by this report alone."""
-        return _accuses(self.told, gpu, slots=slots)
+        return accuses(self.told, gpu, slots=slots)
 
     def is_faulty(self, gpu: int, *, slots: bool) -> bool:
         """Say whether a GPU is faulty by two reports in a row."""
-        return self.before is not None and all(_accuses(it, gpu, slots=slots) for it in (self.told, self.before))
+        return self.before is not None and all(accuses(it, gpu, slots=slots) for it in (self.told, self.before))
 
 
-def _accuses(told: NodeReport, gpu: int, *, slots: bool) -> bool:
+def accuses(told: NodeReport, gpu: int, *, slots: bool) -> bool:
     """Say whether a report calls a GPU faulty; one that is missing among others is, unless it is a slot."""
     found = next((it for it in told.gpus if it.index == gpu), None)
     return bool(told.gpus) and not slots if found is None else not found.healthy

@@ -5,6 +5,7 @@ LongshoreError
     ├── StoreUnreachableError   it does not answer; nothing was changed, or it is not known whether it was
     │   ├── StoreFullError         its disk is full
     │   └── StoreLostError         its file was deleted or replaced under it
+    ├── StoreRefusesError       it takes no change, whichever job it is of
     ├── FencedError             another scheduler has taken over, and the writer has to stop
     ├── StaleWriteError         the row is not what the writer had read; read again and decide again
     ├── TakenError              another attempt holds a GPU
@@ -34,6 +35,10 @@ class StoreFullError(StoreUnreachableError):
 
 class StoreLostError(StoreUnreachableError):
     """The file of the store is not the one that was opened; nothing is read or written until it is there again."""
+
+
+class StoreRefusesError(StoreError):
+    """The store answers, and refuses what any change writes; nothing was changed, and no job is to blame."""
 
 
 class FencedError(StoreError):

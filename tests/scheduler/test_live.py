@@ -1,5 +1,6 @@
 """A cluster that is told what happens must look as the simulation in which it happened."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -153,18 +154,17 @@ def test_slots_of_jobs_that_have_ended_are_taken_back() -> None:
     assert live.due() == str(3 * room - 5)
 
 
-STEPS = ("submit", "start", "stop", "withdraw", "come back", "give rank")
+STEPS = ("submit", "start", "stop", "withdraw", "come back", "give place")
 
 
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), max_size=40))
-def test_the_queue_is_in_order_of_rank_and_then_of_submission_with_stopped_jobs_first(
+def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_first_and_moved_ones_where_told(
     steps: list[tuple[str, int]],
 ) -> None:
     live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
     plain: list[tuple[int, str]] = []  # the queue
     running: list[tuple[int, str]] = []
     away: list[tuple[int, str, Standing]] = []
-    is_as_submitted = True  # nobody came back, so jobs of a rank stand in the order of their names
     for number, (what, rank) in enumerate(steps):
         live.begin(float(number))
         if what == "submit":
@@ -181,7 +181,6 @@ def test_the_queue_is_in_order_of_rank_and_then_of_submission_with_stopped_jobs_
             live.stop(job[1])
             plain.insert(0, job)
             plain.sort(key=lambda it: it[0])
-            is_as_submitted = False
         elif what == "withdraw" and plain:
             its_rank, job_id = plain.pop(rank % len(plain))
             away.append((its_rank, job_id, live.standing(job_id)))
@@ -192,13 +191,16 @@ def test_the_queue_is_in_order_of_rank_and_then_of_submission_with_stopped_jobs_
             assert live.standing(job_id) == standing
             plain.insert(0, (its_rank, job_id))
             plain.sort(key=lambda it: it[0])
-            is_as_submitted = False
-        elif what == "give rank" and plain and is_as_submitted:
+        elif what == "give place" and plain:
             _, job_id = plain.pop(number % len(plain))
-            live.give_rank(job_id, rank)
-            plain.append((rank, job_id))
-            plain.sort(key=lambda it: (it[0], int(it[1])))
-        assert list(live.known().queue) == [job for _, job in plain]
+            ranks = [it for it, _ in plain]
+            at = bisect_left(ranks, rank) + number % (ranks.count(rank) + 1)  # anywhere among its equals
+            live.give_place(job_id, rank, plain[at][1] if at < len(plain) else None)
+            plain.insert(at, (rank, job_id))
+        names = [job for _, job in plain]
+        assert list(live.known().queue) == names
+        ends = [None, *names, None]
+        assert [live.beside(job) for job in names] == list(zip(ends, ends[2:], strict=False))
 
 
 def free_gpus(live: LiveCluster) -> tuple[list[int], int]:

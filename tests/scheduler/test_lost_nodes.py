@@ -1,11 +1,13 @@
 """A cluster file that lacks what jobs run on is refused, before anything is done about them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from longshore.cluster.errors import InputError
+from longshore.scheduler.owner import this_process
 from longshore.scheduler.states import JobState
 from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.trials import Trial
@@ -63,4 +65,34 @@ def test_a_node_on_which_nothing_runs_can_go(trial: Trial) -> None:
     smaller.wait(3.0, 1.0)
 
     assert smaller.job(job).state is JobState.SUCCEEDED
+    smaller.close()
+
+
+def test_what_the_last_scheduler_writes_just_before_it_is_followed_counts_against_a_smaller_cluster_file(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = trial.way.backend
+    assert isinstance(backend, Obedient)
+    trial.tick()
+    jobs = [trial.submit("one", gpus=2), trial.submit("two", gpus=2)]
+    smaller = trial_of(trial.folder, {"a": 2}, backend)
+    smaller.scheduler = smaller.another(this_process())  # nobody can take its lease but when it gives it up
+    write = smaller.store.write
+
+    def write_late(work: Callable[[Connection], object]) -> object:
+        monkeypatch.undo()
+        trial.tick()  # the last one reserves GPUs of both nodes
+        return write(work)
+
+    monkeypatch.setattr(smaller.store, "write", write_late)
+    with pytest.raises(InputError, match="lacks GPUs of node b"):
+        smaller.tick()
+    with pytest.raises(InputError, match="lacks GPUs of node b"):
+        smaller.tick()
+
+    trial.scheduler = trial.another()  # the one with all nodes leads at once
+    assert trial.scheduler.tick()
+    backend.end(WELL)
+    trial.wait(3.0, 1.0)
+    assert {trial.job(job).state for job in jobs} == {JobState.SUCCEEDED}
     smaller.close()

@@ -1,16 +1,17 @@
 """What agents tell of GPUs, whatever they tell: one report takes nothing away, and all of them not the cluster."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from longshore.scheduler.backends.protocol import GpuSeen, NodeSeen
 from longshore.scheduler.layout import Layout
+from longshore.scheduler.monitor.accusing import EASE_S
 from longshore.scheduler.monitor.monitor import Monitor
 from longshore.scheduler.monitor.reports import GpuReport, NodeReport
 from longshore.scheduler.store.events import events_after
@@ -21,7 +22,11 @@ from longshore.scheduler.store.opening import open_store
 NODES, GPUS, SHARE = 10, 4, 0.3
 NAMES = [f"n{number}" for number in range(NODES)]
 FINE = (True,) * GPUS
+BROKEN, EVERY_S = (False, *FINE[1:]), 5.0
+Healthy = tuple[bool | None, ...]
 TELL = st.lists(st.sampled_from([True, False, None]), min_size=GPUS, max_size=GPUS).map(tuple)  # None: is not in it
+BAD = TELL.filter(lambda gpus: False in gpus)
+PHASES = st.lists(st.floats(0.0, EVERY_S, exclude_max=True), min_size=NODES, max_size=NODES)
 
 
 class Nodes:
@@ -111,7 +116,8 @@ def test_a_driver_that_breaks_everywhere_is_one_alarm_and_takes_no_gpu_away(told
     assert told.alarms() == 1
     for name in NAMES[1:]:
         told.tell(name, FINE)
-    assert told.look() == {"n0"}  # the fault that is left is its own
+    assert told.look() == set()  # it may be the last to say so
+    assert told.look(later_s=EASE_S) == {"n0"}  # the fault that is left is its own
 
 
 def test_an_agent_that_takes_back_what_it_tells_keeps_no_other_from_being_believed(told: Told) -> None:
@@ -124,6 +130,63 @@ def test_an_agent_that_takes_back_what_it_tells_keeps_no_other_from_being_believ
 
     assert gone == {"n9"}
     assert told.alarms() == 0
+
+
+def rounds(told: Told, phases_s: list[float], turns: int, says: Callable[[str, int], Healthy]) -> set[str]:
+    """Let each agent report in its time, with a look after each report; return the nodes that ever were faulty."""
+    begin_s, found = told.nodes.now_s, set[str]()
+    times = sorted((turn * EVERY_S + phases_s[at], at, turn) for turn in range(turns) for at in range(NODES))
+    for at_s, at, turn in times:
+        told.nodes.now_s = begin_s + at_s
+        told.tell(NAMES[at], says(NAMES[at], turn))
+        found |= told.look(later_s=0.0)
+    told.nodes.now_s = begin_s + turns * EVERY_S
+    return found
+
+
+@given(PHASES, BAD, BAD)
+@settings(max_examples=15, phases=[Phase.generate])  # to make it smaller takes minutes
+def test_a_driver_that_breaks_everywhere_takes_no_gpu_away_whenever_each_agent_tells_so(
+    phases_s: list[float], bad: Healthy, again: Healthy
+) -> None:
+    with TemporaryDirectory() as folder:
+        told = Told(Path(folder))
+        with closing(told.store):
+            assert rounds(told, phases_s, 3, lambda _node, _turn: bad) == set()
+            assert rounds(told, phases_s, 3, lambda _node, _turn: FINE) == set()
+            assert rounds(told, phases_s, 3, lambda _node, _turn: again) == set()  # it is tried once more
+
+
+@given(PHASES, st.lists(TELL, min_size=2, max_size=4), st.integers(0, 11))
+@settings(max_examples=15, phases=[Phase.generate])  # to make it smaller takes minutes
+def test_agents_that_take_back_what_they_tell_hold_a_true_fault_up_for_seconds_only(
+    phases_s: list[float], says: list[Healthy], begins: int
+) -> None:
+    def tell(node: str, turn: int) -> Healthy:
+        if node == "n9":
+            return BROKEN if turn >= begins else FINE
+        return says[turn // 2 % len(says)] if turn % 2 else FINE  # all others, and none of them twice
+
+    with TemporaryDirectory() as folder:
+        told = Told(Path(folder))
+        with closing(told.store):
+            assert rounds(told, phases_s, begins + 6, tell) == {"n9"}
+
+
+@pytest.mark.parametrize("late", [(), ((False, *FINE[1:]), (True, False, *FINE[2:]))], ids=["silent", "others"])
+def test_agents_that_tell_once_and_no_more_hold_a_true_fault_up_for_a_minute_only(
+    late: tuple[Healthy, ...], told: Told
+) -> None:
+    for name in NAMES:
+        told.tell(name, BROKEN)
+    gone = set[str]()
+    for turn in range(18):
+        gone |= told.look(later_s=EVERY_S)
+        told.tell("n9", BROKEN)
+        for name in NAMES[:-1] if late else ():
+            told.tell(name, late[(turn + 1) % 2])  # never the same GPU twice
+
+    assert gone == {"n9"}
 
 
 def test_faults_that_were_there_before_stay_while_too_many_are_told_of(told: Told) -> None:

@@ -1,0 +1,146 @@
+"""The queue has one order, whatever was done to its jobs: the scheduler's, the one that is shown, and after a restart.
+
+The clock stands still but where it is moved, so that much happens at the same time.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from longshore.scheduler.backends.protocol import RankEnd, Run, Status
+from longshore.scheduler.queue_order import in_order
+from longshore.scheduler.states import FINAL, Desired, JobState
+from longshore.scheduler.store.jobs import set_priority
+from longshore.scheduler.store.queued import waiting_jobs
+from longshore.scheduler.store.retrying import try_again
+from tests.scheduler.obedient import AGAIN, WELL, Obedient
+from tests.scheduler.trials import Trial
+
+FAILED = Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0),), "rank failed", started_s=1.0)
+GPUS, WAITING = 2, 6
+
+
+class Still(Trial):
+    """A scheduler whose clock stands still, and to whose jobs things are done."""
+
+    jobs: list[str]
+
+    def now_s(self) -> float:
+        return 1e9 + self.later_s
+
+    def job_at(self, at: int, *, running: bool) -> str | None:
+        found = [it for it in self.jobs if self.job(it).state not in FINAL]
+        found = [it for it in found if (self.job(it).state is JobState.RUNNING) == running]
+        return found[at % len(found)] if found else None
+
+    @property
+    def backend(self) -> Obedient:
+        assert isinstance(self.way.backend, Obedient)
+        return self.way.backend
+
+    def submits(self, at: int) -> None:
+        self.jobs.append(self.submit("x"))
+        if at % 2:
+            self.ranks(len(self.jobs) - 1)
+
+    def holds(self, at: int) -> None:
+        if job := self.job_at(at // 2, running=bool(at % 2)):
+            self.wish(job, Desired.HOLD)
+
+    def releases(self, at: int) -> None:
+        held = [it for it in self.jobs if self.job(it).desired is Desired.HOLD]
+        for job in held[at % 2 :]:
+            self.wish(job, Desired.RUN)
+
+    def ranks(self, at: int) -> None:
+        if job := self.job_at(at // 3, running=at % 5 == 0):
+            self.store.write(lambda tx: set_priority(tx, job, at % 3 - 1, at_s=self.now_s(), writer="api"))
+
+    def ends(self, status: Status) -> Callable[[int], None]:  # type: ignore[override]
+        def end(at: int) -> None:
+            if job := self.job_at(at, running=True):
+                self.backend.end(status, "" if at % 2 else job)
+
+        return end
+
+    def retries(self, at: int) -> None:
+        job = self.jobs[at % len(self.jobs)]
+        self.store.write(lambda tx: try_again(tx, job, at_s=self.now_s(), writer="api"))
+
+    def passes(self, at: int) -> None:
+        self.wait(1.0 + at % 4, 1.0 + at % 4)
+
+    def restarts(self, at: int) -> None:
+        self.scheduler = self.another()
+        self.tick()
+
+    def acts(self) -> dict[str, Callable[[int], None]]:
+        return {
+            "submit": self.submits, "hold": self.holds, "release": self.releases,
+            "priority": self.ranks, "again": self.ends(AGAIN), "well": self.ends(WELL), "fail": self.ends(FAILED),
+            "retry": self.retries, "pass": self.passes, "restart": self.restarts,
+        }  # fmt: skip
+
+    def in_live(self) -> list[str]:
+        assert self.scheduler.book is not None
+        return list(self.scheduler.book.live.known().queue)
+
+    def in_store(self) -> list[str]:
+        with self.store.read() as tx:
+            return [it.id for it in in_order(waiting_jobs(tx, self.now_s()), "easy", float("inf"), self.now_s(), GPUS)]
+
+
+@contextmanager
+def still() -> Iterator[Still]:
+    with TemporaryDirectory() as folder:
+        backend = Obedient({"a": GPUS})
+        with closing(Still(Path(folder), {"a": GPUS}, lambda: backend, "obedient")) as trial:
+            backend.now_s = trial.now_s
+            trial.jobs = []
+            for _ in range(GPUS + WAITING):
+                trial.submits(0)
+            trial.tick(3)
+            yield trial
+
+
+OFTEN = ("submit", "hold", "release", "priority", "again", "pass", "retry")
+ACTS = (*OFTEN, *OFTEN, "release", "priority", "fail", "well", "restart")
+
+
+@given(st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 29)), min_size=30, max_size=40))
+@settings(max_examples=25, phases=[Phase.generate])  # to make it smaller takes minutes
+def test_the_queue_has_one_order_whatever_is_done_to_its_jobs(acts: list[tuple[str, int]]) -> None:
+    with still() as trial:
+        for number, (act, at) in enumerate(acts):
+            trial.acts()[act](at)
+            if at % 4 == 0:
+                continue  # more happens before the next look
+            trial.tick(4)
+            trial.wait(0.25, 0.25)
+            assert trial.in_live() == trial.in_store(), acts[: number + 1]
+            if at % 4 == 1:
+                trial.scheduler.book = None  # read anew, as after a restart
+                trial.tick()
+                assert trial.in_live() == trial.in_store(), acts[: number + 1]
+
+
+def test_jobs_with_the_same_priority_in_the_end_stand_in_the_order_in_which_they_came_into_the_queue() -> None:
+    with still() as trial:
+        mine = trial.jobs[0]
+        trial.wish(mine, Desired.HOLD)
+        trial.wait(3.0, 1.0)
+        trial.wish(mine, Desired.RUN)
+        trial.wait(2.0, 1.0)
+        trial.submits(0)
+        for job in (trial.jobs[-1], mine):
+            trial.store.write(lambda tx, job=job: set_priority(tx, job, 1, at_s=trial.now_s(), writer="api"))  # type: ignore[misc]
+            trial.wait(1.0, 1.0)
+
+        order = [mine, trial.jobs[-1], *trial.jobs[GPUS + 1 : -1]]
+        assert trial.in_live() == trial.in_store() == order
+        trial.restarts(0)
+        assert trial.in_live() == trial.in_store() == order

@@ -1,0 +1,97 @@
+"""Errors about jobs that wait: they are over when all goes well, and are told of no longer than they last."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.api.waiting import waiting_pages
+from longshore.scheduler.deciding import Deciding, Said
+from longshore.scheduler.job_errors import APART_S, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors
+from longshore.scheduler.live import LiveCluster
+from longshore.scheduler.queue_now import QueueNow
+from longshore.scheduler.settings import Settings
+from longshore.scheduler.states import JobState
+from longshore.scheduler.store.leases import SCHEDULER, acquire
+from tests.scheduler.obedient import Obedient
+from tests.scheduler.trials import Trial
+
+NODES = {"a": 4}
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    backend = Obedient(NODES)
+    made = Trial(tmp_path, NODES, lambda: backend, "obedient")
+    backend.now_s = made.now_s
+    yield made
+    made.close()
+
+
+def fail_once(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next decision fail, of a scheduler that has just read its store."""
+    trial.scheduler.book = None
+    with monkeypatch.context() as broken:
+        broken.setattr(Deciding, "settle", lambda *_: 1 / 0)
+        trial.wait(1.0, 1.0)
+
+
+def reason(trial: Trial, job: str) -> str:
+    """Return why a job waits, as users read it."""
+    queue = QueueNow(Settings(folder=trial.folder), trial.layout, trial.scheduler)
+    with trial.store.read() as tx:
+        return waiting_pages(tx, [trial.job(job)], queue.read(tx, trial.now_s()))[job].reason
+
+
+def test_a_job_that_waits_for_gpus_after_an_error_says_so(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = trial.submit("late", gpus=4)
+    fail_once(trial, monkeypatch)
+    assert reason(trial, job).startswith("it could not be handled, and is tried again: ZeroDivisionError")
+    trial.runs(trial.submit("first", gpus=2))  # while it is left alone
+
+    trial.wait(2 * FIRST_REST_S, FIRST_REST_S)
+
+    assert reason(trial, job) == "it asks for 4 GPUs, and 2 are free"
+
+
+def test_errors_with_decisions_between_them_that_let_the_job_wait_do_not_add_up(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(_deciding: Deciding, live: LiveCluster) -> Said:
+        return Said(live.current, (), rests=False)
+
+    trial.runs(trial.submit("first"))
+    job = trial.submit("late")
+    for _ in range(2 * MOST):
+        fail_once(trial, monkeypatch)
+        assert trial.scheduler.errors.words(job)
+        with monkeypatch.context() as patient:
+            patient.setattr(Deciding, "_fall_back", wait)
+            trial.wait(3 * FIRST_REST_S, FIRST_REST_S)
+        assert not trial.scheduler.errors.words(job)
+
+    assert trial.job(job).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize(("apart_s", "is_failing"), [(LONGEST_REST_S, True), (APART_S + LONGEST_REST_S, False)])
+def test_errors_that_lie_far_apart_do_not_add_up(apart_s: float, is_failing: bool) -> None:  # noqa: FBT001
+    errors, broken = JobErrors(), True
+    for number in range(2 * MOST):
+        with errors.about("j", number * apart_s, lambda: 0):
+            assert not broken
+        errors.begin(number * apart_s)
+
+    assert errors.is_failing("j") == is_failing
+
+
+def test_a_scheduler_that_is_followed_forgets_the_errors_that_it_met(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = trial.submit("one")
+    for _ in range(MOST - 1):
+        fail_once(trial, monkeypatch)
+        trial.later_s += LONGEST_REST_S
+    trial.store.write(lambda tx: acquire(tx, SCHEDULER, "other", 1e12, 1.0))  # and it is gone at once
+    trial.scheduler._renew_at_s = 0.0
+    trial.tick()
+    assert not trial.scheduler.errors.words(job)
