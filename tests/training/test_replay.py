@@ -223,7 +223,7 @@ def test_kept_rollouts_that_are_not_as_the_model_leaves_them_are_refused() -> No
     fresh = Replay(3, dynamic=False)
     fresh.restore(sound, buffer)
     assert all(
-        np.array_equal(one, other)
+        np.array_equal(np.asarray(one), np.asarray(other))
         for mine, theirs in zip(fresh.rollouts, replay.rollouts, strict=True)
         for one, other in zip(mine, theirs, strict=True)
     )
