@@ -37,6 +37,7 @@ from longshore.eval.play import play_all
 from longshore.scheduler.job_file import JobFile
 from longshore.scheduler.live import Asked, Known, LiveCluster
 from longshore.scheduler.plugins.answer import Choice, read_message, stored_of
+from longshore.scheduler.plugins.frames import MOST_BYTES
 from longshore.scheduler.service import site_of
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.stored_spec import stored_job
@@ -226,6 +227,8 @@ def make_answer(rng: Random) -> bytes:
 
 def feed_answer(data: bytes, _: Path) -> bool:
     """Take in an answer, and do what it says if that can be done."""
+    if len(data) > MOST_BYTES:
+        return False  # of such a message the channel reads the length alone
     message = read_message(data)
     if not isinstance(message, Choice):
         return True
