@@ -14,7 +14,7 @@ demo: $(STAMP)
 # More processes than cores, of one thread each, as many tests wait for servers. One compiles the kernels for all.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 2 lint kernels
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 kernels: $(STAMP)
 	$(BIN)/python -m tests.kernels

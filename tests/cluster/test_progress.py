@@ -143,8 +143,15 @@ def test_a_job_that_comes_starts_or_ends_begins_the_count_of_moments_anew() -> N
         assert sim.state.quiet[0] == 0
 
 
-@pytest.mark.parametrize(("hazard", "transient"), [("1e-2", "1"), ("1e20", "1"), ("1e20", "0.5")])
-@pytest.mark.parametrize("command", ["simulate --jobs 20", "evaluate --workloads 2"])
+@pytest.mark.parametrize(
+    ("command", "hazard", "transient"),
+    [
+        ("simulate --jobs 20", "1e-2", "1"),
+        ("simulate --jobs 20", "1e20", "0.5"),
+        ("evaluate --workloads 2", "1e-2", "1"),
+        ("evaluate --workloads 2", "1e20", "1"),
+    ],
+)
 def test_a_cluster_file_with_such_faults_is_refused_in_one_line(
     command: str, hazard: str, transient: str, tmp_path: Path
 ) -> None:
