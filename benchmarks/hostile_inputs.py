@@ -19,6 +19,7 @@ TEXTS = (
     "\x1b[31m", "ünïcode", "\u202e", "😀", "a" * 300, "x" * 70000,
     "1:2:3", "2017-10-09 07:01:00", "None", "NaN", "&a", "*a", "!!python/object:os.system", "<<", "? x",
 )  # fmt: skip
+LONGEST = 4 << 20  # characters of a value
 PIECES = (
     b"", b"\x00", b"\xff", b"\n", b"\r\n", b"\t", b":", b"- ", b"{", b"}", b"[", b"]", b",", b"'", b'"', b"#", b"&a ",
     b"*a", b"|", b">", b"%", b"!!", b"---\n", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"9" * 400, b"1e999",
@@ -43,12 +44,17 @@ def _changed(rng: Random, value: Any) -> Any:
             lambda: [*value[:at], _changed(rng, value[at]), *value[at + 1 :]],
             lambda: [*value[:at], *value[at + 1 :]],
             lambda: [*value, value[at]],
-            lambda: value * rng.choice((0, 2, 50)),
+            lambda: _repeated(value, rng.choice((0, 2, 50))),
         )
         return rng.choice(ways)()
     if isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64 and rng.random() < 0.7):
         return rng.choice((*NUMBERS, value * 1e9, -value, value / 1e9, rng.random() * 10 ** rng.randint(-20, 20)))
     return strange(rng, 3)
+
+
+def _repeated(value: list[Any], times: int) -> list[Any]:
+    """Return a list that comes so often, unless that would be longer than anything that is read within seconds."""
+    return value * times if times * len(str(value)) <= LONGEST else value
 
 
 def _changed_mapping(rng: Random, value: dict[str, Any]) -> dict[str, Any]:
