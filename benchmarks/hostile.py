@@ -21,7 +21,7 @@ from .harness import Row, main, progress
 from .hostile_api import ask
 
 COUNTS = {  # inputs of each kind, by how long one takes
-    "job files": 480_000, "policy answers": 250_000, "traces": 110_000, "cluster files": 60_000, "checkpoints": 60_000,
+    "job files": 480_000, "policy answers": 300_000, "traces": 110_000, "cluster files": 60_000, "checkpoints": 10_000,
 }  # fmt: skip
 REQUESTS = 40_000
 AT_ONCE = 2
