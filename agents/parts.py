@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, Self, TypeAlias, runtime_checkable
 
-from ..cluster.state import Simulation
+from ..cluster.state.state import Simulation
 
 Look: TypeAlias = Callable[[], None]  # may raise, which ends the run where it stands
 ALL = 1 << 62  # decisions

@@ -5,19 +5,19 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.state import Simulation
+from ..cluster.state.state import Simulation
 
 
 @runtime_checkable
 class Policy(Protocol):
     """Chooses GPUs for jobs. Register one under the entry point group `longshore.policies`.
 
-    A decision is due in a row of a simulation when `longshore.cluster.engine.advance` has returned True for it. The
-    policy picks GPUs with `take_gpu` or `take_node` of `longshore.cluster.placing`; the caller then starts the job or
-    takes the picks back. Before its first pick it may turn to another job that the order regime allows, with `turn_to`
-    of `longshore.cluster.order`; the caller starts the one that is due then. `pick_move` of `longshore.cluster.moves`
-    does all of this, and where its move lets all jobs wait it says so in `rested` of the state. Nothing else of the
-    simulation may be changed.
+    A decision is due in a row of a simulation when `longshore.cluster.simulator.engine.advance` has returned True for
+    it. The policy picks GPUs with `take_gpu` or `take_node` of `longshore.cluster.dispatch.placing`; the caller then
+    starts the job or takes the picks back. Before its first pick it may turn to another job that the order regime
+    allows, with `turn_to` of `longshore.cluster.dispatch.order`; the caller starts the one that is due then.
+    `pick_move` of `longshore.cluster.candidates.candidates` does all of this, and where its move lets all jobs wait it
+    says so in `rested` of the state. Nothing else of the simulation may be changed.
 
     What no scheduler can know may not be read: `scenarios.work_s` (the estimates are for that), rows of `scenarios`
     for jobs not yet submitted, `scenarios.fault_seed` and `source_rate_per_s`, the outages of `process` but for their
@@ -44,16 +44,16 @@ class Policy(Protocol):
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick all GPUs of the job that is due in a row, and return True; or pick none and return False to wait.
 
-        False is allowed only where `longshore.cluster.order.may_wait` says so, and turning to another job where
-        `may_turn` does.
+        False is allowed only where `longshore.cluster.dispatch.order.may_wait` says so, and turning to another job
+        where `may_turn` does.
         """
         ...
 
     def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Play scenario `scenarios[r]` in row r of the simulation, from its beginning to its end.
 
-        Must come to what `place` decides one by one. `rows_to_play` of `longshore.cluster.sound` refuses what cannot be
-        played.
+        Must come to what `place` decides one by one. `rows_to_play` of `longshore.cluster.state.border` refuses what
+        cannot be played.
 
         Raises:
             ValueError: If there are more scenarios than rows, or one does not exist.

@@ -5,7 +5,7 @@ import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from ..cluster.errors import PluginError
+from ..cluster.files.errors import PluginError
 from .protocol import Policy
 
 GROUP = "longshore.policies"
@@ -23,7 +23,7 @@ def policy_names() -> list[str]:
 
 
 def _rollout(name: str) -> Policy:
-    from .rollout import rollout_of
+    from .rollouts.rollout import rollout_of
 
     base, at, text = name.removeprefix(ROLLOUT).partition("@")
     if not at:
@@ -51,7 +51,7 @@ def find_policy(name: str) -> Policy:
     if name.startswith(ROLLOUT):
         return _rollout(name)
     if name.endswith(".zip"):
-        from .checkpoint import load_policy  # torch is imported only where a network is used
+        from .learned.checkpoint import load_policy  # torch is imported only where a network is used
 
         return load_policy(Path(name))
     registered = _registered()

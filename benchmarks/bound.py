@@ -6,16 +6,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.goals import goal_unit_s
-from longshore.agents.moves_policy import MovesPolicy
+from longshore.agents.learned.candidate_policy import MovesPolicy
+from longshore.agents.learned.objective import goal_unit_s
 from longshore.agents.protocol import Policy
-from longshore.agents.rollout import Rollout, Search
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.placing import undo_picks
-from longshore.cluster.random import uniform
-from longshore.cluster.simulation import simulation_of
-from longshore.cluster.state import Simulation
-from longshore.envs.batch import Problem
+from longshore.agents.rollouts.rollout import Rollout, Search
+from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.kernels.counter_random import uniform
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.simulator.simulation import simulation_of
+from longshore.cluster.state.state import Simulation
 
 from .harness import Row
 

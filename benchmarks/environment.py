@@ -6,8 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from longshore.cluster.hetero64 import hetero64
-from longshore.envs.batch import Batch, Problem, View
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.envs.batch import Batch, View
 
 from .harness import Row, main, medians
 

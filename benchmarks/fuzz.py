@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import uvicorn
 
-from longshore.scheduler.api.app import create_app
-from longshore.scheduler.service import Service
+from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.serve.app import create_app
+from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
-from longshore.scheduler.store.user_tokens import add_token
-from longshore.scheduler.tokens import Role, new_token
+from longshore.scheduler.store.rows.user_tokens import add_token
 
 from .harness import Row, main
 

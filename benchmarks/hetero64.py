@@ -20,18 +20,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.checkpoint import load_policy
-from longshore.agents.heuristics import PATIENT
+from longshore.agents.heuristics.heuristics import PATIENT
+from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollout import rollout_of
-from longshore.cluster.estimates import with_scenario_estimates
-from longshore.cluster.intervals import ratio_estimates
-from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.envs.batch import Problem
-from longshore.envs.problems import Regime, hetero64_problem
+from longshore.agents.rollouts.rollout import rollout_of
+from longshore.cluster.model.intervals import ratio_estimates
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.presets.problems import Regime, hetero64_problem
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from longshore.cluster.workloads.estimates import with_scenario_estimates
 from longshore.eval.play import play_all
-from longshore.training.keeper import BEST, SCORE, SPENT
 from longshore.training.presets import STREAM_JOBS, STREAM_LOAD, VALIDATION_SCENARIOS
+from longshore.training.run_folder import BEST, SCORE, SPENT
 
 from . import bound
 from .card import HeldOut, Training, core_minutes, machine_text, moves_card

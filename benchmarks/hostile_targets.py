@@ -18,29 +18,29 @@ import numpy as np
 import yaml
 from pydantic import ValidationError
 
-from longshore.agents.checkpoint import load_policy
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollout import Base, Rollout, Search
-from longshore.cluster.cluster_file import read_cluster
-from longshore.cluster.engine import advance, reset
-from longshore.cluster.errors import InputError
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.input_problems import input_problems
-from longshore.cluster.simulation import simulation_of
-from longshore.cluster.trace_statistics import describe
+from longshore.agents.rollouts.rollout import Base, Rollout, Search
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.files.input_problems import input_problems
+from longshore.cluster.files.yaml_file import read_yaml, validated
+from longshore.cluster.model.workload import Workload
+from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.problems import Regime, cluster_problem
+from longshore.cluster.simulator.engine import advance, reset
+from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.traces.detect import read_trace
-from longshore.cluster.workload import Workload
-from longshore.cluster.yaml_file import read_yaml, validated
-from longshore.envs.problems import Regime, cluster_problem
+from longshore.cluster.traces.statistics import describe
 from longshore.eval.play import play_all
-from longshore.scheduler.job_file import JobFile
-from longshore.scheduler.live import Asked, Known, LiveCluster
-from longshore.scheduler.plugins.answer import Choice, read_message, stored_of
-from longshore.scheduler.plugins.frames import MOST_BYTES
-from longshore.scheduler.service import site_of
+from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster
+from longshore.scheduler.model.job_spec import JobFile
+from longshore.scheduler.model.stored_spec import stored_job
+from longshore.scheduler.policy_host.answer import Choice, read_message, stored_of
+from longshore.scheduler.policy_host.frames import MOST_BYTES
+from longshore.scheduler.service.service import site_of
 from longshore.scheduler.settings import Settings
-from longshore.scheduler.stored_spec import stored_job
 from tests.cluster.traces import small_traces
 
 from .harness import ROOT

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from longshore.cluster.errors import LongshoreError
+from longshore.cluster.files.errors import LongshoreError
 
 from .hostile_targets import TARGETS, Target
 

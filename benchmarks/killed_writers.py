@@ -17,14 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, NoReturn
 
-from longshore.cluster.errors import LongshoreError
-from longshore.scheduler.states import FINAL, JobState
-from longshore.scheduler.store.changes import Changes, JobChange, write_changes
-from longshore.scheduler.store.errors import FencedError, StaleWriteError
-from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.jobs import JobRow, NewJob, insert_job, list_jobs
-from longshore.scheduler.store.leases import SCHEDULER, acquire, clock, renew
+from longshore.cluster.files.errors import LongshoreError
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.states import FINAL, JobState
+from longshore.scheduler.store.database.errors import FencedError, StaleWriteError
 from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.rows.events import events_after
+from longshore.scheduler.store.rows.jobs import NewJob, insert_job, list_jobs
+from longshore.scheduler.store.rows.leases import SCHEDULER, acquire, clock, renew
+from longshore.scheduler.store.transitions import Changes, JobChange, write_changes
 from tests.scheduler.store.postgresql_server import NoServerError, Server
 
 from .harness import Row, main, progress

@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from longshore.agents.checkpoint import load_policy
-from longshore.agents.heuristics import HEURISTICS, Heuristic
+from longshore.agents.heuristics.heuristics import HEURISTICS, Heuristic
+from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollout import Rollout, Search, rollout_of
-from longshore.cluster.simulation import simulation_of
-from longshore.envs.batch import Problem
-from longshore.envs.problems import Regime, hetero64_problem, source_problem
+from longshore.agents.rollouts.rollout import Rollout, Search, rollout_of
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.presets.problems import Regime, hetero64_problem, source_problem
+from longshore.cluster.simulator.simulation import simulation_of
 from longshore.envs.rewards import random_makespan_s
 from longshore.eval.play import play_all
-from longshore.training.keeper import BEST
 from longshore.training.presets import PRESETS
+from longshore.training.run_folder import BEST
 
 from .card import machine_text
 from .harness import ROOT, Row, call_longshore, main, progress, stamp_of_run

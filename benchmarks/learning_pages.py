@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
-from longshore.cluster.intervals import Estimates, ratio_estimates
+from longshore.agents.heuristics.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
+from longshore.cluster.model.intervals import Estimates, ratio_estimates
 
 from . import traces
 from .harness import ROOT

@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.checkpoint import load_policy
-from longshore.agents.heuristics import EFT
-from longshore.cluster.intervals import ratio_estimates
-from longshore.cluster.streams import VALIDATION_SEED
-from longshore.envs.batch import Problem
-from longshore.envs.problems import Regime, hetero64_problem
+from longshore.agents.heuristics.heuristics import EFT
+from longshore.agents.learned.checkpoint import load_policy
+from longshore.cluster.model.intervals import ratio_estimates
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.presets.problems import Regime, hetero64_problem
+from longshore.cluster.presets.streams import VALIDATION_SEED
 from longshore.eval.play import play_all
-from longshore.training.keeper import BEST, SCORE
 from longshore.training.presets import VALIDATION_SCENARIOS
+from longshore.training.run_folder import BEST, SCORE
 from longshore.training.validation import Score, Validation
 
 from .card import HeldOut, Training, card, machine_text

@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules
-from longshore.cluster.topology import grid_cluster
-from longshore.scheduler.deciding import Deciding, Decision
-from longshore.scheduler.live import Asked, Known, LiveCluster, Site
-from longshore.scheduler.plugins import breaker
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules
+from longshore.cluster.model.topology import grid_cluster
+from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster, Site
+from longshore.scheduler.placement.placer import Deciding, Decision
+from longshore.scheduler.policy_host import breaker
 
 from .harness import Row, main, progress
 from .rogues import NAMES, install

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longshore.agents.heuristics import HEURISTICS, Heuristic
-from longshore.cluster.hetero64 import HOUR_S, hetero64
-from longshore.cluster.outcome import Metrics, metrics
-from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.agents.heuristics.heuristics import HEURISTICS, Heuristic
+from longshore.cluster.model.outcome import Metrics, metrics
+from longshore.cluster.presets.hetero64 import HOUR_S, hetero64
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 
 from .harness import Row, main, progress
 

@@ -13,9 +13,9 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.seen import Seen
-from longshore.cluster.placing import take_gpu
-from longshore.cluster.state import Simulation
+from longshore.agents.learned.decision_record import Seen
+from longshore.cluster.dispatch.placing import take_gpu
+from longshore.cluster.state.state import Simulation
 
 LEAVES = "LONGSHORE_ROGUE_FILE"  # environment variable: file that `fork` writes once its child runs
 VERSION = "longshore-rogues 1.2"

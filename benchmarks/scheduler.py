@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.cluster_file import ClusterSetup, draw_faults, read_cluster
-from longshore.cluster.scenarios import ORDERS, stack
-from longshore.cluster.simulation import simulation_of
-from longshore.cluster.workload import workload_of
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.model.scenarios import ORDERS, stack
+from longshore.cluster.model.workload import workload_of
+from longshore.cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
+from longshore.cluster.simulator.simulation import simulation_of
 from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.layout import Layout
-from longshore.scheduler.live import Site
-from longshore.scheduler.service import BACKFILL_DEPTH
+from longshore.scheduler.control.twin import Twin
+from longshore.scheduler.mirror.cluster_mirror import Site
+from longshore.scheduler.model.gpu_index import Layout
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.service.service import BACKFILL_DEPTH
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.twin import Twin
 
 from .harness import Row, main, progress
 

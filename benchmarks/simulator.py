@@ -5,13 +5,13 @@ from functools import partial
 
 import numpy as np
 
-from longshore.agents.heuristics import PACK
-from longshore.cluster.generator import Arrivals, generate
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.profiles import PROFILES
-from longshore.cluster.scenarios import ORDERS, stack
-from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.cluster.state import Simulation
+from longshore.agents.heuristics.heuristics import PACK
+from longshore.cluster.model.scenarios import ORDERS, stack
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from longshore.cluster.state.state import Simulation
+from longshore.cluster.workloads.generator import Arrivals, generate
+from longshore.cluster.workloads.profiles import PROFILES
 
 from .harness import Row, main, medians, seconds
 

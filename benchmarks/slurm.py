@@ -17,20 +17,23 @@ from typing import NamedTuple
 import numpy as np
 
 from longshore.agents.registry import find_policy
-from longshore.cluster.cluster_file import read_cluster
-from longshore.cluster.errors import BackendError
-from longshore.scheduler.backends.protocol import Attempt, Placement, Run
+from longshore.cluster.files.errors import BackendError
+from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.book import Parts
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.monitor.monitor import Monitor
-from longshore.scheduler.service import default_cluster, layout_of, site_of
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.state_cache import Parts
+from longshore.scheduler.health.monitor import Monitor
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.placement import Placement
+from longshore.scheduler.model.run import Run
+from longshore.scheduler.model.states import FINAL, JobState
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.service.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import Settings
-from longshore.scheduler.states import FINAL, JobState
-from longshore.scheduler.store.attempts import get_attempt
-from longshore.scheduler.store.jobs import JobRow, NewJob, get_job, insert_job
 from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.rows.attempts import get_attempt
+from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job
 
 from .harness import Row, main, progress
 from .slurm_cluster import SlurmCluster, why_not

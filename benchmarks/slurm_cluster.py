@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from longshore.scheduler.backends.local.processes import Identity, boot_id, find, is_alive
+from longshore.scheduler.files.processes import Identity, boot_id, find, is_alive
 
 GPUS = 4
 PLUGIN = Path(__file__).parents[1] / "deploy" / "slurm" / "job_submit.lua"

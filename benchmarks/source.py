@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from longshore.agents.checkpoint import schema_of
-from longshore.envs.batch import Problem
+from longshore.agents.learned.checkpoint import schema_of
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.envs.layout import observation_size
-from longshore.envs.problems import Regime, hetero64_problem
+from longshore.training.actor_critic.ppo import learn_by_ppo
+from longshore.training.actor_critic.rollouts import sample_bytes
 from longshore.training.config import REPLAYS, TrainingConfig
-from longshore.training.keeper import Keeper, Progress
-from longshore.training.ppo import learn_by_ppo
 from longshore.training.presets import Hyperparameters
-from longshore.training.rollouts import sample_bytes
+from longshore.training.run_folder import Keeper, Progress
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
 

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.rank import steps_name
-from longshore.scheduler.backends.protocol import Share
-from longshore.scheduler.job_file import Watching
-from longshore.scheduler.monitor.detectors.named import DETECTORS, Detector
-from longshore.scheduler.monitor.detectors.simple import MadRule, MedianRule
-from longshore.scheduler.monitor.step_lines import Begun, StepKind
-from longshore.scheduler.monitor.step_monitor import LOOK_S, Running, StepMonitor
-from longshore.scheduler.monitor.step_watch import StepWatch
+from longshore.scheduler.backends.local.supervisor.rank import steps_name
+from longshore.scheduler.health.detectors.named import DETECTORS, Detector
+from longshore.scheduler.health.detectors.simple import MadRule, MedianRule
+from longshore.scheduler.health.step_lines import Begun, StepKind
+from longshore.scheduler.health.step_monitor import LOOK_S, Running, StepMonitor
+from longshore.scheduler.health.step_watch import StepWatch
+from longshore.scheduler.model.job_spec import Watching
+from longshore.scheduler.model.placement import Share
 
 from .harness import Row, main, progress
 from .step_times import NOISES, Noise, step_times

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from longshore.cluster.intervals import ratio_estimates
+from longshore.cluster.model.intervals import ratio_estimates
 
 HEADER = (
     "| policy | mean JCT (h) | against `patient` (%) | against FIFO `eft` (%) | each window, against `patient` (%) | "

@@ -18,19 +18,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longshore.agents.checkpoint import load_policy
-from longshore.agents.heuristics import EFT, PATIENT
+from longshore.agents.heuristics.heuristics import EFT, PATIENT
+from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.cluster.estimates import EstimateKind, with_scenario_estimates
-from longshore.cluster.outcome import metrics
-from longshore.cluster.streams import Stream, stream
+from longshore.cluster.model.outcome import metrics
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.presets.problems import Regime, window_problem
+from longshore.cluster.presets.streams import Stream, stream
 from longshore.cluster.traces.detect import read_trace
-from longshore.envs.batch import Problem
-from longshore.envs.problems import Regime, window_problem
+from longshore.cluster.workloads.estimates import EstimateKind, with_scenario_estimates
 from longshore.eval.play import play_all
 from longshore.eval.setting import TESTED_PART, WINDOWS
-from longshore.training.keeper import BEST, SCORE
 from longshore.training.presets import TRAINED_PART
+from longshore.training.run_folder import BEST, SCORE
 from longshore.training.validation import Score
 
 from .card import machine_text

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .harness import Row, main, progress
 
 if TYPE_CHECKING:
-    from longshore.training.keeper import Progress
+    from longshore.training.run_folder import Progress
 
 SEED = 2026
 UPDATES = 30  # more than twice the validations of a run, so that the median update has none

@@ -11,19 +11,19 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
-from longshore.cluster.event_log import events_of
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.simulation import simulation_of
-from longshore.cluster.state import Simulation, allocate_log
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.simulator.event_log import events_of
+from longshore.cluster.simulator.simulation import simulation_of
+from longshore.cluster.state.state import Simulation, allocate_log
 from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.layout import Layout
-from longshore.scheduler.live import Site
+from longshore.scheduler.control.twin import Start, Twin, starts_of
+from longshore.scheduler.mirror.cluster_mirror import Site
+from longshore.scheduler.model.gpu_index import Layout
+from longshore.scheduler.placement.placer import Deciding
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.twin import Start, Twin, starts_of
 
 from .harness import Row, main, progress
 

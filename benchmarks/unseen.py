@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.checkpoint import load_policy
-from longshore.agents.heuristics import PATIENT
+from longshore.agents.heuristics.heuristics import PATIENT
+from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.cluster.intervals import ratio_estimates
-from longshore.cluster.outcome import metrics
+from longshore.cluster.model.intervals import ratio_estimates
+from longshore.cluster.model.outcome import metrics
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.presets.problems import Regime, window_problem
 from longshore.cluster.traces.detect import read_trace
-from longshore.envs.batch import Problem
-from longshore.envs.problems import Regime, window_problem
 from longshore.eval.play import play_all
 from longshore.eval.setting import TESTED_PART, WINDOWS
 

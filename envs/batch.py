@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.hetero64 import hetero64
-from ..cluster.scenarios import FaultProcess, Rules, Scenarios
-from ..cluster.simulation import simulation_of
-from ..cluster.topology import Cluster
+from ..cluster.model.problem import Problem
+from ..cluster.presets.hetero64 import hetero64
+from ..cluster.simulator.simulation import simulation_of
 from .features import NODE_COUNT
 from .layout import action_count, bounds, observation_size
 from .rewards import REWARDS, random_makespan_s
@@ -28,16 +27,6 @@ ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION, "candidate": CANDIDATE_ACTION
 OBSERVATIONS = {"source": SOURCE, "source-literal": SOURCE_LITERAL, "full": FULL}
 WAITING = {"off": False, "on": True}
 POOL = 1024  # scenarios of the preset that are drawn where no problem is given
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What environments play: scenarios of a cluster, with faults and rules. Waiting is part of the rules."""
-
-    cluster: Cluster
-    scenarios: Scenarios
-    process: FaultProcess
-    rules: Rules
 
 
 def chosen_problem(problem: Problem | None, waiting: str | None) -> Problem:
@@ -60,9 +49,9 @@ class View:
 
     Args:
         action: `gpu` (one GPU a step, SPEC R4), `node` (one node a step, which gives as many free GPUs as needed) or
-            `candidate` (a whole placement or wait out of a short list, cluster/moves.py).
+            `candidate` (a whole placement or wait out of a short list, cluster/candidates/candidates.py).
         observation: `source-literal` (SPEC R2 to the letter), `source` (the same of what is left of the job) or `full`
-            (envs/layout.py); `candidate` has its own, envs/move_layout.py.
+            (envs/layout.py); `candidate` has its own, envs/candidate_layout.py.
         reward: `dt`, `potential`, `jct` or `best_of_random` (envs/rewards.py).
     """
 

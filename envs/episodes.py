@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.outcome import metrics
-from ..cluster.simulation import outcome_of
+from ..cluster.model.outcome import metrics
+from ..cluster.simulator.simulation import outcome_of
 from .batch import Batch
 
 

@@ -5,23 +5,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.compiled import kernel
-from ..cluster.expected import estimated_work_s, expected_end_s, expected_run_s
-from ..cluster.order import may_wait
-from ..cluster.placing import SEVERAL_RACKS, order_nodes, slowdown_of
-from ..cluster.state import Simulation
-from .layout import (
-    AHEAD_COUNT,
-    AHEAD_ESTIMATE,
-    AHEAD_GPUS,
-    CLIP,
-    GLOBAL,
-    GLOBALS,
-    LOOK_AHEAD,
-    NODE,
-    NODE_FEATURES,
-    OWN,
-)
+from ..cluster.dispatch.expected import estimated_work_s, expected_end_s, expected_run_s
+from ..cluster.dispatch.order import may_wait
+from ..cluster.dispatch.placing import SEVERAL_RACKS, order_nodes, slowdown_of
+from ..cluster.kernels.compiled import kernel
+from ..cluster.state.state import Simulation
+from .layout import AHEAD_COUNT, AHEAD_ESTIMATE, AHEAD_GPUS, CLIP, GLOBAL, GLOBALS, LOOK_AHEAD, NODE, NODE_FEATURES, OWN
 
 Rows = NDArray[np.float32]
 GLOBAL_COUNT, NODE_COUNT = len(GLOBALS), len(NODE_FEATURES)

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.state import MOVES
-from .move_layout import MOVE_FEATURES, MOVE_GLOBALS
+from ..cluster.state.state import MOVES
+from .candidate_layout import MOVE_FEATURES, MOVE_GLOBALS
 
 CLIP = 8.0
 LOOK_AHEAD = 6  # jobs of the queue that are described one by one

@@ -8,7 +8,8 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from .batch import Batch, Problem, View, chosen_problem
+from ..cluster.model.problem import Problem
+from .batch import Batch, View, chosen_problem
 from .episodes import episode_summaries
 from .picture import PICTURES
 

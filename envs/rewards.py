@@ -15,9 +15,9 @@ the same faults. Source: DESIGN 6; SPEC R5.
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.compiled import kernel
-from ..cluster.random_placing import least_random_makespans_s
-from ..cluster.state import Simulation
+from ..cluster.candidates.random_placement import least_random_makespans_s
+from ..cluster.kernels.compiled import kernel
+from ..cluster.state.state import Simulation
 
 REWARDS = {"dt": 0, "potential": 1, "jct": 2, "best_of_random": 3}
 DT, POTENTIAL, JCT, BEST_OF_RANDOM = REWARDS.values()

@@ -8,7 +8,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from .batch import Batch, Problem, View
+from ..cluster.model.problem import Problem
+from .batch import Batch, View
 from .episodes import episode_summaries
 
 

@@ -3,15 +3,15 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.compiled import kernel
-from ..cluster.engine import advance, pass_over, reset, start, wait
-from ..cluster.keeping import has_reservation, mark_keeping_nodes
-from ..cluster.moves import pick_move
-from ..cluster.order import may_wait
-from ..cluster.placing import take_gpu, take_node
-from ..cluster.state import MOVES, Simulation
+from ..cluster.candidates.candidates import pick_move
+from ..cluster.dispatch.order import may_wait
+from ..cluster.dispatch.placing import take_gpu, take_node
+from ..cluster.dispatch.reservation import has_reservation, mark_keeping_nodes
+from ..cluster.kernels.compiled import kernel
+from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
+from ..cluster.state.state import MOVES, Simulation
+from .candidate_features import write_moves
 from .features import GLOBAL_COUNT, write_full, write_gpus, write_literal_source, write_source
-from .move_features import write_moves
 from .rewards import BEST_OF_RANDOM, cost_so_far_s
 
 GPU_ACTION, NODE_ACTION, CANDIDATE_ACTION = 0, 1, 2

@@ -8,7 +8,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from .batch import Batch, Problem, View, chosen_problem
+from ..cluster.model.problem import Problem
+from .batch import Batch, View, chosen_problem
 from .episodes import episode_summaries
 from .picture import PICTURES
 from .placement import first_scenario

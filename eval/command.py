@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..agents.heuristics import HEURISTICS, rivals
+from ..agents.heuristics.heuristics import HEURISTICS, rivals
 from ..agents.protocol import Policy
 from ..agents.registry import find_policy
-from ..cluster.errors import InputError
-from ..cluster.outcome import Event, Outcome, overloaded
-from ..cluster.output_file import check_outputs, make_folder
-from ..cluster.scenarios import Scenarios, same_jobs
-from ..envs.batch import Problem
+from ..cluster.files.errors import InputError
+from ..cluster.files.output_file import check_outputs, make_folder
+from ..cluster.model.outcome import Event, Outcome, overloaded
+from ..cluster.model.problem import Problem
+from ..cluster.model.scenarios import Scenarios, same_jobs
 from .comparison import Comparison, compare
 from .figures import pictures, write_pictures
 from .play import play_all, play_recorded

@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.errors import InputError
-from ..cluster.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
-from ..cluster.outcome import Outcome, metrics
-from ..cluster.scenarios import Scenarios
+from ..cluster.files.errors import InputError
+from ..cluster.model.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
+from ..cluster.model.outcome import Outcome, metrics
+from ..cluster.model.scenarios import Scenarios
 
 TIE = 1e-9  # runs whose figures differ by less than this share are equal: rounding, not policy
 

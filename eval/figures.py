@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.errors import InputError
-from ..cluster.outcome import Event, Outcome
-from ..cluster.scenarios import Scenarios
+from ..cluster.files.errors import InputError
+from ..cluster.model.outcome import Event, Outcome
+from ..cluster.model.scenarios import Scenarios
 from .comparison import METRICS, Comparison
 from .table import time_unit
 from .timeline import DOWN, Spells, blocks, share_by_node, spells, use_over_time

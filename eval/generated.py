@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cluster.errors import InputError
-from ..cluster.generator import Arrivals, generate
-from ..cluster.input_problems import nearest
-from ..cluster.profiles import PROFILES
-from ..cluster.workload import Workload
+from ..cluster.files.errors import InputError
+from ..cluster.files.input_problems import nearest
+from ..cluster.model.workload import Workload
+from ..cluster.workloads.generator import Arrivals, generate
+from ..cluster.workloads.profiles import PROFILES
 
 PROFILE = "philly"
 

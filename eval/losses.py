@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..cluster.intervals import Estimates
+from ..cluster.model.intervals import Estimates
 from .comparison import METRICS, Comparison
 from .table import interval_text, percent_text, verdict
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..agents.protocol import Policy
-from ..cluster.event_log import events_of
-from ..cluster.outcome import Event, Outcome
-from ..cluster.simulation import outcome_of, simulation_of
-from ..cluster.state import allocate_log
-from ..envs.batch import Problem
+from ..cluster.model.outcome import Event, Outcome
+from ..cluster.model.problem import Problem
+from ..cluster.simulator.event_log import events_of
+from ..cluster.simulator.simulation import outcome_of, simulation_of
+from ..cluster.state.state import allocate_log
 
 CHUNK = 4096  # scenarios that are played side by side: more are no faster, but take memory and show no progress
 FIRST, ENOUGH_S = 16, 0.25  # scenarios in the first chunk of a policy; chunks that take this long are large enough

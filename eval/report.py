@@ -9,22 +9,12 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from ..cluster.intervals import FEWEST_RESAMPLED, Estimates
-from ..cluster.output_file import write_text
+from ..cluster.files.output_file import write_text
+from ..cluster.model.intervals import FEWEST_RESAMPLED, Estimates
 from .comparison import METRICS, Comparison
 from .figures import Picture
 from .losses import losses
-from .table import (
-    Row,
-    caption,
-    interval_text,
-    percent_text,
-    relative_cell,
-    rows,
-    time_unit,
-    titles,
-    versus_titles,
-)
+from .table import Row, caption, interval_text, percent_text, relative_cell, rows, time_unit, titles, versus_titles
 
 
 def write_report(

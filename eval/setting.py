@@ -5,15 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..cluster.cluster_file import ClusterSetup, read_cluster
-from ..cluster.estimates import EstimateKind, with_scenario_estimates
-from ..cluster.fault_trace import read_fault_trace
-from ..cluster.streams import Stream, evaluation_key, stream
-from ..cluster.traces.detect import read_trace
-from ..cluster.windows import with_gpus_cut
-from ..cluster.workload import Workload
-from ..envs.batch import Problem
-from ..envs.problems import (
+from ..cluster.faults.recorded import read_fault_trace
+from ..cluster.model.problem import Problem
+from ..cluster.model.workload import Workload
+from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
+from ..cluster.presets.problems import (
     HETERO64_LARGEST,
     LOAD,
     WINDOW_JOBS,
@@ -28,6 +24,10 @@ from ..envs.problems import (
     window_problem,
     windows_of,
 )
+from ..cluster.presets.streams import Stream, evaluation_key, stream
+from ..cluster.traces.detect import read_trace
+from ..cluster.workloads.estimates import EstimateKind, with_scenario_estimates
+from ..cluster.workloads.windows import with_gpus_cut
 from .generated import JobsRequest
 
 log = logging.getLogger(__name__)

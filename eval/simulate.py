@@ -9,21 +9,21 @@ import numpy as np
 
 from ..agents.protocol import Policy
 from ..agents.registry import find_policy
-from ..cluster import schedule_file
-from ..cluster.cluster_file import read_cluster
-from ..cluster.errors import InputError
-from ..cluster.estimates import EstimateKind, with_estimates
-from ..cluster.fault_trace import read_fault_trace
-from ..cluster.outcome import overloaded
-from ..cluster.output_file import check_outputs
-from ..cluster.streams import Stream, stream
-from ..cluster.topology import Cluster
-from ..cluster.trace_statistics import describe
+from ..cluster.faults.recorded import read_fault_trace
+from ..cluster.files.errors import InputError
+from ..cluster.files.output_file import check_outputs
+from ..cluster.model.outcome import overloaded
+from ..cluster.model.problem import Problem
+from ..cluster.model.topology import Cluster
+from ..cluster.model.workload import Workload, first_jobs
+from ..cluster.presets.cluster_file import read_cluster
+from ..cluster.presets.problems import Regime, capacity_of, cluster_problem
+from ..cluster.presets.streams import Stream, stream
+from ..cluster.traces import schedule_file
 from ..cluster.traces.detect import read_trace
-from ..cluster.windows import scaled_to_load, with_gpus_cut
-from ..cluster.workload import Workload, first_jobs
-from ..envs.batch import Problem
-from ..envs.problems import Regime, capacity_of, cluster_problem
+from ..cluster.traces.statistics import describe
+from ..cluster.workloads.estimates import EstimateKind, with_estimates
+from ..cluster.workloads.windows import scaled_to_load, with_gpus_cut
 from .generated import JobsRequest
 from .play import play_recorded
 from .terminal import Progress, print_run

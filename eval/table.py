@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from ..cluster.intervals import FEWEST_RESAMPLED, Estimates
+from ..cluster.model.intervals import FEWEST_RESAMPLED, Estimates
 from .comparison import METRICS, Comparison
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..cluster.outcome import Outcome, metrics
-from ..cluster.scenarios import Scenarios
-from ..cluster.trace_statistics import TraceStatistics
+from ..cluster.model.outcome import Outcome, metrics
+from ..cluster.model.scenarios import Scenarios
+from ..cluster.traces.statistics import TraceStatistics
 from .table import time_unit
 
 if TYPE_CHECKING:

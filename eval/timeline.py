@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.outcome import Event
+from ..cluster.model.outcome import Event
 
 DOWN = -1  # in place of a job: the GPU was out of service
 

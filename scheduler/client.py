@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import httpx
 
-from ..cluster.errors import BackendError, InputError
+from ..cluster.files.errors import BackendError, InputError
 
 PAUSES_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # before a request is sent again
 AGAIN = frozenset({409, 503})  # statuses after which that may help, where the answer says when

@@ -5,10 +5,10 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..cluster.errors import InputError
-from ..cluster.yaml_file import YamlFile, read_yaml, validated
-from .hosts import is_loopback
-from .job_file import Priority
+from ..cluster.files.errors import InputError
+from ..cluster.files.yaml_file import YamlFile, read_yaml, validated
+from .access.hosts import is_loopback
+from .model.job_spec import Priority
 
 PAGE = "docs/configuration.md"  # on configuration files
 Order = Literal["fifo", "easy", "easy-shortest", "shortest"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from longshore.cluster.scenarios import Rules, Scenarios
-from longshore.cluster.topology import Cluster
+from longshore.cluster.model.scenarios import Rules, Scenarios
+from longshore.cluster.model.topology import Cluster
 
 Mode = tuple[int, tuple[int, ...]]  # ticks, GPUs of each node
 

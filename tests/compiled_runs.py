@@ -3,15 +3,15 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.event_log import events_of
-from longshore.cluster.order import may_wait
-from longshore.cluster.outcome import Event, Outcome
-from longshore.cluster.placing import take_gpu
-from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.cluster.state import INDEX_FROM, Simulation, allocate_log
+from longshore.cluster.dispatch.order import may_wait
+from longshore.cluster.dispatch.placing import take_gpu
+from longshore.cluster.model.outcome import Event, Outcome
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.simulator.event_log import events_of
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from longshore.cluster.state.state import INDEX_FROM, Simulation, allocate_log
 from tests.reference_faults import plain_uniform
 from tests.strategies import Case
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, fault_sources, stack
-from longshore.cluster.topology import grid_cluster
-from longshore.cluster.workload import Workload
+from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, fault_sources, stack
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import Workload
 from tests.strategies import SPEEDS, Case
 
 

@@ -8,10 +8,11 @@ import sys
 
 import numpy as np
 
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.simulation import simulation_of
-from longshore.envs.batch import Batch, Problem, View
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.simulator.simulation import simulation_of
+from longshore.envs.batch import Batch, View
 from tests.policies_under_test import POLICIES
 
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longshore.cluster.scenarios import Rules
-from longshore.cluster.state import Simulation
-from longshore.envs.batch import Batch, Problem, View
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import Rules
+from longshore.cluster.state.state import Simulation
+from longshore.envs.batch import Batch, View
 from tests.envs.plain_features import Decision
 from tests.envs.random_play import steps_of_episode
 from tests.reference_policies import TIE, earlier, greedy_set

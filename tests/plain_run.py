@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, stack
-from longshore.cluster.state import INDEX_FROM
-from longshore.cluster.topology import grid_cluster
-from longshore.cluster.workload import workload_of
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, stack
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import workload_of
+from longshore.cluster.state.state import INDEX_FROM
 from tests.compiled_runs import play_heuristic
 from tests.strategies import Case
 

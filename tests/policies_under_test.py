@@ -5,14 +5,14 @@ from typing import get_args
 
 import torch
 
-from longshore.agents.checkpoint import load_policy, network_of, policy_of, schema_of
-from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.learned import LearnedPolicy
-from longshore.agents.moves_policy import MovesPolicy
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.learned.candidate_policy import MovesPolicy
+from longshore.agents.learned.checkpoint import load_policy, network_of, policy_of, schema_of
+from longshore.agents.learned.schema import Goal
+from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.protocol import Policy
 from longshore.agents.registry import find_policy, policy_names
-from longshore.agents.rollout import Rollout, Search
-from longshore.agents.schema import Goal
+from longshore.agents.rollouts.rollout import Rollout, Search
 
 
 def untrained(*, action: str, waiting: bool, time_to_go: Goal | None = None) -> LearnedPolicy:

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from longshore.cluster.outcome import Event, Outcome
-from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, Scenarios, fault_sources
-from longshore.cluster.topology import Cluster
+from longshore.cluster.model.outcome import Event, Outcome
+from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, Scenarios, fault_sources
+from longshore.cluster.model.topology import Cluster
 from tests.reference_faults import random_outages
 
 ROUNDING = 1e-9  # of a checkpoint interval

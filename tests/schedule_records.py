@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from longshore.cluster.outcome import Event
+from longshore.cluster.model.outcome import Event
 from tests.strategies import Case
 
 

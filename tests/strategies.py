@@ -11,9 +11,9 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.cluster.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
-from longshore.cluster.topology import Cluster
-from longshore.cluster.workload import Workload
+from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
+from longshore.cluster.model.topology import Cluster
+from longshore.cluster.model.workload import Workload
 
 SPEEDS = (0.5, 0.75, 1.0, 1.5, 2.0)
 FAULTS_IN_LONGEST_RUN = 2.0  # expected in the cluster: few enough that every job ends

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
-from longshore.cluster.topology import Cluster, grid_cluster
-from longshore.cluster.workload import workload_of
+from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
+from longshore.cluster.model.topology import Cluster, grid_cluster
+from longshore.cluster.model.workload import workload_of
 from tests.bounds import optimal_makespan_s
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from longshore import cli
-from longshore.cluster.profiles import PROFILES
+from longshore.cluster.workloads.profiles import PROFILES
 from longshore.commands import options
 from longshore.commands.adding import COMMANDS as OFFLINE
 from longshore.commands.progress import Lines

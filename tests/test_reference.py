@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.outcome import Event, Outcome, metrics
-from longshore.cluster.random import uniform
-from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, fault_sources, stack
-from longshore.cluster.topology import Cluster, grid_cluster
-from longshore.cluster.workload import workload_of
+from longshore.cluster.kernels.counter_random import uniform
+from longshore.cluster.model.outcome import Event, Outcome, metrics
+from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, fault_sources, stack
+from longshore.cluster.model.topology import Cluster, grid_cluster
+from longshore.cluster.model.workload import workload_of
 from tests.reference import Choose, ReferenceState, first_state, simulate, slowdown
 from tests.reference_faults import philox, plain_uniform, random_outages
 from tests.reference_policies import POLICIES, first_fit, scripted

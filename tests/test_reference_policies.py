@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.topology import grid_cluster
+from longshore.cluster.model.topology import grid_cluster
 from tests.reference import ReferenceState, first_state, simulate
 from tests.reference_policies import POLICIES, gpus_of_set, lemons, likely_sets, node_sets, scripted
 from tests.test_reference import Jobs, hand_case

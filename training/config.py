@@ -8,12 +8,12 @@ from typing import Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..cluster.errors import InputError
-from ..cluster.input_problems import nearest
-from ..envs.problems import Regime
+from ..cluster.files.errors import InputError
+from ..cluster.files.input_problems import nearest
+from ..cluster.presets.problems import Regime
 from .presets import PRESETS, TAUGHT, DistilParameters, GroupParameters, Hyperparameters
 
-OrderName = Literal["fifo", "easy", "easy-shortest", "shortest"]  # ORDERS of cluster/scenarios.py
+OrderName = Literal["fifo", "easy", "easy-shortest", "shortest"]  # ORDERS of cluster/model/scenarios.py
 REPLAYS = {
     "ppo": ("off", "dynamic", "literal", "literal-all", "geppo"),
     "a2c": ("off", "dynamic", "literal", "literal-all", "vtrace"),

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from ..agents.checkpoint import load_policy
-from ..agents.moves_policy import TEMPERATURE
-from ..agents.networks import MovesNetwork
-from ..cluster.errors import InputError
+from ..agents.learned.candidate_policy import TEMPERATURE
+from ..agents.learned.checkpoint import load_policy
+from ..agents.networks.networks import MovesNetwork
+from ..cluster.files.errors import InputError
 from .config import TrainingConfig
 
 

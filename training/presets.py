@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ..cluster.errors import InputError
-from ..cluster.streams import VALIDATION_SEED, training_key
+from ..cluster.files.errors import InputError
+from ..cluster.model.problem import Problem
+from ..cluster.presets.problems import Regime, hetero64_problem, source_problem, window_problem
+from ..cluster.presets.streams import VALIDATION_SEED, training_key
 from ..cluster.traces.detect import read_trace
-from ..envs.batch import Problem
-from ..envs.problems import Regime, hetero64_problem, source_problem, window_problem
 
 TRAINING_SCENARIOS = 16_384
 VALIDATION_SCENARIOS = 1000

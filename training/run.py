@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from ..agents.checkpoint import schema_of
-from ..cluster.errors import InputError
-from ..envs.batch import Problem
+from ..agents.learned.checkpoint import schema_of
+from ..cluster.files.errors import InputError
+from ..cluster.model.problem import Problem
+from .actor_critic.ppo import learn_by_ppo
+from .candidates.distil import learn_by_distillation
+from .candidates.group import goal_of, learn_by_groups
 from .config import BY_CANDIDATES, TrainingConfig
-from .distil import learn_by_distillation
-from .group import goal_of, learn_by_groups
 from .initial import initial_network
-from .keeper import BEST, Keeper, Progress, Tell, interruptible
-from .ppo import learn_by_ppo
 from .presets import PRESETS
+from .run_folder import BEST, Keeper, Progress, Tell, interruptible
 from .validation import Score, Validation
 
 CONFIG = "config.json"
@@ -60,7 +60,7 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent) -> Result:
     problem, validated_on = PRESETS[config.preset].build(config.seed, trace, config.regime)
     initial_network(config)  # refused before the folder is made
     folder = _open_folder(config, logdir)
-    torch.set_num_threads(1)  # learning has its own (agents/chunks.py)
+    torch.set_num_threads(1)  # learning has its own (agents/networks/chunks.py)
     schema = schema_of(
         algorithm=config.algorithm, network=config.network, action=config.action, observation=config.observation,
         waiting=config.waiting, node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),

@@ -15,9 +15,9 @@ from sb3_contrib import MaskablePPO
 from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
-from ..cluster.errors import CheckpointError
-from ..cluster.sound_state import sound_state
-from ..cluster.state import State
+from ..cluster.files.errors import CheckpointError
+from ..cluster.simulator.state_border import sound_state
+from ..cluster.state.state import State
 from ..envs.batch import Batch
 from ..envs.sb3 import PlacementVecEnv
 

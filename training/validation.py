@@ -6,13 +6,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.heuristics import rivals
+from ..agents.heuristics.heuristics import rivals
 from ..agents.protocol import Policy
-from ..cluster.intervals import ratio_estimates, unit_sums
-from ..cluster.outcome import metrics
-from ..cluster.simulation import outcome_of, simulation_of
-from ..cluster.state import Simulation
-from ..envs.batch import Problem
+from ..cluster.model.intervals import ratio_estimates, unit_sums
+from ..cluster.model.outcome import metrics
+from ..cluster.model.problem import Problem
+from ..cluster.simulator.simulation import outcome_of, simulation_of
+from ..cluster.state.state import Simulation
 
 
 class Score(NamedTuple):

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..scenarios import FaultProcess, fault_sources
-from ..topology import Cluster
+from ..model.scenarios import FaultProcess, fault_sources
+from ..model.topology import Cluster
 
 # The defaults of this package are measured on 584 faults of 400 nodes with 8 GPUs in 348 days
 # (InfiniteHBD's trace), but for the share of transient faults, which is Unicron's.

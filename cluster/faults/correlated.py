@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from ..topology import Cluster
+from ..model.topology import Cluster
 from .configuration import FaultConfiguration, FaultDraw, Share, fault_process, source_rates
 from .weibull import Shape
 

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topology import Cluster
+from ..model.topology import Cluster
 from .configuration import FaultConfiguration, FaultDraw, fault_process, source_rates
 
 

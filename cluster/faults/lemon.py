@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..random import uniform
-from ..scenarios import fault_sources
-from ..topology import Cluster
+from ..kernels.counter_random import uniform
+from ..model.scenarios import fault_sources
+from ..model.topology import Cluster
 from .configuration import FaultConfiguration, FaultDraw, Share, fault_process, source_rates
 from .weibull import Shape
 

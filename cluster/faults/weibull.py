@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..topology import Cluster
+from ..model.topology import Cluster
 from .configuration import FaultConfiguration, FaultDraw, fault_process, source_rates
 
 DEFAULT_SHAPE = 0.62  # measured on the times between faults of InfiniteHBD's trace

@@ -6,9 +6,9 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from ..errors import InputError, PluginError
-from ..workload import Workload
-from .text import read_head, shown
+from ..files.errors import InputError, PluginError
+from ..files.text import read_head, shown
+from ..model.workload import Workload
 
 GROUP = "longshore.traces"
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
-from ..workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload, workload_of
+from ..files.errors import InputError
+from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload, workload_of
 
 
 class Jobs(NamedTuple):

@@ -15,9 +15,9 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..files.errors import InputError
+from ..files.text import open_text, shown
 from .dates import epoch_s
-from .text import open_text, shown
 
 CHUNK_ROWS = 65_536  # rows held as text at a time
 LONGEST_S = 1e11  # 3,000 years; milliseconds since 1970 in a column of seconds lie beyond

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 
-from ...cluster.errors import BackendError, InputError, PluginError, raise_all
-from ...cluster.input_problems import input_problems, nearest
-from ...cluster.yaml_file import YamlFile, validated
-from ..layout import Layout
+from ...cluster.files.errors import BackendError, InputError, PluginError, raise_all
+from ...cluster.files.input_problems import input_problems, nearest
+from ...cluster.files.yaml_file import YamlFile, validated
+from ..model.gpu_index import Layout
 from .protocol import Backend
 
 GROUP = "longshore.backends"

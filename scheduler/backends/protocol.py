@@ -5,11 +5,15 @@ never that a job is gone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from ...cluster.errors import BackendError
+from ...cluster.files.errors import BackendError
+from ..model.placement import Placement as Placement
+from ..model.placement import Share as Share
+from ..model.run import RankEnd as RankEnd
+from ..model.run import Run as Run
+from ..model.run import Status as Status
 
 
 class CannotHonourError(BackendError):
@@ -22,28 +26,6 @@ class NoLogError(BackendError):
 
 class RefusedError(BackendError):
     """Raised when a backend will never start what it was given, such as a program that is not there."""
-
-
-class Run(StrEnum):
-    """What a backend knows of an attempt."""
-
-    PENDING = "pending"  # accepted, no process yet
-    RUNNING = "running"  # all ranks were started
-    EXITED = "exited"  # all ranks have ended
-    LOST = "lost"  # proven gone without a record of how it ended
-    UNREACHABLE = "unreachable"  # nothing can be said at the moment
-    ABSENT = "absent"  # it never heard of it
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """GPUs of one node in a placement."""
-
-    node: str
-    gpus: tuple[int, ...]  # indices on the node, ascending
-
-
-Placement = tuple[Share, ...]  # in the order of nodes; ranks go through it share by share
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +42,6 @@ class Attempt:
     limit_s: float = float("inf")  # running time after which it is stopped
     image: str = ""  # container image; "" for the backend's own choice
     is_held: bool = False  # the backend has it already, and holds it until it is launched
-
-
-@dataclass(frozen=True, slots=True)
-class RankEnd:
-    """How one rank ended."""
-
-    rank: int
-    code: int  # exit code, 0 to 255; of a signal: 0
-    signal: int  # 0 if none ended it
-    ended_s: float  # Unix time
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What a backend says of an attempt."""
-
-    run: Run
-    ends: tuple[RankEnd, ...] = ()  # of the ranks that have ended, in the order of their ends
-    # Who asked for the end: "", "cancelled", "time limit", "rank failed", or "out of memory" where that made it fail.
-    # Of LOST: what was seen, after "node fault: " where the cluster did it. "refused: " and words if no program ran.
-    reason: str = ""
-    started_s: float = 0.0  # Unix time, 0 if not yet
-    progress: Mapping[str, float] = field(default_factory=dict)  # what the job reports of itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 import os
 from collections.abc import Mapping
 
-from .protocol import Attempt, CannotHonourError, Placement, RefusedError, Share
+from ..model.placement import Placement, Share
+from .protocol import Attempt, CannotHonourError, RefusedError
 
 
 def refuse_placement(attempt: Attempt, placement: Placement, nodes: Mapping[str, int]) -> None:

@@ -2,12 +2,14 @@
 
 import math
 
-from ...cluster.engine import live_through, next_time_s, reset, start
-from ...cluster.errors import BackendError
-from ...cluster.placing import begin_picks, take_gpu
-from ...cluster.state import Simulation
-from ..layout import Layout
-from .protocol import Attempt, CannotHonourError, Capabilities, GpuSeen, NodeSeen, Placement, RankEnd, Run, Status
+from ...cluster.dispatch.placing import begin_picks, take_gpu
+from ...cluster.files.errors import BackendError
+from ...cluster.simulator.engine import live_through, next_time_s, reset, start
+from ...cluster.state.state import Simulation
+from ..model.gpu_index import Layout
+from ..model.placement import Placement
+from ..model.run import RankEnd, Run, Status
+from .protocol import Attempt, CannotHonourError, Capabilities, GpuSeen, NodeSeen
 
 ROW = 0
 PROGRESS = {"step": 1.0}  # a simulated job never stands still

@@ -6,25 +6,25 @@ from typing import NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from ..extender.command import extender
-from ..replay_commands import decisions, replay
-from . import config, tokens
-from .browsing import dashboard
-from .copying import backup, restore
-from .explaining import explain
-from .following import events
-from .jobs import status
-from .lists import jobs, queue
-from .logs import logs
-from .nodes import agent, drain, nodes, resume
+from .admin import config, tokens
+from .admin.browsing import dashboard
+from .admin.copying import backup, restore
+from .admin.extending import extender
+from .admin.nodes import agent, drain, nodes, resume
+from .admin.pruning import prune
+from .admin.replay import decisions, replay
+from .admin.serving import serve
+from .admin.unknown import unknown
+from .jobs.explaining import explain
+from .jobs.following import events
+from .jobs.jobs import status
+from .jobs.lists import jobs, queue
+from .jobs.logs import logs
+from .jobs.retrying import retry
+from .jobs.submitting import SubmitCommand, submit
+from .jobs.waiting import wait
+from .jobs.wishes import cancel, hold, priority, release
 from .panels import JOBS, SCHEDULER
-from .pruning import prune
-from .retrying import retry
-from .serving import serve
-from .submitting import SubmitCommand, submit
-from .unknown import unknown
-from .waiting import wait
-from .wishes import cancel, hold, priority, release
 
 
 class Entry(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from ...cluster.durations import seconds_of
+from ...cluster.files.durations import seconds_of
 
 DURATION = "DURATION"  # in place of a value in the help
 

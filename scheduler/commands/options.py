@@ -21,8 +21,8 @@ def client_of(url: str) -> "Client":
 
     A token comes from the environment, as others see command lines, or from the file that this user's scheduler made.
     """
+    from ..access.token_file import find_token
     from ..client import Client
-    from ..token_file import find_token
 
     given = os.environ.get("LONGSHORE_TOKEN")
     return Client(url, lambda: given or find_token(url))

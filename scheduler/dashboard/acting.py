@@ -11,12 +11,13 @@ from types import MappingProxyType
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from ..api.found import find_job
-from ..api.services import NOBODY_ELSE
-from ..api.submitting import WRITER
-from ..service import Service
-from ..states import FINAL, Desired
-from ..store.jobs import JobRow, set_desired
+from ..api.http.auth import NOBODY_ELSE
+from ..api.routes.submitting import WRITER
+from ..api.views.lookup import find_job
+from ..model.job import JobRow
+from ..model.states import FINAL, Desired
+from ..service.service import Service
+from ..store.rows.jobs import set_desired
 from .entering import check_origin
 
 

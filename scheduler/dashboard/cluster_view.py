@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ..layout import Layout
-from ..states import JobState
-from ..store.jobs import JobRow
-from ..store.nodes import faulty_gpus, list_nodes, words_on
-from ..store.overview import GpuState, Occupied, count_jobs, jobs_in, occupied_gpus
+from ..model.gpu_index import Layout
+from ..model.job import JobRow
+from ..model.states import JobState
+from ..store.queries import GpuState, Occupied, count_jobs, jobs_in, occupied_gpus
+from ..store.rows.nodes import faulty_gpus, list_nodes, words_on
 
 ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 WAITING = (JobState.QUEUED, JobState.HELD)

@@ -11,13 +11,13 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from ..api.browser_links import Letting, browsers_of
-from ..api.problem_codes import CODES
-from ..api.problems import ProblemError
-from ..api.services import Knowing, Serving, caller_with, has_own_origin, who_asks
-from ..browsers import Browsers
-from ..service import Service
-from ..tokens import Role
+from ..access.browsers import Browsers
+from ..access.tokens import Role
+from ..api.http.auth import Knowing, Serving, caller_with, has_own_origin, who_asks
+from ..api.http.problem_codes import CODES
+from ..api.http.problems import ProblemError
+from ..api.routes.browser_links import Letting, browsers_of
+from ..service.service import Service
 from .rendering import render
 
 COOKIE = "longshore"

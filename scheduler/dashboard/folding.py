@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ..store.checkpoints import SAVED
-from ..store.events import EventRow
+from ..store.rows.checkpoints import SAVED
+from ..store.rows.events import EventRow
 
 ROWS = 100  # lines of a page at least, where so much has happened
 MOST_READS = 20  # of so many events each

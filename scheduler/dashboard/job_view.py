@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ..api.waiting import WAITS, waiting_pages
-from ..service import Service
-from ..states import FINAL, AttemptState
-from ..store.attempts import AttemptRow, attempts_of
-from ..store.checkpoints import SAVED, CheckpointRow, checkpoints_of
-from ..store.decisions import DecisionRow
-from ..store.events import EventRow
-from ..store.jobs import JobRow
-from ..store.overview import checkpoint_events, last_decisions, last_events
-from ..stored_spec import UnreadableSpecError, stored_job
+from ..api.views.waiting import WAITS, waiting_pages
+from ..model.job import JobRow
+from ..model.states import FINAL, AttemptState
+from ..model.stored_spec import UnreadableSpecError, stored_job
+from ..service.service import Service
+from ..store.queries import checkpoint_events, last_decisions, last_events
+from ..store.rows.attempts import AttemptRow, attempts_of
+from ..store.rows.checkpoints import SAVED, CheckpointRow, checkpoints_of
+from ..store.rows.decisions import DecisionRow
+from ..store.rows.events import EventRow
 from .folding import Told, with_checkpoints
 from .text import sentence
 

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..plugins.misses import Miss
-from ..store.decisions import DecisionRow
+from ..policy_host.misses import Miss
+from ..store.rows.decisions import DecisionRow
 
 PER_DECADE = 5  # bars
 DECADES = (-5, 1)  # 10 µs to 10 s

@@ -2,7 +2,7 @@
 
 from fastapi import Request, Response
 
-from ..api.problem_codes import CODES
+from ..api.http.problem_codes import CODES
 from .rendering import render
 
 PAGES = ("/jobs", "/policy", "/events", "/parts/", "/static/", "/login", "/logout")  # and / itself

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from ..api.models import decision_page
-from .grid import blocks, cells
+from ..api.views.models import decision_page
+from .charts.grid import blocks, cells
 from .text import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text, sentence
 
 CSP = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"

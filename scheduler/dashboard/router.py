@@ -11,25 +11,26 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 from sqlalchemy import Connection
 
-from ...cluster.errors import BackendError
-from ..job_id import is_job_id
-from ..service import Service
-from ..settling import attempt_name
-from ..states import FINAL, JobState
-from ..store.attempts import AttemptRow, attempts_of
-from ..store.events import last_seq
-from ..store.jobs import JobRow, get_job, list_jobs
-from ..store.overview import last_decision_seq, last_decisions, last_event_of, last_events
+from ...cluster.files.errors import BackendError
+from ..control.attempt_driver import attempt_name
+from ..model.job import JobRow
+from ..model.job_id import is_job_id
+from ..model.states import FINAL, JobState
+from ..service.service import Service
+from ..store.queries import last_decision_seq, last_decisions, last_event_of, last_events
+from ..store.rows.attempts import AttemptRow, attempts_of
+from ..store.rows.events import last_seq
+from ..store.rows.jobs import get_job, list_jobs
 from .acting import actions_of, add_actions
+from .charts.gantt import gantt
+from .charts.step_chart import step_chart
+from .charts.use_chart import use_chart
 from .cluster_view import LETTERS, cluster_view
 from .folding import ROWS, page_of
-from .gantt import gantt
 from .job_view import JobView, job_view
 from .log_text import Part, part_after, tail
 from .policy_view import policy_view
 from .rendering import HEADERS, render, static_files
-from .step_chart import step_chart
-from .use_chart import use_chart
 
 PAGE_ROWS = 50
 DECISIONS = 1000  # that the policy's page looks at

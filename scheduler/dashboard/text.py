@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from ..backends.protocol import Placement
+from ..model.placement import Placement
 
 _UNITS = (  # seconds and name of the first unit, of the second, its digits, and most of the first
     (60, "min", 1, "s", 2, 60),

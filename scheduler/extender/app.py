@@ -13,18 +13,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..api.problems import ProblemError, answer_with_problems
+from ..api.http.problems import ProblemError, answer_with_problems
 from .counting import Counts
 from .ranking import Outcome, Ranker, Ranking, refused
 from .watching import Watch
-from .wire import (
-    as_json,
-    filter_reply,
-    preempt_reply,
-    prioritize_reply,
-    read_offer,
-    read_victims,
-)
+from .wire import as_json, filter_reply, preempt_reply, prioritize_reply, read_offer, read_victims
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...cluster.cluster_file import ClusterSetup, draw_faults
 from ...cluster.faults import FAULT_MODELS
 from ...cluster.faults.configuration import DEFAULT_HAZARD_PER_S
-from ...cluster.scenarios import ORDERS, Rules
-from ...cluster.topology import Cluster, grid_cluster
-from ..live import Site
+from ...cluster.model.scenarios import ORDERS, Rules
+from ...cluster.model.topology import Cluster, grid_cluster
+from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
+from ..mirror.cluster_mirror import Site
 from .asking import RESOURCE, count_of
 from .wire import Node
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..deciding import Advice, Deciding
-from ..live import Asked, Known, LiveCluster
+from ..mirror.cluster_mirror import Asked, Known, LiveCluster
+from ..placement.placer import Advice, Deciding
 from .book import Holding
 from .inventory import Place
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import NamedTuple
 
-from ..deciding import Deciding
-from ..live import Asked
+from ..mirror.cluster_mirror import Asked
+from ..placement.placer import Deciding
 from .asking import Wish, wish_of
 from .book import PLAN_S, Book, Holding, Plan
 from .inventory import Inventory, Place, allocatable_gpus, stand_in

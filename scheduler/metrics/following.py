@@ -5,19 +5,19 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from sqlalchemy import Connection
 
-from ..job_errors import ERROR
-from ..monitor.step_monitor import HEALTH, SlowWord
-from ..plugins.misses import Miss
-from ..states import JobState
-from ..store.attempts import get_attempt
-from ..store.checkpoints import SAVED
-from ..store.decisions import DecisionRow
-from ..store.events import EventRow, events_after, last_seq
-from ..store.jobs import CHANGE as JOB_CHANGE
-from ..store.nodes import ALARM
-from ..store.nodes import CHANGE as NODE_CHANGE
+from ..control.job_errors import ERROR
+from ..health.step_monitor import HEALTH, SlowWord
+from ..model.states import JobState
+from ..policy_host.misses import Miss
 from ..store.opening import Store
-from ..store.overview import last_decision_seq, opened_before, queued_at, slim_decisions_after
+from ..store.queries import last_decision_seq, opened_before, queued_at, slim_decisions_after
+from ..store.rows.attempts import get_attempt
+from ..store.rows.checkpoints import SAVED
+from ..store.rows.decisions import DecisionRow
+from ..store.rows.events import EventRow, events_after, last_seq
+from ..store.rows.jobs import CHANGE as JOB_CHANGE
+from ..store.rows.nodes import ALARM
+from ..store.rows.nodes import CHANGE as NODE_CHANGE
 
 MOST = 1000  # rows read at once
 WAITS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600)

@@ -10,10 +10,10 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
-from ..layout import Layout
-from ..monitor.step_monitor import Figures
-from ..room import Room
-from ..store.errors import StoreUnreachableError
+from ..files.disk_space import Room
+from ..health.step_monitor import Figures
+from ..model.gpu_index import Layout
+from ..store.database.errors import StoreUnreachableError
 from ..store.opening import Store
 from .following import Following
 from .standing import Standing

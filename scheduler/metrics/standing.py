@@ -8,21 +8,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection
 
-from ..layout import Layout
-from ..store.errors import StoreUnreachableError
-from ..store.nodes import closed_nodes, faulty_gpus, list_nodes
+from ..model.gpu_index import Layout
+from ..model.stored_spec import stored_or_usual
+from ..store.database.errors import StoreUnreachableError
+from ..store.database.schema import Liveness
 from ..store.opening import Store
-from ..store.overview import (
-    GpuState,
-    count_jobs,
-    count_unknown,
-    drains,
-    lease_tokens,
-    occupied_gpus,
-    waits_since,
-)
-from ..store.schema import Liveness
-from ..stored_spec import stored_or_usual
+from ..store.queries import GpuState, count_jobs, count_unknown, drains, lease_tokens, occupied_gpus, waits_since
+from ..store.rows.nodes import closed_nodes, faulty_gpus, list_nodes
 
 LEAKS_AFTER_S = 60.0  # beyond a job's grace; killing takes seconds
 

@@ -6,7 +6,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..monitor.step_monitor import Figures
+from ..health.step_monitor import Figures
 
 
 class Stepping(Collector):

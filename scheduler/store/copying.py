@@ -7,11 +7,11 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..paths import exists
-from .engines import restore_mark
-from .errors import StoreError
-from .leases import SCHEDULER
+from ..files.paths import exists
+from .database.engines import restore_mark
+from .database.errors import StoreError
 from .migrate import VERSION_TABLE, is_known
+from .rows.leases import SCHEDULER
 
 BESIDE = ("", "-wal", "-shm")  # what SQLite keeps beside a file, too
 

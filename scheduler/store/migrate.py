@@ -7,9 +7,9 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, inspect
 
-from .engines import lock_for_writing
-from .errors import StoreError
-from .schema import METADATA
+from .database.engines import lock_for_writing
+from .database.errors import StoreError
+from .database.schema import METADATA
 
 VERSION_TABLE = "longshore_version"
 MIGRATING_LOCK = 0x6D69677261746500  # "migrate", the number of PostgreSQL's advisory lock

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from .engines import connect, file_of, lock_for_reading
-from .errors import StoreError, StoreFullError, StoreLostError, StoreUnreachableError
-from .group_commit import Writer
+from .database.engines import connect, file_of, lock_for_reading
+from .database.errors import StoreError, StoreFullError, StoreLostError, StoreUnreachableError
+from .database.writer import Writer
 from .migrate import migrate
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from .cluster.errors import LongshoreError, ManyProblemsError
+from .cluster.files.errors import LongshoreError, ManyProblemsError
 from .commands import adding
 from .scheduler.commands.adding import add_commands
 

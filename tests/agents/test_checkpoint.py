@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.checkpoint import layout_of, load_policy, network_of, save_policy, schema_of
-from longshore.agents.learned import LearnedPolicy
-from longshore.agents.networks import MovesNetwork
-from longshore.cluster.errors import CheckpointError
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.cluster.state import Simulation
+from longshore.agents.learned.checkpoint import layout_of, load_policy, network_of, save_policy, schema_of
+from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.networks.networks import MovesNetwork
+from longshore.cluster.files.errors import CheckpointError
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from longshore.cluster.state.state import Simulation
 
 NODES = (8,) * 8
 
@@ -160,7 +160,7 @@ def test_the_sources_network_refuses_another_cluster(observation: str) -> None:
 def test_placing_one_by_one_comes_to_what_playing_comes_to(
     network: str, action: str, observation: str, *, allowed: bool, waits: bool
 ) -> None:
-    from longshore.cluster.engine import advance, reset, start, wait
+    from longshore.cluster.simulator.engine import advance, reset, start, wait
 
     policy = untrained(network, action=action, observation=observation, waiting=waits)
     played = finishes(policy, simulation(waiting=allowed))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longshore.agents.chunks import ROWS, in_chunks
-from longshore.agents.networks import NETWORKS, Layout
+from longshore.agents.networks.chunks import ROWS, in_chunks
+from longshore.agents.networks.networks import NETWORKS, Layout
 
 LAYOUT = Layout(globals=5, items=6, features=4, actions=6, waiting=False)
 

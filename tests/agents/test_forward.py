@@ -9,22 +9,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.checkpoint import network_of, schema_of
-from longshore.agents.forward import moves_weights, score_moves, tell_value
-from longshore.agents.goals import goal_unit_s, spent_s
-from longshore.agents.moves_policy import MovesPolicy
-from longshore.agents.networks import MovesNetwork, mean_of, member_of
-from longshore.agents.rollout import NEVER
-from longshore.agents.schema import Goal
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.moves import pick_move
-from longshore.cluster.order import may_wait
-from longshore.cluster.outcome import Event
-from longshore.cluster.placing import undo_picks
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.cluster.state import MOVES, Simulation
-from longshore.envs.batch import Batch, Problem, View
+from longshore.agents.learned.candidate_policy import MovesPolicy
+from longshore.agents.learned.checkpoint import network_of, schema_of
+from longshore.agents.learned.forward import moves_weights, score_moves, tell_value
+from longshore.agents.learned.objective import goal_unit_s, spent_s
+from longshore.agents.learned.schema import Goal
+from longshore.agents.networks.networks import MovesNetwork, mean_of, member_of
+from longshore.agents.rollouts.rollout import NEVER
+from longshore.cluster.candidates.candidates import pick_move
+from longshore.cluster.dispatch.order import may_wait
+from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.model.outcome import Event
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from longshore.cluster.state.state import MOVES, Simulation
+from longshore.envs.batch import Batch, View
 from tests.compiled_runs import compiled, picks, play_policy, read_out
 from tests.envs.random_play import problem_of, small_problem
 from tests.plain_moves import decisions

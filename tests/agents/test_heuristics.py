@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.play import fewest_nodes
-from longshore.cluster.placing import picked_slowdown
-from longshore.cluster.topology import Cluster, grid_cluster
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics.play import fewest_nodes
+from longshore.cluster.dispatch.placing import picked_slowdown
+from longshore.cluster.model.topology import Cluster, grid_cluster
 from tests import reference_policies
 from tests.compiled_runs import at_first_decision, picks, play_heuristic
 from tests.strategies import Case, cases

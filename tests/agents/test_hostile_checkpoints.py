@@ -20,7 +20,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.checkpoint import network_of, save_policy, schema_of
+from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
 
 ROOT = Path(__file__).parents[2]
 ROOM_BYTES = 600 << 20  # beside what the loader itself takes
@@ -28,8 +28,8 @@ CPU_S = 2  # of a load; one second on an idle machine
 LOADER = f"""
 import resource, sys
 from pathlib import Path
-from longshore.agents.checkpoint import load_policy
-from longshore.cluster.errors import CheckpointError
+from longshore.agents.learned.checkpoint import load_policy
+from longshore.cluster.files.errors import CheckpointError
 sys.stdout.write("ready\\n"); sys.stdout.flush()
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + {ROOM_BYTES},) * 2)

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.checkpoint import network_of, schema_of
-from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.learned import LearnedPolicy
-from longshore.cluster.scenarios import ORDERS, Scenarios
-from longshore.cluster.topology import Cluster, grid_cluster
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.learned.checkpoint import network_of, schema_of
+from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.cluster.model.scenarios import ORDERS, Scenarios
+from longshore.cluster.model.topology import Cluster, grid_cluster
 from tests.bounds import optimal_makespan_s
 from tests.compiled_runs import play_heuristic, play_policy
 from tests.strategies import Case

@@ -13,24 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.belief import Belief, belief_of, blend, worth_of
-from longshore.agents.checkpoint import network_of
-from longshore.agents.goals import goal_unit_s, spent_s
-from longshore.agents.heuristics import HEURISTICS, PART_NODES
-from longshore.agents.moves_policy import MovesPolicy
-from longshore.agents.networks import MovesNetwork, mean_of
+from longshore.agents.heuristics.heuristics import HEURISTICS, PART_NODES
+from longshore.agents.learned.candidate_policy import MovesPolicy
+from longshore.agents.learned.checkpoint import network_of
+from longshore.agents.learned.objective import goal_unit_s, spent_s
+from longshore.agents.learned.schema import Goal
+from longshore.agents.networks.networks import MovesNetwork, mean_of
 from longshore.agents.parts import decisions_of_a_part
 from longshore.agents.registry import find_policy
-from longshore.agents.rollout import FORESEE_FROM, Base, Ranking, Rollout, Search, rollout_of
-from longshore.agents.schema import Goal
-from longshore.cluster.engine import advance, reset, start
-from longshore.cluster.errors import PluginError
-from longshore.cluster.imagine import PRESENT, TRIAL, draw_future
-from longshore.cluster.moves import is_wait, list_moves
-from longshore.cluster.scenarios import ORDERS, Scenarios
-from longshore.cluster.simulation import simulation_of
-from longshore.cluster.state import Simulation
-from longshore.cluster.topology import grid_cluster
+from longshore.agents.rollouts.posterior import Belief, belief_of, blend, worth_of
+from longshore.agents.rollouts.rollout import FORESEE_FROM, Base, Ranking, Rollout, Search, rollout_of
+from longshore.cluster.candidates.candidates import is_wait, list_moves
+from longshore.cluster.candidates.futures import PRESENT, TRIAL, draw_future
+from longshore.cluster.files.errors import PluginError
+from longshore.cluster.model.scenarios import ORDERS, Scenarios
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.simulator.engine import advance, reset, start
+from longshore.cluster.simulator.simulation import simulation_of
+from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import at_first_decision, compiled, play_heuristic, play_policy, read_out
 from tests.deep_cases import deep_case
 from tests.plain_moves import without_faults
@@ -122,10 +122,10 @@ def test_with_the_true_future_faults_and_all_a_rollout_never_loses_to_its_base(
     base = untrained_moves(waiting=True) if name == "untrained" else HEURISTICS[name]
     outcome = play_policy(case, base)[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longshore.agents.rollout.imagination_of", truth_of)
-        patch.setattr("longshore.agents.rollout.recall", recall_truth)
-        patch.setattr("longshore.agents.rollout.draw_future", lambda imagined, key: None)
-        patch.setattr("longshore.agents.rollout.without_faults", nullcontext)
+        patch.setattr("longshore.agents.rollouts.rollout.imagination_of", truth_of)
+        patch.setattr("longshore.agents.rollouts.rollout.recall", recall_truth)
+        patch.setattr("longshore.agents.rollouts.rollout.draw_future", lambda imagined, key: None)
+        patch.setattr("longshore.agents.rollouts.rollout.without_faults", nullcontext)
         for goal in GOALS:
             better = play_policy(case, Rollout(base, Search(futures=2, width=width), goal))[1]
             came_to, bound = (
@@ -218,8 +218,8 @@ def test_a_decision_passes_its_budget_by_at_most_one_try(
 ) -> None:
     clock = RankingClock(untrained_moves(waiting=True)) if ranks else Clock(HEURISTICS["patient"])
     assert isinstance(clock, Ranking if ranks else Base)
-    monkeypatch.setattr("longshore.agents.rollout.time", SimpleNamespace(perf_counter=clock.perf_counter))
-    monkeypatch.setattr("longshore.agents.rollout.draw_future", clock.draw_future)
+    monkeypatch.setattr("longshore.agents.rollouts.rollout.time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr("longshore.agents.rollouts.rollout.draw_future", clock.draw_future)
     sim = at_first_decision(busy_case(ring=True))
     gains = Rollout(clock, Search(futures=8, width=4, budget_s=budget_s), "makespan").gains(sim, 0)
     # A base that ranks has the future without faults beside the others, and its own choice is one of the 5 moves.
@@ -241,7 +241,7 @@ def test_a_try_is_given_up_on_its_way_when_the_budget_is_spent(
     state = rollout._imagination(sim).state
     # A second for each decision of the try that goes on
     clock = SimpleNamespace(perf_counter=lambda: float(max(state.decisions[TRIAL] - state.decisions[PRESENT], 0)))
-    monkeypatch.setattr("longshore.agents.rollout.time", clock)
+    monkeypatch.setattr("longshore.agents.rollouts.rollout.time", clock)
     assert rollout.choose(sim, 0) == -1
     assert 20.0 < clock.perf_counter() <= 20.0 + part
     assert state.finished[TRIAL] < state.submitted[TRIAL], "the try went on to its end"
@@ -440,7 +440,7 @@ def test_limits_stand_behind_the_name(
     limits: str, budget_s: float, horizon: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreseeing = untrained_moves(waiting=True, time_to_go="makespan")
-    monkeypatch.setattr("longshore.agents.checkpoint.load_policy", lambda path: foreseeing)
+    monkeypatch.setattr("longshore.agents.learned.checkpoint.load_policy", lambda path: foreseeing)
     policy = find_policy(f"rollout:any.zip{limits}")
     assert isinstance(policy, Rollout)
     assert (policy.search.budget_s, policy.search.horizon, policy.base) == (budget_s, horizon, foreseeing)
@@ -463,7 +463,9 @@ def test_limits_that_cannot_be_read_are_refused_in_one_line(limits: str) -> None
 )
 def test_what_tells_no_time_to_go_cannot_be_cut_off(base: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if base == "any.zip":
-        monkeypatch.setattr("longshore.agents.checkpoint.load_policy", lambda path: untrained_moves(waiting=True))
+        monkeypatch.setattr(
+            "longshore.agents.learned.checkpoint.load_policy", lambda path: untrained_moves(waiting=True)
+        )
     with pytest.raises(PluginError, match=told) as caught:
         find_policy(f"rollout:{base}@h16")
     assert "\n" not in str(caught.value)

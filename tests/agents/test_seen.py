@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.learned import LearnedPolicy
-from longshore.agents.moves_policy import MovesPolicy
+from longshore.agents.learned.candidate_policy import MovesPolicy
+from longshore.agents.learned.decision_record import Observing
+from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollout import Rollout, Search
-from longshore.agents.seen import Observing
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.placing import undo_picks
-from longshore.cluster.state import Simulation
+from longshore.agents.rollouts.rollout import Rollout, Search
+from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.policies_under_test import LEARNED, untrained_moves

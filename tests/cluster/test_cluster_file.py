@@ -12,11 +12,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.cluster_file import ClusterSetup, draw_faults, read_cluster
-from longshore.cluster.errors import InputError, ManyProblemsError
 from longshore.cluster.faults.lemon import Lemon
-from longshore.cluster.hetero64 import fault_process, rules
-from longshore.cluster.topology import grid_cluster
+from longshore.cluster.files.errors import InputError, ManyProblemsError
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
+from longshore.cluster.presets.hetero64 import fault_process, rules
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GOOD = """\

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.outcome import Event, Outcome
-from longshore.cluster.state import INDEX_FROM
+from longshore.cluster.model.outcome import Event, Outcome
+from longshore.cluster.state.state import INDEX_FROM
 from tests.compiled_runs import play_heuristic, play_script
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted

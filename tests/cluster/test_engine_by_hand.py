@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from longshore.cluster.outcome import Event, Outcome
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.topology import grid_cluster
+from longshore.cluster.model.outcome import Event, Outcome
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.topology import grid_cluster
 from tests.compiled_runs import play_heuristic
 from tests.strategies import Case
 from tests.test_reference import BLOCKED, Jobs, hand_case

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.outcome import Event
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.model.outcome import Event
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from tests.compiled_runs import play_heuristic
 from tests.reference import first_state, slowdown
 from tests.schedule_checker import check_schedule

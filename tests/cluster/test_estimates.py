@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.errors import InputError
-from longshore.cluster.estimates import (
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.scenarios import Scenarios, fault_sources, stack
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import Workload, workload_of
+from longshore.cluster.workloads.estimates import (
     ESTIMATE_KINDS,
     FIRST_S,
     MOST_SIGMA,
@@ -17,9 +20,6 @@ from longshore.cluster.estimates import (
     with_estimates,
     with_scenario_estimates,
 )
-from longshore.cluster.scenarios import Scenarios, fault_sources, stack
-from longshore.cluster.topology import grid_cluster
-from longshore.cluster.workload import Workload, workload_of
 
 
 def workload(jobs: int) -> Workload:

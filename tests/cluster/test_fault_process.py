@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from longshore.cluster.fault_process import repair_time_s, up_time_s
 from longshore.cluster.faults.correlated import Correlated, correlated
 from longshore.cluster.faults.lemon import Lemon, lemon
-from longshore.cluster.outcome import Event
-from longshore.cluster.scenarios import FaultProcess
-from longshore.cluster.topology import Cluster, grid_cluster
+from longshore.cluster.model.outcome import Event
+from longshore.cluster.model.scenarios import FaultProcess
+from longshore.cluster.model.topology import Cluster, grid_cluster
+from longshore.cluster.simulator.fault_process import repair_time_s, up_time_s
 from tests.compiled_runs import play_heuristic
 from tests.test_reference import hand_case
 

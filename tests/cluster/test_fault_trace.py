@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.errors import InputError
-from longshore.cluster.fault_trace import FaultTrace, node_faults_per_s, read_fault_trace, replay
-from longshore.cluster.scenarios import FaultProcess, fault_sources
-from longshore.cluster.topology import grid_cluster
+from longshore.cluster.faults.recorded import FaultTrace, node_faults_per_s, read_fault_trace, replay
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.scenarios import FaultProcess, fault_sources
+from longshore.cluster.model.topology import grid_cluster
 
 DAY_S = 86_400
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "faults" / "fault_trace.json"

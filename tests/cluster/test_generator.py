@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.generator import Arrivals, generate, weibull_shape
-from longshore.cluster.profiles import PROFILES, QUANTILE_LEVELS, Profile, SizeClass, fit
-from longshore.cluster.trace_statistics import describe
-from longshore.cluster.workload import Workload, workload_of
+from longshore.cluster.model.workload import Workload, workload_of
+from longshore.cluster.traces.statistics import describe
+from longshore.cluster.workloads.generator import Arrivals, generate, weibull_shape
+from longshore.cluster.workloads.profiles import PROFILES, QUANTILE_LEVELS, Profile, SizeClass, fit
 
 TRACES = Path(__file__).parents[2] / ".." / "shared" / "data" / "traces"
 FILES = {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.hetero64 import JOB_GPUS, JOB_GPUS_PROBABILITY, hetero64
+from longshore.cluster.presets.hetero64 import JOB_GPUS, JOB_GPUS_PROBABILITY, hetero64
 
 
 @given(st.integers(0, 2**40), st.integers(0, 10**9), st.integers(1, 5), st.integers(0, 5))

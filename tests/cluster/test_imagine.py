@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.integrate import quad
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.rollout import Base, Rollout, Search
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.imagine import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
-from longshore.cluster.scenarios import fault_sources
-from longshore.cluster.state import Simulation
-from longshore.cluster.topology import grid_cluster
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.rollouts.rollout import Base, Rollout, Search
+from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
+from longshore.cluster.model.scenarios import fault_sources
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import at_first_decision, compiled
 from tests.policies_under_test import untrained_moves
 from tests.strategies import Case, cases

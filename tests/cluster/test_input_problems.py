@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from longshore.agents.schema import Schema
-from longshore.cluster.cluster_file import ClusterFile
-from longshore.cluster.errors import InputError, ManyProblemsError
-from longshore.cluster.fault_trace import FaultEvent
+from longshore.agents.learned.schema import Schema
 from longshore.cluster.faults import FAULT_MODELS
-from longshore.cluster.input_problems import MOST_LETTERS, input_problems, nearest
-from longshore.cluster.traces.philly import PhillyJob
-from longshore.cluster.yaml_file import read_yaml, validated
-from longshore.scheduler.api.checkpoints import NewCheckpoint
-from longshore.scheduler.api.jobs import Change
-from longshore.scheduler.api.nodes import DrainWish
-from longshore.scheduler.api.tokens import TokenWish
+from longshore.cluster.faults.recorded import FaultEvent
+from longshore.cluster.files.errors import InputError, ManyProblemsError
+from longshore.cluster.files.input_problems import MOST_LETTERS, input_problems, nearest
+from longshore.cluster.files.yaml_file import read_yaml, validated
+from longshore.cluster.presets.cluster_file import ClusterFile
+from longshore.cluster.traces.formats.philly import PhillyJob
+from longshore.scheduler.api.routes.checkpoints import NewCheckpoint
+from longshore.scheduler.api.routes.jobs import Change
+from longshore.scheduler.api.routes.nodes import DrainWish
+from longshore.scheduler.api.routes.tokens import TokenWish
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from longshore.scheduler.backends.local.backend import LocalSettings
 from longshore.scheduler.backends.ray.settings import RaySettings
 from longshore.scheduler.backends.slurm.settings import SlurmSettings
-from longshore.scheduler.job_file import JobFile
-from longshore.scheduler.monitor.reports import NodeReport
+from longshore.scheduler.health.reports import NodeReport
+from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.settings import Settings
 from longshore.training.config import TrainingConfig
 

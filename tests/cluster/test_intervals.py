@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from longshore.cluster.intervals import holm, mean_p_values, ratio_estimates, unit_sums
+from longshore.cluster.model.intervals import holm, mean_p_values, ratio_estimates, unit_sums
 
 FACTOR = st.floats(0.01, 100.0)
 

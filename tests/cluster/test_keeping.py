@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.engine import advance, reset, start
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.keeping import has_reservation
-from longshore.cluster.order import keeps_reservation
-from longshore.cluster.placing import picked_slowdown, take_gpu, take_node, undo_picks
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.state import Simulation
-from longshore.envs.batch import Batch, Problem, View
+from longshore.cluster.dispatch.order import keeps_reservation
+from longshore.cluster.dispatch.placing import picked_slowdown, take_gpu, take_node, undo_picks
+from longshore.cluster.dispatch.reservation import has_reservation
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.simulator.engine import advance, reset, start
+from longshore.cluster.state.state import Simulation
+from longshore.envs.batch import Batch, View
 from longshore.envs.stepping import GPU_ACTION, NODE_ACTION, write_mask
 from tests.compiled_runs import compiled
 from tests.strategies import Case, cases

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.engine import advance, start
-from longshore.cluster.look_ahead import imagine_move, imagine_queue
-from longshore.cluster.moves import list_moves, pick_move
-from longshore.cluster.state import AHEAD, Simulation
-from longshore.cluster.topology import grid_cluster
+from longshore.cluster.candidates.candidates import list_moves, pick_move
+from longshore.cluster.candidates.lookahead import imagine_move, imagine_queue
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.simulator.engine import advance, start
+from longshore.cluster.state.state import AHEAD, Simulation
 from longshore.envs.batch import Batch
 from tests.compiled_runs import at_first_decision
 from tests.envs.plain_features import Decision

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.moves import is_wait, list_moves, pick_move
-from longshore.cluster.order import may_wait, turn_to
-from longshore.cluster.outcome import Event, Outcome
-from longshore.cluster.placing import undo_picks
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.state import MOVES
+from longshore.cluster.candidates.candidates import is_wait, list_moves, pick_move
+from longshore.cluster.dispatch.order import may_wait, turn_to
+from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.model.outcome import Event, Outcome
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.state.state import MOVES
 from longshore.envs.batch import Batch
 from tests.compiled_runs import compiled, picks, play_heuristic, read_out
 from tests.contracts.test_policies import remember

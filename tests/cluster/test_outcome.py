@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from longshore.cluster.outcome import Outcome, metrics
+from longshore.cluster.model.outcome import Outcome, metrics
 
 
 def test_a_job_that_never_ended_counts_until_the_run_was_cut_off() -> None:

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.hetero64 import fault_process, rules
-from longshore.cluster.outcome import overloaded
-from longshore.cluster.scenarios import fault_sources, stack
-from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.cluster.topology import grid_cluster
-from longshore.cluster.windows import scaled_to_load
-from longshore.cluster.workload import workload_of
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.model.outcome import overloaded
+from longshore.cluster.model.scenarios import fault_sources, stack
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import workload_of
+from longshore.cluster.presets.hetero64 import fault_process, rules
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from longshore.cluster.workloads.windows import scaled_to_load
 from tests.eval.runs import outcome, scenarios
 
 

@@ -15,19 +15,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.node_rules import PACK
-from longshore.agents.play import decide
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics.node_rules import PACK
+from longshore.agents.heuristics.play import decide
 from longshore.agents.registry import find_policy
 from longshore.cli import app
-from longshore.cluster import engine, signals
-from longshore.cluster.engine import advance, begin_moment, reset, start, stop, wait
-from longshore.cluster.errors import EndlessError, InputError
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.scenarios import ORDERS, Scenarios
-from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.cluster.state import Simulation
-from longshore.envs.batch import Batch, Problem, View
+from longshore.cluster.files.errors import EndlessError, InputError
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import ORDERS, Scenarios
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.simulator import engine, signals
+from longshore.cluster.simulator.engine import advance, begin_moment, reset, start, stop, wait
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from longshore.cluster.state.state import Simulation
+from longshore.envs.batch import Batch, View
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 CLUSTER = """

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.expected import estimated_work_s, expected_end_s, expected_run_s, sort_expected_ends
-from longshore.cluster.order import list_others, may_turn, may_wait, next_ageing_s, next_job
-from longshore.cluster.placing import least_slowdown, undo_picks
-from longshore.cluster.queue_index import (
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.dispatch.expected import estimated_work_s, expected_end_s, expected_run_s, sort_expected_ends
+from longshore.cluster.dispatch.order import list_others, may_turn, may_wait, next_ageing_s, next_job
+from longshore.cluster.dispatch.placing import least_slowdown, undo_picks
+from longshore.cluster.dispatch.queue_index import (
     first_to_pass,
     is_indexed,
     longest_waiting,
     next_to_age_s,
     shortest_job,
 )
-from longshore.cluster.scenarios import EVERY_JOB, ORDERS
-from longshore.cluster.state import OTHERS, Simulation
+from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.state.state import OTHERS, Simulation
 from tests.compiled_runs import compiled, play_heuristic
 from tests.deep_cases import deep_case
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
-from longshore.cluster.engine import advance, reset
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.imagine import imagination_of
-from longshore.cluster.scenarios import EVERY_JOB
-from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.cluster.sound import rows_to_play
-from longshore.cluster.state import Simulation, State, allocate_state
+from longshore.cluster.candidates.futures import imagination_of
+from longshore.cluster.model.scenarios import EVERY_JOB
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.simulator.engine import advance, reset
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from longshore.cluster.state.border import rows_to_play
+from longshore.cluster.state.state import Simulation, State, allocate_state
 from tests.strategies import Case, cases
 
 SCENARIOS, ROWS = 3, 2

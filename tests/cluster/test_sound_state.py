@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.errors import EndlessError
-from longshore.cluster.outcome import Outcome
-from longshore.cluster.shapes import ANY, RANGES, declared_dtype
-from longshore.cluster.simulation import outcome_of
-from longshore.cluster.sound_state import BOUNDED, sound_state
-from longshore.cluster.state import Simulation, State
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.files.errors import EndlessError
+from longshore.cluster.model.outcome import Outcome
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.simulator.simulation import outcome_of
+from longshore.cluster.simulator.state_border import BOUNDED, sound_state
+from longshore.cluster.state.shapes import ANY, RANGES, declared_dtype
+from longshore.cluster.state.state import Simulation, State
 from longshore.envs.batch import Batch, View
 from tests.compiled_runs import compiled
 from tests.envs.copied_play import problem

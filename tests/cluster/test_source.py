@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.source import source
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.patent import source
 
 
 @pytest.mark.parametrize(("gpus", "jobs"), [(4, 16), (64, 64)])

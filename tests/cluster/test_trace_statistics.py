@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.errors import InputError
-from longshore.cluster.trace_statistics import describe, write_trace
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.workload import Workload, workload_of
 from longshore.cluster.traces.detect import read_trace
-from longshore.cluster.workload import Workload, workload_of
+from longshore.cluster.traces.statistics import describe, write_trace
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 FIELDS = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes")

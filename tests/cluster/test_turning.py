@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.engine import advance, start, wait
-from longshore.cluster.moves import is_rest, is_wait, list_moves, pick_move
-from longshore.cluster.order import list_others, may_wait, turn_to
-from longshore.cluster.placing import take_node
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.state import OTHERS, Simulation
-from longshore.cluster.topology import grid_cluster
+from longshore.cluster.candidates.candidates import is_rest, is_wait, list_moves, pick_move
+from longshore.cluster.dispatch.order import list_others, may_wait, turn_to
+from longshore.cluster.dispatch.placing import take_node
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.simulator.engine import advance, start, wait
+from longshore.cluster.state.state import OTHERS, Simulation
 from longshore.envs.batch import Batch, View
 from tests.compiled_runs import at_first_decision
 from tests.envs.plain_features import Decision

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.errors import InputError
-from longshore.cluster.trace_statistics import describe
-from longshore.cluster.windows import sample_windows, scaled_to_load, with_gpus_cut
-from longshore.cluster.workload import Workload, workload_of
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.workload import Workload, workload_of
+from longshore.cluster.traces.statistics import describe
+from longshore.cluster.workloads.windows import sample_windows, scaled_to_load, with_gpus_cut
 
 
 def workload(jobs: int, seed: int = 0) -> Workload:

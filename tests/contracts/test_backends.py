@@ -13,20 +13,13 @@ import pytest
 from pydantic import BaseModel
 
 from benchmarks.slurm_cluster import SlurmCluster
-from longshore.cluster.errors import BackendError
+from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import (
-    Backend,
-    CannotHonourError,
-    Placement,
-    RefusedError,
-    Run,
-    Share,
-    Tells,
-    Told,
-)
+from longshore.scheduler.backends.protocol import Backend, CannotHonourError, RefusedError, Tells, Told
 from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
+from longshore.scheduler.model.placement import Placement, Share
+from longshore.scheduler.model.run import Run
 from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.order import may_wait, turn_to
-from longshore.cluster.placing import undo_picks
-from longshore.cluster.state import Simulation
+from longshore.cluster.dispatch.order import may_wait, turn_to
+from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import compiled, picks, play_policy, read_out, usable
 from tests.policies_under_test import POLICIES
 from tests.strategies import Case, cases

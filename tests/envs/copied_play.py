@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.scenarios import ORDERS
-from longshore.envs.batch import Batch, Problem, View
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.envs.batch import Batch, View
 from longshore.envs.placement import PlacementEnv
 from longshore.envs.sb3 import PlacementVecEnv
 from longshore.envs.vector import PlacementVectorEnv

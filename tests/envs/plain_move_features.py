@@ -1,14 +1,14 @@
-"""The observation with `candidate` actions once more, from what envs/move_layout.py says of each feature."""
+"""The observation with `candidate` actions once more, from what envs/candidate_layout.py says of each feature."""
 
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.state import MOVES, State
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.state.state import MOVES, State
 from longshore.envs.batch import Batch
-from longshore.envs.move_layout import MOVE_FEATURES, MOVE_GLOBALS
+from longshore.envs.candidate_layout import MOVE_FEATURES, MOVE_GLOBALS
 from tests.envs.plain_features import Decision, clipped, plain_globals
 from tests.plain_moves import AHEAD, SHOWN, Move, given_by, held, listed, look_ahead, node_hazard_per_s, usable_after
 

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.scenarios import ORDERS
-from longshore.envs.batch import Batch, Problem
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.envs.batch import Batch
 from tests.strategies import Case
 
 

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
-from longshore.cluster.engine import advance, reset, start
-from longshore.cluster.outcome import Outcome
-from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.cluster.state import Simulation
-from longshore.envs.batch import Problem, View
+from longshore.cluster.model.outcome import Outcome
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.simulator.engine import advance, reset, start
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from longshore.cluster.state.state import Simulation
+from longshore.envs.batch import View
 from tests.envs.copied_play import MAKERS, problem, trace
 
 ROOT = Path(__file__).parents[2]

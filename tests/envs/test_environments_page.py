@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.state import MOVES
+from longshore.cluster.state.state import MOVES
 from longshore.envs.batch import Batch, View
+from longshore.envs.candidate_layout import MOVE_FEATURES, MOVE_GLOBALS
 from longshore.envs.episodes import episode_summaries
 from longshore.envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
-from longshore.envs.move_layout import MOVE_FEATURES, MOVE_GLOBALS
 from longshore.envs.rewards import REWARDS
 from tests.envs.random_play import small_problem
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.envs.batch import Batch, Problem, View
+from longshore.cluster.model.problem import Problem
+from longshore.envs.batch import Batch, View
 from longshore.envs.layout import GLOBALS, NODE_FEATURES
 from tests.envs.plain_features import Decision, plain_features
 from tests.envs.random_play import open_actions, problem_of, small_problem, steps_of_episode

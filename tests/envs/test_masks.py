@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from longshore.cluster.keeping import has_reservation
-from longshore.cluster.state import Simulation
+from longshore.cluster.dispatch.reservation import has_reservation
+from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
 from tests.envs.random_play import open_actions, small_problem
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from longshore.cluster.errors import InputError
-from longshore.cluster.hetero64 import fault_process, rules
-from longshore.cluster.scenarios import fault_sources, stack
-from longshore.cluster.simulation import simulation_of
-from longshore.cluster.topology import grid_cluster
-from longshore.cluster.workload import workload_of
-from longshore.envs.problems import check_size, memory_bytes
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.scenarios import fault_sources, stack
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import workload_of
+from longshore.cluster.presets.hetero64 import fault_process, rules
+from longshore.cluster.presets.problems import check_size, memory_bytes
+from longshore.cluster.simulator.simulation import simulation_of
 
 SCENARIOS = 5
 

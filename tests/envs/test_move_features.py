@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.state import MOVES
-from longshore.envs.batch import Batch, Problem, View
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.state.state import MOVES
+from longshore.envs.batch import Batch, View
+from longshore.envs.candidate_layout import MOVE_FEATURES, MOVE_GLOBALS
 from longshore.envs.layout import CLIP
-from longshore.envs.move_layout import MOVE_FEATURES, MOVE_GLOBALS
 from tests.envs.plain_move_features import plain_move_features
 from tests.envs.random_play import open_actions, problem_of, small_problem
 from tests.plain_moves import decisions

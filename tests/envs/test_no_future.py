@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.state import Simulation
-from longshore.envs.batch import Batch, Problem, View
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.state.state import Simulation
+from longshore.envs.batch import Batch, View
 from tests.envs.random_play import open_actions, small_problem
 from tests.envs.test_checkers import SEEN
 

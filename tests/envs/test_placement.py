@@ -9,10 +9,10 @@ from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 import longshore.envs
-from longshore.cluster.scenarios import stack
-from longshore.cluster.topology import grid_cluster
-from longshore.cluster.workload import workload_of
-from longshore.envs.batch import Problem
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import stack
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import workload_of
 from longshore.envs.picture import DOWN_COLOUR, FREE_COLOUR, GAP, JOB_COLOURS, PICKED_COLOUR, PIXELS
 from longshore.envs.placement import PlacementEnv
 from tests.envs.random_play import small_problem

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.cluster.cluster_file import read_cluster
-from longshore.cluster.fault_trace import FaultTrace
-from longshore.cluster.workload import workload_of
-from longshore.envs.problems import Regime, cluster_problem
+from longshore.cluster.faults.recorded import FaultTrace
+from longshore.cluster.model.workload import workload_of
+from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.cluster.presets.problems import Regime, cluster_problem
 
 DAY_S = 86400.0
 FILE = """\

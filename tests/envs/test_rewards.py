@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.node_rules import RANDOM, pick_by_rule
-from longshore.cluster.engine import advance, reset, start
-from longshore.cluster.outcome import metrics
-from longshore.cluster.random_placing import DRAWS
-from longshore.cluster.simulation import outcome_of, simulation_of
+from longshore.agents.heuristics.node_rules import RANDOM, pick_by_rule
+from longshore.cluster.candidates.random_placement import DRAWS
+from longshore.cluster.model.outcome import metrics
+from longshore.cluster.simulator.engine import advance, reset, start
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.envs.batch import Batch, View
 from longshore.envs.episodes import episode_summaries
 from tests.envs.random_play import problem_of, steps_of_episode

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.outcome import Event, Outcome
-from longshore.cluster.scenarios import Scenarios
+from longshore.cluster.model.outcome import Event, Outcome
+from longshore.cluster.model.scenarios import Scenarios
 from longshore.eval.comparison import Comparison, compare
 
 CLUSTER_GPUS = 8

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from longshore.agents.checkpoint import network_of, save_policy, schema_of
-from longshore.cluster.errors import InputError
-from longshore.cluster.scenarios import same_jobs
-from longshore.envs.problems import Regime
+from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.scenarios import same_jobs
+from longshore.cluster.presets.problems import Regime
 from longshore.eval.command import evaluate_request
 from longshore.eval.generated import JobsRequest
 from longshore.eval.setting import EvaluationRequest, setting_of
@@ -84,7 +84,7 @@ def test_a_policy_of_another_package_is_a_challenger_and_never_the_bar(
 ) -> None:
     register(tmp_path, "theirs = their_policies:POLICY")
     (tmp_path / "their_policies.py").write_text(
-        "from dataclasses import replace\nfrom longshore.agents.heuristics import EFT\n"
+        "from dataclasses import replace\nfrom longshore.agents.heuristics.heuristics import EFT\n"
         "POLICY = replace(EFT, name='theirs')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

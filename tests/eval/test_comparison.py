@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.errors import InputError
+from longshore.cluster.files.errors import InputError
 from longshore.eval.comparison import METRICS, compare, size_classes
 from longshore.eval.table import verdict
 from tests.eval.runs import CLUSTER_GPUS, comparison, finishes, outcome, policies, scenarios

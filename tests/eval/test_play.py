@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.agents.checkpoint import load_policy
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.cluster.outcome import Outcome
+from longshore.cluster.model.outcome import Outcome
 from longshore.eval.play import play_all
 from tests.envs.random_play import small_problem
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.streams import VALIDATION_SEED, evaluation_key, training_key
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.streams import VALIDATION_SEED, evaluation_key, training_key
 from longshore.eval.setting import setting_of
 from tests.eval.test_command import ASKED
 

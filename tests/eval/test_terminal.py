@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from longshore.cluster.trace_statistics import describe
-from longshore.cluster.workload import workload_of
+from longshore.cluster.model.workload import workload_of
+from longshore.cluster.traces.statistics import describe
 from longshore.eval.terminal import print_trace
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from longshore.cluster.outcome import Event
+from longshore.cluster.model.outcome import Event
 from longshore.eval.timeline import DOWN, share_by_node, spells, use_over_time
 from tests.eval.runs import CLUSTER_GPUS, EVENTS, GPU_NODE
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from longshore.scheduler.backends.local.processes import kill, living
+from longshore.scheduler.files.processes import kill, living
 from tests.kubernetes_double.objects import ApiError, Key, Object, Objects, is_over, now
 
 _MESSAGE_BYTES = 4096  # of a termination message

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.store.engines import connect
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.database.engines import connect
 from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 
 from .served import Served
 from .store.postgresql_server import NoServerError, Server

@@ -6,11 +6,9 @@ once more, from the definition, so that hundreds of thousands of histories take 
 
 from random import Random
 
-from longshore.scheduler.backends.protocol import RankEnd, Run, Status
-from longshore.scheduler.decide import START_LIMIT_S, Do, Seen, Step, next_step
-from longshore.scheduler.exits import Tries, outcome_of
-from longshore.scheduler.settling import AFTER
-from longshore.scheduler.states import (
+from longshore.scheduler.control.attempt_driver import AFTER
+from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.states import (
     ATTEMPT_CHANGES,
     FINAL,
     JOB_CHANGES,
@@ -20,6 +18,9 @@ from longshore.scheduler.states import (
     Desired,
     JobState,
 )
+from longshore.scheduler.model.tries import Tries
+from longshore.scheduler.rules.attempt_step import START_LIMIT_S, Do, Seen, Step, next_step
+from longshore.scheduler.rules.retry_policy import outcome_of
 
 GPUS = 2  # of the cluster
 ALLOWED = Tries(infra=3, resource=1, user=0, asked=2, ambiguous=1)

@@ -3,17 +3,9 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from longshore.scheduler.backends.protocol import (
-    Attempt,
-    Capabilities,
-    GpuSeen,
-    NodeSeen,
-    Placement,
-    RankEnd,
-    Run,
-    Status,
-    Told,
-)
+from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Told
+from longshore.scheduler.model.placement import Placement
+from longshore.scheduler.model.run import RankEnd, Run, Status
 
 WELL = Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0),), started_s=1.0)
 AGAIN = Status(Run.EXITED, (RankEnd(0, 75, 0, 2.0),), "rank failed", started_s=1.0)

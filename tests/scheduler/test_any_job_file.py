@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sqlalchemy import update
 
-from longshore.scheduler.api.models import job_detail_page
-from longshore.scheduler.backends.protocol import RankEnd, Run, Status
-from longshore.scheduler.job_file import YEAR_S, JobFile
-from longshore.scheduler.job_id import new_job_id
-from longshore.scheduler.states import FINAL, AttemptState, Desired, JobState
-from longshore.scheduler.store import schema
-from longshore.scheduler.store.attempts import AttemptRow
-from longshore.scheduler.store.jobs import JobRow, NewJob, insert_job
+from longshore.scheduler.api.views.models import job_detail_page
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.model.job_spec import YEAR_S, JobFile
+from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.states import FINAL, AttemptState, Desired, JobState
+from longshore.scheduler.store.database import schema
+from longshore.scheduler.store.rows.attempts import AttemptRow
+from longshore.scheduler.store.rows.jobs import NewJob, insert_job
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import RING, Trial
 

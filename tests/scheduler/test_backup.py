@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.errors import BackendError
-from longshore.scheduler.backends.local.spec import Rank, Spec, encode
-from longshore.scheduler.backends.protocol import Attempt, Placement
-from longshore.scheduler.states import Desired, JobState
+from longshore.cluster.files.errors import BackendError
+from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec, encode
+from longshore.scheduler.backends.protocol import Attempt
+from longshore.scheduler.control.unknown_attempts import STRANGER
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.placement import Placement
+from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.store import copying
 from longshore.scheduler.store.copying import back_up, put_in_place
-from longshore.scheduler.store.errors import StoreError
-from longshore.scheduler.store.jobs import JobRow
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.database.errors import StoreError
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.strangers import STRANGER
+from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.served import LONGSHORE, Served, until
 from tests.scheduler.store.store_rows import job_now, submit
@@ -335,7 +336,7 @@ def test_an_operator_may_give_the_gpus_of_an_unknown_attempt_away(trial: Restore
 
 
 def test_nothing_starts_until_it_is_known_what_runs(trial: Restored, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longshore.scheduler.strangers.FIND_AGAIN_S", 0.0)
+    monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.FIND_AGAIN_S", 0.0)
     trial.crash()
 
     def fail(name: str) -> None:

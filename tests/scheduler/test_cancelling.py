@@ -8,18 +8,11 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import Connection
 
-from longshore.scheduler.backends.protocol import (
-    Attempt,
-    Capabilities,
-    GpuSeen,
-    NodeSeen,
-    Placement,
-    RankEnd,
-    Run,
-    Status,
-)
-from longshore.scheduler.states import FINAL, AttemptState, Desired, JobState
-from longshore.scheduler.store.jobs import WISH
+from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuSeen, NodeSeen
+from longshore.scheduler.model.placement import Placement
+from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.states import FINAL, AttemptState, Desired, JobState
+from longshore.scheduler.store.rows.jobs import WISH
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import KilledError, Trial, processes_of

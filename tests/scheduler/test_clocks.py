@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from longshore.scheduler.loop import LEASE_S
-from longshore.scheduler.owner import this_process
-from longshore.scheduler.states import Contact, Desired, JobState
+from longshore.scheduler.control.reconciler import LEASE_S
+from longshore.scheduler.files.owner import this_process
+from longshore.scheduler.model.states import Contact, Desired, JobState
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import Trial
@@ -26,8 +26,8 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     it = Clocks()
-    monkeypatch.setattr("longshore.scheduler.loop.time", SimpleNamespace(monotonic=lambda: it.passed_s))
-    monkeypatch.setattr("longshore.scheduler.loop.clock", lambda _tx: it.store_s)
+    monkeypatch.setattr("longshore.scheduler.control.reconciler.time", SimpleNamespace(monotonic=lambda: it.passed_s))
+    monkeypatch.setattr("longshore.scheduler.control.reconciler.clock", lambda _tx: it.store_s)
     return it
 
 

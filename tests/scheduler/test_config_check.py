@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.errors import LongshoreError
-from longshore.scheduler.checking import check, summary
-from longshore.scheduler.service import Service
+from longshore.cluster.files.errors import LongshoreError
+from longshore.scheduler.serve.config_check import check, summary
+from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import read_settings
 from tests.scheduler.served import LONGSHORE
 

@@ -8,9 +8,9 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import Connection
 
-from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.owner import this_process
-from longshore.scheduler.states import FINAL, Desired, JobState
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.files.owner import this_process
+from longshore.scheduler.model.states import FINAL, Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.backends.kubernetes_trials import Trial as KubernetesTrial
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.backends.protocol import Run, Status
-from longshore.scheduler.decide import LAUNCH_AGAIN_S, START_LIMIT_S, Do, Seen, next_step
-from longshore.scheduler.states import AfterStop, AttemptState, Contact, Desired
+from longshore.scheduler.model.run import Run, Status
+from longshore.scheduler.model.states import AfterStop, AttemptState, Contact, Desired
+from longshore.scheduler.rules.attempt_step import LAUNCH_AGAIN_S, START_LIMIT_S, Do, Seen, next_step
 from tests.scheduler.histories import live
 
 ANY = st.builds(

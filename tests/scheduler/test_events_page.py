@@ -3,11 +3,12 @@
 import re
 from pathlib import Path
 
-from longshore.scheduler import job_errors, strangers
-from longshore.scheduler.api.models import EventPage
-from longshore.scheduler.monitor import step_monitor
-from longshore.scheduler.store import attempts, checkpoints, jobs
-from longshore.scheduler.store.events import EventRow
+from longshore.scheduler.api.views.models import EventPage
+from longshore.scheduler.control import job_errors
+from longshore.scheduler.control import unknown_attempts as strangers
+from longshore.scheduler.health import step_monitor
+from longshore.scheduler.store.rows import attempts, checkpoints, jobs
+from longshore.scheduler.store.rows.events import EventRow
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "events.md").read_text()

@@ -4,18 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.backends.protocol import RankEnd, Run, Status
-from longshore.scheduler.exits import (
-    DEFAULT_TRIES,
-    NO_PROGRESS,
-    ExitClass,
-    Outcome,
-    Tries,
-    class_of,
-    outcome_of,
-    rank_to_look_at,
-)
-from longshore.scheduler.states import AfterStop
+from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.states import AfterStop
+from longshore.scheduler.model.tries import DEFAULT_TRIES, NO_PROGRESS, Tries
+from longshore.scheduler.rules.retry_policy import ExitClass, Outcome, class_of, outcome_of, rank_to_look_at
 
 RETRIED = {AfterStop.RETRY, AfterStop.HUNG, AfterStop.RELOCATE}
 

@@ -10,22 +10,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.errors import BackendError
-from longshore.scheduler.backends.protocol import Attempt, CannotHonourError, Placement, Status
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.files.errors import BackendError
+from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
 from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.decide import START_LIMIT_S
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.layout import Layout
-from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.owner import this_process
-from longshore.scheduler.states import FINAL, AttemptState, Contact, Desired, JobState
-from longshore.scheduler.store.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.events import EventRow, events_after
-from longshore.scheduler.store.jobs import JobRow, get_job, list_jobs, set_desired
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.twin import RETRY, Twin, id_of
+from longshore.scheduler.files.owner import this_process
+from longshore.scheduler.model.gpu_index import Layout
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.placement import Placement
+from longshore.scheduler.model.run import Status
+from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.rules.attempt_step import START_LIMIT_S
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.reservations import held_gpus
-from longshore.scheduler.twin import RETRY, Twin, id_of
+from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.rows.events import EventRow, events_after
+from longshore.scheduler.store.rows.jobs import get_job, list_jobs, set_desired
+from longshore.scheduler.store.rows.reservations import held_gpus
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event

@@ -15,13 +15,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from longshore.cluster.errors import InputError
+from longshore.cluster.files.errors import InputError
+from longshore.scheduler.access.first_token import first_token
+from longshore.scheduler.access.token_file import find_token, link_token, read_token, write_token
+from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.client import END, Client
-from longshore.scheduler.first_token import first_token
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.user_tokens import add_token, revoke_token, tokens_of
-from longshore.scheduler.token_file import find_token, link_token, read_token, write_token
-from longshore.scheduler.tokens import Role, new_token
+from longshore.scheduler.store.rows.user_tokens import add_token, revoke_token, tokens_of
 
 from .served import LONGSHORE, SERVE, Served, until
 

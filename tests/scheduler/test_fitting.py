@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.agents.registry import find_policy
-from longshore.cluster.cluster_file import read_cluster
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.fitting import fitted
-from longshore.scheduler.live import Asked, Known, LiveCluster, Site, Told
-from longshore.scheduler.service import default_cluster, layout_of, site_of
+from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster, Site, Told
+from longshore.scheduler.mirror.shape import fitted
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.service.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import Settings
 
 NODES, GPUS = 4, 4

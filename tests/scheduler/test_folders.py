@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from longshore.cli import app
-from longshore.cluster.errors import InputError, LongshoreError
-from longshore.scheduler.checking import check
-from longshore.scheduler.service import Service
+from longshore.cluster.files.errors import InputError, LongshoreError
+from longshore.scheduler.serve.config_check import check
+from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings
 from longshore.scheduler.store.copying import back_up
-from longshore.scheduler.store.errors import StoreError
+from longshore.scheduler.store.database.errors import StoreError
 from longshore.scheduler.store.opening import open_store
 
 TOKENS = (["token", "create", "laptop"], ["token", "list"], ["token", "revoke", "laptop"])

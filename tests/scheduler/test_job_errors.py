@@ -7,18 +7,23 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import update
 
-from longshore.scheduler import book, judging, loop, recall, settling
-from longshore.scheduler.backends.protocol import Status
-from longshore.scheduler.book import Book
-from longshore.scheduler.deciding import Deciding, Decision
-from longshore.scheduler.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors, SpoiledError
-from longshore.scheduler.live import LiveCluster
-from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.monitor.step_monitor import StepMonitor
-from longshore.scheduler.states import Contact, Desired, JobState
-from longshore.scheduler.store import changes, schema
-from longshore.scheduler.store.checkpoints import CheckpointRow
-from longshore.scheduler.store.errors import FencedError, StaleWriteError, StoreUnreachableError
+from longshore.scheduler.control import attempt_driver as settling
+from longshore.scheduler.control import health_actions as judging
+from longshore.scheduler.control import reconciler as loop
+from longshore.scheduler.control import rehydrate as recall
+from longshore.scheduler.control import state_cache as book
+from longshore.scheduler.control.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors, SpoiledError
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.state_cache import Book
+from longshore.scheduler.health.step_monitor import StepMonitor
+from longshore.scheduler.mirror.cluster_mirror import LiveCluster
+from longshore.scheduler.model.run import Status
+from longshore.scheduler.model.states import Contact, Desired, JobState
+from longshore.scheduler.placement.placer import Deciding, Decision
+from longshore.scheduler.store import transitions as changes
+from longshore.scheduler.store.database import schema
+from longshore.scheduler.store.database.errors import FencedError, StaleWriteError, StoreUnreachableError
+from longshore.scheduler.store.rows.checkpoints import CheckpointRow
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import Trial, Way

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from longshore.scheduler.job_file import JobFile
-from longshore.scheduler.stored_spec import UnreadableSpecError, stored_job, stored_or_usual
+from longshore.scheduler.model.job_spec import JobFile
+from longshore.scheduler.model.stored_spec import UnreadableSpecError, stored_job, stored_or_usual
 
 REFUSED = [
     ("gpus", 0), ("gpus", 10**9), ("estimate_s", 0.0), ("estimate_s", 5e-324), ("estimate_s", 1e9),

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.checkpoint import load_policy
-from longshore.agents.heuristics import HEURISTICS
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.plugins.answer import seen_of
-from longshore.scheduler.replay import export, read_decisions, replay, stored_in
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.learned.checkpoint import load_policy
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.replay import export, read_decisions, replay, stored_in
+from longshore.scheduler.policy_host.answer import seen_of
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
 from tests.scheduler.test_twin import twin_of

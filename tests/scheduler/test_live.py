@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.outcome import EVENT_KINDS
-from longshore.cluster.placing import undo_picks
-from longshore.cluster.state import Simulation
+from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.model.outcome import EVENT_KINDS
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.state.state import Simulation
 from longshore.envs.features import time_unit_s
-from longshore.scheduler.live import ROW, Asked, Known, LiveCluster, Site, Standing
+from longshore.scheduler.mirror.cluster_mirror import ROW, Asked, Known, LiveCluster, Site, Standing
 from tests.compiled_runs import compiled, picks
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_moves

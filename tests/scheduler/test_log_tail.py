@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from longshore.scheduler.api.rank_output import EVERY_LINE, prefixed
+from longshore.scheduler.api.views.rank_output import EVERY_LINE, prefixed
 from longshore.scheduler.log_tail import BLOCK_BYTES, Read, tail_offset
 
 WHOLE = 1 << 30

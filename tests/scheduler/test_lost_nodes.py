@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from longshore.cluster.errors import InputError
-from longshore.scheduler.owner import this_process
-from longshore.scheduler.states import JobState
+from longshore.cluster.files.errors import InputError
+from longshore.scheduler.files.owner import this_process
+from longshore.scheduler.model.states import JobState
 from tests.scheduler.obedient import WELL, Obedient
 from tests.scheduler.trials import Trial
 

@@ -10,25 +10,26 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from longshore.scheduler.backends.protocol import Share
-from longshore.scheduler.layout import Layout
+from longshore.scheduler.files.disk_space import Room
+from longshore.scheduler.health.step_monitor import HEALTH, Figures, SlowWord
 from longshore.scheduler.metrics.registry import Metrics
-from longshore.scheduler.monitor.step_monitor import HEALTH, Figures, SlowWord
-from longshore.scheduler.plugins.misses import Miss
-from longshore.scheduler.room import Room
-from longshore.scheduler.service import Service
+from longshore.scheduler.model.event import NewEvent
+from longshore.scheduler.model.gpu_index import Layout
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.states import AttemptState, JobState
+from longshore.scheduler.policy_host.misses import Miss
+from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings
-from longshore.scheduler.states import AttemptState, JobState
-from longshore.scheduler.store.attempts import Opening, get_attempt
-from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
-from longshore.scheduler.store.checkpoints import CheckpointRow, register
-from longshore.scheduler.store.decisions import NewDecision
-from longshore.scheduler.store.events import NewEvent
-from longshore.scheduler.store.jobs import JobRow, NewJob, insert_job
-from longshore.scheduler.store.leases import SCHEDULER, acquire
-from longshore.scheduler.store.nodes import ALARM, CHANGE, GpuRow, NodeRow, set_out_of_service, write_health
+from longshore.scheduler.store.database.schema import Liveness
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.schema import Liveness
+from longshore.scheduler.store.rows.attempts import Opening, get_attempt
+from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
+from longshore.scheduler.store.rows.decisions import NewDecision
+from longshore.scheduler.store.rows.jobs import NewJob, insert_job
+from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
+from longshore.scheduler.store.rows.nodes import ALARM, CHANGE, GpuRow, NodeRow, set_out_of_service, write_health
+from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 SPEC = {"command": ["true"], "grace_s": 30.0}

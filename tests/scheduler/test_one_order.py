@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from longshore.scheduler.backends.protocol import RankEnd, Run, Status
-from longshore.scheduler.queue_order import in_order
-from longshore.scheduler.states import FINAL, Desired, JobState
-from longshore.scheduler.store.jobs import set_priority
-from longshore.scheduler.store.queued import waiting_jobs
-from longshore.scheduler.store.retrying import try_again
+from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.states import FINAL, Desired, JobState
+from longshore.scheduler.rules.queue_order import in_order
+from longshore.scheduler.store.queue_position import waiting_jobs
+from longshore.scheduler.store.rows.jobs import set_priority
+from longshore.scheduler.store.rows.retrying import try_again
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import Trial
 

@@ -4,9 +4,9 @@ import os
 import subprocess
 import sys
 
-from longshore.scheduler.owner import is_proven_dead, this_process
+from longshore.scheduler.files.owner import is_proven_dead, this_process
 
-NAMED = "from longshore.scheduler.owner import this_process; print(this_process())"
+NAMED = "from longshore.scheduler.files.owner import this_process; print(this_process())"
 
 
 def test_a_process_that_lives_is_not_dead() -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.api.waiting import waiting_pages
-from longshore.scheduler.deciding import Deciding, Said
-from longshore.scheduler.job_errors import APART_S, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors
-from longshore.scheduler.live import LiveCluster
-from longshore.scheduler.queue_now import QueueNow
+from longshore.scheduler.api.views.waiting import waiting_pages
+from longshore.scheduler.control.job_errors import APART_S, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors
+from longshore.scheduler.mirror.cluster_mirror import LiveCluster
+from longshore.scheduler.model.states import JobState
+from longshore.scheduler.placement.placer import Deciding, Said
+from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.settings import Settings
-from longshore.scheduler.states import JobState
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.trials import Trial
 

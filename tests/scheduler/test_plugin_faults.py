@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rogues import LEAVES, VERSION, install
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.errors import PluginError
-from longshore.scheduler.deciding import Deciding, Decision
-from longshore.scheduler.live import Asked, Known, LiveCluster
-from longshore.scheduler.plugins import breaker
-from longshore.scheduler.plugins.misses import Miss
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.files.errors import PluginError
+from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster
+from longshore.scheduler.placement.placer import Deciding, Decision
+from longshore.scheduler.policy_host import breaker
+from longshore.scheduler.policy_host.misses import Miss
 from tests.plain_run import busy_case
 from tests.scheduler.test_live import site_of
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from longshore.agents.seen import Seen
-from longshore.cluster.errors import PluginError
-from longshore.scheduler.plugins.answer import SeenParts, parts_of, read_message, seen_of, stored_of
-from longshore.scheduler.plugins.frames import LENGTH_BYTES, Channel
+from longshore.agents.learned.decision_record import Seen
+from longshore.cluster.files.errors import PluginError
+from longshore.scheduler.policy_host.answer import SeenParts, parts_of, read_message, seen_of, stored_of
+from longshore.scheduler.policy_host.frames import LENGTH_BYTES, Channel
 
 Pair = tuple[socket.socket, Channel]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy, policy_names
-from longshore.scheduler.deciding import Deciding
+from longshore.scheduler.control.twin import starts_of
+from longshore.scheduler.placement.placer import Deciding
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.twin import starts_of
 from tests.plain_run import busy_case
 from tests.scheduler.test_twin import layout_of, simulated, twin_of
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from longshore.agents.registry import find_policy
-from longshore.agents.rollout import Rollout
-from longshore.cluster.errors import PluginError
-from longshore.scheduler.live import LiveCluster
-from longshore.scheduler.plugins.editions import read_edition
-from longshore.scheduler.plugins.host import PolicyProcess
-from longshore.scheduler.plugins.worker import limit, load
+from longshore.agents.rollouts.rollout import Rollout
+from longshore.cluster.files.errors import PluginError
+from longshore.scheduler.mirror.cluster_mirror import LiveCluster
+from longshore.scheduler.policy_host.process import PolicyProcess
+from longshore.scheduler.policy_host.versions import read_edition
+from longshore.scheduler.policy_host.worker import limit, load
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.test_live import Told, decided, site_of

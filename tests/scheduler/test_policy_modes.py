@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.engine import advance, reset, start, wait
-from longshore.cluster.placing import undo_picks
-from longshore.cluster.state import Simulation
-from longshore.scheduler.api.models import decision_page
-from longshore.scheduler.deciding import Deciding, Mode
-from longshore.scheduler.replay import export
-from longshore.scheduler.store.decisions import decisions_after
+from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.state.state import Simulation
+from longshore.scheduler.api.views.models import decision_page
+from longshore.scheduler.control.twin import starts_of
+from longshore.scheduler.placement.placer import Deciding, Mode
+from longshore.scheduler.placement.replay import export
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.twin import starts_of
+from longshore.scheduler.store.rows.decisions import decisions_after
 from tests.plain_run import busy_case
 from tests.scheduler.test_twin import layout_of, simulated, twin_of
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.backends.protocol import RankEnd, Run, Status
-from longshore.scheduler.exits import DEFAULT_TRIES, Tries, outcome_of
-from longshore.scheduler.job_id import new_job_id
-from longshore.scheduler.progress import HURRIED, SILENT_S, LastLook, how_far
-from longshore.scheduler.states import AfterStop, JobState
-from longshore.scheduler.store.jobs import NewJob, insert_job
+from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.states import AfterStop, JobState
+from longshore.scheduler.model.tries import DEFAULT_TRIES, Tries
+from longshore.scheduler.rules.progress import HURRIED, SILENT_S, LastLook, how_far
+from longshore.scheduler.rules.retry_policy import outcome_of
+from longshore.scheduler.store.rows.jobs import NewJob, insert_job
 from tests.scheduler.steps_case import StepsCase, steps_case
 
 USED = Tries(infra=9, resource=1, user=2, asked=5, ambiguous=1)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.cluster_file import read_cluster
-from longshore.cluster.scenarios import ORDERS
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.live import Asked, Known, LiveCluster, Standing
-from longshore.scheduler.queue_order import Waiting, in_order, places
-from longshore.scheduler.recall import queue_key
-from longshore.scheduler.service import QUICKSTART, site_of
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.scheduler.control.rehydrate import queue_key
+from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster, Standing
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.rules.queue_order import Waiting, in_order, places
+from longshore.scheduler.service.service import QUICKSTART, site_of
 from longshore.scheduler.settings import Settings
 
 NOW_S, GPUS = 1000.0, 16

@@ -7,14 +7,15 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.quota import Quota
-from longshore.scheduler.states import JobState
-from longshore.scheduler.store.jobs import JobRow, NewJob, insert_job, list_jobs
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.twin import id_of
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.states import JobState
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.rules.quota import Quota
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.twin import id_of
+from longshore.scheduler.store.rows.jobs import NewJob, insert_job, list_jobs
 from tests.plain_run import busy_case
 from tests.scheduler.test_twin import twin_of
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from longshore.scheduler.job_errors import ERROR
-from longshore.scheduler.states import JobState
-from longshore.scheduler.store.errors import StoreRefusesError
-from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.jobs import open_jobs
+from longshore.scheduler.control.job_errors import ERROR
+from longshore.scheduler.model.states import JobState
+from longshore.scheduler.store.database.errors import StoreRefusesError
 from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.reservations import held_gpus
-from longshore.scheduler.store.trying import try_out
+from longshore.scheduler.store.rows.events import events_after
+from longshore.scheduler.store.rows.jobs import open_jobs
+from longshore.scheduler.store.rows.reservations import held_gpus
+from longshore.scheduler.store.trial import try_out
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.trials import Trial
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.scheduler.deciding import Deciding, Decision
-from longshore.scheduler.live import Asked, Known, LiveCluster
-from longshore.scheduler.plugins import succession
-from longshore.scheduler.plugins.editions import Edition
-from longshore.scheduler.plugins.succession import Reload, Succession
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster
+from longshore.scheduler.placement.placer import Deciding, Decision
+from longshore.scheduler.policy_host import rollover as succession
+from longshore.scheduler.policy_host.rollover import Reload, Succession
+from longshore.scheduler.policy_host.versions import Edition
 from tests.plain_run import busy_case
 from tests.scheduler.test_live import site_of
 

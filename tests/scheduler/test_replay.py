@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.errors import InputError
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.replay import Compared, as_line, export, replay
-from longshore.scheduler.replay_commands import decisions
-from longshore.scheduler.replay_commands import replay as replay_command
+from longshore.cluster.files.errors import InputError
+from longshore.scheduler.commands.admin.replay import decisions
+from longshore.scheduler.commands.admin.replay import replay as replay_command
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.replay import Compared, as_line, export, replay
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained_moves

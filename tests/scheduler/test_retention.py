@@ -9,27 +9,27 @@ import pytest
 from numpy.typing import NDArray
 from sqlalchemy import insert, text
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.errors import InputError
-from longshore.cluster.order import may_wait
-from longshore.cluster.state import Simulation
-from longshore.scheduler import deciding as deciding_module
-from longshore.scheduler.api.app import create_app
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.dispatch.order import may_wait
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.state.state import Simulation
 from longshore.scheduler.backends.local.folders import Folders
-from longshore.scheduler.book import Book
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.job_errors import JobErrors
-from longshore.scheduler.live import Known
-from longshore.scheduler.replay import export, replay
-from longshore.scheduler.retention import Horizon, Pruned, _delete_batch, count, prune, remove_files
-from longshore.scheduler.room import Room
-from longshore.scheduler.service import Service
+from longshore.scheduler.control.job_errors import JobErrors
+from longshore.scheduler.control.state_cache import Book
+from longshore.scheduler.files.disk_space import Room
+from longshore.scheduler.mirror.cluster_mirror import Known
+from longshore.scheduler.model.states import Desired
+from longshore.scheduler.placement import placer as deciding_module
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.replay import export, replay
+from longshore.scheduler.serve.app import create_app
+from longshore.scheduler.service.retention import Horizon, Pruned, _delete_batch, count, prune, remove_files
+from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings, read_settings
-from longshore.scheduler.states import Desired
+from longshore.scheduler.store.database.schema import reservation
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.pruning import old_jobs
-from longshore.scheduler.store.retrying import try_again
-from longshore.scheduler.store.schema import reservation
+from longshore.scheduler.store.rows.retrying import try_again
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.served import LONGSHORE
 from tests.scheduler.trials import Trial, processes_of

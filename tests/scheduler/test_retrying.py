@@ -7,10 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from longshore.scheduler.metrics.following import Following
-from longshore.scheduler.states import Desired, JobState
-from longshore.scheduler.store.attempts import AttemptRow
-from longshore.scheduler.store.checkpoints import CheckpointRow, register
-from longshore.scheduler.store.retrying import try_again
+from longshore.scheduler.model.states import Desired, JobState
+from longshore.scheduler.store.rows.attempts import AttemptRow
+from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
+from longshore.scheduler.store.rows.retrying import try_again
 from tests.scheduler.trials import Trial
 
 FAILS_AT_FIRST = """

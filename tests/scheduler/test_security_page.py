@@ -18,7 +18,8 @@ def test_every_test_that_the_page_names_is_there() -> None:
 
 
 def test_every_file_that_the_page_names_is_there() -> None:
-    folders = [ROOT, ROOT / "tests" / "scheduler", ROOT / "scheduler" / "plugins", ROOT / "scheduler/backends/local"]
+    own = ("scheduler/policy_host", "scheduler/backends/local", "scheduler/backends/local/supervisor")
+    folders = [ROOT, *(ROOT / it for it in own), ROOT / "tests" / "scheduler"]
     named = {name for name in NAMED if re.fullmatch(r"[\w/-]+\.(py|yaml)", name)}
 
     assert named

@@ -8,13 +8,13 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from longshore.cluster.errors import InputError
-from longshore.cluster.scenarios import ORDERS
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.scheduler.access.hosts import is_loopback
 from longshore.scheduler.backends.building import build
-from longshore.scheduler.deciding import Mode
-from longshore.scheduler.hosts import is_loopback
-from longshore.scheduler.layout import Layout
-from longshore.scheduler.service import QUICKSTART, Service
+from longshore.scheduler.model.gpu_index import Layout
+from longshore.scheduler.placement.placer import Mode
+from longshore.scheduler.service.service import QUICKSTART, Service
 from longshore.scheduler.settings import Chosen, Order, PolicyChoice, Settings, read_settings
 
 ROOT = Path(__file__).parents[2]

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler import settling
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.job_errors import LONGEST_REST_S, MOST, JobErrors
-from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.states import JobState
+from longshore.scheduler.control import attempt_driver as settling
+from longshore.scheduler.control.job_errors import LONGEST_REST_S, MOST, JobErrors
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.model.states import JobState
+from longshore.scheduler.placement.placer import Deciding
 from tests.scheduler.obedient import Obedient
 from tests.scheduler.trials import Trial
 

@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import Connection
 
 from benchmarks.step_times import Noise, step_times
-from longshore.cluster.errors import BackendError
-from longshore.scheduler.backends.protocol import Status
-from longshore.scheduler.monitor.step_monitor import CHECKS
-from longshore.scheduler.monitor.step_watch import CHECK_S
-from longshore.scheduler.states import AfterStop, AttemptState, Desired, JobState
-from longshore.scheduler.store.jobs import set_desired
+from longshore.cluster.files.errors import BackendError
+from longshore.scheduler.health.step_monitor import CHECKS
+from longshore.scheduler.health.step_watch import CHECK_S
+from longshore.scheduler.model.run import Status
+from longshore.scheduler.model.states import AfterStop, AttemptState, Desired, JobState
+from longshore.scheduler.store.rows.jobs import set_desired
 from tests.scheduler.steps_case import StepsCase, steps_case
 
 TICK_S = 8  # of the clock, between two looks of the scheduler

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Placement, Told
-from longshore.scheduler.states import AttemptState, Desired, JobState
-from longshore.scheduler.store.checkpoints import checkpoints_of
+from longshore.scheduler.backends.protocol import Told
+from longshore.scheduler.model.placement import Placement
+from longshore.scheduler.model.states import AttemptState, Desired, JobState
+from longshore.scheduler.store.rows.checkpoints import checkpoints_of
 from tests.scheduler.trials import Trial, Way
 
 FIRST_DIES = """

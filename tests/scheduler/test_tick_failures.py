@@ -7,10 +7,10 @@ from functools import partial
 import httpx
 import pytest
 
-from longshore.scheduler.log_lines import REPEATS_S, JsonLines, Repeats
-from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.service import Service
-from longshore.scheduler.tick_failures import FIRST_WAIT_S, LONGEST_WAIT_S, REPEATED, TickFailures
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.logging_json import REPEATS_S, JsonLines, Repeats
+from longshore.scheduler.service.service import Service
+from longshore.scheduler.service.tick_failures import FIRST_WAIT_S, LONGEST_WAIT_S, REPEATED, TickFailures
 from tests.scheduler.api.conftest import api, app, service  # noqa: F401 (fixtures)
 from tests.scheduler.served import until
 
@@ -153,7 +153,7 @@ def test_of_what_is_done_beside_the_ticks_the_log_names_what_failed_and_the_rest
 
     for name in KEPT:
         monkeypatch.setattr(service.room if name == "look" else service, name, partial(do, name))
-    monkeypatch.setattr("longshore.scheduler.service.KEEP_S", 0.0)
+    monkeypatch.setattr("longshore.scheduler.service.service.KEEP_S", 0.0)
 
     service._keep()
 

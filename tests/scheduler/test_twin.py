@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.protocol import Policy
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.scenarios import ORDERS, FaultProcess, Rules, Scenarios
-from longshore.cluster.state import Simulation
-from longshore.cluster.topology import Cluster
+from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, Scenarios
+from longshore.cluster.model.topology import Cluster
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.state.state import Simulation
 from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.layout import Layout
-from longshore.scheduler.states import Desired, JobState
-from longshore.scheduler.store.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.errors import StoreUnreachableError
-from longshore.scheduler.store.jobs import get_job, set_desired
+from longshore.scheduler.control.twin import Start, Twin, id_of, starts_of
+from longshore.scheduler.model.gpu_index import Layout
+from longshore.scheduler.model.states import Desired, JobState
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.store.database.errors import StoreUnreachableError
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.reservations import held_gpus
-from longshore.scheduler.twin import Start, Twin, id_of, starts_of
+from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.rows.jobs import get_job, set_desired
+from longshore.scheduler.store.rows.reservations import held_gpus
 from tests.compiled_runs import compiled, play_policy, read_out
 from tests.plain_run import busy_case
 from tests.scheduler.store.postgresql_server import Server
@@ -83,7 +83,7 @@ def test_many_jobs_that_arrive_over_time_on_a_cluster_with_faults_are_placed_as_
 def test_a_scheduler_without_the_time_to_decide_at_once_decides_the_same(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longshore.scheduler.loop.PLACE_S", 0.0)
+    monkeypatch.setattr("longshore.scheduler.control.reconciler.PLACE_S", 0.0)
     case = busy_case(ring=True)
 
     twin_of(case, store, Deciding(HEURISTICS["patient"])).play()

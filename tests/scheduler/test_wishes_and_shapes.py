@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.errors import BackendError
+from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import NodeSeen
-from longshore.scheduler.job_file import Sbatch, StoredJob
-from longshore.scheduler.job_id import new_job_id
-from longshore.scheduler.states import FINAL, Desired, JobState
-from longshore.scheduler.store.jobs import NewJob, insert_job
+from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.model.job_spec import Sbatch, StoredJob
+from longshore.scheduler.model.states import FINAL, Desired, JobState
+from longshore.scheduler.store.rows.jobs import NewJob, insert_job
 from tests.scheduler.trials import Trial
 
 

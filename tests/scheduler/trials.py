@@ -7,29 +7,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.cluster_file import read_cluster
-from longshore.cluster.errors import BackendError
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.files.errors import BackendError
+from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.processes import Process, environment, living
-from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeSeen, Placement, Status
-from longshore.scheduler.book import Parts
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.job_file import JobFile
-from longshore.scheduler.job_id import new_job_id
-from longshore.scheduler.loop import Scheduler
+from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeSeen
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.state_cache import Parts
+from longshore.scheduler.files.owner import this_process
+from longshore.scheduler.files.processes import Process, environment, living
+from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.metrics.standing import Standing
-from longshore.scheduler.monitor.monitor import Monitor
-from longshore.scheduler.owner import this_process
-from longshore.scheduler.service import layout_of, node_types_of, site_of
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.model.job_spec import JobFile
+from longshore.scheduler.model.placement import Placement, ReservationRow
+from longshore.scheduler.model.run import Status
+from longshore.scheduler.model.states import FINAL, Desired, JobState
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import Settings
-from longshore.scheduler.states import FINAL, Desired, JobState
-from longshore.scheduler.store.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.events import EventRow, events_after
-from longshore.scheduler.store.jobs import JobRow, NewJob, get_job, insert_job, set_desired
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.store.reservations import ReservationRow, held_gpus
+from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.rows.events import EventRow, events_after
+from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job, set_desired
+from longshore.scheduler.store.rows.reservations import held_gpus
 
 ValueT = TypeVar("ValueT")
 PATIENCE_S = 60.0

@@ -11,29 +11,29 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from longshore.agents.checkpoint import load_policy, network_of, save_policy, schema_of
-from longshore.agents.goals import goal_unit_s, spent_s
-from longshore.agents.heuristics import HEURISTICS, Heuristic
-from longshore.agents.moves_policy import TEMPERATURE, MovesPolicy
-from longshore.agents.networks import MovesNetwork
-from longshore.agents.rollout import NEVER, Rollout, Search
-from longshore.agents.schema import Goal, Schema
-from longshore.cluster.engine import reset
-from longshore.cluster.errors import CheckpointError, InputError
-from longshore.cluster.imagine import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
-from longshore.cluster.moves import list_moves
-from longshore.cluster.simulation import simulation_of
-from longshore.cluster.state import Simulation
-from longshore.cluster.topology import grid_cluster
-from longshore.envs.batch import Problem
+from longshore.agents.heuristics.heuristics import HEURISTICS, Heuristic
+from longshore.agents.learned.candidate_policy import TEMPERATURE, MovesPolicy
+from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
+from longshore.agents.learned.objective import goal_unit_s, spent_s
+from longshore.agents.learned.schema import Goal, Schema
+from longshore.agents.networks.networks import MovesNetwork
+from longshore.agents.rollouts.rollout import NEVER, Rollout, Search
+from longshore.cluster.candidates.candidates import list_moves
+from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
+from longshore.cluster.files.errors import CheckpointError, InputError
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.simulator.engine import reset
+from longshore.cluster.simulator.simulation import simulation_of
+from longshore.cluster.state.state import Simulation
+from longshore.training.candidates.distil import DistilLearner
+from longshore.training.candidates.fitting import _judged, _Lessons, distil_loss, noise_weight
+from longshore.training.candidates.labels import Labels, Lesson, desks_of, label, play_lesson, play_lessons
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.distil import DistilLearner
-from longshore.training.fitting import _judged, _Lessons, distil_loss, noise_weight
 from longshore.training.initial import initial_network
-from longshore.training.keeper import Keeper, Progress
-from longshore.training.labels import Labels, Lesson, desks_of, label, play_lesson, play_lessons
 from longshore.training.presets import DistilParameters, GroupParameters
 from longshore.training.run import train
+from longshore.training.run_folder import Keeper, Progress
 from longshore.training.validation import Validation
 from tests.compiled_runs import at_first_decision
 from tests.envs.random_play import small_problem
@@ -320,7 +320,9 @@ def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monk
         learner.collect()
         learner.fit()
         learned.append(learner.network.state_dict())
-        monkeypatch.setattr("longshore.training.fitting.value_loss", lambda values, to_go: 0.0 * values.sum())
+        monkeypatch.setattr(
+            "longshore.training.candidates.fitting.value_loss", lambda values, to_go: 0.0 * values.sum()
+        )
     for name, tensor in learned[0].items():
         assert torch.equal(tensor, learned[1][name]) == (not name.startswith("value")), name
 

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from longshore.agents.checkpoint import load_policy, schema_of
-from longshore.agents.move_play import Record
-from longshore.agents.moves_policy import MovesPolicy
-from longshore.agents.networks import MovesNetwork
-from longshore.agents.schema import Goal
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.scenarios import ORDERS
-from longshore.envs.batch import Problem
-from longshore.envs.move_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
+from longshore.agents.learned.candidate_policy import MovesPolicy
+from longshore.agents.learned.candidate_run import Record
+from longshore.agents.learned.checkpoint import load_policy, schema_of
+from longshore.agents.learned.schema import Goal
+from longshore.agents.networks.networks import MovesNetwork
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.envs.candidate_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
+from longshore.training.candidates.group import Decisions, GroupLearner, advantages, decisions_of, goal_of
 from longshore.training.config import TrainingConfig
-from longshore.training.group import Decisions, GroupLearner, advantages, decisions_of, goal_of
-from longshore.training.keeper import Keeper, Progress
 from longshore.training.presets import GroupParameters
 from longshore.training.run import train
+from longshore.training.run_folder import Keeper, Progress
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
 from tests.envs.random_play import small_problem
@@ -165,7 +165,7 @@ def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(tmp
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
     least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longshore.training.keeper.VALIDATIONS", 2)
+    monkeypatch.setattr("longshore.training.run_folder.VALIDATIONS", 2)
     whole = train(config(4500), tmp_path / "whole")
     pressed: list[int] = []
 
@@ -228,7 +228,7 @@ def learned_sides(folder: Path) -> tuple[list[torch.Tensor], list[torch.Tensor]]
 
 def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, value = learned_sides(tmp_path / "on")
-    monkeypatch.setattr("longshore.training.group.value_loss", lambda values, to_go: 0.0 * values.sum())
+    monkeypatch.setattr("longshore.training.candidates.group.value_loss", lambda values, to_go: 0.0 * values.sum())
     alone, idle = learned_sides(tmp_path / "off")
     assert all(torch.equal(one, other) for one, other in zip(policy, alone, strict=True))
     assert not any(torch.equal(one, other) for one, other in zip(value, idle, strict=True))

@@ -7,18 +7,19 @@ import pytest
 import torch
 from sb3_contrib import MaskablePPO
 
-from longshore.agents.checkpoint import layout_of, schema_of
-from longshore.agents.heuristics import HEURISTICS
-from longshore.agents.learned import LearnedPolicy
-from longshore.agents.masked_policy import MaskedPolicy
-from longshore.agents.networks import SetNetwork
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.learned.checkpoint import layout_of, schema_of
+from longshore.agents.learned.schema import Schema
+from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.networks.networks import SetNetwork
+from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.agents.protocol import Policy
-from longshore.agents.schema import Schema
-from longshore.cluster.scenarios import fault_sources, stack
-from longshore.cluster.simulation import outcome_of, simulation_of
-from longshore.cluster.topology import grid_cluster
-from longshore.cluster.workload import workload_of
-from longshore.envs.batch import Problem, View
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import fault_sources, stack
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import workload_of
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
+from longshore.envs.batch import View
 from longshore.envs.sb3 import PlacementVecEnv
 from tests.bounds import optimal_makespan_s
 from tests.test_bounds import RULES, fault_free

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.scenarios import Scenarios
-from longshore.envs.problems import HETERO64_CAPACITY, Regime
+from longshore.cluster.model.scenarios import Scenarios
+from longshore.cluster.presets.problems import HETERO64_CAPACITY, Regime
 from longshore.training.presets import PRESETS
 
 

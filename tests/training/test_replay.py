@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.logger import Logger
 
-from longshore.agents.checkpoint import layout_of, schema_of
-from longshore.agents.masked_policy import MaskedPolicy
+from longshore.agents.learned.checkpoint import layout_of, schema_of
+from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.envs.batch import View
 from longshore.envs.sb3 import PlacementVecEnv
-from longshore.training.a2c import RMSPROP, MaskableA2C, VtraceA2C
-from longshore.training.geppo import GePPO
-from longshore.training.off_policy import weighted_gae
-from longshore.training.ppo import NEVER
-from longshore.training.replay import Replay, gathered
-from longshore.training.rollouts import flat, judged, of_rows, own, sample_bytes, unpacked
+from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C, VtraceA2C
+from longshore.training.actor_critic.geppo import GePPO
+from longshore.training.actor_critic.off_policy import weighted_gae
+from longshore.training.actor_critic.ppo import NEVER
+from longshore.training.actor_critic.replay import Replay, gathered
+from longshore.training.actor_critic.rollouts import flat, judged, of_rows, own, sample_bytes, unpacked
 from tests.envs.random_play import small_problem
 
 ROWS, STEPS = 8, 32

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from longshore.agents.checkpoint import load_policy
-from longshore.cluster.errors import CheckpointError, InputError
-from longshore.cluster.hetero64 import hetero64
-from longshore.cluster.scenarios import ORDERS
-from longshore.cluster.streams import VALIDATION_SEED, training_key
-from longshore.envs.batch import Problem
-from longshore.envs.problems import Regime
+from longshore.agents.learned.checkpoint import load_policy
+from longshore.cluster.files.errors import CheckpointError, InputError
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.problems import Regime
+from longshore.cluster.presets.streams import VALIDATION_SEED, training_key
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.keeper import BEST, SPENT, Progress, Spent
 from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.run import Result, train
+from longshore.training.run_folder import BEST, SPENT, Progress, Spent
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Score
 from tests.training.tensorboard_names import documented, shown
@@ -262,7 +262,7 @@ def test_training_draws_share_no_scenario_with_validation() -> None:
 
 
 def test_a_validation_takes_the_best_rival_of_the_same_actions() -> None:
-    from longshore.envs.problems import hetero64_problem
+    from longshore.cluster.presets.problems import hetero64_problem
     from longshore.training.validation import Validation
 
     assert Validation(hetero64_problem(64, 3, Regime())).best in {"eft", "eft-hazard"}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
-from longshore.training.a2c import MaskableA2C
-from longshore.training.ppo import NEVER
-from longshore.training.sample_replay import (
+from longshore.training.actor_critic.a2c import MaskableA2C
+from longshore.training.actor_critic.ppo import NEVER
+from longshore.training.actor_critic.sample_replay import (
     SampleA2C,
     SamplePPO,
     SampleReplay,

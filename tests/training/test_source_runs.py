@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from sb3_contrib import MaskablePPO
 
-from longshore.agents.checkpoint import layout_of, load_policy, schema_of
-from longshore.agents.masked_policy import MaskedPolicy
-from longshore.cluster.errors import InputError
+from longshore.agents.learned.checkpoint import layout_of, load_policy, schema_of
+from longshore.agents.networks.sb3_policy import MaskedPolicy
+from longshore.cluster.files.errors import InputError
 from longshore.envs.batch import View
 from longshore.envs.sb3 import PlacementVecEnv
-from longshore.training.a2c import RMSPROP, MaskableA2C
+from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.keeper import Progress
 from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.run import train
+from longshore.training.run_folder import Progress
 from tests.training.tensorboard_names import documented, events_of, shown
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=2, kept=3)

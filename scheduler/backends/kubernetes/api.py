@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ....cluster.errors import BackendError, InputError
+from ....cluster.files.errors import BackendError, InputError
 
 MANAGER = "longshore"  # of the fields that we write
 JSON_PATCH = "application/json-patch+json"

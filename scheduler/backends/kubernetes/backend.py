@@ -6,21 +6,23 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ....cluster.errors import BackendError
-from ...layout import Layout
-from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
+from ....cluster.files.errors import BackendError
+from ...model.gpu_index import Layout
+from ...model.placement import Placement
+from ...model.run import Run, Status
+from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen
 from .api import Api
-from .devices import Gpu, Offers, by_index, learned, published
 from .launching import Launch
 from .lead import Lead
-from .objects import ATTEMPT, FIRST_RANK, PODS, RANKS, Node, NodeSpec, Pod, ResourceSlice
+from .objects.devices import Gpu, Offers, by_index, learned, published
+from .objects.objects import ATTEMPT, FIRST_RANK, PODS, RANKS, Node, NodeSpec, Pod, ResourceSlice
+from .objects.pods import pod_name
+from .objects.reading import status_of
+from .objects.taints import unborne
 from .output import Output
-from .pods import pod_name
-from .reading import status_of
 from .records import Records
 from .removing import Removal
 from .settings import KubernetesSettings
-from .taints import unborne
 from .unbound import Unbound
 from .view import View
 

@@ -4,14 +4,15 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from ....cluster.errors import BackendError
-from ..protocol import Attempt, CannotHonourError, Placement, RefusedError
+from ....cluster.files.errors import BackendError
+from ...model.placement import Placement
+from ..protocol import Attempt, CannotHonourError, RefusedError
 from ..refusals import refuse_placement, refuse_texts
 from .api import APPLY, JSON_PATCH, MANAGER, AnswerError, Api, Json
-from .devices import Gpu
 from .lead import Lead
-from .objects import ATTEMPT, SPEC, Pod
-from .pods import Part, claim_manifest, digest_of, lifting, pod_manifest
+from .objects.devices import Gpu
+from .objects.objects import ATTEMPT, SPEC, Pod
+from .objects.pods import Part, claim_manifest, digest_of, lifting, pod_manifest
 from .records import Records
 from .settings import KubernetesSettings
 from .view import View

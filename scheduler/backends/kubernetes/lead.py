@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 
 from pydantic import Field
 
-from ....cluster.errors import BackendError
+from ....cluster.files.errors import BackendError
 from .api import MANAGER, AnswerError, Api, Json
-from .objects import Read
+from .objects.objects import Read
 
 log = logging.getLogger(__name__)
 

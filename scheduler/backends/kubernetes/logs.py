@@ -9,7 +9,7 @@ import re
 from datetime import datetime
 from typing import NamedTuple
 
-from ..local.logs import drop_beginning, log_name
+from ..local.supervisor.logs import drop_beginning, log_name
 
 _LINE = re.compile(rb"(?:(?P<time>\S+) )?(?P<rank>\d{1,6})@(?P<offset>\d{1,15})(?P<mark>[ +])", re.DOTALL)
 _KEEP_BYTES = 64 << 20  # of each rank's output at least, as the local backend does; twice as much at most

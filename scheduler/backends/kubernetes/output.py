@@ -4,12 +4,12 @@ import logging
 import os
 import time
 
-from ..local.durable import is_there, open_file
-from ..local.logs import log_name, read_log
+from ...files.durable import is_there, open_file
+from ..local.supervisor.logs import log_name, read_log
 from ..protocol import NoLogError
 from .api import AnswerError, Api
 from .logs import pieces_of, since_s, store_pieces
-from .objects import FIRST_RANK, RANKS, Pod
+from .objects.objects import FIRST_RANK, RANKS, Pod
 from .records import Records
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from ....cluster.errors import BackendError
-from ..local.durable import is_there, open_folder, read_whole, write_first, write_whole
-from ..protocol import RankEnd, Run, Status
-from .devices import Order
+from ....cluster.files.errors import BackendError
+from ...files.durable import is_there, open_folder, read_whole, write_first, write_whole
+from ...model.run import RankEnd, Run, Status
+from .objects.devices import Order
 
 _MOST_BYTES = 1 << 20
 _ORDER = TypeAdapter(dict[str, tuple[str, ...]])

@@ -4,10 +4,10 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from ....cluster.errors import BackendError
+from ....cluster.files.errors import BackendError
 from .api import JSON_PATCH, MANAGER, AnswerError, Api, Json
-from .objects import ATTEMPT, DROPPED, NODE, Pod
-from .reading import stops_the_others
+from .objects.objects import ATTEMPT, DROPPED, NODE, Pod
+from .objects.reading import stops_the_others
 from .records import Records
 from .settings import KubernetesSettings
 from .unbound import Unbound

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from .taints import Toleration
+from .objects.taints import Toleration
 
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 DNS_WORDS = "1 to 63 small letters, digits and -, the first and the last no -."

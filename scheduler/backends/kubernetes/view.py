@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
-from ....cluster.errors import BackendError
-from ...repeats import Repeats
+from ....cluster.files.errors import BackendError
+from ...log_repeats import Repeats
 from .api import AnswerError, Api, Json, Method
-from .objects import Metadata
+from .objects.objects import Metadata
 
 log = logging.getLogger(__name__)
 

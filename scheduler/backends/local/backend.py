@@ -9,18 +9,20 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from ....cluster.errors import BackendError
-from ...layout import Layout
-from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status, Told
-from .durable import is_there, read_whole, write_first
+from ....cluster.files.errors import BackendError
+from ...files.durable import is_there, read_whole, write_first
+from ...files.processes import boot_id, machine_id
+from ...model.gpu_index import Layout
+from ...model.placement import Placement
+from ...model.run import Run, Status
+from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Told
 from .folders import Folders, delete_but, told_as_backend_error
 from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
-from .processes import boot_id, machine_id
 from .rank_logs import read_log_of
 from .reading import proven_gone, read_status
 from .remembered import remembered_in
-from .spec import encode
-from .supervision import SPEC_BYTES, write_exit
+from .supervisor.spec import encode
+from .supervisor.supervision import SPEC_BYTES, write_exit
 from .told import read_told
 
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ....cluster.errors import BackendError
-from .durable import is_there, make_folder, open_folder, read_whole, write_first
+from ....cluster.files.errors import BackendError
+from ...files.durable import is_there, make_folder, open_folder, read_whole, write_first
 
 _NAME = re.compile(r"ls-[a-z0-9-]{1,60}")
 _ID_BYTES = 64

@@ -8,17 +8,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ....cluster.errors import BackendError
-from ..protocol import Attempt, Placement, RefusedError
+from ....cluster.files.errors import BackendError
+from ...model.placement import Placement
+from ..protocol import Attempt, RefusedError
 from ..refusals import refuse_placement, refuse_texts
-from .spec import Rank, Spec
-from .supervisor import STARTED_BEFORE, TWIN
+from .supervisor.spec import Rank, Spec
+from .supervisor.supervisor import STARTED_BEFORE, TWIN
 
 _START_WITHIN_S = 30.0  # a machine under load; usually 0.03
 _ROOT = Path(__file__).absolute().parents[4]  # the folder that holds the package
 _SUPERVISE = (
     "import os, sys; sys.path.append(sys.argv[1]); "
-    "from longshore.scheduler.backends.local.supervisor import main; os._exit(main(sys.argv[2]))"
+    "from longshore.scheduler.backends.local.supervisor.supervisor import main; os._exit(main(sys.argv[2]))"
 )
 
 

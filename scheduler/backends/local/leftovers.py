@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from . import cgroups
-from .durable import open_folder
-from .logs import is_log
-from .processes import Process, environment, kill, living
+from ...files.durable import open_folder
+from ...files.processes import Process, environment, kill, living
+from .supervisor import cgroups
+from .supervisor.logs import is_log
 
 _LOOK_AGAIN_S = 0.02
 

@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..protocol import RankEnd
-from .durable import read_whole
+from ...files.durable import read_whole
+from ...model.run import RankEnd
 
 _MOST_BYTES = 1 << 20
 

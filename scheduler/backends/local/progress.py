@@ -3,7 +3,7 @@
 import json
 import math
 
-from .durable import read_whole
+from ...files.durable import read_whole
 
 _MOST_BYTES = 4096
 _MOST_KEYS = 16

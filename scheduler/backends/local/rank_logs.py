@@ -5,12 +5,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from ...files.durable import is_there, open_file, open_folder, read_whole
 from ..protocol import NoLogError
-from .durable import is_there, open_file, open_folder, read_whole
 from .folders import Folders, told_as_backend_error
-from .logs import log_name, read_log
-from .spec import decode
-from .supervision import SPEC_BYTES
+from .supervisor.logs import log_name, read_log
+from .supervisor.spec import decode
+from .supervisor.supervision import SPEC_BYTES
 
 _MOST_RANKS = 1 << 16
 _NO_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)  # a link, a folder or a pipe, a socket

@@ -1,10 +1,10 @@
 """What is known of an attempt, from what its supervisor wrote and from the processes that live."""
 
-from ..protocol import Run, Status
-from .durable import is_there, read_whole
+from ...files.durable import is_there, read_whole
+from ...files.processes import Identity, is_alive
+from ...model.run import Run, Status
 from .leftovers import Traces, kill_all
 from .markers import Ends, Exited, Ranks, Started, rank_ends, read_marker
-from .processes import Identity, is_alive
 from .progress import read_progress
 
 _KILL_WITHIN_S = 0.3  # what needs longer is looked at again with the next question

@@ -4,12 +4,13 @@ import errno
 import logging
 import re
 
-from ...job_errors import words_of
-from ..protocol import Attempt, Placement, Share
-from .durable import is_there, read_whole
+from ...files.durable import is_there, read_whole
+from ...model.error_words import words_of
+from ...model.placement import Placement, Share
+from ..protocol import Attempt
 from .folders import Folders, told_as_backend_error
-from .spec import Rank, Spec, decode
-from .supervision import SPEC_BYTES
+from .supervisor.spec import Rank, Spec, decode
+from .supervisor.supervision import SPEC_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Sequence
 
+from ...files.durable import open_file
 from ..protocol import Told
-from .durable import open_file
-from .rank import saved_name, steps_name
+from .supervisor.rank import saved_name, steps_name
 
 MOST_BYTES = 8 << 10  # that are read of a file at once: what is older than that is passed over
 FIRST_BYTES = 2 << 10  # the first time, as a scheduler that takes many jobs up has many files to read

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from ....cluster.errors import BackendError, InputError
+from ....cluster.files.errors import BackendError, InputError
 
 DEADLINE_S = 5.0  # of a call; one takes 0.01 s
 REST_S = 5.0  # after a missed deadline, in which the next calls fail at once: the scheduler has other work

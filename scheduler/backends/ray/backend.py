@@ -8,11 +8,13 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from ....cluster.errors import BackendError
-from ...layout import Layout
-from ..local.durable import is_there, open_folder, write_first
+from ....cluster.files.errors import BackendError
+from ...files.durable import is_there, open_folder, write_first
+from ...model.gpu_index import Layout
+from ...model.placement import Placement
+from ...model.run import Run, Status
 from ..local.folders import told_as_backend_error
-from ..protocol import Attempt, CannotHonourError, Capabilities, GpuSeen, NodeSeen, Placement, Run, Status
+from ..protocol import Attempt, CannotHonourError, Capabilities, GpuSeen, NodeSeen
 from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.claiming import CANCELLED, revoke
 from ..shared_folder.records import ALIVE_S, Records, status_of, status_of_running

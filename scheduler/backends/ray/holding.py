@@ -8,7 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from ..local.durable import is_there, open_folder, read_whole
+from ...files.durable import is_there, open_folder, read_whole
 from ..shared_folder.claiming import claim
 from ..shared_folder.node import nodes_of, read_spec, write_stop
 from ..shared_folder.python import python_line

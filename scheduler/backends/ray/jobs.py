@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ....cluster.errors import BackendError
+from ....cluster.files.errors import BackendError
 from ..local.folders import told_as_backend_error
 from ..shared_folder.python import python_line
 from .api import AnswerError, Api

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ....cluster.errors import BackendError
+from ....cluster.files.errors import BackendError
 from .api import Api
 from .names import LABEL, gpu_resource
 

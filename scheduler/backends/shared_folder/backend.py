@@ -6,16 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ....cluster.errors import BackendError
-from ..local.durable import is_there, read_whole, write_first
+from ....cluster.files.errors import BackendError
+from ...files.durable import is_there, read_whole, write_first
+from ...model.placement import Placement
+from ...model.run import Run, Status
 from ..local.folders import Folders, delete_but, told_as_backend_error
 from ..local.launching import refuse_what_cannot_start, spec_of
 from ..local.rank_logs import opened, read_log_of
 from ..local.remembered import remembered_in
-from ..local.spec import Spec, encode
-from ..local.supervision import SPEC_BYTES
+from ..local.supervisor.spec import Spec, encode
+from ..local.supervisor.supervision import SPEC_BYTES
 from ..local.told import read_told
-from ..protocol import Attempt, Placement, Run, Status, Told
+from ..protocol import Attempt, Told
 from .claiming import CANCELLED, revoke
 from .records import Records, is_released, read_records, status_of
 

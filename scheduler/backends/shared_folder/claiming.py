@@ -3,7 +3,7 @@
 import json
 import os
 
-from ..local.durable import write_first
+from ...files.durable import write_first
 
 CANCELLED = "cancelled"
 

@@ -17,13 +17,13 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..local.durable import is_there, make_folder, open_folder, read_whole, write_first
-from ..local.gang import free_port
-from ..local.guard import guarded
-from ..local.orphans import adopt_orphans
-from ..local.processes import Process
-from ..local.spec import Part, Spec, decode
-from ..local.supervision import SPEC_BYTES, own_marker, run_ranks, write_exit_patiently
+from ...files.durable import is_there, make_folder, open_folder, read_whole, write_first
+from ...files.processes import Process
+from ..local.supervisor.gang import free_port
+from ..local.supervisor.guard import guarded
+from ..local.supervisor.orphans import adopt_orphans
+from ..local.supervisor.spec import Part, Spec, decode
+from ..local.supervisor.supervision import SPEC_BYTES, own_marker, run_ranks, write_exit_patiently
 from .claiming import CANCELLED
 
 STARTED_BEFORE = 76  # exit code of a start that is one too many

@@ -8,11 +8,10 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from ...exits import NODE_FAULT
-from ..local.durable import is_there, open_folder
+from ...files.durable import is_there, open_folder
+from ...model.run import NODE_FAULT, RankEnd, Run, Status
 from ..local.markers import Ends, Exited, Marker, Ranks, rank_ends, read_marker
 from ..local.progress import read_progress
-from ..protocol import RankEnd, Run, Status
 from .claiming import CANCELLED
 from .node import MISPLACED, STOPPED, read_stop
 from .sweep import SWITCHED_OFF

@@ -7,10 +7,10 @@ import json
 import time
 from pathlib import Path
 
-from ..local.durable import is_there, make_folder, open_folder, read_whole, write_first
+from ...files.durable import is_there, make_folder, open_folder, read_whole, write_first
+from ...files.processes import Identity, boot_id, find, is_alive, kill
 from ..local.leftovers import Traces, kill_all
-from ..local.processes import Identity, boot_id, find, is_alive, kill
-from ..local.supervision import own_marker
+from ..local.supervisor.supervision import own_marker
 
 SWITCHED_OFF = "the node is switched off"  # a proof
 

@@ -6,21 +6,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ....cluster.errors import BackendError, InputError
-from ...layout import Layout
-from ..local.durable import is_there
+from ....cluster.files.errors import BackendError, InputError
+from ...files.durable import is_there
+from ...model.gpu_index import Layout
+from ...model.placement import Placement
+from ...model.run import Run, Status
 from ..local.folders import delete_but, told_as_backend_error
 from ..local.markers import read_marker
-from ..protocol import Attempt, Capabilities, GpuSeen, Held, NodeSeen, Placement, Run, Status
+from ..protocol import Attempt, Capabilities, GpuSeen, Held, NodeSeen
 from ..refusals import refuse_placement
 from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.claiming import CANCELLED, revoke
 from ..shared_folder.records import Records, status_of_running
 from .commands import Commands
-from .door import Door
 from .ending import Endings, is_late
-from .held_attempts import HeldAttempts
-from .held_ends import TIME_LIMIT, Ended, Taken
+from .held.held_attempts import HeldAttempts
+from .held.held_ends import TIME_LIMIT, Ended, Taken
+from .held.submit_socket import Door
 from .settings import SlurmSettings
 from .snapshot import TIMED_OUT, Node, Snapshot
 from .submission import comment_of, submit

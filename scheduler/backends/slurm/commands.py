@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ....cluster.errors import BackendError
+from ....cluster.files.errors import BackendError
 
 DEADLINE_S = 5.0  # squeue takes 0.04 s for 1,000 jobs
 REST_S = 5.0  # after a missed deadline, in which the next calls fail at once: the scheduler has other work

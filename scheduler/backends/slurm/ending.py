@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ....cluster.errors import BackendError
-from ..local.durable import make_folder, open_folder, write_first
+from ....cluster.files.errors import BackendError
+from ...files.durable import make_folder, open_folder, write_first
 from ..shared_folder.node import nodes_of, read_spec
 from ..shared_folder.records import Records
 from ..shared_folder.sweep import SWITCHED_OFF, write_gone

@@ -10,7 +10,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from ..local.durable import open_folder
+from ...files.durable import open_folder
 from ..shared_folder.claiming import claim
 from ..shared_folder.node import STARTED_BEFORE, Grant, nodes_of, read_spec
 from ..shared_folder.node import run_part as run_granted

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ....cluster.errors import BackendError
+from ....cluster.files.errors import BackendError
 from .commands import Commands
 
 _JOBS = ("--noheader", "--me", "--all", "--states=all", "--format=%i|%T|%k")

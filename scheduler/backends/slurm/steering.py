@@ -3,10 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from ....cluster.errors import BackendError
-from ..protocol import CannotHonourError, Placement
+from ....cluster.files.errors import BackendError
+from ...model.placement import Placement
+from ..protocol import CannotHonourError
 from .commands import Commands
-from .held import HeldJob
+from .held.held import HeldJob
 from .snapshot import Node
 from .submission import NEVER, gres_of
 

@@ -4,9 +4,10 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ....cluster.errors import BackendError
-from ..local.spec import Spec
-from ..protocol import CannotHonourError, Placement, Share
+from ....cluster.files.errors import BackendError
+from ...model.placement import Placement, Share
+from ..local.supervisor.spec import Spec
+from ..protocol import CannotHonourError
 from ..shared_folder.python import python_line
 from .commands import Commands
 from .snapshot import Node

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection
 
-from ....cluster.errors import BackendError
+from ....cluster.files.errors import BackendError
 from .commands import Commands
 from .snapshot import Snapshot, read_snapshot
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .options import (
+from .options import (  # fmt: skip
     AgeingOption,
     ArrivalsOption,
     ClusterOption,
@@ -28,7 +28,7 @@ from .options import (
     WaitingOption,
     WorkloadsOption,
     regime_of,
-)  # fmt: skip
+)
 from .progress import console, progress
 
 

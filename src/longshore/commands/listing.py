@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from ..cluster.errors import PluginError
+from ..cluster.files.errors import PluginError
 
 CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
 

@@ -9,7 +9,7 @@ import typer
 from ..scheduler.commands.durations import DURATION, duration
 
 if TYPE_CHECKING:
-    from ..envs.problems import Regime
+    from ..cluster.presets.problems import Regime
 
 MOST_GPUS = 1_000_000  # as in cluster files
 
@@ -116,6 +116,6 @@ HeuristicsOption = Annotated[
 
 def regime_of(order: Order, ageing_s: float | None, *, waiting: bool) -> "Regime":
     """Return the order regime that options ask for."""
-    from ..envs.problems import Regime
+    from ..cluster.presets.problems import Regime
 
     return Regime(order.value, float("inf") if ageing_s is None else ageing_s, waiting)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from ..training.keeper import Progress as Stand
+    from ..training.run_folder import Progress as Stand
 
 PIPE_COLUMNS = 160  # of output that goes to no terminal: wide enough for every table in one piece
 COMPILING = "compiling, once after an install or an upgrade; about half a minute"

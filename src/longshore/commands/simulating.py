@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import (
+from .options import (  # fmt: skip
     AgeingOption,
     ArrivalsOption,
     EstimatesOption,
@@ -20,7 +20,7 @@ from .options import (
     TraceOption,
     WaitingOption,
     regime_of,
-)  # fmt: skip
+)
 from .progress import console, progress
 
 

@@ -20,8 +20,8 @@ def inspect(
     gpus: Annotated[int | None, typer.Option(min=1, max=MOST_GPUS, help="Also show the load on so many GPUs.")] = None,
 ) -> None:
     """Show the statistics of a trace."""
-    from ..cluster.trace_statistics import describe
     from ..cluster.traces.detect import detect_format, read_trace
+    from ..cluster.traces.statistics import describe
     from ..eval.terminal import print_trace
 
     name = trace_format or detect_format(file)
@@ -37,9 +37,9 @@ def convert(
     ] = None,
 ) -> None:
     """Write a trace in Longshore's own format, which every command reads."""
-    from ..cluster.output_file import check_csv, check_outputs
-    from ..cluster.trace_statistics import write_trace
+    from ..cluster.files.output_file import check_csv, check_outputs
     from ..cluster.traces.detect import read_trace
+    from ..cluster.traces.statistics import write_trace
 
     check_csv("OUTPUT", output)
     check_outputs({"OUTPUT": output}, {"FILE": file})
@@ -63,10 +63,10 @@ def sample(
     """Write a window of consecutive jobs."""
     import numpy as np
 
-    from ..cluster.output_file import check_csv, check_outputs
-    from ..cluster.trace_statistics import write_trace
+    from ..cluster.files.output_file import check_csv, check_outputs
     from ..cluster.traces.detect import read_trace
-    from ..cluster.windows import sample_windows
+    from ..cluster.traces.statistics import write_trace
+    from ..cluster.workloads.windows import sample_windows
 
     check_csv("OUTPUT", output)
     check_outputs({"OUTPUT": output}, {"FILE": file})

@@ -14,9 +14,9 @@ from longshore.cluster.faults.correlated import Correlated, correlated
 from longshore.cluster.faults.exponential import Exponential, exponential
 from longshore.cluster.faults.lemon import Lemon, lemon
 from longshore.cluster.faults.weibull import Weibull, weibull
-from longshore.cluster.random import uniform
-from longshore.cluster.scenarios import fault_sources
-from longshore.cluster.topology import Cluster, grid_cluster
+from longshore.cluster.kernels.counter_random import uniform
+from longshore.cluster.model.scenarios import fault_sources
+from longshore.cluster.model.topology import Cluster, grid_cluster
 
 CLUSTER = grid_cluster(6, 4, nodes_per_rack=4)  # two racks, of 4 and of 2 nodes
 GPUS = 24

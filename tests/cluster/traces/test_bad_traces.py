@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.errors import InputError
+from longshore.cluster.files.errors import InputError
 from longshore.cluster.traces.detect import read_trace
 from tests.cluster.traces.small_traces import EXAMPLES, PHILLY, written
 

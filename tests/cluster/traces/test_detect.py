@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from longshore.cluster.errors import InputError, PluginError
+from longshore.cluster.files.errors import InputError, PluginError
 from longshore.cluster.traces.detect import detect_format, load_format, read_trace, registered_formats
 from tests.cluster.traces.small_traces import EXAMPLES, written
 
@@ -47,7 +47,7 @@ def test_no_two_formats_claim_one_file(name: str) -> None:
 
 
 def test_a_file_that_fits_two_formats_has_to_be_named(tmp_path: Path) -> None:
-    formats = {"one": "longshore.cluster.traces.itp", "two": "longshore.cluster.traces.itp"}
+    formats = {"one": "longshore.cluster.traces.formats.itp", "two": "longshore.cluster.traces.formats.itp"}
     path = written(tmp_path, EXAMPLES["itp"][0])
     with pytest.raises(InputError, match="fits several formats: one, two"):
         detect_format(path, formats)
@@ -56,7 +56,7 @@ def test_a_file_that_fits_two_formats_has_to_be_named(tmp_path: Path) -> None:
 
 def test_a_format_from_another_package_is_found_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stranger.py").write_text(
-        "from longshore.cluster.traces import itp\n"
+        "from longshore.cluster.traces.formats import itp\n"
         "def sniff(head): return head.startswith('%stranger')\n"
         "def read(path): return itp.read(path.with_suffix('.csv'))\n"
     )

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from longshore.scheduler.api.app import create_app
-from longshore.scheduler.api.server import ApiServer
-from longshore.scheduler.service import Service
+from longshore.scheduler.serve.app import create_app
+from longshore.scheduler.serve.server import ApiServer
+from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
 
 

@@ -17,9 +17,9 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from longshore.scheduler.api import connections, server
-from longshore.scheduler.api.connections import Bounds, bounds_of
-from longshore.scheduler.api.seldom import Seldom
+from longshore.scheduler.serve import connections, server
+from longshore.scheduler.serve.connections import Bounds, bounds_of
+from longshore.scheduler.serve.rare_lines import Seldom
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, SERVE, Served, until
 
 from .conftest import client_of
@@ -175,7 +175,7 @@ def test_as_many_files_may_be_opened_as_are_allowed() -> None:
     code = (
         "import resource\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))\n"
-        "from longshore.scheduler.api.server import raise_files\n"
+        "from longshore.scheduler.serve.server import raise_files\n"
         "print(raise_files(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,13 +7,13 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from longshore.scheduler.browsers import BROWSER_S, CODE_S, Browsers, link_path
+from longshore.scheduler.access.browsers import BROWSER_S, CODE_S, Browsers, link_path
+from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.dashboard.entering import MOST_FORM_BYTES, router
 from longshore.scheduler.dashboard.refusing import PAGES as REFUSING
 from longshore.scheduler.dashboard.router import dashboard_router
-from longshore.scheduler.service import Service
-from longshore.scheduler.store.user_tokens import add_token, revoke_token
-from longshore.scheduler.tokens import Role, new_token
+from longshore.scheduler.service.service import Service
+from longshore.scheduler.store.rows.user_tokens import add_token, revoke_token
 
 PAGES = ("/", "/jobs", "/policy", "/events")
 

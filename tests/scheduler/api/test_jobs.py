@@ -5,10 +5,10 @@ import re
 import httpx
 import pytest
 
-from longshore.cluster.errors import BackendError
+from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.service import Service
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.service.service import Service
 
 HELD = {"If-Match": "*"}
 

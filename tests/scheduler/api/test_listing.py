@@ -7,12 +7,12 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event
 
-from longshore.scheduler import queue_now
-from longshore.scheduler.api.app import create_app
-from longshore.scheduler.service import Service
+from longshore.scheduler.serve.app import create_app
+from longshore.scheduler.service import queue_now
+from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
-from longshore.scheduler.store.decisions import NewDecision, add_decisions
-from longshore.scheduler.store.schema import Liveness, node
+from longshore.scheduler.store.database.schema import Liveness, node
+from longshore.scheduler.store.rows.decisions import NewDecision, add_decisions
 from tests.scheduler.api.conftest import client_of
 
 HELD = {"If-Match": "*"}

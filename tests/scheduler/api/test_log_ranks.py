@@ -6,8 +6,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from longshore.scheduler.api import rank_output
-from longshore.scheduler.service import Service
+from longshore.scheduler.api.views import rank_output
+from longshore.scheduler.service.service import Service
 from tests.scheduler.served import until
 
 THREE_LINES = "for i in 1 2 3; do echo $RANK.$i; done; printf 'no end'"

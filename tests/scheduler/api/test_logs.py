@@ -5,8 +5,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from longshore.cluster.errors import BackendError
-from longshore.scheduler.service import Service
+from longshore.cluster.files.errors import BackendError
+from longshore.scheduler.service.service import Service
 from tests.scheduler.served import until
 
 

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from longshore.scheduler.api.problem_codes import CODES
-from longshore.scheduler.api.problems import OF_STATUS
-from longshore.scheduler.service import Service
+from longshore.scheduler.api.http.problem_codes import CODES
+from longshore.scheduler.api.http.problems import OF_STATUS
+from longshore.scheduler.service.service import Service
 
 ROOT = Path(__file__).parents[3]
 PATHS = [
@@ -66,7 +66,7 @@ def test_the_page_on_the_api_has_every_code_and_no_other() -> None:
 
 
 def test_every_code_is_used_and_every_used_code_is_known() -> None:
-    sources = [path for room in ("api", "extender") for path in (ROOT / "scheduler" / room).glob("*.py")]
+    sources = [path for room in ("api", "extender", "serve") for path in (ROOT / "scheduler" / room).rglob("*.py")]
     calls = [node for path in sources for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     named = {
         argument.value

@@ -3,11 +3,11 @@
 import httpx
 import pytest
 
-from longshore.scheduler.service import Service
-from longshore.scheduler.states import JobState
-from longshore.scheduler.store.jobs import NewJob, get_job, insert_job
-from longshore.scheduler.store.user_tokens import add_token
-from longshore.scheduler.tokens import Role, new_token
+from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.model.states import JobState
+from longshore.scheduler.service.service import Service
+from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job
+from longshore.scheduler.store.rows.user_tokens import add_token
 
 HELD = {"If-Match": "*"}
 

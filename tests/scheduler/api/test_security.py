@@ -7,7 +7,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from longshore.scheduler.service import Service
+from longshore.scheduler.service.service import Service
 
 SECRET = "plantedZq7secret"
 HOSTILE = [

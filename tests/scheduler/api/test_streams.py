@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.api.stream_slots import MOST, StreamSlots
-from longshore.scheduler.api.streaming import Streams
-from longshore.scheduler.service import Service
-from longshore.scheduler.tokens import Caller, Role
+from longshore.scheduler.access.tokens import Caller, Role
+from longshore.scheduler.api.http.stream_slots import MOST, StreamSlots
+from longshore.scheduler.api.http.streaming import Streams
+from longshore.scheduler.service.service import Service
 from tests.scheduler.served import until
 
 Message = MutableMapping[str, Any]

@@ -11,14 +11,14 @@ from fastapi import FastAPI, Request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longshore.scheduler.api import streaming
-from longshore.scheduler.api import tokens as api_tokens
-from longshore.scheduler.api.services import who_asks
-from longshore.scheduler.service import Service
+from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.api.http import streaming
+from longshore.scheduler.api.http.auth import who_asks
+from longshore.scheduler.api.routes import tokens as api_tokens
+from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Settings
-from longshore.scheduler.store.decisions import NewDecision, add_decisions
-from longshore.scheduler.store.user_tokens import MOST_EXPIRED, add_token, revoke_token, tokens_of
-from longshore.scheduler.tokens import Role, new_token
+from longshore.scheduler.store.rows.decisions import NewDecision, add_decisions
+from longshore.scheduler.store.rows.user_tokens import MOST_EXPIRED, add_token, revoke_token, tokens_of
 
 SPEC = {"command": ["true"]}
 Headers = dict[str, str]

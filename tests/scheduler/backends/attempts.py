@@ -13,9 +13,11 @@ from typing import TypeVar
 import numpy as np
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.processes import Identity, boot_id, find, is_alive, kill
-from longshore.scheduler.backends.protocol import Attempt, Backend, Placement, Run, Share, Status
-from longshore.scheduler.layout import Layout
+from longshore.scheduler.backends.protocol import Attempt, Backend
+from longshore.scheduler.files.processes import Identity, boot_id, find, is_alive, kill
+from longshore.scheduler.model.gpu_index import Layout
+from longshore.scheduler.model.placement import Placement, Share
+from longshore.scheduler.model.run import Run, Status
 
 NODES = {"a": 4, "b": 2}
 ONE_GPU: Placement = (Share("a", (2,)),)

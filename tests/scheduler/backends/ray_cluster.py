@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx
 
-from longshore.scheduler.backends.local.gang import free_port
-from longshore.scheduler.backends.local.processes import Identity, boot_id, children, find, is_alive
+from longshore.scheduler.backends.local.supervisor.gang import free_port
 from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.ray.names import LABEL, gpu_resource
+from longshore.scheduler.files.processes import Identity, boot_id, children, find, is_alive
 from tests.scheduler.backends.attempts import until
 
 GPUS = 4

@@ -13,19 +13,21 @@ import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster, why_no_plugin, why_not
 from longshore.agents.registry import find_policy
-from longshore.cluster.cluster_file import read_cluster
+from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.book import Parts
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.monitor.monitor import Monitor
-from longshore.scheduler.service import layout_of, node_types_of, site_of
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.state_cache import Parts
+from longshore.scheduler.health.monitor import Monitor
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.placement import ReservationRow
+from longshore.scheduler.model.states import Desired, JobState
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import Settings
-from longshore.scheduler.states import Desired, JobState
-from longshore.scheduler.store.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.jobs import JobRow, list_jobs, set_desired
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.reservations import ReservationRow, held_gpus
+from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.rows.jobs import list_jobs, set_desired
+from longshore.scheduler.store.rows.reservations import held_gpus
 
 NOBODY = 65534
 PATIENCE_S = 60.0

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from longshore.cluster.cluster_file import read_cluster
-from longshore.cluster.errors import BackendError
-from longshore.scheduler.backends.kubernetes.pods import LABELS
+from longshore.cluster.files.errors import BackendError
+from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.scheduler.backends.kubernetes.objects.pods import LABELS
 from longshore.scheduler.backends.kubernetes.settings import KubernetesSettings
 from tests.kubernetes_double.server import LOSE
 from tests.scheduler.backends.attempts import THREE_GPUS, end_of, runs, sh, until

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.errors import BackendError
+from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.protocol import CannotHonourError, RefusedError, Run
+from longshore.scheduler.backends.protocol import CannotHonourError, RefusedError
+from longshore.scheduler.model.run import Run
 from tests.kubernetes_double.objects import Object
 from tests.kubernetes_double.server import CUT, HANG, LOSE
 from tests.scheduler.backends.attempts import NODES, ONE_GPU, THREE_GPUS, end_of, runs, sh, until

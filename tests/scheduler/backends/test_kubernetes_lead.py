@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from longshore.cluster.errors import BackendError
+from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.kubernetes import lead
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.protocol import Run
-from longshore.scheduler.service import Service
+from longshore.scheduler.model.run import Run
+from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings
 from tests.scheduler.backends.attempts import ONE_GPU, runs, sh, until
 from tests.scheduler.backends.kubernetes_trials import Trial

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
-from longshore.scheduler.backends.kubernetes.objects import Taint
-from longshore.scheduler.backends.kubernetes.taints import Toleration, unborne
+from longshore.scheduler.backends.kubernetes.objects.objects import Taint
+from longshore.scheduler.backends.kubernetes.objects.taints import Toleration, unborne
 from longshore.scheduler.backends.kubernetes.unbound import FIRST_S, LONGEST_S, Unbound
 from tests.kubernetes_double.tainting import untolerated
 from tests.scheduler.backends.attempts import ONE_GPU, end_of, sh, until

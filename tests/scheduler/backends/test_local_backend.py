@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.errors import BackendError
+from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.durable import open_folder, write_first, write_whole
 from longshore.scheduler.backends.local.launching import spec_of
-from longshore.scheduler.backends.local.logs import drop_beginning, log_name, open_log, read_log
 from longshore.scheduler.backends.local.progress import read_progress
-from longshore.scheduler.backends.local.spec import decode, encode
-from longshore.scheduler.backends.protocol import Attempt, RefusedError, Run
+from longshore.scheduler.backends.local.supervisor.logs import drop_beginning, log_name, open_log, read_log
+from longshore.scheduler.backends.local.supervisor.spec import decode, encode
+from longshore.scheduler.backends.protocol import Attempt, RefusedError
+from longshore.scheduler.files.durable import open_folder, write_first, write_whole
+from longshore.scheduler.model.run import Run
 from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,

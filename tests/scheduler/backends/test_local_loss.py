@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.cgroups import confine, remove
-from longshore.scheduler.backends.local.processes import boot_id, find, is_alive
-from longshore.scheduler.backends.protocol import Attempt, Run
+from longshore.scheduler.backends.local.supervisor.cgroups import confine, remove
+from longshore.scheduler.backends.protocol import Attempt
+from longshore.scheduler.files.processes import boot_id, find, is_alive
+from longshore.scheduler.model.run import Run
 from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,

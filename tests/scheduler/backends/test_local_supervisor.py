@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.local.processes import children, find
-from longshore.scheduler.backends.local.supervisor import STARTED_BEFORE, TWIN
-from longshore.scheduler.backends.protocol import Attempt, Run
+from longshore.scheduler.backends.local.supervisor.supervisor import STARTED_BEFORE, TWIN
+from longshore.scheduler.backends.protocol import Attempt
+from longshore.scheduler.files.processes import children, find
+from longshore.scheduler.model.run import Run
 from tests.scheduler.backends.attempts import (
     NODES,
     ONE_GPU,
@@ -48,7 +49,8 @@ def work_of(folder: Path, attempt: Attempt) -> Path:
 
 
 def start_again(folder: Path, attempt: Attempt) -> int:
-    code = "import os, sys; from longshore.scheduler.backends.local.supervisor import main; os._exit(main(sys.argv[1]))"
+    module = "longshore.scheduler.backends.local.supervisor.supervisor"
+    code = f"import os, sys; from {module} import main; os._exit(main(sys.argv[1]))"
     return subprocess.run([sys.executable, "-c", code, str(own_folder(folder, attempt))], check=False).returncode
 
 

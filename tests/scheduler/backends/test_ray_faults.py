@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
-from longshore.cluster.errors import BackendError
-from longshore.scheduler.backends.protocol import Attempt, CannotHonourError, Placement, Run, Share
+from longshore.cluster.files.errors import BackendError
+from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
 from longshore.scheduler.backends.ray import api
 from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.ray.names import ALIVE, QUEUE
+from longshore.scheduler.model.placement import Placement, Share
+from longshore.scheduler.model.run import Run
 from tests.scheduler.backends.attempts import (
     end_of,
     kill_guard,

@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 
 from benchmarks.slurm_cluster import GPUS, SlurmCluster
-from longshore.cluster.errors import BackendError, InputError
+from longshore.cluster.files.errors import BackendError, InputError
 from longshore.scheduler.backends.building import build
-from longshore.scheduler.backends.protocol import Placement, RankEnd, Run, Share
 from longshore.scheduler.backends.shared_folder.records import Claim, Part, Records, status_of
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.snapshot import types_of
-from longshore.scheduler.layout import Layout
+from longshore.scheduler.model.gpu_index import Layout
+from longshore.scheduler.model.placement import Placement, Share
+from longshore.scheduler.model.run import RankEnd, Run
 from tests.scheduler.backends.attempts import (
     end_of,
     kill_supervisor,

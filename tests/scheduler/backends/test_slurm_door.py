@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.errors import BackendError
-from longshore.scheduler.backends.slurm import door
-from longshore.scheduler.backends.slurm.door import Door
+from longshore.cluster.files.errors import BackendError
+from longshore.scheduler.backends.slurm.held import submit_socket as door
+from longshore.scheduler.backends.slurm.held.submit_socket import Door
 
 
 def said(path: Path) -> bytes:

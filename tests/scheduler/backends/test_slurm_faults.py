@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm_cluster import GPUS, SlurmCluster
-from longshore.cluster.errors import BackendError
-from longshore.scheduler.backends.protocol import Attempt, Placement, Run, Share
+from longshore.cluster.files.errors import BackendError
+from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm import commands
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
+from longshore.scheduler.model.placement import Placement, Share
+from longshore.scheduler.model.run import Run
 from tests.scheduler.backends.attempts import (
     end_of,
     kill_guard,

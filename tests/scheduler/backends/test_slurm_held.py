@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.errors import BackendError
-from longshore.scheduler.backends.protocol import Attempt, Run, Share
-from longshore.scheduler.backends.slurm import held_attempts
+from longshore.cluster.files.errors import BackendError
+from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
+from longshore.scheduler.backends.slurm.held import held_attempts
+from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.run import Run
 
 STAMP = f"longshore:1795372952:{'a' * 20}:1x2:x"
 NAMES = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
-from longshore.scheduler import intake
-from longshore.scheduler.states import Desired, JobState
+from longshore.scheduler.control import external_jobs as intake
+from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, heal, held_gpus_of, holding_slurm
 

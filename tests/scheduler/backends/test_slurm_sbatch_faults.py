@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
-from longshore.scheduler.backends.slurm import commands, held_attempts
-from longshore.scheduler.states import AttemptState, JobState
+from longshore.scheduler.backends.slurm import commands
+from longshore.scheduler.backends.slurm.held import held_attempts
+from longshore.scheduler.model.states import AttemptState, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, block, heal, held_gpus_of, holding_slurm
 

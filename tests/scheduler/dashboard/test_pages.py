@@ -9,21 +9,22 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from longshore.scheduler.api.problems import answer_with_problems
-from longshore.scheduler.api.waiting import waiting_pages
-from longshore.scheduler.backends.protocol import Share
+from longshore.scheduler.api.http.problems import answer_with_problems
+from longshore.scheduler.api.views.waiting import waiting_pages
 from longshore.scheduler.dashboard.refusing import refusal_page
 from longshore.scheduler.dashboard.router import dashboard_router
-from longshore.scheduler.job_id import new_job_id
-from longshore.scheduler.service import Service
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.states import AttemptState, Desired, JobState
+from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, PolicyChoice, Settings
-from longshore.scheduler.states import AttemptState, Desired, JobState
-from longshore.scheduler.store.attempts import Opening, get_attempt
-from longshore.scheduler.store.changes import AttemptChange, Changes, JobChange, Opened, write_changes
-from longshore.scheduler.store.checkpoints import CheckpointRow, register
-from longshore.scheduler.store.decisions import NewDecision
-from longshore.scheduler.store.jobs import JobRow, NewJob, get_job, insert_job, set_desired
-from longshore.scheduler.store.leases import SCHEDULER, acquire
+from longshore.scheduler.store.rows.attempts import Opening, get_attempt
+from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
+from longshore.scheduler.store.rows.decisions import NewDecision
+from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job, set_desired
+from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
+from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
 
 HOSTILE = '<script>alert("x")</script>'
 PAGES = (

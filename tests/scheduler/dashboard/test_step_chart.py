@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.step_chart import HEIGHT, MOST_STEPS, WIDTH, step_chart
+from longshore.scheduler.dashboard.charts.step_chart import HEIGHT, MOST_STEPS, WIDTH, step_chart
 
 
 def test_a_line_goes_from_the_first_of_the_last_steps_to_the_last_as_high_as_they_took() -> None:

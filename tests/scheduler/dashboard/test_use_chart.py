@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.dashboard.use_chart import HEIGHT, MOST_POINTS, WIDTH, use_chart
-from longshore.scheduler.monitor.usage import EVERY_S, Sample
+from longshore.scheduler.dashboard.charts.use_chart import HEIGHT, MOST_POINTS, WIDTH, use_chart
+from longshore.scheduler.health.usage import EVERY_S, Sample
 
 
 def places(points: str) -> list[tuple[float, float]]:

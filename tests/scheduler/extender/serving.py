@@ -11,12 +11,12 @@ import httpx
 import uvicorn
 
 from longshore.agents.registry import find_policy
-from longshore.cluster.cluster_file import read_cluster
-from longshore.scheduler.deciding import Deciding
+from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.extender.app import create_app
 from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Ranker
 from longshore.scheduler.extender.watching import Watch
+from longshore.scheduler.placement.placer import Deciding
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINT = ROOT / "checkpoints" / "hetero64.zip"

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import yaml
 
-from longshore.cluster.cluster_file import read_cluster
+from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.scheduler.commands.admin.extending import DEFAULT_PORT, extender
 from longshore.scheduler.extender.app import create_app
-from longshore.scheduler.extender.command import DEFAULT_PORT, extender
 from tests.scheduler.extender.kube_scheduler import passed, scores
 from tests.scheduler.extender.serving import HOSTS, PATIENCE_S, ROOT, by_hand, names_request, pod, ranker_of
 

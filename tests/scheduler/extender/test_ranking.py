@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from longshore.agents.registry import find_policy
-from longshore.cluster.cluster_file import read_cluster
-from longshore.cluster.errors import PluginError
-from longshore.scheduler.backends.local.processes import children
-from longshore.scheduler.deciding import Advice
+from longshore.cluster.files.errors import PluginError
+from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Outcome, Ranker, Ranking
 from longshore.scheduler.extender.wire import RANKS, read_offer
-from longshore.scheduler.live import ROW, Asked, Known, LiveCluster
+from longshore.scheduler.files.processes import children
+from longshore.scheduler.mirror.cluster_mirror import ROW, Asked, Known, LiveCluster
+from longshore.scheduler.placement.placer import Advice
 from tests.scheduler.extender.serving import (
     CHECKPOINT,
     HOSTS,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from longshore.scheduler.monitor.gpus import gpu_reports
+from longshore.scheduler.health.gpus import gpu_reports
 from tests.scheduler.served import LONGSHORE, Served, until
 
 NODE = "rack0-node2"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from benchmarks.step_times import NOISES, Noise, step_times
 from benchmarks.steps import BARS, CORRELATED_BAR, FALSE_BAR, figures_of
-from longshore.scheduler.job_file import Health
-from longshore.scheduler.monitor.detectors.cusum import Cusum
-from longshore.scheduler.monitor.detectors.named import DETECTORS
-from longshore.scheduler.monitor.detectors.simple import MadRule
+from longshore.scheduler.health.detectors.cusum import Cusum
+from longshore.scheduler.health.detectors.named import DETECTORS
+from longshore.scheduler.health.detectors.simple import MadRule
+from longshore.scheduler.model.job_spec import Health
 
 STEPS = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=130)
 Plain = Callable[[list[float]], bool]  # whether the last of these steps, with all before, is slow

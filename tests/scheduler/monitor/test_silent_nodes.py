@@ -9,24 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longshore.agents.heuristics import HEURISTICS
-from longshore.cluster.scenarios import stack
-from longshore.cluster.topology import grid_cluster
-from longshore.cluster.workload import workload_of
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.model.scenarios import stack
+from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import workload_of
 from longshore.scheduler.backends.protocol import NodeSeen
 from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.deciding import Deciding
-from longshore.scheduler.loop import Scheduler
-from longshore.scheduler.monitor.reports import GpuReport, NodeReport
-from longshore.scheduler.owner import this_process
-from longshore.scheduler.states import AttemptState, Contact, JobState
-from longshore.scheduler.store.attempts import AttemptRow, attempts_of
-from longshore.scheduler.store.events import events_after
-from longshore.scheduler.store.jobs import JobRow, get_job
-from longshore.scheduler.store.nodes import ALARM, CHANGE, NodeRow, list_nodes, set_out_of_service
+from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.twin import Twin, id_of
+from longshore.scheduler.files.owner import this_process
+from longshore.scheduler.health.reports import GpuReport, NodeReport
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.states import AttemptState, Contact, JobState
+from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.store.database.schema import Liveness
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.store.schema import Liveness
-from longshore.scheduler.twin import Twin, id_of
+from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
+from longshore.scheduler.store.rows.events import events_after
+from longshore.scheduler.store.rows.jobs import get_job
+from longshore.scheduler.store.rows.nodes import ALARM, CHANGE, NodeRow, list_nodes, set_out_of_service
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
 from tests.scheduler.test_live import site_of

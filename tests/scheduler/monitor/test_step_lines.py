@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from longshore.reporting import Steps
 from longshore.scheduler.backends.local.told import MOST_BYTES, read_news
-from longshore.scheduler.monitor.step_lines import Begun, StepKind, saved_in, steps_in
-from longshore.scheduler.monitor.step_watch import StepWatch
+from longshore.scheduler.health.step_lines import Begun, StepKind, saved_in, steps_in
+from longshore.scheduler.health.step_watch import StepWatch
 
 GOOD = b"train 17 1732294800.125 0.5\n"
 WORDS = st.sampled_from([b"train", b"done", b" ", b"17", b".", b"-", b"1e9", b"\n", b"\r", b"\xff", b"\0", b"ab12cd34"])

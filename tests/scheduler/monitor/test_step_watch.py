@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Placement, Share, Told
-from longshore.scheduler.job_file import Watching
-from longshore.scheduler.monitor.detectors.cusum import Cusum
-from longshore.scheduler.monitor.step_lines import Begun, StepKind
-from longshore.scheduler.monitor.step_monitor import Running, Slow, StepMonitor, nodes_of, together
-from longshore.scheduler.monitor.step_watch import Slowness, StepWatch
+from longshore.scheduler.backends.protocol import Told
+from longshore.scheduler.health.detectors.cusum import Cusum
+from longshore.scheduler.health.step_lines import Begun, StepKind
+from longshore.scheduler.health.step_monitor import Running, Slow, StepMonitor, nodes_of, together
+from longshore.scheduler.health.step_watch import Slowness, StepWatch
+from longshore.scheduler.model.job_spec import Watching
+from longshore.scheduler.model.placement import Placement, Share
 
 TRAIN, CHECKPOINT, OTHER, DONE = StepKind.TRAIN, StepKind.CHECKPOINT, StepKind.OTHER, StepKind.DONE
 TWO_NODES: Placement = (Share("a", (0, 1)), Share("b", (0, 1)))

@@ -4,9 +4,13 @@ import pytest
 from alembic import command
 from sqlalchemy import Connection
 
-from longshore.scheduler.states import AttemptState, JobState
-from longshore.scheduler.store import checkpoints
-from longshore.scheduler.store.checkpoints import (
+from longshore.scheduler.model.states import AttemptState, JobState
+from longshore.scheduler.store.database.engines import connect
+from longshore.scheduler.store.database.errors import OlderAttemptError
+from longshore.scheduler.store.migrate import configuration
+from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.rows import checkpoints
+from longshore.scheduler.store.rows.checkpoints import (
     MOST_KEPT,
     SAVED,
     CheckpointRow,
@@ -14,11 +18,7 @@ from longshore.scheduler.store.checkpoints import (
     latest_before,
     register,
 )
-from longshore.scheduler.store.engines import connect
-from longshore.scheduler.store.errors import OlderAttemptError
-from longshore.scheduler.store.leases import SCHEDULER, acquire
-from longshore.scheduler.store.migrate import configuration
-from longshore.scheduler.store.opening import Store, open_store
+from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 
 from .store_rows import all_events, change_attempt, change_job, drain, job_now, start, submit
 

@@ -9,12 +9,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
-from longshore.cluster.errors import LongshoreError
-from longshore.scheduler.store.engines import connect
-from longshore.scheduler.store.errors import StoreError, StoreUnreachableError
+from longshore.cluster.files.errors import LongshoreError
+from longshore.scheduler.store.database.engines import connect
+from longshore.scheduler.store.database.errors import StoreError, StoreUnreachableError
+from longshore.scheduler.store.database.schema import METADATA
 from longshore.scheduler.store.migrate import VERSION_TABLE, configuration, version
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.schema import METADATA
 
 from .postgresql_server import Server
 from .store_rows import job_now, submit

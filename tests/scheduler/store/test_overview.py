@@ -2,13 +2,11 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from longshore.scheduler.backends.protocol import Share
-from longshore.scheduler.states import AttemptState, Contact, JobState
-from longshore.scheduler.store.changes import Changes
-from longshore.scheduler.store.decisions import NewDecision
-from longshore.scheduler.store.jobs import JobRow
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.overview import (
+from longshore.scheduler.store.queries import (
     GpuState,
     count_jobs,
     count_unknown,
@@ -24,6 +22,8 @@ from longshore.scheduler.store.overview import (
     slim_decisions_after,
     waits_since,
 )
+from longshore.scheduler.store.rows.decisions import NewDecision
+from longshore.scheduler.store.transitions import Changes
 
 from .store_rows import NODE, all_events, change_attempt, drain, start, submit, write
 

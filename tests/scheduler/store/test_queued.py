@@ -4,13 +4,13 @@ import itertools
 
 from sqlalchemy import update
 
-from longshore.scheduler.queue_order import in_order
-from longshore.scheduler.recall import queue_key
-from longshore.scheduler.states import Desired, JobState
-from longshore.scheduler.store.jobs import NewJob, insert_job, open_jobs
+from longshore.scheduler.control.rehydrate import queue_key
+from longshore.scheduler.model.states import Desired, JobState
+from longshore.scheduler.rules.queue_order import in_order
+from longshore.scheduler.store.database.schema import job
 from longshore.scheduler.store.opening import Store
-from longshore.scheduler.store.queued import jobs_before_new, listed_jobs, owners_of, queued_of, waiting_jobs
-from longshore.scheduler.store.schema import job
+from longshore.scheduler.store.queue_position import jobs_before_new, listed_jobs, owners_of, queued_of, waiting_jobs
+from longshore.scheduler.store.rows.jobs import NewJob, insert_job, open_jobs
 
 NOW_S = 100.0
 

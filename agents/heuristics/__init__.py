@@ -1,0 +1,1 @@
+"""Heuristics: rules that need no training."""

@@ -1,0 +1,1 @@
+"""Learned policies: how they are saved, loaded and asked."""

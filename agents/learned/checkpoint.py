@@ -1,0 +1,153 @@
+"""Saving and loading policies: a zip of a schema (JSON) and weights (NumPy arrays); nothing in it is executed."""
+
+import io
+import json
+import zipfile
+import zlib
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from ...cluster.files.errors import CheckpointError
+from ...cluster.files.input_problems import MOST_TOLD, input_problems
+from ..networks.networks import NETWORKS, Layout, MovesNetwork, Network
+from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
+from .candidate_policy import MovesPolicy
+from .schema import Goal, Schema, check_features, feature_names, item_count
+from .step_policy import LearnedPolicy
+
+SCHEMA, WEIGHTS = "schema.json", "weights.npz"
+MOST_SCHEMA_BYTES = 1 << 23  # of a cluster of a million nodes, 5 MB
+MOST_KEYS, MOST_KEY = 100, 100  # of a schema, and letters of each
+MOST_UNITS = 4096  # of a layer
+
+
+def schema_of(
+    *, algorithm: str, network: str, action: str, observation: str, waiting: bool, node_gpus: tuple[int, ...],
+    time_to_go: Goal | None = None,
+) -> Schema:  # fmt: skip
+    """Return the schema of a network for a cluster whose nodes have so many GPUs.
+
+    `time_to_go` is the goal of which its value tells what is still to come, None if it tells something else.
+    """
+    names = feature_names(action, observation)
+    return Schema.model_validate(
+        {
+            "longshore": version("longshore"), "algorithm": algorithm, "network": network, "action": action,
+            "observation": observation, "waiting": waiting, "globals": names[0], "features": names[1],
+            "items": item_count(action, observation, node_gpus), "gpus": sum(node_gpus), "node_gpus": node_gpus,
+            "time_to_go": time_to_go,
+        }
+    )  # fmt: skip
+
+
+def network_of(schema: Schema) -> Network:
+    """Return an untrained network for a schema, its parameters random (SPEC R1)."""
+    return NETWORKS[schema.network](layout_of(schema))
+
+
+def layout_of(schema: Schema) -> Layout:
+    """Return how a network reads the observations of a schema."""
+    nodes, candidate = len(schema.node_gpus), schema.action == "candidate"
+    actions = schema.items if candidate else nodes if schema.action == "node" else schema.gpus
+    # Waiting is one of the moves of `candidate`, and else an action of its own.
+    return Layout(len(schema.globals), schema.items, len(schema.features), actions, schema.waiting and not candidate)
+
+
+def save_policy(path: Path, schema: Schema, network: Network) -> None:
+    """Write a checkpoint; the same policy gives the same bytes. An existing file is replaced at once or not at all."""
+    weights = io.BytesIO()
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
+    np.savez(weights, allow_pickle=False, **arrays)
+    part = path.with_name(path.name + ".part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in ((SCHEMA, schema.model_dump_json(indent=1).encode()), (WEIGHTS, weights.getvalue())):
+            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
+    part.replace(path)
+
+
+def load_policy(path: Path) -> LearnedPolicy:
+    """Return the policy of a checkpoint, named after the file.
+
+    Raises:
+        CheckpointError: If the file is missing or damaged, or does not fit this version.
+    """
+    try:
+        schema, network, arrays = _read(path)
+    except CheckpointError as error:
+        raise CheckpointError(_one_line(str(error))) from error
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: there is no such checkpoint") from error
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        KeyError,
+        ValueError,
+        EOFError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
+        raise CheckpointError(_one_line(f"{path} is no checkpoint or is damaged: {error}")) from error
+    network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+    return policy_of(path.stem, schema, network)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:1000]
+
+
+def policy_of(name: str, schema: Schema, network: Network) -> LearnedPolicy:
+    """Return a network under the policy protocol."""
+    if isinstance(network, MovesNetwork):
+        return MovesPolicy(name, schema, network)
+    return LearnedPolicy(name, schema, network)
+
+
+def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
+    """Return the schema of a checkpoint, a network for it and its weights; nothing is made before its size is known."""
+    with open_archive(read_file(path), (SCHEMA, WEIGHTS), packed=True) as archive:
+        schema = _schema(path, read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))
+        check_features(schema, str(path))
+        expected = _shapes(schema)
+        most_bytes = LARGEST_BYTES if schema.network == "moves" else min(packed_bytes(expected), LARGEST_BYTES)
+        content = read_entry(archive, WEIGHTS, most_bytes)
+    with open_archive(content, tuple(f"{name}.npy" for name in expected), packed=False) as weights:
+        width = _width(weights) if schema.network == "moves" else None
+        arrays = arrays_in(weights, _shapes(schema, width))
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise CheckpointError(f"{path}: some weights are not finite; train it again")
+    network = network_of(schema)
+    return schema, network if width is None else MovesNetwork(layout_of(schema), width), arrays
+
+
+def _width(weights: zipfile.ZipFile) -> int:
+    """Return of which width a network over moves was trained."""
+    shape = shape_in(weights, "score.weight")
+    if len(shape) != 2 or not 0 < shape[1] <= MOST_UNITS:
+        raise ValueError(f"weight score.weight has shape {shape}, expected 1 to {MOST_UNITS} units")
+    return shape[1]
+
+
+def _shapes(schema: Schema, width: int | None = None) -> Shapes:
+    """Return the shape of each weight of a network, which takes no memory."""
+    with torch.device("meta"):
+        network = network_of(schema) if width is None else MovesNetwork(layout_of(schema), width)
+    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+
+
+def _schema(path: Path, text: bytes) -> Schema:
+    try:
+        content = json.loads(text)
+        if isinstance(content, dict) and (len(content) > MOST_KEYS or max(map(len, content), default=0) > MOST_KEY):
+            raise CheckpointError(f"{path}: {SCHEMA} has too many keys or too long ones; it is no schema")
+        return Schema.model_validate(content)
+    except RecursionError as error:
+        raise CheckpointError(f"{path}: {SCHEMA} is nested too deeply") from error
+    except ValidationError as error:
+        first = input_problems(error.errors(include_url=False)[:MOST_TOLD], Schema.model_json_schema(), content)[0]
+        place = ".".join(map(str, (SCHEMA, *first.place)))
+        raise CheckpointError(f"{path}: {place}: {first.problem}; it was made by another version") from error

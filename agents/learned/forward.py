@@ -1,0 +1,148 @@
+"""The network `moves` as compiled code: one decision in microseconds, without PyTorch (docs/policies.md, Learned)."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cluster.kernels.compiled import kernel
+from ...envs.candidate_features import MOVE_COUNT, MOVE_GLOBAL_COUNT, Rows
+from ..networks.networks import LARGEST, MovesNetwork, members_of
+
+Row = NDArray[np.float32]
+Indices = NDArray[np.int64]
+
+
+class MovesWeights(NamedTuple):
+    """What a MovesNetwork decides and judges by, inputs first, and room for one decision."""
+
+    item: NDArray[np.float32]  # (move features, width)
+    context: NDArray[np.float32]  # (global and twice the move features, width)
+    context_bias: NDArray[np.float32]  # (width,)
+    hidden: NDArray[np.float32]  # (width, width)
+    hidden_bias: NDArray[np.float32]  # (width,)
+    score: NDArray[np.float32]  # (width,)
+    value: NDArray[np.float32]  # (global and twice the move features, width)
+    value_bias: NDArray[np.float32]  # (width,)
+    value_score: NDArray[np.float32]  # (width,)
+    value_offset: NDArray[np.float32]  # (1,)
+    scratch: NDArray[np.float32]  # (4, the larger of width and inputs of `context`)
+    rows: NDArray[np.int64]  # (the same,)
+    members: int  # equal blocks on the diagonal of `hidden` outside of which all is 0
+
+
+def moves_weights(network: MovesNetwork) -> MovesWeights:
+    """Return a copy of a network's weights."""
+    tensors = network.state_dict()
+
+    def array(name: str) -> NDArray[np.float32]:
+        return np.array(tensors[name].numpy().T, dtype=np.float32, order="C")
+
+    width, inputs = network.hidden.in_features, network.context.in_features
+    return MovesWeights(
+        array("item.weight"), array("context.weight"), array("context.bias"), array("hidden.weight"),
+        array("hidden.bias"), array("score.weight")[:, 0].copy(), array("value.0.weight"), array("value.0.bias"),
+        array("value.2.weight")[:, 0].copy(), array("value.2.bias"),
+        np.zeros((4, max(width, inputs)), np.float32), np.zeros(max(width, inputs), np.int64), members_of(network),
+    )  # fmt: skip
+
+
+@kernel
+def _add_rows(total: Row, count: int, values: Row, rows: Indices, matrix: Rows, begin: int, size: int) -> None:
+    """Add to columns `begin` to `begin` + `size` - 1 of a total those of some rows of a matrix, each times a value.
+
+    Eight rows at a time, so that the total is seldom read and written.
+    """
+    end, at = begin + size, 0
+    part = total[begin:end]
+    while at + 8 <= count:
+        v0, v1, v2, v3 = values[at], values[at + 1], values[at + 2], values[at + 3]
+        v4, v5, v6, v7 = values[at + 4], values[at + 5], values[at + 6], values[at + 7]
+        m0, m1 = matrix[rows[at], begin:end], matrix[rows[at + 1], begin:end]
+        m2, m3 = matrix[rows[at + 2], begin:end], matrix[rows[at + 3], begin:end]
+        m4, m5 = matrix[rows[at + 4], begin:end], matrix[rows[at + 5], begin:end]
+        m6, m7 = matrix[rows[at + 6], begin:end], matrix[rows[at + 7], begin:end]
+        for unit in range(size):
+            low = v0 * m0[unit] + v1 * m1[unit] + v2 * m2[unit] + v3 * m3[unit]
+            part[unit] += low + (v4 * m4[unit] + v5 * m5[unit] + v6 * m6[unit] + v7 * m7[unit])
+        at += 8
+    while at < count:
+        value, row = values[at], matrix[rows[at], begin:end]
+        for unit in range(size):
+            part[unit] += value * row[unit]
+        at += 1
+
+
+@kernel
+def _gather(seen: Row, begin: int, size: int, first_row: int, count: int, values: Row, rows: Indices) -> int:
+    """List what is not 0 of some features behind the first `count`, with the rows of their weights; return how many."""
+    for at in range(size):
+        value = seen[begin + at]
+        if value != 0.0:
+            values[count] = value
+            rows[count] = first_row + at
+            count += 1
+    return count
+
+
+@kernel
+def _write_context(weights: MovesWeights, layer: Rows, bias: Row, seen: Row, moves: int, total: Row) -> None:
+    """Write what a layer makes of the context: the global features, the moves' mean and the first of them."""
+    mean, values, rows = weights.scratch[2], weights.scratch[3], weights.rows
+    for feature in range(MOVE_COUNT):
+        together = np.float32(0.0)
+        for move in range(moves):
+            together += seen[MOVE_GLOBAL_COUNT + move * MOVE_COUNT + feature]
+        mean[feature] = together / np.float32(moves)
+    count = _gather(seen, 0, MOVE_GLOBAL_COUNT, 0, 0, values, rows)
+    count = _gather(mean, 0, MOVE_COUNT, MOVE_GLOBAL_COUNT, count, values, rows)
+    count = _gather(seen, MOVE_GLOBAL_COUNT, MOVE_COUNT, MOVE_GLOBAL_COUNT + MOVE_COUNT, count, values, rows)
+    for unit in range(bias.size):
+        total[unit] = bias[unit]
+    _add_rows(total, count, values, rows, layer, 0, bias.size)
+
+
+@kernel
+def _bounded(output: float) -> float:
+    """Return what a network tells as a number that one can reckon with: finite, and the lowest in place of none."""
+    if not output > -LARGEST:  # as it is for NaN
+        return -LARGEST
+    return min(output, LARGEST)
+
+
+@kernel
+def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: Rows) -> None:
+    """Write the logits of the first `moves` moves of an observation, row `at` of `seen`, into row `at` of `logits`."""
+    context, first, second = weights.scratch[0], weights.scratch[1], weights.scratch[2]
+    values, rows = weights.scratch[3], weights.rows
+    _write_context(weights, weights.context, weights.context_bias, seen[at], moves, context)
+    width = weights.hidden_bias.size
+    size = width // weights.members
+    for move in range(moves):
+        for unit in range(width):
+            first[unit] = context[unit]
+            second[unit] = weights.hidden_bias[unit]
+        count = _gather(seen[at], MOVE_GLOBAL_COUNT + move * MOVE_COUNT, MOVE_COUNT, 0, 0, values, rows)
+        _add_rows(first, count, values, rows, weights.item, 0, width)
+        for begin in range(0, width, size):
+            count = 0
+            for unit in range(begin, begin + size):
+                values[count] = first[unit]
+                rows[count] = unit
+                count += first[unit] > 0.0
+            _add_rows(second, count, values, rows, weights.hidden, begin, size)
+        logit = np.float32(0.0)
+        for unit in range(width):
+            logit += max(second[unit], np.float32(0.0)) * weights.score[unit]
+        logits[at, move] = _bounded(float(logit))
+
+
+@kernel
+def tell_value(weights: MovesWeights, seen: Rows, at: int, moves: int) -> float:
+    """Return the value of an observation, row `at` of `seen`, whose list has `moves` moves."""
+    hidden = weights.scratch[0]
+    _write_context(weights, weights.value, weights.value_bias, seen[at], moves, hidden)
+    value = weights.value_offset[0]
+    for unit in range(weights.value_bias.size):
+        value += max(hidden[unit], np.float32(0.0)) * weights.value_score[unit]
+    return _bounded(float(value))

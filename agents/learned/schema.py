@@ -1,0 +1,86 @@
+"""What a checkpoint was made for, written beside its weights and compared before they are used."""
+
+from importlib.metadata import version
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+
+from ...cluster.files.errors import CheckpointError
+from ...cluster.state.state import MOVES
+from ...envs.candidate_layout import MOVE_FEATURES, MOVE_GLOBALS
+from ...envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
+
+MOST_GPUS = 1_000_000  # as in cluster files
+Goal = Literal["makespan", "jct"]  # what is minimised
+Name = Annotated[str, Field(max_length=100)]
+# FailFast: one wrong value of a million is told, not a million of them
+Names = Annotated[tuple[Name, ...], Field(max_length=1000), FailFast()]
+NodeGpus = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST_GPUS)], ...], Field(max_length=MOST_GPUS), FailFast()]
+
+
+class Schema(BaseModel):
+    """Everything that must agree between a network and its use."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    longshore: Name  # version that wrote it
+    algorithm: Name
+    network: Literal["mlp", "set", "moves"]
+    action: Literal["gpu", "node", "candidate"]
+    observation: Literal["source", "source-literal", "full"]
+    waiting: bool
+    globals: Names  # names of the global features, in order
+    features: Names  # names of each item's features, in order
+    items: int  # GPUs or nodes of the cluster that it was trained on, or moves
+    gpus: int
+    node_gpus: NodeGpus  # GPUs of each node there
+    time_to_go: Goal | None = None  # goal of which the value tells what is still to come; None: it tells something else
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> "Schema":
+        items = item_count(self.action, self.observation, self.node_gpus)
+        if self.gpus != sum(self.node_gpus) or self.items != items or not 0 < self.gpus <= MOST_GPUS:
+            raise ValueError(f"{self.gpus} GPUs and {self.items} items do not go with nodes of {self.node_gpus[:8]}")
+        return self
+
+
+def item_count(action: str, observation: str, node_gpus: tuple[int, ...]) -> int:
+    """Return how many items an observation of a cluster describes, whose nodes have so many GPUs."""
+    if action == "candidate":
+        return MOVES
+    return len(node_gpus) if action == "node" and observation == "full" else sum(node_gpus)
+
+
+def feature_names(action: str, observation: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of global features and of each item's features, in order."""
+    if observation != "full":
+        of_job = {"source": ("gpus", "estimate_h"), "source-literal": ("job_gpus", "job_estimate_h")}
+        return of_job[observation], ("used",)
+    if action == "candidate":
+        return MOVE_GLOBALS, MOVE_FEATURES
+    return GLOBALS, NODE_FEATURES if action == "node" else GPU_FEATURES
+
+
+def check_features(schema: Schema, source: str) -> None:
+    """Refuse a schema whose features are not those that this version computes.
+
+    Raises:
+        CheckpointError: If they differ, naming the first that does.
+    """
+    if _release(schema.longshore) > _release(version("longshore")):
+        raise CheckpointError(f"{source} was made by Longshore {schema.longshore}, newer than this one; upgrade")
+    names = feature_names(schema.action, schema.observation)
+    for kind, theirs, ours in zip(("global", "item"), (schema.globals, schema.features), names, strict=True):
+        if theirs != ours:
+            odd = sorted(set(theirs) - set(ours)) or sorted(set(ours) - set(theirs)) or ["their order"]
+            raise CheckpointError(
+                f"{source} was made with other {kind} features ({odd[0]}; {len(theirs)} of them, this version has "
+                f"{len(ours)}); use Longshore {schema.longshore}, or train it again"
+            )
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, (0,) if there is none."""
+    parts = [part for part in text.split(".")[:2] if part.isdecimal()]
+    return tuple(int(part) for part in parts) or (0,)

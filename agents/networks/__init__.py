@@ -1,0 +1,1 @@
+"""Neural networks, as PyTorch modules."""

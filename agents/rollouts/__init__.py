@@ -1,0 +1,1 @@
+"""Policies improved at decision time: alternatives are tried out in sampled futures."""

@@ -1,0 +1,1 @@
+"""Candidates for a decision: sets of nodes, whole placements, and what they lead to."""

@@ -1,0 +1,431 @@
+"""The short list of moves at a decision: a job and a whole placement each, or waiting (docs/policies.md, Moves).
+
+The first move is that of the base heuristic, `patient` (`eft-hazard` where nobody may wait). The others are the sets of
+nodes with the earliest finish, the tightest sets, sets of slow nodes only, sets for other jobs that may start at this
+moment, and waiting. Only minimal sets count, of which no node could be left out, and nodes that are alike are one
+class: equal sets appear once.
+"""
+
+import math
+
+from ..dispatch.expected import expected_fault_loss_s, sort_expected_ends
+from ..dispatch.order import FIFO, delays_nobody, list_others, may_turn, may_wait, turn_to
+from ..dispatch.placing import order_nodes, take_node
+from ..kernels.compiled import kernel
+from ..state.state import FINISH_OFFERS, MOVES, OFFERS, TIGHT_OFFERS, Simulation
+from .node_sets import (
+    ALL_SETS,
+    PATIENCE,
+    TIE,
+    best_set,
+    imagine_end,
+    imagine_now,
+    keep_if_better,
+    least_run_s,
+    set_cost,
+    tight_set,
+)
+
+TIGHT, SLOW = FINISH_OFFERS, FINISH_OFFERS + TIGHT_OFFERS  # places of those offers
+MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so that sums of its multiples tell sets of classes apart
+
+
+@kernel
+def _alike(sim: Simulation, row: int, a: int, b: int) -> bool:
+    """Say whether two nodes with `trial_free` GPUs give the same placement, but for their names."""
+    cluster, scenario = sim.cluster, sim.state.scenario[row]
+    speeds, lemon = sim.scenarios.speed, sim.traits.lemon
+    return bool(
+        sim.state.trial_free[row, a] == sim.state.trial_free[row, b]
+        and speeds[scenario, a] == speeds[scenario, b]
+        and lemon[scenario, a] == lemon[scenario, b]
+        and cluster.node_rack[a] == cluster.node_rack[b]
+        and cluster.nic_bytes_per_s[a] == cluster.nic_bytes_per_s[b]
+        and cluster.intra_bytes_per_s[a] == cluster.intra_bytes_per_s[b]
+    )
+
+
+@kernel
+def _classify(sim: Simulation, row: int, nodes: int) -> int:
+    """Number the classes of the nodes in `trial_order`; write the first node of each into `trial_bit`."""
+    state = sim.state
+    order, first = state.trial_order, state.trial_bit
+    classes = 0
+    for place in range(nodes):
+        node = order[row, place]
+        found = -1
+        for known in range(classes):
+            if _alike(sim, row, node, order[row, first[row, known]]):
+                found = known
+                break
+        if found < 0:
+            found = classes
+            first[row, classes] = place
+            classes += 1
+        state.node_class[row, node] = found
+    return classes
+
+
+@kernel
+def _sign(sim: Simulation, row: int, count: int) -> int:
+    """Return a number of the set in `trial_set` that depends on the classes of its nodes only."""
+    state = sim.state
+    total = 0
+    for place in range(count):
+        number = int(state.node_class[row, state.trial_set[row, place]]) + 1
+        mixed = (number * MULTIPLIER) & 0xFFFFFFFFFFFF  # compiled code wraps at 64 bits, plain Python does not
+        total += mixed ^ (mixed >> 29)
+    return total
+
+
+@kernel
+def _insert(sim: Simulation, row: int, first: int, after: int, tight: int, count: int, run_s: float, hole: int,
+            sign: int) -> None:  # fmt: skip
+    """Put the set in `trial_set` among the offers `first` to `after` - 1, best first, unless its like is there.
+
+    The best has the shortest run time, then the smallest hole; the other way round where `tight` is 1.
+    """
+    state = sim.state
+    nodes = state.free.shape[1]
+    at = after
+    for place in range(first, after):
+        if state.offer_sign[row, place] == sign:
+            return
+        if at == after:
+            sooner = run_s < state.offer_s[row, place] * (1.0 - TIE)
+            same = not sooner and run_s <= state.offer_s[row, place] * (1.0 + TIE)
+            tighter = hole < state.offer_hole[row, place]
+            level = hole == state.offer_hole[row, place]
+            if (tight and (tighter or (level and sooner))) or (not tight and (sooner or (same and tighter))):
+                at = place
+    if at == after:
+        return
+    for place in range(after - 1, at, -1):
+        state.offer_s[row, place] = state.offer_s[row, place - 1]
+        state.offer_hole[row, place] = state.offer_hole[row, place - 1]
+        state.offer_size[row, place] = state.offer_size[row, place - 1]
+        state.offer_sign[row, place] = state.offer_sign[row, place - 1]
+        for i in range(state.offer_size[row, place]):
+            state.offer_node[row, place * nodes + i] = state.offer_node[row, (place - 1) * nodes + i]
+    state.offer_s[row, at] = run_s
+    state.offer_hole[row, at] = hole
+    state.offer_size[row, at] = count
+    state.offer_sign[row, at] = sign
+    for i in range(count):
+        state.offer_node[row, at * nodes + i] = state.trial_set[row, i]
+
+
+@kernel
+def _offer(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float) -> None:
+    """Offer the set in `trial_set`, of nodes that each give something and together hold the job."""
+    scenario = sim.state.scenario[row]
+    run_s, hole = set_cost(sim, row, job, count, fault_loss_s)
+    sign = _sign(sim, row, count)
+    _insert(sim, row, 0, TIGHT, 0, count, run_s, hole, sign)
+    _insert(sim, row, TIGHT, SLOW, 1, count, run_s, hole, sign)
+    speed = 0.0
+    for place in range(count):
+        speed = max(speed, sim.scenarios.speed[scenario, sim.state.trial_set[row, place]])
+    if speed < sim.traits.max_speed[scenario]:
+        _insert(sim, row, SLOW, OFFERS, 0, count, run_s, hole, sign)
+
+
+@kernel
+def _offer_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float) -> None:
+    """Offer every minimal set of the nodes in `trial_order`, one of each kind."""
+    state = sim.state
+    gpus = sim.scenarios.gpus[state.scenario[row], job]
+    for chosen in range(1, 1 << nodes):
+        count, total, last, skipped = 0, 0, 0, False
+        for place in range(nodes):
+            node = state.trial_order[row, place]
+            if (chosen >> place) & 1:
+                # Of nodes that are alike the first ones are taken: other choices would come to the same.
+                skipped = skipped or (
+                    place > 0
+                    and not (chosen >> (place - 1)) & 1
+                    and state.node_class[row, state.trial_order[row, place - 1]] == state.node_class[row, node]
+                )
+                state.trial_set[row, count] = node
+                last = state.trial_free[row, node]
+                total += last
+                count += 1
+        if not skipped and total >= gpus and total - last < gpus:
+            _offer(sim, row, job, count, fault_loss_s)
+
+
+@kernel
+def _take_class(sim: Simulation, row: int, nodes: int, wanted: int, count: int, need: int) -> tuple[int, int]:
+    """Add nodes of a class to `trial_set` while each is needed in full, or gives the rest; return count and need."""
+    state = sim.state
+    for place in range(nodes):
+        node = state.trial_order[row, place]
+        if need > 0 and state.node_class[row, node] == wanted:
+            state.trial_set[row, count] = node
+            count += 1
+            need -= state.trial_free[row, node]
+    return count, need
+
+
+@kernel
+def _offer_pairs(sim: Simulation, row: int, job: int, nodes: int, classes: int, fault_loss_s: float) -> None:
+    """Offer the sets of one class, and those of two of which the one that has more free GPUs goes first."""
+    state = sim.state
+    gpus = sim.scenarios.gpus[state.scenario[row], job]
+    for first in range(classes):
+        count, need = _take_class(sim, row, nodes, first, 0, gpus)
+        if need <= 0:
+            _offer(sim, row, job, count, fault_loss_s)
+        for second in range(first + 1, classes):
+            # As many nodes of the first class as are needed in full, and the rest from the second
+            count, left = 0, gpus
+            for place in range(nodes):
+                node = state.trial_order[row, place]
+                if state.node_class[row, node] == first and state.trial_free[row, node] < left:
+                    state.trial_set[row, count] = node
+                    count += 1
+                    left -= state.trial_free[row, node]
+            if count > 0:
+                count, left = _take_class(sim, row, nodes, second, count, left)
+                if left <= 0:
+                    _offer(sim, row, job, count, fault_loss_s)
+
+
+@kernel
+def _offer_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None:
+    """Offer the tight sets of each speed, with and without lemons, in the whole cluster and in each rack."""
+    cluster = sim.cluster
+    scenario = sim.state.scenario[row]
+    levels, nodes = sim.traits.levels[scenario], sim.scenarios.speed.shape[1]
+    racks = cluster.first_node.size - 1
+    level = 0
+    while levels[level] > 0.0:
+        for lemons in (1, 0):
+            for rack in range(-1, racks if racks > 1 else 0):
+                first = 0 if rack < 0 else cluster.first_node[rack]
+                after = nodes if rack < 0 else cluster.first_node[rack + 1]
+                count = tight_set(sim, row, job, levels[level], first, after, lemons)
+                if count > 0:
+                    _offer(sim, row, job, count, fault_loss_s)
+        level += 1
+
+
+@kernel
+def _offer_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None:
+    """Fill the offers with sets of the nodes in `trial_free`; the size of an empty offer is 0."""
+    state = sim.state
+    for place in range(OFFERS):
+        state.offer_s[row, place] = math.inf
+        state.offer_hole[row, place] = 1 << 30
+        state.offer_size[row, place] = 0
+        state.offer_sign[row, place] = -1
+    nodes = order_nodes(sim, row)
+    classes = _classify(sim, row, nodes)
+    if nodes <= ALL_SETS:
+        _offer_all(sim, row, job, nodes, fault_loss_s)
+    else:
+        _offer_pairs(sim, row, job, nodes, classes, fault_loss_s)
+        _offer_tight(sim, row, job, fault_loss_s)
+
+
+@kernel
+def _keep_best(sim: Simulation, row: int, move: int, job: int, delay_s: float, found: tuple[float, int, int],
+               sign: int) -> None:  # fmt: skip
+    """Write the set in `best_set` as a move; `found` is its run time, hole and number of nodes."""
+    state = sim.state
+    first = move * state.free.shape[1]
+    state.move_job[row, move] = job
+    state.move_delay_s[row, move] = delay_s
+    state.move_s[row, move] = found[0]
+    state.move_hole[row, move] = found[1]
+    state.move_size[row, move] = found[2]
+    state.move_sign[row, move] = sign
+    for place in range(found[2]):
+        state.move_node[row, first + place] = state.best_set[row, place]
+
+
+@kernel
+def _plan_wait(sim: Simulation, row: int, move: int, job: int, run_s: float, fault_loss_s: float) -> float:
+    """Write the best wait for an expected end as a move; return what it gains, as `patient` reckons (docs/policies.md).
+
+    A wait that gains nothing is written all the same: nobody need follow it.
+    """
+    state = sim.state
+    count = sort_expected_ends(sim, row)
+    imagine_now(sim, row)
+    bound_s = PATIENCE * (run_s - least_run_s(sim, row, job, sim.traits.levels[state.scenario[row], 0]))
+    most_s = -math.inf
+    at = 0
+    while at < count:
+        delay_s = state.ends_s[row, at] - state.now_s[row]
+        at = imagine_end(sim, row, at, count)
+        if most_s > -math.inf and (PATIENCE * run_s - delay_s <= max(most_s, 0.0) or bound_s - delay_s <= most_s):
+            break  # no later end gains anything if the job then takes no time at all, or more on the fastest GPUs
+        found = best_set(sim, row, job, fault_loss_s)
+        gain_s = PATIENCE * (run_s - found[0]) - delay_s
+        if gain_s > most_s:
+            most_s = gain_s
+            _keep_best(sim, row, move, job, delay_s, found, -1)
+    return most_s
+
+
+@kernel
+def _copy_move(sim: Simulation, row: int, source: int, target: int) -> None:
+    state = sim.state
+    nodes = state.free.shape[1]
+    state.move_job[row, target] = state.move_job[row, source]
+    state.move_delay_s[row, target] = state.move_delay_s[row, source]
+    state.move_s[row, target] = state.move_s[row, source]
+    state.move_hole[row, target] = state.move_hole[row, source]
+    state.move_size[row, target] = state.move_size[row, source]
+    state.move_sign[row, target] = state.move_sign[row, source]
+    for place in range(state.move_size[row, source]):
+        state.move_node[row, target * nodes + place] = state.move_node[row, source * nodes + place]
+
+
+@kernel
+def _try_best(sim: Simulation, row: int, job: int, count: int) -> bool:
+    """Copy `best_set` to `trial_set`; say whether the job may start on it at once, by the reservation in the state."""
+    state = sim.state
+    for place in range(count):
+        state.trial_set[row, place] = state.best_set[row, place]
+    return state.shadow_s[row] == math.inf or delays_nobody(sim, row, job, set_cost(sim, row, job, count, 0.0)[0])
+
+
+@kernel
+def _add_offers(sim: Simulation, row: int, moves: int, most: int, job: int) -> int:
+    """Write the offers as further moves, `most` in all, unless their like is among the `moves` so far; return how many.
+
+    Those that break the reservation are left out.
+    """
+    state = sim.state
+    nodes = state.free.shape[1]
+    for place in range(OFFERS):
+        size = state.offer_size[row, place]
+        known = size == 0 or moves == most
+        for move in range(moves):
+            known = known or state.move_sign[row, move] == state.offer_sign[row, place]
+        if known:
+            continue
+        for i in range(size):
+            state.best_set[row, i] = state.offer_node[row, place * nodes + i]
+        if _try_best(sim, row, job, size):
+            found = (state.offer_s[row, place], state.offer_hole[row, place], size)
+            _keep_best(sim, row, moves, job, 0.0, found, state.offer_sign[row, place])
+            moves += 1
+    return moves
+
+
+@kernel
+def _add_set(sim: Simulation, row: int, moves: int, job: int, found: tuple[float, int, int]) -> int:
+    """Write the set in `best_set` as a further move of another job, unless it is there or breaks the reservation."""
+    state = sim.state
+    if not _try_best(sim, row, job, found[2]):
+        return moves
+    sign = _sign(sim, row, found[2])
+    for move in range(moves):
+        if state.move_job[row, move] == job and state.move_sign[row, move] == sign:
+            return moves
+    _keep_best(sim, row, moves, job, 0.0, found, sign)
+    return moves + 1
+
+
+@kernel
+def _add_others(sim: Simulation, row: int, moves: int, most: int, others: int, fault_loss_s: float) -> int:
+    """Write moves of jobs that the policy may turn to, `most` moves in all: the best set of each, then the tightest."""
+    state = sim.state
+    for place in range(others):
+        if moves < most:
+            job = state.other_job[row, place]
+            moves = _add_set(sim, row, moves, job, best_set(sim, row, job, fault_loss_s))
+    for place in range(others):
+        if moves < most:
+            job = state.other_job[row, place]
+            count = tight_set(sim, row, job, 0.0, 0, state.free.shape[1], 1)
+            found = keep_if_better(sim, row, job, count, fault_loss_s, (math.inf, 0, 0))
+            moves = _add_set(sim, row, moves, job, found)
+    return moves
+
+
+@kernel
+def _add_all(sim: Simulation, row: int, moves: int, most: int, fault_loss_s: float) -> int:
+    """Write the offers and the moves of other jobs, each under the reservation that it must keep; return how many."""
+    state = sim.state
+    own = state.shadow_s[row], state.extra[row]
+    others = list_others(sim, row) if may_turn(sim, row) else 0
+    theirs = state.shadow_s[row], state.extra[row]
+    state.shadow_s[row], state.extra[row] = own
+    moves = _add_offers(sim, row, moves, most - others, state.current[row])
+    state.shadow_s[row], state.extra[row] = theirs
+    moves = _add_others(sim, row, moves, most, others, fault_loss_s)
+    state.shadow_s[row], state.extra[row] = own
+    return moves
+
+
+@kernel
+def list_moves(sim: Simulation, row: int) -> int:
+    """Write the moves of the decision that is due, the base heuristic's first; return how many there are, at least 1.
+
+    `ends_s` and `ends_job` then hold the expected ends of the running jobs.
+    """
+    state = sim.state
+    job, fault_loss_s = state.current[row], expected_fault_loss_s(sim)
+    imagine_now(sim, row)
+    found = best_set(sim, row, job, fault_loss_s)
+    _keep_best(sim, row, 0, job, 0.0, found, 0)
+    state.base_refused[row] = 0 if _try_best(sim, row, job, found[2]) else 1
+    at_once, wait = 0, MOVES - 1
+    waiting = may_wait(sim, row)
+    gain_s = -math.inf
+    if waiting:
+        gain_s = _plan_wait(sim, row, wait, job, found[0], fault_loss_s)
+        imagine_now(sim, row)
+    else:
+        sort_expected_ends(sim, row)
+    state.base_waits[row] = 1 if gain_s > TIE * found[0] else 0
+    if state.base_waits[row]:  # the base's own move comes first, and its best set at once second
+        at_once = 1
+        _copy_move(sim, row, 0, at_once)
+        _copy_move(sim, row, wait, 0)
+    _offer_sets(sim, row, job, fault_loss_s)
+    first = at_once * state.free.shape[1]
+    for place in range(found[2]):
+        state.trial_set[row, place] = state.move_node[row, first + place]
+    state.move_sign[row, at_once] = _sign(sim, row, found[2])
+    moves = _add_all(sim, row, at_once + 1, wait, fault_loss_s)
+    if waiting and (at_once == 0 or sim.rules.order != FIFO):  # under `fifo` the base's wait is one for all
+        _copy_move(sim, row, wait, moves)
+        moves += 1
+    state.moves[row] = moves
+    return moves
+
+
+@kernel
+def is_wait(sim: Simulation, row: int, move: int) -> bool:
+    """Say whether a move of the list is to wait."""
+    return bool(sim.state.move_delay_s[row, move] > 0.0)
+
+
+@kernel
+def is_rest(sim: Simulation, row: int, move: int) -> bool:
+    """Say whether a move of the list lets all jobs wait; the base's own wait passes over the job that is due alone."""
+    return bool(move > 0 and sim.rules.order != FIFO and is_wait(sim, row, move))
+
+
+@kernel
+def pick_move(sim: Simulation, row: int, move: int) -> bool:
+    """Pick the GPUs of a move of the list; False, with nothing picked, if it is to wait.
+
+    The move's job is then the one that is due. After a move that lets all jobs wait, `wait` ends the moment.
+    """
+    state = sim.state
+    if is_wait(sim, row, move):
+        if is_rest(sim, row, move):
+            state.rested[row] = state.moment[row]
+        return False
+    if state.move_job[row, move] != state.current[row]:
+        turn_to(sim, row, state.move_job[row, move])
+    first = move * state.free.shape[1]
+    for place in range(state.move_size[row, move]):
+        take_node(sim, row, state.move_node[row, first + place])
+    return True

@@ -1,0 +1,235 @@
+"""Sets of nodes for a job, their run times, and what a wait would gain (docs/policies.md, By expected finish)."""
+
+import math
+
+from ..dispatch.expected import expected_run_s, sort_expected_ends
+from ..dispatch.placing import order_nodes, slowdown_of
+from ..kernels.compiled import kernel
+from ..state.state import Simulation
+
+ALL_SETS = 8  # up to so many nodes with free GPUs all sets are looked at
+PATIENCE = 0.4  # field trials on `hetero64`: a second of waiting must save 2.5 s of run time
+TIE = 1e-9  # run times that differ by less, relatively, are equal: they come out of different sums
+
+
+@kernel
+def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float) -> tuple[float, int]:
+    """Return the expected run time of a job on the first `count` nodes of `trial_set`, and the hole that it leaves.
+
+    The set must hold the job, and each node must give something. Each expected fault adds `fault_loss_s`, relatively
+    to the run time; 0 gives the fault-free run time.
+    """
+    state, cluster = sim.state, sim.cluster
+    scenario = state.scenario[row]
+    need = sim.scenarios.gpus[scenario, job]
+    speeds, hazards = sim.scenarios.speed, sim.traits.node_hazard_per_s
+    hole, rack, several = 0, -1, False
+    speed, intra, nic, uplink, hazard = math.inf, math.inf, math.inf, math.inf, 0.0
+    for place in range(count):
+        node = state.trial_set[row, place]
+        gives = min(need, state.trial_free[row, node])
+        need -= gives
+        hole = state.trial_free[row, node] - gives
+        speed = min(speed, speeds[scenario, node])
+        hazard += gives * hazards[scenario, node]
+        if sim.rules.ring:
+            if gives > 1:
+                intra = min(intra, cluster.intra_bytes_per_s[node])
+            nic = min(nic, cluster.nic_bytes_per_s[node])
+            several = several or (rack >= 0 and rack != cluster.node_rack[node])
+            rack = cluster.node_rack[node]
+            uplink = min(uplink, cluster.uplink_bytes_per_s[rack])
+    if not several:
+        uplink = math.inf
+    run_s = expected_run_s(sim, row, job, slowdown_of(sim, scenario, job, count, speed, intra, nic, uplink))
+    return run_s * (1.0 + hazard * fault_loss_s), hole
+
+
+@kernel
+def keep_if_better(
+    sim: Simulation, row: int, job: int, count: int, fault_loss_s: float, best: tuple[float, int, int]
+) -> tuple[float, int, int]:
+    """Compare the set in `trial_set` with the best so far (run time, hole, nodes); the better goes to `best_set`."""
+    run_s, hole = set_cost(sim, row, job, count, fault_loss_s)
+    if run_s < best[0] * (1.0 - TIE) or (run_s <= best[0] * (1.0 + TIE) and hole < best[1]):
+        for place in range(count):
+            sim.state.best_set[row, place] = sim.state.trial_set[row, place]
+        return run_s, hole, count
+    return best
+
+
+@kernel
+def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float) -> tuple[float, int, int]:
+    """Look at every set of the nodes in `trial_order`."""
+    state = sim.state
+    gpus = sim.scenarios.gpus[state.scenario[row], job]
+    best = (math.inf, 0, 0)
+    for chosen in range(1, 1 << nodes):
+        count, total, last = 0, 0, 0
+        for place in range(nodes):
+            if (chosen >> state.trial_bit[row, place]) & 1:
+                node = state.trial_order[row, place]
+                state.trial_set[row, count] = node
+                last = state.trial_free[row, node]
+                total += last
+                count += 1
+        if total >= gpus and total - last < gpus:
+            best = keep_if_better(sim, row, job, count, fault_loss_s, best)
+    return best
+
+
+@kernel
+def tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: int, after: int, lemons: int) -> int:
+    """Write into `trial_set` nodes of at least a speed: most free first, the last with the smallest hole.
+
+    Only nodes `first` to `after` - 1 count, and lemons only if `lemons` is 1. Returns the number of nodes; 0 if they do
+    not hold the job. Taken nodes are marked in `trial_free` by a minus for the while.
+    """
+    state = sim.state
+    scenario = state.scenario[row]
+    need = sim.scenarios.gpus[scenario, job]
+    free = state.trial_free
+    count = 0
+    while need > 0:
+        best = -1
+        for node in range(first, after):
+            here = free[row, node]
+            if here <= 0 or sim.scenarios.speed[scenario, node] < least_speed:
+                continue
+            if sim.traits.lemon[scenario, node] > lemons:
+                continue
+            if best < 0:
+                best = node
+            elif free[row, best] >= need:
+                best = node if need <= here < free[row, best] else best
+            elif here > free[row, best]:
+                best = node
+        if best < 0:
+            break
+        state.trial_set[row, count] = best
+        count += 1
+        need -= free[row, best]
+        free[row, best] = -free[row, best]
+    for place in range(count):
+        free[row, state.trial_set[row, place]] *= -1
+    return count if need <= 0 else 0
+
+
+@kernel
+def _best_of_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
+    """Look at the tight sets of each speed, with and without lemons, in the whole cluster and in each rack."""
+    cluster = sim.cluster
+    scenario = sim.state.scenario[row]
+    levels, nodes = sim.traits.levels[scenario], sim.scenarios.speed.shape[1]
+    racks = cluster.first_node.size - 1
+    best = (math.inf, 0, 0)
+    level = 0
+    while levels[level] > 0.0:
+        for lemons in (1, 0):
+            for rack in range(-1, racks if racks > 1 else 0):
+                first = 0 if rack < 0 else cluster.first_node[rack]
+                after = nodes if rack < 0 else cluster.first_node[rack + 1]
+                count = tight_set(sim, row, job, levels[level], first, after, lemons)
+                if count > 0:
+                    best = keep_if_better(sim, row, job, count, fault_loss_s, best)
+        level += 1
+    return best
+
+
+@kernel
+def best_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[float, int, int]:
+    """Return run time, hole and size of the set of nodes where the job finishes first, given `trial_free`.
+
+    The set stands in `best_set` of the state, in the order in which nodes give. The run time is inf if no set holds
+    the job.
+    """
+    nodes = order_nodes(sim, row)
+    if nodes <= ALL_SETS:
+        return _best_of_all(sim, row, job, nodes, fault_loss_s)
+    return _best_of_tight(sim, row, job, fault_loss_s)
+
+
+@kernel
+def imagine_now(sim: Simulation, row: int) -> None:
+    """Let `trial_free` be the GPUs that are usable at present."""
+    state = sim.state
+    for node in range(state.free.shape[1]):
+        state.trial_free[row, node] = state.free[row, node]
+
+
+@kernel
+def imagine_end(sim: Simulation, row: int, at: int, count: int) -> int:
+    """Add to `trial_free` the GPUs of all jobs that are expected to end with number `at`; return the next number."""
+    state = sim.state
+    end_s = state.ends_s[row, at]
+    while at < count and state.ends_s[row, at] == end_s:
+        gpu = state.first_gpu[row, state.ends_job[row, at]]
+        while gpu >= 0:
+            state.trial_free[row, sim.cluster.gpu_node[gpu]] += 1
+            gpu = state.gpu_next[row, gpu]
+        at += 1
+    return at
+
+
+@kernel
+def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, fault_loss_s: float, patience: float) -> float:
+    """Return the largest patience x (run time now - run time after an expected end) - wait, if it is above 0.
+
+    A patience of 1 asks what finishes first; `patient` asks more of a wait.
+    """
+    count = sort_expected_ends(sim, row)
+    imagine_now(sim, row)
+    most_s = patience * (run_s - least_run_s(sim, row, job, sim.traits.levels[sim.state.scenario[row], 0]))
+    largest_s = -math.inf
+    at = 0
+    while at < count:
+        wait_s = sim.state.ends_s[row, at] - sim.state.now_s[row]
+        at = imagine_end(sim, row, at, count)
+        if most_s - wait_s <= max(largest_s, 0.0):
+            break  # no later end can gain more, even on the fastest GPUs
+        later_s = best_set(sim, row, job, fault_loss_s)[0]
+        largest_s = max(largest_s, patience * (run_s - later_s) - wait_s)
+    return largest_s
+
+
+@kernel
+def least_run_s(sim: Simulation, row: int, job: int, speed: float) -> float:
+    """Return a run time that no placement of a job can be below whose slowest GPU has at most a speed."""
+    slowdown = slowdown_of(sim, sim.state.scenario[row], job, 1, speed, math.inf, math.inf, math.inf)
+    return expected_run_s(sim, row, job, slowdown)
+
+
+@kernel
+def holding_level(sim: Simulation, row: int, job: int) -> int:
+    """Return the number of the highest speed in the cluster such that nodes of at least that speed hold a job.
+
+    `trial_free` says what is usable, which must hold it.
+    """
+    scenario = sim.state.scenario[row]
+    speeds, levels = sim.scenarios.speed[scenario], sim.traits.levels[scenario]
+    level = 0
+    while levels[level + 1] > 0.0:
+        free = 0
+        for node in range(speeds.size):
+            if speeds[node] >= levels[level]:
+                free += sim.state.trial_free[row, node]
+        if free >= sim.scenarios.gpus[scenario, job]:
+            break
+        level += 1
+    return level
+
+
+@kernel
+def quick_set(sim: Simulation, row: int, job: int, level: int) -> tuple[float, int, int]:
+    """Return run time, hole and size of the best tight set of all nodes of at least each speed, given `trial_free`.
+
+    It stands in `best_set` then. Faults are left out of account. `level` is the job's `holding_level`.
+    """
+    levels, nodes = sim.traits.levels[sim.state.scenario[row]], sim.scenarios.speed.shape[1]
+    best = (math.inf, 0, 0)
+    # The tight set of a lower speed takes a node of that very speed, or is the same again.
+    while levels[level] > 0.0 and least_run_s(sim, row, job, levels[level]) <= best[0] * (1.0 + TIE):
+        count = tight_set(sim, row, job, levels[level], 0, nodes, 1)
+        best = keep_if_better(sim, row, job, count, 0.0, best)
+        level += 1
+    return best

@@ -1,0 +1,1 @@
+"""Who may start next, and on which GPUs: order regimes, the queue, reservations and placing."""

@@ -1,0 +1,290 @@
+"""Which job may start next: the order regimes of docs/simulator.md."""
+
+import math
+
+from ..kernels.compiled import kernel
+from ..model.scenarios import ORDERS
+from ..state.state import OTHERS, Simulation
+from .expected import estimated_work_s, expected_run_s, sort_expected_ends
+from .placing import begin_picks, least_slowdown
+from .queue_index import first_to_pass, hide, is_indexed, longest_waiting, next_to_age_s, shortest_job, show_hidden
+
+FIFO, EASY, SHORTEST = ORDERS["fifo"], ORDERS["easy"], ORDERS["shortest"]
+
+
+@kernel
+def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
+    """Set the shadow time and the extra GPUs for the job that holds the reservation."""
+    state = sim.state
+    gpus = sim.scenarios.gpus[state.scenario[row]]
+    free = state.usable[row]
+    waits = free >= gpus[holder]
+    state.shadow_s[row] = math.inf
+    state.extra[row] = 0
+    count = sort_expected_ends(sim, row)
+    i = 0
+    while i < count and (waits or free < gpus[holder]):
+        waits = False
+        end_s = state.ends_s[row, i]
+        while i < count and state.ends_s[row, i] == end_s:
+            free += gpus[state.ends_job[row, i]]
+            i += 1
+        if free >= gpus[holder]:
+            state.shadow_s[row] = end_s
+            state.extra[row] = free - gpus[holder]
+
+
+@kernel
+def _reserve(sim: Simulation, row: int, holder: int) -> None:
+    """Set the shadow time and the extra GPUs, as they stand in the state if nothing has changed since they were found.
+
+    After a placement that was refused, for instance.
+    """
+    state = sim.state
+    if (
+        state.reserved_for[row] == holder + 1
+        and state.reserved_moment[row] == state.moment[row]
+        and state.reserved_usable[row] == state.usable[row]
+    ):
+        state.shadow_s[row] = state.reserved_shadow_s[row]
+        state.extra[row] = state.reserved_extra[row]
+        return
+    _find_reservation(sim, row, holder)
+    state.reserved_for[row] = holder + 1
+    state.reserved_moment[row] = state.moment[row]
+    state.reserved_usable[row] = state.usable[row]
+    state.reserved_shadow_s[row] = state.shadow_s[row]
+    state.reserved_extra[row] = state.extra[row]
+
+
+@kernel
+def delays_nobody(sim: Simulation, row: int, job: int, run_s: float) -> bool:
+    """Say whether a job that is expected to run so long keeps the reservation if it starts at once."""
+    state = sim.state
+    if sim.scenarios.gpus[state.scenario[row], job] <= state.extra[row]:
+        return True
+    return bool(state.now_s[row] + run_s <= state.shadow_s[row])
+
+
+@kernel
+def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
+    """Say whether the current job, started with this slowdown, delays nobody."""
+    job = sim.state.current[row]
+    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, slowdown))
+
+
+@kernel
+def _aged_job(sim: Simulation, row: int) -> int:
+    """Return the job that has waited longest among those past the ageing bound, -1 if there is none.
+
+    Under `fifo` that is the head or none: the bound must not let anybody overtake it. A job that asks for more GPUs
+    than are in service is not among them: until a repair, nothing that is kept for it would help it.
+    """
+    state = sim.state
+    gpus = sim.scenarios.gpus[state.scenario[row]]
+    in_service = sim.cluster.gpu_node.size - state.down[row]
+    if sim.rules.order != FIFO and is_indexed(sim, row):
+        longest = longest_waiting(sim, row, in_service)
+        aged = longest >= 0 and state.now_s[row] >= state.queued_s[row, longest] + sim.rules.ageing_s
+        return longest if aged else -1
+    best = -1
+    job = state.head[row]
+    while job >= 0:
+        # The sum, not the difference: `next_ageing_s` sets the clock to it, and rounding must not undo that.
+        if (
+            state.now_s[row] >= state.queued_s[row, job] + sim.rules.ageing_s
+            and (best < 0 or state.queued_s[row, job] < state.queued_s[row, best])
+            and gpus[job] <= in_service
+        ):
+            best = job
+        job = state.next_job[row, job] if sim.rules.order != FIFO else -1
+    return best
+
+
+@kernel
+def next_ageing_s(sim: Simulation, row: int) -> float:
+    """Return when a waiting job next reaches the ageing bound, inf for never; under `fifo`, when the head does."""
+    state = sim.state
+    least_s = math.inf
+    if sim.rules.ageing_s == math.inf:
+        return least_s
+    if sim.rules.order != FIFO and is_indexed(sim, row):
+        return next_to_age_s(sim, row)
+    job = state.head[row]
+    while job >= 0:
+        aged_s = state.queued_s[row, job] + sim.rules.ageing_s
+        if state.now_s[row] < aged_s < least_s:
+            least_s = aged_s
+        job = state.next_job[row, job] if sim.rules.order != FIFO else -1
+    return least_s
+
+
+@kernel
+def _shortest(sim: Simulation, row: int) -> int:
+    """Return the waiting job of shortest estimate, the first in the queue among equals."""
+    state = sim.state
+    if is_indexed(sim, row):
+        return shortest_job(sim, row)
+    best = state.head[row]
+    least_s = estimated_work_s(sim, row, best)
+    job = state.next_job[row, best]
+    while job >= 0:
+        work_s = estimated_work_s(sim, row, job)
+        if work_s < least_s:
+            best, least_s = job, work_s
+        job = state.next_job[row, job]
+    return best
+
+
+@kernel
+def _holder(sim: Simulation, row: int) -> int:
+    """Return the job of the queue that holds the reservation."""
+    return _shortest(sim, row) if sim.rules.order == SHORTEST else sim.state.head[row]
+
+
+@kernel
+def _may_pass(sim: Simulation, row: int, job: int) -> bool:
+    """Say whether a job behind the holder of the reservation may start if its placement is the fastest possible."""
+    state = sim.state
+    if sim.scenarios.gpus[state.scenario[row], job] > state.usable[row] or state.passed[row, job] == state.moment[row]:
+        return False
+    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, least_slowdown(sim, row, job)))
+
+
+@kernel
+def _all_may_pass(sim: Simulation, row: int) -> bool:
+    """Say whether the whole queue behind the holder of the reservation is looked at."""
+    return bool(sim.rules.backfill_depth >= sim.state.queued[row] - 1)
+
+
+@kernel
+def _backfill(sim: Simulation, row: int, holder: int) -> int:
+    """Return the job that may pass the holder of the reservation, which may not start; -1 if there is none."""
+    state = sim.state
+    if _all_may_pass(sim, row) and is_indexed(sim, row):
+        return first_to_pass(sim, row)
+    by_estimate = sim.rules.order != EASY
+    best, least_s = -1, math.inf
+    job, left = state.head[row], sim.rules.backfill_depth
+    while job >= 0 and left > 0:
+        if job != holder:
+            left -= 1
+            if _may_pass(sim, row, job):
+                work_s = estimated_work_s(sim, row, job)
+                if not by_estimate:
+                    return job
+                if work_s < least_s:
+                    best, least_s = job, work_s
+        job = state.next_job[row, job]
+    return best
+
+
+@kernel
+def next_job(sim: Simulation, row: int) -> int:
+    """Return the job that is due, -1 if none may start at this moment; sets the reservation that it must keep."""
+    state = sim.state
+    state.shadow_s[row] = math.inf
+    state.extra[row] = 0
+    state.aged[row] = 0
+    head = state.head[row]
+    if head < 0:
+        return -1
+    gpus = sim.scenarios.gpus[state.scenario[row]]
+    if sim.rules.ageing_s < math.inf:
+        aged = _aged_job(sim, row)
+        if aged >= 0:
+            state.aged[row] = 1
+            return aged if gpus[aged] <= state.usable[row] else -1
+    if state.rested[row] == state.moment[row]:
+        return -1
+    if sim.rules.order == FIFO:
+        return head if gpus[head] <= state.usable[row] and state.waited[row] != state.moment[row] else -1
+    holder = _holder(sim, row)
+    if gpus[holder] <= state.usable[row] and state.passed[row, holder] != state.moment[row]:
+        return holder
+    if state.usable[row] == 0:
+        return -1
+    _reserve(sim, row, holder)
+    return _backfill(sim, row, holder)
+
+
+@kernel
+def may_wait(sim: Simulation, row: int) -> bool:
+    """Say whether the policy may let the next event pass instead of placing the current job."""
+    return sim.rules.waiting and sim.state.running[row] > 0 and sim.state.aged[row] == 0
+
+
+@kernel
+def may_turn(sim: Simulation, row: int) -> bool:
+    """Say whether the policy may turn to another job than the one that is due: where it may let that one wait."""
+    return bool(sim.rules.order != FIFO and may_wait(sim, row))
+
+
+@kernel
+def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
+    """Do what `list_others` does by the index of the queue."""
+    state = sim.state
+    hidden = state.index_hidden[row]
+    hide(sim, row, holder)
+    hide(sim, row, due)
+    count = 0
+    while count < OTHERS:
+        job = first_to_pass(sim, row)
+        if job < 0:
+            break
+        state.other_job[row, count] = job
+        count += 1
+        hide(sim, row, job)
+    show_hidden(sim, row, hidden)
+    return count
+
+
+@kernel
+def list_others(sim: Simulation, row: int) -> int:
+    """Write the jobs that the policy may turn to into `other_job`; return their number, OTHERS at most.
+
+    They stand in the order in which they would be offered if each before were passed over. The state then holds the
+    reservation that they must keep, and no longer that of the job that is due.
+    """
+    state = sim.state
+    by_estimate = sim.rules.order != EASY
+    holder, due = _holder(sim, row), state.current[row]
+    _reserve(sim, row, holder)
+    if _all_may_pass(sim, row) and is_indexed(sim, row):
+        return _find_others(sim, row, holder, due)
+    others = state.other_job
+    count = 0
+    job, left = state.head[row], sim.rules.backfill_depth
+    while job >= 0 and left > 0 and (by_estimate or count < OTHERS):
+        left -= job != holder
+        if job not in (holder, due) and _may_pass(sim, row, job):
+            work_s = estimated_work_s(sim, row, job)
+            at = min(count, OTHERS)
+            while by_estimate and at > 0 and estimated_work_s(sim, row, others[row, at - 1]) > work_s:
+                if at < OTHERS:
+                    others[row, at] = others[row, at - 1]
+                at -= 1
+            if at < OTHERS:
+                others[row, at] = job
+                count = min(count + 1, OTHERS)
+        job = state.next_job[row, job]
+    return count
+
+
+@kernel
+def turn_to(sim: Simulation, row: int, job: int) -> bool:
+    """Make another job of the queue the one that is due, or the first again; False if the regime forbids it.
+
+    Nothing may be picked yet. The job must keep the reservation as if all jobs before it had been passed over, but they
+    were not: they are offered again at the same moment once it has started.
+    """
+    if job != next_job(sim, row):
+        if not may_turn(sim, row):
+            return False
+        holder = _holder(sim, row)
+        _reserve(sim, row, holder)
+        if job == holder or not _may_pass(sim, row, job):
+            next_job(sim, row)
+            return False
+    begin_picks(sim, row, job)
+    return True

@@ -1,0 +1,200 @@
+"""Picking GPUs for the job that is due, and what run time they give."""
+
+import math
+
+from ..kernels.compiled import kernel
+from ..state.state import Simulation
+
+NO_RACK, SEVERAL_RACKS = -1, -2
+# Far beyond what any cluster file and job can give, and close enough to 1 that times stay finite when they are
+# multiplied or divided by it.
+LEAST_SLOWDOWN, MOST_SLOWDOWN = 1e-60, 1e60
+
+
+@kernel
+def _bounded(slowdown: float) -> float:
+    """Return a slowdown that is finite and above 0, whatever numbers it was made of; 1 in place of no number."""
+    if math.isnan(slowdown):
+        return 1.0
+    return min(max(slowdown, LEAST_SLOWDOWN), MOST_SLOWDOWN)
+
+
+@kernel
+def slowdown_of(
+    sim: Simulation,
+    scenario: int,
+    job: int,
+    nodes: int,
+    speed: float,
+    intra_bytes_per_s: float,
+    nic_bytes_per_s: float,
+    uplink_bytes_per_s: float,
+) -> float:
+    """Return run time over work of a job on a placement, always finite and above 0.
+
+    Args:
+        sim: The simulation.
+        scenario: Scenario of the job.
+        job: The job.
+        nodes: Nodes of the placement.
+        speed: Speed of its slowest GPU.
+        intra_bytes_per_s: Slowest bandwidth inside a node that gives two or more GPUs, inf without such a node.
+        nic_bytes_per_s: Slowest bandwidth of its nodes.
+        uplink_bytes_per_s: Slowest bandwidth of its racks, inf if there is one only.
+
+    Source: SPEC F6, taken over the whole ring; docs/simulator.md.
+    """
+    rules = sim.rules
+    if not rules.ring:
+        return _bounded((1.0 + rules.node_penalty * (nodes - 1)) / speed)
+    compute_s = sim.scenarios.compute_s[scenario, job]
+    gpus = sim.scenarios.gpus[scenario, job]
+    if gpus == 1:
+        return _bounded(1.0 / speed)
+    volume = 2.0 * (gpus - 1) / gpus * sim.scenarios.parameter_bytes[scenario, job]
+    link = intra_bytes_per_s
+    if nodes > 1:
+        link = min(link, nic_bytes_per_s, uplink_bytes_per_s)
+    reference = rules.reference_intra_bytes_per_s
+    if gpus > rules.reference_gpus:
+        reference = rules.reference_nic_bytes_per_s
+    return _bounded((compute_s / speed + volume / link) / (compute_s + volume / reference))
+
+
+@kernel
+def least_slowdown(sim: Simulation, row: int, job: int) -> float:
+    """Return a slowdown that no placement of the job can be below."""
+    scenario = sim.state.scenario[row]
+    speed = sim.traits.max_speed[scenario]
+    return slowdown_of(sim, scenario, job, 1, speed, math.inf, math.inf, math.inf)
+
+
+@kernel
+def picked_slowdown(sim: Simulation, row: int) -> float:
+    """Return the slowdown of the current job on the GPUs picked for it."""
+    state = sim.state
+    uplink = state.picked_uplink[row] if state.picked_rack[row] == SEVERAL_RACKS else math.inf
+    return slowdown_of(
+        sim,
+        state.scenario[row],
+        state.current[row],
+        state.picked_nodes[row],
+        state.picked_speed[row],
+        state.picked_intra[row],
+        state.picked_nic[row],
+        uplink,
+    )
+
+
+@kernel
+def begin_picks(sim: Simulation, row: int, job: int) -> None:
+    """Make a job the one that is due, with no GPU picked."""
+    state = sim.state
+    state.current[row] = job
+    state.need[row] = sim.scenarios.gpus[state.scenario[row], job]
+    state.first_gpu[row, job] = -1
+    state.picked_nodes[row] = 0
+    state.picked_rack[row] = NO_RACK
+    state.picked_speed[row] = math.inf
+    state.picked_intra[row] = math.inf
+    state.picked_nic[row] = math.inf
+    state.picked_uplink[row] = math.inf
+    state.picked_hazard[row] = 0.0
+
+
+@kernel
+def take_gpu(sim: Simulation, row: int, gpu: int) -> None:
+    """Pick a usable GPU for the current job.
+
+    Source: SPEC R4, R10.
+    """
+    state, cluster = sim.state, sim.cluster
+    job = state.current[row]
+    node = cluster.gpu_node[gpu]
+    state.gpu_job[row, gpu] = job
+    state.gpu_next[row, gpu] = state.first_gpu[row, job]
+    state.first_gpu[row, job] = gpu
+    state.free[row, node] -= 1
+    state.usable[row] -= 1
+    state.need[row] -= 1
+    scenario = state.scenario[row]
+    state.picked_hazard[row] += sim.scenarios.hazard_per_s[scenario, gpu]
+    state.taken[row, node] += 1
+    if state.taken[row, node] == 2:
+        state.picked_intra[row] = min(state.picked_intra[row], cluster.intra_bytes_per_s[node])
+    if state.taken[row, node] == 1:
+        rack = cluster.node_rack[node]
+        state.picked_nodes[row] += 1
+        state.picked_speed[row] = min(state.picked_speed[row], sim.scenarios.speed[scenario, node])
+        state.picked_nic[row] = min(state.picked_nic[row], cluster.nic_bytes_per_s[node])
+        state.picked_uplink[row] = min(state.picked_uplink[row], cluster.uplink_bytes_per_s[rack])
+        if state.picked_rack[row] == NO_RACK:
+            state.picked_rack[row] = rack
+        elif state.picked_rack[row] != rack:
+            state.picked_rack[row] = SEVERAL_RACKS
+
+
+@kernel
+def safest_gpu(sim: Simulation, row: int, node: int) -> int:
+    """Return the node's usable GPU of lowest hazard, then lowest index; -1 if it has none."""
+    state = sim.state
+    hazard = sim.scenarios.hazard_per_s
+    scenario = state.scenario[row]
+    best = -1
+    for gpu in range(sim.cluster.first_gpu[node], sim.cluster.first_gpu[node + 1]):
+        if (
+            state.gpu_job[row, gpu] < 0
+            and state.gpu_down[row, gpu] == 0
+            and (best < 0 or hazard[scenario, gpu] < hazard[scenario, best])
+        ):
+            best = gpu
+    return best
+
+
+@kernel
+def take_node(sim: Simulation, row: int, node: int) -> None:
+    """Pick as many of a node's usable GPUs as the current job still needs, lowest hazard first."""
+    state = sim.state
+    if state.free[row, node] <= state.need[row]:
+        for gpu in range(sim.cluster.first_gpu[node], sim.cluster.first_gpu[node + 1]):
+            if state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 0:
+                take_gpu(sim, row, gpu)
+        return
+    while state.need[row] > 0:
+        take_gpu(sim, row, safest_gpu(sim, row, node))
+
+
+@kernel
+def undo_picks(sim: Simulation, row: int) -> None:
+    """Give back all GPUs picked for the current job, which stays due."""
+    state = sim.state
+    job = state.current[row]
+    gpu = state.first_gpu[row, job]
+    while gpu >= 0:
+        node = sim.cluster.gpu_node[gpu]
+        state.gpu_job[row, gpu] = -1
+        state.free[row, node] += 1
+        state.usable[row] += 1
+        state.taken[row, node] = 0
+        gpu = state.gpu_next[row, gpu]
+    begin_picks(sim, row, job)
+
+
+@kernel
+def order_nodes(sim: Simulation, row: int) -> int:
+    """Write the nodes with GPUs in `trial_free` into `trial_order`, most first; return their number."""
+    state = sim.state
+    free, order, bit = state.trial_free, state.trial_order, state.trial_bit
+    count = 0
+    for node in range(free.shape[1]):
+        if free[row, node] <= 0:
+            continue
+        at = count
+        while at > 0 and free[row, order[row, at - 1]] < free[row, node]:
+            order[row, at] = order[row, at - 1]
+            bit[row, at] = bit[row, at - 1]
+            at -= 1
+        order[row, at] = node
+        bit[row, at] = count
+        count += 1
+    return count

@@ -1,0 +1,354 @@
+"""An index of a long queue: who may start next is found in a time that grows with the logarithm of its length.
+
+It is a tree over leaves, one for each job of the scenario. They stand in the order of the GPUs that jobs ask for, so
+that the jobs that fit on so many GPUs are the first leaves. Each node knows of the waiting jobs below it the one that
+the order regime offers first, the shortest run that one of them can have, and the one that has waited longest. Node 1
+is the top, below node n are 2 n and 2 n + 1. Jobs that were passed over are hidden until the next moment: nobody looks
+at them again and again.
+
+A short queue has no index: a walk along it is faster. The index is made when somebody looks for a job in a queue of at
+least `index_from`, is kept from then on while jobs come and go, and is given up when the queue is half as long.
+"""
+
+import math
+
+from ..kernels.compiled import kernel
+from ..kernels.heap import push, remove
+from ..model.scenarios import ORDERS
+from ..state.state import Simulation
+from .expected import estimated_work_s, expected_run_s
+from .placing import least_slowdown
+
+EASY = ORDERS["easy"]
+NO_LEAVES, EMPTY, KEPT = range(3)  # `index_stage`
+LONGEST_S = 1.7976931348623157e308  # the largest number, which stands for runs that are longer: inf is that of no job
+
+
+@kernel
+def _lay_out(sim: Simulation, row: int) -> None:
+    """Give each job of the scenario its leaf, by GPUs and then by number, and empty the index."""
+    state = sim.state
+    gpus, jobs = sim.scenarios.gpus[state.scenario[row]], sim.scenarios.jobs[state.scenario[row]]
+    first, sizes = state.index_first, state.index_first.shape[1]
+    for size in range(sizes):
+        first[row, size] = 0
+    for job in range(jobs):
+        first[row, gpus[job] + 1] += 1
+    for size in range(1, sizes):
+        first[row, size] += first[row, size - 1]
+    for job in range(jobs):
+        leaf = first[row, gpus[job]]
+        first[row, gpus[job]] += 1
+        state.index_leaf[row, job] = leaf
+        state.index_job[row, leaf] = job
+        state.index_young_place[row, job] = -1
+    for size in range(sizes - 1, 0, -1):  # each count has moved on to that of the next size
+        first[row, size] = first[row, size - 1]
+    first[row, 0] = 0
+    for node in range(state.index_best.shape[1]):
+        _write(sim, row, node, -1, math.inf, math.inf, -1, math.inf)
+    state.index_young_count[row] = 0
+    state.index_stage[row] = EMPTY
+    state.index_hidden[row] = 0
+
+
+@kernel
+def _write(
+    sim: Simulation, row: int, node: int, best: int, key: float, run_s: float, oldest: int, since_s: float
+) -> None:
+    state = sim.state
+    state.index_best[row, node], state.index_key[row, node] = best, key
+    state.index_run_s[row, node] = run_s
+    state.index_oldest[row, node], state.index_since_s[row, node] = oldest, since_s
+
+
+@kernel
+def _is_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float, other: int) -> bool:
+    """Say whether a leaf's key is smaller than another's; among equals, whether its job stands before; -1 is none."""
+    if leaf < 0 or other < 0:
+        return leaf >= 0
+    if key != other_key:
+        return key < other_key
+    state = sim.state
+    return bool(
+        state.index_place[row, state.index_job[row, leaf]] < state.index_place[row, state.index_job[row, other]]
+    )
+
+
+@kernel
+def _climb(sim: Simulation, row: int, leaf: int) -> None:
+    """Bring the nodes above a leaf that has changed up to date."""
+    state = sim.state
+    best, key, run_s = state.index_best, state.index_key, state.index_run_s
+    oldest, since_s = state.index_oldest, state.index_since_s
+    node = (state.index_best.shape[1] // 2 + leaf) >> 1
+    while node > 0:
+        a, b = 2 * node, 2 * node + 1
+        winner = a if _is_first(sim, row, key[row, a], best[row, a], key[row, b], best[row, b]) else b
+        older = a if _is_first(sim, row, since_s[row, a], oldest[row, a], since_s[row, b], oldest[row, b]) else b
+        shortest_s = min(run_s[row, a], run_s[row, b])
+        if (
+            best[row, node] == best[row, winner]
+            and key[row, node] == key[row, winner]
+            and run_s[row, node] == shortest_s
+            and oldest[row, node] == oldest[row, older]
+            and since_s[row, node] == since_s[row, older]
+        ):
+            return
+        best[row, node], key[row, node], run_s[row, node] = best[row, winner], key[row, winner], shortest_s
+        oldest[row, node], since_s[row, node] = oldest[row, older], since_s[row, older]
+        node >>= 1
+
+
+@kernel
+def _offer(sim: Simulation, row: int, job: int) -> None:
+    """Let a job of the queue be found by `first_to_pass`."""
+    state = sim.state
+    leaf = state.index_leaf[row, job]
+    node = state.index_best.shape[1] // 2 + leaf
+    state.index_best[row, node] = leaf
+    by_place = sim.rules.order == EASY
+    state.index_key[row, node] = state.index_place[row, job] if by_place else estimated_work_s(sim, row, job)
+    run_s = expected_run_s(sim, row, job, least_slowdown(sim, row, job))
+    state.index_run_s[row, node] = min(run_s, LONGEST_S)
+    _climb(sim, row, leaf)
+
+
+@kernel
+def _enter(sim: Simulation, row: int, job: int, place: int) -> None:
+    """Write a job of the queue into the index."""
+    state = sim.state
+    leaf = state.index_leaf[row, job]
+    node = state.index_best.shape[1] // 2 + leaf
+    state.index_place[row, job] = place
+    state.index_oldest[row, node], state.index_since_s[row, node] = leaf, state.queued_s[row, job]
+    _offer(sim, row, job)
+    if state.passed[row, job] == state.moment[row]:
+        hide(sim, row, job)
+    if state.now_s[row] < state.queued_s[row, job] + sim.rules.ageing_s < math.inf:
+        push(state.queued_s, state.index_young, state.index_young_place, state.index_young_count, row, job)
+
+
+@kernel
+def _leave(sim: Simulation, row: int, job: int) -> None:
+    """Take a job that is not hidden out of the index."""
+    state = sim.state
+    leaf = state.index_leaf[row, job]
+    _write(sim, row, state.index_best.shape[1] // 2 + leaf, -1, math.inf, math.inf, -1, math.inf)
+    _climb(sim, row, leaf)
+    if state.index_young_place[row, job] >= 0:
+        remove(state.queued_s, state.index_young, state.index_young_place, state.index_young_count, row, job)
+
+
+@kernel
+def note_last(sim: Simulation, row: int, job: int) -> None:
+    """Write a job that has come to the end of the queue into the index, if that is kept."""
+    state = sim.state
+    if state.index_stage[row] == KEPT:
+        _begin_moment(sim, row)
+        before = state.previous_job[row, job]
+        _enter(sim, row, job, state.index_place[row, before] + 1 if before >= 0 else 0)
+
+
+@kernel
+def note_first(sim: Simulation, row: int, job: int) -> None:
+    """Write a job that has come to the head of the queue into the index, if that is kept."""
+    state = sim.state
+    if state.index_stage[row] == KEPT:
+        _begin_moment(sim, row)
+        after = state.next_job[row, job]
+        _enter(sim, row, job, state.index_place[row, after] - 1 if after >= 0 else 0)
+
+
+@kernel
+def note_gone(sim: Simulation, row: int, job: int) -> None:
+    """Take a job that has left the queue out of the index, and give that up if the queue is short."""
+    state = sim.state
+    if state.index_stage[row] != KEPT:
+        return
+    if 2 * state.queued[row] >= state.index_from[row]:
+        _show(sim, row, job)
+        _leave(sim, row, job)
+        return
+    show_hidden(sim, row, 0)
+    _leave(sim, row, job)
+    other = state.head[row]
+    while other >= 0:
+        _leave(sim, row, other)
+        other = state.next_job[row, other]
+    state.index_stage[row] = EMPTY
+
+
+@kernel
+def is_indexed(sim: Simulation, row: int) -> bool:
+    """Say whether the queue has an index, which is made if the queue is long."""
+    state = sim.state
+    if state.index_stage[row] != KEPT:
+        if state.queued[row] < state.index_from[row] or state.index_best.shape[1] == 0:
+            return False
+        if state.index_stage[row] == NO_LEAVES:
+            _lay_out(sim, row)
+        state.index_moment[row] = state.moment[row]
+        job, place = state.head[row], 0
+        while job >= 0:
+            _enter(sim, row, job, place)
+            job, place = state.next_job[row, job], place + 1
+        state.index_stage[row] = KEPT
+    _begin_moment(sim, row)
+    return True
+
+
+@kernel
+def _begin_moment(sim: Simulation, row: int) -> None:
+    """Show the jobs that were passed over at an earlier moment."""
+    state = sim.state
+    if state.index_moment[row] != state.moment[row]:
+        show_hidden(sim, row, 0)
+        state.index_moment[row] = state.moment[row]
+
+
+@kernel
+def forget_index(sim: Simulation, row: int) -> None:
+    """Give the index up: the queue or its jobs are about to change in a way that it does not follow."""
+    sim.state.index_stage[row] = NO_LEAVES
+
+
+@kernel
+def hide(sim: Simulation, row: int, job: int) -> None:
+    """Let a waiting job not be found by `first_to_pass`, until the next moment or `show_hidden`."""
+    state = sim.state
+    leaf = state.index_leaf[row, job]
+    node = state.index_best.shape[1] // 2 + leaf
+    if state.index_best[row, node] < 0:
+        return
+    state.index_best[row, node], state.index_key[row, node], state.index_run_s[row, node] = -1, math.inf, math.inf
+    _climb(sim, row, leaf)
+    state.index_hidden_job[row, state.index_hidden[row]] = job
+    state.index_hidden[row] += 1
+
+
+@kernel
+def show_hidden(sim: Simulation, row: int, kept: int) -> None:
+    """Let all hidden jobs be found again but the first so many."""
+    state = sim.state
+    for at in range(kept, state.index_hidden[row]):
+        _offer(sim, row, state.index_hidden_job[row, at])
+    state.index_hidden[row] = kept
+
+
+@kernel
+def _show(sim: Simulation, row: int, job: int) -> None:
+    """Let a job be found again if it is hidden."""
+    state = sim.state
+    at, hidden = 0, state.index_hidden[row]
+    while at < hidden and state.index_hidden_job[row, at] != job:
+        at += 1
+    if at < hidden:
+        state.index_hidden[row] -= 1
+        state.index_hidden_job[row, at] = state.index_hidden_job[row, hidden - 1]
+        _offer(sim, row, job)
+
+
+@kernel
+def note_passed(sim: Simulation, row: int, job: int) -> None:
+    """Hide a waiting job that is passed over, if the index is kept."""
+    if sim.state.index_stage[row] == KEPT and is_indexed(sim, row):
+        hide(sim, row, job)
+
+
+@kernel
+def shortest_job(sim: Simulation, row: int) -> int:
+    """Return the waiting job of shortest estimate, hidden or not, the first in the queue among equals.
+
+    Not under `easy`, whose index is by place.
+    """
+    state = sim.state
+    leaf, key = state.index_best[row, 1], state.index_key[row, 1]
+    for at in range(state.index_hidden[row]):
+        job = state.index_hidden_job[row, at]
+        work_s = estimated_work_s(sim, row, job)
+        if _is_first(sim, row, work_s, state.index_leaf[row, job], key, leaf):
+            leaf, key = state.index_leaf[row, job], work_s
+    return int(state.index_job[row, leaf])
+
+
+@kernel
+def _may_end(sim: Simulation, row: int, run_s: float, until_s: float) -> bool:
+    """Say whether a run that starts at once may end by then; an infinite one is that of no job."""
+    return run_s < math.inf and sim.state.now_s[row] + run_s <= until_s
+
+
+@kernel
+def _first_below(sim: Simulation, row: int, top: int, until_s: float, found: int) -> int:
+    """Return the leaf offered first of one found so far and those below a node whose runs may end in time."""
+    state = sim.state
+    leaves = state.index_best.shape[1] // 2
+    node = top
+    while True:
+        best = state.index_best[row, node]
+        if _may_end(sim, row, state.index_run_s[row, node], until_s) and (
+            found < 0
+            or _is_first(sim, row, state.index_key[row, node], best, state.index_key[row, leaves + found], found)
+        ):
+            if not _may_end(sim, row, state.index_run_s[row, leaves + best], until_s):
+                node *= 2
+                continue
+            found = best
+        while node != top and node & 1:
+            node >>= 1
+        if node == top:
+            return int(found)
+        node += 1
+
+
+@kernel
+def _first_of(sim: Simulation, row: int, gpus: int, until_s: float, found: int) -> int:
+    """Return the leaf offered first of one found so far and the jobs of at most so many GPUs that may end in time."""
+    state = sim.state
+    left, right = state.index_best.shape[1] // 2, state.index_best.shape[1] // 2 + state.index_first[row, gpus + 1]
+    while left < right:  # the nodes that hold these leaves and no others
+        if right & 1:
+            right -= 1
+            found = _first_below(sim, row, right, until_s, found)
+        left >>= 1
+        right >>= 1
+    return found
+
+
+@kernel
+def first_to_pass(sim: Simulation, row: int) -> int:
+    """Return the job offered first of those that fit, keep the reservation and are not hidden; -1 if there is none."""
+    state = sim.state
+    found = _first_of(sim, row, min(state.extra[row], state.usable[row]), math.inf, -1)
+    found = _first_of(sim, row, state.usable[row], state.shadow_s[row], found)
+    return int(state.index_job[row, found]) if found >= 0 else -1
+
+
+@kernel
+def longest_waiting(sim: Simulation, row: int, gpus: int) -> int:
+    """Return the job that has waited longest of those that ask for at most so many GPUs, -1 if there is none."""
+    state = sim.state
+    oldest, since_s = state.index_oldest, state.index_since_s
+    left, right = oldest.shape[1] // 2, oldest.shape[1] // 2 + state.index_first[row, gpus + 1]
+    found, found_s = -1, math.inf
+    while left < right:
+        if right & 1:
+            right -= 1
+            if _is_first(sim, row, since_s[row, right], oldest[row, right], found_s, found):
+                found, found_s = oldest[row, right], since_s[row, right]
+        left >>= 1
+        right >>= 1
+    return int(state.index_job[row, found]) if found >= 0 else -1
+
+
+@kernel
+def next_to_age_s(sim: Simulation, row: int) -> float:
+    """Return when a waiting job next reaches the ageing bound, inf for never."""
+    state = sim.state
+    while state.index_young_count[row] > 0:
+        job = state.index_young[row, 0]
+        aged_s = state.queued_s[row, job] + sim.rules.ageing_s
+        if aged_s > state.now_s[row]:
+            return float(aged_s)
+        remove(state.queued_s, state.index_young, state.index_young_place, state.index_young_count, row, job)
+    return math.inf

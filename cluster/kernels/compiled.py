@@ -1,0 +1,59 @@
+"""How Longshore's kernels are compiled, and where compiled code is kept between runs."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core.dispatcher import Dispatcher
+from numba.core.types import Type, unliteral
+
+PACKAGE = Path(__file__).absolute().parents[2]
+
+
+def _cache_folder() -> Path:
+    """Return a folder for this exact state of the sources, which Numba's own cache does not tell apart."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    for room in ("agents", "cluster", "envs"):  # the rooms with kernels
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "longshore" / "kernels" / digest.hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="longshore-kernels-"))
+    return folder
+
+
+if "NUMBA_CACHE_DIR" not in os.environ:
+    # Not through the environment: a child started after an upgrade must find its own folder.
+    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def kernel(function: Function) -> Function:
+    """Compile a function on its first call, and keep the code for later runs."""
+    # _nrt: nothing is allocated in a kernel, so nothing need be counted (docs/decisions/0001)
+    compiled: Function = numba.njit(cache=True, error_model="numpy", _nrt=False, nogil=True)(function)  # type: ignore[call-overload]
+    if isinstance(compiled, Dispatcher):  # and not plain Python, as NUMBA_DISABLE_JIT asks for
+        _take_literals_as_numbers(compiled)
+    return compiled
+
+
+def _take_literals_as_numbers(compiled: Any) -> None:
+    """Let a call with a number written in the source use the code that serves every number of its type.
+
+    Numba compiles a function anew for each number that a kernel passes to it. That nearly doubles the time of a first
+    use, and no kernel ran slower without it: LLVM folds such numbers by itself where it inlines the function.
+    """
+    call_template = compiled.get_call_template
+
+    def of_types(args: Sequence[Type], kws: Mapping[str, Type]) -> object:
+        return call_template([unliteral(it) for it in args], {name: unliteral(it) for name, it in kws.items()})
+
+    compiled.get_call_template = of_types

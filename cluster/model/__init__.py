@@ -1,0 +1,1 @@
+"""The nouns of the simulator: topology, workload, scenarios and outcome."""

@@ -1,0 +1,149 @@
+"""Scenarios: workloads stacked as arrays, each with its own draw of the cluster and its own fault seed."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..files.errors import InputError
+from .topology import Cluster
+from .workload import Workload
+
+EVERY_JOB = 2**31 - 1
+MOST_RESTART_S = 31_536_000.0  # a year
+
+
+class Scenarios(NamedTuple):
+    """What differs between runs. First axis scenario; rows of shorter workloads are padded with zeros."""
+
+    jobs: NDArray[np.int32]  # (scenarios,) jobs of each workload
+    gpus: NDArray[np.int32]  # (scenarios, jobs) GPUs that the job needs
+    work_s: NDArray[np.float64]  # (scenarios, jobs) work: fault-free run time on the reference placement
+    estimate_s: NDArray[np.float64]  # (scenarios, jobs) what policies and order regimes know of the work
+    submit_s: NDArray[np.float64]  # (scenarios, jobs) never decreasing
+    compute_s: NDArray[np.float64]  # (scenarios, jobs) compute time of an iteration at speed 1
+    parameter_bytes: NDArray[np.float64]  # (scenarios, jobs) volume of one all-reduce
+    speed: NDArray[np.float64]  # (scenarios, nodes) relative speed of the node's GPUs
+    hazard_per_s: NDArray[np.float64]  # (scenarios, gpus) fault rate of each GPU as policies know it
+    source_rate_per_s: NDArray[np.float64]  # (scenarios, sources) true rate of each fault source, 0 for none
+    fault_seed: NDArray[np.int64]  # (scenarios,) key of the scenario's random numbers, of which 32 bits count
+
+
+class FaultProcess(NamedTuple):
+    """How fault sources fail and recover; their rates stand in the scenarios. See docs/simulator.md."""
+
+    shape: float  # Weibull shape of up times, 1 is the exponential
+    repair_mean_s: float
+    repair_sigma: float  # 0: exponential repair times; else log-normal with this sigma
+    transient_probability: float  # share of faults after which a restart is enough
+    outage_first: NDArray[np.int32]  # (sources + 1,) replayed outages of source s: outage_first[s] to [s + 1] - 1
+    outage_start_s: NDArray[np.float64]  # (outages,)
+    outage_end_s: NDArray[np.float64]  # (outages,)
+
+
+class Rules(NamedTuple):
+    """Constants of a simulation."""
+
+    ring: bool  # the ring model of run time; else the simple one
+    node_penalty: float  # simple model: run time grows by this for each node beyond the first
+    reference_gpus: int  # ring model: GPUs of a reference node
+    reference_intra_bytes_per_s: float
+    reference_nic_bytes_per_s: float
+    checkpoint_s: float  # running, the restart excluded, between two checkpoints
+    restart_s: float  # overhead of each start after the first
+    order: int  # order regime, an index of ORDERS
+    ageing_s: float  # a job that has been in the queue this long in all is overtaken by nobody
+    waiting: bool  # a policy may let the next event pass
+    limit_s: float = math.inf  # the simulation is cut off here, for workloads that never end
+    backfill_depth: int = EVERY_JOB  # of the queue, behind the holder of the reservation: who may pass it
+
+
+ORDERS = {"fifo": 0, "easy": 1, "easy-shortest": 2, "shortest": 3}
+
+
+def fault_sources(cluster: Cluster) -> int:
+    """Return the number of fault sources: GPUs, then nodes, then racks."""
+    return cluster.gpu_node.size + cluster.speed.size + cluster.uplink_bytes_per_s.size
+
+
+def stack(
+    cluster: Cluster,
+    workloads: Sequence[Workload],
+    *,
+    fault_seed: NDArray[np.int64],
+    source_rate_per_s: NDArray[np.float64],
+    speed: NDArray[np.float64] | None = None,
+    hazard_per_s: NDArray[np.float64] | None = None,
+) -> Scenarios:
+    """Return scenarios of the given workloads on a cluster.
+
+    Args:
+        cluster: Gives the speeds if `speed` is left out.
+        workloads: One for each scenario.
+        fault_seed: Shape (scenarios,).
+        source_rate_per_s: Shape (sources,) or (scenarios, sources).
+        speed: Shape (scenarios, nodes), if it differs between scenarios.
+        hazard_per_s: What policies know, shape (gpus,) or (scenarios, gpus); the true rates if left out, where a
+            GPU bears the rate of its own source and those of its node and rack.
+
+    Raises:
+        InputError: If the work or the estimate of a job is not finite or not above 0.
+    """
+    for workload in workloads:
+        check_times(workload)
+    scenarios, jobs = len(workloads), max(workload.jobs for workload in workloads)
+    rates = np.broadcast_to(source_rate_per_s, (scenarios, fault_sources(cluster))).astype(np.float64)
+    if hazard_per_s is None:
+        gpus, nodes = cluster.gpu_node.size, cluster.speed.size
+        rack = cluster.node_rack[cluster.gpu_node]
+        hazard_per_s = rates[:, :gpus] + rates[:, gpus + cluster.gpu_node] + rates[:, gpus + nodes + rack]
+
+    return Scenarios(
+        jobs=np.array([workload.jobs for workload in workloads], dtype=np.int32),
+        gpus=_padded([workload.gpus for workload in workloads], jobs, np.int32),
+        work_s=_padded([workload.work_s for workload in workloads], jobs, np.float64),
+        estimate_s=_padded([workload.estimate_s for workload in workloads], jobs, np.float64),
+        submit_s=_padded([workload.submit_s for workload in workloads], jobs, np.float64),
+        compute_s=_padded([workload.compute_s for workload in workloads], jobs, np.float64),
+        parameter_bytes=_padded([workload.parameter_bytes for workload in workloads], jobs, np.float64),
+        speed=np.broadcast_to(cluster.speed if speed is None else speed, (scenarios, cluster.speed.size)).copy(),
+        hazard_per_s=np.broadcast_to(hazard_per_s, (scenarios, cluster.gpu_node.size)).astype(np.float64),
+        source_rate_per_s=rates,
+        fault_seed=np.asarray(fault_seed, dtype=np.int64),
+    )
+
+
+def check_times(workload: Workload) -> None:
+    """Refuse jobs that no simulation could end: an estimate of 0 that is outlived is 0 also when it is doubled.
+
+    Raises:
+        InputError: Naming the first such job.
+    """
+    for what, times_s in (("work", workload.work_s), ("an estimate", workload.estimate_s)):
+        for job in np.flatnonzero(~((times_s > 0) & (times_s < np.inf)))[:1]:
+            raise InputError(
+                f"job {workload.ids[job]} has {what} of {times_s[job]:g} s",
+                "times must be finite and more than 0; correct or drop the job",
+            )
+
+
+def same_jobs(scenarios: Scenarios) -> NDArray[np.intp]:
+    """Return a label of each scenario, shape (scenarios,), the same where the jobs are the same.
+
+    Such scenarios are no independent evidence, however their faults differ.
+    """
+    jobs = np.hstack([scenarios.submit_s, scenarios.work_s, scenarios.gpus])
+    labels: NDArray[np.intp] = np.unique(jobs, axis=0, return_inverse=True)[1]
+    return labels
+
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+def _padded(rows: Sequence[NDArray[Number]], length: int, dtype: type[Number]) -> NDArray[Number]:
+    table = np.zeros((len(rows), length), dtype=dtype)
+    for row, values in zip(table, rows, strict=True):
+        row[: values.size] = values
+    return table

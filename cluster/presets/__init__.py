@@ -1,0 +1,1 @@
+"""Clusters and problems that are ready to use, from files or by name."""

@@ -1,0 +1,156 @@
+"""The preset `hetero64`: a small cluster of two speeds with a lemon node, drawn anew for each scenario."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from ..model.topology import Cluster, grid_cluster
+from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES
+
+HOUR_S = 3600.0
+GPUS_PER_NODE = 8
+FAST_SPEED = 2.5
+JOB_GPUS = np.array([1, 2, 4, 8, 16, 32], dtype=np.int32)
+JOB_GPUS_PROBABILITY = np.array([0.30, 0.15, 0.20, 0.18, 0.11, 0.06])
+# Adding up in floating point misses 1 by a rounding, and a draw beyond it would find no size.
+SIZE_BOUNDS = np.append(np.cumsum(JOB_GPUS_PROBABILITY)[:-1], 1.0)
+WORK_MEDIAN_S = 4.1 * HOUR_S
+WORK_SIGMA = 0.5
+GPU_FAULTS_PER_S = 1.0 / (1500.0 * HOUR_S)
+LEMON_FACTOR = 25.0
+REPAIR_MEAN_S = 12.0 * HOUR_S
+DRAWS_PER_BLOCK = 4  # Philox gives four numbers for each value of its counter
+
+
+class _Draws(NamedTuple):
+    """Uniform numbers in [0, 1), one row for each scenario."""
+
+    fast: NDArray[np.float64]  # (scenarios, nodes)
+    lemon: NDArray[np.float64]  # (scenarios,)
+    seed: NDArray[np.float64]  # (scenarios,)
+    size: NDArray[np.float64]  # (scenarios, jobs)
+    radius: NDArray[np.float64]  # (scenarios, jobs)
+    angle: NDArray[np.float64]  # (scenarios, jobs)
+    gap: NDArray[np.float64]  # (scenarios, jobs), or no jobs where all are submitted at the start
+
+
+def hetero64(
+    scenarios: int, seed: int, *, first: int = 0, nodes: int = 8, jobs: int = 64, load: float | None = None
+) -> tuple[Cluster, Scenarios, FaultProcess, Rules]:
+    """Return scenarios of the preset: 8 nodes of 8 GPUs, 64 jobs that are all submitted at the start, or over time.
+
+    In each scenario a random half of the nodes is 2.5 times as fast as the others, and a random node is a lemon with
+    25 times the fault rate. Scenario i depends on `seed`, `first` + i, `nodes`, `jobs` and `load` only, not on how many
+    are drawn, so sets with ranges that do not meet share nothing.
+
+    Args:
+        scenarios: How many to draw.
+        seed: Key of all random numbers, at least 0.
+        first: Number of the first scenario, at least 0.
+        nodes: Nodes of 8 GPUs each, at least 4, so that the largest job (32 GPUs) fits.
+        jobs: Jobs of each scenario.
+        load: Jobs arrive as a Poisson process that offers this share of the cluster's GPU-time, counted in GPUs of
+            speed 1; None submits all at once.
+
+    Raises:
+        ValueError: If a number is below its minimum.
+    """
+    if scenarios < 1 or seed < 0 or first < 0 or nodes < 4 or jobs < 1 or (load is not None and not load > 0.0):
+        raise ValueError(
+            f"scenarios and jobs must be at least 1, seed and first at least 0, nodes at least 4, load above 0; "
+            f"got {scenarios}, {jobs}, {seed}, {first}, {nodes}, {load}"
+        )
+    cluster = grid_cluster(nodes, GPUS_PER_NODE)
+    draws = _draws(scenarios, seed, first, nodes, jobs, jobs if load is not None else 0)
+    drawn = _scenarios(cluster, draws)
+    if load is not None:
+        drawn = drawn._replace(submit_s=_arrivals_s(draws.gap, load, drawn.speed[0].sum() * GPUS_PER_NODE))
+    return cluster, drawn, fault_process(), rules()
+
+
+def _arrivals_s(gap: NDArray[np.float64], load: float, capacity: float) -> NDArray[np.float64]:
+    """Return when jobs are submitted, the first at 0, to a cluster worth so many GPUs of speed 1."""
+    gpu_s = float(JOB_GPUS @ JOB_GPUS_PROBABILITY) * WORK_MEDIAN_S * np.exp(WORK_SIGMA**2 / 2.0)
+    gaps_s = -np.log1p(-gap) * gpu_s / (load * capacity)
+    gaps_s[:, 0] = 0.0
+    arrivals_s: NDArray[np.float64] = gaps_s.cumsum(axis=1)
+    return arrivals_s
+
+
+def fault_process() -> FaultProcess:
+    """Return the preset's faults: exponential up times and repairs, no transient ones."""
+    return FaultProcess(
+        shape=1.0,
+        repair_mean_s=REPAIR_MEAN_S,
+        repair_sigma=0.0,
+        transient_probability=0.0,
+        outage_first=np.zeros(1, dtype=np.int32),
+        outage_start_s=np.zeros(0),
+        outage_end_s=np.zeros(0),
+    )
+
+
+def rules() -> Rules:
+    """Return the preset's constants: simple run-time model, strict FIFO, no ageing, no waiting."""
+    return Rules(
+        ring=False,
+        node_penalty=0.25,
+        reference_gpus=GPUS_PER_NODE,
+        reference_intra_bytes_per_s=150e9,
+        reference_nic_bytes_per_s=12.5e9,
+        checkpoint_s=HOUR_S,
+        restart_s=0.25 * HOUR_S,
+        order=0,
+        ageing_s=float("inf"),
+        waiting=False,
+    )
+
+
+def numbered_draws(scenarios: int, seed: int, first: int, count: int) -> NDArray[np.float64]:
+    """Return uniform numbers in [0, 1) of scenarios first, first + 1, ..., shape (scenarios, count).
+
+    Each row is of whole blocks, so that it stands at a known value of the counter.
+    """
+    blocks = -(-count // DRAWS_PER_BLOCK)
+    rng = np.random.Generator(np.random.Philox(key=seed, counter=first * blocks))
+    return rng.random((scenarios, blocks * DRAWS_PER_BLOCK))[:, :count]
+
+
+def work_s(radius: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the work of jobs, log-normal, from two uniform numbers for each."""
+    # Box and Muller, 1958; 1 - u is never 0.
+    normal = np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * np.pi * angle)
+    work: NDArray[np.float64] = WORK_MEDIAN_S * np.exp(WORK_SIGMA * normal)
+    return work
+
+
+def _draws(scenarios: int, seed: int, first: int, nodes: int, jobs: int, gaps: int) -> _Draws:
+    ends = np.cumsum([nodes, 1, 1, jobs, jobs, jobs, gaps])
+    rows = numbered_draws(scenarios, seed, first, int(ends[-1]))
+    fast, lemon, fault_seed, size, radius, angle, gap, _ = np.split(rows, ends, axis=1)
+    return _Draws(fast, lemon[:, 0], fault_seed[:, 0], size, radius, angle, gap)
+
+
+def _scenarios(cluster: Cluster, draws: _Draws) -> Scenarios:
+    nodes, shape = cluster.speed.size, draws.size.shape
+    rank = draws.fast.argsort(axis=1).argsort(axis=1)
+    lemon = (draws.lemon * nodes).astype(np.int32)[:, None] == cluster.gpu_node
+    hazard = np.where(lemon, LEMON_FACTOR * GPU_FAULTS_PER_S, GPU_FAULTS_PER_S)
+    rates = np.zeros((shape[0], fault_sources(cluster)))
+    rates[:, : hazard.shape[1]] = hazard
+    work = work_s(draws.radius, draws.angle)
+    return Scenarios(
+        jobs=np.full(shape[0], shape[1], dtype=np.int32),
+        gpus=JOB_GPUS[np.searchsorted(SIZE_BOUNDS, draws.size, side="right")],
+        work_s=work,
+        estimate_s=work.copy(),
+        submit_s=np.zeros(shape),
+        compute_s=np.full(shape, DEFAULT_COMPUTE_S),
+        parameter_bytes=np.full(shape, DEFAULT_PARAMETER_BYTES),
+        speed=np.where(rank < nodes // 2, FAST_SPEED, 1.0),
+        hazard_per_s=hazard,
+        source_rate_per_s=rates,
+        fault_seed=(draws.seed * 2.0**32).astype(np.int64),
+    )

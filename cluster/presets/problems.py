@@ -1,0 +1,265 @@
+"""Problems from what users bring: a cluster file, jobs, recorded faults; or the preset's draws of a cluster."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..faults.recorded import FaultTrace, node_faults_per_s, replay
+from ..files.errors import InputError
+from ..model.problem import Problem
+from ..model.scenarios import ORDERS, Rules, Scenarios, fault_sources, stack
+from ..model.topology import Cluster, speed_sum
+from ..model.workload import Workload
+from ..workloads.windows import sample_windows
+from .cluster_file import ClusterSetup, draw_faults
+from .hetero64 import hetero64
+from .patent import SOURCE_JOBS, source
+from .streams import Stream, stream
+
+WINDOW_JOBS = 96
+RUNS, LEAST_SCENARIOS = 8, 64
+LOAD = 0.85
+HETERO64_CAPACITY = 112  # GPUs of speed 1 that 32 of speed 1 and 32 of speed 2.5 are worth
+HETERO64_LARGEST = 48  # GPUs; all 64 are up at once about 15 % of the time only
+HETERO64_GPUS, HETERO64_JOBS = 64, 64
+GIB = 2**30
+MOST_BYTES = 10 * GIB
+# For each job of each scenario 44 bytes of what is given, 136 of state, and for each of 14 policies that are compared
+# 36 of outcome and 8 of JCT, some of it twice; for each GPU and node also what its fault source holds, and for each
+# node what the moves hold that are looked at.
+SCENARIO_BYTES, JOB_BYTES, GPU_BYTES, NODE_BYTES = 1800, 950, 64, 520
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """What may be chosen: the order of jobs, how long one may be overtaken, and whether policies may wait."""
+
+    order: str = "fifo"
+    ageing_s: float = float("inf")
+    waiting: bool = False
+
+    def over(self, rules: Rules) -> Rules:
+        """Return rules with this regime."""
+        return rules._replace(order=ORDERS[self.order], ageing_s=self.ageing_s, waiting=self.waiting)
+
+
+def hetero64_problem(
+    scenarios: int,
+    seed: int,
+    regime: Regime,
+    *,
+    nodes: int = HETERO64_GPUS // 8,
+    jobs: int = HETERO64_JOBS,
+    load: float | None = None,
+) -> Problem:
+    """Return scenarios of the preset `hetero64`, or of its like with other sizes (see `hetero64`).
+
+    Raises:
+        InputError: If they would take too much memory.
+    """
+    check_size(scenarios, jobs, 8 * nodes, nodes)
+    cluster, drawn, process, rules = hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load)
+    return Problem(cluster, drawn, process, regime.over(rules))
+
+
+def source_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Problem:
+    """Return scenarios of the preset `source4` or `source64`, by the cluster's GPUs.
+
+    Raises:
+        InputError: If they would take too much memory.
+    """
+    check_size(scenarios, SOURCE_JOBS[gpus], gpus, gpus)
+    cluster, drawn, process, rules = source(scenarios, seed, gpus=gpus)
+    return Problem(cluster, drawn, process, regime.over(rules))
+
+
+def window_problem(
+    workload: Workload,
+    regime: Regime,
+    *,
+    windows: int,
+    runs: int | None,
+    part: tuple[float, float],
+    seed: int,
+    load: float = LOAD,
+    max_gpus: int = HETERO64_LARGEST,
+    disjoint: bool = False,
+) -> Problem:
+    """Return windows of a trace on clusters of the preset `hetero64`, several draws for each window.
+
+    Scenario i plays window i // runs.
+
+    Args:
+        workload: The whole trace.
+        regime: What may be chosen.
+        windows: Windows of 96 consecutive jobs, or of as many as the part has.
+        runs: Draws of speeds, lemon and faults for each window; if None, 8, and more where windows are few.
+        part: The share of the trace, in order of time, that windows come from.
+        seed: Of windows and draws.
+        load: Offered load that arrivals are scaled to, on the cluster's speed.
+        max_gpus: Jobs that ask more get so many.
+        disjoint: Take windows that share no job, and fewer if there are not so many.
+
+    Raises:
+        InputError: If the part has no job, a job asks more than 64 GPUs, or it would take too much memory.
+    """
+    found = windows_of(
+        workload, windows, part=part, seed=seed, load=load, max_gpus=max_gpus, capacity=HETERO64_CAPACITY,
+        disjoint=disjoint,
+    )  # fmt: skip
+    runs = runs or enough_runs(len(found))
+    check_size(len(found) * runs, found[0].jobs, HETERO64_GPUS, HETERO64_GPUS // 8)
+    cluster, drawn, process, rules = hetero64(len(found) * runs, seed, jobs=1)
+    for window in found:
+        check_fits(window, cluster)
+    scenarios = stack(
+        cluster,
+        [window for window in found for _ in range(runs)],
+        fault_seed=drawn.fault_seed,
+        source_rate_per_s=drawn.source_rate_per_s,
+        speed=drawn.speed,
+    )
+    return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(rules)))
+
+
+def enough_runs(windows: int) -> int:
+    """Return how many draws of faults to take for each window: 8, and more where windows are few."""
+    return max(RUNS, -(-LEAST_SCENARIOS // windows))
+
+
+def windows_of(
+    workload: Workload, windows: int, *, part: tuple[float, float], seed: int, load: float | None, max_gpus: int,
+    capacity: int, disjoint: bool,
+) -> list[Workload]:  # fmt: skip
+    """Return windows of 96 consecutive jobs; of all of them if the part of the trace has fewer.
+
+    Raises:
+        InputError: If the part has none.
+    """
+    jobs = min(WINDOW_JOBS, jobs_within(workload, part))
+    if jobs == 0:
+        problem = f"the part from {part[0]:g} to {part[1]:g} of a trace of {workload.jobs} jobs has none"
+        raise InputError(problem, "give a longer trace", field="--trace")
+    rng = stream(seed, Stream.WINDOWS)
+    return sample_windows(
+        workload, jobs, windows, rng, first=part[0], last=part[1], max_gpus=max_gpus, load=load, cluster_gpus=capacity,
+        disjoint=disjoint,
+    )  # fmt: skip
+
+
+def disjoint_windows(workload: Workload, part: tuple[float, float]) -> int:
+    """Return how many windows that share no job a part of a workload has room for, at least 1."""
+    return max(1, jobs_within(workload, part) // WINDOW_JOBS)
+
+
+def jobs_within(workload: Workload, part: tuple[float, float]) -> int:
+    """Return how many jobs a part of a workload has, given as shares of its jobs in order of submission."""
+    return round(part[1] * workload.jobs) - round(part[0] * workload.jobs)
+
+
+def capacity_of(cluster: Cluster) -> int:
+    """Return how many GPUs of speed 1 a cluster is worth, at least 1; loads are offered to so many."""
+    return max(1, round(speed_sum(cluster)))
+
+
+def cluster_problem(
+    setup: ClusterSetup,
+    workloads: Sequence[Workload],
+    regime: Regime,
+    *,
+    runs: int,
+    seed: int,
+    faults: FaultTrace | None = None,
+) -> Problem:
+    """Return workloads on a cluster file's cluster, several draws of its faults for each.
+
+    Scenario i plays workload i // runs. Recorded faults, if given, take the place of the file's fault model; every
+    scenario meets the same ones. Policies then know the hazards of the cluster file; only if those are all 0, the mean
+    rate of the recorded fleet.
+
+    Raises:
+        InputError: If a job asks more GPUs than the cluster has, or it would take too much memory.
+    """
+    cluster = setup.cluster
+    most_jobs = max(workload.jobs for workload in workloads)
+    check_size(len(workloads) * runs, most_jobs, cluster.gpu_node.size, cluster.speed.size)
+    for workload in workloads:
+        check_fits(workload, cluster)
+    count = len(workloads) * runs
+    seeds = stream(seed, Stream.FAULTS).integers(0, 2**32, count)
+    hazard: NDArray[np.float64] | None = None
+    if faults is None:
+        draws = [draw_faults(setup, int(one)) for one in seeds]
+        rates, process = np.stack([draw[0] for draw in draws]), draws[0][1]
+    else:
+        rates, process = np.zeros(fault_sources(cluster)), replay(faults, cluster, stream(seed, Stream.OUTAGES))
+        hazard = _known_hazard_per_s(setup, faults)
+    scenarios = stack(
+        cluster,
+        [workload for workload in workloads for _ in range(runs)],
+        fault_seed=seeds,
+        source_rate_per_s=rates,
+        hazard_per_s=hazard,
+    )
+    return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(setup.rules)))
+
+
+def _known_hazard_per_s(setup: ClusterSetup, faults: FaultTrace) -> NDArray[np.float64]:
+    """Return what policies know of recorded faults, shape (gpus,): what the cluster file says, if it says anything.
+
+    The mean rate of the trace comes from what is about to be played; no scheduler knows it beforehand.
+    """
+    if (setup.hazard_per_s > 0.0).any():
+        return setup.hazard_per_s
+    # A node's outage takes all its GPUs: each bears its share of the mean rate of a node.
+    return node_faults_per_s(faults) / np.diff(setup.cluster.first_gpu)[setup.cluster.gpu_node]
+
+
+def check_fits(workload: Workload, cluster: Cluster) -> None:
+    """Refuse a workload with a job that the cluster can never hold.
+
+    Raises:
+        InputError: Naming the first such job.
+    """
+    for job in np.flatnonzero(workload.gpus > cluster.gpu_node.size)[:1]:
+        raise InputError(
+            f"job {workload.ids[job]} asks {workload.gpus[job]} GPUs of a cluster that has {cluster.gpu_node.size}",
+            "give a larger cluster, or cut such jobs with --max-gpus",
+        )
+
+
+def memory_bytes(scenarios: int, jobs: int, gpus: int, nodes: int) -> int:
+    """Return how much memory so many scenarios take that are compared under all heuristics, about."""
+    return scenarios * (SCENARIO_BYTES + jobs * JOB_BYTES + gpus * GPU_BYTES + nodes * NODE_BYTES)
+
+
+def check_size(scenarios: int, jobs: int, gpus: int, nodes: int) -> None:
+    """Refuse what would take more than some 10 GiB of arrays, before they are made.
+
+    Args:
+        scenarios: Workloads times draws of faults.
+        jobs: Of the longest workload.
+        gpus: Of the cluster.
+        nodes: Of the cluster.
+
+    Raises:
+        InputError: Saying what to lower.
+    """
+    needed_bytes = memory_bytes(scenarios, jobs, gpus, nodes)
+    if needed_bytes > MOST_BYTES:
+        raise InputError(
+            f"{scenarios:,} scenarios of {jobs:,} jobs on {nodes:,} nodes would take {needed_bytes / GIB:,.0f} GiB of "
+            f"memory, more than {MOST_BYTES // GIB}",
+            "lower --workloads, --runs or --jobs",
+        )
+
+
+def until_overload(cluster: Cluster, scenarios: Scenarios, rules: Rules) -> Rules:
+    """Return rules that cut a simulation off when it would not end: long after all work could have been done."""
+    work = (scenarios.work_s * scenarios.gpus).sum(axis=1).max(initial=0.0)
+    slowest = float(scenarios.speed.min())
+    last_s = float(scenarios.submit_s.max(initial=0.0))
+    longest_s = float(scenarios.work_s.max(initial=0.0)) / slowest
+    return rules._replace(limit_s=last_s + 50.0 * work / slowest / cluster.gpu_node.size + 1000.0 * longest_s)

@@ -1,0 +1,1 @@
+"""The event simulator: what happens between two decisions."""

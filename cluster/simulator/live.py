@@ -1,0 +1,134 @@
+"""What only a simulation needs that a real cluster drives: jobs come and go by other ways than in a workload."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dispatch.expected import note_start
+from ..dispatch.queue_index import forget_index
+from ..kernels.compiled import kernel
+from ..kernels.heap import push
+from ..model.scenarios import EVERY_JOB, FaultProcess, Rules, Scenarios, fault_sources
+from ..model.topology import Cluster
+from ..state.state import Simulation
+from .engine import dequeue, enqueue_first, enqueue_last, link
+from .simulation import simulation_of
+
+OF_JOBS = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # what scenarios say of each
+
+
+@kernel
+def withdraw(sim: Simulation, row: int, job: int) -> None:
+    """Take a waiting job out of the queue for good."""
+    dequeue(sim, row, job)
+    sim.state.finish_s[row, job] = sim.state.now_s[row]
+    sim.state.finished[row] += 1
+
+
+@kernel
+def move_by_rank(sim: Simulation, row: int, job: int, rank: NDArray[np.int64]) -> None:
+    """Move a waiting job that stands first or last to its place: behind all of a lower rank, before all of a higher.
+
+    Among equals it stays on the side from which it came. The queue but for this job must be in that order.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job.
+        rank: Of each job, shape (jobs,).
+    """
+    state = sim.state
+    if state.head[row] == job and state.tail[row] != job:
+        after = state.next_job[row, job]
+        while after >= 0 and rank[after] < rank[job]:
+            after = state.next_job[row, after]
+        put_before(sim, row, job, after)
+    elif state.tail[row] == job:
+        before = state.previous_job[row, job]
+        while before >= 0 and rank[before] > rank[job]:
+            before = state.previous_job[row, before]
+        put_before(sim, row, job, state.head[row] if before < 0 else state.next_job[row, before])
+
+
+@kernel
+def put_before(sim: Simulation, row: int, job: int, after: int) -> None:
+    """Put a waiting job before another, -1 for the end of the queue; nothing else about its stay changes."""
+    state = sim.state
+    if after == job or state.next_job[row, job] == after:
+        return
+    forget_index(sim, row)
+    link(sim, row, state.previous_job[row, job], state.next_job[row, job])
+    before = state.tail[row] if after < 0 else state.previous_job[row, after]
+    link(sim, row, before, job)
+    link(sim, row, job, after)
+
+
+@kernel
+def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None:
+    """Let a job run that has run since before the simulation knew of it; its times stand in the state.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job, in no queue.
+        gpus: GPUs that it holds, in the order of their picks; free, though they may be out of service.
+    """
+    state = sim.state
+    state.first_gpu[row, job] = -1
+    for gpu in gpus:
+        state.gpu_job[row, gpu] = job
+        state.gpu_next[row, gpu] = state.first_gpu[row, job]
+        state.first_gpu[row, job] = gpu
+        if state.gpu_down[row, gpu] == 0:
+            state.free[row, sim.cluster.gpu_node[gpu]] -= 1
+            state.usable[row] -= 1
+    state.busy[row] += gpus.size
+    push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+    note_start(sim, row, job)
+
+
+@kernel
+def rejoin(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+    """Put a job at the end of the queue that has stood there since a time before the simulation knew of it."""
+    enqueue_last(sim, row, job)
+    _count_from(sim, row, job, entered_s)
+
+
+@kernel
+def come_back(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+    """Put a job at the head of the queue whose stay counts from a time before."""
+    enqueue_first(sim, row, job)
+    _count_from(sim, row, job, entered_s)
+
+
+@kernel
+def _count_from(sim: Simulation, row: int, job: int, entered_s: float) -> None:
+    state = sim.state
+    forget_index(sim, row)
+    state.entered_s[row, job] = entered_s
+    state.queued_s[row, job] = entered_s - state.wait_s[row, job]
+
+
+def empty_row(
+    cluster: Cluster, rules: Rules, process: FaultProcess, hazard_per_s: NDArray[np.float64], room: int
+) -> Simulation:
+    """Return a simulation of one row with room for so many jobs, none of them written.
+
+    Args:
+        cluster: The cluster.
+        rules: Its rules.
+        process: Of imagined faults.
+        hazard_per_s: Of each GPU as policies know it, shape (gpus,).
+        room: Most jobs.
+    """
+    rates = np.zeros((1, fault_sources(cluster)))
+    rates[0, : hazard_per_s.size] = hazard_per_s
+    scenarios = Scenarios(
+        jobs=np.zeros(1, dtype=np.int32),
+        gpus=np.zeros((1, room), dtype=np.int32),
+        **{name: np.zeros((1, room)) for name in OF_JOBS if name != "gpus"},
+        speed=cluster.speed[None].copy(),
+        hazard_per_s=hazard_per_s[None].copy(),
+        source_rate_per_s=rates,
+        fault_seed=np.zeros(1, dtype=np.int64),
+    )
+    return simulation_of(cluster, scenarios, process, rules, index_from=EVERY_JOB)

@@ -1,0 +1,80 @@
+"""Simulations as Python sees them: made from scenarios, and read out when they have ended."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.outcome import Outcome
+from ..model.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, Scenarios
+from ..model.topology import Cluster
+from ..state.border import sound_cluster, sound_process, sound_rules, sound_scenarios
+from ..state.state import INDEX_FROM, Log, Simulation, State, allocate_log, allocate_state, traits_of
+
+FIFO = ORDERS["fifo"]
+
+
+def simulation_of(
+    cluster: Cluster,
+    scenarios: Scenarios,
+    process: FaultProcess,
+    rules: Rules,
+    *,
+    rows: int = 1,
+    log: Log | None = None,
+    index_from: int = INDEX_FROM,
+) -> Simulation:
+    """Return a simulation of so many clusters at once, none of them reset.
+
+    Args:
+        cluster: The cluster that all rows share.
+        scenarios: What rows can play.
+        process: How faults come and go.
+        rules: Constants.
+        rows: Clusters that are played side by side.
+        log: Where the events of row 0 go; nowhere if left out.
+        index_from: Length of a queue from which it has an index, more than any queue for never. It changes no result.
+
+    Raises:
+        ValueError: If anything could not be played (cluster/state/border.py), such as a job that asks more GPUs than
+            the cluster has; naming the field.
+    """
+    if rows < 1:
+        raise ValueError(f"rows is {rows}, expected at least 1")
+    cluster = sound_cluster(cluster)
+    scenarios = sound_scenarios(scenarios, cluster.gpu_node.size)
+    return Simulation(
+        cluster=cluster,
+        scenarios=scenarios,
+        traits=traits_of(cluster, scenarios),
+        process=sound_process(process),
+        rules=sound_rules(rules),
+        state=allocate_state(cluster, scenarios, rows, EVERY_JOB if rules.order == FIFO else index_from),
+        log=log or allocate_log(0, 0),
+    )
+
+
+def outcome_of(sim: Simulation, rows: NDArray[np.int64] | slice = slice(None)) -> Outcome:
+    """Return copies of what rows have done so far."""
+    state = sim.state
+    return Outcome(
+        finish_s=state.finish_s[rows].copy(),
+        first_start_s=state.first_start_s[rows].copy(),
+        stops=state.stops[rows].copy(),
+        lost_s=state.lost_s[rows].copy(),
+        wait_s=_waits_s(state, rows),
+        makespan_s=state.now_s[rows].copy(),
+        busy_gpu_s=state.busy_gpu_s[rows].copy(),
+        down_gpu_s=state.down_gpu_s[rows].copy(),
+        overhead_gpu_s=state.overhead_gpu_s[rows].copy(),
+        finished=state.finished[rows].copy(),
+        job_events=state.job_events[rows].copy(),
+        decisions=state.decisions[rows].copy(),
+    )
+
+
+def _waits_s(state: State, rows: NDArray[np.int64] | slice) -> NDArray[np.float64]:
+    """Return how long each job has been in the queue, shape (some rows, jobs); stays that last count until now."""
+    submitted = np.arange(state.wait_s.shape[1]) < state.submitted[rows][:, None]
+    stays = submitted & (state.run_place[rows] < 0) & (state.finish_s[rows] == 0.0)
+    lasting_s = np.where(stays, state.now_s[rows][:, None] - state.entered_s[rows], 0.0)
+    waits_s: NDArray[np.float64] = state.wait_s[rows] + lasting_s
+    return waits_s

@@ -1,0 +1,194 @@
+"""The border of the kernels for a state that was kept in a file: what no row could have come to does not enter.
+
+Kernels follow the numbers in a state without a look: one that is wrong would let them write where they must not, or go
+round for ever.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN
+from ..state.border import refuse
+from ..state.shapes import ANY, RANGES
+from ..state.state import Floats, Ints, Simulation, State
+
+LARGEST = 1e200  # such a time is still finite when it is divided by the least slowdown
+BOUNDED = (
+    "now_s", "estimates_s", "queued_gpu_s", "picked_hazard", "busy_gpu_s", "down_gpu_s", "job_time_s",
+    "overhead_gpu_s", "source_since_s", "saved_s", "start_s", "end_s", "overhead_s", "slowdown", "entered_s", "wait_s",
+    "queued_s", "first_start_s", "finish_s", "lost_s",
+)  # fmt: skip
+
+
+def sound_state(sim: Simulation, state: State) -> State:
+    """Return a state from which the rows of a simulation can be played on.
+
+    What only saves time, the index of the queue and the order of expected ends, is left out: it is found anew.
+
+    Args:
+        sim: Its own state gives types and shapes, which `state` must have.
+        state: Each row stands at a decision, with picks or without. No array of it is changed.
+
+    Raises:
+        ValueError: Naming the first field that no such row could have.
+    """
+    _check_ranges(sim, state)
+    _check_numbers(sim, state)
+    _check_heap(state, "source_heap", "source_place", state.source_count, state.source_s)
+    _check_heap(state, "run_heap", "run_place", state.running, state.end_s)
+    _check_sources(sim, state)
+    _check_jobs(sim, state, _waiting(state))
+    _check_gpus(sim, state)
+    _same("index_from", state.index_from, sim.state.index_from)  # by which there is room for an index
+    return state._replace(index_stage=np.zeros_like(state.index_stage), ends_kept=np.zeros_like(state.ends_kept))
+
+
+def _same(name: str, values: NDArray[Any], expected: NDArray[Any]) -> None:
+    refuse(f"state.{name}", values, values == expected, "what the other fields say")
+
+
+def _check_ranges(sim: Simulation, state: State) -> None:
+    counts = {
+        "scenario": sim.scenarios.jobs.size, "job": state.guess_s.shape[1], "gpu": state.gpu_job.shape[1],
+        "node": state.free.shape[1], "rack": sim.cluster.uplink_bytes_per_s.size, "source": state.source_s.shape[1],
+        "move": state.move_job.shape[1],
+    }  # fmt: skip
+    most = {"one": 1, "two": 2, "any": ANY, "job ahead": state.ahead_job.shape[1] - 1}
+    most |= {name: count - 1 for name, count in counts.items()} | {f"{name}s": count for name, count in counts.items()}
+    for (least, kind), names in RANGES.items():
+        for name in names:
+            values = getattr(state, name)
+            fits = (values >= least) & (values <= most[kind])
+            refuse(f"state.{name}", values, fits, f"{least} to {most[kind]}")
+
+
+def _check_numbers(sim: Simulation, state: State) -> None:
+    """Refuse numbers with which an estimate would be doubled for ever, or sums would come to no number."""
+    for name in BOUNDED:
+        values = getattr(state, name)
+        refuse(f"state.{name}", values, np.abs(values) <= LARGEST, f"at most {LARGEST:g} either way")
+    refuse("state.estimates_s", state.estimates_s, state.estimates_s > 0.0, "the sum of the estimates")
+    job = np.arange(state.guess_s.shape[1])
+    is_real = job < sim.scenarios.jobs[state.scenario][:, None]
+    fits = (state.guess_s > 0.0) & (state.guess_s < np.inf)
+    refuse("state.guess_s", state.guess_s, ~is_real | fits, "a finite number above 0")
+    runs, slowdown = state.run_place >= 0, state.slowdown
+    fits = (slowdown >= LEAST_SLOWDOWN) & (slowdown <= MOST_SLOWDOWN)
+    refuse("state.slowdown", slowdown, ~runs | fits, f"{LEAST_SLOWDOWN:g} to {MOST_SLOWDOWN:g}")
+
+
+def _check_heap(state: State, heap_name: str, place_name: str, count: Ints, key: Floats) -> None:
+    """Refuse a heap unless its places are those of its items, and keys rise on the way down and lie ahead."""
+    heap, place = getattr(state, heap_name), getattr(state, place_name)
+    at = np.arange(heap.shape[1])
+    is_in = at < count[:, None]
+    back = np.take_along_axis(place, heap, axis=1)
+    refuse(f"state.{heap_name}", heap, ~is_in | (back == at), f"an item whose {place_name} is this")
+    _same(place_name, (place >= 0).sum(axis=1), count)
+    keys = np.where(is_in, np.take_along_axis(key, heap, axis=1), np.inf)
+    above = np.where(at > 0, keys[:, (at - 1) // 2], state.now_s[:, None])
+    refuse(f"state.{heap_name}", heap, keys >= above, "an item that comes no earlier than those above it")
+
+
+def _check_sources(sim: Simulation, state: State) -> None:
+    """Refuse fault sources that hold other GPUs than the state says, or wait for outages that are not recorded."""
+    is_in = state.source_place >= 0
+    fits = np.isfinite(state.source_s) == is_in
+    refuse("state.source_s", state.source_s, fits, "a time if it stands in the heap, else none")
+    outages = np.zeros(state.source_s.shape[1], dtype=np.int64)
+    if sim.process.outage_first.size > 1:
+        outages[:] = np.diff(sim.process.outage_first)
+    is_recorded = sim.scenarios.source_rate_per_s[state.scenario] <= 0.0
+    fits = state.source_k < outages + ~is_in
+    refuse("state.source_k", state.source_k, ~is_recorded | fits, "one of the recorded outages")
+    node = sim.cluster.gpu_node
+    failed = state.source_failed
+    gpus, nodes = node.size, sim.cluster.node_rack.size
+    of_gpu, of_node, of_rack = failed[:, :gpus], failed[:, gpus : gpus + nodes], failed[:, gpus + nodes :]
+    _same("gpu_down", state.gpu_down, of_gpu + of_node[:, node] + of_rack[:, sim.cluster.node_rack[node]])
+
+
+def _walked(row: NDArray[np.int64], at: Ints, following: Ints, length: Ints) -> NDArray[np.int64]:
+    """Return the list that each item stands in, -1 for none, shape of `following`.
+
+    Args:
+        row: Row of each list.
+        at: Its first item.
+        following: The next item of each, shape (rows, items).
+        length: Items of each list.
+
+    Raises:
+        ValueError: If a list is longer or shorter than its length.
+    """
+    found = np.full(following.shape, -1, dtype=np.int64)
+    number = np.arange(row.size)
+    step = 0
+    while row.size:
+        ends = length == step
+        if ((at < 0) != ends).any():
+            i = int(np.flatnonzero((at < 0) != ends)[0])
+            raise ValueError(f"a list of row {row[i]} does not end after {length[i]} items")
+        number, row, at, length = (each[~ends] for each in (number, row, at, length))
+        found[row, at] = number
+        at = following[row, at]
+        step += 1
+    return found
+
+
+def _waiting(state: State) -> NDArray[np.bool_]:
+    """Return which jobs the queue holds, shape (rows, jobs)."""
+    rows = np.arange(state.head.size)
+    try:
+        waiting = _walked(rows, state.head, state.next_job, state.queued) >= 0
+    except ValueError as error:
+        raise ValueError(f"state.next_job: {error}") from error
+    before = np.full_like(state.previous_job, -1)
+    row, job = np.nonzero(waiting)
+    after = state.next_job[row, job]
+    before[row[after >= 0], after[after >= 0]] = job[after >= 0]
+    refuse("state.previous_job", state.previous_job, ~waiting | (state.previous_job == before), "the job before")
+    last = np.where(waiting & (state.next_job < 0), np.arange(waiting.shape[1]), -1).max(axis=1, initial=-1)
+    _same("tail", state.tail, last)
+    return waiting
+
+
+def _check_jobs(sim: Simulation, state: State, waiting: NDArray[np.bool_]) -> None:
+    """Refuse jobs that wait and run, or do either before they are submitted, and one that is due and does not wait."""
+    fits = state.submitted <= sim.scenarios.jobs[state.scenario]
+    refuse("state.submitted", state.submitted, fits, "at most the jobs of the scenario")
+    runs = state.run_place >= 0
+    job = np.arange(runs.shape[1])
+    fits = ~(waiting & runs) & (~(waiting | runs) | (job < state.submitted[:, None]))
+    refuse("state.run_place", state.run_place, fits, "that of a job that was submitted and does not wait")
+    _same("finished", state.finished, state.submitted - state.queued - state.running)
+    _same("estimated", state.estimated, state.submitted)
+    rows = np.arange(state.current.size)
+    refuse("state.current", state.current, waiting[rows, state.current], "a job of the queue")
+
+
+def _check_gpus(sim: Simulation, state: State) -> None:
+    """Refuse GPUs unless each job holds as many as it should, and all that is counted of them is right."""
+    rows, gpus = np.arange(state.current.size), sim.scenarios.gpus[state.scenario]
+    refuse("state.need", state.need, (state.need >= 1) & (state.need <= state.usable), "1 to the usable GPUs")
+    holds = np.where(state.run_place >= 0, gpus, 0)
+    _same("busy", state.busy, holds.sum(axis=1))
+    holds[rows, state.current] = gpus[rows, state.current] - state.need
+    refuse("state.need", state.need, holds[rows, state.current] >= 0, "at most what the job asks for")
+    row, job = np.indices(holds.shape).reshape(2, -1)
+    try:
+        held_by = _walked(row, state.first_gpu.ravel(), state.gpu_next, holds.ravel())
+    except ValueError as error:
+        raise ValueError(f"state.gpu_next: {error}") from error
+    _same("gpu_job", state.gpu_job, np.where(held_by >= 0, job[held_by], -1))
+    fits = (held_by >= 0).sum(axis=1) == holds.sum(axis=1)
+    refuse("state.first_gpu", state.first_gpu, fits[:, None], "no GPU that two jobs hold")
+    first = sim.cluster.first_gpu[:-1]
+    is_free = (state.gpu_job < 0) & (state.gpu_down == 0)
+    is_picked = state.gpu_job == state.current[:, None]
+    _same("free", state.free, np.add.reduceat(is_free, first, axis=1, dtype=np.int64))
+    _same("taken", state.taken, np.add.reduceat(is_picked, first, axis=1, dtype=np.int64))
+    _same("usable", state.usable, is_free.sum(axis=1))
+    _same("down", state.down, (state.gpu_down > 0).sum(axis=1))
+    _same("picked_nodes", state.picked_nodes, (state.taken > 0).sum(axis=1))

@@ -1,0 +1,200 @@
+"""The border of the kernels: what may enter them. Inside, nothing is looked at again.
+
+Values that no simulation could be played with would not end in an error there, but hang a kernel or write where it must
+not. Everything here is looked at once for a simulation or a call that plays one, never for an event.
+"""
+
+import math
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.scenarios import MOST_RESTART_S, ORDERS, FaultProcess, Rules, Scenarios
+from ..model.topology import Cluster
+from .shapes import declared_dtype
+from .state import Simulation
+
+Part = TypeVar("Part", bound=tuple[Any, ...])
+Values = NDArray[np.float64]
+
+
+def typed(values: Part) -> Part:
+    """Return a named tuple whose fields have the types that its annotations say, arrays contiguous.
+
+    What has them already is not copied.
+
+    Raises:
+        ValueError: If that would change a value.
+    """
+    fields = type(values).__annotations__.items()
+    return type(values)(*(_typed(name, kind, value) for (name, kind), value in zip(fields, values, strict=True)))
+
+
+def _typed(name: str, kind: Any, value: Any) -> Any:
+    dtype = declared_dtype(kind)
+    if np.asarray(value).dtype.kind not in "biuf":
+        raise ValueError(f"{name} is {_short(value)}, expected numbers")
+    try:
+        found = kind(value) if dtype is None else np.ascontiguousarray(value, dtype=dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is {_short(value)}: {_short(error)}") from error
+    if not np.array_equal(found, value, equal_nan=dtype is None or dtype.kind == "f"):
+        raise ValueError(f"{name} holds values that {dtype or kind.__name__} cannot: {_short(value)}")
+    return found
+
+
+def _short(value: object) -> str:
+    return " ".join(repr(value).split())[:80]
+
+
+def refuse(name: str, values: NDArray[Any], fits: NDArray[np.bool_], what: str) -> None:
+    """Refuse values unless all of them fit, with the place of the first that does not.
+
+    Raises:
+        ValueError: If one does not fit.
+    """
+    wrong = np.argwhere(~fits)
+    if wrong.size:
+        place = tuple(int(i) for i in wrong[0])
+        raise ValueError(f"{name}[{', '.join(map(str, place))}] is {values[place]:g}, expected {what}")
+
+
+def _above_0(name: str, values: Values, real: NDArray[np.bool_] | bool = True) -> None:  # noqa: FBT001, FBT002
+    refuse(name, values, ~np.asarray(real) | ((values > 0.0) & (values < math.inf)), "a finite number above 0")
+
+
+def _not_below_0(name: str, values: Values, real: NDArray[np.bool_] | bool = True) -> None:  # noqa: FBT001, FBT002
+    refuse(name, values, ~np.asarray(real) | ((values >= 0.0) & (values < math.inf)), "a finite number, at least 0")
+
+
+def sound_cluster(cluster: Cluster) -> Cluster:
+    """Return a cluster that kernels can read.
+
+    Raises:
+        ValueError: If GPUs, nodes and racks do not go together, or a speed or bandwidth is not above 0.
+    """
+    cluster = typed(cluster)
+    _check_parts("gpu_node", cluster.gpu_node, "first_gpu", cluster.first_gpu)
+    _check_parts("node_rack", cluster.node_rack, "first_node", cluster.first_node)
+    _above_0("speed", cluster.speed)
+    for name in ("intra_bytes_per_s", "nic_bytes_per_s", "uplink_bytes_per_s"):
+        refuse(name, getattr(cluster, name), getattr(cluster, name) > 0.0, "a bandwidth above 0")
+    return cluster
+
+
+def _check_parts(of: str, whole: NDArray[np.int32], name: str, first: NDArray[np.int32]) -> None:
+    """Refuse wholes that are not the numbers of parts which `first` bounds and of which each has a member."""
+    sizes = np.diff(first)
+    if whole.ndim != 1 or first.ndim != 1 or whole.size == 0 or (*first[:1], *first[-1:]) != (0, whole.size):
+        raise ValueError(f"{name} runs from {first[:1]} to {first[-1:]}, expected from 0 to the {whole.size} of {of}")
+    if (sizes < 1).any() or not np.array_equal(whole, np.repeat(np.arange(sizes.size), sizes)):
+        raise ValueError(f"{of} is not what {name} says: {whole[:8]} and {first[:8]}")
+
+
+def sound_scenarios(scenarios: Scenarios, gpus: int) -> Scenarios:
+    """Return scenarios that can be played on a cluster of so many GPUs; of padded jobs nothing is asked.
+
+    Raises:
+        ValueError: Naming the first value that could not.
+    """
+    scenarios = typed(scenarios)
+    if scenarios.jobs.ndim != 1 or scenarios.gpus.ndim != 2:
+        shapes = f"{scenarios.jobs.shape} and {scenarios.gpus.shape}"
+        raise ValueError(f"jobs and gpus have shapes {shapes}, expected one axis and two")
+    room = scenarios.gpus.shape[1]
+    refuse("jobs", scenarios.jobs, (scenarios.jobs >= 0) & (scenarios.jobs <= room), f"0 to {room}")
+    real = np.arange(room) < scenarios.jobs[:, None]
+    for name in ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes"):
+        if getattr(scenarios, name).shape != real.shape:
+            raise ValueError(f"{name} has shape {getattr(scenarios, name).shape}, expected {real.shape}")
+    most = int(np.where(real, scenarios.gpus, 0).max(initial=0))
+    if most > gpus:
+        raise ValueError(f"a job asks {most} GPUs of a cluster that has {gpus}")
+    refuse("gpus", scenarios.gpus, ~real | (scenarios.gpus > 0), "at least 1")
+    for name in ("work_s", "estimate_s", "compute_s"):
+        _above_0(name, getattr(scenarios, name), real)
+    for name in ("submit_s", "parameter_bytes"):
+        _not_below_0(name, getattr(scenarios, name), real)
+    later = scenarios.submit_s[:, 1:] >= scenarios.submit_s[:, :-1]
+    refuse("submit_s", scenarios.submit_s[:, 1:], ~real[:, 1:] | later, "no time before that of the job before")
+    _above_0("speed", scenarios.speed)
+    for name in ("hazard_per_s", "source_rate_per_s"):
+        _not_below_0(name, getattr(scenarios, name))
+    return scenarios
+
+
+def sound_process(process: FaultProcess) -> FaultProcess:
+    """Return a fault process that can be played.
+
+    Raises:
+        ValueError: If a number lies outside its range, or outages are not in order.
+    """
+    process = typed(process)
+    _above_0("shape", np.array([process.shape]))
+    for name in ("repair_mean_s", "repair_sigma"):
+        _not_below_0(name, np.array([getattr(process, name)]))
+    if not 0.0 <= process.transient_probability <= 1.0:
+        raise ValueError(f"transient_probability is {process.transient_probability}, expected 0 to 1")
+    first, start_s, end_s = process.outage_first, process.outage_start_s, process.outage_end_s
+    if first.size == 0 or first[0] != 0 or first[-1] > start_s.size or (np.diff(first) < 0).any():
+        raise ValueError(f"outage_first is {_short(first)}, expected to rise from 0 to at most {start_s.size} outages")
+    if end_s.shape != start_s.shape:
+        raise ValueError(f"outage_end_s has shape {end_s.shape}, expected {start_s.shape}")
+    _not_below_0("outage_start_s", start_s)
+    refuse("outage_end_s", end_s, end_s >= start_s, "no time before the start")
+    follows = np.ones(start_s.size, dtype=np.bool_)
+    follows[1:] = start_s[1:] >= end_s[:-1]
+    follows[first[first < start_s.size]] = True  # the first outage of each source
+    follows[first[-1] :] = True  # of no source
+    refuse("outage_start_s", start_s, follows, "no time before the end of the outage before")
+    return process
+
+
+class _Range(NamedTuple):
+    least: float
+    most: float
+    open_below: bool = False
+
+
+_RANGES = {
+    "node_penalty": _Range(0.0, 1e300), "reference_gpus": _Range(1, math.inf),
+    "reference_intra_bytes_per_s": _Range(0.0, math.inf, open_below=True),
+    "reference_nic_bytes_per_s": _Range(0.0, math.inf, open_below=True),
+    "checkpoint_s": _Range(0.0, math.inf, open_below=True), "restart_s": _Range(0.0, MOST_RESTART_S),
+    "order": _Range(0, len(ORDERS) - 1), "ageing_s": _Range(0.0, math.inf), "limit_s": _Range(-math.inf, math.inf),
+    "backfill_depth": _Range(0, math.inf),
+}  # fmt: skip
+
+
+def sound_rules(rules: Rules) -> Rules:
+    """Return rules whose numbers lie within their ranges.
+
+    Raises:
+        ValueError: Naming the first that does not.
+    """
+    rules = typed(rules)
+    for name, (least, most, open_below) in _RANGES.items():
+        value = getattr(rules, name)
+        if not (least < value if open_below else least <= value) or not value <= most:
+            bound = f"{'above' if open_below else 'at least'} {least:g}"
+            raise ValueError(f"{name} is {value}, expected {bound} and at most {most:g}")
+    return rules
+
+
+def rows_to_play(sim: Simulation, scenarios: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the scenarios that the first rows are to play, as kernels read them.
+
+    Raises:
+        ValueError: If they are more than the simulation has rows, or one is no scenario.
+    """
+    given = np.asarray(scenarios)
+    rows, count = sim.state.scenario.size, sim.scenarios.jobs.size
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise ValueError(f"scenarios are {_short(given)}, expected a list of whole numbers")
+    if given.size > rows:
+        raise ValueError(f"{given.size} scenarios cannot be played at once: the simulation has {rows} rows")
+    outside = np.flatnonzero((given < 0) | (given >= count))
+    if outside.size:
+        raise ValueError(f"there is no scenario {given[outside[0]]}, only 0 to {count - 1}")
+    return np.ascontiguousarray(given, dtype=np.int64)

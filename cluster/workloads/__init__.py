@@ -1,0 +1,1 @@
+"""Workloads: drawn from profiles, cut into windows, and estimated."""

@@ -1,0 +1,304 @@
+"""The observation with `candidate` actions, compiled. What is written, and in which order: envs/candidate_layout.py."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster.candidates.candidates import is_rest, is_wait, list_moves
+from ..cluster.candidates.lookahead import imagine_move, imagine_queue
+from ..cluster.dispatch.expected import estimated_work_s
+from ..cluster.dispatch.order import may_wait
+from ..cluster.kernels.compiled import kernel
+from ..cluster.state.state import AHEAD, MOVES, SHOWN, Simulation
+from .candidate_layout import MOVE_FEATURES, MOVE_GLOBALS, QUANTILES, SIZES
+from .features import time_unit_s
+from .layout import CLIP
+
+Rows = NDArray[np.float32]
+MOVE_GLOBAL_COUNT, MOVE_COUNT = len(MOVE_GLOBALS), len(MOVE_FEATURES)
+SCANNED = 256  # jobs of the queue that are looked at one by one
+
+(
+    USABLE, BUSY, DOWN, USABLE_FASTEST, LARGEST_FREE, QUEUED, BY_SIZE, NEXT_END, LAST_END, RUNNING, DRAIN, NEXT_LARGE,
+    LONGEST, MAY_WAIT,
+) = (
+    MOVE_GLOBALS.index(name)
+    for name in (
+        "usable", "busy", "down", "usable_fastest", "largest_free", "queued", "queued_gpu_time_0", "next_end",
+        "last_end", "running_gpu_time", "drain_0", "next_large", "longest", "may_wait",
+    )
+)  # fmt: skip
+FINISH, NODES, LEFT, AHEAD_FIRST, AHEAD_SUM, COMMITTED, FINISH_OVER_BASE, COMMITTED_OVER_BASE, DUE = (
+    MOVE_FEATURES.index(name)
+    for name in (
+        "finish", "nodes", "left_fastest", "ahead_start_1", "ahead_sum", "committed", "finish_over_base",
+        "committed_over_base", "due",
+    )
+)  # fmt: skip
+
+
+@kernel
+def _clip(value: float) -> float:
+    return min(max(value, -CLIP), CLIP)
+
+
+@kernel
+def _size_class(gpus: int) -> int:
+    place = 0
+    while place < SIZES - 1 and gpus > 1 << place:
+        place += 1
+    return place
+
+
+@kernel
+def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows, at: int) -> None:
+    """Write the queue: its work by size, the next large job, and the longest."""
+    state = sim.state
+    scenario, current = state.scenario[row], state.current[row]
+    gpus = sim.scenarios.gpus[scenario]
+    cluster_gpus = state.gpu_job.shape[1]
+    for place in range(SIZES):
+        out[at, BY_SIZE + place] = 0.0
+    large, before, longest, longest_s = -1, 0, -1, 0.0
+    job, place = state.head[row], 0
+    while job >= 0 and place < SCANNED:
+        work_s = estimated_work_s(sim, row, job)
+        out[at, BY_SIZE + _size_class(gpus[job])] += work_s * gpus[job] / (4.0 * unit_s * cluster_gpus)
+        if job != current:
+            if large < 0 and gpus[job] >= size:
+                large, before = job, place
+            if work_s > longest_s:
+                longest, longest_s = job, work_s
+        place += 1
+        job = state.next_job[row, job]
+    out[at, NEXT_LARGE] = math.log1p(float(before if large >= 0 else place)) / 4.0
+    for kind in range(SIZES):
+        out[at, BY_SIZE + kind] = _clip(out[at, BY_SIZE + kind])
+    out[at, NEXT_LARGE + 1] = gpus[large] / cluster_gpus if large >= 0 else 0.0
+    out[at, LONGEST] = _clip(longest_s / unit_s)
+    out[at, LONGEST + 1] = gpus[longest] / cluster_gpus if longest >= 0 else 0.0
+
+
+@kernel
+def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) -> float:
+    """Write when running jobs are expected to end; leave each node's drain time, from now, in `trial_run_s`."""
+    state = sim.state
+    now_s, count, nodes = state.now_s[row], state.running[row], state.free.shape[1]
+    drain = state.trial_run_s
+    for node in range(nodes):
+        drain[row, node] = 0.0
+    sum_s = 0.0
+    for i in range(count):
+        left_s = state.ends_s[row, i] - now_s
+        gpu = state.first_gpu[row, state.ends_job[row, i]]
+        while gpu >= 0:
+            drain[row, sim.cluster.gpu_node[gpu]] = left_s  # ends come in order
+            sum_s += left_s
+            gpu = state.gpu_next[row, gpu]
+    last_s = state.ends_s[row, count - 1] - now_s if count > 0 else 0.0
+    out[at, NEXT_END] = _clip((state.ends_s[row, 0] - now_s) / unit_s) if count > 0 else 0.0
+    out[at, LAST_END] = _clip(last_s / unit_s)
+    out[at, RUNNING] = _clip(sum_s / unit_s / state.gpu_job.shape[1])
+    ordered = state.trial_speed
+    for node in range(nodes):
+        place = node
+        while place > 0 and ordered[row, place - 1] > drain[row, node]:
+            ordered[row, place] = ordered[row, place - 1]
+            place -= 1
+        ordered[row, place] = drain[row, node]
+    for quantile in range(QUANTILES):
+        place = (nodes - 1) * quantile // (QUANTILES - 1)
+        out[at, DRAIN + quantile] = _clip(ordered[row, place] / unit_s)
+    return last_s
+
+
+@kernel
+def _write_capacity(sim: Simulation, row: int, size: int, out: Rows, at: int) -> None:
+    """Write how many GPUs and wholly free nodes of the highest and the lowest speed are usable."""
+    state, cluster = sim.state, sim.cluster
+    speeds = sim.scenarios.speed[state.scenario[row]]
+    high, low, largest = sim.traits.max_speed[state.scenario[row]], math.inf, 0
+    for node in range(speeds.size):
+        low = min(low, speeds[node])
+        largest = max(largest, state.free[row, node])
+    for i in range(2):
+        speed = high if i == 0 else low
+        usable, gpus, empty, nodes = 0, 0, 0, 0
+        for node in range(speeds.size):
+            node_gpus = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
+            free = state.free[row, node]
+            counts = int(speeds[node] == speed)
+            usable += counts * free
+            gpus += counts * node_gpus
+            empty += counts * (free == node_gpus)
+            nodes += counts
+        out[at, USABLE_FASTEST + i] = usable / gpus
+        out[at, USABLE_FASTEST + 2 + i] = empty / nodes
+    out[at, LARGEST_FREE] = largest / size
+
+
+@kernel
+def _write_globals(sim: Simulation, row: int, unit_s: float, size: int, moves: int, out: Rows, at: int) -> float:
+    """Write the global features; return the last expected end, from now."""
+    state = sim.state
+    scenario, job = state.scenario[row], state.current[row]
+    cluster_gpus = state.gpu_job.shape[1]
+    gpus = sim.scenarios.gpus[scenario, job]
+    out[at, 0] = _clip(gpus / size)
+    out[at, 1] = math.log2(gpus) / 5.0
+    out[at, 2] = _clip(estimated_work_s(sim, row, job) / unit_s)
+    out[at, 3] = 1.0 if state.stops[row, job] > 0 else 0.0
+    out[at, USABLE] = state.usable[row] / cluster_gpus
+    out[at, BUSY] = state.busy[row] / cluster_gpus
+    out[at, DOWN] = state.down[row] / cluster_gpus
+    _write_capacity(sim, row, size, out, at)
+    out[at, QUEUED] = math.log1p(float(state.queued[row])) / 4.0
+    out[at, QUEUED + 1] = _clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
+    _write_queue(sim, row, unit_s, size, out, at)
+    last_s = _write_ends(sim, row, unit_s, out, at)
+    out[at, MAY_WAIT] = 1.0 if may_wait(sim, row) else 0.0
+    out[at, MAY_WAIT + 1] = state.base_waits[row]
+    out[at, MAY_WAIT + 2] = moves / MOVES
+    return last_s
+
+
+@kernel
+def _write_left(sim: Simulation, row: int, size: int, out: Rows, at: int, first: int) -> None:
+    """Write what the move leaves usable; `trial_free` holds what was usable at its start, less what it takes."""
+    state, cluster = sim.state, sim.cluster
+    speeds = sim.scenarios.speed[state.scenario[row]]
+    high = sim.traits.max_speed[state.scenario[row]]
+    fast, others, largest, empty = 0, 0, 0, 0
+    for node in range(speeds.size):
+        free = state.trial_free[row, node]
+        fast += free * (speeds[node] == high)
+        others += free * (speeds[node] != high)
+        largest = max(largest, free)
+        empty += free == cluster.first_gpu[node + 1] - cluster.first_gpu[node]
+    cluster_gpus = state.gpu_job.shape[1]
+    out[at, first + LEFT] = fast / cluster_gpus
+    out[at, first + LEFT + 1] = others / cluster_gpus
+    out[at, first + LEFT + 2] = largest / size
+    out[at, first + LEFT + 3] = empty / speeds.size
+
+
+@kernel
+def _write_nodes(sim: Simulation, row: int, move: int, finish_s: float, size: int, unit_s: float, out: Rows, at: int,
+                 first: int) -> None:  # fmt: skip
+    """Write what depends on the nodes of a move; `ahead_gives` holds what each gives, `trial_run_s` drain times."""
+    state = sim.state
+    scenario, nodes = state.scenario[row], state.free.shape[1]
+    speeds, high = sim.scenarios.speed[scenario], sim.traits.max_speed[scenario]
+    gpus = sim.scenarios.gpus[scenario, state.move_job[row, move]]
+    slowest, total, hazard, drain_s, lemons = math.inf, 0.0, 0.0, 0.0, 0
+    count = state.move_size[row, move]
+    for i in range(count):
+        node, gives = state.move_node[row, move * nodes + i], state.ahead_gives[row, i]
+        slowest = min(slowest, speeds[node])
+        total += gives * speeds[node]
+        hazard += gives * sim.traits.node_hazard_per_s[scenario, node]
+        drain_s = max(drain_s, state.trial_run_s[row, node])
+        lemons += gives * sim.traits.lemon[scenario, node]
+    out[at, first + NODES - 2] = _clip((finish_s - drain_s) / unit_s)
+    out[at, first + NODES - 1] = _clip(hazard * state.move_s[row, move])
+    out[at, first + NODES] = _clip(count / 8.0)
+    out[at, first + NODES + 1] = _clip((count - (gpus + size - 1) // size) / 8.0)
+    out[at, first + NODES + 2] = slowest / high
+    out[at, first + NODES + 3] = (total - gpus * slowest) / (gpus * high)
+    out[at, first + NODES + 4] = state.move_hole[row, move] / size
+    out[at, first + LEFT + 4] = lemons / gpus
+
+
+@kernel
+def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: float, out: Rows, at: int,
+                 first: int) -> None:  # fmt: skip
+    """Write when the jobs ahead start and end."""
+    state = sim.state
+    now_s = state.now_s[row]
+    sum_s, latest_s = state.ahead_end_s[row, 0] - now_s, last_s
+    latest_s = max(latest_s, sum_s)
+    column = first + AHEAD_FIRST
+    for place in range(1, AHEAD):
+        start, end = 0.0, 0.0
+        if place < places:
+            start = _clip((state.ahead_start_s[row, place] - now_s) / unit_s)
+            end = _clip((state.ahead_end_s[row, place] - now_s) / unit_s)
+            if state.ahead_end_s[row, place] < math.inf:
+                sum_s += state.ahead_end_s[row, place] - now_s
+                latest_s = max(latest_s, state.ahead_end_s[row, place] - now_s)
+        if place < SHOWN:
+            out[at, column] = start
+            out[at, column + 1] = end
+            column += 2
+    out[at, first + AHEAD_SUM] = _clip(sum_s / unit_s / AHEAD)
+    out[at, first + AHEAD_SUM + 1] = _clip(latest_s / unit_s)
+
+
+@kernel
+def _write_job(sim: Simulation, row: int, move: int, unit_s: float, out: Rows, at: int, first: int) -> None:
+    """Write what a move's job is, and what becomes of the jobs that are offered."""
+    state = sim.state
+    job = state.move_job[row, move]
+    out[at, first + DUE] = 1.0 if job == state.current[row] else 0.0
+    out[at, first + DUE + 1] = math.log2(sim.scenarios.gpus[state.scenario[row], job]) / 5.0
+    out[at, first + DUE + 2] = _clip(estimated_work_s(sim, row, job) / unit_s)
+    waited_s = state.now_s[row] - state.queued_s[row, job]
+    # Rounding leaves a wait of nothing a little below 0.
+    out[at, first + DUE + 3] = _clip(math.log1p(max(waited_s, 0.0) / unit_s))
+    out[at, first + DUE + 4] = 1.0 if is_rest(sim, row, move) else 0.0
+    refused = state.base_refused[row] == 1 and move == state.base_waits[row]
+    out[at, first + DUE + 5] = 1.0 if refused else 0.0
+
+
+@kernel
+def _write_move(sim: Simulation, row: int, move: int, size: int, last_s: float, unit_s: float, out: Rows, at: int,
+                first: int, base: int) -> None:  # fmt: skip
+    """Write one move; `base` is the column of the first, which is written already unless this is it."""
+    state = sim.state
+    gpus = sim.scenarios.gpus[state.scenario[row], state.move_job[row, move]]
+    delay_s, run_s = state.move_delay_s[row, move], state.move_s[row, move]
+    finish_s = delay_s + run_s
+    start = imagine_move(sim, row, move)
+    _write_left(sim, row, size, out, at, first)
+    places = imagine_queue(sim, row, start)
+    out[at, first] = 1.0
+    out[at, first + 1] = 1.0 if move == 0 else 0.0
+    out[at, first + 2] = 1.0 if is_wait(sim, row, move) else 0.0
+    out[at, first + 3] = _clip(delay_s / unit_s)
+    out[at, first + 4] = _clip(run_s / unit_s)
+    out[at, first + FINISH] = _clip(finish_s / unit_s)
+    out[at, first + FINISH + 2] = _clip((finish_s - last_s) / unit_s)
+    out[at, first + COMMITTED] = _clip(gpus * run_s / unit_s / state.gpu_job.shape[1])
+    _write_nodes(sim, row, move, finish_s, size, unit_s, out, at, first)
+    _write_ahead(sim, row, places, last_s, unit_s, out, at, first)
+    _write_job(sim, row, move, unit_s, out, at, first)
+    out[at, first + FINISH_OVER_BASE] = out[at, first + FINISH] - out[at, base + FINISH]
+    out[at, first + COMMITTED_OVER_BASE] = out[at, first + COMMITTED] - out[at, base + COMMITTED]
+    out[at, first + AHEAD_SUM + 2] = out[at, first + AHEAD_SUM] - out[at, base + AHEAD_SUM]
+    out[at, first + AHEAD_SUM + 3] = out[at, first + AHEAD_SUM + 1] - out[at, base + AHEAD_SUM + 1]
+
+
+@kernel
+def write_moves(sim: Simulation, row: int, out: Rows, at: int) -> int:
+    """List the moves of the decision that is due, write what is seen of them, and return how many there are.
+
+    Args:
+        sim: The simulation; a job must be due in the row.
+        row: Row of the decision.
+        out: Takes the features, shape (rows, MOVE_GLOBAL_COUNT + MOVES x MOVE_COUNT).
+        at: Row of `out`.
+    """
+    cluster = sim.cluster
+    unit_s = time_unit_s(sim, row)
+    size = 1
+    for node in range(cluster.speed.size):
+        size = max(size, cluster.first_gpu[node + 1] - cluster.first_gpu[node])
+    moves = list_moves(sim, row)
+    last_s = _write_globals(sim, row, unit_s, size, moves, out, at)
+    for move in range(moves):
+        first = MOVE_GLOBAL_COUNT + move * MOVE_COUNT
+        _write_move(sim, row, move, size, last_s, unit_s, out, at, first, MOVE_GLOBAL_COUNT)
+    for column in range(MOVE_GLOBAL_COUNT + moves * MOVE_COUNT, MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT):
+        out[at, column] = 0.0
+    return moves

@@ -1,0 +1,99 @@
+"""Tokens by which users are known, and what they may do.
+
+Source: SPEC K8.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from enum import StrEnum
+from typing import NamedTuple
+
+from ...cluster.files.errors import InputError
+from ..store.rows.user_tokens import TokenRow
+
+PREFIX = "ls_"
+BITS = 256
+NAME = r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$"  # of owners and of tokens
+NAME_WORDS = "1 to 64 small letters, digits, and ., _ or - inside"
+
+
+class Role(StrEnum):
+    """What a user may do."""
+
+    USER = "user"  # submit jobs, and see and change the own ones
+    OPERATOR = "operator"  # see and change all jobs, and give tokens to others
+    READ_ONLY = "read-only"  # see the own jobs
+    AGENT = "agent"  # report on one node, and nothing else
+    SCRAPE = "scrape"  # read the metrics, and nothing else
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    owner: str
+    role: Role
+    node: str | None = None  # of an agent
+    expires_s: float | None = None  # Unix time at which the token ends, None for never
+
+
+class NewToken(NamedTuple):
+    """A token that was just made: the only moment at which it can be read."""
+
+    secret: str
+    row: TokenRow
+
+
+def check_name(name: str) -> str:
+    """Return a name that an owner or a token can have.
+
+    Raises:
+        InputError: If it cannot.
+    """
+    if re.fullmatch(NAME, name) is None:
+        raise InputError(f"{name!r} cannot be a name", f"write {NAME_WORDS}")
+    return name
+
+
+def check_node(role: Role, node: str | None) -> None:
+    """Refuse a token of an agent that is for no node, and one of another role that is.
+
+    Raises:
+        InputError: Saying what to write.
+    """
+    if role is Role.AGENT and not node:
+        raise InputError("an agent's token is for one node", "name it: --node NODE")
+    if role is not Role.AGENT and node is not None:
+        raise InputError(f"a token with the role {role} is for no node", "leave --node out, or write --role agent")
+
+
+def new_token(
+    name: str, owner: str, role: Role, made_s: float, expires_s: float | None, node: str | None = None
+) -> NewToken:
+    """Return a token that nobody else has.
+
+    Args:
+        name: Of the token, for people.
+        owner: Who is known by it.
+        role: What the owner may do with it.
+        made_s: Unix time.
+        expires_s: Unix time from which on it is refused, None for never.
+        node: That an agent reports on.
+    """
+    secret = PREFIX + secrets.token_urlsafe(BITS // 8)
+    return NewToken(secret, TokenRow(digest_of(secret), name, owner, role.value, made_s, expires_s, node=node))
+
+
+def digest_of(secret: str) -> str:
+    """Return what is stored of a token; of 256 random bits no salt is needed."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def caller_of(row: TokenRow | None, secret: str, now_s: float) -> Caller | None:
+    """Return who shows a token, None if it is not theirs or has expired."""
+    if row is None or not hmac.compare_digest(row.digest, digest_of(secret)):
+        return None
+    if row.expires_s is not None and row.expires_s <= now_s:
+        return None
+    return Caller(row.owner, Role(row.role), row.node, row.expires_s)

@@ -1,0 +1,1 @@
+"""What all endpoints share: who asks, bounds, problems and streams."""

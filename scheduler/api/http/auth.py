@@ -1,0 +1,167 @@
+"""What endpoints work with, as dependencies: the scheduler, and who asks."""
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+
+from ...access.hosts import is_loopback
+from ...access.tokens import Caller, Role, caller_of
+from ...service.service import Service
+from .problems import ProblemError
+from .token_cache import Known
+
+NOBODY_ELSE = Caller("local", Role.OPERATOR)  # who asks an open scheduler without tokens
+
+
+async def service_of(request: Request) -> Service:
+    """Return the scheduler that an application serves."""
+    service: Service = request.app.state.service
+    return service
+
+
+Serving = Annotated[Service, Depends(service_of)]
+
+
+async def known_of(request: Request) -> Known:
+    """Return what an application knows of tokens."""
+    known: Known = request.app.state.known
+    return known
+
+
+Knowing = Annotated[Known, Depends(known_of)]
+
+
+async def who_asks(request: Request, service: Serving, known: Knowing) -> Caller:
+    """Return who asks, by the token of the request.
+
+    Raises:
+        ProblemError: If it has none that is valid.
+    """
+    header = request.headers.get("authorization")
+    if header is None:
+        await _without_token(request, service, known)
+        return NOBODY_ELSE
+    scheme, _, secret = header.partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise ProblemError("unauthorized", "only `Authorization: Bearer TOKEN` is known")
+    return await caller_with(secret, service, known)
+
+
+async def caller_with(secret: str, service: Service, known: Known) -> Caller:
+    """Return whose token it is.
+
+    Raises:
+        ProblemError: If it is not valid.
+    """
+    row = known.row_of(secret)
+    if row is None:
+        row = await run_in_threadpool(known.read, service, secret)
+    caller = caller_of(row, secret, service.now_s())
+    if caller is None:
+        told = "the token is not known here" if row is None else f"the token {row.name!r} has expired or was revoked"
+        raise ProblemError("unauthorized", told)
+    return caller
+
+
+async def _without_token(request: Request, service: Service, known: Known) -> None:
+    """Let only this machine ask an open scheduler without a token, and only while there is none.
+
+    A page of some website must not submit jobs through the browser of whoever looks at it: not under a name of its own
+    that it lets point to this machine, and not from its own origin, which may be another port of this machine.
+    """
+    guards = known.guards() if service.is_open else True
+    if guards is None:
+        guards = await run_in_threadpool(known.read_guards, service)
+    if guards:
+        raise ProblemError("unauthorized", "this scheduler asks for a token: send `Authorization: Bearer TOKEN`")
+    if not is_loopback(_host_of(request)) or not has_own_origin(request):
+        raise ProblemError("wrong-host", "without tokens, only pages and programs of this address are served")
+
+
+def _host_of(request: Request) -> str:
+    """Return the name that a request asks for, without the port."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def has_own_origin(request: Request) -> bool:
+    """Say whether a request is of no website, or of the scheduler's own pages: the same host and port."""
+    origin, host = request.headers.get("origin"), request.headers.get("host")
+    return origin in (None, f"http://{host}", f"https://{host}")
+
+
+Anybody = Annotated[Caller, Depends(who_asks)]
+
+
+async def who_sees(caller: Anybody) -> Caller:
+    """Return who asks, if they are a person: agents and Prometheus do one thing each.
+
+    Raises:
+        ProblemError: If they are not.
+    """
+    if caller.role in (Role.AGENT, Role.SCRAPE):
+        raise ProblemError("forbidden", f"a token with the role {caller.role} sees nothing here")
+    return caller
+
+
+Asking = Annotated[Caller, Depends(who_sees)]
+
+
+async def who_changes(caller: Asking) -> Caller:
+    """Return who asks, if they may change anything.
+
+    Raises:
+        ProblemError: If they may only read.
+    """
+    if caller.role is Role.READ_ONLY:
+        raise ProblemError("forbidden", f"a token with the role {caller.role} changes nothing here")
+    return caller
+
+
+Changing = Annotated[Caller, Depends(who_changes)]
+
+
+async def who_operates(caller: Asking) -> Caller:
+    """Return who asks, if they are an operator.
+
+    Raises:
+        ProblemError: If they are not.
+    """
+    if caller.role is not Role.OPERATOR:
+        raise ProblemError("forbidden", "this takes a token with the role operator")
+    return caller
+
+
+Operating = Annotated[Caller, Depends(who_operates)]
+
+
+async def who_reports(caller: Anybody) -> Caller:
+    """Return who asks, if they may report on nodes; an agent only on its own.
+
+    Raises:
+        ProblemError: If they may not.
+    """
+    if caller.role not in (Role.OPERATOR, Role.AGENT):
+        raise ProblemError("forbidden", "this takes a token with the role agent or operator")
+    return caller
+
+
+Reporting = Annotated[Caller, Depends(who_reports)]
+
+
+async def who_scrapes(caller: Anybody) -> Caller:
+    """Return who asks, if they may read the metrics, which tell of everybody's jobs.
+
+    Raises:
+        ProblemError: If they may not.
+    """
+    if caller.role not in (Role.OPERATOR, Role.SCRAPE):
+        raise ProblemError("forbidden", "this takes a token with the role scrape or operator")
+    return caller
+
+
+Scraping = Annotated[Caller, Depends(who_scrapes)]

@@ -1,0 +1,110 @@
+"""Nodes: how they stand, whether they are in service, and what their agents report."""
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....cluster.files.input_problems import nearest
+from ...access.tokens import Role
+from ...control.health_actions import SLOW_NODE
+from ...health.reports import NodeReport
+from ...service.service import Service
+from ...store.database.schema import Liveness
+from ...store.queue_position import owners_of
+from ...store.rows.nodes import NodeRow, faulty_gpus, list_nodes, set_out_of_service
+from ...store.rows.reservations import held_gpus
+from ..http.auth import Asking, Operating, Reporting, Serving
+from ..http.problems import ProblemError, problems
+from ..views.lookup import seen_owner
+from ..views.models import OTHERS, NodePage, node_pages
+
+WRITER = "api"
+
+router = APIRouter()
+
+
+class DrainWish(BaseModel):
+    """Why a node is taken out of service."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reason: Annotated[
+        str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$", description="One line of 1 to 200 characters.")
+    ] = "drained"
+
+
+Node = Annotated[str, Path(max_length=253)]
+NO_NODE = problems("no-such-node", "bad-request", "too-much")
+
+
+@router.get("/v1/nodes")
+def nodes(service: Serving, caller: Asking) -> list[NodePage]:
+    """Show all nodes and who holds their GPUs."""
+    mine = seen_owner(caller)
+    with service.store.read() as tx:
+        held = {(row.node, row.gpu): row.job_id for row in held_gpus(tx)}
+        owners = {} if mine is None else owners_of(tx, sorted(set(held.values())))
+        rows, faulty = {row.name: row for row in list_nodes(tx)}, faulty_gpus(tx)
+    if mine is not None:
+        held = {gpu: job if owners.get(job) == mine else OTHERS for gpu, job in held.items()}
+        rows = {name: _without_job(row) for name, row in rows.items()}
+    seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
+    return node_pages(seen, service.layout.nodes, held, faulty, service.scheduler.parts.monitor.reports.last())
+
+
+def _without_job(row: NodeRow) -> NodeRow:
+    """Return a node without the job that told that it is slow, which may be somebody else's."""
+    is_slow = row.out_of_service.startswith(SLOW_NODE)
+    return row._replace(out_of_service="slow, as a job told") if is_slow else row
+
+
+@router.post("/v1/nodes/{node}/drain", status_code=204, responses=NO_NODE)
+def drain(node: Node, service: Serving, _: Operating, wish: DrainWish | None = None) -> Response:
+    """Take a node out of service: jobs on it run on, and none starts there."""
+    return _set(service, node, (wish or DrainWish()).reason)
+
+
+@router.post("/v1/nodes/{node}/resume", status_code=204, responses=NO_NODE)
+def resume(node: Node, service: Serving, _: Operating) -> Response:
+    """Put a node into service again; its agent, if it has one, is waited for no more until it reports again."""
+    _check_known(node, service)
+    service.scheduler.parts.monitor.reports.dismiss(node)
+    return _set(service, node, "")
+
+
+@router.post("/v1/nodes/{node}/report", status_code=204, responses=NO_NODE)
+def report(node: Node, told: NodeReport, service: Serving, caller: Reporting) -> Response:
+    """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
+    if caller.role is Role.AGENT and caller.node != node:
+        its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
+        raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
+    _check_known(node, service)
+    service.scheduler.parts.monitor.reports.take(node, told, service.now_s())
+    return Response(status_code=204)
+
+
+def _check_known(node: str, service: Service) -> None:
+    """Refuse a node that is not there.
+
+    No dependency, as its answer names nodes: whoever may not ask must be refused before.
+    """
+    if node not in service.layout.nodes:
+        raise ProblemError("no-such-node", f"there is no node {node!r}; {nearest(node, service.layout.nodes)}")
+
+
+def _set(service: Service, node: str, reason: str) -> Response:
+    _check_known(node, service)
+    row = _unseen(service, node)
+    service.store.write(
+        partial(set_out_of_service, row=row, reason=reason, at_s=service.now_s(), writer=WRITER)
+    )  # fmt: skip
+    service.wake()
+    return Response(status_code=204)
+
+
+def _unseen(service: Service, node: str) -> NodeRow:
+    """Return a node that no scheduler has looked at."""
+    now_s, backend = service.now_s(), service.settings.backend.name
+    return NodeRow(node, backend, service.node_types[node], service.slots, Liveness.UP, now_s, 0.0, 0)

@@ -1,0 +1,200 @@
+"""POST /v1/jobs: a job comes into the queue once, however often a client has to ask."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
+from sqlalchemy import Connection
+
+from ...access.tokens import Caller, Role
+from ...model.job_id import new_job_id
+from ...model.job_spec import JobFile
+from ...service.queue_now import room_in
+from ...service.service import Service
+from ...settings import Limits
+from ...store.queue_position import jobs_before_new, queued_of
+from ...store.rows.idempotency import Answer, recall, remember
+from ...store.rows.jobs import NewJob, insert_job
+from ..http.auth import Changing, Serving
+from ..http.problems import ProblemError, problems
+from ..views.models import JobPage, PlanPage, job_page, shown_spec
+
+WRITER = "api"
+RETRY_QUEUED_S, RETRY_FLIGHT_S, RETRY_ROOM_S = "60", "1", "60"
+
+router = APIRouter()
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="1 to 255 visible characters.",
+    ),
+]
+
+
+class InFlight:
+    """Keys of requests that are being worked on."""
+
+    def __init__(self) -> None:
+        self._keys: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def hold(self, owner: str, key: str | None) -> Iterator[None]:
+        """Work on a request alone.
+
+        Raises:
+            ProblemError: If a request of this key is being worked on.
+        """
+        if key is None:
+            yield
+            return
+        with self._lock:
+            if (owner, key) in self._keys:
+                text = f"a request with the key {key!r} is being worked on; ask again soon"
+                raise ProblemError("key-in-flight", text, Retry_After=RETRY_FLIGHT_S)
+            self._keys.add((owner, key))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._keys.discard((owner, key))
+
+
+async def in_flight_of(request: Request) -> InFlight:
+    """Return the keys that an application works on."""
+    keys: InFlight = request.app.state.in_flight
+    return keys
+
+
+@router.post(
+    "/v1/jobs",
+    status_code=201,
+    response_model=JobPage,
+    responses={
+        200: {"model": PlanPage, "description": "What would become of it (`dry_run`)."},
+        **problems(
+            "too-large", "too-high", "key-reused", "key-in-flight", "too-much", "bad-request", "too-many-queued"
+        ),
+    },
+)
+def submit(
+    spec: JobFile,
+    response: Response,
+    service: Serving,
+    caller: Changing,
+    in_flight: Annotated[InFlight, Depends(in_flight_of)],
+    key: Key = None,
+    dry_run: Annotated[bool, Query(description="Only say what would become of it.")] = False,  # noqa: FBT002
+) -> object:
+    """Put a job into the queue. With an `Idempotency-Key`, asking again gives the first answer again."""
+    check_gpus(spec.gpus, service)
+    check_priority(spec.priority, caller, service)
+    if dry_run:
+        return JSONResponse(_plan(service, spec).model_dump())
+    with in_flight.hold(caller.owner, key):
+        answer = _submitted(service, spec, caller.owner, key)
+    response.headers["Location"] = f"/v1/jobs/{answer['id']}"
+    return answer
+
+
+def check_gpus(gpus: int, service: Service) -> None:
+    """Refuse more GPUs than a job can ever have.
+
+    Raises:
+        ProblemError: Saying how many it can.
+    """
+    most, here = service.settings.limits.gpus, service.layout.gpus
+    if gpus > here:
+        raise ProblemError("too-large", f"the job asks for {gpus} GPUs, the cluster has {here}")
+    if most is not None and gpus > most:
+        raise ProblemError("too-large", f"the job asks for {gpus} GPUs, and one user may have {most}")
+
+
+def check_room(tx: Connection, owner: str, limits: Limits) -> None:
+    """Refuse one more queued job of an owner than are allowed.
+
+    Raises:
+        ProblemError: Saying how many are.
+    """
+    if queued_of(tx, owner) >= limits.queued_jobs:
+        text = f"{owner} has {limits.queued_jobs} queued jobs, and no more are allowed"
+        raise ProblemError("too-many-queued", text, Retry_After=RETRY_QUEUED_S)
+
+
+def check_priority(priority: int, caller: Caller, service: Service) -> None:
+    """Refuse a priority that only operators may give.
+
+    Raises:
+        ProblemError: Saying the highest that others may.
+    """
+    most = service.settings.limits.priority
+    if most is not None and priority > most and caller.role is not Role.OPERATOR:
+        raise ProblemError("too-high", f"only operators give priority {priority}; others give {most} at most")
+
+
+def _plan(service: Service, spec: JobFile) -> PlanPage:
+    with service.store.read() as tx:
+        free = room_in(tx, service.layout).free
+        ahead = jobs_before_new(tx, spec.priority, service.now_s())
+    return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=free, would_fit=spec.gpus <= free)
+
+
+def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> Mapping[str, object]:
+    """Put a job into the queue, or return what was answered when its key was first used."""
+    content, now_s = spec.model_dump(mode="json"), service.now_s()
+    request = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    new = NewJob(new_job_id(now_s), spec.name, owner, content, spec.priority, spec.gpus, spec.estimate_s, now_s)
+    try:
+        _check_room(service)
+        page = service.store.write(partial(_put, new=new, key=key, request=request, limits=service.settings.limits))
+    except (_RepeatedError, ProblemError):
+        # Of the two, the repeat is rare: so it is looked for after the error, which has undone everything.
+        first = _first_answer(service, owner, key)
+        if first is None:
+            raise
+        if first.request != request:
+            raise ProblemError("key-reused", f"the key {key!r} was used for another job") from None
+        return first.response
+    service.wake()
+    return page
+
+
+def _check_room(service: Service) -> None:
+    """Refuse a job while there is too little room for what jobs write.
+
+    Raises:
+        ProblemError: If so.
+    """
+    if service.room.is_low():
+        text = f"fewer than {service.room.least_free_bytes} bytes are left on the disk of the scheduler"
+        raise ProblemError("no-room", text, Retry_After=RETRY_ROOM_S)
+
+
+class _RepeatedError(Exception):
+    """A key was used before."""
+
+
+def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: Limits) -> Mapping[str, object]:
+    """Put a job into the queue with the answer to its key, both or none."""
+    check_room(tx, new.owner, limits)
+    page = job_page(insert_job(tx, new, writer=WRITER)).model_dump(mode="json")
+    if key is not None and not remember(tx, new.owner, key, Answer(request, 201, page, new.submitted_s)):
+        raise _RepeatedError
+    return page
+
+
+def _first_answer(service: Service, owner: str, key: str | None) -> Answer | None:
+    if key is None:
+        return None
+    with service.store.read() as tx:
+        return recall(tx, owner, key)

@@ -1,0 +1,1 @@
+"""What the API shows, and where it is looked up."""

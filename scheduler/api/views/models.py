@@ -1,0 +1,411 @@
+"""What the API says, as models. Values of a job's environment are in none of them: they may be secrets."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ...control.unknown_attempts import Stranger
+from ...health.reports import NodeReport, Report
+from ...model.job import JobRow
+from ...model.job_spec import JobFile, StoredJob
+from ...model.placement import Placement
+from ...model.stored_spec import UnreadableSpecError, stored_job
+from ...policy_host.misses import WORDS, Miss
+from ...rules.retry_policy import rank_to_look_at
+from ...store.rows.attempts import AttemptRow
+from ...store.rows.checkpoints import CheckpointRow
+from ...store.rows.decisions import DecisionRow
+from ...store.rows.events import EventRow
+from ...store.rows.nodes import NodeRow
+from ...store.rows.user_tokens import TokenRow
+
+OTHERS = "-"  # in place of the id of somebody else's job
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class SharePage(_Said):
+    """GPUs of one node."""
+
+    node: str
+    gpus: tuple[int, ...]
+
+
+class CrashPage(_Said):
+    """The rank that explains why an attempt failed."""
+
+    rank: int
+    node: str
+    gpu: int
+    code: int
+    signal: int
+
+
+class AttemptPage(_Said):
+    """One try to run a job."""
+
+    number: int
+    state: str
+    placement: tuple[SharePage, ...]
+    contact: str
+    opened_s: float
+    started_s: float | None
+    ended_s: float | None
+    outcome: str
+    cause: str
+    cleanup_error: str
+    crash: CrashPage | None  # none of an attempt that no rank made fail
+
+
+class UnknownAttemptPage(_Said):
+    """An attempt that the store does not have."""
+
+    attempt: str  # its name at the backend
+    job: str
+    placement: tuple[SharePage, ...]  # none where nobody knows its GPUs: nothing starts then
+    found_s: float
+
+    @classmethod
+    def of(cls, it: Stranger) -> "UnknownAttemptPage":
+        """Return the page of one."""
+        return cls(attempt=it.name, job=it.job, placement=share_pages(it.placement) or (), found_s=it.found_s)
+
+
+class JobPage(_Said):
+    """A job."""
+
+    id: str
+    name: str
+    owner: str
+    state: str
+    desired: str
+    gpus: int
+    priority: int
+    submitted_s: float
+    ended_s: float | None
+    version: int
+    cause: str
+    cause_class: str
+
+
+class WaitingPage(_Said):
+    """Why a job does not run yet."""
+
+    position: int | None  # in the queue, from 1; none outside of it
+    reason: str
+
+
+class ListedJobPage(JobPage):
+    """A job in a list, with where it runs or why it does not."""
+
+    started_s: float | None  # when all ranks of the last attempt were seen
+    released_s: float | None  # when that attempt gave its GPUs back
+    placement: tuple[SharePage, ...]  # of that attempt; none before the first
+    waiting: WaitingPage | None  # none if it does not wait
+
+
+class JobsPage(_Said):
+    """Some jobs, the last submitted first."""
+
+    jobs: tuple[ListedJobPage, ...]
+    cursor: str | None  # of the next page
+
+
+class QueuePage(_Said):
+    """Some jobs that have not ended, in their order."""
+
+    jobs: tuple[ListedJobPage, ...]
+    total: int  # of all that were asked for
+
+
+class JobDetailPage(JobPage):
+    """A job with all that is known of it."""
+
+    waiting: WaitingPage | None  # none if it does not wait
+    attempts: tuple[AttemptPage, ...]
+    spec: dict[str, Any]  # the job file, with the names of its environment only
+
+
+class PlanPage(_Said):
+    """What would become of a job."""
+
+    spec: dict[str, Any]
+    jobs_ahead: int
+    free_gpus: int
+    would_fit: bool  # on the GPUs that are free
+
+
+class TaskPage(_Said):
+    """A rank: where it runs, and how it ended once that is known."""
+
+    attempt: int
+    rank: int
+    node: str
+    gpu: int
+    code: int | None
+    signal: int | None
+    ended_s: float | None
+
+
+class CheckpointPage(_Said):
+    """A checkpoint."""
+
+    attempt: int
+    step: int
+    path: str
+    digest: str
+    at_s: float  # when it was registered
+
+
+class EventPage(_Said):
+    """Something that happened."""
+
+    seq: int
+    kind: str
+    job: str | None
+    attempt: int | None
+    version: int | None
+    was: str
+    now: str
+    writer: str
+    cause: str
+    at_s: float
+
+
+class NodePage(_Said):
+    """A node and who holds its GPUs."""
+
+    name: str
+    kind: str  # node type
+    gpus: tuple[str | None, ...]  # job that holds each, `-` for somebody else's, none if it is free
+    slots: bool  # its GPUs are slots that only behave like GPUs
+    liveness: str
+    since_s: float  # when it became so
+    seen_s: float  # last answer, 0 if none is known
+    out_of_service: str  # the reason, "" for a node in service
+    faulty: tuple[int, ...]  # GPUs, by their index
+    reported: NodeReport | None  # by its agent, none if it has none
+
+
+class ExpectedPage(_Said):
+    """What is expected of a start, by the job's estimate."""
+
+    slowdown: float  # run time over that on the reference GPUs
+    end_s: float
+
+
+class WordPage(_Said):
+    """What a policy would do, whether it is obeyed or not."""
+
+    job: str  # the one that is due, or another that may pass it; `-` for somebody else's
+    placement: tuple[SharePage, ...] | None  # none to wait, and of somebody else's job
+    expected: ExpectedPage | None  # of the start
+    agrees: bool  # whether the heuristic says the same
+    probability: float | None  # that the policy's network gave to it, if it tells
+    options: int | None  # among which it chose first
+
+
+class DecisionPage(_Said):
+    """A decision on a job."""
+
+    at_s: float
+    attempt: int | None  # that came of it, none if the job waited
+    policy: str
+    version: str
+    mode: str
+    heuristic: str  # that decides where the policy does not
+    obeyed: str  # the policy, or the heuristic in its place
+    missed: str  # why the policy was not heard, if it was not
+    placement: tuple[SharePage, ...] | None  # none to wait
+    fallback: tuple[SharePage, ...] | None  # what the heuristic would have chosen
+    took_s: float
+    expected: ExpectedPage | None  # of the start
+    fallback_expected: ExpectedPage | None
+    said: WordPage | None  # by the policy; none if there is none, or it was not heard
+
+
+class TokenPage(_Said):
+    """A token, but for what is secret of it."""
+
+    name: str
+    owner: str
+    role: str
+    node: str | None  # that an agent reports on
+    made_s: float
+    expires_s: float | None
+    used_s: float | None
+
+
+class NewTokenPage(TokenPage):
+    """A token that was just made."""
+
+    token: str  # never shown again
+
+
+def share_pages(placement: Placement | None) -> tuple[SharePage, ...] | None:
+    """Return what is said of a placement."""
+    return None if placement is None else tuple(SharePage(node=it.node, gpus=it.gpus) for it in placement)
+
+
+def decision_page(row: DecisionRow) -> DecisionPage:
+    """Return what is said of a decision."""
+    told: Mapping[str, Any] = row.explanation
+    return DecisionPage(
+        at_s=row.at_s, attempt=row.number, policy=row.policy, version=row.policy_version, mode=row.mode,
+        obeyed=str(row.explanation.get("obeyed", "")), missed=str(row.explanation.get("missed", "")),
+        placement=share_pages(row.placement), fallback=share_pages(row.fallback), took_s=row.took_s,
+        heuristic=str(told.get("fallback", "")), said=_word_page(told),
+        **{name: told.get(name) for name in ("expected", "fallback_expected")},
+    )  # fmt: skip
+
+
+def _word_page(told: Mapping[str, Any]) -> WordPage | None:
+    said = told.get("said")
+    if said is None:
+        return None
+    return WordPage(
+        job=said["job"], placement=told.get("said_placement"), expected=told.get("said_expected"),
+        agrees=bool(told.get("agrees")), probability=told.get("probability"), options=told.get("options"),
+    )  # fmt: skip
+
+
+def users_decision_page(row: DecisionRow, own: Collection[str]) -> DecisionPage:
+    """Return what is said of a decision to who may not see all jobs: nothing of somebody else's.
+
+    Args:
+        row: The decision.
+        own: Jobs that its reader may see.
+    """
+    page = decision_page(row)
+    said, missed = page.said, page.missed
+    if said is not None and said.job not in own:
+        said = said.model_copy(update={"job": OTHERS, "placement": None, "expected": None})
+    if missed:
+        kind = str(row.explanation.get("kind"))
+        missed = WORDS[Miss(kind)] if kind in set(Miss) else "it gave no answer of use"
+    return page.model_copy(update={"said": said, "missed": missed})
+
+
+def attempt_page(row: AttemptRow) -> AttemptPage:
+    """Return what is said of an attempt."""
+    return AttemptPage(
+        number=row.number, state=row.state, placement=share_pages(row.placement) or (), contact=row.contact,
+        opened_s=row.opened_s, started_s=row.started_s, ended_s=row.ended_s, outcome=row.outcome, cause=row.cause,
+        cleanup_error=row.cleanup_error, crash=_crash_page(row),
+    )  # fmt: skip
+
+
+def _crash_page(row: AttemptRow) -> CrashPage | None:
+    end, places = rank_to_look_at(row.ends, row.outcome), places_of(row)
+    if end is None or end.rank >= len(places):  # a job can forge how it ended
+        return None
+    node, gpu = places[end.rank]
+    return CrashPage(rank=end.rank, node=node, gpu=gpu, code=end.code, signal=end.signal)
+
+
+def places_of(row: AttemptRow) -> list[tuple[str, int]]:
+    """Return the node and the GPU of each rank of an attempt."""
+    return [(share.node, gpu) for share in row.placement for gpu in share.gpus]
+
+
+def job_page(row: JobRow) -> JobPage:
+    """Return what is said of a job in a list."""
+    return JobPage(**_of_job(row))
+
+
+def listed_job_page(row: JobRow, last: AttemptRow | None, waiting: WaitingPage | None) -> ListedJobPage:
+    """Return what is said of a job in a list with more than its row.
+
+    Args:
+        row: The job.
+        last: Its last attempt.
+        waiting: Why it waits.
+    """
+    return ListedJobPage(
+        **_of_job(row), started_s=last and last.started_s, released_s=last and last.ended_s,
+        placement=(share_pages(last.placement) or ()) if last else (), waiting=waiting,
+    )  # fmt: skip
+
+
+def job_detail_page(row: JobRow, attempts: list[AttemptRow], waiting: WaitingPage | None) -> JobDetailPage:
+    """Return all that is said of a job."""
+    return JobDetailPage(
+        **_of_job(row), waiting=waiting, attempts=tuple(map(attempt_page, attempts)),
+        spec=shown_stored(row.spec),
+    )  # fmt: skip
+
+
+def _of_job(row: JobRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in JobPage.model_fields}
+
+
+def shown_spec(spec: JobFile) -> dict[str, Any]:
+    """Return a job file without the values of its environment."""
+    return {**spec.model_dump(mode="json"), "environment": sorted(spec.environment)}
+
+
+def shown_stored(spec: object) -> dict[str, Any]:
+    """Return a stored job file in the same way; with no command and all else left out if it cannot be read."""
+    try:
+        return shown_spec(stored_job(spec))
+    except UnreadableSpecError:
+        return shown_spec(StoredJob.model_construct(command=()))
+
+
+def task_pages(row: AttemptRow) -> list[TaskPage]:
+    """Return what is said of the ranks of an attempt."""
+    places = places_of(row)
+    ends = {end.rank: end for end in row.ends}
+    pages = []
+    for rank, (node, gpu) in enumerate(places):
+        end = ends.get(rank)
+        code, signal, ended_s = (None, None, None) if end is None else (end.code, end.signal, end.ended_s)
+        pages.append(
+            TaskPage(attempt=row.number, rank=rank, node=node, gpu=gpu, code=code, signal=signal, ended_s=ended_s)
+        )
+    return pages
+
+
+def checkpoint_page(row: CheckpointRow) -> CheckpointPage:
+    """Return what is said of a checkpoint."""
+    return CheckpointPage(attempt=row.number, step=row.step, path=row.path, digest=row.digest, at_s=row.at_s)
+
+
+def event_page(row: EventRow) -> EventPage:
+    """Return what is said of an event."""
+    return EventPage(
+        seq=row.seq, kind=row.kind, job=row.job_id, attempt=row.number, version=row.version, was=row.was, now=row.now,
+        writer=row.writer, cause=row.cause, at_s=row.at_s,
+    )  # fmt: skip
+
+
+def node_pages(
+    rows: Iterable[NodeRow], sizes: Mapping[str, int], held: Mapping[tuple[str, int], str],
+    faulty: Collection[tuple[str, int]], reports: Mapping[str, Report],
+) -> list[NodePage]:  # fmt: skip
+    """Return what is said of nodes.
+
+    Args:
+        rows: The nodes.
+        sizes: GPUs of each.
+        held: Job that holds a GPU, by node and index.
+        faulty: Node and index of the GPUs that are faulty.
+        reports: Of agents.
+    """
+    return [
+        NodePage(
+            name=row.name, kind=row.kind, gpus=tuple(held.get((row.name, gpu)) for gpu in range(sizes[row.name])),
+            slots=row.slots, liveness=row.liveness, since_s=row.since_s, seen_s=row.seen_s,
+            out_of_service=row.out_of_service, faulty=tuple(sorted(gpu for node, gpu in faulty if node == row.name)),
+            reported=reports[row.name].told if row.name in reports else None,
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def token_page(row: TokenRow) -> TokenPage:
+    """Return what is said of a token."""
+    return TokenPage(**{name: getattr(row, name) for name in TokenPage.model_fields})

@@ -1,0 +1,64 @@
+"""Why jobs do not run yet, as far as the store tells."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from ...model.job import JobRow
+from ...model.states import Desired, JobState
+from ...service.queue_now import Queue
+from ...store.rows.decisions import DecisionRow, last_decisions_of
+from .models import WaitingPage
+
+WAITS = (JobState.QUEUED, JobState.HELD, JobState.STARTING)
+
+
+def waiting_pages(tx: Connection, rows: Sequence[JobRow], queue: Queue) -> dict[str, WaitingPage]:
+    """Return where those of some jobs stand in the queue that wait, and why they wait, by their ids."""
+    last = last_decisions_of(tx, [row.id for row in rows if row.state in WAITS and row.id in queue.places])
+    return {row.id: _waiting_page(row, queue, last.get(row.id)) for row in rows if row.state in WAITS}
+
+
+def _waiting_page(row: JobRow, queue: Queue, last: DecisionRow | None) -> WaitingPage:
+    place = queue.places.get(row.id)
+    outside = _why_outside(row, queue.now_s)
+    if outside or place is None:
+        return WaitingPage(position=None, reason=outside or "it is decided about next")
+    return WaitingPage(position=place, reason=_why_in_queue(row, queue, place, last))
+
+
+def _why_outside(row: JobRow, now_s: float) -> str:
+    """Return why a job is not in the queue, nothing if it is."""
+    if row.state is JobState.STARTING:
+        return "its GPUs are reserved, and its processes are being started"
+    if row.desired is Desired.CANCEL:
+        return "it is being cancelled"
+    if row.desired is Desired.HOLD:
+        return "it is held until its owner releases it"
+    if row.state is JobState.HELD:
+        return row.cause or "it is held"
+    if row.not_before_s > now_s:
+        return f"it is tried again in {row.not_before_s - now_s:.0f} s, after: {row.cause}"
+    return ""
+
+
+def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | None) -> str:
+    room, asks = queue.room, f"it asks for {_gpus(row.gpus)}"
+    error = queue.errors.why_rests(row.id, queue.now_s)
+    if queue.held_back or error:
+        return queue.held_back or f"it could not be handled, and is tried again: {error}"
+    if row.gpus > room.in_service:
+        return f"{asks}, and only {room.in_service} of {room.gpus} are in service"
+    if queue.most is not None and queue.held[row.owner] + row.gpus > queue.most:
+        return f"{asks}, its owner's jobs hold {queue.held[row.owner]}, and one user may have {queue.most}"
+    if row.gpus > room.free:
+        return f"{asks}, and {room.free} {'is' if room.free == 1 else 'are'} free"
+    if last is not None and last.placement is None:
+        return f"{last.explanation.get('obeyed')} lets it wait for better GPUs"
+    if place == 1:
+        return "it is decided about next"
+    return "1 job stands before it" if place == 2 else f"{place - 1} jobs stand before it"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

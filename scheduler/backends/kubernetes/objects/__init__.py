@@ -1,0 +1,1 @@
+"""Objects of Kubernetes, as they are written and read."""

@@ -1,0 +1,1 @@
+"""The process that runs an attempt on a machine. Standard library only."""

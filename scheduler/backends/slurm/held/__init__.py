@@ -1,0 +1,1 @@
+"""Jobs that users submit by sbatch, and that wait for us."""

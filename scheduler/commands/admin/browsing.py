@@ -1,0 +1,10 @@
+"""`longshore dashboard`."""
+
+import typer
+
+from ..options import DEFAULT_URL, UrlOption, client_of
+
+
+def dashboard(url: UrlOption = DEFAULT_URL) -> None:
+    """Print a link that lets one browser into the dashboard, once and within an hour."""
+    typer.echo(f"{url.rstrip('/')}{client_of(url).browser_path()}")

@@ -1,0 +1,76 @@
+"""`longshore nodes`, `drain`, `resume` and `agent`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from ..durations import DURATION, duration_between
+from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+
+NodeArgument = Annotated[str, typer.Argument(help="Name of a node.")]
+
+
+def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Show all nodes, which of their GPUs are free, and what is wrong with them."""
+    found = client_of(url).nodes()
+    if json:
+        print_json(found)
+        return
+    for node in found:
+        grid = " ".join(_cell(node, gpu) for gpu in range(len(node["gpus"])))
+        kind = "slots" if node["slots"] else "GPUs"
+        free = 0 if _words(node) else grid.split().count(".")
+        typer.echo(f"{node['name']:16s} {free} of {len(node['gpus'])} {kind} free  {grid}{_words(node)}")
+        for it in (node["reported"] or {"gpus": []})["gpus"]:
+            typer.echo(f"{'':16s}   {_values(it)}")
+
+
+def _cell(node: dict[str, Any], gpu: int) -> str:
+    job = node["gpus"][gpu]
+    if job is None:
+        return "x" if gpu in node["faulty"] else "."
+    return str(job[-4:])
+
+
+def _words(node: dict[str, Any]) -> str:
+    found = [] if node["liveness"] == "up" else [node["liveness"]]
+    if node["out_of_service"]:
+        found.append(f"out of service: {node['out_of_service']}")
+    return "".join(f"  {words}" for words in found)
+
+
+def _values(gpu: dict[str, Any]) -> str:
+    words = [f"GPU {gpu['index']}", f"{gpu['utilisation']:.0%} busy", f"{gpu['free_bytes'] / 2**30:.1f} GiB free"]
+    if gpu["temperature_c"] is not None:
+        words.append(f"{gpu['temperature_c']:.0f} °C")
+    words += [f"{gpu[name]} {name.replace('_', ' ')}" for name in ("ecc_errors", "link_errors") if gpu[name]]
+    return ", ".join(words if gpu["healthy"] else [*words, "faulty"])
+
+
+def drain(
+    node: NodeArgument,
+    reason: Annotated[str, typer.Option(help="Why, for people.")] = "drained",
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Take a node out of service: jobs on it run to their ends, and none starts there."""
+    client_of(url).drain(node, reason)
+    typer.echo(f"{node} is out of service; jobs on it run on")
+
+
+def resume(node: NodeArgument, url: UrlOption = DEFAULT_URL) -> None:
+    """Put a node into service again."""
+    client_of(url).resume(node)
+    typer.echo(f"{node} is in service")
+
+
+def agent(
+    node: Annotated[str, typer.Option(help="Name of this node in the cluster file.")],
+    url: UrlOption = DEFAULT_URL,
+    every: Annotated[
+        float, typer.Option(parser=duration_between("100ms", "60s"), metavar=DURATION, help="Between two reports.")
+    ] = 5.0,
+) -> None:
+    """Report this node's GPUs to the scheduler, until it is stopped."""
+    from ...health.agent import report_for_ever
+
+    report_for_ever(client_of(url), node, every)

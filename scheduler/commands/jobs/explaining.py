@@ -1,0 +1,81 @@
+"""`longshore explain`: who chose a job's GPUs, and what the others would have chosen."""
+
+import re
+from datetime import datetime
+from typing import Any
+
+import typer
+
+from ..options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
+
+INDENT = " " * 10
+
+
+def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Show which GPUs a job was given, by whom and why, and what policy and heuristic would have chosen."""
+    found = client_of(url).decisions(job)
+    if json:
+        print_json(found)
+        return
+    for it in found:
+        typer.echo("\n".join(lines_of(it, job)))
+    if not found:
+        waiting = client_of(url).job(job)["waiting"]
+        why = "it has ended" if waiting is None else waiting["reason"]
+        typer.echo(f"nothing was decided on it: {why}")
+
+
+def lines_of(decision: dict[str, Any], job: str) -> list[str]:
+    """Return a decision in words: what was done, by whom, and what each of both would have done.
+
+    Args:
+        decision: As the API has it.
+        job: The job whose decisions are shown; a policy may have wanted to start another one.
+    """
+    took = f"{1e3 * decision['took_s']:.1f} ms"
+    done = _outlook(decision["placement"], decision["expected"])
+    lines = [f"{_clock(decision['at_s'])}  {done}", f"{INDENT}chosen by {decision['obeyed']} in {took}"]
+    is_alone = decision["said"] is None and not decision["missed"]
+    if is_alone:
+        return [*lines, f"{INDENT}policy {_policy(decision)}"]
+    lines.append(f"{INDENT}the policy {_policy(decision)}: {_word(decision, job)}")
+    other = _outlook(decision["fallback"], decision["fallback_expected"])
+    same = decision["placement"] == decision["fallback"]
+    return [*lines, f"{INDENT}the heuristic {decision['heuristic']}: {'what was done' if same else other}"]
+
+
+def _policy(decision: dict[str, Any]) -> str:
+    return f"{decision['policy']} ({decision['mode']} mode, version {_version(decision['version'])})"
+
+
+def _word(decision: dict[str, Any], job: str) -> str:
+    """Return what the policy said, and how sure it was, or why it was not heard."""
+    said = decision["said"]
+    if said is None:
+        return f"was not heard: {decision['missed']}"
+    sure = "" if said["probability"] is None else f", {said['probability']:.0%} sure among {said['options']} moves"
+    if said["job"] == "-":
+        return f"would have started somebody else's job{sure}"
+    if said["job"] != job:
+        return f"would have started job {said['job']} on {_outlook(said['placement'], said['expected'])}{sure}"
+    if said["placement"] == decision["placement"]:
+        return f"what was done{sure}"
+    return f"{_outlook(said['placement'], said['expected'])}{sure}"
+
+
+def _clock(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s).astimezone().strftime("%H:%M:%S")
+
+
+def _outlook(placement: list[dict[str, Any]] | None, expected: dict[str, float] | None) -> str:
+    """Return GPUs and what is expected of them."""
+    if placement is None:
+        return "wait"
+    shares = " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in placement)
+    if expected is None:
+        return shares
+    return f"{shares}, {expected['slowdown']:.2f} x its estimate, to end at {_clock(expected['end_s'])}"
+
+
+def _version(version: str) -> str:
+    return version[:12] if re.fullmatch("[0-9a-f]{64}", version) else version

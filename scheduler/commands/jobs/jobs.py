@@ -1,0 +1,62 @@
+"""`longshore status`."""
+
+import shlex
+import time
+from typing import Any
+
+import typer
+
+from ....cluster.files.durations import duration_text
+from ..moments import clock, moment
+from ..options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
+from ..tables import Column, plain, print_table
+from .logs import crash_line
+
+ATTEMPTS = (
+    Column("ATTEMPT", right=True), Column("STATE"), Column("STARTED"), Column("RAN", right=True),
+    Column("GPUS", gives=True), Column("CAUSE", gives=True),
+)  # fmt: skip
+
+
+def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Show a job with all its attempts, and why it waits."""
+    found = client_of(url).job(job)
+    if json:
+        print_json(found)
+        return
+    for title, value in _facts(found).items():
+        typer.echo(f"{title:10s} {plain(value)}")
+    if found["attempts"]:
+        typer.echo()
+        print_table(ATTEMPTS, [_attempt(it) for it in found["attempts"]])
+        if crash := crash_line(found["id"], found["attempts"][-1]):
+            typer.echo(f"\n{crash}")
+
+
+def _facts(found: dict[str, Any]) -> dict[str, str]:
+    spec, waiting = found["spec"], found["waiting"]
+    facts = {
+        "job": found["id"], "name": found["name"], "user": found["owner"], "state": found["state"],
+        "cause": found["cause"], "waiting": "" if waiting is None else waiting["reason"],
+        "place": "" if waiting is None or waiting["position"] is None else f"{waiting['position']} in the queue",
+        "GPUs": str(found["gpus"]), "priority": str(found["priority"]), "submitted": clock(found["submitted_s"]),
+        "ended": "" if found["ended_s"] is None else clock(found["ended_s"]),
+        "limit": "" if spec["limit_s"] is None else duration_text(spec["limit_s"]),
+        "command": shlex.join(spec["command"]), "folder": spec["folder"],
+    }  # fmt: skip
+    return {title: value for title, value in facts.items() if value}
+
+
+def _attempt(it: dict[str, Any]) -> tuple[str, ...]:
+    ended_s = time.time() if it["ended_s"] is None else it["ended_s"]
+    ran = "-" if it["started_s"] is None else duration_text(ended_s - it["started_s"])
+    contact = "" if it["contact"] == "ok" else ", no answer from it"
+    return (
+        str(it["number"]), it["state"] + contact, moment(it["started_s"]), ran, _shares(it["placement"]), it["cause"],
+    )  # fmt: skip
+
+
+def _shares(placement: list[dict[str, Any]] | None) -> str:
+    if placement is None:
+        return "wait"
+    return " ".join(f"{share['node']}:{','.join(map(str, share['gpus']))}" for share in placement)

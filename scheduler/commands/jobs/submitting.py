@@ -1,0 +1,118 @@
+"""`longshore submit`."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from ....cluster.files.errors import InputError
+from ..durations import DURATION, run_time
+from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+
+if TYPE_CHECKING:
+    from ...model.job_spec import JobFile
+
+COMMAND = "longshore.command"  # what stands behind -- in the context of a call
+BEHIND = "; options of a command go behind --, as in: longshore submit -- python train.py --lr 0.1"
+PAGE = "docs/scheduler.md#job-files"
+
+
+class SubmitCommand(TyperCommand):
+    """Keeps what stands behind `--` apart from what stands before it."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return what stands behind the name of the command in a line on its use."""
+        return ["[OPTIONS]", "[FILE]", "[-- COMMAND ...]"]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options and the file."""
+        at = args.index("--") if "--" in args else None
+        ctx.meta[COMMAND] = None if at is None else args[at + 1 :]
+        try:
+            return super().parse_args(ctx, args[:at])
+        except typer.TyperException as error:
+            if at is None and "No such option" in error.message:
+                error.message = error.message.rstrip(".") + BEHIND
+            raise
+
+
+def submit(
+    context: typer.Context,
+    file: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Job file (YAML).")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs; 1 if neither file nor option says.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Higher goes first, -1000 to 1000.")] = None,
+    estimate: Annotated[
+        float | None,
+        typer.Option(parser=run_time, metavar=DURATION, help="How long it is expected to run; 1h if unsaid."),
+    ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(parser=run_time, metavar=DURATION, help="Running time after which it is stopped."),
+    ] = None,
+    folder: Annotated[
+        str | None, typer.Option(help="Working directory; that of the file, or the present one, if unsaid.")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="Sets a variable, or takes it from here; several times if need be."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would become of it.")] = False,
+    json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Submit a job: a job file, or a command behind --, which runs once for each GPU. Prints the job's id.
+
+    Options go before what the file says, and so does a command behind --.
+    """
+    from .submission import command_of, environment_of, file_of
+
+    given = {
+        "gpus": gpus, "name": name, "priority": priority, "estimate_s": estimate, "limit_s": limit,
+        "folder": None if folder is None else str(Path.cwd() / folder),
+        "command": command_of(context.meta[COMMAND]), "environment": environment_of(env or (), os.environ),
+    }  # fmt: skip
+    spec = _spec(file_of(file or []), {key: value for key, value in given.items() if value is not None})
+    if not dry_run:
+        job = client_of(url).submit(spec)
+        print_json(job) if json else typer.echo(job["id"])
+        return
+    plan = client_of(url).plan(spec)
+    if json:
+        print_json(plan)
+        return
+    fits = "they would do" if plan["would_fit"] else "too few"
+    typer.echo(f"it can be submitted: {plan['jobs_ahead']} jobs before it, {plan['free_gpus']} GPUs free ({fits})")
+
+
+def _spec(file: Path | None, given: Mapping[str, Any]) -> dict[str, object]:
+    if file is None and "command" not in given:
+        raise InputError(
+            "there is nothing to submit", "write `longshore submit job.yaml`, or a command behind --: "
+            "longshore submit -- python train.py",
+        )  # fmt: skip
+    job = _job(file, given)
+    home = Path.cwd() if file is None else file.absolute().parent
+    # As the user's own shell would find them: relative folders, and programs.
+    folder = str(home / job.folder)
+    environment = {"PATH": os.environ.get("PATH", os.defpath), **job.environment}
+    return job.model_copy(update={"folder": folder, "environment": environment}).model_dump(mode="json")
+
+
+def _job(file: Path | None, given: Mapping[str, Any]) -> "JobFile":
+    from ...model.job_spec import JobFile
+    from .submission import job_with
+
+    if file is None:
+        return job_with(given)
+    from ....cluster.files.yaml_file import read_yaml, validated
+
+    content = read_yaml(file, PAGE)
+    data = dict(content.data) if isinstance(content.data, dict) else {}
+    job_with({"command": ["x"], **given})  # an option is blamed as one, not as a line of the file
+    if "environment" in given and isinstance(data.get("environment", {}), dict):
+        given = {**given, "environment": {**data.get("environment", {}), **given["environment"]}}
+    return validated(content, JobFile, {**data, **given})

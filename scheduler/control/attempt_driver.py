@@ -1,0 +1,354 @@
+"""Attempts, step by step: from reserved GPUs to processes, and back to free GPUs."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from ...cluster.files.errors import BackendError
+from ...cluster.kernels.counter_random import uniform
+from ..backends.protocol import Attempt, CannotHonourError, RefusedError
+from ..model.error_words import words_of
+from ..model.event import NewEvent
+from ..model.job import JobRow
+from ..model.run import Run, Status
+from ..model.states import AfterStop, AttemptState, Contact, Desired, JobState
+from ..model.stored_spec import stored_job, stored_or_usual
+from ..rules.attempt_step import ENDED, WISHED, WISHES, Do, Seen, Step, Verdict, is_over, next_step
+from ..rules.progress import HURRIED, HURRIED_S, SAVED, Came, how_far
+from ..rules.retry_policy import ExitClass, Outcome, class_of, outcome_of
+from ..store.rows.attempts import LAUNCH, AttemptRow, get_attempt
+from ..store.rows.checkpoints import latest_before
+from ..store.rows.jobs import JobColumns
+from .health_actions import judge_steps, take_last_look
+from .lining_up import line_up
+from .quarantine import drain, give_up
+from .rehydrate import used_by
+from .state_cache import WRITER, Book
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+LAUNCH_S = 5.0  # after which the lease is renewed before more is launched
+CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
+
+AFTER: dict[AfterStop, JobState] = {
+    AfterStop.RETRY: JobState.QUEUED,
+    AfterStop.HOLD: JobState.HELD,
+    AfterStop.SUCCEED: JobState.SUCCEEDED,
+    AfterStop.FAIL: JobState.FAILED,
+    AfterStop.CANCEL: JobState.CANCELLED,
+}
+
+
+def attempt_name(row: AttemptRow) -> str:
+    """Return what a backend knows an attempt by."""
+    return f"ls-{row.job_id}-{row.number}"
+
+
+def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> Attempt:
+    """Return what a backend is asked to start, with what its environment has beside what the job file says."""
+    spec = stored_job(job.spec)
+    limit_s = float("inf") if spec.limit_s is None else spec.limit_s
+    return Attempt(
+        attempt_name(row),
+        job.id,
+        row.number,
+        spec.command,
+        spec.folder,
+        {**spec.environment, **begins_with},
+        spec.grace_s,
+        limit_s,
+        spec.image,
+        is_held=spec.sbatch is not None,
+    )
+
+
+def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> None:
+    """Take attempts as far as they go, all at the same pace: what was done is stored before the next step.
+
+    Args:
+        book: What the scheduler knows.
+        now_s: The present.
+        jobs: Whose attempts; all if left out.
+    """
+    wanted = book.attempts if jobs is None else jobs
+    names = {job: attempt_name(book.attempts[job]) for job in wanted if not book.errors.rests(job, now_s)}
+    statuses = _statuses(book, names)
+    for row in list(book.left) if jobs is None else ():
+        _try(book, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
+    book.write(now_s)
+    until, unreachable = time.monotonic() + LAUNCH_S, Status(Run.UNREACHABLE)
+    hurt, cut_off = ({book.live.holder(gpu) for gpu in gpus} for gpus in (book.health.faulty, book.health.down))
+    verdicts = {} if jobs is not None else judge_steps(book, names, statuses, cut_off, now_s)
+    # In the order of submission, and those without an open job, which only have to be closed, last.
+    going = sorted(names, key=lambda job: book.jobs[job].submit_seq if job in book.jobs else 1 << 62)
+    while going:
+        again = []
+        for job in going:
+            row = book.attempts[job]
+            status = statuses.get(names[job], unreachable)
+            if row.backend != book.parts.backend_name:  # What another was asked to start, this one knows nothing of.
+                status = replace(unreachable, reason=f"it is known to {row.backend}, not to {book.parts.backend_name}")
+            if row.state is AttemptState.RESERVED and time.monotonic() > until:
+                continue  # the next look launches it, and the lease is renewed before that
+            told = verdicts.get(job)
+            if _try(book, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off, verdict=told):
+                again.append(job)
+        book.write(now_s)
+        going = again
+
+
+def _try(
+    book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool, is_cut_off: bool,
+    verdict: Verdict | None = None,
+) -> bool:  # fmt: skip
+    """Take one step with an attempt; one that the backend does not take is tried again at the next look."""
+    with book.about(row.job_id, now_s, what="looking"):
+        try:
+            if book.errors.is_failing(row.job_id) and row.job_id in book.jobs and _is_at_its_end(book, row, status):
+                return _let_go(book, row, status, now_s)
+            seen = _seen(book, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
+            goes_on = _step(book, row, seen, now_s)
+            if status.run is not Run.UNREACHABLE:
+                book.errors.went_well(row.job_id)
+            return goes_on
+        except BackendError as error:
+            log.warning("attempt %s: %s", attempt_name(row), error)
+    return False
+
+
+def _is_at_its_end(book: Book, row: AttemptRow, status: Status) -> bool:
+    """Say whether an attempt is not to run on, or does not: one that runs is left alone whatever goes wrong."""
+    is_over_or_unwanted = status.run in ENDED or book.jobs[row.job_id].desired is not Desired.RUN
+    return row.state is not AttemptState.RUNNING or is_over_or_unwanted
+
+
+def _let_go(book: Book, row: AttemptRow, status: Status, now_s: float) -> bool:
+    """Bring an attempt of a job that cannot be handled to its end by the shortest way, and return whether it goes on.
+
+    One that ran is drained; all that follows is then tried as ever, and if that fails too, its GPUs are freed on proof.
+    """
+    name, backend = attempt_name(row), book.parts.backend
+    if row.state is AttemptState.RUNNING:
+        desired = book.jobs[row.job_id].desired
+        drain(book, row, WISHED[desired] if desired in WISHES else class_of(status)[1], now_s, WISHES.get(desired))
+        return True
+    if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
+        return False
+    if is_over(status.run, is_cancelled=name in book.cancelled) and _ask(partial(backend.released, name)):
+        give_up(book, row, now_s)
+        return True
+    _ask(partial(backend.cancel, name, book.jobs[row.job_id].cause))
+    book.cancelled.add(name)
+    return False
+
+
+def _statuses(book: Book, names: Mapping[str, str]) -> dict[str, Status]:
+    """Return what the backend says of attempts, by their names; of each alone if one of them brings it to fall.
+
+    An error says nothing of an attempt but that it cannot be reached, and is no fault of its job.
+    """
+    backend = book.parts.backend
+    try:
+        return backend.statuses(tuple(names.values()))
+    except BackendError as error:
+        log.warning("attempts cannot be seen: %s", error)
+        return {}
+    except Exception as error:
+        log.warning("attempts cannot be seen together: %s", words_of(error))
+    statuses = {}
+    for name in names.values():
+        try:
+            statuses[name] = _ask(partial(backend.status, name))
+        except BackendError as error:
+            statuses[name] = Status(Run.UNREACHABLE, reason=str(error))
+    return statuses
+
+
+def _ask(call: Callable[[], T]) -> T:
+    """Ask the backend something about one attempt: whatever goes wrong there must not hold up the others.
+
+    Raises:
+        BackendError: If it does not answer, or by mistake raises something else.
+    """
+    try:
+        return call()
+    except BackendError:
+        raise
+    except Exception as error:
+        log.error("the backend failed: %s", words_of(error), exc_info=error)
+        raise BackendError(f"the backend failed: {type(error).__name__}: {error}") from error
+
+
+def _step(book: Book, row: AttemptRow, seen: Seen, now_s: float) -> bool:
+    """Take one step with an attempt, and return whether another may follow at once."""
+    step = next_step(seen, now_s)
+    if step.contact is not row.contact:
+        cause = seen.status.reason or "no answer" if step.contact is Contact.UNKNOWN else "it answers"
+        book.set_contact(row, step.contact, cause, now_s)
+        return True
+    if step.do is Do.NOTHING:
+        return False
+    if step.do is Do.LAUNCH:
+        return _launch(book, row, now_s)
+    if step.do is Do.CANCEL:
+        first = attempt_name(row) not in book.cancelled
+        _ask(partial(book.parts.backend.cancel, attempt_name(row), book.jobs[row.job_id].cause))
+        book.cancelled.add(attempt_name(row))
+        return first and seen.status.run is Run.ABSENT
+    if step.do is Do.CLOSE:
+        return _close(book, row, now_s)
+    if step.do is Do.RELEASE:
+        _release(book, row, seen.status, now_s)
+    else:
+        _change_both(book, row, step, now_s)
+        if seen.verdict is not None and step.after is seen.verdict.after:  # and not for another reason
+            log.warning("attempt %s: %s", attempt_name(row), step.cause)
+            book.tell(seen.verdict.event, seen.verdict.out_of_service)
+    return True
+
+
+def _seen(book: Book, row: AttemptRow, status: Status) -> Seen:
+    job = book.jobs.get(row.job_id)
+    drains = row.state is AttemptState.DRAINING
+    return Seen(
+        desired=Desired.RUN if job is None else job.desired,
+        state=row.state,
+        opened_s=row.opened_s,
+        status=status,
+        is_gone=drains and _ask(partial(book.parts.backend.released, attempt_name(row))),
+        is_cancelled=attempt_name(row) in book.cancelled,
+        has_fault=False,
+        launch_error=book.launches.words(attempt_name(row)),
+    )
+
+
+def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
+    """Ask the backend to start an attempt; one that it will never start is stopped, and others are tried again."""
+    name = attempt_name(row)
+    if not book.launches.is_due(name, now_s):
+        return False
+    try:
+        attempt = attempt_of(book.jobs[row.job_id], row, _begins_with(book, row))
+        _ask(partial(book.parts.backend.launch, attempt, row.placement))
+    except (CannotHonourError, RefusedError) as error:
+        # Other GPUs, or the same a little later, may do; a program that is not there will not come.
+        after = AfterStop.RETRY if isinstance(error, CannotHonourError) else AfterStop.FAIL
+        _change_both(book, row, Step(Do.STOP, str(error), after), now_s)
+        return True
+    except BackendError as error:
+        if book.launches.fail(name, str(error), now_s):
+            words = f"not launched yet: {error}"
+            book.tell(NewEvent(LAUNCH, WRITER, now_s, row.job_id, row.number, cause=words), {})
+        raise
+    book.launches.end(name)
+    if row.state is AttemptState.RESERVED:
+        book.change_attempt(row, AttemptState.LAUNCHED, "launched", now_s)
+    return False
+
+
+def _begins_with(book: Book, row: AttemptRow) -> dict[str, str]:
+    """Return what tells an attempt of the checkpoint that it can go on from."""
+    if row.number == 1:
+        return {}
+    with book.parts.store.read() as tx:
+        last = latest_before(tx, row.job_id, row.number)
+    return {} if last is None else {"LONGSHORE_CHECKPOINT": last.path}
+
+
+def _change_both(book: Book, row: AttemptRow, step: Step, now_s: float) -> None:
+    """Let an attempt and its job run, or drain and stop."""
+    job = book.jobs[row.job_id]
+    if step.do is Do.RUN:
+        book.change_attempt(row, AttemptState.RUNNING, step.cause, now_s, started_s=now_s)
+        book.change_job(job, JobState.RUNNING, step.cause, now_s, after_stop=step.after)
+    else:
+        drain(book, row, step.cause, now_s, step.after)
+
+
+def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
+    """Let the backend forget an attempt; what goes wrong never changes the job's outcome."""
+    name = attempt_name(row)
+    if now_s < book.close_after_s.get(name, now_s):
+        return False
+    try:
+        _ask(partial(book.parts.backend.forget, name))
+    except BackendError as error:
+        book.close_after_s[name] = now_s + CLOSE_AGAIN_S
+        if row.cleanup_error:  # told once, whatever its words are the next time
+            raise
+        book.note_cleanup(row, str(error), now_s)
+        return False
+    book.cancelled.discard(name)
+    book.close_after_s.pop(name, None)
+    book.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
+    return False
+
+
+def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
+    """Free an attempt's GPUs, and settle what becomes of its job."""
+    job = book.jobs[row.job_id]
+    kept_s = status.progress.get(SAVED)
+    look = take_last_look(book, row, attempt_name(row), now_s)
+    ran_s = 0.0 if row.started_s is None else now_s - row.started_s
+    came = how_far(look, status.progress, job.reached_step, ran_s)
+    book.happens(now_s)
+    book.launches.end(attempt_name(row))
+    outcome = _outcome(book, job, row, status, came, now_s)
+    columns = _columns(outcome, now_s) | JobColumns(reached_step=came.step)
+    if outcome.after in (AfterStop.RETRY, AfterStop.HOLD):
+        columns |= book.stop(job.id, kept_s)
+        by_rule = outcome.after is AfterStop.HOLD and job.after_stop is not AfterStop.HOLD
+        if by_rule and job.desired is Desired.RUN:
+            # Nobody asked for this hold: it stays until its owner wants it to run, once more.
+            columns["desired"] = Desired.HOLD
+        is_unwanted = job.desired is not Desired.RUN  # wanted otherwise while it was being stopped
+        if outcome.after is AfterStop.HOLD or outcome.wait_s > 0.0 or is_unwanted:
+            book.leave(job.id)
+    else:
+        book.finish(job.id)
+    book.change_attempt(
+        row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), ended_s=now_s,
+        ends=status.ends,
+    )  # fmt: skip
+    book.change_job(job, AFTER[outcome.after], outcome.cause, now_s, **columns)
+    if book.live.has(job.id):
+        line_up(book.live, book.jobs, job.id)
+
+
+def _columns(outcome: Outcome, now_s: float) -> JobColumns:
+    used = outcome.used
+    return JobColumns(
+        cause_class=str(outcome.exit_class), no_progress=outcome.no_progress, after_stop=None,
+        not_before_s=now_s + outcome.wait_s, stops_infra=used.infra, stops_resource=used.resource,
+        stops_user=used.user, stops_asked=used.asked, stops_ambiguous=used.ambiguous,
+    )  # fmt: skip
+
+
+def _outcome(book: Book, job: JobRow, row: AttemptRow, status: Status, came: Came, now_s: float) -> Outcome:
+    retry = stored_or_usual(job.spec).retry
+    share = float(uniform(job.submit_seq, row.number, 0))
+    if row.started_s is not None:  # What was lost may not tell any more that it ran.
+        status = replace(status, started_s=row.started_s)
+    used = used_by(job) if _is_hurried(book, row, now_s) else came.left_of(used_by(job))
+    found = outcome_of(
+        status, job.after_stop, retry.tries(), used, job.no_progress,
+        progressed=came.made_progress, wait_share=share, most_stuck=retry.no_progress,
+    )  # fmt: skip
+    # Who stopped it knows more of why than how the ranks took it.
+    retries = job.after_stop in (AfterStop.RETRY, AfterStop.HUNG)
+    retried = retries and found.after in (AfterStop.RETRY, AfterStop.FAIL)
+    stopped = found.exit_class is ExitClass.ASKED or retried or found.after is job.after_stop is AfterStop.FAIL
+    return replace(found, cause=job.cause) if stopped else found
+
+
+def _is_hurried(book: Book, row: AttemptRow, now_s: float) -> bool:
+    """Say whether a job has begun so often of late that it is more likely to be broken than to come further."""
+    if row.number < HURRIED:
+        return False
+    with book.parts.store.read() as tx:
+        earlier = get_attempt(tx, row.job_id, row.number - HURRIED + 1)
+    return earlier is not None and now_s - earlier.opened_s < HURRIED_S

@@ -1,0 +1,174 @@
+"""Errors that concern one job: they are counted, and hold up no other job.
+
+Whatever the scheduler does about a single job is done within `JobErrors.about`. An error there that nobody foresaw is
+like a crash of the scheduler at that point, of which is known whose job it was: what was changed for the job since
+then is forgotten, and it is left alone for a while. After three in a row the job is held, unless it runs.
+
+Where many jobs fail at the same within a short time, it is hardly their fault: they are left alone for a while, and
+none of them is held for it. A look at a job that went well ends the row.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ..model.error_words import words_of
+from ..store.database.errors import FencedError, StaleWriteError, StoreRefusesError, StoreUnreachableError, TakenError
+
+log = logging.getLogger(__name__)
+
+ERROR = "error"  # kind of events
+MOST = 3  # in a row, after which a job is held
+FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # in which a job is left alone, doubled with each error
+SHARED = 0.3  # of several jobs: if more fail at the same within SHARED_S, none of them is to blame
+SHARED_S = 2.0 * LONGEST_REST_S  # in which each job that fails again and again is tried once at least
+APART_S = 3600.0  # after its rest: an error that comes later is the first of another row
+OF_NO_JOB = (FencedError, StaleWriteError, TakenError, StoreRefusesError, StoreUnreachableError)  # no job's
+
+
+class SpoiledError(Exception):
+    """The copy of the store may be half changed for one job, and has to be read anew."""
+
+
+@dataclass(slots=True)
+class _Count:
+    errors: int  # in a row, each of which makes its rest longer
+    blamed: int  # how many of them are its own fault
+    rests_until_s: float
+    words: str
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What was tried with jobs of late: when, by job."""
+
+    tried_s: dict[str, float] = field(default_factory=dict)
+    failed_s: dict[str, float] = field(default_factory=dict)
+    failed_now: set[str] = field(default_factory=set)  # in this tick
+
+    def forget(self, now_s: float) -> None:
+        """Forget what is too long ago, or would be in the future as the clock was set back."""
+        for times_s in (self.tried_s, self.failed_s):
+            for job in [job for job, at_s in times_s.items() if not 0.0 <= now_s - at_s <= SHARED_S]:
+                del times_s[job]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether so many failed that none of them is to blame."""
+        return len(self.failed_s) > max(1.0, SHARED * len(self.tried_s))
+
+
+class JobErrors:
+    """What went wrong with single jobs since they last changed in the store, or since all went well with them."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Count] = {}
+        self._tallies = defaultdict[str, _Tally](_Tally)  # by what was done
+        self._failed, self._well = set[str](), set[str]()  # in this tick
+
+    def begin(self, now_s: float) -> None:
+        """Begin a tick: what went wrong in the last one is seen as a whole, and jobs are blamed for it."""
+        for what, tally in self._tallies.items():
+            tally.forget(now_s)
+            failed = tally.failed_now & self._counts.keys()
+            if failed and tally.is_shared:
+                counts = len(tally.failed_s), len(tally.tried_s)
+                log.error("%s: %d of %d jobs failed of late, no job is blamed", what, *counts)
+            else:
+                for job in failed:
+                    self._counts[job].blamed += 1
+            tally.failed_now.clear()
+        self.forget(self._well - self._failed)
+        self._failed.clear()
+        self._well.clear()
+
+    @property
+    def failed(self) -> int:
+        """How many jobs something went wrong with in this tick."""
+        return len(self._failed)
+
+    @contextmanager
+    def about(
+        self, job: str, now_s: float, mark: Callable[[], object], *, spoils: bool = False, what: str = "handling"
+    ) -> Iterator[None]:
+        """Do something about one job; an error that nobody foresaw is counted, and what follows goes on.
+
+        Args:
+            job: The job.
+            now_s: The present.
+            mark: Returns another value once anything has been changed that cannot be undone here.
+            spoils: Whether an error is taken for such a change, whatever the mark says.
+            what: Is done, in a word; jobs with which the same was done are compared.
+
+        Raises:
+            SpoiledError: If something was changed before the error.
+            StoreError: If the store does not answer, another scheduler has taken over, or the copy is old.
+        """
+        before, tally = mark(), self._tallies[what]
+        tally.tried_s[job] = now_s
+        try:
+            yield
+        except (*OF_NO_JOB, SpoiledError):
+            raise
+        except Exception as error:
+            tally.failed_s[job] = now_s
+            tally.failed_now.add(job)
+            self._count(job, error, now_s)
+            if spoils or mark() != before:
+                raise SpoiledError from error
+
+    def blame(self, job: str, error: Exception, now_s: float) -> None:
+        """Count an error that is certainly the fault of a job."""
+        self._count(job, error, now_s)
+        self._counts[job].blamed += 1
+
+    def _count(self, job: str, error: Exception, now_s: float) -> None:
+        self._failed.add(job)
+        known = self._counts.get(job)
+        if known is None or now_s - known.rests_until_s > APART_S:
+            known = self._counts[job] = _Count(0, 0, 0.0, "")
+        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(known.errors, 16))
+        known.errors, known.rests_until_s, known.words = known.errors + 1, now_s + rest_s, words_of(error)
+        log.error("job %s cannot be handled, error %d in a row: %s", job, known.errors, known.words, exc_info=error)
+
+    def went_well(self, job: str) -> None:
+        """Note that a job was looked at, and all went well; if so to the end of the tick, its errors are forgotten."""
+        self._well.add(job)
+
+    def rests(self, job: str, now_s: float) -> bool:
+        """Say whether a job is left alone: to the end of the tick at least, however long that takes."""
+        if job in self._failed:
+            return True
+        known = self._counts.get(job)
+        # More than the longest rest is left only if the clock was set back.
+        return known is not None and 0.0 < known.rests_until_s - now_s <= LONGEST_REST_S
+
+    def is_failing(self, job: str) -> bool:
+        """Say whether a job is not to be tried any more."""
+        known = self._counts.get(job)
+        return known is not None and known.blamed >= MOST
+
+    def words(self, job: str) -> str:
+        """Return what last went wrong with a job, "" if nothing did."""
+        known = self._counts.get(job)
+        return "" if known is None else known.words
+
+    def why_rests(self, job: str, now_s: float) -> str:
+        """Return what went wrong with a job that is left alone for it, "" for one that is not."""
+        return self.words(job) if self.rests(job, now_s) else ""
+
+    def due(self, now_s: float) -> dict[str, str]:
+        """Return the jobs that are to be held, with their last errors in words; one of which that failed only later."""
+        failing = {job: it for job, it in self._counts.items() if it.blamed >= MOST}
+        return {job: it.words for job, it in failing.items() if it.blamed == MOST or not self.rests(job, now_s)}
+
+    def forget(self, jobs: Collection[str]) -> None:
+        """Forget what went wrong with jobs that have come further."""
+        for job in self._counts.keys() & set(jobs):
+            del self._counts[job]
+
+    def keep(self, jobs: Collection[str]) -> None:
+        """Forget all but some jobs."""
+        self.forget(self._counts.keys() - set(jobs))

@@ -1,0 +1,149 @@
+"""A cluster as it stands by the rows of the store: what a scheduler begins with, and goes back to after an error.
+
+Policies reckon with these numbers, and with one that is none they would reckon for ever; whoever wrote the rows, what
+comes out is finite.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
+
+from ..mirror.cluster_mirror import Asked, Known, Standing
+from ..model.gpu_index import Layout
+from ..model.job import JobRow
+from ..model.job_spec import LEAST_S, StoredJob
+from ..model.states import OPEN_ATTEMPTS, JobState
+from ..model.stored_spec import is_of_sbatch, stored_job, stored_or_usual
+from ..model.tries import Tries
+from ..rules.quota import Quota
+from ..store.rows.attempts import AttemptRow
+
+MOST_S = 1e12  # of any time, far beyond all that are meant
+MOST_SAVED_S, MOST_GUESS_S = 1e90, 1e100  # of work: a time over a slowdown, and the estimate that was doubled beyond it
+MOST_SLOWDOWN = 1e60  # as in cluster/dispatch/placing.py
+MOST_RANK = 1 << 31
+
+
+def _within(value: object, least: float, most: float, instead: float) -> float:
+    """Return a number, or another one in place of what is beyond bounds or no number."""
+    return float(value) if isinstance(value, int | float) and least <= value <= most else instead
+
+
+def asked_of(row: JobRow) -> Asked:
+    """Return what a job asks for."""
+    spec = stored_or_usual(row.spec)
+    submitted_s = _within(row.submitted_s, 0.0, MOST_S, 0.0)
+    return Asked(row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes)
+
+
+def rank_of(row: JobRow) -> int:
+    """Return what a job stands in the queue by: those of a lower rank stand before those of a higher."""
+    return -int(_within(row.priority, -MOST_RANK, MOST_RANK, 0))
+
+
+def estimate_of(row: JobRow) -> float:
+    """Return how long a job is expected to run on the reference placement, in seconds."""
+    return _within(row.estimate_s, LEAST_S, MOST_S, StoredJob.model_fields["estimate_s"].default)
+
+
+def nodes_of(row: JobRow) -> int:
+    """Return how many nodes are to give a job the same GPUs each, 0 if it takes any GPUs."""
+    if not is_of_sbatch(row.spec):
+        return 0
+    sbatch = stored_job(row.spec).sbatch
+    return 0 if sbatch is None else sbatch.nodes
+
+
+def used_by(row: JobRow) -> Tries:
+    """Return how often a job was tried again."""
+    return Tries(row.stops_infra, row.stops_resource, row.stops_user, row.stops_asked, row.stops_ambiguous)
+
+
+def waiting_standing(row: JobRow) -> Standing:
+    """Return where a job stands that waits."""
+    guess_s, entered_s, saved_s = _times(row)
+    return Standing(
+        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s, -MOST_S, MOST_S, 0.0), stops=row.attempt,
+        first_start_s=_within(row.submitted_s, 0.0, MOST_S, 0.0) if row.attempt else -1.0,
+    )  # fmt: skip
+
+
+def running_standing(row: JobRow, attempt: AttemptRow, layout: Layout) -> Standing:
+    """Return where a job stands that holds GPUs."""
+    opened_s = _within(attempt.opened_s, 0.0, MOST_S, 0.0)
+    guess_s, entered_s, saved_s = _times(row)
+    return Standing(
+        guess_s, entered_s, saved_s, wait_s=_within(row.wait_s + opened_s - row.entered_s, -MOST_S, MOST_S, 0.0),
+        stops=attempt.number - 1, first_start_s=opened_s, start_s=opened_s,
+        overhead_s=_within(attempt.overhead_s, 0.0, MOST_SLOWDOWN, 0.0),
+        slowdown=_within(attempt.slowdown, 1.0 / MOST_SLOWDOWN, MOST_SLOWDOWN, 1.0),
+        gpus=layout.numbers(attempt.placement),
+    )  # fmt: skip
+
+
+def _times(row: JobRow) -> tuple[float, float, float]:
+    """Return a job's estimate as it was doubled, when it last came into the queue, and the work that is saved."""
+    return (
+        _within(row.guess_s, LEAST_S, MOST_GUESS_S, estimate_of(row)),
+        _within(row.entered_s, 0.0, MOST_S, 0.0),
+        _within(row.saved_s, 0.0, MOST_SAVED_S, 0.0),
+    )
+
+
+def queue_key(row: JobRow) -> tuple[int, int, float, int]:
+    """Return what puts waiting jobs into the order of the queue: stopped ones first, the last to come back first.
+
+    The others stand by when they came into the queue.
+    """
+    entered_s, not_before_s = (_within(it, 0.0, MOST_S, 0.0) for it in (row.entered_s, row.not_before_s))
+    if goes_first(row):
+        return rank_of(row), 0, -max(entered_s, not_before_s), -row.submit_seq
+    return rank_of(row), 1, entered_s, row.submit_seq
+
+
+def goes_first(row: JobRow) -> bool:
+    """Say whether a waiting job goes before others of its priority, as it was stopped and is tried again.
+
+    One that its owner held or had tried again does not: else anybody could get to the head of the queue so.
+    """
+    return row.not_before_s > 0.0
+
+
+def is_eligible(row: JobRow, now_s: float) -> bool:
+    """Say whether a job is in the queue of the cluster: it may wait in the store for its time to come."""
+    return row.state is JobState.QUEUED and row.desired == "run" and row.not_before_s <= now_s
+
+
+def known_of(
+    jobs: Sequence[JobRow],
+    attempts: Mapping[str, AttemptRow],
+    layout: Layout,
+    down: Sequence[int],
+    now_s: float,
+    gpus_per_user: int | None = None,
+    about: Callable[[str], AbstractContextManager[None]] = lambda _job: nullcontext(),
+) -> Known:
+    """Return how a cluster stands.
+
+    Args:
+        jobs: All that are in no final state, in the order of submission.
+        attempts: Those that hold GPUs, by job.
+        layout: Of the cluster.
+        down: GPUs out of service.
+        now_s: The present.
+        gpus_per_user: Most that one user may have; None for any number.
+        about: Holds what is done about one job; a job for which it keeps an error to itself is left out.
+    """
+    holding = {job: row for job, row in attempts.items() if row.state in OPEN_ATTEMPTS}
+    quota = Quota(gpus_per_user, (row for row in jobs if row.id in holding))
+    standing, waiting = dict[str, tuple[Asked, Standing]](), list[tuple[tuple[int, int, float, int], JobRow]]()
+    for row in jobs:
+        with about(row.id):
+            if row.id in holding:
+                standing[row.id] = asked_of(row), running_standing(row, holding[row.id], layout)
+            elif is_eligible(row, now_s) and 1 <= row.gpus <= layout.gpus:
+                standing[row.id] = asked_of(row), waiting_standing(row)
+                waiting.append((queue_key(row), row))
+    queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.lets_in(row)}
+    inside = [it for job, it in standing.items() if job in holding or job in queued]
+    return Known(now_s, inside, list(queued), down)

@@ -1,0 +1,112 @@
+"""The real scheduler on a simulated clock and a simulated cluster: what it decides can be compared with a simulation.
+
+Source: DESIGN, twin test.
+"""
+
+from collections.abc import Iterable
+
+from ..backends.simulated import ROW, SimulatedBackend
+from ..health.monitor import Monitor
+from ..mirror.cluster_mirror import Site
+from ..model.gpu_index import Layout
+from ..model.states import AttemptState
+from ..placement.placer import Deciding
+from ..store.opening import Store
+from ..store.rows.attempts import attempts_of
+from ..store.rows.events import events_after
+from ..store.rows.jobs import NewJob, insert_job
+from .reconciler import Scheduler
+from .state_cache import Parts
+
+WRITER = "twin"
+EVERY_EVENT = 1 << 40
+RETRY = {"infra": 1000}  # of each job: a simulation has as many faults as it likes
+Start = tuple[float, int, tuple[int, ...]]  # time, job of the scenario and its GPUs, ascending
+
+
+class Twin:
+    """A scheduler whose jobs run in a simulation.
+
+    Args:
+        backend: The simulation, with true run times and faults.
+        site: What policies know of the cluster.
+        store: An empty store.
+        deciding: Who decides.
+        owner: Of the scheduler's lease.
+    """
+
+    def __init__(
+        self, backend: SimulatedBackend, site: Site, store: Store, deciding: Deciding, owner: str = WRITER
+    ) -> None:
+        self.backend = backend
+        self.parts = Parts(
+            store, backend, "simulated", site, backend.layout, deciding, lambda: backend.now_s, owner,
+            Monitor(backend, "simulated", backend.layout, {}),
+        )  # fmt: skip
+        self.scheduler = Scheduler(self.parts)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all jobs have ended."""
+        sim = self.backend.sim
+        return bool(sim.state.finished[ROW] == sim.scenarios.jobs[ROW])
+
+    def play(self) -> None:
+        """Let the scheduler look at each moment at which something happens, until all jobs have ended."""
+        self.tick()
+        while not self.is_over:
+            self.live_on()
+            self.tick()
+
+    def tick(self) -> None:
+        """Let the scheduler do all that is to be done now."""
+        self.scheduler.tick()
+        while self.scheduler.is_behind:
+            self.scheduler.tick()
+
+    def live_on(self) -> None:
+        """Let everything happen that happens at the next moment, and submit the jobs of that moment."""
+        state = self.backend.sim.state
+        before = int(state.submitted[ROW])
+        self.backend.live_through(self.backend.next_s())
+        self.submit(range(before, int(state.submitted[ROW])))
+
+    def submit(self, jobs: Iterable[int]) -> None:
+        """Submit jobs of the scenario, now."""
+        new = [self._new(job) for job in jobs]
+        for one in new:
+            self.backend.of_job[one.id] = job_of(one.id)
+        self.parts.store.write(lambda tx: [insert_job(tx, one, writer=WRITER) for one in new])
+
+    def _new(self, job: int) -> NewJob:
+        of = self.backend.sim.scenarios
+        gpus, estimate_s = int(of.gpus[ROW, job]), float(of.estimate_s[ROW, job])
+        spec = {
+            "gpus": gpus, "command": ["true"], "estimate_s": estimate_s,
+            "compute_s": float(of.compute_s[ROW, job]), "parameter_bytes": float(of.parameter_bytes[ROW, job]),
+            "retry": RETRY,
+        }  # fmt: skip
+        return NewJob(id_of(job), "job", WRITER, spec, 0, gpus, estimate_s, self.backend.now_s)
+
+
+def id_of(job: int) -> str:
+    """Return the id under which a job of the scenario is submitted."""
+    return f"{job:026d}"
+
+
+def job_of(job_id: str) -> int:
+    """Return the job of the scenario with an id."""
+    return int(job_id)
+
+
+def starts_of(store: Store, layout: Layout) -> list[Start]:
+    """Return all starts in the order in which the scheduler decided on them."""
+    with store.read() as tx:
+        reserved = [event for event in events_after(tx, 0, EVERY_EVENT) if event.now == AttemptState.RESERVED]
+        rows = {
+            (row.job_id, row.number): row
+            for job in {it.job_id for it in reserved}
+            for row in attempts_of(tx, job or "")
+        }
+    placed = [(it.at_s, rows[it.job_id or "", it.number or 0]) for it in reserved]
+    return [(at_s, job_of(row.job_id), layout.numbers(row.placement)) for at_s, row in placed]

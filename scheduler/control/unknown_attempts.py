@@ -1,0 +1,225 @@
+"""Attempts that the backend has and the store does not, as after the restore of an older store.
+
+Their GPUs count as free in the store, so no job starts there until they are proven gone, or until an operator says so.
+One that is the next attempt of a job that waits is taken up as if this scheduler had just opened it.
+
+Source: SPEC K6; docs/operate.md.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from ...cluster.files.errors import BackendError, InputError
+from ..backends.protocol import Attempt, Lists
+from ..model.event import NewEvent
+from ..model.job import JobRow
+from ..model.placement import Placement
+from ..model.states import AttemptState, Desired, JobState
+from ..store.database.errors import StaleWriteError, TakenError
+from ..store.row_by_row import NO_SENSE
+from ..store.rows.attempts import Opening, get_attempt
+from ..store.rows.events import append
+from ..store.rows.jobs import get_job
+from ..store.rows.leases import check_fence
+from ..store.transitions import Changes, Opened, write_changes
+from .state_cache import Parts
+
+log = logging.getLogger(__name__)
+
+STRANGER = "stranger"  # kind of events
+FOUND, GONE, DISREGARDED = "found", "gone", "disregarded"
+END = "end"
+WRITER = "scheduler"
+LOOK_S, FIND_AGAIN_S = 1.0, 5.0
+# Everybody reads it whose job waits: what the backend said may name other people's jobs.
+NOT_KNOWN = "nothing starts, as it is not known which attempts run; the scheduler's log says why"
+NOT_KNOWN_WHERE = "nothing starts, as it is not known on which GPUs an attempt runs; `longshore unknown` lists it"
+
+
+class Stranger(NamedTuple):
+    """An attempt that the store does not have, or has with other GPUs."""
+
+    name: str
+    job: str
+    placement: Placement  # none where nobody knows its GPUs
+    found_s: float  # Unix time
+
+
+class Strangers:
+    """Finds them when a scheduler begins to lead, and follows them until they are gone.
+
+    Args:
+        parts: What the scheduler works with.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._backend = parts.backend if isinstance(parts.backend, Lists) else None
+        self._fence: int | None = None  # of the lease under which they were looked for
+        self._is_waiting = False  # for the backend to tell them
+        self._again_s = self._looked_s = float("-inf")
+        self._found: dict[str, Stranger] = {}
+        self._wishes: dict[str, str] = {}  # END or DISREGARDED, by name; other threads write here
+
+    @property
+    def known(self) -> list[Stranger]:
+        """Those that are not gone, by name."""
+        return sorted(self._found.values())
+
+    def are_known(self, fence: int) -> bool:
+        """Say whether all were found under a lease; until then nobody knows which GPUs are free."""
+        return self._backend is None or fence == self._fence
+
+    def against_starts(self, fence: int) -> str:
+        """Return why no job may start under a lease, "" if jobs may."""
+        if not self.are_known(fence):
+            return NOT_KNOWN
+        return "" if all(it.placement for it in self._found.values()) else NOT_KNOWN_WHERE
+
+    @property
+    def are_due(self) -> bool:
+        """Whether they could not be told, and it is time to look again; then the store is to be read anew."""
+        return self._is_waiting and time.monotonic() >= self._again_s
+
+    def end(self, name: str) -> bool:
+        """Ask for the end of one, and say whether it is known; any thread may call it."""
+        return self._wish(name, END)
+
+    def disregard(self, name: str) -> bool:
+        """Give its GPUs away though it is not proven gone, and say whether it is known; any thread may call it."""
+        return self._wish(name, DISREGARDED)
+
+    def _wish(self, name: str, wish: str) -> bool:
+        if name in self._found:
+            self._wishes[name] = wish
+        return name in self._found
+
+    def find(self, fence: int) -> None:
+        """Look for them once under each lease, before the store is read.
+
+        Raises:
+            FencedError: If another scheduler has taken over.
+        """
+        if self._backend is None or self.are_known(fence) or time.monotonic() < self._again_s:
+            return
+        try:
+            remembered = self._backend.remembered()
+        except BackendError as error:
+            self._is_waiting, self._again_s = True, time.monotonic() + FIND_AGAIN_S
+            log.warning("nothing starts, as it is not known which attempts run: %s", error)
+            return
+        self._is_waiting = False
+        self._found.clear()
+        for name, (attempt, placement) in remembered.items():
+            if not self._is_stored(name, attempt, placement) and not self._is_gone(name):
+                self._take_in(fence, name, attempt, placement)
+        self._fence = fence
+
+    def look(self, fence: int, now_s: float) -> tuple[int, ...]:
+        """Return the GPUs on which none may start for their sake, ascending.
+
+        Raises:
+            FencedError: If another scheduler has taken over.
+        """
+        if self._found and time.monotonic() - self._looked_s >= LOOK_S:
+            self._looked_s = time.monotonic()
+            for stranger in self.known:
+                self._follow(stranger, fence, now_s)
+        return tuple(sorted({gpu for it in self._found.values() for gpu in self._numbers(it.placement)}))
+
+    def _follow(self, stranger: Stranger, fence: int, now_s: float) -> None:
+        wish = self._wishes.pop(stranger.name, "")
+        if wish == END:
+            self._end(stranger.name)
+        over = GONE if self._is_gone(stranger.name) else DISREGARDED if wish == DISREGARDED else ""
+        if over:
+            words = "its GPUs are free" if over == GONE else "its GPUs are given away, as an operator says"
+            self._tell(fence, stranger._replace(found_s=now_s), over, f"{stranger.name} is {over}: {words}")
+            del self._found[stranger.name]
+
+    def _end(self, name: str) -> None:
+        try:
+            self._parts.backend.cancel(name, "an operator ends it, as the store does not have it")
+        except BackendError as error:
+            log.warning("%s cannot be ended: %s", name, error)
+            self._wishes.setdefault(name, END)  # at the next look
+
+    def _is_gone(self, name: str) -> bool:
+        try:
+            return self._parts.backend.released(name)
+        except BackendError:
+            return False
+
+    def _is_stored(self, name: str, attempt: Attempt, placement: Placement) -> bool:
+        try:
+            with self._parts.store.read() as tx:
+                row = get_attempt(tx, attempt.job, attempt.number)
+        except NO_SENSE as error:
+            log.error("%s: its row in the store cannot be read: %s", name, error)
+            return False
+        is_same = not placement or (row is not None and set(row.placement) == set(placement))
+        return row is not None and (row.state is AttemptState.CLOSED or is_same)
+
+    def _take_in(self, fence: int, name: str, attempt: Attempt, placement: Placement) -> None:
+        now_s = self._parts.now_s()
+        if self._adopts(fence, name, attempt, placement, now_s):
+            return
+        where = ", ".join(f"{share.node}:{','.join(map(str, share.gpus))}" for share in placement)
+        text = f"{name} is not in the store and may run on {where}: no job starts there until it is gone"
+        if not placement:
+            text = f"{name} is not in the store and may run on any GPUs: no job starts until it is gone or disregarded"
+        stranger = self._found[name] = Stranger(name, attempt.job, placement, now_s)
+        self._tell(fence, stranger, FOUND, text)
+
+    def _adopts(self, fence: int, name: str, attempt: Attempt, placement: Placement, now_s: float) -> bool:
+        """Open the attempt in the store, if it is the next one of a job that waits; its GPUs may be another's."""
+        try:
+            with self._parts.store.read() as tx:
+                job = get_job(tx, attempt.job)
+        except NO_SENSE:
+            return False  # it is held for that
+        if job is None or not _is_next(job, attempt, placement):
+            return False
+        cause = f"{name} was found at the backend"
+        opening = Opening(self._parts.backend_name, placement, slowdown=1.0, overhead_s=0.0)
+        changes = Changes(opened=[Opened(job, opening, cause)])
+        try:
+            self._parts.layout.numbers(placement)  # of a cluster file that has them
+            refused = self._parts.store.write(
+                lambda tx: write_changes(tx, fence, changes, at_s=now_s, writer=WRITER)
+            )  # fmt: skip
+        except (TakenError, StaleWriteError, InputError):
+            return False
+        log.warning("%s: the store did not have it, and its job goes on with it", name)
+        return not refused
+
+    def _numbers(self, placement: Placement) -> Iterable[int]:
+        """Yield the GPUs of a placement that the cluster file has."""
+        for share in placement:
+            for gpu in share.gpus:
+                if self._parts.layout.has(share.node, gpu):
+                    yield self._parts.layout.number(share.node, gpu)
+
+    def _tell(self, fence: int, stranger: Stranger, now: str, cause: str) -> None:
+        log.warning("%s", cause)
+        shares = [{"node": share.node, "gpus": list(share.gpus)} for share in stranger.placement]
+        told = NewEvent(
+            STRANGER, WRITER, stranger.found_s, now=now, fence=fence, cause=cause,
+            data={"attempt": stranger.name, "placement": shares},
+        )  # fmt: skip
+
+        def write(tx: Connection) -> None:
+            check_fence(tx, fence)
+            append(tx, told)
+
+        self._parts.store.write(write)
+
+
+def _is_next(job: JobRow, attempt: Attempt, placement: Placement) -> bool:
+    """Say whether a job that waits would open just this attempt next."""
+    waits = job.state is JobState.QUEUED and job.desired is Desired.RUN and attempt.number == job.attempt + 1
+    return waits and sum(len(share.gpus) for share in placement) == job.gpus

@@ -1,0 +1,1 @@
+"""Durable files and processes of this machine. Standard library only."""

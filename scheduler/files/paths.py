@@ -1,0 +1,44 @@
+"""What is at a path that somebody named, where a place that may not be looked into is a line and no traceback."""
+
+import os
+import stat
+from pathlib import Path
+
+from ...cluster.files.errors import InputError
+
+
+def exists(path: Path) -> bool:
+    """Say whether there is anything at a path.
+
+    Raises:
+        InputError: If that cannot be seen.
+    """
+    return _mode(path) is not None
+
+
+def is_folder(path: Path) -> bool:
+    """Say whether a path leads to a folder.
+
+    Raises:
+        InputError: If that cannot be seen.
+    """
+    return stat.S_ISDIR(_mode(path) or 0)
+
+
+def is_file(path: Path) -> bool:
+    """Say whether a path leads to a file.
+
+    Raises:
+        InputError: If that cannot be seen.
+    """
+    return stat.S_ISREG(_mode(path) or 0)
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_mode  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: a null character is in no name
+        return None
+    except OSError as error:
+        fix = "let this user look there, or name another place"
+        raise InputError(f"{path} cannot be looked at: {error.strerror}", fix) from error

@@ -1,0 +1,240 @@
+"""The monitor: looks at all nodes, and says which GPUs jobs may be given, and on which they cannot stay.
+
+Source: SPEC C9, F1; docs/nodes.md.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ...cluster.files.errors import BackendError
+from ..backends.protocol import Backend, NodeSeen
+from ..log_repeats import Repeats
+from ..model.event import NewEvent
+from ..model.gpu_index import Layout
+from ..store.database.schema import Liveness
+from ..store.opening import Store
+from ..store.rows.nodes import (
+    ALARM,
+    CHANGE,
+    FAULTY,
+    HEALTHY,
+    GpuRow,
+    NodeRow,
+    faulty_gpus,
+    list_nodes,
+    nodes_out_of_service,
+    write_health,
+)
+from .accusing import Accusers
+from .liveness import SUSPECT_MISSES, judge
+from .reports import Report, Reports
+from .step_monitor import StepMonitor
+
+log = logging.getLogger(__name__)
+
+POLL_S = 5.0  # between two answers of a node that are waited for
+KEEP_S = 60.0  # between two times that last answers are written to the store if nothing else changes
+WRITER = "monitor"
+
+
+class Health(NamedTuple):
+    """GPUs that are not as they should be, by number, ascending."""
+
+    faulty: tuple[int, ...] = ()  # jobs on them are stopped
+    closed: tuple[int, ...] = ()  # of nodes that are silent or out of service: jobs on them go on, none starts there
+    down: tuple[int, ...] = ()  # those of them that are on nodes that are down: nobody knows how jobs on them do
+
+    def without(self, gpus: tuple[int, ...]) -> "Health":
+        """Return the same with more GPUs on which no job starts."""
+        return self._replace(closed=tuple(sorted({*self.closed, *gpus}))) if gpus else self
+
+
+class Monitor:
+    """Looks at the nodes of a backend, and keeps what it sees in the store.
+
+    Args:
+        backend: Whose nodes.
+        name: Of the backend.
+        layout: Of the cluster.
+        types: Node type of each node.
+        poll_s: Seconds in which each node is to answer once.
+    """
+
+    def __init__(
+        self, backend: Backend, name: str, layout: Layout, types: Mapping[str, str], poll_s: float = POLL_S
+    ) -> None:
+        self._backend, self._name, self._layout, self._types, self._poll_s = backend, name, layout, types, poll_s
+        self.reports = Reports()
+        self.steps = StepMonitor(backend)
+        self.health = Health()
+        self._fence: int | None = None  # token under which all this was taken up
+        self._rows: dict[str, NodeRow] = {}
+        self._faulty: frozenset[tuple[str, int]] = frozenset()
+        self._full: frozenset[str] = frozenset()  # nodes that take no jobs, as the backend says
+        self._at_once: frozenset[str] = frozenset()  # nodes that fell silent together
+        self._accusers = Accusers()
+        self._accused_at_once: frozenset[str] = frozenset()  # nodes that began together to call a GPU faulty
+        self._polled_s = self._kept_s = 0.0
+        self._repeats = Repeats()
+
+    def take_up(self, store: Store, fence: int, now_s: float) -> None:
+        """Go on from what the store says, once for each lease: everybody has the time of a few answers again."""
+        if fence == self._fence:
+            return
+        with store.read() as tx:
+            rows, faulty, out = list_nodes(tx), faulty_gpus(tx), nodes_out_of_service(tx)
+        self._rows = {row.name: _afresh(row) for row in rows if row.name in self._layout.nodes}
+        self._faulty = frozenset(it for it in faulty if it[1] < self._layout.nodes.get(it[0], 0))
+        self._at_once = judge(list(self._rows.values()), {}, now_s, polls=False).at_once
+        self._accusers, self._accused_at_once = Accusers(), frozenset()
+        self._polled_s = self._kept_s = now_s
+        self.health = self._health(out)
+        self.steps = StepMonitor(self._backend)  # others may have tried jobs again meanwhile
+        self._fence = fence
+
+    def look(self, store: Store, now_s: float) -> Health:
+        """Look at all nodes, and write down what is new of them.
+
+        Raises:
+            FencedError: If another scheduler has taken over.
+        """
+        assert self._fence is not None
+        with store.read() as tx:
+            out = nodes_out_of_service(tx)
+        try:
+            seen = {node.name: node for node in self._backend.observe()}
+        except BackendError as error:
+            if told := self._repeats.told(str(error), time.monotonic()):
+                log.warning("nodes cannot be seen: %s", told)
+        else:
+            self._repeats.end()
+            self._take_in(store, seen, now_s)
+        self.health = self._health(out)
+        return self.health
+
+    def _take_in(self, store: Store, seen: Mapping[str, NodeSeen], now_s: float) -> None:
+        dismissed, reports = self.reports.dismissed(), self.reports.last()
+        polls = not 0.0 <= now_s - self._polled_s < self._poll_s  # or the clock was set back
+        before = [self._row(seen[name], reports.get(name), now_s) for name in self._layout.nodes if name in seen]
+        before = [row._replace(agent_s=None) if row.name in dismissed else row for row in before]
+        judged = judge(before, {row.name: _answered_s(row, seen[row.name]) for row in before}, now_s, polls=polls)
+        alarms = [self._alarm(judged.at_once, now_s)] if judged.at_once and not self._at_once else []
+        alarms += self._accuse(seen, reports, now_s)
+        faulty = frozenset(
+            place for row in judged.nodes for place in self._faulty_of(row, seen[row.name], reports.get(row.name))
+        )
+        self._write(store, judged.nodes, faulty, alarms, now_s)
+        self._rows, self._faulty, self._at_once = {row.name: row for row in judged.nodes}, faulty, judged.at_once
+        self._polled_s = now_s if polls else self._polled_s
+        self._full = frozenset(node.name for node in seen.values() if not node.takes_jobs)
+
+    def _row(self, node: NodeSeen, report: Report | None, now_s: float) -> NodeRow:
+        """Return a node as it stood, with the last report of its agent."""
+        kind = self._types.get(node.name, "")
+        new = NodeRow(node.name, self._name, kind, node.slots, Liveness.UP, now_s, node.seen_s, 0)
+        row = self._rows.get(node.name, new)._replace(backend=self._name, kind=kind, slots=node.slots)
+        return row if report is None else row._replace(agent_s=report.at_s)
+
+    def _faulty_of(self, row: NodeRow, node: NodeSeen, report: Report | None) -> Iterable[tuple[str, int]]:
+        """Yield the faulty GPUs of a node; of one that does not answer, those that were faulty before."""
+        for gpu in node.gpus:
+            before = (row.name, gpu.index) in self._faulty
+            if row.liveness is not Liveness.UP:
+                told = before
+            elif report is None:
+                told = not gpu.healthy or (before and row.agent_s is not None)  # until its agent says how it is
+            else:
+                told = not gpu.healthy or self._is_faulty(report, gpu.index, slots=node.slots, before=before)
+            if told:
+                yield (row.name, gpu.index)
+
+    def _is_faulty(self, report: Report, gpu: int, *, slots: bool, before: bool) -> bool:
+        """Say whether a GPU is faulty by its node's reports; while too many nodes tell so, no further one is."""
+        if before:
+            return report.accuses(gpu, slots=slots)
+        return not self._accused_at_once and report.is_faulty(gpu, slots=slots)
+
+    def _accuse(self, seen: Mapping[str, NodeSeen], reports: Mapping[str, Report], now_s: float) -> list[NewEvent]:
+        """Note which nodes began together to call a GPU faulty; raise an alarm if those are too many."""
+        was, nodes = self._accused_at_once, len(self._layout.nodes)
+        self._accused_at_once = self._accusers.look(seen, reports, nodes, now_s)
+        if was or not self._accused_at_once:
+            return []
+        text = (
+            f"agents of {len(self._accused_at_once)} of {nodes} nodes called GPUs faulty within a minute: no further "
+            "GPU is taken to be; look at the agents and the driver, and drain what is broken"
+        )
+        return [NewEvent(CHANGE, WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(self._accused_at_once)})]
+
+    def _write(
+        self, store: Store, rows: Sequence[NodeRow], faulty: frozenset[tuple[str, int]], alarms: Sequence[NewEvent],
+        now_s: float,
+    ) -> None:  # fmt: skip
+        """Write what has changed; last answers now and then, and with every change."""
+        known, fence = self._rows, self._fence
+        keeps = not 0.0 <= now_s - self._kept_s < KEEP_S
+        changed = [row for row in rows if keeps or _differs(known.get(row.name), row)]
+        gpus = [GpuRow(*place, place not in faulty, now_s) for place in sorted(faulty ^ self._faulty)]
+        turned = [row for row in changed if row.name in known and row.liveness is not known[row.name].liveness]
+        events = [*alarms, *(_turned(known[row.name], row, now_s) for row in turned), *(_gpu_turned(it) for it in gpus)]
+        if not (changed or gpus or events):
+            return
+        for event in events:
+            log.log(logging.ERROR if event.now == ALARM else logging.WARNING, "%s", event.cause)
+        assert fence is not None
+        store.write(lambda tx: write_health(tx, fence, changed, gpus, events))
+        self._kept_s = now_s if keeps else self._kept_s
+
+    def _alarm(self, at_once: frozenset[str], now_s: float) -> NewEvent:
+        text = (
+            f"{len(at_once)} of {len(self._layout.nodes)} nodes fell silent within a minute: none of them is taken to "
+            "be down; look at the network, and at what they report to"
+        )
+        return NewEvent(CHANGE, WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(at_once)})
+
+    def _health(self, out: frozenset[str]) -> Health:
+        silent = [row for row in self._rows.values() if row.liveness is not Liveness.UP]
+        closed = out | self._full | {row.name for row in silent}
+        down = {row.name for row in silent if row.liveness is Liveness.DOWN}
+        faulty = tuple(sorted(self._layout.number(*place) for place in self._faulty))
+        return Health(faulty, self._gpus(closed), self._gpus(down))
+
+    def _gpus(self, nodes: Collection[str]) -> tuple[int, ...]:
+        sizes, number = self._layout.nodes, self._layout.number
+        return tuple(number(name, gpu) for name in sizes if name in nodes for gpu in range(sizes[name]))
+
+
+def _afresh(row: NodeRow) -> NodeRow:
+    """Return a node as another scheduler goes on with it; one that was not there itself has missed nothing."""
+    most = {Liveness.UP: 0, Liveness.SUSPECT: SUSPECT_MISSES}
+    return row._replace(misses=min(row.misses, most.get(row.liveness, row.misses)))
+
+
+def _answered_s(row: NodeRow, node: NodeSeen) -> float:
+    """Return when a node last answered: the backend and, where it has one, its agent."""
+    return node.seen_s if row.agent_s is None else min(node.seen_s, row.agent_s)
+
+
+def _differs(was: NodeRow | None, row: NodeRow) -> bool:
+    """Say whether more has changed of a node than when it last answered."""
+    if was is None or (was.agent_s is None) != (row.agent_s is None):
+        return True
+    return row._replace(seen_s=was.seen_s, misses=was.misses, agent_s=was.agent_s) != was
+
+
+def _turned(was: NodeRow, row: NodeRow, now_s: float) -> NewEvent:
+    missed = f"has not answered {row.misses} times" if row.misses else "answers again"
+    return NewEvent(
+        CHANGE, WRITER, now_s, was=was.liveness.value, now=row.liveness.value,
+        cause=f"{row.name} is {row.liveness}: it {missed}", data={"node": row.name, "seen_s": row.seen_s},
+    )  # fmt: skip
+
+
+def _gpu_turned(row: GpuRow) -> NewEvent:
+    words = (FAULTY, HEALTHY) if row.healthy else (HEALTHY, FAULTY)
+    return NewEvent(
+        CHANGE, WRITER, row.since_s, was=words[0], now=words[1], cause=f"{row.node}: GPU {row.gpu} is {words[1]}",
+        data={"node": row.node, "gpu": row.gpu},
+    )  # fmt: skip

@@ -1,0 +1,271 @@
+"""The steps of all running attempts: which are slow, which hang, and which checkpoints they told of.
+
+Source: SPEC K2, K3, K5; docs/steps.md.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from typing import NamedTuple
+
+from ...cluster.files.errors import BackendError
+from ..backends.protocol import Backend, Tells, Told
+from ..model.job_spec import Watching
+from ..model.placement import Placement
+from .detectors.named import DETECTORS
+from .liveness import AT_ONCE_LEAST, AT_ONCE_S, AT_ONCE_SHARE
+from .step_lines import Saved, StepKind, saved_in, steps_in
+from .step_watch import Hang, Slowness, StepWatch
+
+log = logging.getLogger(__name__)
+
+About = Callable[[str], AbstractContextManager[None]]
+
+HEALTH = "health"  # kind of events
+LOOK_S = 4.0  # between two looks at what an attempt has told
+SILENT_LOOK_S = 30.0  # at one that has told nothing so far
+GAP_S = 30.0  # without a look: what happened meanwhile is nobody's fault
+CHECKS = 3  # in a row at which steps are slow before that counts
+MOST_SAVED = 3  # checkpoints taken in at one look, the last ones
+
+
+class SlowWord(StrEnum):
+    """What is told of a job's steps."""
+
+    SLOW = "slow"
+    STEADY = "steady"  # they were slow, and are so no more
+    MOVED = "moved"  # the job is stopped, to go on elsewhere
+    HUNG = "hung"
+    ALARM = "alarm"  # so many jobs became slow at once that the fault is none of a node
+
+
+class Running(NamedTuple):
+    """An attempt that runs."""
+
+    job: str
+    name: str  # what the backend knows it by
+    placement: Placement
+    ended: frozenset[int] = frozenset()  # ranks that have ended, while others run on
+
+
+class Slow(NamedTuple):
+    """A job whose steps have become slow, and which nodes are to blame."""
+
+    slowness: Slowness
+    nodes: frozenset[str]  # whose own computing is slow; empty if nobody knows, or if it is slow on all of several
+    is_shared: bool  # so many others became slow at the same time that none of its nodes is to blame
+
+
+class Findings(NamedTuple):
+    """What is new, by job if nothing else is said."""
+
+    hangs: dict[str, Hang]
+    slow: dict[str, Slow]  # those that are so for long enough
+    steady: list[str]  # that were among these, and are slow no more
+    shared: list[str]  # that became slow together, at the first time that this is seen
+    saved: dict[str, list[Saved]]  # those that are not in the store yet, by name of the attempt
+
+
+class End(NamedTuple):
+    """What an attempt told at its end."""
+
+    saved: list[Saved]  # its last checkpoints, known or not
+    came_further: bool  # to a step behind its first
+    step: int | None  # its highest training step, or of another kind if it told of none; None if it told of no step
+
+
+class Figures(NamedTuple):
+    """How the steps of a job stand."""
+
+    step: int
+    step_s: float | None  # None before the first steps have ended
+
+
+class _Followed:
+    """An attempt with all that was told of it."""
+
+    __slots__ = ("job", "last", "look_at_s", "looked_s", "slow", "watch")
+
+    def __init__(self, job: str, watch: StepWatch, ranks: int, now_s: float, look_at_s: float) -> None:
+        self.job, self.watch, self.looked_s, self.look_at_s = job, watch, now_s, look_at_s
+        self.last = [Told()] * ranks
+        self.slow: Slow | None = None  # None while its steps are as they should be
+
+
+class StepMonitor:
+    """Follows the steps of running attempts; another object begins anew.
+
+    Args:
+        backend: Which runs them.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend if isinstance(backend, Tells) else None
+        self._followed: dict[str, _Followed] = {}  # by name of the attempt
+        self._unwritten: dict[
+            str, list[Saved]
+        ] = {}  # checkpoints that are not in the store yet, by name of the attempt
+        self._shared_since_s = -math.inf  # when jobs last became slow together
+        self.figures: Mapping[str, Figures] = {}  # by job, of those that tell; never changed, but replaced
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether jobs can tell anything at this backend."""
+        return self._backend is not None
+
+    def look(
+        self, running: Iterable[Running], going: Collection[str], watching: Callable[[str], Watching], now_s: float,
+        about: About,
+    ) -> Findings:  # fmt: skip
+        """Take in what attempts have told.
+
+        Args:
+            running: All that run and can be reached.
+            going: Names of all that have not ended: what is known of those out of reach is kept.
+            watching: What a job wants to be looked at for.
+            now_s: The present.
+            about: Holds what is done about one job.
+        """
+        found = Findings({}, {}, [], [], self._unwritten)
+        followed = {name: one for name, one in self._followed.items() if name in going}
+        due = []
+        for it in running:
+            with about(it.job):
+                one = followed.get(it.name) or self._begin(it, watching(it.job), now_s, len(followed))
+                followed[it.name] = one
+                if not 0.0 < one.look_at_s - now_s <= SILENT_LOOK_S:  # or the clock was set back
+                    due.append((it, one))
+        has_changed = bool(due) or followed.keys() != self._followed.keys()
+        self._followed = followed
+        for it, one in due:
+            with about(it.job):
+                self._look_at(it, one, found, now_s)
+        self._judge(found)
+        if has_changed:
+            self.figures = {
+                one.job: Figures(one.watch.step, one.watch.present_s()) for one in followed.values() if one.watch.tells
+            }
+        return found
+
+    def train_s(self, name: str) -> Sequence[float]:
+        """Return the times of the last training steps of an attempt, if it runs and tells; any thread may ask."""
+        one = self._followed.get(name)
+        return () if one is None else one.watch.train_s()
+
+    def end(self, it: Running) -> End:
+        """Look at an attempt that has ended for the last time, and return what it told at its end."""
+        self._unwritten.pop(it.name, None)
+        told = self._told(it, [Told()] * _ranks(it))
+        saved = _last(saved_in(rank.saved) for rank in told)
+        steps = {(it.kind, it.step) for rank in told for it in steps_in(rank.steps)}
+        # A kind may have numbers of its own, and an attempt that goes on from a checkpoint begins behind the first.
+        came_further = len(steps) > len({kind for kind, _ in steps})
+        trained = [step for kind, step in steps if kind is StepKind.TRAIN]
+        return End(saved, came_further, max(trained or [step for _, step in steps], default=None))
+
+    def written(self) -> None:
+        """Forget the checkpoints that were told: they are in the store."""
+        self._unwritten.clear()
+
+    def _begin(self, it: Running, wanted: Watching, now_s: float, others: int) -> _Followed:
+        ranks = _ranks(it)
+        detector = None if wanted.slow == "off" else DETECTORS[wanted.slow]()
+        # Not all at the same moment, even if a scheduler takes all of them up at once.
+        wait_s = LOOK_S * (others % 8) / 8.0
+        watch = StepWatch(ranks, detector, wanted.hang_s, now_s)
+        return _Followed(it.job, watch, ranks, now_s, now_s + wait_s)
+
+    def _told(self, it: Running, before: Sequence[Told]) -> list[Told]:
+        """Ask the backend what ranks told; nothing if it does not answer. What goes wrong must hold up nobody."""
+        if self._backend is None:
+            return []
+        try:
+            told = self._backend.told(it.name, it.placement, before)
+        except BackendError as error:
+            log.warning("steps of %s cannot be seen: %s", it.name, error)
+            return []
+        except Exception:
+            log.exception("the backend failed: steps of %s cannot be seen", it.name)
+            return []
+        return told if len(told) == len(before) else []
+
+    def _look_at(self, it: Running, one: _Followed, found: Findings, now_s: float) -> None:
+        one.look_at_s = now_s + LOOK_S
+        told = self._told(it, one.last)
+        if not told:
+            return
+        if not 0.0 <= now_s - one.looked_s <= (GAP_S if one.watch.tells else math.inf):
+            one.watch.forgive(now_s)
+        one.last = [Told(steps_end=each.steps_end, saved_end=each.saved_end) for each in told]
+        one.watch.leave(it.ended)
+        one.watch.take([steps_in(each.steps) if each.steps else () for each in told], now_s)
+        one.looked_s = now_s
+        if not one.watch.tells:
+            one.look_at_s = now_s + SILENT_LOOK_S
+        if any(each.saved for each in told):
+            found.saved[it.name] = _last([found.saved.get(it.name, ()), *(saved_in(each.saved) for each in told)])
+        hang = one.watch.hang(now_s)
+        if hang is not None:
+            found.hangs[it.job] = hang
+        slowness = one.watch.slowness(now_s)
+        if slowness is not None:
+            one.slow = Slow(slowness, nodes_of(it.placement, slowness.ranks), is_shared=False)
+            if slowness.checks >= CHECKS:
+                found.slow[it.job] = one.slow
+        elif one.slow is not None and not one.watch.is_slow:
+            found.steady.extend([it.job] if one.slow.slowness.checks >= CHECKS else [])
+            one.slow = None
+
+    def _judge(self, found: Findings) -> None:
+        """Find out which of those that are slow have become so together with many others."""
+        if not found.slow:
+            return
+        ready = [one for one in self._followed.values() if one.watch.is_ready]
+        everyone = {one.job: one.slow for one in ready if one.slow is not None}
+        for job, slow in found.slow.items():
+            others = together(slow, everyone, len(ready))
+            since_s = slow.slowness.since_s
+            if others and abs(since_s - self._shared_since_s) > 2.0 * AT_ONCE_S:
+                found.shared.extend(others)
+                self._shared_since_s = since_s
+            found.slow[job] = slow._replace(is_shared=bool(others))
+
+
+def _ranks(it: Running) -> int:
+    return sum(len(share.gpus) for share in it.placement)
+
+
+def _last(saved: Iterable[Iterable[Saved]]) -> list[Saved]:
+    """Return the last checkpoints that ranks told of, one for each step, in their order."""
+    told = sorted((each for rank in saved for each in rank), key=lambda each: each.at_s)
+    return list({each.step: each for each in told}.values())[-MOST_SAVED:]
+
+
+def nodes_of(placement: Placement, slow: tuple[int, ...] | None) -> frozenset[str]:
+    """Return the nodes that slow ranks are on: none if they are on all of several, as then the job itself has changed.
+
+    Args:
+        placement: Of the attempt.
+        slow: The ranks; None if they do not tell, so that only an attempt on one node has one to blame.
+    """
+    if slow is None:
+        return frozenset({placement[0].node}) if len(placement) == 1 else frozenset()
+    by_rank = [share.node for share in placement for _ in share.gpus]
+    nodes = frozenset(by_rank[rank] for rank in slow)
+    return nodes if len(nodes) < len(placement) or len(placement) == 1 else frozenset()
+
+
+def together(one: Slow, slow: Mapping[str, Slow], ready: int) -> list[str]:
+    """Return the jobs that became slow together with one: none unless they are so many that no node can be to blame.
+
+    Args:
+        one: A job that is slow.
+        slow: All that are, itself too.
+        ready: Jobs of which it would be known.
+    """
+    near = {job: it for job, it in slow.items() if abs(it.slowness.since_s - one.slowness.since_s) <= AT_ONCE_S}
+    # Those that blame the same node have one cause between them.
+    causes = len({it.nodes for it in near.values() if it.nodes}) + sum(not it.nodes for it in near.values())
+    return list(near) if causes >= AT_ONCE_LEAST and len(near) > AT_ONCE_SHARE * ready else []

@@ -1,0 +1,1 @@
+"""The real cluster as the arrays that policies see."""

@@ -1,0 +1,495 @@
+"""A real cluster as the arrays that policies see: the state of a simulation, to which somebody says what happens."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cluster.dispatch.expected import expected_run_s
+from ...cluster.dispatch.order import may_wait, next_ageing_s, turn_to
+from ...cluster.dispatch.placing import picked_slowdown, take_gpu, undo_picks
+from ...cluster.files.errors import PluginError
+from ...cluster.model.scenarios import FaultProcess, Rules
+from ...cluster.model.topology import Cluster
+from ...cluster.simulator import engine
+from ...cluster.simulator.live import OF_JOBS, come_back, empty_row, move_by_rank, put_before, rejoin, resume, withdraw
+
+ROW = 0  # of the simulation
+LEAST_ROOM = 16384  # jobs
+TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
+
+
+class Site(NamedTuple):
+    """What stays the same of a cluster."""
+
+    cluster: Cluster
+    rules: Rules
+    process: FaultProcess  # of imagined futures
+    hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known of a job when it is submitted."""
+
+    job: str
+    gpus: int
+    estimate_s: float  # run time on the reference placement
+    submitted_s: float
+    rank: int = 0  # jobs of a lower rank stand before those of a higher one in the queue
+    compute_s: float = 1.0  # of an iteration at speed 1
+    parameter_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What has happened to a job, complete enough to go on from."""
+
+    guess_s: float  # the estimate, doubled whenever it was outlived
+    entered_s: float  # when it last came into the queue
+    saved_s: float = 0.0  # work that checkpoints hold
+    wait_s: float = 0.0  # total time of its finished stays in the queue
+    stops: int = 0
+    first_start_s: float = -1.0  # -1 before
+    start_s: float = 0.0  # last start
+    overhead_s: float = 0.0  # restart cost of the run in progress
+    slowdown: float = 1.0  # run time over work on its placement
+    gpus: tuple[int, ...] = ()  # that it runs on, in the order of their picks; none while it waits
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is expected of a start."""
+
+    slowdown: float  # run time over work
+    end_s: float
+
+
+class Known(NamedTuple):
+    """A cluster at one moment, as it can be taken up again."""
+
+    now_s: float
+    jobs: Sequence[tuple[Asked, Standing]] = ()  # in the order of submission
+    queue: Sequence[str] = ()  # those that wait, in the order of the queue
+    down: Sequence[int] = ()  # GPUs out of service, each as often as it was taken out
+    # All jobs so far, and the sum of their estimates: the mean is the measure of time in what policies see. Of these
+    # jobs alone where that is more.
+    estimates: tuple[int, float] = (0, 0.0)
+
+
+class Told(NamedTuple):
+    """A method of LiveCluster that was called, and with what."""
+
+    method: str
+    arguments: tuple[object, ...]
+
+
+class Snapshot(NamedTuple):
+    """All that a live cluster holds, to the bit; a copy that nobody else changes."""
+
+    site: Site
+    names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
+    slot: dict[str, int]  # of the jobs in the system
+    rank: NDArray[np.int64]
+    scenarios: dict[str, NDArray[np.generic]]  # of jobs
+    state: dict[str, NDArray[np.generic]]
+
+
+class LiveCluster:
+    """The one row of a simulation that a real cluster drives.
+
+    Slots of jobs are given out in the order of submission. When there are none left, those of jobs that have ended are
+    taken back, and all others move up in the same order.
+    """
+
+    def __init__(self, site: Site, known: Known) -> None:
+        self.site = site
+        self.origin = known  # where it began
+        self.changes = 0  # how often something was done to it
+        self.journal: list[Told] | None = None  # what was done, if it is kept for another one that is to stay the same
+        self._take_over(known)
+
+    def _take_over(self, known: Known) -> None:
+        self.sim = empty_row(*self.site, max(LEAST_ROOM, 2 * len(known.jobs)))
+        engine.reset(self.sim, ROW, 0)
+        self._asked: list[Asked] = []  # by slot
+        self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
+        self._rank = np.zeros(self.room, dtype=np.int64)
+        state = self.sim.state
+        state.now_s[ROW], state.moment[ROW] = known.now_s, 0
+        state.source_count[ROW] = 0  # reality says what fails, and when
+        journal, self.journal = self.journal, None  # who follows does the same by itself
+        for gpu in known.down:
+            self.take_out(gpu)
+        self.journal = journal
+        for asked, standing in known.jobs:
+            self._take_up(asked, standing)
+        if known.estimates[0] > state.estimated[ROW]:
+            state.estimated[ROW], state.estimates_s[ROW] = known.estimates
+        for job in known.queue:
+            slot = self._slot[job]
+            rejoin(self.sim, ROW, slot, state.entered_s[ROW, slot])
+
+    @property
+    def room(self) -> int:
+        """Slots of jobs."""
+        return int(self.sim.scenarios.gpus.shape[1])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next job needs slots to be taken back, for which all is taken up anew."""
+        return len(self._asked) == self.room
+
+    @property
+    def now_s(self) -> float:
+        """The present."""
+        return float(self.sim.state.now_s[ROW])
+
+    def _note(self, method: str, *arguments: object) -> None:
+        self.changes += 1
+        if self.journal is not None:
+            self.journal.append(Told(method, arguments))
+
+    def begin(self, now_s: float) -> None:
+        """Let time pass to a moment at which something happens."""
+        self._note("begin", now_s)
+        engine.begin_moment(self.sim, ROW, now_s)
+
+    def submit(self, asked: Asked) -> None:
+        """Put a job into the queue, behind all others of its rank."""
+        self._note("submit", asked)
+        slot = self._write(asked)
+        engine.submit(self.sim, ROW)
+        move_by_rank(self.sim, ROW, slot, self._rank)
+
+    def come_back(self, asked: Asked, standing: Standing) -> None:
+        """Put a job back into the queue that stood there since it was stopped, before all others of its rank."""
+        self._note("come_back", asked, standing)
+        slot = self._take_up(asked, standing, is_new=False)
+        come_back(self.sim, ROW, slot, standing.entered_s)
+        move_by_rank(self.sim, ROW, slot, self._rank)
+
+    def rejoin(self, asked: Asked, standing: Standing) -> None:
+        """Put a job back into the queue that was out of it, behind all others of its rank."""
+        self._note("rejoin", asked, standing)
+        slot = self._take_up(asked, standing, is_new=False)
+        rejoin(self.sim, ROW, slot, standing.entered_s)
+        move_by_rank(self.sim, ROW, slot, self._rank)
+
+    def give_place(self, job: str, rank: int, after: str | None) -> None:
+        """Give a job a rank; one that waits goes right before another one that does, None for the end of the queue."""
+        slot = self._slot[job]
+        if after is not None and self.sim.state.run_place[ROW, self._slot[after]] >= 0:
+            raise ValueError(f"job {after} does not wait")
+        self._note("give_place", job, rank, after)
+        self._asked[slot] = replace(self._asked[slot], rank=rank)
+        self._rank[slot] = rank
+        if self.sim.state.run_place[ROW, slot] < 0:
+            put_before(self.sim, ROW, slot, -1 if after is None else self._slot[after])
+
+    def beside(self, job: str) -> tuple[str | None, str | None]:
+        """Return the jobs right before and behind a waiting one in the queue, None where there is none."""
+        state, slot = self.sim.state, self._slot[job]
+        before, after = int(state.previous_job[ROW, slot]), int(state.next_job[ROW, slot])
+        return None if before < 0 else self._asked[before].job, None if after < 0 else self._asked[after].job
+
+    def finish(self, job: str) -> None:
+        """End a running job."""
+        self._note("finish", job)
+        engine.finish(self.sim, ROW, self._slot.pop(job))
+
+    def stop(self, job: str, kept: float | None = None) -> None:
+        """Put a running job back into the queue, before all others of its rank.
+
+        Args:
+            job: The job.
+            kept: How much of the time that it has run its checkpoints hold, in seconds; None if it told nothing, which
+                counts as a checkpoint in each interval of the cluster.
+        """
+        # A job may claim anything, and work without end would never be outlived by an estimate.
+        kept = None if kept is None or not math.isfinite(kept) else kept
+        self._note("stop", job, kept)
+        slot = self._slot[job]
+        ran_s = max(self.now_s - float(self.sim.state.start_s[ROW, slot]), 0.0)
+        kept_s = engine.kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s)
+        engine.stop(self.sim, ROW, slot, kept_s)
+        move_by_rank(self.sim, ROW, slot, self._rank)
+
+    def withdraw(self, job: str) -> None:
+        """Take a waiting job out of the queue for good."""
+        self._note("withdraw", job)
+        withdraw(self.sim, ROW, self._slot.pop(job))
+
+    def take_out(self, gpu: int) -> None:
+        """Take a GPU out of service once more; a job on it goes on."""
+        self._note("take_out", gpu)
+        state = self.sim.state
+        engine.take_out(self.sim, ROW, gpu, gpu + 1)
+        state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 1, state.now_s[ROW]
+
+    def bring_back(self, gpu: int) -> None:
+        """Undo one `take_out`."""
+        self._note("bring_back", gpu)
+        state = self.sim.state
+        engine.bring_back(self.sim, ROW, gpu, gpu + 1)
+        if state.gpu_down[ROW, gpu] == 0:
+            state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 0, state.now_s[ROW]
+
+    def hide(self, nodes: Sequence[int]) -> None:
+        """Let nobody be placed on these nodes until they are shown again; jobs on them go on."""
+        self._note("hide", nodes)
+        first_gpu = self.site.cluster.first_gpu
+        for node in nodes:
+            engine.take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
+
+    def show(self, nodes: Sequence[int]) -> None:
+        """Undo one `hide`."""
+        self._note("show", nodes)
+        first_gpu, state = self.site.cluster.first_gpu, self.sim.state
+        for node in nodes:
+            first, after = first_gpu[node], first_gpu[node + 1]
+            engine.bring_back(self.sim, ROW, first, after)
+            # Whoever took the cluster up while they were hidden knows them as out of service.
+            state.source_failed[ROW, first:after] &= state.gpu_down[ROW, first:after] > 0
+
+    def due(self) -> str | None:
+        """Return the job of the decision that is due, None if there is none at this moment."""
+        return self.current if engine.is_due(self.sim, ROW) else None
+
+    def ages_by(self, now_s: float) -> bool:
+        """Say whether a waiting job has reached the ageing bound since the last moment."""
+        return bool(next_ageing_s(self.sim, ROW) <= now_s)
+
+    @property
+    def current(self) -> str:
+        """The job that is due; a policy may have turned to another one."""
+        return self._asked[int(self.sim.state.current[ROW])].job
+
+    def start(self) -> bool:
+        """Start the current job on its picks; False if that would break a reservation, and the job is passed over."""
+        self._note("carry_out", self.current, self.picks(self.current))
+        return bool(engine.start(self.sim, ROW))
+
+    def carry_out(self, job: str, gpus: Sequence[int]) -> bool:
+        """Start a job on GPUs that somebody chose; as `start`.
+
+        Raises:
+            PluginError: If the job may not start at this moment, or cannot start on these GPUs; nothing has changed.
+        """
+        self.check(job, gpus)
+        if job != self.current and not turn_to(self.sim, ROW, self._slot[job]):
+            raise PluginError(f"job {job} may not start before job {self.current}")
+        for gpu in gpus:
+            take_gpu(self.sim, ROW, gpu)
+        return self.start()
+
+    def check(self, job: str, gpus: Sequence[int]) -> None:
+        """Refuse GPUs that a waiting job cannot have.
+
+        Raises:
+            PluginError: Saying why.
+        """
+        state = self.sim.state
+        if job not in self._slot or state.run_place[ROW, self._slot[job]] >= 0:
+            raise PluginError(f"job {job} does not wait")
+        asked = self._asked[self._slot[job]].gpus
+        if len(gpus) != asked or len(set(gpus)) != asked:
+            raise PluginError(f"job {job} asks for {asked} GPUs and was given {len(set(gpus))}")
+        for gpu in gpus:
+            if not 0 <= gpu < state.gpu_job.shape[1]:
+                raise PluginError(f"there is no GPU {gpu}")
+            if state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
+                raise PluginError(f"GPU {gpu} is {'busy' if state.gpu_job[ROW, gpu] >= 0 else 'out of service'}")
+
+    def check_move(self, job: str, gpus: Sequence[int]) -> None:
+        """Refuse a decision that cannot be carried out; the job that is due stays so.
+
+        Args:
+            job: That starts, or waits if it has no GPUs.
+            gpus: That it starts on.
+
+        Raises:
+            PluginError: Saying why.
+        """
+        if not gpus:
+            if job != self.current:
+                raise PluginError(f"job {job} cannot wait in the place of job {self.current}")
+            if not may_wait(self.sim, ROW):
+                raise PluginError(f"job {job} may not wait at this moment")
+            return
+        self.check(job, gpus)
+        due = self.current
+        if job != due:
+            turned = turn_to(self.sim, ROW, self._slot[job])
+            self.due()
+            if not turned:
+                raise PluginError(f"job {job} may not start before job {due}")
+
+    def expected(self, job: str, gpus: Sequence[int]) -> Expected:
+        """Return what is expected of a job on GPUs that it could start on now.
+
+        The job that is due stays so.
+        """
+        self.check_move(job, gpus)
+        slot = self._slot[job]
+        turn_to(self.sim, ROW, slot)
+        for gpu in gpus:
+            take_gpu(self.sim, ROW, gpu)
+        slowdown = float(picked_slowdown(self.sim, ROW))
+        end_s = self.now_s + float(expected_run_s(self.sim, ROW, slot, slowdown))
+        self.take_back()
+        self.due()
+        return Expected(slowdown, end_s)
+
+    def take_back(self) -> None:
+        """Give the picks for the current job back, and forget that all jobs were to wait."""
+        if self.sim.state.current[ROW] >= 0:
+            undo_picks(self.sim, ROW)
+        self.sim.state.rested[ROW] = min(self.sim.state.rested[ROW], self.sim.state.moment[ROW] - 1)
+
+    @property
+    def rests(self) -> bool:
+        """Whether a policy has said at this moment that all jobs wait."""
+        return bool(self.sim.state.rested[ROW] == self.sim.state.moment[ROW])
+
+    def wait(self, *, rests: bool) -> None:
+        """Let the next event pass instead of placing the current job; all jobs, if it `rests`.
+
+        Raises:
+            PluginError: If nobody may wait at this moment.
+        """
+        if not may_wait(self.sim, ROW):
+            raise PluginError(f"job {self.current} may not wait at this moment")
+        self._note("wait", rests)
+        undo_picks(self.sim, ROW)
+        if rests:
+            self.sim.state.rested[ROW] = self.sim.state.moment[ROW]
+        engine.wait(self.sim, ROW)
+
+    def pass_over(self) -> None:
+        """Let others start before the job that is due, which no free GPUs suit at this moment, whoever may wait."""
+        self._note("pass_over")
+        if self.due() is not None:
+            engine.wait(self.sim, ROW)
+
+    def follow(self, told: Iterable[Told]) -> None:
+        """Do what another one did, decisions too."""
+        for each in told:
+            if each.method == "carry_out":
+                self.due()
+                self.carry_out(*each.arguments)  # type: ignore[arg-type]
+            elif each.method == "wait":
+                self.due()
+                self.wait(rests=bool(each.arguments[0]))
+            else:
+                getattr(self, each.method)(*each.arguments)
+
+    def picks(self, job: str) -> tuple[int, ...]:
+        """Return the GPUs that a job holds, or that are picked for it, in the order of their picks."""
+        gpus = []
+        gpu = int(self.sim.state.first_gpu[ROW, self._slot[job]])
+        while gpu >= 0:
+            gpus.append(gpu)
+            gpu = int(self.sim.state.gpu_next[ROW, gpu])
+        return tuple(reversed(gpus))
+
+    def holder(self, gpu: int) -> str | None:
+        """Return the job that holds a GPU, None if it is free."""
+        slot = int(self.sim.state.gpu_job[ROW, gpu])
+        return None if slot < 0 else self._asked[slot].job
+
+    def standing(self, job: str) -> Standing:
+        """Return what has happened to a job of the system."""
+        slot, state = self._slot[job], self.sim.state
+        values = {name: float(getattr(state, name)[ROW, slot]) for name in TIMES}
+        gpus = self.picks(job) if state.run_place[ROW, slot] >= 0 else ()
+        return Standing(**values, stops=int(state.stops[ROW, slot]), gpus=gpus)
+
+    def known(self) -> Known:
+        """Return all that another object needs to go on from here."""
+        jobs = [(self._asked[slot], self.standing(job)) for job, slot in self._slot.items()]
+        state = self.sim.state
+        down = np.repeat(np.arange(state.gpu_down.shape[1]), state.gpu_down[ROW]).tolist()
+        estimates = int(state.estimated[ROW]), float(state.estimates_s[ROW])
+        return Known(self.now_s, jobs, tuple(self._queue()), down, estimates)
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
+        return Snapshot(
+            self.site, [asked.job for asked in self._asked], self._slot.copy(), self._rank.copy(),
+            {name: getattr(self.sim.scenarios, name).copy() for name in ("jobs", *OF_JOBS)},
+            {name: array.copy() for name, array in self.sim.state._asdict().items()},
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> "LiveCluster":
+        """Return a live cluster that is the same to the bit."""
+        live = cls(snapshot.site, Known(0.0))
+        live.sim = empty_row(*snapshot.site, snapshot.rank.size)
+        live._slot, live._rank = snapshot.slot, snapshot.rank
+        columns = [snapshot.scenarios[name][0].tolist() for name in ("gpus", "estimate_s", "submit_s")]
+        columns += [snapshot.rank.tolist()]
+        columns += [snapshot.scenarios[name][0].tolist() for name in ("compute_s", "parameter_bytes")]
+        live._asked = [Asked(*values) for values in zip(snapshot.names, *columns, strict=False)]
+        for part, arrays in ((live.sim.scenarios, snapshot.scenarios), (live.sim.state, snapshot.state)):
+            for name, array in arrays.items():
+                getattr(part, name)[...] = array
+        return live
+
+    def has(self, job: str) -> bool:
+        """Say whether a job is in the system."""
+        return job in self._slot
+
+    def asked(self, job: str) -> Asked:
+        """Return what a job of the system asks for."""
+        return self._asked[self._slot[job]]
+
+    def _queue(self) -> Iterable[str]:
+        state = self.sim.state
+        slot = int(state.head[ROW])
+        while slot >= 0:
+            yield self._asked[slot].job
+            slot = int(state.next_job[ROW, slot])
+
+    def _make_room(self) -> None:
+        """Take the slots of jobs back that have ended, and have room for as many more as there are."""
+        old, slots = self.sim.state, self._slot
+        self._take_over(self.known())
+        for name in ("moment", "waited", "rested", "decisions"):
+            getattr(self.sim.state, name)[ROW] = getattr(old, name)[ROW]
+        self.sim.state.passed[ROW, : len(slots)] = old.passed[ROW, list(slots.values())]
+
+    def _write(self, asked: Asked) -> int:
+        """Write what a job asks into the next slot, and return that."""
+        if self.is_full:
+            self._make_room()
+        slot, scenarios = len(self._asked), self.sim.scenarios
+        self._asked.append(asked)
+        self._slot[asked.job] = slot
+        scenarios.jobs[0] = slot + 1
+        scenarios.gpus[0, slot] = asked.gpus
+        scenarios.work_s[0, slot] = scenarios.estimate_s[0, slot] = asked.estimate_s
+        scenarios.submit_s[0, slot] = asked.submitted_s
+        scenarios.compute_s[0, slot], scenarios.parameter_bytes[0, slot] = asked.compute_s, asked.parameter_bytes
+        self._rank[slot] = asked.rank
+        self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = asked.estimate_s, -1.0
+        return slot
+
+    def _take_up(self, asked: Asked, standing: Standing, *, is_new: bool = True) -> int:
+        """Put a job where it stands, but for the queue, and return its slot."""
+        slot, state = self._write(asked), self.sim.state
+        state.submitted[ROW] = slot + 1
+        if is_new:
+            state.estimated[ROW] += 1
+            state.estimates_s[ROW] += asked.estimate_s
+        state.stops[ROW, slot] = standing.stops
+        for name in TIMES:
+            getattr(state, name)[ROW, slot] = getattr(standing, name)
+        if standing.gpus:
+            # Only a key of the heap: nobody knows when it ends, and what is expected follows from the estimate.
+            state.end_s[ROW, slot] = standing.start_s + asked.estimate_s * standing.slowdown
+            resume(self.sim, ROW, slot, np.array(standing.gpus, dtype=np.int32))
+        return slot

@@ -1,0 +1,235 @@
+"""What happened between two decisions, as JSON: with it a decision can be met again exactly as it was.
+
+The decisions of one scheduler in their order are a past. The first holds where the cluster stood, each holds what
+happened since the one before, the decision itself last. They are numbered, so that a gap is noticed.
+
+Source: SPEC R9.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from ...cluster.files.errors import InputError
+from ...cluster.model.scenarios import FaultProcess, Rules
+from ...cluster.model.topology import Cluster
+from .cluster_mirror import Asked, Known, Site, Standing, Told
+
+_ASKED = tuple[str, int, float, float, int, float, float]
+_STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
+_KNOWN = tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], tuple[int, float]]
+_OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
+    "begin": TypeAdapter(tuple[float]),
+    "submit": TypeAdapter(tuple[_ASKED]),
+    "come_back": TypeAdapter(tuple[_ASKED, _STANDING]),
+    "rejoin": TypeAdapter(tuple[_ASKED, _STANDING]),
+    "finish": TypeAdapter(tuple[str]),
+    "give_place": TypeAdapter(tuple[str, int, str | None]),
+    "stop": TypeAdapter(tuple[str, float | None]),
+    "withdraw": TypeAdapter(tuple[str]),
+    "take_out": TypeAdapter(tuple[int]),
+    "bring_back": TypeAdapter(tuple[int]),
+    "carry_out": TypeAdapter(tuple[str, tuple[int, ...]]),
+    "wait": TypeAdapter(tuple[bool]),
+    "pass_over": TypeAdapter(tuple[()]),
+}
+_OF_ASKED = attrgetter(*(field.name for field in fields(Asked)))
+_OF_STANDING = attrgetter(*(field.name for field in fields(Standing)))
+DECISIONS = frozenset({"carry_out", "wait"})
+_FROM_KNOWN: TypeAdapter[Any] = TypeAdapter(_KNOWN)
+COMPRESSED_FROM = 4096  # bytes
+MOST_BYTES = 1 << 30
+MOST_GPUS = 1 << 31  # of a job
+
+
+class Opening(NamedTuple):
+    """What a past begins with."""
+
+    site: Site
+    known: Known
+
+
+class Past(NamedTuple):
+    """What led to a decision, and what was decided."""
+
+    number: int  # in its past, from 0
+    opening: Opening | None  # of the first alone
+    told: Sequence[Told]  # the decision last
+
+
+def encode_opening(opening: Opening) -> str:
+    """Return how a past begins, for `encode`; apart from it, for it takes long where there are many jobs."""
+    return _json({"site": _site(opening.site), "known": _known(opening.known)})[1:-1] + ","
+
+
+def encode(number: int, told: Sequence[Told], opening: str = "") -> bytes:
+    """Return what is stored with a decision.
+
+    Args:
+        number: Of the decision in its past.
+        told: What happened since the one before, the decision itself last.
+        opening: Where it is the first, how the past begins.
+    """
+    entries = [[method, *map(_plain, arguments)] for method, arguments in told]
+    data = f"{{{opening}{_json({'n': number, 'told': entries})[1:]}".encode()
+    return zlib.compress(data, 1) if len(data) >= COMPRESSED_FROM else data
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def to_json(data: bytes) -> dict[str, object]:
+    """Return what is stored with a decision as an object of JSON."""
+    if not data.startswith(b"{"):
+        data = zlib.decompressobj().decompress(data, MOST_BYTES)
+    written: dict[str, object] = json.loads(data)
+    return written
+
+
+def decode(written: Mapping[str, Any]) -> Past:
+    """Return what led to a decision from an object of JSON.
+
+    Raises:
+        InputError: If it is none.
+    """
+    try:
+        told = tuple(_told(entry[0], entry[1:]) for entry in written["told"])
+        opening = None
+        if "site" in written:
+            opening = Opening(_read_site(written["site"]), _read_known(written["known"]))
+            _check_known(opening)
+        return Past(int(written["n"]), opening, told)
+    except (ValidationError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise InputError(f"the past of a decision cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _plain(argument: object) -> object:
+    return _fields(argument) if isinstance(argument, Asked | Standing) else argument
+
+
+def _fields(record: Asked | Standing) -> tuple[object, ...]:
+    return _OF_ASKED(record) if isinstance(record, Asked) else _OF_STANDING(record)
+
+
+def _told(method: str, arguments: list[object]) -> Told:
+    values = _OF_METHOD[method].validate_python(tuple(arguments))
+    if method == "submit":
+        return Told(method, (_asked(values[0]),))
+    if method in ("come_back", "rejoin"):
+        return Told(method, (_asked(values[0]), _waiting(values[1])))
+    return Told(method, values)
+
+
+def _waiting(values: tuple[Any, ...]) -> Standing:
+    standing = Standing(*values)
+    if standing.gpus or not 0.0 < standing.guess_s < np.inf:
+        raise ValueError("a job that comes back holds no GPUs, and work is expected of it")
+    return standing
+
+
+def _asked(values: tuple[Any, ...]) -> Asked:
+    asked = Asked(*values)
+    if not 0 < asked.gpus < MOST_GPUS or not 0.0 < asked.estimate_s < np.inf:
+        raise ValueError(f"job {asked.job} asks for {asked.gpus} GPUs for {asked.estimate_s} s")
+    return asked
+
+
+def _known(known: Known) -> list[object]:
+    jobs = [[_fields(asked), _fields(standing)] for asked, standing in known.jobs]
+    return [known.now_s, jobs, list(known.queue), list(known.down), list(known.estimates)]
+
+
+def _read_known(written: object) -> Known:
+    now_s, jobs, queue, down, estimates = _FROM_KNOWN.validate_python(written)
+    return Known(now_s, [(_asked(asked), Standing(*standing)) for asked, standing in jobs], queue, down, estimates)
+
+
+def _site(site: Site) -> dict[str, object]:
+    return {
+        "cluster": {name: _array(array) for name, array in site.cluster._asdict().items()},
+        "rules": {name: _number(value) for name, value in site.rules._asdict().items()},
+        "process": {
+            name: _array(value) if isinstance(value, np.ndarray) else _number(value)
+            for name, value in site.process._asdict().items()
+        },
+        "hazard_per_s": _array(site.hazard_per_s),
+    }
+
+
+def _read_site(written: Mapping[str, Any]) -> Site:
+    cluster = Cluster(**{name: _read_array(array) for name, array in written["cluster"].items()})
+    rules = Rules(**{name: kind(written["rules"][name]) for name, kind in Rules.__annotations__.items()})
+    process = _read_process(written["process"])
+    hazard_per_s = _read_array(written["hazard_per_s"])
+    _check(cluster, hazard_per_s)
+    return Site(cluster, rules, process, hazard_per_s)
+
+
+def _read_process(written: Mapping[str, Any]) -> FaultProcess:
+    shape, mean_s, sigma, transient, first, start_s, end_s = (written[name] for name in FaultProcess._fields)
+    return FaultProcess(
+        float(shape), float(mean_s), float(sigma), float(transient),
+        _read_array(first), _read_array(start_s), _read_array(end_s),
+    )  # fmt: skip
+
+
+def _check(cluster: Cluster, hazard_per_s: NDArray[Any]) -> None:
+    """Refuse arrays that do not go together: compiled code trusts them."""
+    nodes, racks, gpus = cluster.speed.size, cluster.uplink_bytes_per_s.size, cluster.gpu_node.size
+    sizes = (
+        cluster.first_gpu.size - 1, cluster.node_rack.size, cluster.node_type.size, cluster.peak_flops.size,
+        cluster.memory_bytes.size, cluster.intra_bytes_per_s.size, cluster.nic_bytes_per_s.size,
+    )  # fmt: skip
+    per_node, per_rack = np.diff(cluster.first_gpu), np.diff(cluster.first_node)
+    fits = (
+        set(sizes) == {nodes} and per_rack.size == racks and hazard_per_s.size == gpus
+        and cluster.first_gpu[0] == 0 == cluster.first_node[0] and (per_node >= 0).all() and (per_rack >= 0).all()
+        and (cluster.gpu_node == np.repeat(np.arange(nodes), per_node)).all()
+        and (cluster.node_rack == np.repeat(np.arange(racks), per_rack)).all()
+    )  # fmt: skip
+    if not fits:
+        raise ValueError(f"a cluster of {gpus} GPUs on {nodes} nodes whose parts do not go together")
+
+
+def _check_known(opening: Opening) -> None:
+    """Refuse jobs and GPUs that cannot be: compiled code trusts them."""
+    known, gpus = opening.known, opening.site.cluster.gpu_node.size
+    held = [gpu for _, standing in known.jobs for gpu in standing.gpus]
+    runs = {asked.job for asked, standing in known.jobs if standing.gpus}
+    waits = {asked.job for asked, standing in known.jobs if not standing.gpus}
+    fits = (
+        len(known.jobs) == len(runs) + len(waits)
+        and len(set(held)) == len(held)
+        and all(0 <= gpu < gpus for gpu in (*held, *known.down))
+        and all(len(standing.gpus) in (0, asked.gpus) for asked, standing in known.jobs)
+        and all(0.0 < standing.guess_s < np.inf for _, standing in known.jobs)
+        and len(set(known.queue)) == len(known.queue)
+        and waits.issuperset(known.queue)
+    )
+    if not fits:
+        raise ValueError(f"a cluster of {gpus} GPUs whose {len(known.jobs)} jobs do not go together")
+
+
+def _array(array: NDArray[Any]) -> dict[str, object]:
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return {"dtype": little.dtype.str, "base64": base64.b64encode(np.ascontiguousarray(little).tobytes()).decode()}
+
+
+def _read_array(written: Mapping[str, str]) -> NDArray[Any]:
+    if written["dtype"] not in ("<i4", "<f8"):
+        raise ValueError(f"an array of {written['dtype']!r}")
+    return np.frombuffer(base64.b64decode(written["base64"], validate=True), written["dtype"]).copy()
+
+
+def _number(value: object) -> object:
+    """Return a number as JSON has it, which knows no infinity."""
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,105 @@
+"""What a job is, as one configuration file.
+
+Source: SPEC K9.
+"""
+
+import math
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .tries import DEFAULT_TRIES, NO_PROGRESS, Tries
+
+NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+YEAR_S = 366 * 86400.0
+# With these, and those of cluster files, every run time that can come of a job is finite and above 0. A millisecond is
+# shorter than the scheduler can tell apart; compute_s is bounded as in traces (docs/formats.md).
+LEAST_S = 1e-3
+LEAST_COMPUTE_S, MOST_COMPUTE_S = 1e-6, 86400.0
+MOST_PARAMETER_BYTES = 1e15
+Seconds = Annotated[float, Field(ge=LEAST_S, le=YEAR_S)]
+Text = Annotated[  # what a process can be given
+    str,
+    Field(
+        max_length=131072, pattern=r"^[^\x00]*$", description="Text of at most 131072 characters, none of them zero."
+    ),
+]
+Secret = Annotated[Text, Field(json_schema_extra={"writeOnly": True})]
+NAME_WORDS = "1 to 40 small letters, digits and -, the first and the last no -."
+IMAGE_WORDS = "Text of at most 512 characters, none of them zero."
+VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
+Priority = Annotated[int, Field(ge=-1000, le=1000)]
+Count = Annotated[int, Field(ge=0, le=1000)]
+
+
+class Watching(NamedTuple):
+    """What the steps of a job are looked at for."""
+
+    slow: str = "cusum"  # name of a detector, or off
+    hang_s: float | None = None  # how long a step may take, inf for as long as it likes; None to go by those before
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Retry(_Section):
+    """How often a job is tried again after an end of each class, and how often in vain."""
+
+    infra: Count = DEFAULT_TRIES.infra
+    resource: Count = DEFAULT_TRIES.resource
+    user: Count = DEFAULT_TRIES.user
+    asked: Count = DEFAULT_TRIES.asked
+    ambiguous: Count = DEFAULT_TRIES.ambiguous
+    no_progress: Annotated[int, Field(ge=1, le=1_000_000)] = NO_PROGRESS  # attempts in a row after which it is held
+
+    def tries(self) -> Tries:
+        """Return the same as a tuple."""
+        return Tries(self.infra, self.resource, self.user, self.asked, self.ambiguous)
+
+
+class Health(_Section):
+    """What is done about steps that are slow, or do not end; only of a job that tells of its steps."""
+
+    slow: Literal["cusum", "median_k", "in_a_row", "mad", "ewma", "source_mean", "source_literal", "off"] = "cusum"
+    hang: Literal["auto", "off"] | Seconds = "auto"  # seconds that a step may take
+
+    def watching(self) -> Watching:
+        """Return the same as a tuple."""
+        return Watching(
+            self.slow, {"off": math.inf, "auto": None}[self.hang] if isinstance(self.hang, str) else self.hang
+        )
+
+
+class JobFile(_Section):
+    """A job. Times are in seconds; the command runs once for each GPU, and never meets a shell."""
+
+    version: Literal[1] = 1
+    name: str = Field("job", pattern=NAME, description=NAME_WORDS)
+    gpus: int = Field(1, ge=1, le=1_000_000)
+    command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
+    image: str = Field("", max_length=512, pattern=r"^[^\x00]*$", description=IMAGE_WORDS)  # the cluster's if left out
+    folder: Text = ""  # working directory; one of the attempt's own if left out
+    environment: dict[Annotated[str, Field(pattern=VARIABLE)], Secret] = Field({}, description=VARIABLE_WORDS)
+    estimate_s: Seconds = 3600.0  # run time on the cluster's reference GPUs
+    limit_s: Seconds | None = None  # running time after which it is stopped
+    grace_s: float = Field(30.0, ge=0.0, le=3600.0)  # between asking it to stop and killing it
+    priority: Priority = 0  # higher goes first
+    compute_s: float = Field(1.0, ge=LEAST_COMPUTE_S, le=MOST_COMPUTE_S)  # of an iteration on a reference GPU
+    parameter_bytes: float = Field(0.0, ge=0.0, le=MOST_PARAMETER_BYTES)  # volume of one all-reduce
+    retry: Retry = Retry()
+    health: Health = Health()
+
+
+class Sbatch(_Section):
+    """A job of another queue, which holds it until its GPUs have been chosen."""
+
+    number: str = Field(max_length=64)  # that its owner knows it by
+    nodes: int = Field(ge=1, le=1_000_000)  # that it needs, with the same number of GPUs on each
+
+
+class StoredJob(JobFile):
+    """A job as the store holds it; it may have come by another way than a job file."""
+
+    sbatch: Sbatch | None = None

@@ -1,0 +1,1 @@
+"""Decisions: a policy is asked, checked, and replaced by a heuristic where it fails."""

@@ -1,0 +1,187 @@
+"""Decisions in files, and what another policy would have decided with the same past.
+
+Source: SPEC R9.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...agents.protocol import Policy
+from ...cluster.files.errors import InputError, PluginError
+from ..mirror.cluster_mirror import ROW, Expected, LiveCluster, Told
+from ..mirror.journal import DECISIONS, decode, to_json
+from ..policy_host.answer import Stored
+from ..store.opening import Store
+from ..store.rows.decisions import DecisionRow, WholeDecision, decisions_after
+from .placer import Said
+
+PAGE = 500  # decisions that are read at once
+_BYTES = ("observation", "mask", "log_probability")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A decision, and what another policy would have decided."""
+
+    seq: int
+    at_s: float
+    by: str  # who was obeyed
+    agrees: bool
+    job: str
+    gpus: tuple[int, ...]  # none to wait
+    other_job: str
+    other_gpus: tuple[int, ...]
+    expected: Expected | None  # none where it waited
+    other_expected: Expected | None  # none where the other one would wait
+    error: str = ""  # why the other policy decides nothing
+
+
+def export(store: Store) -> Iterator[str]:
+    """Yield all decisions of a store as lines of JSON, with all that one needs to learn from them or to replay them."""
+    seq = 0
+    while True:
+        with store.read() as tx:
+            page = decisions_after(tx, seq, PAGE)
+        if not page:
+            return
+        yield from map(_line, page)
+        seq = page[-1].row.seq
+
+
+def _line(whole: WholeDecision) -> str:
+    written: dict[str, object] = {name: getattr(whole.row, name) for name in DecisionRow._fields}
+    for name in ("placement", "fallback"):
+        shares = getattr(whole.row, name)
+        written[name] = None if shares is None else [[share.node, list(share.gpus)] for share in shares]
+    for name in _BYTES:
+        data = getattr(whole, name)
+        written[name] = None if data is None else b64encode(data).decode()
+    written["past"] = None if whole.past is None else to_json(whole.past)
+    for name in ("opened_s", "started_s", "ended_s"):
+        written[name] = getattr(whole, name)
+    return json.dumps(written, separators=(",", ":"))
+
+
+def read_decisions(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the decisions of a file.
+
+    Raises:
+        InputError: If it cannot be read, naming the line.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                yield _object(path, number, line)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=path) from error
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"no JSON: {error}", path=path, line=number) from error
+    if not isinstance(found, dict) or not isinstance(found.get("past"), dict):
+        raise InputError("no decision", "write the file by `longshore decisions --out FILE`", path=path, line=number)
+    return found
+
+
+def stored_in(decision: dict[str, Any]) -> Stored | None:
+    """Return what the policy saw at a decision of a file, None if it did not tell."""
+    if decision["observation"] is None:
+        return None
+    observation, mask, log_probability = (b64decode(decision[name]) for name in _BYTES)
+    return Stored(observation, mask, log_probability, tuple(decision["explanation"]["actions"]))
+
+
+def replay(path: Path, policy: Policy) -> Iterator[Compared]:
+    """Yield each decision of a file beside what a policy would have decided in its place.
+
+    The cluster goes on with what was decided then. Decisions before the first beginning of a past, and behind a gap in
+    one, cannot be met again and are left out.
+
+    Raises:
+        InputError: If the file is damaged, naming the line.
+    """
+    live, after = None, -1
+    for number, found in enumerate(read_decisions(path), 1):
+        with _located(path, number):
+            past = decode(found["past"])
+            if past.opening is not None:
+                live = LiveCluster(*past.opening)
+            elif past.number != after + 1:
+                live = None
+            after = past.number
+            if live is None:
+                continue
+            *happened, decision = past.told
+            _follow(live, happened)
+            compared = _compare(live, found, decision, policy)
+            _follow(live, [decision])
+        yield compared
+
+
+@contextmanager
+def _located(path: Path, number: int) -> Iterator[None]:
+    """Let errors name the line of a file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.problem, error.fix, path=path, line=number) from error
+    except (KeyError, TypeError, ValueError, OverflowError, PluginError) as error:
+        raise InputError(f"what is told cannot have happened: {error!r}", path=path, line=number) from error
+
+
+def _follow(live: LiveCluster, told: Iterable[Told]) -> None:
+    gpus = live.site.cluster.gpu_node.size
+    for each in told:
+        if each.method in ("take_out", "bring_back") and each.arguments[0] not in range(gpus):
+            raise InputError(f"there is no GPU {each.arguments[0]}")
+        live.follow([each])
+
+
+def _compare(live: LiveCluster, found: dict[str, Any], decision: Told, policy: Policy) -> Compared:
+    if decision.method not in DECISIONS or live.due() is None:
+        raise InputError("no decision was due")
+    was = _said(live, decision)
+    other, expected, error = was, None, ""
+    try:
+        other = _decide(live, policy)
+        expected = _expected(live, other)
+    except Exception as raised:  # a stranger's policy may fail in any way
+        error = f"{type(raised).__name__}: {raised}"
+    return Compared(
+        int(found["seq"]), float(found["at_s"]), str(found["explanation"]["obeyed"]), not error and was.agrees(other),
+        was.job, was.gpus, other.job, other.gpus, _expected(live, was), expected, error,
+    )  # fmt: skip
+
+
+def _decide(live: LiveCluster, policy: Policy) -> Said:
+    try:
+        placed = policy.place(live.sim, ROW)
+        return Said(live.current, live.picks(live.current) if placed else (), not placed and live.rests)
+    finally:
+        live.take_back()
+        live.due()
+
+
+def _said(live: LiveCluster, decision: Told) -> Said:
+    if decision.method == "wait":
+        return Said(live.current, (), bool(decision.arguments[0]))
+    job, gpus = decision.arguments
+    assert isinstance(gpus, tuple)
+    return Said(str(job), gpus, rests=False)
+
+
+def _expected(live: LiveCluster, said: Said) -> Expected | None:
+    return live.expected(said.job, said.gpus) if said.gpus else None
+
+
+def as_line(compared: Compared) -> str:
+    """Return a comparison as a line of JSON."""
+    return json.dumps(asdict(compared), separators=(",", ":"))

@@ -1,0 +1,222 @@
+"""The scheduler's side of a policy that decides in a process of its own.
+
+Source: SPEC R8, R12.
+"""
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ...cluster.files.errors import PluginError
+from ..mirror.cluster_mirror import Site, Snapshot, Told
+from .answer import Choice, Failed, Followed, Message, Ready, Refused, read_message
+from .frames import MOST_BYTES, Channel
+from .misses import Miss, MissError
+from .versions import Edition
+from .worker import Begin, Question
+
+MOST_TOLD = 500  # entries that a question carries; where there are more, the cluster is sent anew
+LOADED_S, TAKEN_UP_S = 300.0, 10.0  # far more than a policy takes to be loaded, and to take up a cluster
+ENDED, UNASKED = "the policy's process has ended", "the policy's process answered something that was not asked"
+_RUN = """\
+import os, sys
+sys.path[:] = sys.argv.pop().split(os.pathsep)
+from longshore.scheduler.policy_host.worker import main
+main()
+"""
+
+
+class PolicyProcess:
+    """A process that follows the cluster and decides as a policy does.
+
+    It is started without waiting for it: `ready` says when it can be asked. Once it has missed a question it is of no
+    more use, for nobody knows what it is doing.
+
+    Args:
+        edition: Of the policy.
+        site: The cluster.
+        deadline_s: For a decision.
+    """
+
+    def __init__(self, edition: Edition, site: Site, deadline_s: float) -> None:
+        self.edition, self.deadline_s = edition, deadline_s
+        self.is_over = False
+        self.known: Ready | None = None  # what it said once it was loaded
+        self._has_cluster = False  # it knows where the cluster stood, and all since then but the backlog
+        self._takes_up = False  # it was sent the cluster, and has not answered
+        self._backlog: list[Told] = []
+        self._number = 0
+        self._busy_since = time.monotonic()
+        self._until = 0.0  # of `time.monotonic`, for the answer
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = _started(theirs.fileno())
+            except OSError:
+                self._connection.close()
+                raise
+        self._channel = Channel(self._connection, MOST_BYTES)
+        self._send_aside(Begin(edition, deadline_s, site))
+
+    def _send_aside(self, what: Begin | Question) -> None:
+        """Send what is more than the connection holds, to a process that may have to begin before it reads."""
+        self._sends = threading.Thread(target=self._send_all, args=(what,), daemon=True)
+        self._sends.start()
+
+    def _send_all(self, what: Begin | Question) -> None:
+        with suppress(OSError):  # that it has ended is found by who reads
+            self._channel.send(pickle.dumps(what))
+
+    @property
+    def pid(self) -> int:
+        """Number of the process, and of the session that it leads."""
+        return self._process.pid
+
+    def tell(self, told: Sequence[Told]) -> None:
+        """Note what has happened, for the next question."""
+        if self._has_cluster:
+            self._backlog += told
+
+    def let_go(self) -> None:
+        """Follow another cluster from the next question on."""
+        self._has_cluster, self._backlog = False, []
+
+    def ready(self, wait_s: float = 0.0) -> Ready | None:
+        """Return what the process says of the policy once that is loaded, None before.
+
+        Raises:
+            MissError: If it could not be loaded, with the reason; the process is over then.
+        """
+        if self.known is not None or self.is_over:
+            return self.known
+        try:
+            message = self._read(time.monotonic() + wait_s)
+        except TimeoutError:
+            if time.monotonic() - self._busy_since > LOADED_S:
+                raise self._ended(Miss.UNLOADABLE, f"the policy is not loaded after {LOADED_S:.0f} s") from None
+            return None
+        if not isinstance(message, Ready):
+            reason = message.reason if isinstance(message, Refused) else "it answered before it was asked"
+            raise self._ended(Miss.UNLOADABLE, f"policy {self.edition.name!r} cannot be loaded: {reason}")
+        self.known = message
+        return message
+
+    def catch_up(self, snapshot: Callable[[], Snapshot], until: float) -> bool:
+        """Return whether a loaded policy can be asked; if too much has happened it is sent the cluster anew.
+
+        Args:
+            snapshot: Gives the cluster as it stands.
+            until: Of `time.monotonic`; where this is too early, more calls have to follow.
+
+        Raises:
+            MissError: If it takes up no cluster; the process is over then.
+        """
+        if self._takes_up and not self._has_taken_up(until):
+            return False
+        if self._has_cluster and len(self._backlog) <= MOST_TOLD:
+            return True
+        self._number += 1
+        self._has_cluster, self._takes_up, self._backlog = True, True, []
+        self._busy_since = time.monotonic()
+        self._send_aside(Question(self._number, snapshot=snapshot()))
+        return self._has_taken_up(until)
+
+    def _has_taken_up(self, until: float) -> bool:
+        try:
+            message = self._read(until)
+        except TimeoutError:
+            if time.monotonic() - self._busy_since > TAKEN_UP_S:
+                raise self._ended(Miss.LATE, f"it took up no cluster for {TAKEN_UP_S:.0f} s") from None
+            return False
+        if not isinstance(message, Followed) or message.number != self._number:
+            raise self._ended(Miss.RUBBISH, UNASKED)
+        self._takes_up = False
+        return True
+
+    def ask(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Ask what the policy would do at the decision that is due.
+
+        Args:
+            snapshot: Gives the cluster as it stands.
+
+        Raises:
+            MissError: If it does not know yet how the cluster stands; if it does not listen, and then it is over.
+        """
+        self._until = time.monotonic() + self.deadline_s
+        # Who took up the cluster at the last question is not waited for again.
+        if not self.catch_up(snapshot, time.monotonic() if self._takes_up else self._until):
+            raise MissError(Miss.BEHIND, "it is told how the cluster stands")
+        told, self._backlog = self._backlog, []
+        self._number += 1
+        try:
+            self._channel.send(pickle.dumps(Question(self._number, told)), self._until)
+        except TimeoutError as error:
+            raise self._ended(Miss.LATE, "it does not listen") from error
+        except OSError as error:
+            raise self._ended(Miss.DEAD, ENDED) from error
+
+    def answer(self) -> Choice:
+        """Return the answer to the last question.
+
+        Raises:
+            MissError: If there is none in time, or none of use; unless the policy itself raised an error, the process
+                is over then.
+        """
+        try:
+            message = self._read(self._until)
+        except TimeoutError:
+            raise self._ended(Miss.LATE, f"no decision within {1000.0 * self.deadline_s:.0f} ms") from None
+        if isinstance(message, Failed) and message.number == self._number:
+            raise MissError(Miss.RAISED, message.reason)
+        if not isinstance(message, Choice) or message.number != self._number:
+            raise self._ended(Miss.RUBBISH, UNASKED)
+        return message
+
+    def _read(self, until: float) -> Message:
+        try:
+            return read_message(self._channel.receive(until))
+        except TimeoutError:
+            raise
+        except (EOFError, ConnectionError) as error:
+            raise self._ended(Miss.DEAD, ENDED) from error
+        except (OSError, PluginError) as error:
+            raise self._ended(Miss.RUBBISH, str(error)) from error
+
+    def _ended(self, kind: Miss, reason: str) -> MissError:
+        self.end()
+        return MissError(kind, reason)
+
+    def end(self) -> None:
+        """Kill the process and those that it has started; it may be doing anything."""
+        if self.is_over:
+            return
+        self.is_over = True
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(OSError):
+            self._channel.close()
+        threading.Thread(target=self._bury, daemon=True).start()
+
+    def _bury(self) -> None:
+        self._process.wait()
+        self._sends.join()
+        self._connection.close()
+
+
+def _started(connection: int) -> "subprocess.Popen[bytes]":
+    """Start a process that serves the connection of this descriptor, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _RUN, str(connection), str(os.getpid()), os.pathsep.join(sys.path)],
+        # One thread: several that share out a small network take longer, and the cores belong to others.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        pass_fds=(connection,),
+        start_new_session=True,
+    )

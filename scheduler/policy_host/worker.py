@@ -1,0 +1,154 @@
+"""The process in which a policy decides: it follows the cluster, and answers when it is asked.
+
+Source: SPEC R8, R12.
+"""
+
+import ctypes
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from ...agents.learned.decision_record import Observing
+from ...agents.protocol import Policy
+from ...agents.registry import ROLLOUT, find_policy
+from ...cluster.files.errors import LongshoreError
+from ..mirror.cluster_mirror import ROW, Asked, Known, LiveCluster, Site, Snapshot, Told
+from .answer import Choice, Failed, Followed, Message, Ready, Refused, parts_of
+from .frames import Channel
+from .versions import Edition, base_of, checkpoint_of
+
+MOST_MEMORY_BYTES = 4 << 30  # that the process may ask for
+ROLLOUT_SHARE = 0.7  # of the deadline
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What the process is told first."""
+
+    edition: Edition
+    deadline_s: float
+    site: Site
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What it is told after that."""
+
+    number: int
+    told: Sequence[Told] = ()  # what has happened since the last one
+    snapshot: Snapshot | None = None  # the cluster, to be followed from here on; then nothing is asked
+
+
+def main() -> None:
+    """Serve the connection whose descriptor is the first argument; the second is the process that has the other end."""
+    _confine(int(sys.argv[2]))
+    with socket.socket(fileno=int(sys.argv[1])) as connection, suppress(ConnectionError):
+        serve(Channel(connection, sys.maxsize))
+
+
+def _confine(parent: int) -> None:
+    """Die with the scheduler, leave its output alone, and be the first to go where memory is short."""
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    if os.getppid() != parent:
+        sys.exit("the scheduler has ended")
+
+
+def serve(channel: Channel) -> None:
+    """Load a policy and answer questions about a cluster until the connection ends.
+
+    Args:
+        channel: To the scheduler. From there come a pickled Begin and then pickled Questions; answers go back as JSON.
+    """
+    try:
+        begin: Begin = pickle.loads(channel.receive())
+        policy = load(begin.edition)
+        if begin.edition.name.startswith(ROLLOUT):
+            limit(policy, begin.deadline_s)
+        ready = Ready(name=policy.name, waits=bool(policy.waits))
+        _warm_up(policy, begin.site)
+    except EOFError:
+        return
+    except Exception as error:
+        reason = str(error) if isinstance(error, LongshoreError) else f"{type(error).__name__}: {error}"
+        channel.send(Refused(reason=reason).model_dump_json().encode())
+        return
+    channel.send(ready.model_dump_json().encode())
+    with suppress(EOFError):
+        _answer_all(channel, policy, LiveCluster(begin.site, Known(0.0)))
+
+
+def _answer_all(channel: Channel, policy: Policy, live: LiveCluster) -> NoReturn:
+    observing = policy if isinstance(policy, Observing) else None
+    while True:
+        question: Question = pickle.loads(channel.receive())
+        if question.snapshot is not None:
+            live = LiveCluster.of(question.snapshot)
+            answer: Message = Followed(number=question.number)
+        else:
+            live.follow(question.told)
+            answer = _answer(policy, observing, live, question.number)
+        channel.send(answer.model_dump_json().encode())
+
+
+def load(edition: Edition) -> Policy:
+    """Return a policy, from the bytes of its checkpoint if it has one."""
+    path = checkpoint_of(edition.name)
+    if path is None or edition.content is None:
+        return find_policy(edition.name)
+    with tempfile.TemporaryDirectory(prefix="longshore-") as folder:
+        copy = Path(folder) / path.name
+        copy.write_bytes(edition.content)
+        try:
+            return find_policy(edition.name.replace(base_of(edition.name), str(copy)))
+        except LongshoreError as error:
+            raise type(error)(str(error).replace(str(copy), str(path))) from error
+
+
+def limit(policy: Policy, deadline_s: float) -> None:
+    """Let rollouts stop trying in time; a try that has begun is played to its end."""
+    from ...agents.rollouts.rollout import Rollout  # it imports PyTorch, which takes seconds
+
+    assert isinstance(policy, Rollout)
+    policy.search = replace(policy.search, budget_s=min(policy.search.budget_s, ROLLOUT_SHARE * deadline_s))
+
+
+def _answer(policy: Policy, observing: Observing | None, live: LiveCluster, number: int) -> Choice | Failed:
+    """Return what the policy would do at the decision that is due; the cluster stays as it is."""
+    live.due()
+    began = time.perf_counter()
+    try:
+        placed = policy.place(live.sim, ROW)
+        job = live.current
+        gpus = list(live.picks(job)) if placed else []
+        took_s = time.perf_counter() - began
+        seen = None if observing is None else parts_of(observing.last_seen())
+        return Choice(number=number, job=job, gpus=gpus, rests=not placed and live.rests, took_s=took_s, seen=seen)
+    except Exception as error:
+        return Failed(number=number, reason=f"{type(error).__name__}: {error}")
+    finally:
+        live.take_back()
+
+
+def _warm_up(policy: Policy, site: Site) -> None:
+    """Let the policy decide once, so that everything is compiled before it counts."""
+    live = LiveCluster(site, Known(0.0))
+    for job in ("first", "second"):
+        live.submit(Asked(job, 1, 3600.0, 0.0))
+        if live.due() is not None and policy.place(live.sim, ROW):
+            live.start()

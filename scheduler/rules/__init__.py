@@ -1,0 +1,1 @@
+"""Pure rules: what is done next about an attempt or a job, retries and quotas."""

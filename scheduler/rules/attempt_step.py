@@ -1,0 +1,117 @@
+"""What is to be done next about an attempt, by what is wanted and what is seen. Reads no clock, network or store.
+
+Source: SPEC K6, K7, K10.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from ..model.event import NewEvent
+from ..model.run import Run, Status
+from ..model.states import AfterStop, AttemptState, Contact, Desired
+from .retry_policy import class_of
+
+START_LIMIT_S = 300.0  # between the launch of an attempt and the moment at which all its ranks run
+LAUNCH_AGAIN_S = 5.0  # after which a launch that shows no process is taken for one that was cut short
+
+
+class Do(StrEnum):
+    """Kinds of steps."""
+
+    NOTHING = "nothing"
+    LAUNCH = "launch"  # ask the backend to start it
+    RUN = "run"  # note that all its ranks run
+    STOP = "stop"  # let it drain
+    CANCEL = "cancel"  # ask the backend to stop it, once more
+    RELEASE = "release"  # free its GPUs, and settle what becomes of the job
+    CLOSE = "close"  # let the backend forget it
+
+
+class Step(NamedTuple):
+    """What is to be done next."""
+
+    do: Do
+    cause: str = ""
+    after: AfterStop | None = None  # of a stop: what becomes of the job then, None if its end tells
+    contact: Contact = Contact.OK
+
+
+class Verdict(NamedTuple):
+    """Why an attempt that runs is not to run on, by the steps that it tells of."""
+
+    cause: str
+    after: AfterStop
+    event: NewEvent  # to be stored with the stop, as all that follows: not if the attempt stops for another reason
+    out_of_service: Mapping[str, str] = {}  # nodes that go out of service with it, with the reason
+
+
+class Seen(NamedTuple):
+    """All that a step depends on."""
+
+    desired: Desired
+    state: AttemptState
+    opened_s: float
+    status: Status
+    is_gone: bool  # all its processes are proven gone
+    is_cancelled: bool  # the backend has been told to stop it, now or as soon as it starts
+    has_fault: bool  # a GPU of it is out of service
+    is_cut_off: bool = False  # a node of it is down, which says nothing of what runs there
+    verdict: Verdict | None = None
+    launch_error: str = ""  # why the backend did not take it the last time, "" if it did
+
+
+WISHES = {Desired.CANCEL: AfterStop.CANCEL, Desired.HOLD: AfterStop.HOLD}
+WISHED = {Desired.CANCEL: "cancelled on request", Desired.HOLD: "held on request", Desired.RUN: "released on request"}
+ENDED = (Run.EXITED, Run.LOST)
+
+
+def next_step(seen: Seen, now_s: float) -> Step:
+    """Return the next step for an attempt; after it has been taken there may be another one at once."""
+    step = _next_step(seen, now_s)
+    return step._replace(contact=Contact.UNKNOWN) if seen.is_cut_off and step.do is not Do.CLOSE else step
+
+
+def is_over(run: Run, *, is_cancelled: bool) -> bool:
+    """Say whether an attempt runs no more and will not; that its processes are gone is proven apart."""
+    # A launch that comes late must find that it was cancelled: only then does its absence prove anything.
+    return run in ENDED or (run is Run.ABSENT and is_cancelled)
+
+
+def _next_step(seen: Seen, now_s: float) -> Step:
+    if seen.state is AttemptState.RELEASED:
+        return Step(Do.CLOSE)
+    if seen.status.run is Run.UNREACHABLE:
+        return Step(Do.NOTHING, contact=Contact.UNKNOWN)
+    if seen.state is AttemptState.DRAINING:
+        over = is_over(seen.status.run, is_cancelled=seen.is_cancelled)
+        return Step(Do.RELEASE) if over and seen.is_gone else Step(Do.CANCEL)
+    if seen.has_fault:
+        return Step(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)
+    if seen.status.run in ENDED:
+        return Step(Do.STOP, class_of(seen.status)[1])
+    if seen.desired in WISHES:
+        return Step(Do.STOP, WISHED[seen.desired], WISHES[seen.desired])
+    return _towards_running(seen, now_s)
+
+
+def _towards_running(seen: Seen, now_s: float) -> Step:
+    """Return the next step of an attempt that is to run and has not ended."""
+    if seen.state is AttemptState.RUNNING:
+        if seen.status.run is Run.ABSENT:
+            return Step(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
+        return Step(Do.NOTHING) if seen.verdict is None else Step(Do.STOP, seen.verdict.cause, seen.verdict.after)
+    if seen.status.run is Run.RUNNING:
+        if seen.state is AttemptState.RESERVED:
+            return Step(Do.LAUNCH)  # it was launched, and nobody has noted it
+        return Step(Do.RUN, "all ranks are running")
+    if seen.is_cut_off:
+        # It has next to nothing to lose, waits there for ever if the node is gone for good, and is not to blame.
+        return Step(Do.STOP, "a node of it is down, and not all its ranks run yet", AfterStop.RELOCATE)
+    if now_s - seen.opened_s > START_LIMIT_S:
+        why = f": {seen.launch_error}" if seen.launch_error else ""
+        return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s{why}", AfterStop.RETRY)
+    is_late = seen.status.run is Run.PENDING and now_s - seen.opened_s > LAUNCH_AGAIN_S
+    if seen.state is AttemptState.RESERVED or seen.status.run is Run.ABSENT or is_late:
+        return Step(Do.LAUNCH)
+    return Step(Do.NOTHING)

@@ -1,0 +1,135 @@
+"""A configuration looked through without starting anything: all that is wrong with it, not only the first."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from ...agents.registry import find_policy
+from ...cluster.files.errors import InputError, LongshoreError, ManyProblemsError
+from ...cluster.files.input_problems import Place
+from ...cluster.files.yaml_file import YamlFile, read_yaml, validated
+from ...cluster.presets.cluster_file import ClusterSetup, read_cluster
+from ..access.hosts import is_loopback
+from ..backends.building import PLACE, kind_of
+from ..files.paths import exists, is_folder
+from ..settings import PAGE, Settings, check_open, cluster_of, located
+from ..store.database.engines import check_folder_of, check_url, file_of
+
+
+class Checked(NamedTuple):
+    """What a configuration comes to."""
+
+    problems: list[LongshoreError]
+    settings: Settings  # without what is wrong with them
+    cluster: ClusterSetup | None  # None if there is none in a file, or it cannot be read
+
+
+def check(path: Path | None) -> Checked:
+    """Return what is wrong with a configuration file, and what it says; the defaults without one.
+
+    Nothing is made, opened or asked: neither folder, store, nor backend.
+    """
+    if path is None:
+        return Checked([], Settings(), None)
+    try:
+        file = read_yaml(path, PAGE)
+    except InputError as error:
+        return Checked([error], Settings(), None)
+    problems = _problems_in(file, Settings, file.data)
+    settings = located(Settings.model_validate(_without(file.data, problems)), file)
+    problems += _of_backend(file, settings)
+    own = cluster = None
+    with _noted(problems, file, ("folder",)):
+        _check_folder(settings.folder)
+        own = cluster_of(settings.folder) if exists(cluster_of(settings.folder)) else None
+    with _noted(problems, file, ("cluster",)):
+        cluster = None if (found := settings.cluster or own) is None else read_cluster(found)
+    for place, name in ((("policy", "fallback"), settings.policy.fallback), (("policy", "name"), settings.policy.name)):
+        with _noted(problems, file, place):
+            if name is not None:
+                find_policy(name)
+    with _noted(problems, file, ("store",)):
+        check_url(settings.store_url)
+        path = file_of(settings.store_url)
+        if path is not None and path.parent != settings.folder:  # that one is made
+            check_folder_of(path)
+    with _noted(problems, file, ("open",)):
+        check_open(settings)
+    return Checked(problems, settings, cluster)
+
+
+def summary(checked: Checked) -> Iterator[str]:
+    """Yield what a configuration comes to, a line for each part."""
+    settings, cluster = checked.settings, checked.cluster
+    if cluster is None:
+        yield "cluster: four nodes of four slots"
+    else:
+        gpus, nodes = int(cluster.cluster.first_gpu[-1]), len(cluster.node_names)
+        yield f"cluster: {settings.cluster or cluster_of(settings.folder)}, {gpus} GPUs on {nodes} nodes"
+    policy = settings.policy
+    who = policy.fallback if policy.name is None else f"{policy.name} ({policy.mode}), {policy.fallback} if it fails"
+    yield f"policy: {who}; order {settings.order}"
+    yield f"backend: {settings.backend.name}"
+    yield f"store: {'SQLite in the folder' if settings.store is None else _without_password(settings.store)}"
+    yield f"folder: {settings.folder}"
+    others = "" if is_loopback(settings.host) else ", which others can ask: somebody needs a token first"
+    yield f"serves at {settings.host}:{settings.port}{others}"
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that is none, or that cannot be made as something above it is none."""
+    there = next(it for it in (folder, *folder.parents) if exists(it) or it.is_symlink())
+    if not is_folder(there):
+        raise InputError(f"{there} is no folder", "name one, or none that exists")
+
+
+def _of_backend(file: YamlFile, settings: Settings) -> list[LongshoreError]:
+    choice = settings.backend
+    try:
+        kind: type[BaseModel] = kind_of(choice.name, file).Settings
+    except LongshoreError as error:
+        return [error]
+    return _problems_in(file, kind, choice.settings, PLACE)
+
+
+def _problems_in(file: YamlFile, model: type[BaseModel], data: object, place: Place = ()) -> list[LongshoreError]:
+    try:
+        validated(file, model, data, place)
+    except InputError as error:
+        return [*_each(error)]
+    return []
+
+
+def _each(error: InputError) -> list[InputError]:
+    """Return the errors that one is made of."""
+    return list(error.errors) if isinstance(error, ManyProblemsError) else [error]
+
+
+def _without(data: object, problems: list[LongshoreError]) -> object:
+    """Return what a file holds without the sections in which something is wrong."""
+    if not isinstance(data, Mapping):
+        return {}
+    wrong = {str(each.field).partition(".")[0] for each in problems if isinstance(each, InputError)}
+    return {name: value for name, value in data.items() if name not in wrong}
+
+
+@contextmanager
+def _noted(problems: list[LongshoreError], file: YamlFile, place: Place) -> Iterator[None]:
+    """Note an error, at its place in the file if it names no other file."""
+    try:
+        yield
+    except InputError as error:
+        problems += [it if it.path is not None else file.error(place, it.problem, it.fix) for it in _each(error)]
+    except LongshoreError as error:
+        problems.append(file.error(place, str(error)))
+    except OSError as error:  # of what somebody else looks at, such as a checkpoint
+        problems.append(file.error(place, f"{error.filename} cannot be looked at: {error.strerror}"))
+
+
+def _without_password(url: str) -> str:
+    from sqlalchemy.engine import make_url
+
+    return make_url(url).render_as_string(hide_password=True)

@@ -1,0 +1,317 @@
+"""A scheduler as it runs: its parts put together, and a thread that lets it tick."""
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from ...agents.registry import find_policy
+from ...cluster.files.errors import BackendError, InputError, LongshoreError
+from ...cluster.model.scenarios import ORDERS
+from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
+from ..access.first_token import first_token
+from ..access.tokens import Role
+from ..backends.building import build, full_name
+from ..backends.protocol import Backend, Closes
+from ..control.reconciler import Scheduler
+from ..control.state_cache import Parts
+from ..files.disk_space import Room
+from ..files.owner import this_process
+from ..files.paths import exists
+from ..health.monitor import Monitor
+from ..health.usage import Usage, sample_of
+from ..metrics.registry import Metrics
+from ..mirror.cluster_mirror import Site
+from ..model.gpu_index import Layout
+from ..placement.placer import Deciding, Mode
+from ..settings import Chosen, Settings, check_open, cluster_of
+from ..store.database.engines import file_of
+from ..store.database.errors import StoreUnreachableError
+from ..store.opening import Store, open_store
+from ..store.rows.idempotency import forget_before
+from ..store.rows.reservations import held_gpus
+from ..store.rows.user_tokens import agents_without_node, has_valid_tokens
+from .queue_now import QueueNow
+from .retention import horizon_of, prune
+from .tick_failures import TickFailures
+
+log = logging.getLogger(__name__)
+
+TICK_S, REST_S = 0.25, 0.02  # between two ticks at most, and at least: a stream of requests wakes it all the time
+BACKFILL_DEPTH = 100  # each job that may pass costs a decision at each moment; Slurm's main loop looks at as many
+LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
+STALLED_S = 60.0  # without the end of a tick
+FORGET_S = 3600.0  # between two times that old answers are forgotten
+KEPT_S = 24 * 3600.0  # how long answers are kept for requests that come again
+PRUNE_S = 3600.0  # between two times that old history is deleted
+KEEP_S = 1.0  # between two looks at the room on the disk
+BREATH_S = 0.05  # between two batches of it, in which others read and write
+
+
+class Service:
+    """A scheduler in a thread of its own.
+
+    Args:
+        chosen: What was chosen.
+
+    Raises:
+        LongshoreError: If the cluster file, the store, the backend or a policy cannot be used, or if others could ask
+            the API and nobody has a token.
+    """
+
+    def __init__(self, chosen: Chosen) -> None:
+        settings = self.settings = chosen.settings
+        check_open(settings)
+        make_folder(settings.folder)
+        self.room = _room_of(settings)  # first: what follows writes files
+        setup = read_cluster(settings.cluster or default_cluster(settings.folder))
+        self.layout = layout_of(setup)
+        kind = settings.backend
+        self.backend: Backend = build(kind.name, kind.settings, settings.folder, self.layout, chosen.file)
+        self.slots = _has_slots(self.backend)
+        choice = settings.policy
+        deciding = Deciding(find_policy(choice.fallback), choice.name, choice.deadline_s, Mode(choice.mode))
+        self.store: Store = open_store(settings.store_url)
+        self.store.make_room = self.room.release
+        try:
+            self.first_token = self._first_token()
+        except InputError:
+            self.store.close()
+            raise
+        self._tell_of_agents()
+        site = site_of(setup, settings)
+        self.node_types = node_types_of(setup)
+        monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s)
+        parts = Parts(
+            self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, deciding, time.time,
+            this_process(), monitor, settings.limits.gpus, self.room.against_starts,
+        )  # fmt: skip
+        self.scheduler = Scheduler(parts)
+        self.metrics = Metrics(
+            self.store, self.layout, self.node_types, self.leads,
+            lambda: monitor.steps.figures if self.leads() else {}, self.room,
+        )  # fmt: skip
+        self.store.watch_commits(self.metrics.commit_s.observe)
+        self.queue = QueueNow(settings, self.layout, self.scheduler)
+        self.failures, self.usage = TickFailures(), Usage()
+        self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
+        self._woken = threading.Event()
+        self._ticked, self._forgot, self._pruned = time.monotonic(), float("-inf"), float("-inf")
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody on this machine may ask without a token, as long as the store has none."""
+        return self.settings.open and self.settings.is_loopback
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether no tick has ended for a long time."""
+        return time.monotonic() - self._ticked > STALLED_S
+
+    def now_s(self) -> float:
+        """Return the present: Unix time."""
+        return self.scheduler.parts.now_s()
+
+    def leads(self) -> bool:
+        """Say whether this scheduler leads."""
+        return self.scheduler.book is not None
+
+    def take_up(self) -> None:
+        """Take the lease if it is free, and wait until the policy is loaded.
+
+        Raises:
+            PluginError: If the policy cannot be loaded.
+            StoreError: If the store does not answer.
+        """
+        self.scheduler.parts.deciding.warm_up(self.scheduler.parts.site)
+        try:
+            leads = self.scheduler.tick()
+        except LongshoreError:
+            raise
+        except Exception as error:  # the loop tries again, and the API tells
+            self.failures.count(error)
+            return
+        if leads:
+            self.scheduler.parts.deciding.wait_until_ready(LOADED_S)
+
+    def start(self) -> None:
+        """Begin to schedule."""
+        self._thread.start()
+        self._keeping.start()
+
+    def wake(self) -> None:
+        """Let the scheduler look at once."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """Stop scheduling; jobs run on, and the next scheduler goes on with them."""
+        self.ends.set()
+        self._woken.set()
+        for thread in (self._thread, self._keeping):
+            if thread.is_alive():
+                thread.join()
+        self.scheduler.close()
+        if isinstance(self.backend, Closes):
+            self.backend.close()
+        self.store.close()
+
+    def _first_token(self) -> str | None:
+        """Return the token in the folder, made if it is the first; refuse to serve others without any."""
+        settings = self.settings
+        if self.is_open:
+            return None
+        secret = first_token(self.store, settings.folder, time.time())
+        with self.store.read() as tx:
+            if not settings.is_loopback and not has_valid_tokens(tx, time.time()):
+                raise InputError(
+                    f"host {settings.host} lets other machines run programs here, and nobody has a valid token",
+                    f"make one with `longshore token create NAME --role operator --folder {settings.folder}`",
+                )
+        return secret
+
+    def _tell_of_agents(self) -> None:
+        """Say which tokens of agents are for no node, as their reports are refused."""
+        with self.store.read() as tx:
+            found = agents_without_node(tx, Role.AGENT.value, time.time())
+        for row in found:
+            log.warning(
+                "the token %s of %s has the role agent but no node, so its reports are refused: make one for each "
+                "node by `longshore token create NAME --role agent --node NODE`",
+                row.name, row.owner,
+            )  # fmt: skip
+
+    def _run(self) -> None:
+        while not self.ends.is_set():
+            try:
+                with self.metrics.tick():
+                    self.scheduler.tick()
+                self._ticked = time.monotonic()
+                self._forget()
+                self.failures.end()
+            except Exception as error:
+                # A scheduler that stops is worse than one that fails a tick: jobs run on, and it tries again.
+                self.ends.wait(self.failures.count(error))
+            if not self.scheduler.is_behind:
+                self.ends.wait(REST_S)
+                self._woken.wait(TICK_S - REST_S)
+            self._woken.clear()
+
+    def _forget(self) -> None:
+        """Forget old answers to requests, now and then."""
+        if time.monotonic() - self._forgot > FORGET_S:
+            self._forgot = time.monotonic()
+            self.store.write(lambda tx: forget_before(tx, self.now_s() - KEPT_S))
+
+    def _keep(self) -> None:
+        """Watch the disk and how GPUs are used, and delete old history; beside the ticks, for it may take long."""
+        tasks = (
+            ("room on the disk could not be looked after", self.room.look),
+            ("the use of GPUs could not be noted", self._look_at_use),
+            ("old history could not be deleted", self._prune),
+        )
+        while not self.ends.wait(KEEP_S):
+            for failure, task in tasks:
+                try:
+                    task()
+                except Exception:
+                    # History that is kept for longer does no harm, a thread that ends does.
+                    log.exception("%s", failure)
+
+    def _look_at_use(self) -> None:
+        """Note now and then how many GPUs are held, and how busy they are; not while the store does not answer."""
+        now_s = self.now_s()
+        if self.usage.is_due(now_s):
+            with suppress(StoreUnreachableError), self.store.read() as tx:
+                held = [(row.node, row.gpu) for row in held_gpus(tx)]
+                reports = self.scheduler.parts.monitor.reports.last()
+                self.usage.take(sample_of(held, self.layout.nodes, reports, now_s))
+
+    def _prune(self) -> None:
+        """Delete old history, now and then."""
+        if not self.leads() or time.monotonic() - self._pruned <= PRUNE_S:
+            return
+        self._pruned = time.monotonic()
+        horizon = horizon_of(self.settings.retention, self.now_s())
+        prune(self.store, self.settings.folder, horizon, lambda: not self.ends.wait(BREATH_S) and self.leads())
+
+
+def make_folder(folder: Path) -> None:
+    """Make a scheduler's folder, its user's alone, if it is not there.
+
+    Raises:
+        InputError: If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InputError(f"folder {folder} cannot be used: {error.strerror}", "choose another --folder") from error
+
+
+QUICKSTART = """\
+# Four nodes of four slots on this machine; a slot behaves like a GPU, but no GPU is behind it.
+name: quickstart
+node_types:
+  slots: {gpus: 4, peak_flops: 1e12, memory_bytes: 1e9, intra_bytes_per_s: 10e9, nic_bytes_per_s: 10e9}
+racks:
+  - nodes:
+      - {type: slots, count: 4}
+run_time: {model: simple, node_penalty: 0.05}
+"""
+
+
+def default_cluster(folder: Path) -> Path:
+    """Return the cluster file of a folder, which is written if there is none.
+
+    Raises:
+        InputError: If it cannot be written.
+    """
+    path = cluster_of(folder)
+    if not exists(path):
+        try:
+            path.write_text(QUICKSTART, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}", "choose another --folder") from error
+    return path
+
+
+def _room_of(settings: Settings) -> Room:
+    """Return what watches the disks of a scheduler; where they are full, the reserve lets it start."""
+    file = file_of(settings.store_url)
+    room = Room([settings.folder] if file is None else [file.parent, settings.folder], settings.least_free_bytes)
+    with suppress(OSError):  # the store says better what is wrong with its folder
+        room.look()
+    return room
+
+
+def layout_of(setup: ClusterSetup) -> Layout:
+    """Return names and sizes of a cluster's nodes."""
+    return Layout(setup.node_names, np.diff(setup.cluster.first_gpu).tolist())
+
+
+def node_types_of(setup: ClusterSetup) -> dict[str, str]:
+    """Return the node type of each node."""
+    types = [setup.type_names[number] for number in setup.cluster.node_type.tolist()]
+    return dict(zip(setup.node_names, types, strict=True))
+
+
+def site_of(setup: ClusterSetup, settings: Settings) -> Site:
+    """Return what policies know of a cluster."""
+    rules = setup.rules._replace(
+        order=ORDERS[settings.order], ageing_s=settings.ageing_s, waiting=settings.waiting,
+        backfill_depth=BACKFILL_DEPTH,
+    )  # fmt: skip
+    process = draw_faults(setup, 0)[1]
+    return Site(setup.cluster, rules, process, setup.hazard_per_s)
+
+
+def _has_slots(backend: Backend) -> bool:
+    try:
+        return any(node.slots for node in backend.observe())
+    except BackendError as error:
+        log.warning("nodes cannot be seen: %s", error)
+        return False

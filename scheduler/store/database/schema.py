@@ -1,0 +1,249 @@
+"""Tables of the store. All times are Unix times in seconds.
+
+Source: SPEC K7; what each state means is in `scheduler/model/states.py`. A change here needs a migration beside it, and
+a test compares the two.
+"""
+
+from enum import StrEnum
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+)
+
+from ...model.states import OPEN_ATTEMPTS, AfterStop, AttemptState, Contact, Desired, JobState
+from .column_types import BigSerial, EndsJson, PlacementJson, enum_column
+
+
+class Liveness(StrEnum):
+    """What is known of a node."""
+
+    UP = "up"
+    SUSPECT = "suspect"  # it has missed answers
+    DOWN = "down"  # it has missed twice as many; what runs there may run on
+
+
+# Named by rule, so that a migration can name what it changes on either database.
+METADATA = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+job = Table(
+    "job",
+    METADATA,
+    Column("submit_seq", BigSerial, primary_key=True),  # order of submission
+    Column("id", Text, nullable=False, unique=True),  # ULID in lower case
+    Column("name", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("spec", JSON, nullable=False),  # the job file, with everything that was left out filled in
+    Column("desired", enum_column(Desired), nullable=False),
+    Column("state", enum_column(JobState), nullable=False),
+    Column("priority", Integer, nullable=False),  # higher goes first
+    Column("gpus", Integer, nullable=False),  # that it asks for
+    Column("estimate_s", Double, nullable=False),  # run time, as its owner estimates it
+    Column("submitted_s", Double, nullable=False),
+    Column("not_before_s", Double, nullable=False),  # it is not started earlier: the back-off after a fault
+    Column("attempt", Integer, nullable=False),  # number of its last attempt, 0 before the first
+    Column("version", Integer, nullable=False),  # 1 at first, 1 more with each change
+    Column("stops_infra", Integer, nullable=False),  # ends charged to each budget
+    Column("stops_resource", Integer, nullable=False),
+    Column("stops_user", Integer, nullable=False),
+    Column("stops_asked", Integer, nullable=False),  # the program asked to be run again, exit code 75
+    Column("stops_ambiguous", Integer, nullable=False),  # nothing tells whose fault it was
+    Column("no_progress", Integer, nullable=False),  # attempts in a row that saved nothing
+    Column("saved_s", Double, nullable=False),  # work that checkpoints hold
+    Column("guess_s", Double, nullable=False),  # the estimate, doubled whenever it was outlived
+    Column("wait_s", Double, nullable=False),  # total time of its finished stays in the queue
+    Column("entered_s", Double, nullable=False),  # when it last came into the queue
+    Column("after_stop", enum_column(AfterStop)),  # what becomes of it once its attempt is released
+    Column("cause_class", Text, nullable=False),  # exit class of its last end, "" before
+    Column("cause", Text, nullable=False),  # of its last change, for people
+    Column("ended_s", Double),  # when it came into a final state
+    Column("reached_step", Double),  # the highest that an attempt has told of, none before
+    Column("checkpoints_told", Integer, nullable=False, server_default="0"),  # events of its checkpoints
+    Index(None, "state", "submit_seq"),
+    Index(None, "owner", "state", "submit_seq"),
+    Index(None, "owner", "submit_seq"),
+    Index(None, "ended_s", "submit_seq"),
+    sqlite_autoincrement=True,  # never gives a number again
+)
+
+pruned = Table(  # one row, none before the first
+    "pruned",
+    METADATA,
+    Column("one", Integer, primary_key=True, autoincrement=False),  # 1
+    Column("jobs", BigInteger, nullable=False),  # that were deleted
+    Column("estimates_s", Double, nullable=False),  # sum of theirs
+)
+
+attempt = Table(
+    "attempt",
+    METADATA,
+    Column("job_id", ForeignKey("job.id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 1, never used again
+    Column("state", enum_column(AttemptState), nullable=False),
+    Column("version", Integer, nullable=False),  # 1 at first, 1 more with each change
+    Column("backend", Text, nullable=False),
+    Column("placement", PlacementJson, nullable=False),
+    Column("slowdown", Double, nullable=False),  # run time over work on its placement
+    Column("overhead_s", Double, nullable=False),  # restart cost at its begin
+    Column("opened_s", Double, nullable=False),  # when its GPUs were reserved
+    Column("started_s", Double),  # when all its ranks ran
+    Column("ended_s", Double),  # when the last of them was gone
+    Column("contact", enum_column(Contact), nullable=False),
+    Column("contact_since_s", Double, nullable=False),
+    Column("outcome", Text, nullable=False),  # exit class, "" while it is open
+    Column("cause", Text, nullable=False),
+    Column("ends", EndsJson, nullable=False),  # of its ranks, as far as they are known when it is released
+    Column("cleanup_error", Text, nullable=False),  # what could not be cleaned up; never changes the job's outcome
+    Index(None, "state"),
+)
+
+one_open_attempt = Index(
+    "uq_attempt_open",
+    attempt.c.job_id,
+    unique=True,
+    sqlite_where=attempt.c.state.in_(sorted(OPEN_ATTEMPTS)),
+    postgresql_where=attempt.c.state.in_(sorted(OPEN_ATTEMPTS)),
+)
+
+checkpoint = Table(
+    "checkpoint",
+    METADATA,
+    Column("job_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # of the attempt that wrote it
+    Column("step", BigInteger, primary_key=True, autoincrement=False),  # the last one that it holds
+    Column("path", Text, nullable=False),  # or URL
+    Column("digest", Text, nullable=False),  # in hexadecimal, "" for none
+    Column("at_s", Double, nullable=False),  # when it was registered
+    ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
+)
+
+reservation = Table(
+    "reservation",
+    METADATA,
+    Column("node", Text, primary_key=True),
+    Column("gpu", Integer, primary_key=True, autoincrement=False),  # index on the node
+    Column("job_id", Text, nullable=False),
+    Column("number", Integer, nullable=False),  # of the attempt
+    Column("since_s", Double, nullable=False),
+    ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
+    Index(None, "job_id", "number"),
+)
+
+lease = Table(
+    "lease",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("token", Integer, nullable=False),  # 1 more with each taking, never less
+    Column("expires_s", Double, nullable=False),
+)
+
+node = Table(
+    "node",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("backend", Text, nullable=False),
+    Column("kind", Text, nullable=False),  # node type of the cluster file
+    Column("slots", Boolean, nullable=False),  # its GPUs are slots that only behave like GPUs
+    Column("liveness", enum_column(Liveness), nullable=False),
+    Column("since_s", Double, nullable=False),  # when it became so
+    Column("seen_s", Double, nullable=False),  # last answer
+    Column("misses", Integer, nullable=False),  # answers missed in a row
+    Column("agent_s", Double),  # last report of its agent, none if it has no agent
+    Column("out_of_service", Text, nullable=False, default=""),  # the reason; "" for a node in service
+)
+
+gpu = Table(
+    "gpu",
+    METADATA,
+    Column("node", ForeignKey("node.name"), primary_key=True),
+    Column("gpu", Integer, primary_key=True, autoincrement=False),  # index on the node
+    Column("healthy", Boolean, nullable=False),
+    Column("since_s", Double, nullable=False),  # when it became so
+)
+
+event = Table(
+    "event",
+    METADATA,
+    Column("seq", BigSerial, primary_key=True),
+    Column("job_id", Text),  # none for what concerns no job
+    Column("number", Integer),  # of the attempt; none for what concerns the job itself
+    Column("version", Integer),  # of the job or attempt after the change; none if the event is no change
+    Column("kind", Text, nullable=False),
+    Column("was", Text, nullable=False),  # state before, "" for none
+    Column("now", Text, nullable=False),  # state after, "" for none
+    Column("writer", Text, nullable=False),  # role that wrote it
+    Column("fence", Integer),  # token of its lease, none for a writer without one
+    Column("cause", Text, nullable=False),
+    Column("data", JSON(none_as_null=True)),
+    Column("at_s", Double, nullable=False),
+    Index(None, "job_id", "seq"),
+    sqlite_autoincrement=True,
+)
+
+decision = Table(
+    "decision",
+    METADATA,
+    Column("seq", BigSerial, primary_key=True),
+    Column("job_id", ForeignKey("job.id"), nullable=False),
+    Column("number", Integer),  # of the attempt that came of it, none if none did
+    Column("at_s", Double, nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("policy_version", Text, nullable=False),  # digest of its checkpoint, or the version of Longshore
+    Column("mode", Text, nullable=False),  # whether its choice was carried out or only noted
+    Column("placement", PlacementJson),  # none if it chose to wait
+    Column("fallback", PlacementJson),  # what the policy for emergencies would have chosen
+    Column("explanation", JSON, nullable=False),
+    Column("observation", LargeBinary),  # little-endian float32
+    Column("mask", LargeBinary),  # one byte an action
+    Column("log_probability", LargeBinary),  # little-endian float32, one an action
+    Column("past", LargeBinary),  # what led to it, as scheduler/mirror/journal.py writes it
+    Column("took_s", Double, nullable=False),
+    Column("outcome", Text, nullable=False),  # "" until it is known
+    Index(None, "job_id", "seq"),
+    sqlite_autoincrement=True,
+)
+
+user_token = Table(
+    "user_token",
+    METADATA,
+    Column("digest", Text, primary_key=True),  # SHA-256 in hexadecimal; the token itself is not kept
+    Column("name", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("made_s", Double, nullable=False),
+    Column("expires_s", Double),  # none for never
+    Column("used_s", Double),  # last use
+    Column("node", Text),  # that the token of an agent is for; none of other roles
+    Index(None, "owner"),
+)
+
+idempotency = Table(
+    "idempotency",
+    METADATA,
+    Column("owner", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("request", Text, nullable=False),  # SHA-256 of the canonical request in hexadecimal
+    Column("status", Integer, nullable=False),  # of the answer
+    Column("response", JSON, nullable=False),
+    Column("at_s", Double, nullable=False),
+    Index(None, "at_s"),
+)

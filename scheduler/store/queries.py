@@ -1,0 +1,216 @@
+"""What is read of the store to show a cluster as a whole: on a page, or as metrics."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from sqlalchemy import Connection, bindparam, func, null, select
+
+from ..model.job import JobRow
+from ..model.states import FINAL, OPEN_ATTEMPTS, AttemptState, Contact, JobState
+from .database.schema import attempt, decision, event, job, lease, reservation
+from .rows.checkpoints import SAVED
+from .rows.decisions import DecisionRow
+from .rows.events import EventRow
+
+
+class GpuState(StrEnum):
+    """What a GPU is doing."""
+
+    FREE = "free"
+    STARTING = "starting"  # held for an attempt whose ranks do not all run yet
+    RUNNING = "running"
+    DRAINING = "draining"  # held until all processes of its attempt are proven gone
+    OUT = "out of service"
+
+
+class Occupied(NamedTuple):
+    """A GPU that is not free."""
+
+    node: str
+    gpu: int  # index on the node
+    job_id: str
+    job: str  # name
+    number: int  # of the attempt
+    state: GpuState
+
+
+class Drain(NamedTuple):
+    """An attempt that is on its way out."""
+
+    job_id: str
+    number: int
+    since_s: float  # Unix time
+    spec: Mapping[str, object]  # of its job
+    gpus: int
+
+
+_STATES = {
+    AttemptState.RESERVED: GpuState.STARTING,
+    AttemptState.LAUNCHED: GpuState.STARTING,
+    AttemptState.RUNNING: GpuState.RUNNING,
+}
+_OF_RESERVATION = (attempt.c.job_id == reservation.c.job_id) & (attempt.c.number == reservation.c.number)
+_OCCUPIED = (
+    select(
+        reservation.c.node, reservation.c.gpu, job.c.id, job.c.name, attempt.c.number, attempt.c.state,
+    )
+    .join(attempt, _OF_RESERVATION)
+    .join(job, job.c.id == attempt.c.job_id)
+)  # fmt: skip
+_COUNTS = select(job.c.state, func.count().label("jobs")).group_by(job.c.state)
+_UNKNOWN = select(func.count()).where(
+    attempt.c.contact == Contact.UNKNOWN,
+    attempt.c.state.in_(sorted(OPEN_ATTEMPTS)),  # an index has these few; of those that ended there are many
+)
+_WAITS_SINCE = select(func.min(job.c.entered_s)).where(job.c.state == JobState.QUEUED)
+_LEASES = select(lease.c.name, lease.c.token)
+_DRAINS_SINCE = (
+    select(func.max(event.c.at_s))
+    .where(
+        event.c.job_id == attempt.c.job_id, event.c.number == attempt.c.number,
+        event.c.now == AttemptState.DRAINING.value,
+    )
+    .scalar_subquery()
+)  # fmt: skip
+_DRAINS = select(attempt.c.job_id, attempt.c.number, _DRAINS_SINCE, job.c.spec, attempt.c.placement)
+_DRAINS = _DRAINS.join(job, job.c.id == attempt.c.job_id).where(attempt.c.state == AttemptState.DRAINING)
+_JOBS = select(*(job.c[name] for name in JobRow._fields))
+_EVENTS = select(*(event.c[name] for name in EventRow._fields))
+_LAST_EVENTS = _EVENTS.where(event.c.seq < bindparam("before")).order_by(event.c.seq.desc()).limit(bindparam("most"))
+_LAST_EVENTS_OF_JOB = _LAST_EVENTS.where(event.c.job_id == bindparam("of_job"), event.c.kind != bindparam("without"))
+_SAVED = (
+    select(func.max(event.c.seq).label("seq"), func.count().label("events"))
+    .where(event.c.job_id == bindparam("of_job"), event.c.kind == SAVED)
+    .group_by(event.c.number)
+    .subquery()
+)
+_LAST_SAVED = select(*(event.c[name] for name in EventRow._fields), _SAVED.c.events).join(
+    _SAVED, event.c.seq == _SAVED.c.seq
+)
+_LAST_EVENT_OF_JOB = select(func.coalesce(func.max(event.c.seq), 0)).where(event.c.job_id == bindparam("of_job"))
+# Without what the policy saw: those columns are large, and nobody reads them here.
+_SLIM = select(
+    *(
+        null().label(name) if name in ("observation", "mask", "log_probability") else decision.c[name]
+        for name in DecisionRow._fields
+    )
+)
+_LAST_DECISIONS = _SLIM.order_by(decision.c.seq.desc()).limit(bindparam("most"))
+_DECISIONS_AFTER = _SLIM.where(decision.c.seq > bindparam("after")).order_by(decision.c.seq).limit(bindparam("most"))
+_OF_JOB = _SLIM.where(decision.c.job_id == bindparam("of_job")).order_by(decision.c.seq.desc()).limit(bindparam("most"))
+_LAST_DECISION = select(func.coalesce(func.max(decision.c.seq), 0))
+_QUEUED_AT = select(func.max(event.c.at_s)).where(
+    event.c.job_id == bindparam("of_job"), event.c.seq < bindparam("before"), event.c.now == JobState.QUEUED.value
+)
+_OPENED = select(func.max(event.c.number)).where(
+    event.c.job_id == bindparam("of_job"), event.c.seq < bindparam("before"), event.c.now == AttemptState.RESERVED.value
+)
+
+
+def occupied_gpus(tx: Connection) -> list[Occupied]:
+    """Return all GPUs that are not free, in no order."""
+    return [
+        Occupied(node, gpu, job_id, name, number, _STATES.get(state, GpuState.DRAINING))
+        for node, gpu, job_id, name, number, state in tx.execute(_OCCUPIED)
+    ]
+
+
+def count_jobs(tx: Connection) -> dict[JobState, int]:
+    """Return how many jobs are in each state; a state without jobs counts 0."""
+    return dict.fromkeys(JobState, 0) | {row.state: row.jobs for row in tx.execute(_COUNTS)}
+
+
+def count_unknown(tx: Connection) -> int:
+    """Return how many open attempts cannot be reached."""
+    unknown: int = tx.execute(_UNKNOWN).scalar_one()
+    return unknown
+
+
+def waits_since(tx: Connection) -> float | None:
+    """Return when the job came into the queue that waits longest: Unix time, None if none waits."""
+    since_s: float | None = tx.execute(_WAITS_SINCE).scalar_one()
+    return since_s
+
+
+def lease_tokens(tx: Connection) -> dict[str, int]:
+    """Return the token of each lease: how often it was taken."""
+    return {row.name: row.token for row in tx.execute(_LEASES)}
+
+
+def drains(tx: Connection) -> list[Drain]:
+    """Return all attempts that are on their way out."""
+    return [
+        Drain(job_id, number, since_s, spec, sum(len(share.gpus) for share in placement))
+        for job_id, number, since_s, spec, placement in tx.execute(_DRAINS)
+    ]
+
+
+def jobs_in(tx: Connection, states: Sequence[JobState], limit: int) -> list[JobRow]:
+    """Return jobs in one of some states that have not ended, the first to be served first."""
+    assert FINAL.isdisjoint(states)
+    rows = _JOBS.where(job.c.state.in_(states)).order_by(job.c.priority.desc(), job.c.entered_s, job.c.submit_seq)
+    return [JobRow._make(row) for row in tx.execute(rows.limit(limit))]
+
+
+def last_events(
+    tx: Connection, limit: int, *, before_seq: int | None = None, job_id: str | None = None, without: str = ""
+) -> list[EventRow]:
+    """Return events, the last first.
+
+    Args:
+        tx: Transaction.
+        limit: Most events to return.
+        before_seq: Only those before the one with this number.
+        job_id: Only those of one job.
+        without: Kind of events of the job that are left out.
+    """
+    parameters = {"before": before_seq or 1 << 62, "most": limit, "of_job": job_id, "without": without}
+    statement = _LAST_EVENTS if job_id is None else _LAST_EVENTS_OF_JOB
+    return [EventRow._make(row) for row in tx.execute(statement, parameters)]
+
+
+def checkpoint_events(tx: Connection, job_id: str) -> list[tuple[EventRow, int]]:
+    """Return the last event of a checkpoint of each attempt of a job, and how many there are."""
+    return [(EventRow._make(row[:-1]), row[-1]) for row in tx.execute(_LAST_SAVED, {"of_job": job_id})]
+
+
+def last_event_of(tx: Connection, job_id: str) -> int:
+    """Return the number of the last event of a job, 0 if there is none."""
+    last: int = tx.execute(_LAST_EVENT_OF_JOB, {"of_job": job_id}).scalar_one()
+    return last
+
+
+def last_decisions(tx: Connection, limit: int, job_id: str | None = None) -> list[DecisionRow]:
+    """Return decisions without what the policy saw, the last first.
+
+    Args:
+        tx: Transaction.
+        limit: Most decisions to return.
+        job_id: Only those on one job.
+    """
+    statement = _LAST_DECISIONS if job_id is None else _OF_JOB
+    return [DecisionRow._make(row) for row in tx.execute(statement, {"most": limit, "of_job": job_id})]
+
+
+def slim_decisions_after(tx: Connection, seq: int, limit: int) -> list[DecisionRow]:
+    """Return the first decisions behind one, without what the policy saw."""
+    return [DecisionRow._make(row) for row in tx.execute(_DECISIONS_AFTER, {"after": seq, "most": limit})]
+
+
+def last_decision_seq(tx: Connection) -> int:
+    """Return the number of the last decision, 0 if there is none."""
+    last: int = tx.execute(_LAST_DECISION).scalar_one()
+    return last
+
+
+def queued_at(tx: Connection, job_id: str, before_seq: int) -> float | None:
+    """Return when a job last came into the queue before an event: Unix time, None if it never did."""
+    at_s: float | None = tx.execute(_QUEUED_AT, {"of_job": job_id, "before": before_seq}).scalar_one()
+    return at_s
+
+
+def opened_before(tx: Connection, job_id: str, before_seq: int) -> int | None:
+    """Return the number of the last attempt of a job that was opened before an event, None if none was."""
+    number: int | None = tx.execute(_OPENED, {"of_job": job_id, "before": before_seq}).scalar_one()
+    return number

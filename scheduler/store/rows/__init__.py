@@ -1,0 +1,1 @@
+"""Rows of the store, one module a table."""

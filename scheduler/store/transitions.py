@@ -1,0 +1,304 @@
+"""What the leading scheduler changes at one moment: any number of jobs and attempts, in one transaction.
+
+Only the scheduler that holds the lease changes states, so a row that is in the state that was read is the row that was
+read; what users want of a job (`desired`) they write beside it. Statements are run once for many rows: one by one,
+SQLAlchemy would take ten times as long over them as the database does.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Insert, Update, bindparam, case, insert, select, update
+
+from ..model.event import NewEvent
+from ..model.job import JobRow
+from ..model.states import ATTEMPT_CHANGES, FINAL, JOB_CHANGES, AttemptState, Contact, Desired, JobState
+from .database import schema
+from .database.errors import StaleWriteError
+from .rows.attempts import CHANGE as ATTEMPT_CHANGE
+from .rows.attempts import CLEANUP, CONTACT, AttemptColumns, AttemptRow, Opening
+from .rows.decisions import NewDecision, add_decisions, settle_decisions
+from .rows.events import append_all, append_for_jobs
+from .rows.jobs import CHANGE as JOB_CHANGE
+from .rows.jobs import MANY, JobColumns
+from .rows.leases import check_fence
+from .rows.nodes import list_nodes, set_out_of_service
+from .rows.reservations import free, reserve
+
+
+class JobChange(NamedTuple):
+    """A job that comes into another state."""
+
+    job_id: str
+    was: JobState  # as it was read
+    now: JobState
+    cause: str  # for people
+    columns: JobColumns  # others to set
+
+
+class AttemptChange(NamedTuple):
+    """An attempt that comes into another state, or of which is known whether it can be reached.
+
+    When it comes to RELEASED its GPUs are freed: all its processes are proven gone.
+    """
+
+    row: AttemptRow  # as it was read
+    now: AttemptState
+    contact: Contact
+    cause: str  # for people
+    columns: AttemptColumns  # others to set
+
+
+class Opened(NamedTuple):
+    """A job that starts: its GPUs are reserved, and it has another attempt."""
+
+    job: JobRow  # as it was read, queued
+    opening: Opening
+    cause: str
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is to be written at one moment: one change of a job, and one of an attempt, at most."""
+
+    jobs: list[JobChange] = field(default_factory=list)
+    attempts: list[AttemptChange] = field(default_factory=list)
+    opened: list[Opened] = field(default_factory=list)
+    decisions: list[NewDecision] = field(default_factory=list)
+    events: list[NewEvent] = field(default_factory=list)  # beside those of the changes
+    out_of_service: dict[str, str] = field(default_factory=dict)  # nodes that go out of service, with the reason
+
+    def __len__(self) -> int:
+        """Return how much there is."""
+        rows = len(self.jobs) + len(self.attempts) + len(self.opened) + len(self.decisions)
+        return rows + len(self.events) + len(self.out_of_service)
+
+    def come_further(self) -> set[str]:
+        """Return the jobs that come into another state, or an attempt of which does."""
+        moved = {it.row.job_id for it in self.attempts if it.now is not it.row.state}
+        return moved | {it.job_id for it in self.jobs} | {it.job.id for it in self.opened}
+
+    def by_job(self) -> dict[str | None, "Changes"]:
+        """Return the changes of each job; under None what concerns none. Those that free GPUs stand first."""
+        parts: dict[str | None, Changes] = {}
+
+        def of(job: str | None) -> Changes:
+            return parts.setdefault(job, Changes())
+
+        for attempt in self.attempts:
+            of(attempt.row.job_id).attempts.append(attempt)
+        for job in self.jobs:
+            of(job.job_id).jobs.append(job)
+        for opened in self.opened:
+            of(opened.job.id).opened.append(opened)
+        for decision in self.decisions:
+            of(decision.job_id).decisions.append(decision)
+        for event in self.events:
+            of(event.job_id).events.append(event)
+        if self.out_of_service:
+            of(None).out_of_service |= self.out_of_service
+        return parts
+
+
+def changed_job(row: JobRow, change: JobChange, at_s: float) -> JobRow:
+    """Return a job as it stands after a change."""
+    ended_s = at_s if change.now in FINAL else row.ended_s
+    values = {"state": change.now, "cause": change.cause, "version": row.version + 1, "ended_s": ended_s}
+    return row._replace(**values, **change.columns)  # type: ignore[arg-type]
+
+
+def changed_attempt(change: AttemptChange, at_s: float) -> AttemptRow:
+    """Return an attempt as it stands after a change."""
+    row = change.row
+    values = {"state": change.now, "version": row.version + 1, **change.columns}
+    if change.contact is not row.contact:
+        values |= {"contact": change.contact, "contact_since_s": at_s}
+    if change.now is not row.state:
+        values["cause"] = change.cause
+    return row._replace(**values)  # type: ignore[arg-type]
+
+
+def opened_attempt(opened: Opened, at_s: float) -> AttemptRow:
+    """Return the attempt that a job is started with.
+
+    Raises:
+        ValueError: If the placement has not as many GPUs as the job asks for.
+    """
+    job, opening = opened.job, opened.opening
+    gpus = sum(len(share.gpus) for share in opening.placement)
+    if gpus != job.gpus:
+        raise ValueError(f"the placement of job {job.id} has {gpus} GPUs, it asks for {job.gpus}")
+    return AttemptRow(
+        job.id, job.attempt + 1, AttemptState.RESERVED, 1, opening.backend, opening.placement, opening.slowdown,
+        opening.overhead_s, at_s, None, None, Contact.OK, at_s, "", "", (), "",
+    )  # fmt: skip
+
+
+def opened_job(opened: Opened) -> JobRow:
+    """Return the job that is started."""
+    job = opened.job
+    return job._replace(
+        state=JobState.STARTING, attempt=job.attempt + 1, version=job.version + 1, cause=opened.cause
+    )  # fmt: skip
+
+
+def write_changes(tx: Connection, fence: int, changes: Changes, *, at_s: float, writer: str) -> set[str]:
+    """Write changes with their events.
+
+    Args:
+        tx: Transaction.
+        fence: Token of the scheduler's lease.
+        changes: What changes.
+        at_s: Unix time.
+        writer: Role that writes it.
+
+    Returns:
+        Jobs that were not started, since they are not wanted to run any more; their decisions are stored as if
+        nothing had come of them.
+
+    Raises:
+        ValueError: If a change is not legal, or a placement has another size than the job asks for.
+        FencedError: If another scheduler has taken over.
+        StaleWriteError: If a job or an attempt is not in the state that was read.
+        TakenError: If a GPU of a job that starts is reserved.
+    """
+    check_fence(tx, fence)
+    entry = NewEvent("", writer, at_s, fence=fence)
+    _change_attempts(tx, changes.attempts, entry)
+    _change_jobs(tx, changes.jobs, entry)
+    for node in list_nodes(tx) if changes.out_of_service else ():
+        if node.name in changes.out_of_service and not node.out_of_service:
+            set_out_of_service(tx, node, changes.out_of_service[node.name], at_s=at_s, writer=writer)
+    append_all(tx, [it._replace(fence=fence) for it in changes.events])
+    refused = _open(tx, changes.opened, entry)
+    add_decisions(tx, [it._replace(number=None) if it.job_id in refused else it for it in changes.decisions])
+    return refused
+
+
+def _change_jobs(tx: Connection, changes: Sequence[JobChange], entry: NewEvent) -> None:
+    groups: dict[tuple[str, ...], list[dict[str, object]]] = {}
+    for change in changes:
+        if change.now not in JOB_CHANGES[change.was]:
+            raise ValueError(f"a job never goes from {change.was} to {change.now}")
+        values: dict[str, object] = {"state": change.now, "cause": change.cause, **change.columns}
+        if change.now in FINAL:
+            values["ended_s"] = entry.at_s
+        groups.setdefault(tuple(values), []).append({"at_id": change.job_id, "at_state": change.was, **values})
+    for names, rows in groups.items():
+        _update(tx, _job_update(names), rows, "job")
+    append_for_jobs(
+        tx,
+        [
+            entry._replace(kind=JOB_CHANGE, job_id=it.job_id, was=it.was.value, now=it.now.value, cause=it.cause)
+            for it in changes
+        ],
+    )
+
+
+def _change_attempts(tx: Connection, changes: Sequence[AttemptChange], entry: NewEvent) -> None:
+    groups: dict[tuple[str, ...], list[dict[str, object]]] = {}
+    events: list[NewEvent] = []
+    for change in changes:
+        row, after = change.row, changed_attempt(change, entry.at_s)
+        if change.now is not row.state and change.now not in ATTEMPT_CHANGES[row.state]:
+            raise ValueError(f"an attempt never goes from {row.state} to {change.now}")
+        names = ("state", "version", "cause", "contact", "contact_since_s", *change.columns)
+        at = {"of_job": row.job_id, "at_number": row.number, "at_state": row.state, "at_version": row.version}
+        groups.setdefault(names, []).append({**at, **{name: getattr(after, name) for name in names}})
+        events.extend(_events_of(change, after, entry))
+    for names, rows in groups.items():
+        _update(tx, _attempt_update(names), rows, "attempt")
+    released = [it for it in changes if it.now is AttemptState.RELEASED]
+    free(tx, [it.row for it in released])
+    settle_decisions(tx, [(it.row.job_id, it.row.number, it.columns.get("outcome", "")) for it in released])
+    append_all(tx, events)
+
+
+def _events_of(change: AttemptChange, after: AttemptRow, entry: NewEvent) -> Iterable[NewEvent]:
+    row = change.row
+    named = entry._replace(job_id=row.job_id, number=row.number, version=after.version, cause=change.cause)
+    if change.contact is not row.contact:
+        yield named._replace(kind=CONTACT, was=row.contact.value, now=change.contact.value)
+    if change.now is not row.state:
+        yield named._replace(kind=ATTEMPT_CHANGE, was=row.state.value, now=change.now.value)
+    if after.cleanup_error != row.cleanup_error:
+        yield named._replace(kind=CLEANUP, cause=after.cleanup_error)
+
+
+def _open(tx: Connection, opened: Sequence[Opened], entry: NewEvent) -> set[str]:
+    """Start jobs but those that are not wanted to run any more, and return these."""
+    if not opened:
+        return set()
+    refused = _unwanted(tx, opened)
+    starting = [it for it in opened if it.job.id not in refused]
+    if not starting:
+        return refused
+    values = {"at_state": JobState.QUEUED, "state": JobState.STARTING}
+    parameters = [
+        {**values, "at_id": it.job.id, "cause": it.cause, "attempt": it.job.attempt + 1} for it in starting
+    ]  # fmt: skip
+    _update(tx, _job_update(("state", "cause", "attempt")), parameters, "job")
+    rows = [opened_attempt(it, entry.at_s) for it in starting]
+    tx.execute(_OPEN, [row._asdict() for row in rows])
+    reserve(tx, rows)
+    was, now = JobState.QUEUED.value, JobState.STARTING.value
+    append_for_jobs(
+        tx, [entry._replace(kind=JOB_CHANGE, job_id=it.job.id, was=was, now=now, cause=it.cause) for it in starting]
+    )
+    reserved = entry._replace(kind=ATTEMPT_CHANGE, version=1, now=AttemptState.RESERVED.value)
+    append_all(
+        tx,
+        [
+            reserved._replace(job_id=row.job_id, number=row.number, cause=it.cause)
+            for row, it in zip(rows, starting, strict=True)
+        ],
+    )
+    return refused
+
+
+def _unwanted(tx: Connection, opened: Sequence[Opened]) -> set[str]:
+    """Return the jobs that are wanted to run no more; nobody changes that until the transaction ends."""
+    ids = [it.job.id for it in opened]
+    parts = [ids[at : at + MANY] for at in range(0, len(ids), MANY)]
+    return {row.id for part in parts for row in tx.execute(_WISHES, {"wanted": part}) if row.desired is not Desired.RUN}
+
+
+def _update(tx: Connection, statement: Update, rows: Sequence[Mapping[str, object]], what: str) -> None:
+    done = tx.execute(statement, rows).rowcount
+    if done != len(rows):
+        raise StaleWriteError(f"{len(rows) - done} of {len(rows)} {what}s are not in the state in which they were read")
+
+
+@cache
+def _job_update(names: tuple[str, ...]) -> Update:
+    """Return the statement that sets these columns; SQLAlchemy takes longer to build one than to run it."""
+    job = schema.job
+    values: dict[str, ColumnElement[object]] = {name: bindparam(name) for name in names}
+    if "desired" in values:
+        # What its owner wanted in the meantime stands.
+        wanted = bindparam("desired", type_=job.c.desired.type)
+        values["desired"] = case((job.c.desired == Desired.RUN, wanted), else_=job.c.desired)
+    at = (job.c.id == bindparam("at_id"), job.c.state == bindparam("at_state"))
+    return update(job).where(*at).values(version=job.c.version + 1, **values)
+
+
+@cache
+def _attempt_update(names: tuple[str, ...]) -> Update:
+    attempt = schema.attempt
+    at = (
+        attempt.c.job_id == bindparam("of_job"),
+        attempt.c.number == bindparam("at_number"),
+        attempt.c.state == bindparam("at_state"),
+        attempt.c.version == bindparam("at_version"),
+    )
+    return update(attempt).where(*at).values({name: bindparam(name) for name in names})
+
+
+_WISHES = (
+    select(schema.job.c.id, schema.job.c.desired)
+    .where(schema.job.c.id.in_(bindparam("wanted", expanding=True)))
+    .with_for_update(key_share=True)
+)
+_OPEN: Insert = insert(schema.attempt)

@@ -1,0 +1,1 @@
+"""PPO and A2C with masked actions, and replay."""

@@ -1,0 +1,348 @@
+"""Group-relative policy gradient: runs of one scenario, on the same faults, measured against each other.
+
+No critic: what a run does better than the others of its group is the advantage of every decision in it. The value only
+looks on, and learns what was still to come, for rollouts that are cut off (agents/rollouts/rollout.py).
+
+Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/training.md.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...agents.learned.candidate_run import Record, sample_runs
+from ...agents.learned.checkpoint import layout_of
+from ...agents.learned.forward import moves_weights
+from ...agents.learned.schema import Goal
+from ...agents.networks.networks import MovesNetwork
+from ...cluster.model.outcome import Metrics, metrics
+from ...cluster.model.problem import Problem
+from ...cluster.simulator.simulation import outcome_of, simulation_of
+from ...cluster.state.state import MOVES, Simulation
+from ...envs.candidate_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
+from ..initial import initial_network
+from ..run_folder import Keeper
+from ..snapshot import (
+    SNAPSHOT,
+    alike,
+    counts,
+    learned_arrays,
+    read_arrays,
+    restore_learned,
+    restore_weights,
+    write_arrays,
+)
+
+AVERAGED = 8  # from random weights, the average is over the latest of so many parts of the run so far
+CHUNKS = 8  # of a minibatch, one after the other on each thread
+CLOSED = -1e9  # logit of a move that the list does not have
+JUDGED = 4096  # decisions of an update that the error of the value is taken from
+PARTS = 4  # simulations that collect; not the threads, so that their number changes nothing
+
+
+def goal_of(problem: Problem) -> Goal:
+    """Return what is minimised: the makespan if all jobs are there from the start, and else the mean JCT."""
+    return "jct" if problem.scenarios.submit_s.any() else "makespan"
+
+
+class Runs:
+    """A number of runs collected at once.
+
+    Args:
+        problem: What is played.
+        rows: Runs, a multiple of PARTS.
+        pool: Threads.
+    """
+
+    def __init__(self, problem: Problem, rows: int, pool: ThreadPoolExecutor) -> None:
+        self.problem, self.rows, self.pool = problem, rows, pool
+        self._jct = int(goal_of(problem) == "jct")
+        part = rows // PARTS
+        args = problem.cluster, problem.scenarios, problem.process, problem.rules
+        self._sims = [simulation_of(*args, rows=part) for _ in range(PARTS)]
+        self._records = [_record(part * 2 * problem.scenarios.gpus.shape[1]) for _ in range(PARTS)]
+
+    def collect(self, network: MovesNetwork, scenarios: NDArray[np.int64], seed: int) -> tuple[Record, Metrics]:
+        """Play a scenario in each row by sampled moves; return all decisions and the runs' figures."""
+        part = self.rows // PARTS
+
+        def one(index: int) -> tuple[Record, Metrics]:
+            mine = scenarios[index * part : (index + 1) * part]
+            record = self._records[index]
+            record.size[0] = 0
+            weights = moves_weights(network)
+            while not sample_runs(self._sims[index], mine, weights, seed, index * part, self._jct, record):
+                record = self._records[index] = _record(2 * record.chosen.size)
+            return record, self._metrics(self._sims[index], mine)
+
+        records, figures = zip(*self.pool.map(one, range(PARTS)), strict=True)
+        return _joined(records), Metrics(*(np.concatenate(values) for values in zip(*figures, strict=True)))
+
+    def _metrics(self, sim: Simulation, played: NDArray[np.int64]) -> Metrics:
+        scenarios = self.problem.scenarios
+        gpus = self.problem.cluster.gpu_node.size
+        return metrics(
+            outcome_of(sim), scenarios.jobs[played], scenarios.gpus[played], scenarios.submit_s[played], gpus
+        )
+
+
+def _record(decisions: int) -> Record:
+    return Record(
+        seen=np.zeros((decisions, MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT), np.float32),
+        logits=np.zeros((decisions, MOVES), np.float32),
+        moves=np.zeros(decisions, np.int32),
+        chosen=np.zeros(decisions, np.int64),
+        log_probability=np.zeros(decisions, np.float32),
+        row=np.zeros(decisions, np.int32),
+        now_s=np.zeros(decisions),
+        unit_s=np.zeros(decisions),
+        submitted=np.zeros(decisions, np.int32),
+        to_go=np.zeros(decisions, np.float32),
+        size=np.zeros(1, np.int64),
+    )
+
+
+def _joined(records: tuple[Record, ...]) -> Record:
+    """Return the decisions of several records in one."""
+    fields = {
+        name: np.concatenate([getattr(record, name)[: record.size[0]] for record in records])
+        for name in Record._fields[:-1]
+    }
+    return Record(**fields, size=np.array([fields["row"].size]))
+
+
+class Decisions(NamedTuple):
+    """Decisions that are learned from."""
+
+    seen: Tensor  # (decisions, size) observations
+    moves: Tensor  # (decisions,) moves of the list
+    chosen: Tensor  # (decisions,)
+    log_probability: Tensor  # (decisions,) of that, by the network that chose
+    gain: Tensor  # (decisions,) advantage
+    to_go: Tensor  # (decisions,) what was still to come of the goal, as the value tells it
+
+
+def decisions_of(record: Record, gain: NDArray[np.float64]) -> Decisions:
+    """Return what is learned from runs with these advantages, shape (runs,)."""
+    arrays = (
+        record.seen, record.moves, record.chosen, record.log_probability, gain[record.row].astype(np.float32),
+        record.to_go,
+    )  # fmt: skip
+    return Decisions(*map(torch.from_numpy, arrays))
+
+
+def value_loss(values: Tensor, to_go: Tensor) -> Tensor:
+    """Return half the squared error of some values, summed."""
+    loss: Tensor = 0.5 * (values - to_go).square().sum()
+    return loss
+
+
+def advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return by how much each run is better than the others of its group, over the spread of that.
+
+    Args:
+        cost: Shape (groups, runs).
+
+    Returns:
+        Shape (groups, runs), of mean 0 in each group; 0 where no run differs from any other.
+    """
+    runs = cost.shape[1]
+    gains = (cost.mean(axis=1, keepdims=True) - cost) * (runs / (runs - 1))
+    spread = float(gains.std())
+    # 1e-12: where all runs cost the same, rounding leaves gains that would be blown up
+    differs = spread > 1e-12 * float(np.abs(cost).mean())
+    scaled: NDArray[np.float64] = gains / spread if differs else np.zeros_like(gains)
+    return scaled
+
+
+def step_in_chunks(
+    network: MovesNetwork, optimizer: torch.optim.Optimizer, pool: ThreadPoolExecutor, rows: Tensor,
+    loss: Callable[[Tensor], Tensor],
+) -> None:  # fmt: skip
+    """Take a step of the optimiser on a minibatch, in parts of which each thread takes one at a time.
+
+    The gradients of the value and of all else are cut to length 1 apart, so that the value changes nothing else.
+
+    Args:
+        network: What learns.
+        optimizer: Of its weights.
+        pool: Threads; their number changes nothing.
+        rows: Numbers of the minibatch's samples.
+        loss: From some of the numbers to the sum of their losses.
+    """
+    parameters, value = list(network.parameters()), list(network.value.parameters())
+
+    def gradients(part: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss(part) / rows.numel(), parameters)
+
+    chunks = pool.map(gradients, torch.split(rows, -(-rows.numel() // CHUNKS)))
+    for parameter, parts in zip(parameters, zip(*chunks, strict=True), strict=True):
+        parameter.grad = torch.stack(parts).sum(0)
+    policy = [tensor for name, tensor in network.named_parameters() if not name.startswith("value")]
+    for side in (policy, value):
+        torch.nn.utils.clip_grad_norm_(side, 1.0)
+    optimizer.step()
+
+
+class GroupLearner:
+    """A network and its optimiser, updated by groups of runs.
+
+    Args:
+        problem: What is played.
+        keeper: Keeps the run.
+    """
+
+    def __init__(self, problem: Problem, keeper: Keeper) -> None:
+        config = keeper.config
+        torch.manual_seed(config.seed)
+        self.keeper, self.parameters, self.problem = keeper, config.group, problem
+        self.network = initial_network(config) or MovesNetwork(layout_of(keeper.schema))
+        self.average = deepcopy(self.network)  # over the latest updates: each goes a little astray
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.group_learning_rate)
+        self.rng = np.random.default_rng(config.seed)
+        self.pool = ThreadPoolExecutor(config.threads)
+        self.runs = Runs(problem, self.parameters.groups * self.parameters.runs, self.pool)
+        self.steps = 0
+
+    def update(self) -> None:
+        """Collect groups of runs and learn from them."""
+        groups, runs = self.parameters.groups, self.parameters.runs
+        drawn = self.rng.integers(0, self.problem.scenarios.jobs.size, groups)
+        seed = int(self.rng.integers(0, 2**32))
+        record, figures = self.runs.collect(self.network, np.repeat(drawn, runs), seed)
+        gain = advantages(self._cost(figures).reshape(groups, runs)).reshape(-1)
+        decisions = decisions_of(record, gain)
+        self._note_value(decisions)
+        self._learn(decisions)
+        self.steps += int(record.size[0])
+        self._average(int(record.size[0]))
+        self._note(figures)
+
+    @torch.no_grad()
+    def _average(self, latest_steps: int) -> None:
+        weight = self.parameters.group_average
+        if self.keeper.config.init is None:  # what random weights became first is soon outdated
+            weight = max(weight, min(AVERAGED * latest_steps / self.steps, 1.0))
+        for mean, (name, latest) in zip(self.average.parameters(), self.network.named_parameters(), strict=True):
+            # The value begins at random also where the policy was taught: it is not averaged with that.
+            mean.lerp_(latest, 1.0 if name.startswith("value") else weight)
+
+    def _cost(self, figures: Metrics) -> NDArray[np.float64]:
+        """Return what is minimised: the makespan, or the mean JCT relative to its group's.
+
+        In hours, groups of long jobs would drown the others.
+        """
+        if goal_of(self.problem) == "makespan":
+            return figures.makespan_s
+        jct = figures.mean_jct_s.reshape(self.parameters.groups, -1)
+        relative: NDArray[np.float64] = (jct / jct.mean(axis=1, keepdims=True)).reshape(-1)
+        return relative
+
+    def _learn(self, decisions: Decisions) -> None:
+        """Take a step of Adam for each minibatch of decisions that had a choice."""
+        left = max(1.0 - self.steps / self.keeper.config.steps, 0.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.parameters.group_learning_rate * left
+        choices = np.flatnonzero(decisions.moves.numpy() > 1)
+        order = torch.from_numpy(self.rng.permutation(choices))
+        for minibatch in torch.split(order, self.parameters.group_minibatch):
+            # Chunks of decisions with equally long lists are narrow.
+            rows = minibatch[torch.argsort(decisions.moves[minibatch], stable=True)]
+            self._step(decisions, rows)
+
+    def _step(self, decisions: Decisions, rows: Tensor) -> None:
+        def loss(part: Tensor) -> Tensor:
+            return self._loss(Decisions(*(tensor[part] for tensor in decisions)))
+
+        step_in_chunks(self.network, self.optimizer, self.pool, rows, loss)
+
+    def _loss(self, decisions: Decisions) -> Tensor:
+        """Return what is minimised, summed over some decisions: the policy's loss and that of the value."""
+        most = int(decisions.moves.max())
+        logits, values = self.network(decisions.seen[:, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT])
+        return self._policy_loss(logits, decisions) + value_loss(values, decisions.to_go)
+
+    def _policy_loss(self, logits: Tensor, decisions: Decisions) -> Tensor:
+        """Return minus PPO's clipped objective and the entropy, summed."""
+        closed = torch.arange(logits.shape[1]) >= decisions.moves[:, None]
+        log_probabilities = logits.masked_fill(closed, CLOSED).log_softmax(dim=1)
+        taken = log_probabilities.gather(1, decisions.chosen[:, None]).squeeze(1)
+        ratio = (taken - decisions.log_probability).exp()
+        clip, gain = self.parameters.group_clip, decisions.gain
+        objective = torch.minimum(ratio * gain, ratio.clamp(1.0 - clip, 1.0 + clip) * gain).sum()
+        entropy = -(log_probabilities.exp() * log_probabilities).sum()
+        loss: Tensor = -objective - self.parameters.group_entropy * entropy
+        return loss
+
+    @torch.no_grad()
+    def _note_value(self, decisions: Decisions) -> None:
+        """Record how far the value is off on runs that it has not learned from."""
+        rows = torch.arange(0, decisions.moves.numel(), -(-decisions.moves.numel() // JUDGED))
+        off = self.network.values(decisions.seen[rows]) - decisions.to_go[rows]
+        self.keeper.logger.record("group/value_error", float(off.square().mean().sqrt()))
+
+    def _note(self, figures: Metrics) -> None:
+        record = self.keeper.logger.record
+        record("rollout/makespan_h", float(figures.makespan_s.mean()) / 3600.0)
+        record("rollout/mean_jct_h", float(figures.mean_jct_s.mean()) / 3600.0)
+        record("rollout/lost_gpu_h", float(figures.lost_gpu_s.mean()) / 3600.0)
+        record("rollout/restarts", float(figures.restarts.mean()))
+        cost = self._cost(figures).reshape(self.parameters.groups, -1)
+        record("group/spread_percent", float((cost.std(axis=1) / cost.mean(axis=1)).mean()) * 100.0)
+
+    def save(self) -> None:
+        """Write everything that the run needs to go on."""
+        arrays = learned_arrays(self.network, self.optimizer)
+        state = self.rng.bit_generator.state["state"]
+        words = [state["state"] >> shift & 0xFFFFFFFFFFFFFFFF for shift in (0, 64)]
+        words += [state["inc"] >> shift & 0xFFFFFFFFFFFFFFFF for shift in (0, 64)]
+        rest = [self.rng.bit_generator.state["has_uint32"], self.rng.bit_generator.state["uinteger"]]
+        arrays |= {"rng": np.array(words + rest, dtype=np.uint64), "steps": np.array([self.steps])}
+        arrays |= {f"average/{name}": tensor.numpy() for name, tensor in self.average.state_dict().items()}
+        write_arrays(self.keeper.folder / SNAPSHOT, arrays)
+
+    def load(self) -> None:
+        """Go on where `save` left the run.
+
+        Raises:
+            CheckpointError: If the file is damaged or belongs to another run.
+        """
+        with read_arrays(self.keeper.folder / SNAPSHOT) as arrays:
+            restore_learned(arrays, self.network, self.optimizer)
+            restore_weights(arrays, "average", self.average)
+            words = alike(arrays, "rng", np.zeros(6, dtype=np.uint64))
+            low, high, inc_low, inc_high, has, rest = (int(word) for word in words)
+            self.rng.bit_generator.state = {
+                "bit_generator": "PCG64",
+                "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low},
+                "has_uint32": has,
+                "uinteger": rest,
+            }
+            self.steps = int(counts(arrays, "steps", np.zeros(1, dtype=np.int64))[0])
+
+
+def learn_by_groups(problem: Problem, keeper: Keeper) -> int:
+    """Train until the run's steps are done or it is interrupted; return the steps."""
+    learner = GroupLearner(problem, keeper)
+    if (keeper.folder / SNAPSHOT).exists():
+        learner.load()
+    begun, total = learner.steps, keeper.config.steps
+    keeper.begin(begun)
+    while learner.steps < total and not keeper.interrupted:
+        learner.update()
+        if keeper.is_due(learner.steps):
+            keeper.validate(learner.average, learner.steps)
+            learner.save()
+        keeper.note(learner.steps)
+    if learner.steps > begun:
+        # A stop is no validation that an uninterrupted run would have had.
+        keeper.validate(learner.average, learner.steps, for_best=learner.steps >= total)
+        learner.save()
+        keeper.note(learner.steps)
+    return learner.steps

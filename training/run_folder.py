@@ -1,0 +1,165 @@
+"""What is kept of a training run while it goes on: validations, checkpoints, metrics; and when it stops."""
+
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from stable_baselines3.common.logger import HParam, configure
+
+from ..agents.learned.checkpoint import load_policy, policy_of, save_policy
+from ..agents.learned.schema import Schema
+from ..agents.networks.networks import Network
+from .config import TrainingConfig
+from .validation import Score, Validation
+
+log = logging.getLogger(__name__)
+
+VALIDATIONS = 12  # in a run, spread evenly
+POLICY, BEST, SCORE, SPENT = "policy.zip", "best.zip", "score.json", "spent.json"
+
+
+class Progress(NamedTuple):
+    """Where a run stands, told after every update and validation."""
+
+    steps: int
+    steps_per_s: float
+    score: Score | None  # of the latest validation
+    rival: str  # best heuristic
+
+
+Tell = Callable[[Progress], None]
+
+
+class Spent(NamedTuple):
+    """What a run has taken so far, all its sessions together."""
+
+    wall_s: float = 0.0
+    core_s: float = 0.0  # CPU time
+
+
+def _now() -> Spent:
+    return Spent(time.monotonic(), time.process_time())
+
+
+class Keeper:
+    """Validates, writes checkpoints and metrics, and remembers that the run was interrupted.
+
+    Args:
+        folder: Of the run.
+        schema: Of its policies.
+        validation: Scenarios to validate on.
+        config: What was asked for.
+        tell: Called after every update and validation.
+    """
+
+    def __init__(
+        self, folder: Path, schema: Schema, validation: Validation, config: TrainingConfig, tell: Tell
+    ) -> None:
+        self.folder, self.schema, self.validation, self.config, self.tell = folder, schema, validation, config, tell
+        self.logger = configure(str(folder), ["tensorboard"])
+        self.interrupted = False
+        self.best: Score | None = None
+        self.latest: Score | None = None
+        self._began_at, self._began = 0, time.monotonic()
+        self._validated_at = 0
+        self._opened, self._before = _now(), self._read_spent()
+        self._read_score()
+
+    def _read_spent(self) -> Spent:
+        path = self.folder / SPENT
+        if path.exists():
+            with suppress(ValueError, TypeError):
+                return Spent(**json.loads(path.read_text()))
+        return Spent()
+
+    def _write(self, name: str, values: Spent | Score) -> None:
+        """Write a small file; a process that is cut off leaves it as it was."""
+        part = self.folder / (name + ".part")
+        part.write_text(json.dumps(values._asdict()) + "\n")
+        part.replace(self.folder / name)
+
+    def _read_score(self) -> None:
+        """Take up the best validation so far; one that cannot be read is made again."""
+        path = self.folder / SCORE
+        if path.exists() and (self.folder / BEST).exists():
+            with suppress(ValueError, TypeError):
+                self.best = Score(**json.loads(path.read_text()))
+
+    def begin(self, steps: int) -> None:
+        """Begin, or go on, at so many steps."""
+        self._began_at, self._began, self._validated_at = steps, time.monotonic(), steps
+        values = self.config.model_dump()
+        values |= values.pop("hyperparameters") | values.pop("group") | values.pop("distil")
+        flat = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
+        metrics: dict[str, float] = {"validation/percent": 0.0, "rollout/makespan_h": 0.0}
+        self.logger.record("hparams", HParam(flat, metrics), exclude=("stdout", "log"))
+
+    def is_due(self, steps: int) -> bool:
+        """Say whether the run, which is not over yet, is to be validated."""
+        every = self.config.steps / VALIDATIONS
+        return steps // every > self._validated_at // every and steps < self.config.steps
+
+    def note(self, steps: int) -> None:
+        """Write the metrics recorded since the last time, and tell where the run stands."""
+        rate = (steps - self._began_at) / max(time.monotonic() - self._began, 1e-9)
+        spent = Spent(*(was + now - then for was, now, then in zip(self._before, _now(), self._opened, strict=True)))
+        self._write(SPENT, spent)
+        self.logger.record("time/steps_per_s", rate)
+        self.logger.record("time/core_minutes", spent.core_s / 60.0)
+        self.logger.dump(steps)
+        self.tell(Progress(steps, rate, self.latest, self.validation.best))
+
+    def validate(self, network: Network, steps: int, *, for_best: bool = True) -> None:
+        """Validate a network and keep it, as the best too if it is."""
+        self._validated_at = steps
+        score = self.latest = self.validation.score(policy_of("policy", self.schema, network))
+        self.logger.record("validation/percent", score.percent)
+        self.logger.record("validation/half_width", score.half_width)
+        self.logger.record(f"validation/{self.validation.goal}_h", score.mean_s / 3600.0)
+        save_policy(self.folder / POLICY, self.schema, network)
+        if for_best and (self.best is None or score.mean_s < self.best.mean_s):
+            self._keep_best(score, network)
+        elif self.best is None:
+            # Without a score on file it is no rival to any validation after the run has gone on.
+            self.best = score
+            save_policy(self.folder / BEST, self.schema, network)
+
+    def _keep_best(self, score: Score, network: Network) -> None:
+        self.best = score
+        save_policy(self.folder / BEST, self.schema, network)
+        self._write(SCORE, score)
+
+    def best_score(self) -> Score:
+        """Return the score of the best validation, made again by the latest policy if it was lost."""
+        if self.best is None:
+            policy = load_policy(self.folder / POLICY)
+            self._keep_best(self.validation.score(policy), policy.network)
+        assert self.best is not None
+        return self.best
+
+
+@contextmanager
+def interruptible(keeper: Keeper) -> Iterator[None]:
+    """Turn the first Ctrl-C into a stop after the update in progress; off the main thread it is the program's own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets nobody else handle signals
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        keeper.interrupted = True
+        signal.signal(signal.SIGINT, before)
+        log.warning("stopping after this update; Ctrl-C again stops at once and loses it")
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
