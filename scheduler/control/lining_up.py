@@ -11,7 +11,7 @@ from .rehydrate import queue_key, rank_of
 
 
 def line_up(live: LiveCluster, rows: Mapping[str, JobRow], job: str) -> None:
-    """Bring a waiting job to its place, if all others stand at theirs.
+    """Bring a waiting job to its place, if all others stand at theirs, or behind it at the end of the queue.
 
     Args:
         live: The cluster, in whose queue it stands.

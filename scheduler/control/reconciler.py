@@ -159,6 +159,7 @@ class Scheduler:
         """Take in what has happened, settle attempts, let jobs in, and start what can start."""
         self._intake.look(book, now_s)
         book.follow()
+        self._give_places(book, now_s)
         health = self.parts.monitor.look(self.parts.store, now_s)
         book.keep_out(health.without(self.strangers.look(book.fence, now_s)), now_s)
         hold_failing(book, now_s)
@@ -174,6 +175,20 @@ class Scheduler:
                 self._place(book, now_s)
         self.parts.deciding.look(book.live)
 
+    def _give_places(self, book: Book, now_s: float) -> None:
+        """Give jobs the place of their priority, before any other job comes to one: that takes all others at theirs."""
+        ranked = sorted((book.jobs[job] for job in book.ranked & book.jobs.keys() - book.outside), key=queue_key)
+        if ranked:
+            book.happens(now_s)
+        for row in ranked:  # out of the way of each other
+            with book.about(row.id, now_s, spoils=True):
+                book.live.give_place(row.id, rank_of(row), None)
+        for row in ranked:
+            if row.state is JobState.QUEUED:
+                with book.about(row.id, now_s, spoils=True):
+                    line_up(book.live, book.jobs, row.id)
+        book.ranked.clear()
+
     def _admit(self, book: Book, now_s: float) -> None:
         """Let jobs out of the queue that are not to run, and into it those whose time has come."""
         self._let_out(book, now_s)
@@ -181,7 +196,7 @@ class Scheduler:
         book.write(now_s)
 
     def _let_out(self, book: Book, now_s: float) -> None:
-        """Let jobs out of the queue that are not to run, and give others the place of their priority."""
+        """Let jobs out of the queue that are not to run."""
         for job in book.unwanted:
             row = book.jobs.get(job)
             if row is not None and row.state is JobState.QUEUED and row.desired is not Desired.RUN:
@@ -189,15 +204,6 @@ class Scheduler:
                 with book.about(job, now_s):
                     book.leave(job)
         book.unwanted.clear()
-        ranked = sorted((book.jobs[job] for job in book.ranked & book.jobs.keys() - book.outside), key=queue_key)
-        for row in ranked:
-            book.happens(now_s)
-            with book.about(row.id, now_s):
-                if row.state is JobState.QUEUED:
-                    line_up(book.live, book.jobs, row.id)
-                else:
-                    book.live.give_place(row.id, rank_of(row), None)
-        book.ranked.clear()
 
     def _take_in(self, book: Book, now_s: float) -> None:
         """Let jobs into the queue whose time has come."""
@@ -206,14 +212,16 @@ class Scheduler:
             book.happens(now_s)
         behind = [row for row in let_in if not goes_first(row)]
         back = [row for row in reversed(let_in) if goes_first(row)]  # each goes before all others, or nearly so
-        for row in (*behind, *back):
+        for row in behind:
             with book.about(row.id, now_s, spoils=True):
-                if goes_first(row):
-                    book.live.come_back(asked_of(row), waiting_standing(row))
-                elif row.attempt or row.id in book.set_aside_before:
+                if row.attempt or row.id in book.set_aside_before:
                     book.live.rejoin(asked_of(row), waiting_standing(row))
                 else:
                     book.live.submit(asked_of(row))
+                line_up(book.live, book.jobs, row.id)
+        for row in back:
+            with book.about(row.id, now_s, spoils=True):
+                book.live.come_back(asked_of(row), waiting_standing(row))
                 line_up(book.live, book.jobs, row.id)
         for jobs in (book.outside, book.set_aside_before):
             jobs.difference_update(row.id for row in let_in)

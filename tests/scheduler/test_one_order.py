@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import Trial
 
 FAILED = Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0),), "rank failed", started_s=1.0)
+LOST = Status(Run.LOST, reason="node fault: its node was deleted", started_s=1.0)  # tried again at once
 GPUS, WAITING = 2, 6
 
 
@@ -56,9 +58,17 @@ class Still(Trial):
         for job in held[at % 2 :]:
             self.wish(job, Desired.RUN)
 
+    def give(self, job: str, priority: int) -> None:
+        self.store.write(lambda tx: set_priority(tx, job, priority, at_s=self.now_s(), writer="api"))
+
     def ranks(self, at: int) -> None:
         if job := self.job_at(at // 3, running=at % 5 == 0):
-            self.store.write(lambda tx: set_priority(tx, job, at % 3 - 1, at_s=self.now_s(), writer="api"))
+            self.give(job, at % 3 - 1)
+
+    def ranks_several(self, at: int) -> None:
+        """Give jobs that stand beside one another priorities, all before the next look."""
+        for number in range(2 + at % 4):
+            self.ranks(at + 3 * number + (at % 7 == 0) * number)
 
     def ends(self, status: Status) -> Callable[[int], None]:  # type: ignore[override]
         def end(at: int) -> None:
@@ -81,7 +91,8 @@ class Still(Trial):
     def acts(self) -> dict[str, Callable[[int], None]]:
         return {
             "submit": self.submits, "hold": self.holds, "release": self.releases,
-            "priority": self.ranks, "again": self.ends(AGAIN), "well": self.ends(WELL), "fail": self.ends(FAILED),
+            "priority": self.ranks, "priorities": self.ranks_several,
+            "again": self.ends(AGAIN), "well": self.ends(WELL), "fail": self.ends(FAILED), "lost": self.ends(LOST),
             "retry": self.retries, "pass": self.passes, "restart": self.restarts,
         }  # fmt: skip
 
@@ -107,8 +118,8 @@ def still() -> Iterator[Still]:
             yield trial
 
 
-OFTEN = ("submit", "hold", "release", "priority", "again", "pass", "retry")
-ACTS = (*OFTEN, *OFTEN, "release", "priority", "fail", "well", "restart")
+OFTEN = ("submit", "hold", "release", "priority", "priorities", "again", "pass", "retry")
+ACTS = (*OFTEN, *OFTEN, "release", "priority", "fail", "lost", "well", "restart")
 
 
 @given(st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 29)), min_size=30, max_size=40))
@@ -144,3 +155,40 @@ def test_jobs_with_the_same_priority_in_the_end_stand_in_the_order_in_which_they
         assert trial.in_live() == trial.in_store() == order
         trial.restarts(0)
         assert trial.in_live() == trial.in_store() == order
+
+
+@given(st.lists(st.sampled_from([-1, 0, 1]), min_size=WAITING, max_size=WAITING))
+@settings(max_examples=25)
+def test_jobs_that_are_given_priorities_between_two_looks_all_come_to_their_places(priorities: list[int]) -> None:
+    with still() as trial:
+        waiting = trial.in_live()
+        for job, priority in zip(waiting, priorities, strict=True):
+            if priority:
+                trial.give(job, priority)
+        trial.tick()
+
+        order = sorted(waiting, key=lambda job: -priorities[waiting.index(job)])
+        assert trial.in_live() == trial.in_store() == order
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("lowered", [(), (0,), (1,), (0, 1), (2, 0, 1)])
+def test_a_job_that_is_lowered_and_stopped_comes_to_its_place_whoever_else_is_lowered(
+    lowered: tuple[int, ...], before: bool  # noqa: FBT001
+) -> None:  # fmt: skip
+    with still() as trial:
+        waiting = trial.in_live()
+        for job in trial.jobs[:GPUS]:
+            trial.give(job, -1)
+        if before:
+            trial.tick()
+        for at in lowered:
+            trial.give(waiting[at], -1)
+        trial.backend.end(LOST)
+        trial.tick()
+
+        started = [it for it in waiting if trial.job(it).state is not JobState.QUEUED]
+        stopped = trial.jobs[GPUS - 1 :: -1]
+        others = [it for it in waiting if waiting.index(it) not in lowered and it not in started]
+        assert len(started) == GPUS
+        assert trial.in_live() == trial.in_store() == [*others, *stopped, *(waiting[at] for at in sorted(lowered))]
