@@ -183,10 +183,12 @@ class Scheduler:
         for row in ranked:  # out of the way of each other
             with book.about(row.id, now_s, spoils=True):
                 book.live.give_place(row.id, rank_of(row), None)
+        last = None
         for row in ranked:
             if row.state is JobState.QUEUED:
                 with book.about(row.id, now_s, spoils=True):
-                    line_up(book.live, book.jobs, row.id)
+                    line_up(book.live, book.jobs, row.id, last)
+                    last = row.id
         book.ranked.clear()
 
     def _admit(self, book: Book, now_s: float) -> None:
@@ -212,13 +214,15 @@ class Scheduler:
             book.happens(now_s)
         behind = [row for row in let_in if not goes_first(row)]
         back = [row for row in reversed(let_in) if goes_first(row)]  # each goes before all others, or nearly so
+        last = None
         for row in behind:
             with book.about(row.id, now_s, spoils=True):
                 if row.attempt or row.id in book.set_aside_before:
                     book.live.rejoin(asked_of(row), waiting_standing(row))
                 else:
                     book.live.submit(asked_of(row))
-                line_up(book.live, book.jobs, row.id)
+                line_up(book.live, book.jobs, row.id, last)
+                last = row.id
         for row in back:
             with book.about(row.id, now_s, spoils=True):
                 book.live.come_back(asked_of(row), waiting_standing(row))

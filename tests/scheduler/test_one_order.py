@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from longshore.scheduler.mirror.cluster_mirror import LiveCluster
 from longshore.scheduler.model.run import RankEnd, Run, Status
 from longshore.scheduler.model.states import FINAL, Desired, JobState
 from longshore.scheduler.rules.queue_order import in_order
@@ -192,3 +193,43 @@ def test_a_job_that_is_lowered_and_stopped_comes_to_its_place_whoever_else_is_lo
         others = [it for it in waiting if waiting.index(it) not in lowered and it not in started]
         assert len(started) == GPUS
         assert trial.in_live() == trial.in_store() == [*others, *stopped, *(waiting[at] for at in sorted(lowered))]
+
+
+def count_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows with each look from one job in the queue to the next."""
+    steps, real = list[str](), LiveCluster.beside
+
+    def beside(live: LiveCluster, job: str) -> tuple[str | None, str | None]:
+        steps.append(job)
+        return real(live, job)
+
+    monkeypatch.setattr(LiveCluster, "beside", beside)
+    return steps
+
+
+MANY, ASIDE = 200, 50
+
+
+@pytest.mark.parametrize("how", ["set aside", "given a priority"])
+def test_many_jobs_that_come_to_the_head_in_one_look_go_past_the_queue_once(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with still() as trial:
+        for _ in range(MANY):
+            trial.submits(0)
+        trial.tick()
+        waiting, book = trial.in_live(), trial.scheduler.book
+        assert book is not None
+        if how == "set aside":
+            for job in waiting[:ASIDE]:
+                book.set_aside(job)
+            book.unfit.clear()  # as some GPU is back in service
+        else:
+            for job in waiting[-ASIDE:]:
+                trial.give(job, 1)
+            waiting = waiting[-ASIDE:] + waiting[:-ASIDE]
+        steps = count_steps(monkeypatch)
+        trial.tick()
+
+        assert trial.in_live() == trial.in_store() == waiting
+        assert len(steps) < 3 * (MANY + ASIDE)
