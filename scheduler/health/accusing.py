@@ -5,6 +5,9 @@ would take its GPUs away. So a node counts from its first such report on. Whoeve
 repeat it, could keep true faults of others from being believed as often as it likes: for a while it counts only from
 the second one in a row on, which takes its own GPUs away. And when all is mended, agents say so one after the other as
 well: the last ones are not believed at once.
+
+A scheduler that goes on from another one's store knows which nodes have faulty GPUs, and since when. That their agents
+tell it so within a minute does not mean that they began together.
 """
 
 from collections.abc import Mapping
@@ -19,9 +22,14 @@ EASE_S = 15.0  # three reports: for how long too many were too many, before thos
 
 
 class Accusers:
-    """Nodes whose reports call a GPU faulty, as they were at the last look."""
+    """Nodes whose reports call a GPU faulty, as they were at the last look.
 
-    def __init__(self) -> None:
+    Args:
+        known: Unix time since when nodes have a faulty GPU of which that was known before any report came here.
+    """
+
+    def __init__(self, known: Mapping[str, float]) -> None:
+        self._known_s = dict(known)  # those that have not reported since that all is well
         self._since_s: dict[str, float] = {}  # Unix time of the report with which each began
         self._repeated: frozenset[str] = frozenset()  # those of them that said so twice in a row
         self._together, self._together_s = frozenset[str](), 0.0  # the last that were too many, and until when
@@ -39,11 +47,16 @@ class Accusers:
             now_s: The present.
         """
         told = {name: (node, reports[name]) for name, node in seen.items() if name in reports}
-        repeated = {name for name, it in told.items() if _repeats(*it, is_known=name in self._repeated)}
+        for name in self._known_s.keys() & told.keys():
+            if not _repeats(*told[name], is_known=True):
+                del self._known_s[name]
+        known = self._repeated | self._known_s.keys()
+        repeated = {name for name, it in told.items() if _repeats(*it, is_known=name in known)}
         first = {name for name, it in told.items() if name not in repeated and _begins(*it)}
         self._doubt(first, repeated, reports, now_s)
         counted = repeated | {name for name in first if name not in self._doubted_s}
-        self._since_s = {name: self._since_s.get(name, reports[name].at_s) for name in counted}
+        began_s = self._since_s | self._known_s
+        self._since_s = {name: began_s.get(name, reports[name].at_s) for name in counted}
         self._repeated = frozenset(repeated)
         found = at_once([(began_s, name) for name, began_s in self._since_s.items()], nodes)
         if found:

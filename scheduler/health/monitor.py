@@ -22,7 +22,7 @@ from ..store.rows.nodes import (
     HEALTHY,
     GpuRow,
     NodeRow,
-    faulty_gpus,
+    list_gpus,
     list_nodes,
     nodes_out_of_service,
     write_health,
@@ -74,7 +74,7 @@ class Monitor:
         self._faulty: frozenset[tuple[str, int]] = frozenset()
         self._full: frozenset[str] = frozenset()  # nodes that take no jobs, as the backend says
         self._at_once: frozenset[str] = frozenset()  # nodes that fell silent together
-        self._accusers = Accusers()
+        self._accusers = Accusers({})
         self._accused_at_once: frozenset[str] = frozenset()  # nodes that began together to call a GPU faulty
         self._polled_s = self._kept_s = 0.0
         self._repeats = Repeats()
@@ -84,11 +84,14 @@ class Monitor:
         if fence == self._fence:
             return
         with store.read() as tx:
-            rows, faulty, out = list_nodes(tx), faulty_gpus(tx), nodes_out_of_service(tx)
+            rows, gpus, out = list_nodes(tx), list_gpus(tx), nodes_out_of_service(tx)
         self._rows = {row.name: _afresh(row) for row in rows if row.name in self._layout.nodes}
-        self._faulty = frozenset(it for it in faulty if it[1] < self._layout.nodes.get(it[0], 0))
+        faulty = [it for it in gpus if not it.healthy and it.gpu < self._layout.nodes.get(it.node, 0)]
+        self._faulty = frozenset((it.node, it.gpu) for it in faulty)
         self._at_once = judge(list(self._rows.values()), {}, now_s, polls=False).at_once
-        self._accusers, self._accused_at_once = Accusers(), frozenset()
+        latest_first = sorted(faulty, key=lambda it: it.since_s, reverse=True)  # of several of a node the first counts
+        self._accusers = Accusers({it.node: it.since_s for it in latest_first})
+        self._accused_at_once = frozenset()
         self._polled_s = self._kept_s = now_s
         self.health = self._health(out)
         self.steps = StepMonitor(self._backend)  # others may have tried jobs again meanwhile

@@ -215,6 +215,59 @@ def test_a_fault_is_not_forgotten_when_another_scheduler_goes_on(told: Told) -> 
     assert told.look() == set()
 
 
+def has_long_had(told: Told, nodes: list[str]) -> None:
+    """Let nodes have a faulty GPU since one day after the other."""
+    for name in nodes:
+        for _ in range(2):
+            told.tell(name, BROKEN)
+            told.look(later_s=5.0)
+        told.look(later_s=86400.0)
+
+
+@pytest.mark.parametrize("phases_s", [[0.0] * NODES, [0.4 * number for number in range(NODES)]])
+@pytest.mark.parametrize("first", [False, True])
+def test_known_faults_keep_no_new_one_from_being_believed_when_another_scheduler_goes_on(
+    told: Told, first: bool, phases_s: list[float]  # noqa: FBT001
+) -> None:  # fmt: skip
+    old, new = NAMES[:5], NAMES[7]
+    has_long_had(told, old)
+    told.begin()
+
+    def says(node: str, turn: int) -> Healthy:
+        return BROKEN if node in old or (node == new and (turn > 3 or first)) else FINE
+
+    assert rounds(told, phases_s, 7, says) == {*old, new}
+    assert told.alarms() == 0
+
+
+def test_a_known_fault_that_was_mended_counts_again_when_it_comes_back(told: Told) -> None:
+    has_long_had(told, NAMES[:3])
+    told.begin()
+    for turn in range(7):
+        for name in NAMES[:4]:
+            told.tell(name, FINE if turn in (2, 3) else BROKEN)
+        gone = told.look(later_s=5.0)
+
+    assert gone == set()  # they began together
+    assert told.alarms() == 1
+
+
+@given(PHASES, st.sets(st.sampled_from(NAMES), max_size=3))
+@settings(max_examples=25)
+def test_a_driver_that_breaks_everywhere_is_told_from_known_faults_by_another_scheduler(
+    phases_s: list[float], old: set[str]
+) -> None:
+    with TemporaryDirectory() as folder:
+        told = Told(Path(folder))
+        with closing(told.store):
+            has_long_had(told, sorted(old))
+            told.begin()
+            gone = rounds(told, phases_s, 5, lambda _node, _turn: (False,) * GPUS)
+
+            assert len(gone - old) <= SHARE * NODES
+            assert old <= gone
+
+
 def test_a_report_without_any_gpu_accuses_none(told: Told) -> None:
     for _ in range(3):
         told.tell("n0", (None,) * GPUS)
