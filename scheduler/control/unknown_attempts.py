@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 
 from ...cluster.files.errors import BackendError, InputError
 from ..backends.protocol import Attempt, Lists
+from ..model.error_words import words_of
 from ..model.event import NewEvent
 from ..model.job import JobRow
 from ..model.placement import Placement
@@ -26,6 +27,7 @@ from ..store.rows.events import append
 from ..store.rows.jobs import get_job
 from ..store.rows.leases import check_fence
 from ..store.transitions import Changes, Opened, write_changes
+from .job_errors import OF_NO_JOB
 from .state_cache import Parts
 
 log = logging.getLogger(__name__)
@@ -115,8 +117,14 @@ class Strangers:
         self._is_waiting = False
         self._found.clear()
         for name, (attempt, placement) in remembered.items():
-            if not self._is_stored(name, attempt, placement) and not self._is_gone(name):
-                self._take_in(fence, name, attempt, placement)
+            try:
+                if not self._is_stored(name, attempt, placement) and not self._is_gone(name):
+                    self._take_in(fence, name, attempt, placement)
+            except OF_NO_JOB:
+                raise
+            except Exception as error:  # whatever it says of itself, its name is known, and all others are found
+                log.error("%s cannot be taken in: %s", name, words_of(error), exc_info=error)
+                self._found[name] = Stranger(name, attempt.job, (), self._parts.now_s())
         self._fence = fence
 
     def look(self, fence: int, now_s: float) -> tuple[int, ...]:

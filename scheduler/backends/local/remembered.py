@@ -3,9 +3,11 @@
 import errno
 import logging
 import re
+import reprlib
 
 from ...files.durable import is_there, read_whole
 from ...model.error_words import words_of
+from ...model.job_id import is_job_id
 from ...model.placement import Placement, Share
 from ..protocol import Attempt
 from .folders import Folders, told_as_backend_error
@@ -16,8 +18,9 @@ log = logging.getLogger(__name__)
 
 SPEC = "spec.json"
 _NO_FILE_OF_OURS = (errno.EFBIG, errno.ELOOP, errno.EINVAL, errno.ENXIO)  # too large, a link, a pipe, a socket
-_MOST = 10**9  # attempts of a job
-_NAME = re.compile(r"ls-(.+)-([0-9]{1,9})")
+_NAME = re.compile(r"ls-(.+)-([1-9][0-9]{0,8})")
+_MOST_LETTERS = 200  # of a node's name, as in a cluster file
+_MOST_GPU = 10**9
 
 
 def remembered_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
@@ -50,23 +53,32 @@ def _checked(spec: Spec, name: str) -> Spec:
     Raises:
         ValueError: If it does not.
     """
-    is_numbered = isinstance(spec.number, int) and 0 <= spec.number <= _MOST
-    if spec.attempt != name or not isinstance(spec.job, str) or not is_numbered:
-        raise ValueError(f"it is of attempt {spec.attempt!r}, job {spec.job!r}, number {spec.number!r}")
-    if not spec.ranks or not all(map(_is_place, spec.ranks)):
+    job, number = _numbered(name)
+    is_its_own = (spec.attempt, spec.job, spec.number) == (name, job, number) and type(spec.number) is int
+    if not is_its_own or not is_job_id(job):
+        told = map(reprlib.repr, (spec.attempt, spec.job, spec.number))
+        raise ValueError("it is of attempt {}, job {}, number {}".format(*told))
+    places = {(rank.node, rank.gpu) for rank in spec.ranks if _is_place(rank)}
+    if not places or len(places) < len(spec.ranks):
         raise ValueError("it does not say where its ranks run")
     return spec
 
 
 def _is_place(rank: Rank) -> bool:
-    return isinstance(rank.node, str) and isinstance(rank.gpu, int)
+    """Say whether a rank runs where a GPU can be; the name of its node is written where people read it."""
+    is_node = isinstance(rank.node, str) and 0 < len(rank.node) <= _MOST_LETTERS and rank.node.isprintable()
+    return is_node and type(rank.gpu) is int and 0 <= rank.gpu < _MOST_GPU
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """Return the job and the number that the name of an attempt tells, none of any job if it tells none."""
+    told = _NAME.fullmatch(name)
+    return (told[1], int(told[2])) if told else ("", 0)
 
 
 def _named(name: str) -> Attempt:
     """Return what the name of an attempt tells of it."""
-    told = _NAME.fullmatch(name)
-    job, number = (told[1], int(told[2])) if told else ("", 0)
-    return Attempt(name, job, number, command=(), folder="", environment={})
+    return Attempt(name, *_numbered(name), command=(), folder="", environment={})
 
 
 def _attempt(spec: Spec) -> Attempt:

@@ -1,0 +1,147 @@
+"""Attempts that the store does not have, whatever stands in their folders."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.scheduler.api.views.models import UnknownAttemptPage
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.protocol import Attempt, Share
+from longshore.scheduler.control.unknown_attempts import Strangers
+from longshore.scheduler.model.job_id import new_job_id
+from tests.scheduler.test_backup import ListingWay
+from tests.scheduler.trials import Trial
+
+NODES = {"a": 4, "b": 4}
+JOB = new_job_id(1e9)
+NAME = f"ls-{JOB}-1"
+GOOD: dict[str, Any] = {
+    "attempt": NAME, "job": JOB, "number": 1, "command": ["true"], "folder": "/", "environment": {}, "grace_s": 0.0,
+    "limit_s": None, "ranks": [["a", 0, 0, [0, 1]], ["a", 1, 1, [0, 1]]],
+}  # fmt: skip
+ODD_TEXTS = ["", "\ud800", "\0", "a\0b", "\x1b[2J", "line\nline", "\u2028", "x" * 201, NAME, JOB, "ls-\0-1"]
+TEXT = st.one_of(st.sampled_from(ODD_TEXTS), st.text(st.characters(codec=None), max_size=8))
+NUMBER = st.one_of(st.integers(), st.sampled_from([True, 1.0, -1, 1 << 31, 1 << 63, 10**400, float("nan")]))
+ANY = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBER, TEXT),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=8,
+)
+RANK = st.tuples(st.one_of(TEXT, st.sampled_from(["a", "b"])), st.one_of(st.integers(0, 7), NUMBER), ANY, st.just([]))
+ODD = {
+    **{name: st.one_of(TEXT, ANY) for name in ("attempt", "job", "folder", "command", "environment", "more")},
+    "number": st.one_of(NUMBER, ANY), "grace_s": ANY, "limit_s": ANY, "ranks": ANY,
+}  # fmt: skip
+RANKS = st.lists(RANK, min_size=1, max_size=3).map(lambda ranks: ("ranks", ranks))
+ANY_FIELD = st.sampled_from(sorted(ODD)).flatmap(lambda name: st.tuples(st.just(name), ODD[name]))
+CHANGES = st.lists(st.one_of(RANKS, ANY_FIELD), max_size=3).map(dict)
+NAMES = st.sampled_from([NAME, f"ls-{JOB}-01", f"ls-{JOB}-0", "ls-1", "ls---1", f"ls-{JOB}-{'9' * 30}", "ls-x-2"])
+
+
+def write(folder: Path, name: str, content: bytes) -> Path:
+    own = folder / "attempts" / name
+    own.mkdir(parents=True)
+    path = own / "spec.json"
+    path.write_bytes(content)
+    return path
+
+
+class Listing(Trial):
+    """A scheduler whose backend may have attempts that the store does not have."""
+
+    def looks(self) -> Strangers:
+        """Return what another scheduler finds and follows."""
+        strangers = Strangers(self.parts(ListingWay(self.make()), "another"))
+        fence = self.scheduler._fence
+        assert fence is not None
+        strangers.find(fence)
+        strangers.look(fence, self.now_s())
+        assert strangers.are_known(fence)
+        return strangers
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listing]:
+    it = Listing(tmp_path_factory.mktemp("listing"), NODES)
+    it.tick()
+    yield it
+    it.close()
+
+
+@given(NAMES, st.one_of(CHANGES.map(lambda it: json.dumps(GOOD | it).encode()), st.binary(max_size=20)))
+@settings(max_examples=300)
+def test_whatever_an_attempts_file_says_it_is_found_and_followed_and_can_be_shown(
+    trial: Listing, name: str, content: bytes
+) -> None:
+    shutil.rmtree(trial.folder / "attempts")
+    write(trial.folder, name, content)
+
+    strangers = trial.looks()
+
+    (found,) = strangers.known
+    assert found.name == name
+    assert name in UnknownAttemptPage.of(found).model_dump_json()
+    assert all(share.node.isprintable() for share in found.placement)
+
+
+def test_an_attempt_is_found_with_its_gpus(trial: Listing) -> None:
+    shutil.rmtree(trial.folder / "attempts")
+    write(trial.folder, NAME, json.dumps(GOOD).encode())
+
+    (found,) = trial.looks().known
+
+    assert (found.name, found.job, found.placement) == (NAME, JOB, (Share("a", (0, 1)),))
+
+
+def test_an_attempt_that_cannot_be_written_down_as_its_backend_tells_it_hides_no_other(
+    trial: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {name: (Attempt(name, JOB, 1, (), "", {}), (Share(node, (0,)),)) for name, node in
+            (("ls-bad-1", "\ud800"), (NAME, "a"))}  # fmt: skip
+    monkeypatch.setattr(LocalBackend, "remembered", lambda _: told)
+    monkeypatch.setattr(LocalBackend, "released", lambda *_: False)
+
+    strangers = trial.looks()
+
+    assert [(it.name, it.placement) for it in strangers.known] == [(NAME, (Share("a", (0,)),)), ("ls-bad-1", ())]
+    assert "not known on which GPUs" in strangers.against_starts(trial.scheduler._fence or 0)
+
+
+MADE_UP: list[dict[str, Any]] = [
+    {"ranks": [[node, 0, 0, [0]]]} for node in ("\ud800", "\0", "", "line\nline", "x" * 201)
+] + [
+    {"ranks": [["a", 0, 0, [0]], ["a", 0, 1, [0]]]}, {"ranks": [["a", -1, 0, [0]]]}, {"ranks": [["a", True, 0, [0]]]},
+    {"number": True}, {"number": 2}, {"job": "other"}, {"attempt": "ls-other-1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", MADE_UP, ids=range(len(MADE_UP)))
+def test_nobody_believes_a_file_that_no_scheduler_wrote(trial: Listing, changes: dict[str, Any]) -> None:
+    shutil.rmtree(trial.folder / "attempts")
+    write(trial.folder, NAME, json.dumps(GOOD | changes).encode())
+
+    (found,) = trial.looks().known
+
+    assert (found.name, found.job, found.placement) == (NAME, JOB, ())
+
+
+@given(CHANGES)
+@settings(max_examples=100)
+def test_whatever_the_file_of_a_waiting_jobs_next_attempt_says_the_job_goes_on_with_it_or_it_is_followed(
+    trial: Listing, changes: dict[str, Any]
+) -> None:
+    shutil.rmtree(trial.folder / "attempts")
+    job = trial.submit("true", gpus=2)
+    name = f"ls-{job}-1"
+    own = GOOD | {"attempt": name, "job": job}
+    write(trial.folder, name, json.dumps(own | changes).encode())
+
+    strangers = trial.looks()
+
+    assert [it.name for it in strangers.known] == [name] * (not trial.attempts(job))
