@@ -4,18 +4,23 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.api.views.models import UnknownAttemptPage
 from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.local.folders import Folders
+from longshore.scheduler.backends.local.remembered import remembered_in
 from longshore.scheduler.backends.protocol import Attempt, Share
 from longshore.scheduler.control.unknown_attempts import Strangers
 from longshore.scheduler.model.job_id import new_job_id
 from tests.scheduler.test_backup import ListingWay
+from tests.scheduler.test_folders import as_nobody
 from tests.scheduler.trials import Trial
 
 NODES = {"a": 4, "b": 4}
@@ -111,6 +116,35 @@ def test_an_attempt_that_cannot_be_written_down_as_its_backend_tells_it_hides_no
 
     assert [(it.name, it.placement) for it in strangers.known] == [(NAME, (Share("a", (0,)),)), ("ls-bad-1", ())]
     assert "not known on which GPUs" in strangers.against_starts(trial.scheduler._fence or 0)
+
+
+@pytest.mark.parametrize("closed", ["spec.json", ""], ids=["file", "folder"])
+def test_an_attempt_whose_file_may_not_be_read_hides_no_other(closed: str) -> None:
+    other = new_job_id(2e9)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        for job in (JOB, other):
+            own = GOOD | {"attempt": f"ls-{job}-1", "job": job}
+            write(folder, f"ls-{job}-1", json.dumps(own).encode())
+        (folder / "attempts" / NAME / closed).chmod(0)
+        with as_nobody():
+            found = remembered_in(Folders(folder))
+        (folder / "attempts" / NAME).chmod(0o700)
+
+    told = {name: (attempt.job, attempt.number, placement) for name, (attempt, placement) in found.items()}
+    assert told == {NAME: (JOB, 1, ()), f"ls-{other}-1": (other, 1, (Share("a", (0, 1)),))}
+
+
+def test_where_no_attempt_may_be_seen_it_is_not_known_which_there_are() -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        write(folder, NAME, json.dumps(GOOD).encode())
+        (folder / "attempts").chmod(0)
+        with as_nobody(), pytest.raises(BackendError, match="Permission denied"):
+            remembered_in(Folders(folder))
+        (folder / "attempts").chmod(0o700)
 
 
 MADE_UP: list[dict[str, Any]] = [

@@ -50,7 +50,9 @@ class Folders:
         return self._attempts / name
 
     def names_with(self, file: str) -> list[str]:
-        """Return the names of all attempts in whose folder there is a file; none of the folders is opened.
+        """Return the names of all attempts in whose folder there is a file, or of which that may not be seen.
+
+        None of the folders is opened.
 
         Raises:
             BackendError: If that cannot be seen.
@@ -58,7 +60,7 @@ class Folders:
         with told_as_backend_error("attempts"), os.scandir(self._attempts) as entries:
             return sorted(
                 it.name for it in entries
-                if _NAME.fullmatch(it.name) and it.is_dir(follow_symlinks=False) and is_there(None, f"{it.path}/{file}")
+                if _NAME.fullmatch(it.name) and it.is_dir(follow_symlinks=False) and _may_hold(it.path, file)
             )  # fmt: skip
 
     @contextmanager
@@ -98,6 +100,18 @@ class Folders:
             yield folder
         finally:
             os.close(folder)
+
+
+def _may_hold(path: str, file: str) -> bool:
+    """Say whether a folder holds a file; it may if nobody is let to see that, as a job can see to.
+
+    Raises:
+        OSError: If that cannot be told.
+    """
+    try:
+        return is_there(None, f"{path}/{file}")
+    except PermissionError:
+        return True
 
 
 @contextmanager

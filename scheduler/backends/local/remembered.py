@@ -17,7 +17,10 @@ from .supervisor.supervision import SPEC_BYTES
 log = logging.getLogger(__name__)
 
 SPEC = "spec.json"
-_NO_FILE_OF_OURS = (errno.EFBIG, errno.ELOOP, errno.EINVAL, errno.ENXIO)  # too large, a link, a pipe, a socket
+_NO_FILE_OF_OURS = (
+    errno.EFBIG, errno.ELOOP, errno.EINVAL, errno.ENXIO,  # too large, a link, a pipe, a socket
+    errno.EACCES, errno.EPERM,  # may not be read, as a job can see to
+)  # fmt: skip
 _NAME = re.compile(r"ls-(.+)-([1-9][0-9]{0,8})")
 _MOST_LETTERS = 200  # of a node's name, as in a cluster file
 _MOST_GPU = 10**9
@@ -33,18 +36,30 @@ def remembered_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
     """
     found: dict[str, tuple[Attempt, Placement]] = {}
     for name in folders.names_with(SPEC):
-        with told_as_backend_error(name), folders.open(name) as folder:
-            if folder is None or not is_there(folder, SPEC):  # forgotten just now
-                continue
+        with told_as_backend_error(name):
             try:
-                spec = _checked(decode(read_whole(folder, SPEC, SPEC_BYTES)), name)
-                found[name] = (_attempt(spec), _placement(spec))
+                spec = _read(folders, name)
+                if spec is not None:
+                    found[name] = (_attempt(spec), _placement(spec))
             except (ValueError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in _NO_FILE_OF_OURS:
                     raise
                 log.error("%s: its %s cannot be read: %s", name, SPEC, words_of(error))
                 found[name] = (_named(name), ())
     return found
+
+
+def _read(folders: Folders, name: str) -> Spec | None:
+    """Return what an attempt is to run, None if it was forgotten just now.
+
+    Raises:
+        ValueError: If its file makes no sense.
+        OSError: If it cannot be read.
+    """
+    with folders.open(name) as folder:
+        if folder is None or not is_there(folder, SPEC):
+            return None
+        return _checked(decode(read_whole(folder, SPEC, SPEC_BYTES)), name)
 
 
 def _checked(spec: Spec, name: str) -> Spec:
