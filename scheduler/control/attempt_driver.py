@@ -2,10 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from ...cluster.files.errors import BackendError
 from ...cluster.kernels.counter_random import uniform
@@ -22,6 +21,7 @@ from ..rules.retry_policy import ExitClass, Outcome, class_of, outcome_of
 from ..store.rows.attempts import LAUNCH, AttemptRow, get_attempt
 from ..store.rows.checkpoints import latest_before
 from ..store.rows.jobs import JobColumns
+from .asking import ask
 from .health_actions import judge_steps, take_last_look
 from .lining_up import line_up
 from .quarantine import drain, give_up
@@ -30,7 +30,6 @@ from .state_cache import WRITER, Book
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 LAUNCH_S = 5.0  # after which the lease is renewed before more is launched
 CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
 
@@ -138,10 +137,10 @@ def _let_go(book: Book, row: AttemptRow, status: Status, now_s: float) -> bool:
         return True
     if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
         return False
-    if is_over(status.run, is_cancelled=name in book.cancelled) and _ask(partial(backend.released, name)):
+    if is_over(status.run, is_cancelled=name in book.cancelled) and ask(partial(backend.released, name)):
         give_up(book, row, now_s)
         return True
-    _ask(partial(backend.cancel, name, book.jobs[row.job_id].cause))
+    ask(partial(backend.cancel, name, book.jobs[row.job_id].cause))
     book.cancelled.add(name)
     return False
 
@@ -162,25 +161,10 @@ def _statuses(book: Book, names: Mapping[str, str]) -> dict[str, Status]:
     statuses = {}
     for name in names.values():
         try:
-            statuses[name] = _ask(partial(backend.status, name))
+            statuses[name] = ask(partial(backend.status, name))
         except BackendError as error:
             statuses[name] = Status(Run.UNREACHABLE, reason=str(error))
     return statuses
-
-
-def _ask(call: Callable[[], T]) -> T:
-    """Ask the backend something about one attempt: whatever goes wrong there must not hold up the others.
-
-    Raises:
-        BackendError: If it does not answer, or by mistake raises something else.
-    """
-    try:
-        return call()
-    except BackendError:
-        raise
-    except Exception as error:
-        log.error("the backend failed: %s", words_of(error), exc_info=error)
-        raise BackendError(f"the backend failed: {type(error).__name__}: {error}") from error
 
 
 def _step(book: Book, row: AttemptRow, seen: Seen, now_s: float) -> bool:
@@ -196,7 +180,7 @@ def _step(book: Book, row: AttemptRow, seen: Seen, now_s: float) -> bool:
         return _launch(book, row, now_s)
     if step.do is Do.CANCEL:
         first = attempt_name(row) not in book.cancelled
-        _ask(partial(book.parts.backend.cancel, attempt_name(row), book.jobs[row.job_id].cause))
+        ask(partial(book.parts.backend.cancel, attempt_name(row), book.jobs[row.job_id].cause))
         book.cancelled.add(attempt_name(row))
         return first and seen.status.run is Run.ABSENT
     if step.do is Do.CLOSE:
@@ -219,7 +203,7 @@ def _seen(book: Book, row: AttemptRow, status: Status) -> Seen:
         state=row.state,
         opened_s=row.opened_s,
         status=status,
-        is_gone=drains and _ask(partial(book.parts.backend.released, attempt_name(row))),
+        is_gone=drains and ask(partial(book.parts.backend.released, attempt_name(row))),
         is_cancelled=attempt_name(row) in book.cancelled,
         has_fault=False,
         launch_error=book.launches.words(attempt_name(row)),
@@ -233,7 +217,7 @@ def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
         return False
     try:
         attempt = attempt_of(book.jobs[row.job_id], row, _begins_with(book, row))
-        _ask(partial(book.parts.backend.launch, attempt, row.placement))
+        ask(partial(book.parts.backend.launch, attempt, row.placement))
     except (CannotHonourError, RefusedError) as error:
         # Other GPUs, or the same a little later, may do; a program that is not there will not come.
         after = AfterStop.RETRY if isinstance(error, CannotHonourError) else AfterStop.FAIL
@@ -275,7 +259,7 @@ def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
     if now_s < book.close_after_s.get(name, now_s):
         return False
     try:
-        _ask(partial(book.parts.backend.forget, name))
+        ask(partial(book.parts.backend.forget, name))
     except BackendError as error:
         book.close_after_s[name] = now_s + CLOSE_AGAIN_S
         if row.cleanup_error:  # told once, whatever its words are the next time

@@ -9,6 +9,7 @@ Source: SPEC K6; docs/operate.md.
 import logging
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -27,6 +28,7 @@ from ..store.rows.events import append
 from ..store.rows.jobs import get_job
 from ..store.rows.leases import check_fence
 from ..store.transitions import Changes, Opened, write_changes
+from .asking import ask
 from .job_errors import OF_NO_JOB
 from .state_cache import Parts
 
@@ -109,7 +111,7 @@ class Strangers:
         if self._backend is None or self.are_known(fence) or time.monotonic() < self._again_s:
             return
         try:
-            remembered = self._backend.remembered()
+            remembered = ask(self._backend.remembered)
         except BackendError as error:
             self._is_waiting, self._again_s = True, time.monotonic() + FIND_AGAIN_S
             log.warning("nothing starts, as it is not known which attempts run: %s", error)
@@ -140,7 +142,7 @@ class Strangers:
         return tuple(sorted({gpu for it in self._found.values() for gpu in self._numbers(it.placement)}))
 
     def _follow(self, stranger: Stranger, fence: int, now_s: float) -> None:
-        wish = self._wishes.pop(stranger.name, "")
+        wish = self._wishes.get(stranger.name, "")  # it stays until it has come true
         if wish == END:
             self._end(stranger.name)
         over = GONE if self._is_gone(stranger.name) else DISREGARDED if wish == DISREGARDED else ""
@@ -148,17 +150,17 @@ class Strangers:
             words = "its GPUs are free" if over == GONE else "its GPUs are given away, as an operator says"
             self._tell(fence, stranger._replace(found_s=now_s), over, f"{stranger.name} is {over}: {words}")
             del self._found[stranger.name]
+            self._wishes.pop(stranger.name, None)
 
     def _end(self, name: str) -> None:
         try:
-            self._parts.backend.cancel(name, "an operator ends it, as the store does not have it")
+            ask(partial(self._parts.backend.cancel, name, "an operator ends it, as the store does not have it"))
         except BackendError as error:
             log.warning("%s cannot be ended: %s", name, error)
-            self._wishes.setdefault(name, END)  # at the next look
 
     def _is_gone(self, name: str) -> bool:
         try:
-            return self._parts.backend.released(name)
+            return ask(partial(self._parts.backend.released, name))
         except BackendError:
             return False
 

@@ -1,8 +1,9 @@
 """Attempts that the store does not have, whatever stands in their folders."""
 
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,8 +18,12 @@ from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.backends.local.remembered import remembered_in
 from longshore.scheduler.backends.protocol import Attempt, Share
+from longshore.scheduler.backends.slurm.ending import is_late
 from longshore.scheduler.control.unknown_attempts import Strangers
+from longshore.scheduler.files.durable import open_folder
 from longshore.scheduler.model.job_id import new_job_id
+from longshore.scheduler.store.database.errors import StoreUnreachableError
+from longshore.scheduler.store.opening import Store
 from tests.scheduler.test_backup import ListingWay
 from tests.scheduler.test_folders import as_nobody
 from tests.scheduler.trials import Trial
@@ -55,6 +60,15 @@ def write(folder: Path, name: str, content: bytes) -> Path:
     path = own / "spec.json"
     path.write_bytes(content)
     return path
+
+
+def fails(error: Exception) -> Callable[..., None]:
+    """Return what fails whatever it is called with."""
+
+    def call(*_: object) -> None:
+        raise error
+
+    return call
 
 
 class Listing(Trial):
@@ -145,6 +159,99 @@ def test_where_no_attempt_may_be_seen_it_is_not_known_which_there_are() -> None:
         with as_nobody(), pytest.raises(BackendError, match="Permission denied"):
             remembered_in(Folders(folder))
         (folder / "attempts").chmod(0o700)
+
+
+BUG = ValueError("not what an attempt is")
+
+
+@pytest.mark.parametrize("name", ["cancel", "released"])
+@pytest.mark.parametrize("error", [BUG, BackendError("status 500")], ids=["bug", "error"])
+def test_the_wish_to_end_an_attempt_outlasts_errors_of_the_backend(
+    trial: Listing, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.LOOK_S", 0.0)
+    shutil.rmtree(trial.folder / "attempts")
+    write(trial.folder, NAME, b"{torn")
+    strangers, fence, now_s = trial.looks(), trial.scheduler._fence or 0, trial.now_s()
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalBackend, name, fails(error))
+        assert strangers.end(NAME)
+        for _ in range(3):
+            strangers.look(fence, now_s)
+        assert [it.name for it in strangers.known] == [NAME]
+
+    strangers.look(fence, now_s)
+
+    assert strangers.known == []
+    assert not strangers.end(NAME)
+
+
+def test_the_wish_to_disregard_an_attempt_outlasts_errors_of_the_store(
+    trial: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.LOOK_S", 0.0)
+    shutil.rmtree(trial.folder / "attempts")
+    write(trial.folder, NAME, b"{torn")
+    strangers, fence, now_s = trial.looks(), trial.scheduler._fence or 0, trial.now_s()
+    assert strangers.disregard(NAME)
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "write", fails(StoreUnreachableError("it is away")))
+        with pytest.raises(StoreUnreachableError):
+            strangers.look(fence, now_s)
+        assert [it.name for it in strangers.known] == [NAME]
+
+    strangers.look(fence, now_s)
+
+    assert strangers.known == []
+
+
+def test_an_end_is_asked_for_until_an_attempt_is_gone(trial: Listing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.LOOK_S", 0.0)
+    shutil.rmtree(trial.folder / "attempts")
+    write(trial.folder, NAME, json.dumps(GOOD).encode())
+    strangers, fence, asked = trial.looks(), trial.scheduler._fence or 0, list[str]()
+    monkeypatch.setattr(LocalBackend, "cancel", lambda _self, name, _reason: asked.append(name))
+    strangers.end(NAME)
+    for _ in range(3):
+        strangers.look(fence, trial.now_s())
+
+    assert asked == [NAME] * 3  # a backend may kill it only when it did not end by itself in time
+
+
+def test_a_bug_of_the_backend_that_keeps_its_attempts_from_being_known_lets_nothing_start_until_it_is_gone(
+    trial: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.FIND_AGAIN_S", 0.0)
+    strangers, fence = Strangers(trial.parts(ListingWay(trial.make()), "another")), trial.scheduler._fence or 0
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalBackend, "remembered", fails(BUG))
+        strangers.find(fence)
+        assert "not known which attempts run" in strangers.against_starts(fence)
+        assert strangers.are_due
+
+    strangers.find(fence)
+
+    assert strangers.are_known(fence)
+
+
+@pytest.mark.parametrize(
+    ("content", "late"),
+    [
+        (b"{torn", True), (b"[]", True), (json.dumps(GOOD | {"grace_s": "x"}).encode(), True),
+        (json.dumps(GOOD | {"grace_s": float("nan")}).encode(), True), (b" " * (5 << 20), True),
+        (json.dumps(GOOD | {"grace_s": 600.0}).encode(), False),
+    ],
+    ids=range(6),
+)  # fmt: skip
+def test_slurm_kills_a_cancelled_attempt_of_which_nobody_knows_how_long_it_may_take(
+    content: bytes, late: bool, tmp_path: Path  # noqa: FBT001
+) -> None:  # fmt: skip
+    own = write(tmp_path, NAME, content).parent
+    (own / "cancel.json").touch()
+    folder = open_folder(str(own))
+
+    assert is_late(folder) == late
+    os.close(folder)
 
 
 MADE_UP: list[dict[str, Any]] = [

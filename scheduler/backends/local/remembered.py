@@ -17,7 +17,7 @@ from .supervisor.supervision import SPEC_BYTES
 log = logging.getLogger(__name__)
 
 SPEC = "spec.json"
-_NO_FILE_OF_OURS = (
+NO_FILE_OF_OURS = (  # errors
     errno.EFBIG, errno.ELOOP, errno.EINVAL, errno.ENXIO,  # too large, a link, a pipe, a socket
     errno.EACCES, errno.EPERM,  # may not be read, as a job can see to
 )  # fmt: skip
@@ -42,7 +42,7 @@ def remembered_in(folders: Folders) -> dict[str, tuple[Attempt, Placement]]:
                 if spec is not None:
                     found[name] = (_attempt(spec), _placement(spec))
             except (ValueError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in _NO_FILE_OF_OURS:
+                if isinstance(error, OSError) and error.errno not in NO_FILE_OF_OURS:
                     raise
                 log.error("%s: its %s cannot be read: %s", name, SPEC, words_of(error))
                 found[name] = (_named(name), ())

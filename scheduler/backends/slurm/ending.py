@@ -9,6 +9,7 @@ from functools import partial
 
 from ....cluster.files.errors import BackendError
 from ...files.durable import make_folder, open_folder, write_first
+from ..local.remembered import NO_FILE_OF_OURS
 from ..shared_folder.node import nodes_of, read_spec
 from ..shared_folder.records import Records
 from ..shared_folder.sweep import SWITCHED_OFF, write_gone
@@ -25,6 +26,8 @@ _LATE_S = 30.0  # after an attempt's grace, when Slurm has to kill what does not
 def is_late(folder: int) -> bool:
     """Say whether an attempt should have ended by itself since it was cancelled.
 
+    Of one whose file makes no sense nobody knows how long that may take, and it is not waited for.
+
     Args:
         folder: Descriptor of its folder.
 
@@ -32,8 +35,14 @@ def is_late(folder: int) -> bool:
         OSError: If that cannot be told.
     """
     asked_s = os.stat("cancel.json", dir_fd=folder, follow_symlinks=False).st_mtime
-    spec = read_spec(folder)
-    return time.time() > asked_s + spec.grace_s + _LATE_S
+    try:
+        return not time.time() <= asked_s + read_spec(folder).grace_s + _LATE_S
+    except (ValueError, TypeError, OverflowError):
+        return True
+    except OSError as error:
+        if error.errno not in NO_FILE_OF_OURS:
+            raise
+        return True
 
 
 class Endings:
