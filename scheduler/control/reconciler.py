@@ -302,7 +302,8 @@ class Scheduler:
         deciding, layout = self.parts.deciding, self.parts.layout
         said, seen = decision.said, decision.seen
         explanation = {
-            "obeyed": decision.by, "fallback": deciding.fallback.name, "kind": decision.kind, "missed": decision.reason,
+            "obeyed": decision.by, "fallback": deciding.fallback.name, "fallback_job": decision.instead.job,
+            "kind": decision.kind, "missed": decision.reason,
             "said": None if said is None else said._asdict(), "rests": decision.rests,
             "said_placement": [asdict(it) for it in layout.placement(said.gpus)] if said and said.gpus else None,
             "said_expected": None if decision.said_expected is None else asdict(decision.said_expected),

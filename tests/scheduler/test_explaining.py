@@ -7,13 +7,15 @@ from longshore.scheduler.commands.jobs.explaining import lines_of
 HERE, THERE = [{"node": "n0", "gpus": [0, 1]}], [{"node": "n1", "gpus": [2, 3]}]
 EARLY, LATE = {"slowdown": 0.9, "end_s": 3600.0}, {"slowdown": 1.2, "end_s": 7200.0}
 
+OUTLOOK = "1.20 x its estimate, to end at 02:00:00"
+
 
 def told(**changes: Any) -> dict[str, Any]:
     said = {"job": "mine", "placement": THERE, "expected": EARLY, "agrees": False, "probability": 0.83, "options": 7}
     return {
         "at_s": 0.0, "attempt": 1, "policy": "learned", "version": "1", "mode": "shadow", "heuristic": "patient",
         "obeyed": "patient", "missed": "", "placement": HERE, "fallback": HERE, "took_s": 0.002, "expected": LATE,
-        "fallback_expected": LATE, "said": said,
+        "fallback_expected": LATE, "fallback_job": "mine", "said": said,
     } | changes  # fmt: skip
 
 
@@ -38,6 +40,17 @@ def test_a_policy_that_would_start_another_job_says_which() -> None:
     assert "would have started job mine on n1:2,3" in lines_of(told(), "other")[2]
     hidden = {**told()["said"], "job": "-", "placement": None, "expected": None}
     assert "would have started somebody else's job, 83%" in lines_of(told(said=hidden), "mine")[2]
+
+
+def test_of_a_heuristic_that_was_asked_about_another_job_it_is_told_which() -> None:
+    obeyed = told(mode="active", obeyed="learned", fallback_job="due")
+    assert lines_of(obeyed, "mine")[3].endswith("patient: job due: n0:0,1, 1.20 x its estimate, to end at 02:00:00")
+    waits = {"fallback": None, "fallback_expected": None}
+    assert lines_of(obeyed | waits, "mine")[3].endswith("patient: job due: wait")
+    assert lines_of(obeyed | waits | {"fallback_job": "-"}, "mine")[3].endswith(
+        "patient: would have decided about somebody else's job"
+    )
+    assert lines_of(told(fallback_job="", fallback=THERE), "mine")[3].endswith("patient: n1:2,3, " + OUTLOOK)
 
 
 def test_a_policy_that_was_not_heard_says_why() -> None:

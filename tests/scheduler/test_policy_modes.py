@@ -13,12 +13,14 @@ from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.api.views.models import decision_page
 from longshore.scheduler.control.twin import starts_of
-from longshore.scheduler.placement.placer import Deciding, Mode
+from longshore.scheduler.placement.placer import Deciding, Mode, Said
 from longshore.scheduler.placement.replay import export
 from longshore.scheduler.store.opening import open_store
-from longshore.scheduler.store.rows.decisions import decisions_after
+from longshore.scheduler.store.rows.decisions import DecisionRow, decisions_after, decisions_of
 from tests.plain_run import busy_case
+from tests.scheduler.obedient import Obedient
 from tests.scheduler.test_twin import layout_of, simulated, twin_of
+from tests.scheduler.trials import Trial
 
 PATIENCE_S = 120.0  # far more than anything here takes
 
@@ -86,3 +88,28 @@ def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_pat
             assert (word.placement, word.expected) == (page.fallback, page.fallback_expected)
     assert {word.agrees for word in words if word is not None} == {True, False}
     assert len({line.partition('"obeyed":"')[2].partition('"')[0] for line in lines}) == 1 + (mode is Mode.VETO)
+
+
+def test_where_a_policy_turns_to_another_job_it_is_stored_about_which_the_heuristic_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Obedient({"a": 4})
+    trial = Trial(tmp_path, {"a": 4}, lambda: backend, "obedient")
+    backend.now_s = trial.now_s
+    trial.runs(trial.submit("x"))  # so that it may wait
+    due, other = trial.submit("x"), trial.submit("x")
+    trial.scheduler.parts.deciding.policy = "learned"
+    words = [None, Said(other, (3,), rests=False)]
+    with monkeypatch.context() as learned:
+        learned.setattr(Deciding, "_hear", lambda *_: (words.pop(), None, None))
+        trial.tick()
+
+    told = {job: [it.explanation for it in decisions_of_job(trial, job)] for job in (due, other)}
+    trial.close()
+    assert [(it["obeyed"], it["fallback_job"], it["agrees"]) for it in told[other]] == [("learned", due, False)]
+    assert [it["fallback_job"] for it in told[due]] == [due]
+
+
+def decisions_of_job(trial: Trial, job: str) -> list[DecisionRow]:
+    with trial.store.read() as tx:
+        return decisions_of(tx, job)

@@ -61,6 +61,7 @@ def decisions(row: Found, service: Serving, caller: Asking) -> list[DecisionPage
         mine = seen_owner(caller)
         if mine is None:
             return pages
-        owners = owners_of(tx, sorted({it.said.job for it in pages if it.said is not None}))
+        named = {it.fallback_job for it in pages} | {it.said.job for it in pages if it.said is not None}
+        owners = owners_of(tx, sorted(named))
     own = {job for job, owner in owners.items() if owner == mine}
     return [users_decision_page(it, own) for it in rows]

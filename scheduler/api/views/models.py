@@ -220,7 +220,8 @@ class DecisionPage(_Said):
     obeyed: str  # the policy, or the heuristic in its place
     missed: str  # why the policy was not heard, if it was not
     placement: tuple[SharePage, ...] | None  # none to wait
-    fallback: tuple[SharePage, ...] | None  # what the heuristic would have chosen
+    fallback: tuple[SharePage, ...] | None  # what the heuristic would have chosen; none of somebody else's job
+    fallback_job: str  # for which: the one that was due; `-` for somebody else's, empty if that is not known
     took_s: float
     expected: ExpectedPage | None  # of the start
     fallback_expected: ExpectedPage | None
@@ -257,9 +258,16 @@ def decision_page(row: DecisionRow) -> DecisionPage:
         at_s=row.at_s, attempt=row.number, policy=row.policy, version=row.policy_version, mode=row.mode,
         obeyed=str(row.explanation.get("obeyed", "")), missed=str(row.explanation.get("missed", "")),
         placement=share_pages(row.placement), fallback=share_pages(row.fallback), took_s=row.took_s,
-        heuristic=str(told.get("fallback", "")), said=_word_page(told),
+        heuristic=str(told.get("fallback", "")), fallback_job=_fallback_job(row), said=_word_page(told),
         **{name: told.get(name) for name in ("expected", "fallback_expected")},
     )  # fmt: skip
+
+
+def _fallback_job(row: DecisionRow) -> str:
+    """Return the job that the heuristic decided about, "" where nobody wrote down which that is."""
+    told = row.explanation
+    may_differ = told.get("agrees") is False and told.get("obeyed") != told.get("fallback")
+    return str(told.get("fallback_job", "" if may_differ else row.job_id))
 
 
 def _word_page(told: Mapping[str, Any]) -> WordPage | None:
@@ -280,6 +288,9 @@ def users_decision_page(row: DecisionRow, own: Collection[str]) -> DecisionPage:
         own: Jobs that its reader may see.
     """
     page = decision_page(row)
+    if page.fallback_job not in {row.job_id, *own}:
+        hidden = {"fallback_job": OTHERS, "fallback": None, "fallback_expected": None}
+        page = page.model_copy(update=hidden)
     said, missed = page.said, page.missed
     if said is not None and said.job not in own:
         said = said.model_copy(update={"job": OTHERS, "placement": None, "expected": None})

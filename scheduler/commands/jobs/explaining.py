@@ -39,9 +39,7 @@ def lines_of(decision: dict[str, Any], job: str) -> list[str]:
     if is_alone:
         return [*lines, f"{INDENT}policy {_policy(decision)}"]
     lines.append(f"{INDENT}the policy {_policy(decision)}: {_word(decision, job)}")
-    other = _outlook(decision["fallback"], decision["fallback_expected"])
-    same = decision["placement"] == decision["fallback"]
-    return [*lines, f"{INDENT}the heuristic {decision['heuristic']}: {'what was done' if same else other}"]
+    return [*lines, f"{INDENT}the heuristic {decision['heuristic']}: {_instead(decision, job)}"]
 
 
 def _policy(decision: dict[str, Any]) -> str:
@@ -61,6 +59,16 @@ def _word(decision: dict[str, Any], job: str) -> str:
     if said["placement"] == decision["placement"]:
         return f"what was done{sure}"
     return f"{_outlook(said['placement'], said['expected'])}{sure}"
+
+
+def _instead(decision: dict[str, Any], job: str) -> str:
+    """Return what the heuristic would have done with the job that was due."""
+    due, other = decision["fallback_job"], _outlook(decision["fallback"], decision["fallback_expected"])
+    if due == "-":
+        return "would have decided about somebody else's job"
+    if due not in ("", job):
+        return f"job {due}: {other}"
+    return "what was done" if decision["placement"] == decision["fallback"] else other
 
 
 def _clock(time_s: float) -> str:

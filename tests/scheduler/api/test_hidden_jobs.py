@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.control.health_actions import SLOW_NODE
+from longshore.scheduler.model.placement import Share
 from longshore.scheduler.policy_host.misses import Miss
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.rows.decisions import NewDecision, add_decisions
@@ -19,6 +20,7 @@ from tests.scheduler.backends.attempts import end_all
 
 Headers = dict[str, str]
 STREAMS = {"/v1/events"}
+THEN = {"slowdown": 1.0, "end_s": 9.0}
 HERS = {"node": "rack0-node3", "gpus": [1, 2, 3]}
 
 
@@ -49,8 +51,12 @@ def mine(api: httpx.Client, service: Service, ada: Headers, tmp_path: Path) -> I
     told: list[dict[str, object]] = [
         {"kind": kind, "missed": f"/srv/bob/{his}: job {his} may not start before job {job}"} for kind in (*Miss, "new")
     ]
-    told.append({"said": {"job": his}, "said_placement": [HERS], "said_expected": {"slowdown": 1.0, "end_s": 9.0}})
+    told.append({"said": {"job": his}, "said_placement": [HERS], "said_expected": THEN})
     rows = [NewDecision(job, None, 1.0, "p", "1", "shadow", None, None, it, None, None, None, None, 0.0) for it in told]
+    others = ({"fallback_job": his}, {"agrees": False})  # as it is written, and as it was
+    for other in others:
+        on_his = {"obeyed": "p", "fallback": "patient", "fallback_expected": THEN, **other}
+        rows.append(rows[0]._replace(explanation=on_his, fallback=(Share("rack0-node3", (1, 2, 3)),)))
     service.store.write(lambda tx: add_decisions(tx, rows))
     with service.store.read() as tx:
         node = list_nodes(tx)[0]
@@ -91,6 +97,41 @@ def test_of_a_policy_that_was_not_heard_a_user_reads_the_kind_and_of_anothers_jo
     pages = api.get(f"/v1/jobs/{mine}/decisions", headers=ada).json()
 
     assert "its answer could not be carried out" in [it["missed"] for it in pages]
-    assert all(it["missed"] or it["said"] for it in pages)
+    assert all(it["missed"] or it["said"] for it in pages if it["heuristic"] != "patient")
     [said] = [it["said"] for it in pages if it["said"]]
     assert (said["job"], said["placement"], said["expected"]) == ("-", None, None)
+
+
+def test_of_what_the_heuristic_would_do_with_somebody_elses_job_a_user_reads_nothing(
+    api: httpx.Client, ada: Headers, olga: Headers, mine: str
+) -> None:
+    (his,) = (it["id"] for it in api.get("/v1/jobs", headers=olga).json()["jobs"] if it["owner"] == "bob")
+
+    hers, all_of_it = (api.get(f"/v1/jobs/{mine}/decisions", headers=it).json() for it in (ada, olga))
+
+    read = [
+        [(it["fallback_job"], it["fallback"], it["fallback_expected"]) for it in pages if it["heuristic"] == "patient"]
+        for pages in (hers, all_of_it)
+    ]
+    assert read == [[("-", None, None)] * 2, [(his, [HERS], THEN), ("", [HERS], THEN)]]
+
+
+def test_a_user_reads_what_the_heuristic_would_do_with_jobs_of_her_own(
+    api: httpx.Client, service: Service, ada: Headers, mine: str
+) -> None:
+    other = submit(api, ada, 1)
+    told = [
+        {"obeyed": "p", "fallback": "patient", "fallback_job": other, "agrees": False},
+        {"obeyed": "patient", "fallback": "patient", "agrees": False},
+        {"obeyed": "p", "fallback": "patient", "agrees": True},
+    ]
+    placement = (Share("rack0-node3", (1, 2, 3)),)
+    rows = [
+        NewDecision(mine, None, 2.0, "p", "1", "active", None, placement, it, None, None, None, None, 0.0)
+        for it in told
+    ]
+    service.store.write(lambda tx: add_decisions(tx, rows))
+
+    pages = [it for it in api.get(f"/v1/jobs/{mine}/decisions", headers=ada).json() if it["at_s"] == 2.0]
+
+    assert [(it["fallback_job"], it["fallback"]) for it in pages] == [(other, [HERS]), (mine, [HERS]), (mine, [HERS])]

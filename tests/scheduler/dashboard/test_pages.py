@@ -276,6 +276,17 @@ async def test_a_policy_on_trial_shows_what_it_would_do_beside_what_is_done(tmp_
 
 
 @pytest.mark.anyio
+async def test_a_heuristic_that_was_asked_about_another_job_shows_which(shown: Shown) -> None:
+    job, other = shown.submit(), shown.submit("other")
+    told = {"obeyed": "learned", "fallback": "patient", "fallback_job": other.id, "agrees": False}
+    shown.write(Changes(decisions=[decided(job.id, told)]))
+
+    for address in (f"/jobs/{job.id}", "/policy"):
+        page = (await shown.get(address)).text
+        assert f'<a href="/jobs/{other.id}">another job</a>: rack0-node0: 0-1' in page
+
+
+@pytest.mark.anyio
 async def test_jobs_are_turned_over_page_by_page(shown: Shown) -> None:
     for number in range(120):
         shown.submit(f"job-{number}")
