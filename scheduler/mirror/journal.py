@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from ...cluster.files.errors import InputError
+from ...cluster.files.input_problems import shortened
 from ...cluster.model.scenarios import FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 from .cluster_mirror import Asked, Known, Site, Standing, Told
@@ -95,10 +96,15 @@ def to_json(data: bytes) -> dict[str, object]:
     return written
 
 
+class ForeignPastError(InputError):
+    """The past of a decision that another version stored, which told of what happened in other words."""
+
+
 def decode(written: Mapping[str, Any]) -> Past:
     """Return what led to a decision from an object of JSON.
 
     Raises:
+        ForeignPastError: If it names something that happened by a name that is not known here.
         InputError: If it is none.
     """
     try:
@@ -121,6 +127,8 @@ def _fields(record: Asked | Standing) -> tuple[object, ...]:
 
 
 def _told(method: str, arguments: list[object]) -> Told:
+    if isinstance(method, str) and method not in _OF_METHOD:
+        raise ForeignPastError(f"another version stored what led to them, and tells of {shortened(method)}")
     values = _OF_METHOD[method].validate_python(tuple(arguments))
     if method == "submit":
         return Told(method, (_asked(values[0]),))

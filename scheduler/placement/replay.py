@@ -5,6 +5,7 @@ Source: SPEC R9.
 
 import json
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,13 +15,14 @@ from typing import Any
 from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
 from ..mirror.cluster_mirror import ROW, Expected, LiveCluster, Told
-from ..mirror.journal import DECISIONS, decode, to_json
+from ..mirror.journal import DECISIONS, ForeignPastError, decode, to_json
 from ..policy_host.answer import Stored
 from ..store.opening import Store
 from ..store.rows.decisions import DecisionRow, WholeDecision, decisions_after
 from .placer import Said
 
 PAGE = 500  # decisions that are read at once
+BEFORE, GAP = "the file does not hold what led to them", "decisions before them are missing"  # why some are left out
 _BYTES = ("observation", "mask", "log_probability")
 
 
@@ -99,25 +101,37 @@ def stored_in(decision: dict[str, Any]) -> Stored | None:
     return Stored(observation, mask, log_probability, tuple(decision["explanation"]["actions"]))
 
 
-def replay(path: Path, policy: Policy) -> Iterator[Compared]:
+def replay(path: Path, policy: Policy, left_out: Counter[str] | None = None) -> Iterator[Compared]:
     """Yield each decision of a file beside what a policy would have decided in its place.
 
-    The cluster goes on with what was decided then. Decisions before the first beginning of a past, and behind a gap in
-    one, cannot be met again and are left out.
+    The cluster goes on with what was decided then. Decisions before the first beginning of a past, behind a gap in one,
+    and from one on that another version stored in words of its own, cannot be met again and are left out.
+
+    Args:
+        path: The file.
+        policy: That decides.
+        left_out: Where decisions that are left out are counted, by why.
 
     Raises:
         InputError: If the file is damaged, naming the line.
     """
-    live, after = None, -1
+    counted = Counter[str]() if left_out is None else left_out
+    live, after, why = None, -1, BEFORE
     for number, found in enumerate(read_decisions(path), 1):
         with _located(path, number):
-            past = decode(found["past"])
+            try:
+                past = decode(found["past"])
+            except ForeignPastError as error:
+                live, why = None, error.problem
+                counted[why] += 1
+                continue
             if past.opening is not None:
                 live = LiveCluster(*past.opening)
-            elif past.number != after + 1:
-                live = None
+            elif live is not None and past.number != after + 1:
+                live, why = None, GAP
             after = past.number
             if live is None:
+                counted[why] += 1
                 continue
             *happened, decision = past.told
             _follow(live, happened)

@@ -74,6 +74,52 @@ def test_decisions_behind_a_gap_are_left_out(tmp_path: Path) -> None:
     assert len(list(replay(file, HEURISTICS["pack"]))) == 4
 
 
+def foreign(line: str) -> str:
+    """Return a decision as a version stored it that moved jobs by another method."""
+    found = json.loads(line)
+    found["past"]["told"].insert(0, ["give_rank", "0" * 26, -1])
+    return json.dumps(found) + "\n"
+
+
+@pytest.mark.parametrize("at", [0, 4, -1])
+def test_decisions_whose_past_is_told_in_words_of_another_version_are_left_out_to_the_next_beginning(
+    at: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = recorded(tmp_path, HEURISTICS["pack"], ring=False)
+    lines = file.read_text().splitlines(keepends=True)
+    older = [*lines[:at], foreign(lines[at]), *lines[at:][1:]]
+    file.write_text("".join([*older, *lines]))
+    met, left_out = at % len(lines), len(lines) - at % len(lines)
+
+    compared, why = list(replay(file, HEURISTICS["pack"], counted := Counter[str]())), next(iter(counted))
+    replay_command(file, "pack")
+
+    assert len(compared) == met + len(lines)
+    assert all(it.agrees for it in compared)
+    assert counted == {why: left_out}
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == (
+        f"decisions that are left out: {left_out}, as another version stored what led to them, and tells of 'give_rank'"
+    )
+
+
+def test_the_command_says_why_decisions_before_a_beginning_and_behind_a_gap_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = recorded(tmp_path, HEURISTICS["pack"], ring=False)
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*lines[-2:], *lines[:4], *lines[5:]]))
+
+    replay_command(file, "pack")
+
+    *_, summary, told = capsys.readouterr().out.splitlines()
+    assert summary == "4 of 4 decisions are the same (100.0 %)"
+    assert told == (
+        "decisions that are left out: 2, as the file does not hold what led to them; "
+        f"{len(lines) - 5}, as decisions before them are missing"
+    )
+
+
 class Broken:
     name, about, waits = "broken", "raises", False
     place = play = property(lambda self: 1 // 0)
@@ -91,7 +137,7 @@ def test_a_policy_that_raises_is_told_at_each_decision_and_changes_nothing(tmp_p
 @pytest.mark.parametrize(
     ("was", "now"),
     [
-        ('["begin",', '["kill",'),
+        ('["begin",', '[["begin"],'),
         ('["carry_out","', '["carry_out","x'),
         ('"dtype":"<i4"', '"dtype":"O"'),
         ('"past":{', '"past":[{'),

@@ -1,5 +1,6 @@
 """Commands that take decisions out of a store, and meet them again with another policy."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,12 +56,16 @@ def replay(
     from ...placement.replay import replay as replayed
 
     check_outputs({"--out": out}, {"FILE": file})
-    compared = list(replayed(file, find_policy(policy)))
+    left_out = Counter[str]()
+    compared = list(replayed(file, find_policy(policy), left_out))
     if out is not None:
         with out.open("w", encoding="utf-8") as written:
             written.writelines(as_line(each) + "\n" for each in compared)
     for line in _table(compared, policy):
         typer.echo(line)
+    if left_out:
+        reasons = "; ".join(f"{count}, as {why}" for why, count in left_out.items())
+        typer.echo(f"decisions that are left out: {reasons}")
 
 
 def _table(compared: Sequence["Compared"], policy: str) -> list[str]:
