@@ -105,12 +105,15 @@ def _try(
     verdict: Verdict | None = None,
 ) -> bool:  # fmt: skip
     """Take one step with an attempt; one that the backend does not take is tried again at the next look."""
-    with book.about(row.job_id, now_s, what="looking"):
+    with book.about(row.job_id, now_s, what="looking", step=row.state):
         try:
             if book.errors.is_failing(row.job_id) and row.job_id in book.jobs and _is_at_its_end(book, row, status):
                 return _let_go(book, row, status, now_s)
             seen = _seen(book, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
+            before = book.mark()
             goes_on = _step(book, row, seen, now_s)
+            if book.mark() != before:
+                book.errors.took(row.job_id, "looking", row.state, now_s)
             if status.run is not Run.UNREACHABLE:
                 book.errors.went_well(row.job_id)
             return goes_on

@@ -6,21 +6,31 @@ then is forgotten, and it is left alone for a while. After three in a row the jo
 
 Where many jobs fail at the same within a short time, it is hardly their fault: they are left alone for a while, and
 none of them is held for it. A look at a job that went well ends the row.
+
+On a small or quiet cluster two jobs are many. So an error is a job's own fault all the same if between it and the one
+before another job, which has not failed, took the very step at which this one fails; that others wait or run on well
+says nothing of a step that they do not take. Where no other takes it, two jobs alone are held too, but only after so
+many errors that a fault which is mended in the meantime holds nobody; of three or more it stays the likelier that they
+share it. That the store or the backend does not answer is not counted at all.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ..model.error_words import words_of
 from ..store.database.errors import FencedError, StaleWriteError, StoreRefusesError, StoreUnreachableError, TakenError
 
 log = logging.getLogger(__name__)
 
+KeyT = TypeVar("KeyT")
+
 ERROR = "error"  # kind of events
 MOST = 3  # in a row, after which a job is held
+MOST_OF_TWO = 15  # of two jobs that fail at the same, nobody else: with the rests between them, nine minutes
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0  # in which a job is left alone, doubled with each error
 SHARED = 0.3  # of several jobs: if more fail at the same within SHARED_S, none of them is to blame
 SHARED_S = 2.0 * LONGEST_REST_S  # in which each job that fails again and again is tried once at least
@@ -38,6 +48,8 @@ class _Count:
     blamed: int  # how many of them are its own fault
     rests_until_s: float
     words: str
+    last_s: float = float("inf")  # when the last one was
+    before_s: float = float("inf")  # and the one before it
 
 
 @dataclass(slots=True)
@@ -46,18 +58,28 @@ class _Tally:
 
     tried_s: dict[str, float] = field(default_factory=dict)
     failed_s: dict[str, float] = field(default_factory=dict)
-    failed_now: set[str] = field(default_factory=set)  # in this tick
+    failed_now: dict[str, str] = field(default_factory=dict)  # in this tick, with the step
+    well_s: dict[tuple[str, str], float] = field(default_factory=dict)  # when a step was taken, by step and job
 
     def forget(self, now_s: float) -> None:
         """Forget what is too long ago, or would be in the future as the clock was set back."""
-        for times_s in (self.tried_s, self.failed_s):
-            for job in [job for job, at_s in times_s.items() if not 0.0 <= now_s - at_s <= SHARED_S]:
-                del times_s[job]
+        self.tried_s, self.failed_s = _lately(self.tried_s, now_s), _lately(self.failed_s, now_s)
+        self.well_s = _lately(self.well_s, now_s)
 
     @property
     def is_shared(self) -> bool:
         """Whether so many failed that none of them is to blame."""
         return len(self.failed_s) > max(1.0, SHARED * len(self.tried_s))
+
+    def others_took(self, step: str, since_s: float) -> bool:
+        """Say whether a job that has not failed took a step behind a time."""
+        return any(
+            at_s > since_s and taken == step and job not in self.failed_s for (taken, job), at_s in self.well_s.items()
+        )
+
+
+def _lately(times_s: Mapping[KeyT, float], now_s: float) -> dict[KeyT, float]:
+    return {key: at_s for key, at_s in times_s.items() if 0.0 <= now_s - at_s <= SHARED_S}
 
 
 class JobErrors:
@@ -72,17 +94,24 @@ class JobErrors:
         """Begin a tick: what went wrong in the last one is seen as a whole, and jobs are blamed for it."""
         for what, tally in self._tallies.items():
             tally.forget(now_s)
-            failed = tally.failed_now & self._counts.keys()
-            if failed and tally.is_shared:
+            failed = tally.failed_now.keys() & self._counts.keys()
+            blamed = {job for job in failed if self._is_to_blame(job, tally)}
+            for job in blamed:
+                self._counts[job].blamed += 1
+            if failed - blamed:
                 counts = len(tally.failed_s), len(tally.tried_s)
                 log.error("%s: %d of %d jobs failed of late, no job is blamed", what, *counts)
-            else:
-                for job in failed:
-                    self._counts[job].blamed += 1
             tally.failed_now.clear()
         self.forget(self._well - self._failed)
         self._failed.clear()
         self._well.clear()
+
+    def _is_to_blame(self, job: str, tally: _Tally) -> bool:
+        """Say whether the error that a job met is its own fault."""
+        if not tally.is_shared or tally.others_took(tally.failed_now[job], self._counts[job].before_s):
+            return True
+        errors = [self._counts[it].errors for it in tally.failed_s.keys() & self._counts.keys()]
+        return len(tally.failed_s) == 2 and min(errors, default=0) > MOST_OF_TWO - MOST
 
     @property
     def failed(self) -> int:
@@ -91,8 +120,9 @@ class JobErrors:
 
     @contextmanager
     def about(
-        self, job: str, now_s: float, mark: Callable[[], object], *, spoils: bool = False, what: str = "handling"
-    ) -> Iterator[None]:
+        self, job: str, now_s: float, mark: Callable[[], object], *, spoils: bool = False, what: str = "handling",
+        step: str = "",
+    ) -> Iterator[None]:  # fmt: skip
         """Do something about one job; an error that nobody foresaw is counted, and what follows goes on.
 
         Args:
@@ -101,6 +131,7 @@ class JobErrors:
             mark: Returns another value once anything has been changed that cannot be undone here.
             spoils: Whether an error is taken for such a change, whatever the mark says.
             what: Is done, in a word; jobs with which the same was done are compared.
+            step: Of that, as `took` has it, if it is one that each job takes.
 
         Raises:
             SpoiledError: If something was changed before the error.
@@ -114,10 +145,14 @@ class JobErrors:
             raise
         except Exception as error:
             tally.failed_s[job] = now_s
-            tally.failed_now.add(job)
+            tally.failed_now[job] = step
             self._count(job, error, now_s)
             if spoils or mark() != before:
                 raise SpoiledError from error
+
+    def took(self, job: str, what: str, step: str, now_s: float) -> None:
+        """Note that a job took a step, and did not only wait or run on."""
+        self._tallies[what].well_s[step, job] = now_s
 
     def blame(self, job: str, error: Exception, now_s: float) -> None:
         """Count an error that is certainly the fault of a job."""
@@ -131,6 +166,7 @@ class JobErrors:
             known = self._counts[job] = _Count(0, 0, 0.0, "")
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(known.errors, 16))
         known.errors, known.rests_until_s, known.words = known.errors + 1, now_s + rest_s, words_of(error)
+        known.before_s, known.last_s = known.last_s, now_s
         log.error("job %s cannot be handled, error %d in a row: %s", job, known.errors, known.words, exc_info=error)
 
     def went_well(self, job: str) -> None:

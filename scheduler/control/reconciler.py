@@ -264,10 +264,13 @@ class Scheduler:
         """Decide about the jobs that are due now, reserve the GPUs in one transaction, and launch."""
         started, until, due = [], time.monotonic() + PLACE_S, book.live.due()
         while due is not None:
-            with book.about(due, now_s, spoils=True, what="placing"):
+            with book.about(due, now_s, spoils=True, what="placing", step="decision"):
                 decision = self.parts.deciding.settle(book.live, book.nodes_of)
-            with book.about(decision.job, now_s, spoils=True, what="placing"):
+                book.errors.took(due, "placing", "decision", now_s)
+            step = "start" if decision.started else "wait"
+            with book.about(decision.job, now_s, spoils=True, what="placing", step=step):
                 self._carry_on(book, decision, now_s)
+                book.errors.took(decision.job, "placing", step, now_s)
                 book.errors.went_well(decision.job)
             started += [decision.job] if decision.started else []
             due = book.live.due()

@@ -127,7 +127,7 @@ class Book:
         self.unreadable |= unreadable
 
     def about(
-        self, job: str, now_s: float, *, spoils: bool = False, what: str = "handling"
+        self, job: str, now_s: float, *, spoils: bool = False, what: str = "handling", step: str = ""
     ) -> AbstractContextManager[None]:
         """Hold what is done about one job: an error there that nobody foresaw holds up no other (job_errors.py).
 
@@ -137,10 +137,12 @@ class Book:
             spoils: Whether such an error leaves something half done that is seen neither in the changes to be written
                 nor in what the cluster's arrays were told.
             what: Is done, in a word.
+            step: Of that, if it is one that each job takes.
         """
-        return self.errors.about(job, now_s, self._mark, spoils=spoils, what=what)
+        return self.errors.about(job, now_s, self.mark, spoils=spoils, what=what, step=step)
 
-    def _mark(self) -> tuple[int, int]:
+    def mark(self) -> tuple[int, int]:
+        """Return another value once anything has changed."""
         return len(self._changes), self.live.changes
 
     def happens(self, now_s: float) -> None:

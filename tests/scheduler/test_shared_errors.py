@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from longshore.scheduler.control.job_errors import LONGEST_REST_S, MOST, JobErro
 from longshore.scheduler.control.reconciler import Scheduler
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Deciding
-from tests.scheduler.obedient import Obedient
+from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import Trial
 
 NODES = {"a": 4, "b": 4}
@@ -31,8 +32,9 @@ def held(arrivals_s: Mapping[str, float], fails: Callable[[str], bool], until_s:
                 del waiting[job]
                 errors.forget({job})
                 continue
-            with errors.about(job, now_s, lambda: 0, what="placing"):
+            with errors.about(job, now_s, lambda: 0, what="placing", step="start"):
                 assert not fails(job)
+                errors.took(job, "placing", "start", now_s)
                 del waiting[job]
     return failing
 
@@ -65,6 +67,49 @@ def test_one_job_with_a_fault_of_its_own_is_held_after_three_errors() -> None:
     assert len(tries) == MOST
 
 
+def is_bad(job: str) -> bool:
+    return job.startswith("bad")
+
+
+TWO_S = 540.0  # in which two jobs alone are not held
+
+
+@given(st.floats(0.0, 2.5))  # else the first is held before there are two
+def test_two_jobs_that_fail_again_and_again_with_nobody_else_there_are_held_after_nine_minutes(gap_s: float) -> None:
+    jobs = {"bad 0": 0.0, "bad 1": gap_s}
+
+    assert held(jobs, is_bad, TWO_S) == set()
+    assert held(jobs, is_bad, TWO_S + 2 * LONGEST_REST_S) == jobs.keys()
+
+
+def test_three_jobs_that_fail_with_nobody_else_there_share_what_is_wrong() -> None:
+    assert held(dict.fromkeys(["bad 0", "bad 1", "bad 2"], 0.0), is_bad, 4 * TWO_S) == set()
+
+
+@given(st.integers(2, 4), st.floats(40.0, 59.0))
+def test_some_jobs_with_faults_of_their_own_are_held_where_a_few_others_start(bad: int, gap_s: float) -> None:
+    jobs = {f"bad {number}": 0.0 for number in range(bad)}
+    others = {f"good {number}": (number + 1) * gap_s for number in range(8)}
+
+    assert held(jobs | others, is_bad, 8 * gap_s) == jobs.keys()
+
+
+def test_that_others_wait_or_run_on_says_nothing_of_who_is_to_blame() -> None:
+    errors = JobErrors()
+    for tick in range(int(4 * TWO_S)):
+        errors.begin(float(tick))
+        for job in ("bad 0", "bad 1", "bad 2"):
+            if not errors.rests(job, float(tick)):
+                with errors.about(job, float(tick), lambda: 0, what="looking", step="reserved"):
+                    raise ValueError("x")
+        for job in ("a", "b", "c"):
+            with errors.about(job, float(tick), lambda: 0, what="looking", step="running"):
+                errors.took(job, "looking", "running", float(tick))
+
+    assert errors.words("bad 0")
+    assert not any(errors.is_failing(f"bad {number}") for number in range(3))
+
+
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
     backend = Obedient(NODES)
@@ -90,6 +135,73 @@ def test_jobs_that_come_one_after_another_while_starts_are_broken_start_when_the
             trial.wait(1.5, 0.25)
         trial.wait(30.0, 0.5)
         assert JobState.HELD not in {trial.job(job).state for job in jobs}
+    trial.wait(90.0, 1.0)
+
+    assert {trial.job(job).state for job in jobs} == {JobState.RUNNING}
+
+
+def breaks_some(owner: object, name: str, bad: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call always fail that is about some jobs."""
+    real = getattr(owner, name)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if any(getattr(it, "id", getattr(it, "job", "")) in bad for it in arguments):
+            raise KeyError("a bug")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize(("owner", "name"), [(Scheduler, "_carry_on"), (settling, "_outcome")])
+def test_two_jobs_that_can_never_be_handled_are_held_on_a_quiet_cluster(
+    owner: object, name: str, others: int, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = trial.way.backend
+    assert isinstance(backend, Obedient)
+    running = [trial.submit("x") for _ in range(others)]
+    trial.wait(5.0, 1.0)
+    bad = [trial.submit("bad"), trial.submit("bad")]
+    breaks_some(owner, name, bad, monkeypatch)
+    trial.wait(5.0, 1.0)
+    for job in bad:
+        backend.end(AGAIN, job)
+
+    trial.wait(TWO_S - 60.0, 5.0)
+    assert JobState.HELD not in {trial.job(job).state for job in bad}
+    trial.wait(240.0, 5.0)
+
+    assert {trial.job(job).state for job in bad} == {JobState.HELD}
+    assert {row.job_id for row in trial.held()} == set(running)
+
+
+def test_jobs_that_can_never_be_launched_are_held_as_others_are_launched_now_and_then(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = [trial.submit("bad") for _ in range(3)]
+    breaks_some(settling, "attempt_of", bad, monkeypatch)
+    for _ in range(5):
+        trial.wait(60.0, 5.0)
+        trial.runs(trial.submit("x"))
+    trial.wait(60.0, 5.0)
+
+    assert {trial.job(job).state for job in bad} == {JobState.HELD}
+
+
+def test_while_launches_are_broken_jobs_that_run_and_end_get_none_of_those_held_that_wait_for_theirs(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = trial.way.backend
+    assert isinstance(backend, Obedient)
+    running = [trial.submit("x") for _ in range(4)]
+    trial.wait(5.0, 1.0)
+    with monkeypatch.context() as broken:
+        broken.setattr(settling, "attempt_of", lambda *_: 1 / 0)
+        jobs = [trial.submit("x") for _ in range(3)]
+        for job in running[:3]:
+            trial.wait(240.0, 5.0)
+            backend.end(WELL, job)
+        assert {trial.job(job).state for job in jobs} == {JobState.STARTING}
     trial.wait(90.0, 1.0)
 
     assert {trial.job(job).state for job in jobs} == {JobState.RUNNING}
