@@ -215,7 +215,6 @@ class Strangers:
                     yield self._parts.layout.number(share.node, gpu)
 
     def _tell(self, fence: int, stranger: Stranger, now: str, cause: str) -> None:
-        log.warning("%s", cause)
         shares = [{"node": share.node, "gpus": list(share.gpus)} for share in stranger.placement]
         told = NewEvent(
             STRANGER, WRITER, stranger.found_s, now=now, fence=fence, cause=cause,
@@ -227,6 +226,7 @@ class Strangers:
             append(tx, told)
 
         self._parts.store.write(write)
+        log.warning("%s", cause)  # once it is stored: what cannot be written down is no line of a log either
 
 
 def _is_next(job: JobRow, attempt: Attempt, placement: Placement) -> bool:
