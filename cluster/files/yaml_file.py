@@ -59,7 +59,8 @@ def read_yaml(path: Path, page: str) -> YamlFile:
         page: Of the documentation, which says what it is to hold.
 
     Raises:
-        InputError: If the file cannot be read, is empty, is not YAML, repeats a key, or uses anchors.
+        InputError: If the file cannot be read, is empty, is not YAML, uses anchors, repeats a key, or has a key that
+            is no word.
     """
     text = _text(path)
     try:
@@ -147,7 +148,7 @@ def _text(path: Path) -> str:
 def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]:
     """Find what would be read as something else than it looks like, or not within seconds.
 
-    Repeated keys, copies by anchor, and numbers of thousands of digits.
+    Repeated keys, keys that are lists or groups of keys, copies by anchor, and numbers of thousands of digits.
     """
     line = node.start_mark.line + 1
     if id(node) in met:
@@ -162,10 +163,14 @@ def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]
     if isinstance(node, yaml.MappingNode):
         keys: set[str] = set()
         for key, value in node.value:
-            if str(key.value) in keys:
-                at = key.start_mark.line + 1
+            at = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):  # as text it would be written out once for each key inside it
+                yield InputError("a key must be one word", "write `key: value`, with no brackets before the colon",
+                                 path=path, line=at)  # fmt: skip
+                continue
+            if key.value in keys:
                 yield InputError(f"the key {shortened(key.value)} stands twice", "drop one of them", path=path, line=at)
-            keys.add(str(key.value))
+            keys.add(key.value)
             yield from _misread(key, path, met)
             yield from _misread(value, path, met)
 
