@@ -191,4 +191,7 @@ def _check_gpus(sim: Simulation, state: State) -> None:
     _same("taken", state.taken, np.add.reduceat(is_picked, first, axis=1, dtype=np.int64))
     _same("usable", state.usable, is_free.sum(axis=1))
     _same("down", state.down, (state.gpu_down > 0).sum(axis=1))
+    # A fault stops the job on a GPU; one that were picked all the same would be given back as free.
+    fits = (state.gpu_down == 0) | (state.gpu_job < 0)
+    refuse("state.gpu_down", state.gpu_down, fits, "0 for a GPU that a job holds")
     _same("picked_nodes", state.picked_nodes, (state.taken > 0).sum(axis=1))

@@ -112,6 +112,20 @@ def test_heaps_lists_and_times_that_do_not_hold_together_are_refused(name: str, 
         sound_state(sim, sim.state._replace(**{name: change(getattr(sim.state, name))}))
 
 
+@pytest.mark.parametrize("kind", ["picked", "running"])
+def test_a_gpu_that_a_job_holds_is_not_out_of_service(kind: str) -> None:
+    sim = played().sim
+    state = sim.state
+    is_picked = state.gpu_job == state.current[:, None]
+    row, gpu = np.argwhere(is_picked if kind == "picked" else (state.gpu_job >= 0) & ~is_picked)[0]
+    assert state.source_failed[row, gpu] == state.gpu_down[row, gpu] == 0
+    down = state._replace(**{name: getattr(state, name).copy() for name in ("source_failed", "gpu_down", "down")})
+    down.source_failed[row, gpu] = down.gpu_down[row, gpu] = 1
+    down.down[row] += 1
+    with pytest.raises(ValueError, match=rf"state\.gpu_down\[{row}, {gpu}\] is 1, expected 0 for a GPU"):
+        sound_state(sim, down)
+
+
 @settings(max_examples=150)
 @given(st.data())
 def test_what_is_not_refused_can_be_played(data: st.DataObject) -> None:
