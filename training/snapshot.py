@@ -17,6 +17,7 @@ from torch.optim import Optimizer, RMSprop
 
 from ..cluster.files.errors import CheckpointError
 from ..cluster.simulator.state_border import sound_state
+from ..cluster.state.border import refuse
 from ..cluster.state.state import State
 from ..envs.batch import Batch
 from ..envs.sb3 import PlacementVecEnv
@@ -205,7 +206,7 @@ def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
     model.num_timesteps, model._n_updates = (
         int(count) for count in counts(arrays, "counters", np.zeros(2, dtype=np.int64))
     )
-    _restore_batch(arrays, env.batch)
+    restore_batch(arrays, env.batch)
     model._last_obs = env.batch.observations.copy()
     model._last_episode_starts = alike(arrays, "episode_starts", env.batch.ended)
 
@@ -219,16 +220,24 @@ def _numpy_state(arrays: Arrays) -> tuple[str, NDArray[np.uint32], int, int, flo
     return "MT19937", keys, int(position), int(has_gauss), gauss
 
 
-def _restore_batch(arrays: Arrays, batch: Batch) -> None:
-    """Put all environments where a snapshot found them; what they show follows from that."""
+def restore_batch(arrays: Arrays, batch: Batch) -> None:
+    """Put all environments where a snapshot found them; what they show follows from that.
+
+    Raises:
+        ValueError: If steps of these environments could not have come there, with all of them left as they were.
+        KeyError: If an array is not there.
+    """
     state = batch.sim.state
     missing = {f"state/{field}": np.zeros_like(getattr(state, field)) for field in YOUNGER}
     kept = missing | arrays
     # Kernels read the state by addresses and look at no bound.
     given = State(*(alike(kept, f"state/{field}", value) for field, value in state._asdict().items()))
     found = sound_state(batch.sim, given)._asdict()
+    if batch.view.action == "candidate":  # a move picks all its nodes at once, for any job
+        refuse("state.picked_nodes", given.picked_nodes, given.picked_nodes == 0, "none before a whole placement")
+    others = {field: finite(arrays, f"batch/{field}", value) for field, value in batch.arrays().items()}
     for field, value in state._asdict().items():
         value[...] = found[field]
     for field, value in batch.arrays().items():
-        value[...] = finite(arrays, f"batch/{field}", value)
+        value[...] = others[field]
     batch.show_again()
