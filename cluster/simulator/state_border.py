@@ -13,6 +13,7 @@ from ..dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN
 from ..state.border import refuse
 from ..state.shapes import ANY, RANGES
 from ..state.state import Floats, Ints, Simulation, State
+from .engine import MOST_QUIET, MOST_STOPS
 
 LARGEST = 1e200  # such a time is still finite when it is divided by the least slowdown
 BOUNDED = (
@@ -25,7 +26,8 @@ BOUNDED = (
 def sound_state(sim: Simulation, state: State) -> State:
     """Return a state from which the rows of a simulation can be played on.
 
-    What only saves time, the index of the queue and the order of expected ends, is left out: it is found anew.
+    What only saves time, the index of the queue and the order of expected ends, is left out: it is found anew. So is
+    the work since signals were last looked for.
 
     Args:
         sim: Its own state gives types and shapes, which `state` must have.
@@ -36,13 +38,15 @@ def sound_state(sim: Simulation, state: State) -> State:
     """
     _check_ranges(sim, state)
     _check_numbers(sim, state)
+    _check_guards(state)
     _check_heap(state, "source_heap", "source_place", state.source_count, state.source_s)
     _check_heap(state, "run_heap", "run_place", state.running, state.end_s)
     _check_sources(sim, state)
     _check_jobs(sim, state, _waiting(state))
     _check_gpus(sim, state)
     _same("index_from", state.index_from, sim.state.index_from)  # by which there is room for an index
-    return state._replace(index_stage=np.zeros_like(state.index_stage), ends_kept=np.zeros_like(state.ends_kept))
+    new = {name: np.zeros_like(getattr(state, name)) for name in ("index_stage", "ends_kept", "unlooked")}
+    return state._replace(**new)
 
 
 def _same(name: str, values: NDArray[Any], expected: NDArray[Any]) -> None:
@@ -77,6 +81,12 @@ def _check_numbers(sim: Simulation, state: State) -> None:
     runs, slowdown = state.run_place >= 0, state.slowdown
     fits = (slowdown >= LEAST_SLOWDOWN) & (slowdown <= MOST_SLOWDOWN)
     refuse("state.slowdown", slowdown, ~runs | fits, f"{LEAST_SLOWDOWN:g} to {MOST_SLOWDOWN:g}")
+
+
+def _check_guards(state: State) -> None:
+    """Refuse counts from which the ends of what goes on for ever would not be seen: they would become negative."""
+    refuse("state.quiet", state.quiet, state.quiet <= MOST_QUIET, f"at most {MOST_QUIET}")
+    refuse("state.stops", state.stops, state.stops <= MOST_STOPS, f"at most {MOST_STOPS}")
 
 
 def _check_heap(state: State, heap_name: str, place_name: str, count: Ints, key: Floats) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.files.errors import EndlessError
 from longshore.cluster.model.outcome import Outcome
-from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.simulator.engine import MOST_QUIET, MOST_STOPS, advance, reset, start, wait
 from longshore.cluster.simulator.simulation import outcome_of
 from longshore.cluster.simulator.state_border import BOUNDED, sound_state
 from longshore.cluster.state.shapes import ANY, RANGES, declared_dtype
@@ -72,6 +72,20 @@ def test_numbers_that_kernels_would_reckon_with_for_ever_are_refused_by_their_fi
     for value in (math.inf, -math.inf, 0.0, -1.0) if name == "guess_s" else (math.inf, -math.inf, 1e300):
         with pytest.raises(ValueError, match=rf"state\.{name}\["):
             sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+
+
+@pytest.mark.parametrize(("name", "most"), [("quiet", MOST_QUIET), ("stops", MOST_STOPS)])
+def test_counts_that_end_what_goes_on_for_ever_are_within_their_ends(name: str, most: int) -> None:
+    batch = played()
+    sound_state(batch.sim, spoiled(batch.sim.state, name, most))
+    for value in (most + 1, 2**31 - 1):
+        with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected at most {most}"):
+            sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+
+
+def test_signals_are_looked_for_anew() -> None:
+    batch = played()
+    assert not sound_state(batch.sim, spoiled(batch.sim.state, "unlooked", 2**31 - 1)).unlooked.any()
 
 
 COUNTED = (
