@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
 from ..cluster.files.errors import CheckpointError
-from ..cluster.simulator.state_border import sound_state
+from ..cluster.simulator.state_border import LARGEST, sound_state
 from ..cluster.state.border import refuse
 from ..cluster.state.state import State
 from ..envs.batch import Batch
@@ -24,6 +24,7 @@ from ..envs.sb3 import PlacementVecEnv
 
 SNAPSHOT = "snapshot.npz"
 MT19937_KEYS = 624
+MOST_GRADIENT = 100.0  # learners cut gradients to length 1
 YOUNGER = ("quiet", "unlooked")  # fields of the state that runs may have begun without; no result depends on them
 
 Arrays = dict[str, NDArray[Any]]
@@ -59,16 +60,29 @@ def restore_learned(arrays: Arrays, network: nn.Module, optimizer: Optimizer) ->
     """
     restore_weights(arrays, "network", network)
     adam = optimizer.state_dict()
-    moments = ("square_avg",) if isinstance(optimizer, RMSprop) else ("exp_avg", "exp_avg_sq")
     adam["state"] = {
-        index: {
-            "step": torch.from_numpy(finite(arrays, f"adam/{index}/step", np.zeros((), dtype=np.float32))),
-            **{name: _tensor(arrays, f"adam/{index}/{name}", weight) for name in moments},
-        }
+        index: _moments(arrays, f"adam/{index}/", weight, optimizer)
         for index, weight in enumerate(optimizer.param_groups[0]["params"])
         if f"adam/{index}/step" in arrays  # a head that is not used gets no gradient, and has no state
     }
     optimizer.load_state_dict(adam)
+
+
+def _moments(arrays: Arrays, prefix: str, weight: Tensor, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what an optimiser keeps of one weight, which it divides by steps and takes the roots of.
+
+    Raises:
+        ValueError: If no step could have left it.
+    """
+    squares = (0.0, MOST_GRADIENT**2)
+    kept = {"square_avg": squares} if isinstance(optimizer, RMSprop) else {
+        "exp_avg": (-MOST_GRADIENT, MOST_GRADIENT), "exp_avg_sq": squares,
+    }  # fmt: skip
+    found = {"step": finite(arrays, f"{prefix}step", np.zeros((), dtype=np.float32))}
+    found |= {name: finite(arrays, prefix + name, weight.detach().numpy()) for name in kept}
+    for name, (least, most) in ({"step": (1.0, np.inf)} | kept).items():
+        within(prefix + name, found[name], least, most)
+    return {name: torch.from_numpy(values) for name, values in found.items()}
 
 
 def restore_weights(arrays: Arrays, prefix: str, network: nn.Module) -> None:
@@ -113,8 +127,8 @@ def alike(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def within(name: str, values: NDArray[Any], least: int, most: float) -> None:
-    """Refuse whole numbers unless all of them lie in a range.
+def within(name: str, values: NDArray[Any], least: float, most: float) -> None:
+    """Refuse numbers unless all of them lie in a range.
 
     Raises:
         ValueError: Naming the first that does not.
@@ -236,6 +250,7 @@ def restore_batch(arrays: Arrays, batch: Batch) -> None:
     if batch.view.action == "candidate":  # a move picks all its nodes at once, for any job
         refuse("state.picked_nodes", given.picked_nodes, given.picked_nodes == 0, "none before a whole placement")
     others = {field: finite(arrays, f"batch/{field}", value) for field, value in batch.arrays().items()}
+    within("batch/paid_s", others["paid_s"], -LARGEST, LARGEST)
     for field, value in state._asdict().items():
         value[...] = found[field]
     for field, value in batch.arrays().items():

@@ -151,6 +151,12 @@ TAMPERED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
     ("numpy/keys", lambda it: it.astype(np.float64)),
     ("numpy/keys", lambda it: it[:623]),
     ("adam/0/step", lambda it: it * np.nan),
+    ("adam/0/step", lambda it: it * 0 - 1),
+    ("adam/0/step", lambda it: it * 0),
+    ("adam/0/exp_avg_sq", lambda it: it * 0 - 1),
+    ("adam/0/exp_avg_sq", lambda it: it * 0 + np.float32(3e38)),
+    ("adam/0/exp_avg", lambda it: it * 0 + np.float32(3e38)),
+    ("batch/paid_s", lambda it: it + 1e60),
     ("adam/0/exp_avg", lambda it: it[:1]),
     ("adam/0/exp_avg_sq", lambda it: it * np.inf),
     ("network/", lambda it: it * np.float32(np.inf)),
@@ -163,6 +169,7 @@ NOT_PLAYED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
     ("run_place", lambda it: it * 0 + FAR),
     ("guess_s", lambda it: it * 0.0),
     ("guess_s", lambda it: -it),
+    ("now_s", lambda it: it + 1e60),
 ]
 
 

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.optim import Adam, RMSprop
 
 from longshore.envs.batch import Batch, View
-from longshore.training.snapshot import Arrays, restore_batch
+from longshore.training.snapshot import Arrays, learned_arrays, restore_batch, restore_learned
 from tests.envs.copied_play import problem
 from tests.envs.random_play import open_actions
 
@@ -55,3 +58,29 @@ def test_environments_are_left_as_they_were_where_something_is_refused() -> None
             restore_batch(kept(played(View("node"), 20)) | {name: array[:1]}, batch)
     after = kept(batch)
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def learned(kind: type[Adam | RMSprop]) -> tuple[nn.Linear, Adam | RMSprop]:
+    """Return weights after a step of an optimiser."""
+    network = nn.Linear(3, 2)
+    optimizer = kind(network.parameters())
+    network(torch.ones(3)).sum().backward()
+    optimizer.step()
+    return network, optimizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        *((kind, "step", value) for kind in (Adam, RMSprop) for value in (0.0, -1.0)),
+        *((Adam, "exp_avg", value) for value in (-3e38, 3e38)),
+        *((Adam, "exp_avg_sq", value) for value in (-1e-9, 3e38)),
+        *((RMSprop, "square_avg", value) for value in (-1e-9, 3e38)),
+    ],
+)
+def test_what_no_step_of_an_optimiser_leaves_is_refused(kind: type[Adam | RMSprop], name: str, value: float) -> None:
+    arrays = learned_arrays(*learned(kind))
+    restore_learned(arrays, *learned(kind))
+    arrays[f"adam/1/{name}"] = np.full_like(arrays[f"adam/1/{name}"], value)
+    with pytest.raises(ValueError, match=f"adam/1/{name} holds .*, expected "):
+        restore_learned(arrays, *learned(kind))
