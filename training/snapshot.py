@@ -216,7 +216,7 @@ def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, restore:
 def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
     restore_learned(arrays, model.policy, model.policy.optimizer)
     np.random.set_state(_numpy_state(arrays))  # noqa: NPY002
-    torch.set_rng_state(torch.from_numpy(arrays["torch"]))
+    restore_torch(arrays)
     model.num_timesteps, model._n_updates = (
         int(count) for count in counts(arrays, "counters", np.zeros(2, dtype=np.int64))
     )
@@ -232,6 +232,23 @@ def _numpy_state(arrays: Arrays) -> tuple[str, NDArray[np.uint32], int, int, flo
     if position not in range(MT19937_KEYS + 1) or has_gauss not in (0.0, 1.0):
         raise ValueError(f"numpy/rest has position {position:g} and has_gauss {has_gauss:g}")
     return "MT19937", keys, int(position), int(has_gauss), gauss
+
+
+def restore_torch(arrays: Arrays) -> None:
+    """Put torch's random numbers where a snapshot found them; it reads beyond their end if two counts disagree.
+
+    It is a legacy of torch's first random numbers: at byte 8, how many numbers are left until new ones are made, and at
+    byte 16, which of them is next. A seed counts as one that is left.
+
+    Raises:
+        ValueError: If they do.
+        KeyError: If they are not there.
+    """
+    found = alike(arrays, "torch", torch.get_rng_state().numpy())
+    left, following = int(found[8:12].view(np.int32)[0]), int(found[16:24].view(np.uint64)[0])
+    if (left, following) != (1, 0) and (left not in range(1, MT19937_KEYS + 1) or left + following != MT19937_KEYS + 1):
+        raise ValueError(f"torch has {left} numbers left and number {following} next, which no generator has")
+    torch.set_rng_state(torch.from_numpy(found))
 
 
 def restore_batch(arrays: Arrays, batch: Batch) -> None:

@@ -1,13 +1,17 @@
 """What a snapshot holds is what a run could have left, or it is refused."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim import Adam, RMSprop
 
 from longshore.envs.batch import Batch, View
-from longshore.training.snapshot import Arrays, learned_arrays, restore_batch, restore_learned
+from longshore.training.snapshot import Arrays, learned_arrays, restore_batch, restore_learned, restore_torch
 from tests.envs.copied_play import problem
 from tests.envs.random_play import open_actions
 
@@ -84,3 +88,17 @@ def test_what_no_step_of_an_optimiser_leaves_is_refused(kind: type[Adam | RMSpro
     arrays[f"adam/1/{name}"] = np.full_like(arrays[f"adam/1/{name}"], value)
     with pytest.raises(ValueError, match=f"adam/1/{name} holds .*, expected "):
         restore_learned(arrays, *learned(kind))
+
+
+DRAWS = (torch.rand, torch.randn, torch.randperm, lambda count: torch.rand(count).exponential_())
+
+
+@given(st.integers(0, 2**62), st.lists(st.tuples(st.sampled_from(DRAWS), st.integers(0, 1300)), max_size=4))
+def test_torch_draws_on_from_wherever_it_was(seed: int, draws: list[tuple[Callable[[int], object], int]]) -> None:
+    torch.manual_seed(seed)
+    for draw, count in draws:
+        draw(count)
+    kept = {"torch": torch.get_rng_state().numpy().copy()}
+    expected = torch.rand(2000)
+    restore_torch(kept)
+    assert torch.equal(torch.rand(2000), expected)
