@@ -1,8 +1,6 @@
 """A run of PPO at the moment between two updates, written so that it goes on exactly where it was."""
 
-import io
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from sb3_contrib import MaskablePPO
 from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
+from ..agents.learned.archive import stored_arrays
 from ..cluster.files.errors import CheckpointError
 from ..cluster.simulator.state_border import LARGEST, sound_state
 from ..cluster.state.border import refuse
@@ -185,12 +184,12 @@ def read_arrays(path: Path) -> Iterator[Arrays]:
         CheckpointError: If the file is damaged, or its use fails as that of another run's would.
     """
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            yield {name: file[name] for name in file.files}
+        yield stored_arrays(path)
     except (
-        OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, OverflowError, zipfile.BadZipFile, zlib.error,
+        OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, OverflowError, MemoryError,
+        zipfile.BadZipFile,
     ) as error:  # fmt: skip
-        told = " ".join(str(error).split())
+        told = " ".join(str(error).split())[:1000] or "it takes too much memory"
         raise CheckpointError(
             f"{path} is damaged or of another run: {told}; remove its folder to begin anew"
         ) from error
