@@ -1,8 +1,6 @@
 """A run of PPO at the moment between two updates, written so that it goes on exactly where it was."""
 
-import io
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +13,17 @@ from sb3_contrib import MaskablePPO
 from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
+from ..agents.learned.archive import stored_arrays
 from ..cluster.files.errors import CheckpointError
-from ..cluster.simulator.state_border import sound_state
+from ..cluster.simulator.state_border import LARGEST, sound_state
+from ..cluster.state.border import refuse
 from ..cluster.state.state import State
 from ..envs.batch import Batch
 from ..envs.sb3 import PlacementVecEnv
 
 SNAPSHOT = "snapshot.npz"
 MT19937_KEYS = 624
+MOST_GRADIENT = 100.0  # learners cut gradients to length 1
 YOUNGER = ("quiet", "unlooked")  # fields of the state that runs may have begun without; no result depends on them
 
 Arrays = dict[str, NDArray[Any]]
@@ -58,16 +59,29 @@ def restore_learned(arrays: Arrays, network: nn.Module, optimizer: Optimizer) ->
     """
     restore_weights(arrays, "network", network)
     adam = optimizer.state_dict()
-    moments = ("square_avg",) if isinstance(optimizer, RMSprop) else ("exp_avg", "exp_avg_sq")
     adam["state"] = {
-        index: {
-            "step": torch.from_numpy(finite(arrays, f"adam/{index}/step", np.zeros((), dtype=np.float32))),
-            **{name: _tensor(arrays, f"adam/{index}/{name}", weight) for name in moments},
-        }
+        index: _moments(arrays, f"adam/{index}/", weight, optimizer)
         for index, weight in enumerate(optimizer.param_groups[0]["params"])
         if f"adam/{index}/step" in arrays  # a head that is not used gets no gradient, and has no state
     }
     optimizer.load_state_dict(adam)
+
+
+def _moments(arrays: Arrays, prefix: str, weight: Tensor, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what an optimiser keeps of one weight, which it divides by steps and takes the roots of.
+
+    Raises:
+        ValueError: If no step could have left it.
+    """
+    squares = (0.0, MOST_GRADIENT**2)
+    kept = {"square_avg": squares} if isinstance(optimizer, RMSprop) else {
+        "exp_avg": (-MOST_GRADIENT, MOST_GRADIENT), "exp_avg_sq": squares,
+    }  # fmt: skip
+    found = {"step": finite(arrays, f"{prefix}step", np.zeros((), dtype=np.float32))}
+    found |= {name: finite(arrays, prefix + name, weight.detach().numpy()) for name in kept}
+    for name, (least, most) in ({"step": (1.0, np.inf)} | kept).items():
+        within(prefix + name, found[name], least, most)
+    return {name: torch.from_numpy(values) for name, values in found.items()}
 
 
 def restore_weights(arrays: Arrays, prefix: str, network: nn.Module) -> None:
@@ -112,8 +126,8 @@ def alike(arrays: Arrays, name: str, like: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def within(name: str, values: NDArray[Any], least: int, most: float) -> None:
-    """Refuse whole numbers unless all of them lie in a range.
+def within(name: str, values: NDArray[Any], least: float, most: float) -> None:
+    """Refuse numbers unless all of them lie in a range.
 
     Raises:
         ValueError: Naming the first that does not.
@@ -170,12 +184,12 @@ def read_arrays(path: Path) -> Iterator[Arrays]:
         CheckpointError: If the file is damaged, or its use fails as that of another run's would.
     """
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            yield {name: file[name] for name in file.files}
+        yield stored_arrays(path)
     except (
-        OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, OverflowError, zipfile.BadZipFile, zlib.error,
+        OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, OverflowError, MemoryError,
+        zipfile.BadZipFile,
     ) as error:  # fmt: skip
-        told = " ".join(str(error).split())
+        told = " ".join(str(error).split())[:1000] or "it takes too much memory"
         raise CheckpointError(
             f"{path} is damaged or of another run: {told}; remove its folder to begin anew"
         ) from error
@@ -201,11 +215,11 @@ def load_snapshot(path: Path, model: MaskablePPO, env: PlacementVecEnv, restore:
 def _restore(arrays: Arrays, model: MaskablePPO, env: PlacementVecEnv) -> None:
     restore_learned(arrays, model.policy, model.policy.optimizer)
     np.random.set_state(_numpy_state(arrays))  # noqa: NPY002
-    torch.set_rng_state(torch.from_numpy(arrays["torch"]))
+    restore_torch(arrays)
     model.num_timesteps, model._n_updates = (
         int(count) for count in counts(arrays, "counters", np.zeros(2, dtype=np.int64))
     )
-    _restore_batch(arrays, env.batch)
+    restore_batch(arrays, env.batch)
     model._last_obs = env.batch.observations.copy()
     model._last_episode_starts = alike(arrays, "episode_starts", env.batch.ended)
 
@@ -219,16 +233,42 @@ def _numpy_state(arrays: Arrays) -> tuple[str, NDArray[np.uint32], int, int, flo
     return "MT19937", keys, int(position), int(has_gauss), gauss
 
 
-def _restore_batch(arrays: Arrays, batch: Batch) -> None:
-    """Put all environments where a snapshot found them; what they show follows from that."""
+def restore_torch(arrays: Arrays) -> None:
+    """Put torch's random numbers where a snapshot found them; it reads beyond their end if two counts disagree.
+
+    It is a legacy of torch's first random numbers: at byte 8, how many numbers are left until new ones are made, and at
+    byte 16, which of them is next. A seed counts as one that is left.
+
+    Raises:
+        ValueError: If they do.
+        KeyError: If they are not there.
+    """
+    found = alike(arrays, "torch", torch.get_rng_state().numpy())
+    left, following = int(found[8:12].view(np.int32)[0]), int(found[16:24].view(np.uint64)[0])
+    if (left, following) != (1, 0) and (left not in range(1, MT19937_KEYS + 1) or left + following != MT19937_KEYS + 1):
+        raise ValueError(f"torch has {left} numbers left and number {following} next, which no generator has")
+    torch.set_rng_state(torch.from_numpy(found))
+
+
+def restore_batch(arrays: Arrays, batch: Batch) -> None:
+    """Put all environments where a snapshot found them; what they show follows from that.
+
+    Raises:
+        ValueError: If steps of these environments could not have come there, with all of them left as they were.
+        KeyError: If an array is not there.
+    """
     state = batch.sim.state
     missing = {f"state/{field}": np.zeros_like(getattr(state, field)) for field in YOUNGER}
     kept = missing | arrays
     # Kernels read the state by addresses and look at no bound.
     given = State(*(alike(kept, f"state/{field}", value) for field, value in state._asdict().items()))
     found = sound_state(batch.sim, given)._asdict()
+    if batch.view.action == "candidate":  # a move picks all its nodes at once, for any job
+        refuse("state.picked_nodes", given.picked_nodes, given.picked_nodes == 0, "none before a whole placement")
+    others = {field: finite(arrays, f"batch/{field}", value) for field, value in batch.arrays().items()}
+    within("batch/paid_s", others["paid_s"], -LARGEST, LARGEST)
     for field, value in state._asdict().items():
         value[...] = found[field]
     for field, value in batch.arrays().items():
-        value[...] = finite(arrays, f"batch/{field}", value)
+        value[...] = others[field]
     batch.show_again()

@@ -11,20 +11,25 @@ import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from stat import S_ISREG
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 LARGEST_BYTES = 1 << 30  # more than any policy of ours needs
 UNSUSPECTED_BYTES = 1 << 26  # so much may be packed as well as it can be
+MOST_STORED_BYTES = 1 << 34  # what a run may keep for replay is half of that
+MOST_ENTRIES = 10_000  # arrays of a run
 MOST_TIMES = 16  # beyond that, weights pack to nine tenths of their size, and a bomb to a thousandth
 HEADER_BYTES = 1 << 12  # of an array; ours take 128
 NAME_BYTES = 1 << 10  # of an entry in the list of an archive, with what stands beside it
 HEADER = re.compile(
-    rb"\{'descr': '([<>]f[248])', 'fortran_order': (True|False), 'shape': \(((?:\d{1,12}(?:, ?|(?=\))))*)\), \} *\n"
+    rb"\{'descr': '([<>][fiu][248]|\|[biu]1)', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:\d{1,12}(?:, ?|(?=\))))*)\), \} *\n"
 )
 _END = struct.Struct("<4s4H2LH")  # of an archive: signature, numbers of disks and entries, size and place of the list
 _WIDE = b"PK\x06\x07"  # begins the record that counts in 64 bits
+_ENDS_BYTES = 98  # of the records that an archive ends with
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -36,13 +41,18 @@ def read_file(path: Path) -> bytes:
         ValueError: If it is no plain file, or too large.
         OSError: If it cannot be read.
     """
+    size = _size_of(path)
+    if size > LARGEST_BYTES:
+        raise ValueError(f"it has {size} bytes, expected at most {LARGEST_BYTES}")
+    with path.open("rb") as file:
+        return file.read(size)
+
+
+def _size_of(path: Path) -> int:
     status = path.stat()
     if not S_ISREG(status.st_mode):  # before it is opened: a pipe would wait for a writer
         raise ValueError("it is no plain file")
-    if status.st_size > LARGEST_BYTES:
-        raise ValueError(f"it has {status.st_size} bytes, expected at most {LARGEST_BYTES}")
-    with path.open("rb") as file:
-        return file.read(status.st_size)
+    return status.st_size
 
 
 def open_archive(content: bytes, names: Collection[str], *, packed: bool) -> zipfile.ZipFile:
@@ -122,25 +132,79 @@ def _entry(name: str) -> str:
     return f"{name}.npy"
 
 
+def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return all arrays of a file that `numpy.savez` wrote, by name, which take no more memory than the file has bytes.
+
+    Raises:
+        ValueError: If an entry is packed, is no array of numbers, or the file has not all the bytes that it says.
+        OSError: If it cannot be read.
+        zipfile.BadZipFile: If it is damaged.
+    """
+    size = _size_of(path)
+    with path.open("rb") as file:
+        file.seek(max(0, size - _ENDS_BYTES))
+        _check_list(file.read(_ENDS_BYTES))
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > min(size, MOST_STORED_BYTES):
+                raise ValueError(
+                    f"its entries have more bytes than the {size} of the file, or than {MOST_STORED_BYTES}"
+                )
+            for entry in entries:
+                _check_stored(entry)
+            return {_name(entry): _parsed(archive.read(entry), _name(entry)) for entry in entries}
+
+
+def _check_list(ends: bytes) -> None:
+    """Refuse an archive whose list of entries is longer than ours; all of it would be read, whatever it says."""
+    if len(ends) < _END.size or ends[-_END.size :][:4] != b"PK\x05\x06":
+        raise ValueError("it does not end as a zip does")
+    *_, count, listed_bytes, _, comment = _END.unpack(ends[-_END.size :])
+    is_wide = ends[-_END.size - 20 :][:4] == _WIDE
+    other_bytes = int.from_bytes(ends[-58:-50], "little") if is_wide else listed_bytes  # a second record says it too
+    if comment or count > MOST_ENTRIES or listed_bytes > NAME_BYTES * count or other_bytes != listed_bytes:
+        raise ValueError("it is no zip as this version writes")
+
+
+def _check_stored(entry: zipfile.ZipInfo) -> None:
+    is_plain = (entry.compress_type, entry.compress_size) == (zipfile.ZIP_STORED, entry.file_size)
+    if not is_plain or entry.flag_bits & 1 or not entry.filename.endswith(".npy") or not entry.filename.isprintable():
+        raise ValueError(f"entry {entry.filename!r:.100} is not as this version writes arrays")
+
+
+def _name(entry: zipfile.ZipInfo) -> str:
+    return entry.filename.removesuffix(".npy")
+
+
 def _array(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    file = io.BytesIO(read_entry(archive, _entry(name), 8 * math.prod(shape) + HEADER_BYTES))
-    found, is_fortran, dtype = _header(file, name)
+    content = read_entry(archive, _entry(name), 8 * math.prod(shape) + HEADER_BYTES)
+    found = _header(io.BytesIO(content), name)[0]
     if found != shape:
         raise ValueError(f"weight {name} has shape {found}, its schema needs {shape}; train it again")
-    content = file.read()
-    if len(content) != dtype.itemsize * math.prod(shape):
-        raise ValueError(f"weight {name} has {len(content)} bytes, expected {dtype.itemsize * math.prod(shape)}")
-    array = np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
+    array = _parsed(content, name)
+    if array.dtype.kind != "f":
+        raise ValueError(f"weight {name} is of {array.dtype}, expected floating numbers")
     return np.array(array, dtype=np.float32, order="C")
 
 
+def _parsed(content: bytes, name: str) -> NDArray[Any]:
+    file = io.BytesIO(content)
+    shape, is_fortran, dtype = _header(file, name)
+    numbers = file.read()
+    if len(numbers) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{name} has {len(numbers)} bytes, expected {dtype.itemsize * math.prod(shape)}")
+    if dtype.kind == "b" and numbers.strip(b"\0\1"):  # NumPy takes these for other numbers of things than they are
+        raise ValueError(f"{name} holds what is neither true nor false")
+    return np.frombuffer(numbers, dtype).reshape(shape, order="F" if is_fortran else "C").copy(order="K")
+
+
 def _header(file: io.BytesIO, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Return shape, order and type; only what NumPy writes of floating numbers is understood, and nothing evaluated."""
+    """Return shape, order and type; only what NumPy writes of numbers is understood, and nothing evaluated."""
     magic, length = file.read(8), file.read(2)
     text = file.read(min(int.from_bytes(length, "little"), HEADER_BYTES))
     found = HEADER.fullmatch(text) if magic == b"\x93NUMPY\x01\x00" else None
     if found is None:
-        raise ValueError(f"weight {name} is no array of floating numbers")
+        raise ValueError(f"{name} is no array of numbers")
     dtype, is_fortran, extents = (part.decode() for part in found.groups())
     shape = tuple(int(extent) for extent in extents.replace(",", " ").split())
     return shape, is_fortran == "True", np.dtype(dtype)

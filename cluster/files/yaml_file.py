@@ -22,13 +22,13 @@ _Fastest = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class _Loader(_Fastest):  # type: ignore[misc, valid-type]  # which of the two is known only here
+class TextLoader(_Fastest):  # type: ignore[misc, valid-type]  # which of the two is known only here
     """Reads 125e12 as a number, as YAML 1.2 does."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+# Digits can be shared out in one way only: with two, a million of them would be tried for hours.
+FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
+TextLoader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,13 @@ def read_yaml(path: Path, page: str) -> YamlFile:
         page: Of the documentation, which says what it is to hold.
 
     Raises:
-        InputError: If the file cannot be read, is empty, is not YAML, repeats a key, or uses anchors.
+        InputError: If the file cannot be read, is empty, is not YAML, uses anchors, repeats a key, or has a key that
+            is no word.
     """
     text = _text(path)
     try:
         _check_depth(text, path)
-        loader = _Loader(text)
+        loader = TextLoader(text)
         root = loader.get_single_node()
         if root is None:
             raise InputError("the file is empty", f"{page} says what it holds", path=path)
@@ -147,7 +148,7 @@ def _text(path: Path) -> str:
 def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]:
     """Find what would be read as something else than it looks like, or not within seconds.
 
-    Repeated keys, copies by anchor, and numbers of thousands of digits.
+    Repeated keys, keys that are lists or groups of keys, copies by anchor, and numbers of thousands of digits.
     """
     line = node.start_mark.line + 1
     if id(node) in met:
@@ -162,10 +163,14 @@ def _misread(node: yaml.Node, path: Path, met: set[int]) -> Iterator[InputError]
     if isinstance(node, yaml.MappingNode):
         keys: set[str] = set()
         for key, value in node.value:
-            if str(key.value) in keys:
-                at = key.start_mark.line + 1
+            at = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):  # as text it would be written out once for each key inside it
+                yield InputError("a key must be one word", "write `key: value`, with no brackets before the colon",
+                                 path=path, line=at)  # fmt: skip
+                continue
+            if key.value in keys:
                 yield InputError(f"the key {shortened(key.value)} stands twice", "drop one of them", path=path, line=at)
-            keys.add(str(key.value))
+            keys.add(key.value)
             yield from _misread(key, path, met)
             yield from _misread(value, path, met)
 

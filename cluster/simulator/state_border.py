@@ -13,19 +13,23 @@ from ..dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN
 from ..state.border import refuse
 from ..state.shapes import ANY, RANGES
 from ..state.state import Floats, Ints, Simulation, State
+from .engine import MOST_QUIET, MOST_STOPS
 
-LARGEST = 1e200  # such a time is still finite when it is divided by the least slowdown
+# Of times and sums of them. No run comes near: traces end after 3,000 years, 1e11 s. Such a time is still finite as a
+# number of 32 bits, as rewards are, in the smallest unit of rewards, and when it is divided by the least slowdown.
+LARGEST = 1e28
 BOUNDED = (
     "now_s", "estimates_s", "queued_gpu_s", "picked_hazard", "busy_gpu_s", "down_gpu_s", "job_time_s",
-    "overhead_gpu_s", "source_since_s", "saved_s", "start_s", "end_s", "overhead_s", "slowdown", "entered_s", "wait_s",
-    "queued_s", "first_start_s", "finish_s", "lost_s",
+    "overhead_gpu_s", "source_since_s", "saved_s", "start_s", "end_s", "overhead_s", "entered_s", "wait_s", "queued_s",
+    "first_start_s", "finish_s", "lost_s",
 )  # fmt: skip
 
 
 def sound_state(sim: Simulation, state: State) -> State:
     """Return a state from which the rows of a simulation can be played on.
 
-    What only saves time, the index of the queue and the order of expected ends, is left out: it is found anew.
+    What only saves time, the index of the queue and the order of expected ends, is left out: it is found anew. So is
+    the work since signals were last looked for.
 
     Args:
         sim: Its own state gives types and shapes, which `state` must have.
@@ -36,13 +40,15 @@ def sound_state(sim: Simulation, state: State) -> State:
     """
     _check_ranges(sim, state)
     _check_numbers(sim, state)
+    _check_guards(state)
     _check_heap(state, "source_heap", "source_place", state.source_count, state.source_s)
     _check_heap(state, "run_heap", "run_place", state.running, state.end_s)
     _check_sources(sim, state)
     _check_jobs(sim, state, _waiting(state))
     _check_gpus(sim, state)
     _same("index_from", state.index_from, sim.state.index_from)  # by which there is room for an index
-    return state._replace(index_stage=np.zeros_like(state.index_stage), ends_kept=np.zeros_like(state.ends_kept))
+    new = {name: np.zeros_like(getattr(state, name)) for name in ("index_stage", "ends_kept", "unlooked")}
+    return state._replace(**new)
 
 
 def _same(name: str, values: NDArray[Any], expected: NDArray[Any]) -> None:
@@ -72,11 +78,17 @@ def _check_numbers(sim: Simulation, state: State) -> None:
     refuse("state.estimates_s", state.estimates_s, state.estimates_s > 0.0, "the sum of the estimates")
     job = np.arange(state.guess_s.shape[1])
     is_real = job < sim.scenarios.jobs[state.scenario][:, None]
-    fits = (state.guess_s > 0.0) & (state.guess_s < np.inf)
-    refuse("state.guess_s", state.guess_s, ~is_real | fits, "a finite number above 0")
-    runs, slowdown = state.run_place >= 0, state.slowdown
+    fits = (state.guess_s > 0.0) & (state.guess_s <= LARGEST)
+    refuse("state.guess_s", state.guess_s, ~is_real | fits, f"above 0 and at most {LARGEST:g}")
+    ran, slowdown = (state.run_place >= 0) | (state.slowdown != 0.0), state.slowdown
     fits = (slowdown >= LEAST_SLOWDOWN) & (slowdown <= MOST_SLOWDOWN)
-    refuse("state.slowdown", slowdown, ~runs | fits, f"{LEAST_SLOWDOWN:g} to {MOST_SLOWDOWN:g}")
+    refuse("state.slowdown", slowdown, ~ran | fits, f"{LEAST_SLOWDOWN:g} to {MOST_SLOWDOWN:g}")
+
+
+def _check_guards(state: State) -> None:
+    """Refuse counts from which the ends of what goes on for ever would not be seen: they would become negative."""
+    refuse("state.quiet", state.quiet, state.quiet <= MOST_QUIET, f"at most {MOST_QUIET}")
+    refuse("state.stops", state.stops, state.stops <= MOST_STOPS, f"at most {MOST_STOPS}")
 
 
 def _check_heap(state: State, heap_name: str, place_name: str, count: Ints, key: Floats) -> None:
@@ -191,4 +203,7 @@ def _check_gpus(sim: Simulation, state: State) -> None:
     _same("taken", state.taken, np.add.reduceat(is_picked, first, axis=1, dtype=np.int64))
     _same("usable", state.usable, is_free.sum(axis=1))
     _same("down", state.down, (state.gpu_down > 0).sum(axis=1))
+    # A fault stops the job on a GPU; one that were picked all the same would be given back as free.
+    fits = (state.gpu_down == 0) | (state.gpu_job < 0)
+    refuse("state.gpu_down", state.gpu_down, fits, "0 for a GPU that a job holds")
     _same("picked_nodes", state.picked_nodes, (state.taken > 0).sum(axis=1))

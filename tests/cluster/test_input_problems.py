@@ -176,6 +176,29 @@ def test_all_keys_that_stand_twice_are_told(tmp_path: Path) -> None:
     assert len(caught.value.errors) == 2
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "? [a, b]\n: 1\n",
+        "{{a: 1}: 2}",
+        "{[a]: 1, [b]: 2, [a]: 3}",
+        "? - a\n: 1\n",
+        f"{'? ' * 150}[{'a, ' * 200_000}a]",
+        f"{'{? ' * 150}[{'a, ' * 200_000}a]{'}' * 150}",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_key_that_is_no_word_is_refused_at_once(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"job\.yaml:1: a key must be one word"):
+        read_yaml(tmp_path / "job.yaml", "docs/scheduler.md")
+
+
+def test_a_key_may_be_any_word(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("? a b\n: 1\n'[c]': 2\n? |-\n  d\n  e\n: 3\n<<: {f: 4}\n")
+    assert read_yaml(tmp_path / "job.yaml", "docs/scheduler.md").data == {"a b": 1, "[c]": 2, "d\ne": 3, "f": 4}
+
+
 def test_an_empty_file_names_the_page_that_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("\n")
     with pytest.raises(InputError, match=re.escape("the file is empty; docs/scheduler.md says what it holds")):

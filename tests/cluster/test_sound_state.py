@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.files.errors import EndlessError
 from longshore.cluster.model.outcome import Outcome
-from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.simulator.engine import MOST_QUIET, MOST_STOPS, advance, reset, start, wait
 from longshore.cluster.simulator.simulation import outcome_of
 from longshore.cluster.simulator.state_border import BOUNDED, sound_state
 from longshore.cluster.state.shapes import ANY, RANGES, declared_dtype
@@ -66,12 +66,27 @@ def test_whole_numbers_beyond_what_there_is_are_refused_by_their_field(name: str
             sound_state(batch.sim, spoiled(batch.sim.state, name, value))
 
 
-@pytest.mark.parametrize("name", ["guess_s", *BOUNDED])
+@pytest.mark.parametrize("name", ["guess_s", "slowdown", *BOUNDED])
 def test_numbers_that_kernels_would_reckon_with_for_ever_are_refused_by_their_field(name: str) -> None:
     batch = played()
-    for value in (math.inf, -math.inf, 0.0, -1.0) if name == "guess_s" else (math.inf, -math.inf, 1e300):
+    beyond = (1e61, -1.0) if name == "slowdown" else (1e29, -1.0, 0.0) if name == "guess_s" else (1e29, -1e29)
+    for value in (math.inf, -math.inf, *beyond):
         with pytest.raises(ValueError, match=rf"state\.{name}\["):
             sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+
+
+@pytest.mark.parametrize(("name", "most"), [("quiet", MOST_QUIET), ("stops", MOST_STOPS)])
+def test_counts_that_end_what_goes_on_for_ever_are_within_their_ends(name: str, most: int) -> None:
+    batch = played()
+    sound_state(batch.sim, spoiled(batch.sim.state, name, most))
+    for value in (most + 1, 2**31 - 1):
+        with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected at most {most}"):
+            sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+
+
+def test_signals_are_looked_for_anew() -> None:
+    batch = played()
+    assert not sound_state(batch.sim, spoiled(batch.sim.state, "unlooked", 2**31 - 1)).unlooked.any()
 
 
 COUNTED = (
@@ -112,6 +127,20 @@ def test_heaps_lists_and_times_that_do_not_hold_together_are_refused(name: str, 
         sound_state(sim, sim.state._replace(**{name: change(getattr(sim.state, name))}))
 
 
+@pytest.mark.parametrize("kind", ["picked", "running"])
+def test_a_gpu_that_a_job_holds_is_not_out_of_service(kind: str) -> None:
+    sim = played().sim
+    state = sim.state
+    is_picked = state.gpu_job == state.current[:, None]
+    row, gpu = np.argwhere(is_picked if kind == "picked" else (state.gpu_job >= 0) & ~is_picked)[0]
+    assert state.source_failed[row, gpu] == state.gpu_down[row, gpu] == 0
+    down = state._replace(**{name: getattr(state, name).copy() for name in ("source_failed", "gpu_down", "down")})
+    down.source_failed[row, gpu] = down.gpu_down[row, gpu] = 1
+    down.down[row] += 1
+    with pytest.raises(ValueError, match=rf"state\.gpu_down\[{row}, {gpu}\] is 1, expected 0 for a GPU"):
+        sound_state(sim, down)
+
+
 @settings(max_examples=150)
 @given(st.data())
 def test_what_is_not_refused_can_be_played(data: st.DataObject) -> None:
@@ -120,7 +149,7 @@ def test_what_is_not_refused_can_be_played(data: st.DataObject) -> None:
     state = batch.sim.state
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from([name for name in FIELDS if getattr(state, name).size]))
-        values = (0.0, -1.0, 1e150, math.inf) if name not in WHOLE else (-2, -1, 0, 1, 2, 3, 5, 8)
+        values = (0.0, -1.0, 1e25, 1e150, math.inf) if name not in WHOLE else (-2, -1, 0, 1, 2, 3, 5, 8)
         state = spoiled(state, name, data.draw(st.sampled_from(values)), data.draw(st.integers(0, 2**20)))
     try:
         found = sound_state(batch.sim, state)
@@ -132,6 +161,8 @@ def test_what_is_not_refused_can_be_played(data: st.DataObject) -> None:
     try:
         for _ in range(60):
             batch.step(open_actions(batch.masks, rng))
+            assert np.isfinite(batch.rewards).all()
+            assert np.isfinite(batch.observations).all()
             batch.reset_rows(np.flatnonzero(batch.ended))
     except EndlessError:
         return

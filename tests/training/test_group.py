@@ -3,12 +3,13 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -17,6 +18,7 @@ from longshore.agents.learned.candidate_run import Record
 from longshore.agents.learned.checkpoint import load_policy, schema_of
 from longshore.agents.learned.schema import Goal
 from longshore.agents.networks.networks import MovesNetwork
+from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
@@ -182,6 +184,34 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
     assert resumed.finished
     assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
     assert (whole.folder / "best.zip").read_bytes() == (resumed.folder / "best.zip").read_bytes()
+
+
+@pytest.mark.parametrize(("word", "value"), [(2, 2), (2, 0), (4, 2), (5, 2**32)])
+def test_random_numbers_that_no_generator_has_are_refused(word: int, value: int, tmp_path: Path) -> None:
+    learner = learner_of(tmp_path, small_problem(waiting=True), config(1000))
+    learner.save()
+    path = tmp_path / SNAPSHOT
+    with np.load(path) as file:
+        kept = dict(file)
+    learner.load()
+    kept["rng"][word] = value
+    np.savez(path, allow_pickle=False, **kept)
+    with pytest.raises(CheckpointError, match="damaged or of another run: rng has increment"):
+        learner.load()
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**64), st.integers(0, 50))
+def test_random_numbers_of_any_generator_go_on_the_same(seed: int, drawn: int) -> None:
+    with TemporaryDirectory() as folder:
+        learner = learner_of(Path(folder), small_problem(waiting=True), config(1000))
+        learner.rng = np.random.default_rng(seed)
+        learner.rng.integers(0, 2**32, drawn, dtype=np.uint32)  # leaves half a word where they are odd
+        learner.save()
+        expected = learner.rng.permutation(1000)
+        learner.rng = np.random.default_rng(0)
+        learner.load()
+    assert np.array_equal(learner.rng.permutation(1000), expected)
 
 
 def test_it_learns_within_twenty_updates_what_no_greedy_rule_finds(tmp_path: Path) -> None:

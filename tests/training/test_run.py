@@ -130,6 +130,14 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
         train(small(2048), tmp_path)
 
 
+def with_counts(state: NDArray[Any], left: int, following: int) -> NDArray[Any]:
+    """Return a state of torch's random numbers with so many left and another one next."""
+    state = state.copy()
+    state[8:12] = np.array([left], dtype=np.int32).view(np.uint8)
+    state[16:24] = np.array([following], dtype=np.uint64).view(np.uint8)
+    return state
+
+
 TAMPERED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
     ("state/head", lambda it: it[:1]),  # one number would be given to all rows
     ("state/free", lambda it: it[:, :1]),
@@ -150,7 +158,19 @@ TAMPERED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
     ("numpy/rest", lambda it: np.array([1.0, 2.0, 0.0])),
     ("numpy/keys", lambda it: it.astype(np.float64)),
     ("numpy/keys", lambda it: it[:623]),
+    ("torch", lambda it: with_counts(it, 624, 624)),
+    ("torch", lambda it: with_counts(it, 2, 624)),
+    ("torch", lambda it: with_counts(it, 0, 625)),
+    ("torch", lambda it: with_counts(it, 1, 2**63)),
+    ("torch", lambda it: with_counts(it, -(2**31), 2**31 + 625)),
+    ("torch", lambda it: it[:-8]),
     ("adam/0/step", lambda it: it * np.nan),
+    ("adam/0/step", lambda it: it * 0 - 1),
+    ("adam/0/step", lambda it: it * 0),
+    ("adam/0/exp_avg_sq", lambda it: it * 0 - 1),
+    ("adam/0/exp_avg_sq", lambda it: it * 0 + np.float32(3e38)),
+    ("adam/0/exp_avg", lambda it: it * 0 + np.float32(3e38)),
+    ("batch/paid_s", lambda it: it + 1e60),
     ("adam/0/exp_avg", lambda it: it[:1]),
     ("adam/0/exp_avg_sq", lambda it: it * np.inf),
     ("network/", lambda it: it * np.float32(np.inf)),
@@ -163,6 +183,7 @@ NOT_PLAYED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
     ("run_place", lambda it: it * 0 + FAR),
     ("guess_s", lambda it: it * 0.0),
     ("guess_s", lambda it: -it),
+    ("now_s", lambda it: it + 1e60),
 ]
 
 

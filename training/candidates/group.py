@@ -9,7 +9,7 @@ Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/traini
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from ..initial import initial_network
 from ..run_folder import Keeper
 from ..snapshot import (
     SNAPSHOT,
+    Arrays,
     alike,
     counts,
     learned_arrays,
@@ -316,15 +317,21 @@ class GroupLearner:
         with read_arrays(self.keeper.folder / SNAPSHOT) as arrays:
             restore_learned(arrays, self.network, self.optimizer)
             restore_weights(arrays, "average", self.average)
-            words = alike(arrays, "rng", np.zeros(6, dtype=np.uint64))
-            low, high, inc_low, inc_high, has, rest = (int(word) for word in words)
-            self.rng.bit_generator.state = {
-                "bit_generator": "PCG64",
-                "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low},
-                "has_uint32": has,
-                "uinteger": rest,
-            }
+            self.rng.bit_generator.state = _random_state(arrays)
             self.steps = int(counts(arrays, "steps", np.zeros(1, dtype=np.int64))[0])
+
+
+def _random_state(arrays: Arrays) -> dict[str, Any]:
+    """Return the state of NumPy's random numbers; with an even increment, some are the same for ever."""
+    low, high, inc_low, inc_high, has, rest = (int(word) for word in alike(arrays, "rng", np.zeros(6, dtype=np.uint64)))
+    if inc_low % 2 == 0 or has > 1 or rest >= 2**32:
+        raise ValueError(f"rng has increment {inc_low}, has_uint32 {has} and uinteger {rest}, which no generator has")
+    return {
+        "bit_generator": "PCG64",
+        "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low},
+        "has_uint32": has,
+        "uinteger": rest,
+    }
 
 
 def learn_by_groups(problem: Problem, keeper: Keeper) -> int:

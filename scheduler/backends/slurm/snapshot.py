@@ -95,8 +95,8 @@ def types_of(gres: str) -> dict[int, str]:
     Args:
         gres: As Slurm tells, such as `gpu:i0:1,gpu:i1:1(S:0)`.
     """
-    parts = [re.sub(r"\(.*?\)", "", part) for part in re.split(r",(?![^(]*\))", gres)]
-    gpus = [part for part in parts if part.startswith("gpu")]
+    bare = re.sub(r"\([^()]*\)", "", gres)  # without what stands in brackets, commas among it
+    gpus = [part for part in bare.split(",") if part.startswith("gpu")]
     matches = [match for part in gpus if (match := _INDEXED.fullmatch(part))]
     types = {int(match[2]): match[1] for match in matches}
     exact = len(types) == len(gpus) and sorted(types) == list(range(len(types)))

@@ -3,7 +3,6 @@
 Source: the field's shape of a claim for exact devices by CEL; NVIDIA's driver names a device by its UUID.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -82,5 +81,5 @@ def _text(device: Device, name: str) -> str:
 
 
 def _number(name: str) -> int:
-    found = re.search(r"(\d+)$", name)
-    return int(found[1]) if found else -1
+    digits = name[len(name.rstrip("0123456789")) :]
+    return int(digits) if digits else -1
