@@ -1,4 +1,4 @@
-"""Runs that are played in parts, so that somebody can look at the clock in between."""
+"""Runs that are run in parts, so that somebody can look at the clock in between."""
 
 from collections.abc import Callable
 from typing import Protocol, Self, TypeAlias, runtime_checkable
@@ -11,10 +11,10 @@ ALL = 1 << 62  # decisions
 
 @runtime_checkable
 class Watchable(Protocol):
-    """A policy that can be watched while it plays on."""
+    """A policy that can be watched while it runs on."""
 
     def watched(self, look: Look) -> Self:
-        """Return the same policy, which calls `look` every few decisions while it plays on."""
+        """Return the same policy, which calls `look` every few decisions while it runs on."""
         ...
 
 

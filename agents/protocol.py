@@ -16,8 +16,8 @@ class Policy(Protocol):
     it. The policy picks GPUs with `take_gpu` or `take_node` of `longshore.cluster.dispatch.placing`; the caller then
     starts the job or takes the picks back. Before its first pick it may turn to another job that the order regime
     allows, with `turn_to` of `longshore.cluster.dispatch.order`; the caller starts the one that is due then.
-    `pick_move` of `longshore.cluster.candidates.candidates` does all of this, and where its move lets all jobs wait it
-    says so in `rested` of the state. Nothing else of the simulation may be changed.
+    `pick_candidate` of `longshore.cluster.candidates.candidates` does all of this, and where its candidate lets all
+    jobs wait it says so in `rested` of the state. Nothing else of the simulation may be changed.
 
     What no scheduler can know may not be read: `scenarios.work_s` (the estimates are for that), rows of `scenarios`
     for jobs not yet submitted, `scenarios.fault_seed` and `source_rate_per_s`, the outages of `process` but for their
@@ -49,11 +49,11 @@ class Policy(Protocol):
         """
         ...
 
-    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
-        """Play scenario `scenarios[r]` in row r of the simulation, from its beginning to its end.
+    def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        """Run scenario `scenarios[r]` in row r of the simulation, from its beginning to its end.
 
-        Must come to what `place` decides one by one. `rows_to_play` of `longshore.cluster.state.border` refuses what
-        cannot be played.
+        Must come to what `place` decides one by one. `rows_to_run` of `longshore.cluster.state.border` refuses what
+        cannot be run.
 
         Raises:
             ValueError: If there are more scenarios than rows, or one does not exist.

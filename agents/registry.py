@@ -71,5 +71,9 @@ def find_policy(name: str) -> Policy:
         raise PluginError(f"policy {name!r} ({registered[name].value}) cannot be imported: {error}") from error
     policy = found() if isinstance(found, type) else found
     if not isinstance(policy, Policy):
-        raise PluginError(f"policy {name!r} ({registered[name].value}) lacks part of the policy protocol")
+        missing = [part for part in ("name", "about", "waits", "place", "run") if not hasattr(policy, part)]
+        was = "; `run` was called `play` before" if "run" in missing and hasattr(policy, "play") else ""
+        raise PluginError(
+            f"policy {name!r} ({registered[name].value}) lacks part of the policy protocol: {', '.join(missing)}{was}"
+        )
     return policy

@@ -9,7 +9,7 @@ from pathlib import Path
 from .harness import RESULTS, ROOT, progress, stamp_of_run, write_results
 
 NAMES = (
-    "simulator", "environment", "training", "reference", "policy", "hetero64", "source", "store", "history",
+    "simulator", "environment", "training", "reference", "policy", "hetero64", "patent", "store", "history",
     "scheduler", "twin", "policy_host", "steps", "dashboard", "extender", "api", "cli",
 )  # fmt: skip
 

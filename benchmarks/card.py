@@ -32,15 +32,15 @@ compare it with the heuristics first (`longshore evaluate --trace ... --cluster 
 """
 
 
-MOVES_TEXT = """\
+CANDIDATES_TEXT = """\
 # {name}
 
 Takes whole placements, or waits, on clusters of any size; trained on the preset `hetero64` with waiting, for the \
-makespan. Play it with `--waiting`.
+makespan. Run it with `--waiting`.
 
 | | |
 | --- | --- |
-| algorithm, network | distillation of rollouts, `moves`; actions `candidate` |
+| algorithm, network | distillation of rollouts, `candidates`; actions `candidate` |
 | command | `longshore {command}`; this is its `best.zip` |
 | time | {core_minutes:.1f} core-minutes, labels, compilation and validations included |
 | machine, date | {machine} |
@@ -85,7 +85,7 @@ def card(name: str, command: Sequence[str], training: Training, held_out: HeldOu
     """Return the card of a policy, in Markdown.
 
     Args:
-        name: Of the checkpoint, without `.zip`; `hetero64` is the one that the demo plays.
+        name: Of the checkpoint, without `.zip`; `hetero64` is the one that the demo runs.
         command: Arguments of `longshore` that train it.
         training: Its training run.
         held_out: Its held-out figures.
@@ -97,7 +97,7 @@ def card(name: str, command: Sequence[str], training: Training, held_out: HeldOu
     )
 
 
-def moves_card(name: str, command: str, training: Training, held_out: HeldOut, machine: str) -> str:
+def candidates_card(name: str, command: str, training: Training, held_out: HeldOut, machine: str) -> str:
     """Return the card of a policy that takes whole placements, in Markdown.
 
     Args:
@@ -107,14 +107,14 @@ def moves_card(name: str, command: str, training: Training, held_out: HeldOut, m
         held_out: Its held-out figures, against `patient`.
         machine: Where and when, as `machine_text` says it.
     """
-    return MOVES_TEXT.format(
+    return CANDIDATES_TEXT.format(
         name=name, command=command, training=training, core_minutes=training.core_s / 60.0, held_out=held_out,
         machine=machine,
     )  # fmt: skip
 
 
 def core_minutes(text: str) -> float:
-    """Return the time that a card of `moves_card` tells."""
+    """Return the time that a card of `candidates_card` tells."""
     found = re.search(r"([\d.]+) core-minutes", text)
     return float(found[1]) if found else math.nan
 

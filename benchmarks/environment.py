@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 
-from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.envs.batch import Batch, View
 
@@ -23,7 +22,7 @@ LEAST_PER_S = 500_000
 
 def mixed_batch(view: View) -> Batch:
     """Return environments that are somewhere in their episodes."""
-    batch = Batch(Problem(*hetero64(SCENARIOS, SEED)), view, ROWS)
+    batch = Batch(hetero64(SCENARIOS, SEED), view, ROWS)
     batch.reset()
     steps_per_s(batch, np.random.default_rng(SEED), MIXING_STEPS)
     return batch
@@ -46,7 +45,7 @@ def measure() -> Iterator[Row]:
     views = {
         "a node a step, full observations": View("node", "full"),
         "a GPU a step, full observations": View("gpu", "full"),
-        "a GPU a step, the source's observations": View("gpu", "source"),
+        "a GPU a step, the patent's observations": View("gpu", "patent"),
     }
     rng = np.random.default_rng(SEED)
     parts = {name: partial(steps_per_s, mixed_batch(view), rng) for name, view in views.items()}

@@ -29,12 +29,12 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.workloads.estimates import with_scenario_estimates
-from longshore.eval.play import play_all
+from longshore.eval.run import run_all
 from longshore.training.presets import STREAM_JOBS, STREAM_LOAD, VALIDATION_SCENARIOS
 from longshore.training.run_folder import BEST, SCORE, SPENT
 
 from . import bound
-from .card import HeldOut, Training, core_minutes, machine_text, moves_card
+from .card import HeldOut, Training, candidates_card, core_minutes, machine_text
 from .harness import ROOT, Row, call_longshore, main, progress, seconds, stamp_of_run
 
 CHECKPOINTS = ROOT / "checkpoints"
@@ -91,7 +91,7 @@ def train(target: Target) -> None:
     training = Training(spent["wall_s"], "patient", VALIDATION_SCENARIOS, score["percent"], score["half_width"],
                         spent["core_s"])  # fmt: skip
     found = compare(hetero64_problem(HELD_OUT, SEED, WAITING), load_policy(run / BEST), PATIENT)
-    text = moves_card(
+    text = candidates_card(
         target.path.stem, target.command, training, HeldOut(HELD_OUT, *found),
         machine_text(stamp_of_run(), version("torch")),
     )  # fmt: skip
@@ -120,7 +120,7 @@ def difference(ours_s: NDArray[np.float64], theirs_s: NDArray[np.float64]) -> Fo
 
 def cost_s(problem: Problem, policy: Policy) -> NDArray[np.float64]:
     """Return what each scenario costs under a policy, shape (scenarios,)."""
-    outcome = play_all(problem, [policy])[policy.name]
+    outcome = run_all(problem, [policy])[policy.name]
     jct_s: NDArray[np.float64] = (outcome.finish_s - problem.scenarios.submit_s).mean(axis=1)
     return jct_s if problem.scenarios.submit_s.any() else outcome.makespan_s
 
@@ -133,9 +133,9 @@ def tuned_patient(problem: Problem) -> Policy:
 
 def us_per_decision(problem: Problem, policy: Policy, scenarios: int) -> float:
     """Return how long a policy takes for a decision, the simulation included, on one core, in microseconds."""
-    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=scenarios)
-    policy.play(sim, np.arange(1))  # compiles
-    took_s = seconds(lambda: policy.play(sim, np.arange(scenarios)))
+    sim = simulation_of(problem, rows=scenarios)
+    policy.run(sim, np.arange(1))  # compiles
+    took_s = seconds(lambda: policy.run(sim, np.arange(scenarios)))
     return 1e6 * took_s / float(sim.state.decisions.sum())
 
 
@@ -162,14 +162,14 @@ def one_pass() -> Iterator[Row]:
     yield Row("one pass", us_per_decision(problem, load_policy(FIRST.path), 200), "us/decision", most=100.0)
 
 
-def play_with_rollouts(part: NDArray[np.int64]) -> tuple[NDArray[np.float64], float, int]:
-    """Play some of the held-out workloads; return makespans, CPU seconds and the number of decisions."""
+def run_with_rollouts(part: NDArray[np.int64]) -> tuple[NDArray[np.float64], float, int]:
+    """Run some of the held-out workloads; return makespans, CPU seconds and the number of decisions."""
     problem = hetero64_problem(HELD_OUT, SEED, WAITING)
     policy = rollout_of(load_policy(FIRST.path))
-    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=part.size)
-    policy.play(sim, part[:1])  # compiles
+    sim = simulation_of(problem, rows=part.size)
+    policy.run(sim, part[:1])  # compiles
     began = time.process_time()
-    policy.play(sim, part)
+    policy.run(sim, part)
     used_s = time.process_time() - began
     return outcome_of(sim).makespan_s, used_s, int(sim.state.decisions.sum())
 
@@ -178,14 +178,14 @@ def with_rollouts() -> Iterator[Row]:
     """Yield the rows of rollouts with the first policy as base."""
     parts = np.array_split(np.arange(HELD_OUT), 20)
     with ProcessPoolExecutor(AT_ONCE, get_context("spawn")) as pool:
-        played = []
-        for it in pool.map(play_with_rollouts, parts):
-            played.append(it)
-            progress(f"with rollouts: {len(played)} of {len(parts)} parts")
-    makespan_s = np.concatenate([it[0] for it in played])
+        parts_done = []
+        for it in pool.map(run_with_rollouts, parts):
+            parts_done.append(it)
+            progress(f"with rollouts: {len(parts_done)} of {len(parts)} parts")
+    makespan_s = np.concatenate([it[0] for it in parts_done])
     theirs_s = cost_s(hetero64_problem(HELD_OUT, SEED, WAITING), PATIENT)
     yield from rows_of("with rollouts", difference(makespan_s, theirs_s), -11.0)
-    per_decision_s = sum(it[1] for it in played) / sum(it[2] for it in played)
+    per_decision_s = sum(it[1] for it in parts_done) / sum(it[2] for it in parts_done)
     yield Row("with rollouts", 1e3 * per_decision_s, "ms/decision", most=20.0)
 
 
@@ -205,7 +205,7 @@ def elsewhere() -> Iterator[Row]:
 def guessed(problem: Problem, seed: int) -> Problem:
     """Return a problem whose work is known only within a log-normal error of sigma 0.5."""
     rng = np.random.default_rng(seed)
-    return replace(problem, scenarios=with_scenario_estimates(problem.scenarios, "log-normal", sigma=0.5, rng=rng))
+    return problem._replace(scenarios=with_scenario_estimates(problem.scenarios, "log-normal", sigma=0.5, rng=rng))
 
 
 def arrivals() -> Iterator[Row]:

@@ -9,7 +9,6 @@ import json
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from longshore.agents.rollouts.rollout import Base, Rollout, Search
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.files.input_problems import input_problems
 from longshore.cluster.files.yaml_file import read_yaml, validated
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.hetero64 import hetero64
@@ -33,8 +33,9 @@ from longshore.cluster.simulator.engine import advance, reset
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.traces.statistics import describe
-from longshore.eval.play import play_all
-from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster
+from longshore.eval.run import run_all
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.standing import Asked, Known
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.stored_spec import stored_job
 from longshore.scheduler.policy_host.answer import Choice, read_message, stored_of
@@ -46,7 +47,7 @@ from tests.cluster.traces import small_traces
 from .harness import ROOT
 from .hostile_inputs import as_json, mutated_bytes, mutated_rows, mutated_value
 
-MOST_PLAYED_GPUS = 512  # larger clusters are read and not played
+MOST_RUN_GPUS = 512  # larger clusters are read and not run
 JOB: dict[str, Any] = {
     "version": 1, "name": "mine", "gpus": 2, "command": ["true"], "folder": "", "environment": {"A": "1"},
     "estimate_s": 3600.0, "limit_s": 7200.0, "grace_s": 30.0, "priority": 0, "compute_s": 1.0, "parameter_bytes": 1e6,
@@ -79,12 +80,12 @@ def feed_job(data: bytes, folder: Path) -> bool:
     if JobFile.model_validate(again.model_dump(exclude={"sbatch"})) != job:
         raise AssertionError("the store gives another job back")
     if job.gpus <= _SITE.cluster.gpu_node.size:
-        live = LiveCluster(_SITE, Known(0.0))
-        live.submit(
+        mirror = ClusterMirror(_SITE, Known(0.0))
+        mirror.submit(
             Asked("job", job.gpus, job.estimate_s, 0.0, compute_s=job.compute_s, parameter_bytes=job.parameter_bytes)
         )  # fmt: skip
-        live.due()
-        expected = live.expected("job", range(job.gpus))
+        mirror.due()
+        expected = mirror.expected("job", range(job.gpus))
         if not (0.0 < expected.slowdown < np.inf and 0.0 < expected.end_s < np.inf):
             raise AssertionError(f"a job is expected to end at {expected}")
     return True
@@ -129,12 +130,12 @@ def _with_numbers(value: Any) -> Any:
 
 
 def feed_cluster(data: bytes, folder: Path) -> bool:
-    """Read a cluster file, and play a few jobs on a cluster that is not too large."""
+    """Read a cluster file, and run a few jobs on a cluster that is not too large."""
     path = folder / "cluster.yaml"
     path.write_bytes(data)
     setup = read_cluster(path)
     gpus = setup.cluster.gpu_node.size
-    if gpus > MOST_PLAYED_GPUS:
+    if gpus > MOST_RUN_GPUS:
         return True
     asked = np.minimum(np.array([1, 2, 8, 1], dtype=np.int32), gpus)
     jobs = Workload(
@@ -143,8 +144,8 @@ def feed_cluster(data: bytes, folder: Path) -> bool:
         parameter_bytes=np.full(4, 1e6),
     )  # fmt: skip
     problem = cluster_problem(setup, [jobs], Regime(), runs=1, seed=0)
-    problem = replace(problem, rules=problem.rules._replace(limit_s=min(problem.rules.limit_s, 1e7)))
-    outcome = play_all(problem, [HEURISTICS["pack"]])["pack"]
+    problem = problem._replace(rules=problem.rules._replace(limit_s=min(problem.rules.limit_s, 1e7)))
+    outcome = run_all(problem, [HEURISTICS["pack"]])["pack"]
     if np.isnan(outcome.finish_s).any() or (outcome.busy_gpu_s < 0.0).any():
         raise AssertionError(f"a simulation gives {outcome}")
     return True
@@ -210,7 +211,7 @@ def feed_checkpoint(data: bytes, folder: Path) -> bool:
 def decide(policy: Policy) -> None:
     """Let a policy place one job of the preset, or wait."""
     cluster, scenarios, process, rules = _PRESET
-    sim = simulation_of(cluster, scenarios, process, rules._replace(waiting=policy.waits))
+    sim = simulation_of(Problem(cluster, scenarios, process, rules._replace(waiting=policy.waits)))
     reset(sim, 0, 0)
     if not advance(sim, 0):
         raise AssertionError("the preset asks no decision")
@@ -232,15 +233,15 @@ def feed_answer(data: bytes, _: Path) -> bool:
     message = read_message(data)
     if not isinstance(message, Choice):
         return True
-    if message.seen is not None:
-        stored_of(message.seen)
-    live = LiveCluster(_SITE, Known(0.0))
-    live.submit(Asked("job", 2, 60.0, 0.0))
-    live.due()
-    live.check_move(message.job, message.gpus)
+    if message.record is not None:
+        stored_of(message.record)
+    mirror = ClusterMirror(_SITE, Known(0.0))
+    mirror.submit(Asked("job", 2, 60.0, 0.0))
+    mirror.due()
+    mirror.check_move(message.job, message.gpus)
     if message.gpus:
-        live.carry_out(message.job, message.gpus)
-        if sorted(gpu for gpu in range(_SITE.cluster.gpu_node.size) if live.holder(gpu)) != sorted(message.gpus):
+        mirror.carry_out(message.job, message.gpus)
+        if sorted(gpu for gpu in range(_SITE.cluster.gpu_node.size) if mirror.holder(gpu)) != sorted(message.gpus):
             raise AssertionError("a job holds other GPUs than it was given")
     return True
 

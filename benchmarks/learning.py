@@ -26,10 +26,10 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.agents.rollouts.rollout import Rollout, Search, rollout_of
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.presets.problems import Regime, hetero64_problem, source_problem
+from longshore.cluster.presets.problems import Regime, hetero64_problem, patent_problem
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.envs.rewards import random_makespan_s
-from longshore.eval.play import play_all
+from longshore.eval.run import run_all
 from longshore.training.presets import PRESETS
 from longshore.training.run_folder import BEST
 
@@ -86,24 +86,24 @@ def problem_of(preset: str, scenarios: int, seed: int, *, waiting: bool) -> Prob
     regime = Regime(waiting=waiting)
     if preset == "hetero64":
         return hetero64_problem(scenarios, seed, regime)
-    return source_problem(int(preset.removeprefix("source")), scenarios, seed, regime)
+    return patent_problem(int(preset.removeprefix("patent")), scenarios, seed, regime)
 
 
 def rivals_on(preset: str) -> list[Heuristic]:
-    """Return the heuristics that are played on a preset; on the source's nobody waits."""
+    """Return the heuristics that are run on a preset; on the patent's nobody waits."""
     return [policy for policy in HEURISTICS.values() if preset == "hetero64" or not policy.waits]
 
 
-def play_rivals(preset: str) -> Runs:
-    """Play all heuristics of a preset; those that never wait play the same whether waiting is allowed or not."""
+def run_rivals(preset: str) -> Runs:
+    """Run all heuristics of a preset; those that never wait run the same whether waiting is allowed or not."""
     waiting, found = preset == "hetero64", {}
     held_out = problem_of(preset, HELD_OUT, SEED, waiting=waiting)
     _, validated = PRESETS[preset].build(0, None, Regime(waiting=waiting))  # which no training seed changes
-    curves = play_all(validated, rivals_on(preset))
-    for name, outcome in play_all(held_out, rivals_on(preset)).items():
+    curves = run_all(validated, rivals_on(preset))
+    for name, outcome in run_all(held_out, rivals_on(preset)).items():
         curve = ((0, float(curves[name].makespan_s.mean()) / 3600.0),)
         found[rival_key(preset, name)] = Run(makespan_s=whole(outcome.makespan_s), validation=curve, machine=here())
-    sim = simulation_of(held_out.cluster, held_out.scenarios, held_out.process, held_out.rules)
+    sim = simulation_of(held_out)
     best_s = whole(random_makespan_s(sim))
     return found | {rival_key(preset, BEST_RANDOM): Run(makespan_s=best_s, machine=here())}
 
@@ -118,7 +118,7 @@ def validations(run: Path) -> tuple[tuple[int, float], ...]:
 
 
 def train(lines: Sequence[str]) -> Runs:
-    """Train a policy by one command after the other in one folder, and play what each leaves."""
+    """Train a policy by one command after the other in one folder, and run what each leaves."""
     found: Runs = {}
     wall_s = core_s = 0.0
     with tempfile.TemporaryDirectory() as name:
@@ -132,7 +132,7 @@ def train(lines: Sequence[str]) -> Runs:
             policy = load_policy(run / BEST)
             problem = problem_of(preset_of(line), HELD_OUT, SEED, waiting=policy.waits)
             found[key(lines[:count])] = Run(
-                makespan_s=whole(play_all(problem, [policy])[policy.name].makespan_s),
+                makespan_s=whole(run_all(problem, [policy])[policy.name].makespan_s),
                 validation=validations(run), wall_s=round(wall_s, 1), core_s=round(core_s, 1), machine=here(),
             )  # fmt: skip
     return found
@@ -155,7 +155,9 @@ def trials() -> list[Trial]:
     found: dict[str, Trial] = {}
     for base, searches in SEARCHES.items():
         usual = rollout_of(base_policy(base)).search
-        defaults = {"futures": usual.futures, "width": usual.width} | ({"worth": usual.worth} if usual.worth else {})
+        defaults = {"futures": usual.futures, "width": usual.width} | (
+            {"least_value": usual.least_value} if usual.least_value else {}
+        )
         for search in ({}, *({**defaults, **settings} for settings in searches)):
             name = search_key(base, search)
             found[name] = Trial(base, search, name)
@@ -169,19 +171,19 @@ def searching(trial: Trial) -> Policy:
 
 
 def search(trial: Trial) -> Runs:
-    """Play rollouts, or their base alone."""
+    """Run rollouts, or their base alone."""
     problem = hetero64_problem(SEARCHED, SEED, Regime(waiting=True))
-    outcome = play_all(problem, [searching(trial)]).popitem()[1]
+    outcome = run_all(problem, [searching(trial)]).popitem()[1]
     return {trial.key: Run(makespan_s=whole(outcome.makespan_s), machine=here())}
 
 
 def timed(trial: Trial, run: Run) -> Run:
     """Return a run of rollouts with the time that its decisions take; nothing else may be going on."""
     policy, problem = searching(trial), hetero64_problem(TIMED, SEED, Regime(waiting=True))
-    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=TIMED)
-    policy.play(sim, np.arange(1))  # compiles
+    sim = simulation_of(problem, rows=TIMED)
+    policy.run(sim, np.arange(1))  # compiles
     began = time.process_time()
-    policy.play(sim, np.arange(TIMED))
+    policy.run(sim, np.arange(TIMED))
     core_s = time.process_time() - began
     decisions = int(sim.state.decisions.sum())
     return run.model_copy(update={"core_s": round(core_s, 4), "decisions": decisions, "machine": here()})
@@ -201,7 +203,7 @@ def jobs(seeds: int, share: float) -> Iterator[Job]:
     for preset in dict.fromkeys(section.preset for section in SECTIONS):
         names = (*(policy.name for policy in rivals_on(preset)), BEST_RANDOM)
         keys = tuple(rival_key(preset, name) for name in names)
-        yield Job(f"{preset}: heuristics", keys, partial(play_rivals, preset))
+        yield Job(f"{preset}: heuristics", keys, partial(run_rivals, preset))
     for name, lines in trainings(seeds, share):
         keys = tuple(key(lines[:count]) for count in range(1, len(lines) + 1))
         yield Job(name, keys, partial(train, lines))

@@ -28,8 +28,8 @@ from .learning_ways import (
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
-SEARCH_FIELDS = ("futures", "width", "worth", "horizon")
-COMMON = EFT_HAZARD.name  # a rival that plays the same whether waiting is allowed or not
+SEARCH_FIELDS = ("futures", "width", "least_value", "horizon")
+COMMON = EFT_HAZARD.name  # a rival that runs the same whether waiting is allowed or not
 
 
 class Standing(NamedTuple):
@@ -152,7 +152,7 @@ def about_of(runs: Runs, section: Section) -> str:
 
 
 def rival_lines(runs: Runs, preset: str, found: Sequence[Standing]) -> Iterator[str]:
-    """Yield a table of several ways against all that was played on the workloads of a preset."""
+    """Yield a table of several ways against all that was run on the workloads of a preset."""
     yield f"| against (%) | its makespan (h) | {' | '.join(it.name for it in found)} |"
     yield "| --- |" + " --- |" * (1 + len(found))
     names = [BEST_RANDOM, *(name for name in HEURISTICS if rival_key(preset, name) in runs)]
@@ -173,13 +173,13 @@ def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
     """Yield the lines of the section on rollouts."""
     yield from (
         "## Rollouts", "",
-        "Any policy, the *base*, can be improved while it decides: its best moves are tried out in imagined futures, "
-        "which the base plays to the end ([policies.md](policies.md#rollouts)). *Futures*: how many are drawn; "
-        "*width*: how many moves are tried beside the base's own. `patient` is a heuristic. `hetero64-wait` is the "
-        "first shipped policy, one training seed; it ranks the moves, and at most so many futures are drawn, for as "
+        "Any policy, the *base*, can be improved while it decides: its best candidates are tried in imagined futures, "
+        "which the base runs to the end ([policies.md](policies.md#rollouts)). *Futures*: how many are drawn; "
+        "*width*: candidates that are tried beside the base's own. `patient` is a heuristic. `hetero64-wait` is the "
+        "first shipped policy, one training seed; it ranks the candidates. At most so many futures are drawn, for as "
         "long as knowing more is *worth* at least so much, in mean run times of a job. A *horizon* cuts a try off "
-        "after so many jobs. `RETRAIN=1 make bench-learning` plays what is missing of these; "
-        "`longshore evaluate --waiting --policy rollout:checkpoints/hetero64-wait.zip` plays the default. "
+        "after so many jobs. `RETRAIN=1 make bench-learning` runs what is missing of these; "
+        "`longshore evaluate --waiting --policy rollout:checkpoints/hetero64-wait.zip` runs the default. "
         f"Milliseconds are timed one setting after the other on {TIMED} workloads, with nothing else on the machine. "
         "Dashed in the picture: the base alone.",
         "", f"| base | {' | '.join(SEARCH_FIELDS)} | against `patient` (%) | against its base (%) | ms a decision |",
@@ -239,7 +239,7 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
 
 
 def common_rival(found: Sequence[Standing]) -> str:
-    """Return the rival of all ways if it is one and the same, and else one that plays by any rules."""
+    """Return the rival of all ways if it is one and the same, and else one that runs by any rules."""
     rivals = {it.rival for it in found}
     return rivals.pop() if len(rivals) == 1 else COMMON
 

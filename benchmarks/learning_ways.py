@@ -42,17 +42,17 @@ class Section(NamedTuple):
 
 
 BEST_RANDOM = f"best of {RANDOM_RUNS} random runs"
-SOURCE_WAYS: Mapping[str, Options] = {
+PATENT_WAYS: Mapping[str, Options] = {
     "PPO, replay": ("--algo ppo --replay dynamic",),
     "PPO, no replay": ("--algo ppo --replay off",),
     "A2C, replay": ("--algo a2c --replay dynamic",),
     "A2C, no replay": ("--algo a2c --replay off",),
 }
-SOURCE_ABOUT = (
-    "What the source describes, as printed ([training.md](training.md#the-sources-method)): one GPU a step, the state "
+PATENT_ABOUT = (
+    "What the patent describes, as printed ([training.md](training.md#the-patents-method)): one GPU a step, the state "
     "[n, t, s], one network over all GPUs, paid by the best of some random runs. Its GPUs are alike but for how often "
     "they break, so that among free ones nothing but their hazards tells one from another. The second table has "
-    "everything else that was played on the same workloads and faults. *Best of random runs* is no policy: it takes "
+    "everything else that was run on the same workloads and faults. *Best of random runs* is no policy: it takes "
     "for each workload the random run that turned out shortest, faults included, so its lead over `random` is luck "
     "seen afterwards."
 )
@@ -83,8 +83,8 @@ SECTIONS = (
     ),
     Section(
         "Replay",
-        "Whether updates also learn from earlier rounds of play ([training.md](training.md#replay)). All pick node by "
-        "node and may not wait. `dynamic` is the source's replay; `geppo` and `vtrace` correct for the age of the "
+        "Whether updates also learn from earlier rounds ([training.md](training.md#replay)). All pick node by "
+        "node and may not wait. `dynamic` is the patent's replay; `geppo` and `vtrace` correct for the age of the "
         "samples.",
         {
             "PPO, no replay": NODE,
@@ -97,8 +97,8 @@ SECTIONS = (
     Section(
         "Warm start",
         "Imitation: whether it helps to be taught first. Distillation learns from what rollouts find at labelled "
-        "decisions, each of whose moves is played out in 4 futures; the group-relative policy gradient then goes on "
-        "with its weights instead of random ones, which are few updates, as it plays 2,048 runs for each. Equal steps "
+        "decisions, each of whose candidates is tried in 4 futures; the group-relative policy gradient then goes on "
+        "with its weights instead of random ones, which are few updates, as it runs 2,048 runs for each. Equal steps "
         "are no equal cost here: *longer* has two thirds of the core-minutes of the distillation. Those of the last "
         "row include the teaching.",
         {
@@ -121,7 +121,7 @@ SECTIONS = (
     ),
     Section(
         "Networks",
-        "`set` is one small network that scores every node, so it serves clusters of any size; `mlp` is the source's "
+        "`set` is one small network that scores every node, so it serves clusters of any size; `mlp` is the patent's "
         "five layers over all nodes at once. Both pick node by node and may not wait. `mlp` was still falling at its "
         "last validations.",
         {"set": NODE, "mlp": ("--algo ppo --network mlp",)},
@@ -141,7 +141,7 @@ SECTIONS = (
         },
     ),
     *(
-        Section(f"The source on {gpus} GPUs", SOURCE_ABOUT + reason, SOURCE_WAYS, f"source{gpus}")
+        Section(f"The patent on {gpus} GPUs", PATENT_ABOUT + reason, PATENT_WAYS, f"patent{gpus}")
         for gpus, reason in SOURCE_REASONS.items()
     ),
 )
@@ -154,7 +154,7 @@ SEARCHES: Mapping[str, tuple[Settings, ...]] = {
     "hetero64-wait": (
         {"futures": 16}, {"futures": 4}, {}, {"futures": 32},
         *({"futures": 16, **others} for others in (
-            {"width": 1}, {"width": 6}, {"worth": 0.007}, {"worth": 0.03}, {"horizon": 8}, {"horizon": 16},
+            {"width": 1}, {"width": 6}, {"least_value": 0.007}, {"least_value": 0.03}, {"horizon": 8}, {"horizon": 16},
             {"horizon": 24},
         )),
     ),

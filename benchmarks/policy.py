@@ -22,7 +22,7 @@ from longshore.cluster.model.intervals import ratio_estimates
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.presets.streams import VALIDATION_SEED
-from longshore.eval.play import play_all
+from longshore.eval.run import run_all
 from longshore.training.presets import VALIDATION_SCENARIOS
 from longshore.training.run_folder import BEST, SCORE
 from longshore.training.validation import Score, Validation
@@ -61,7 +61,7 @@ def retrain(seed: int, rival: str) -> Training:
 def held_out(seed: int, problem: Problem, rival_s: NDArray[np.float64]) -> HeldOut:
     """Return what a stored policy reaches against the rival's makespans, shape (scenarios,)."""
     policy = load_policy(checkpoint(seed))
-    difference_s = play_all(problem, [policy])[policy.name].makespan_s - rival_s
+    difference_s = run_all(problem, [policy])[policy.name].makespan_s - rival_s
     percent = ratio_estimates(100.0 * difference_s[None], rival_s[None], confidence=0.95)
     worse = 100.0 * float(np.mean(difference_s > 0))
     return HeldOut(rival_s.size, float(percent.value[0]), float(percent.high[0]), worse)
@@ -75,7 +75,7 @@ def best_in_validation() -> str:
 def measure() -> Iterator[Row]:
     """Yield each policy's paired difference in mean makespan, the upper end of its 95 % interval, and its training."""
     problem = hetero64_problem(HELD_OUT, SEED, Regime())
-    rival_s = play_all(problem, [EFT])[EFT.name].makespan_s
+    rival_s = run_all(problem, [EFT])[EFT.name].makespan_s
     again = os.environ.get("RETRAIN") == "1"
     rival, stamp = best_in_validation() if again else "", stamp_of_run()
     for seed in SEEDS:

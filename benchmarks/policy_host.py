@@ -16,8 +16,9 @@ import numpy as np
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules
 from longshore.cluster.model.topology import grid_cluster
-from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster, Site
-from longshore.scheduler.placement.placer import Deciding, Decision
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.standing import Asked, Known, Site
+from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.policy_host import breaker
 
 from .harness import Row, main, progress
@@ -43,37 +44,37 @@ class Load:
             ageing_s=math.inf, waiting=True,
         )  # fmt: skip
         gpus = NODES * GPUS_PER_NODE
-        self.live = LiveCluster(
+        self.mirror = ClusterMirror(
             Site(grid_cluster(NODES, GPUS_PER_NODE, speed=speed), rules, process, np.full(gpus, 1 / 5.4e6)), Known(0.0)
         )
         self.rng, self.jobs, self.runs = np.random.default_rng(0), 0, list[str]()
-        self.live.begin(0.0)
+        self.mirror.begin(0.0)
         for _ in range(QUEUED):
             self.submit()
-        self.deciding = Deciding(HEURISTICS["patient"], policy, deadline_s)
-        self.deciding.begin(self.live)
-        self.deciding.wait_until_ready(LOADED_S)
+        self.placer = Placer(HEURISTICS["patient"], policy, deadline_s)
+        self.placer.begin(self.mirror)
+        self.placer.wait_until_ready(LOADED_S)
 
     def submit(self) -> None:
         """Put one more job into the queue."""
         gpus, estimate_s = int(self.rng.choice([1, 2, 3, 4, 5, 6, 8])), float(self.rng.lognormal(9.0, 1.0))
-        self.live.submit(Asked(f"{self.jobs:026d}", gpus, estimate_s, self.live.now_s))
+        self.mirror.submit(Asked(f"{self.jobs:026d}", gpus, estimate_s, self.mirror.now_s))
         self.jobs += 1
 
     def decisions(self, count: int) -> Iterator[tuple[Decision, float]]:
         """Yield decisions and how long each took; after each moment's, three jobs end and three come."""
         made = 0
         while made < count:
-            while self.live.due() is not None and made < count:
+            while self.mirror.due() is not None and made < count:
                 began = time.perf_counter()
-                decision = self.deciding.settle(self.live)
+                decision = self.placer.settle(self.mirror)
                 yield decision, time.perf_counter() - began
                 made += 1
                 if decision.started:
                     self.runs.append(decision.job)
-            self.live.begin(self.live.now_s + 1.0)
+            self.mirror.begin(self.mirror.now_s + 1.0)
             for job in self.runs[:3]:
-                self.live.finish(job)
+                self.mirror.finish(job)
                 self.submit()
             del self.runs[:3]
 
@@ -84,8 +85,8 @@ def longest_ms(policy: str) -> float:
     for at, (_, took_s) in enumerate(load.decisions(BAD_DECISIONS)):
         longest_s = max(longest_s, took_s)
         if at % 10 == 9:  # once more, after it has been started again
-            load.deciding.is_ready(LOADED_S)
-    load.deciding.end()
+            load.placer.is_ready(LOADED_S)
+    load.placer.end()
     return 1000.0 * longest_s
 
 
@@ -93,7 +94,7 @@ def typical_us(policy: str | None) -> float:
     """Return the median time of a decision."""
     load = Load(policy, LOADED_S)
     taken_s = [took_s for _, took_s in load.decisions(GOOD_DECISIONS)][GOOD_DECISIONS // 5 :]
-    load.deciding.end()
+    load.placer.end()
     return 1e6 * statistics.median(taken_s)
 
 

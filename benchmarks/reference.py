@@ -7,6 +7,7 @@ import numpy as np
 
 from longshore.agents.heuristics.heuristics import HEURISTICS, Heuristic
 from longshore.cluster.model.outcome import Metrics, metrics
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.hetero64 import HOUR_S, hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 
@@ -40,11 +41,11 @@ REFERENCE = {
 MAKESPAN, RATIO, STOPS = 0.015, 0.01, 0.05  # allowed relative differences
 
 
-def played(heuristic: Heuristic, workloads: int, seed: int) -> Metrics:
+def run(heuristic: Heuristic, workloads: int, seed: int) -> Metrics:
     """Return what a heuristic makes of each workload; it may wait if that is what it is about."""
     cluster, scenarios, process, rules = hetero64(workloads, seed)
-    sim = simulation_of(cluster, scenarios, process, rules._replace(waiting=heuristic.waits), rows=workloads)
-    heuristic.play(sim, np.arange(workloads))
+    sim = simulation_of(Problem(cluster, scenarios, process, rules._replace(waiting=heuristic.waits)), rows=workloads)
+    heuristic.run(sim, np.arange(workloads))
     return metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster.gpu_node.size)
 
 
@@ -58,7 +59,7 @@ def measure() -> Iterator[Row]:
     eft_s = float("nan")
     for name, reference in REFERENCE.items():
         progress(name)
-        figures = played(HEURISTICS[name], WORKLOADS, SEED)
+        figures = run(HEURISTICS[name], WORKLOADS, SEED)
         makespan_s = float(figures.makespan_s.mean())
         eft_s = makespan_s if name == "eft" else eft_s
         yield near(f"{name}: makespan", makespan_s / HOUR_S, "h", reference.makespan_h, MAKESPAN)

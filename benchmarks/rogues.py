@@ -13,7 +13,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.learned.decision_record import Seen
+from longshore.agents.learned.decision_record import DecisionRecord
 from longshore.cluster.dispatch.placing import take_gpu
 from longshore.cluster.state.state import Simulation
 
@@ -45,7 +45,7 @@ class Rogue:
                 take_gpu(sim, row, int(gpu))
         return True
 
-    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+    def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         """Do nothing."""
 
 
@@ -130,11 +130,11 @@ class Mixed(Rogue):
     def _by_gpus(self, sim: Simulation) -> None:
         self.WAYS[min(self.gpus - 2, len(self.WAYS) - 1)](sim)
 
-    def last_seen(self) -> Seen:
+    def last_decision(self) -> DecisionRecord:
         """Tell what nobody can have seen where that is the way."""
         ones = np.ones((1, 2), dtype=np.float32)
         seen = ones * np.float32(np.nan) if self.gpus == 2 else ones
-        return Seen(seen, ones > 0, np.log(ones / 2), np.zeros(1, dtype=np.int32))
+        return DecisionRecord(seen, ones > 0, np.log(ones / 2), np.zeros(1, dtype=np.int32))
 
 
 HANG, FORK, DIE = Rogue("hang", _hang), Rogue("fork", _fork), Rogue("die", _die)

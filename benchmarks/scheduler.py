@@ -17,16 +17,17 @@ from typing import NamedTuple
 import numpy as np
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, stack
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.control.twin import Twin
-from longshore.scheduler.mirror.cluster_mirror import Site
+from longshore.scheduler.mirror.standing import Site
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import BACKFILL_DEPTH
+from longshore.scheduler.service.twin import Twin
 from longshore.scheduler.store.opening import open_store
 
 from .harness import Row, main, progress
@@ -71,19 +72,19 @@ def twin_of(setup: ClusterSetup, folder: Path, jobs: int, policy: str | None, se
     rates, process = draw_faults(setup, 0)
     scenarios = stack(setup.cluster, [workload], fault_seed=np.array([seed]), source_rate_per_s=0.0 * rates)
     rules = setup.rules._replace(order=ORDERS["easy"], ageing_s=math.inf, waiting=True, backfill_depth=BACKFILL_DEPTH)
-    sim = simulation_of(setup.cluster, scenarios, process, rules)
+    sim = simulation_of(Problem(setup.cluster, scenarios, process, rules))
     layout = Layout(setup.node_names, np.diff(setup.cluster.first_gpu).tolist())
     site = Site(setup.cluster, rules, process, setup.hazard_per_s)
     store = open_store(f"sqlite:///{folder / 'longshore.db'}")
-    deciding = Deciding(HEURISTICS["patient"], policy, 1.0)
-    return Twin(SimulatedBackend(sim, layout), site, store, deciding)
+    placer = Placer(HEURISTICS["patient"], policy, 1.0)
+    return Twin(SimulatedBackend(sim, layout), site, store, placer)
 
 
-def played(twin: Twin, placements: int) -> Figures:
+def run(twin: Twin, placements: int) -> Figures:
     """Fill the cluster, then let jobs end and others start."""
     began = time.perf_counter()
     twin.tick()
-    twin.parts.deciding.wait_until_ready(PATIENCE_S)
+    twin.parts.placer.wait_until_ready(PATIENCE_S)
     twin.live_on()
     twin.tick()
     progress(f"full after {time.perf_counter() - began:.1f} s")
@@ -111,7 +112,7 @@ def measured(racks: int, jobs: int, policy: str | None, placements: int) -> Figu
     with TemporaryDirectory() as name:
         folder = Path(name)
         twin = twin_of(setup_of(folder, racks), folder, jobs, policy, seed=1)
-        figures = played(twin, placements)
+        figures = run(twin, placements)
         twin.scheduler.close()
         twin.parts.store.close()
     return figures

@@ -1,4 +1,4 @@
-"""How fast the simulator plays whole workloads by the heuristic `pack`, on one core and with faults."""
+"""How fast the simulator runs whole workloads by the heuristic `pack`, on one core and with faults."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 
 from longshore.agents.heuristics.heuristics import PACK
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, stack
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
@@ -28,7 +29,7 @@ ARRIVALS, AT_ONCE, EASY = (f"1,024 GPUs, 100,000 jobs {how}" for how in ("over t
 
 def preset(scenarios: int, nodes: int, jobs: int) -> Simulation:
     """Return a simulation with a row for each of so many scenarios of the preset, or of a larger one like it."""
-    return simulation_of(*hetero64(scenarios, SEED, nodes=nodes, jobs=jobs), rows=scenarios)
+    return simulation_of(hetero64(scenarios, SEED, nodes=nodes, jobs=jobs), rows=scenarios)
 
 
 def long_run(arrivals: Arrivals, order: str) -> Simulation:
@@ -49,7 +50,7 @@ def long_run(arrivals: Arrivals, order: str) -> Simulation:
         source_rate_per_s=drawn.source_rate_per_s,
         speed=drawn.speed,
     )
-    return simulation_of(cluster, scenarios, process, rules._replace(order=ORDERS[order]))
+    return simulation_of(Problem(cluster, scenarios, process, rules._replace(order=ORDERS[order])))
 
 
 def queue(jobs: int, order: str, *, alike: bool, nodes: int = 128) -> Simulation:
@@ -61,12 +62,12 @@ def queue(jobs: int, order: str, *, alike: bool, nodes: int = 128) -> Simulation
     cluster, scenarios, process, rules = hetero64(1, SEED, nodes=nodes, jobs=jobs)
     if alike:
         scenarios = scenarios._replace(speed=np.ones_like(scenarios.speed))
-    return simulation_of(cluster, scenarios, process, rules._replace(order=ORDERS[order]))
+    return simulation_of(Problem(cluster, scenarios, process, rules._replace(order=ORDERS[order])))
 
 
-def play(sim: Simulation) -> None:
-    """Play the first scenario in the first row, the second in the second, and so on."""
-    PACK.play(sim, np.arange(sim.state.now_s.size))
+def run(sim: Simulation) -> None:
+    """Run the first scenario in the first row, the second in the second, and so on."""
+    PACK.run(sim, np.arange(sim.state.now_s.size))
 
 
 def measure() -> Iterator[Row]:
@@ -79,7 +80,7 @@ def measure() -> Iterator[Row]:
         AT_ONCE: long_run("batch", "fifo"),
         EASY: long_run("profile", "easy"),
     }
-    taken_s = medians({name: partial(seconds, partial(play, sim)) for name, sim in sims.items()}, ROUNDS)
+    taken_s = medians({name: partial(seconds, partial(run, sim)) for name, sim in sims.items()}, ROUNDS)
     outcomes = {name: outcome_of(sim) for name, sim in sims.items()}
     per_s = {name: float(outcome.job_events.sum()) / taken_s[name] for name, outcome in outcomes.items()}
     yield Row(SMALL, per_s[SMALL], "events/s", least=2_000_000)
@@ -97,14 +98,14 @@ def measure_orders() -> Iterator[Row]:
     """Yield how long queues take under each order regime, by the time of FIFO, and what a decision takes."""
     for jobs in QUEUES:
         sims = {order: queue(jobs, order, alike=True) for order in ORDERS}
-        taken_s = medians({order: partial(seconds, partial(play, sim)) for order, sim in sims.items()}, ROUNDS)
+        taken_s = medians({order: partial(seconds, partial(run, sim)) for order, sim in sims.items()}, ROUNDS)
         for order in ORDERS:
             name = f"1,024 GPUs that are alike, {jobs:,} jobs at once, {order}"
             yield Row(name, taken_s[order] / taken_s["fifo"], "x FIFO", most=MOST_OVER_FIFO)
     for gpus, nodes in ((64, 8), (1024, 128)):
         # Without bars: how many placements are refused, each a decision, is for the policy and the order to say.
         sims = {order: queue(QUEUES[0], order, alike=False, nodes=nodes) for order in ORDERS}
-        taken_s = medians({order: partial(seconds, partial(play, sim)) for order, sim in sims.items()}, MIXED_ROUNDS)
+        taken_s = medians({order: partial(seconds, partial(run, sim)) for order, sim in sims.items()}, MIXED_ROUNDS)
         for order, sim in sims.items():
             decisions = float(outcome_of(sim).decisions.sum())
             name = f"{gpus:,} GPUs of two speeds, {QUEUES[0]:,} jobs at once, {order}"

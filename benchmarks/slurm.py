@@ -21,14 +21,14 @@ from longshore.cluster.files.errors import BackendError
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.placement import Placement
 from longshore.scheduler.model.run import Run
 from longshore.scheduler.model.states import FINAL, JobState
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.opening import Store, open_store
@@ -87,7 +87,7 @@ def rows_of(store: Store, names: list[str]) -> list[JobRow]:
         return [row for name in names if (row := get_job(tx, name)) is not None]
 
 
-def play(scheduler: Scheduler, store: Store, names: list[str], cluster: SlurmCluster) -> None:
+def run(scheduler: Reconciler, store: Store, names: list[str], cluster: SlurmCluster) -> None:
     """Let the scheduler run all jobs to their ends, while parts of Slurm die and come back."""
     doomed, until_s = f"slurmd.{cluster.nodes[-1]}", time.monotonic() + PATIENCE_S
     faults: list[tuple[int, Callable[[], None]]] = [
@@ -149,14 +149,14 @@ def measure() -> Iterator[Row]:
             backend = Timed(folder, layout.nodes, conf=cluster.conf)
             backend.took_s = {}
             site = site_of(setup, Settings(folder=folder))
-            deciding = Deciding(find_policy("spread"))
+            placer = Placer(find_policy("spread"))
             monitor = Monitor(backend, "slurm", layout, {})
-            parts = Parts(store, backend, "slurm", site, layout, deciding, time.time, "benchmark", monitor)
-            scheduler = Scheduler(parts)
+            parts = Parts(store, backend, "slurm", site, layout, placer, time.time, "benchmark", monitor)
+            scheduler = Reconciler(parts)
             scheduler.tick()
             names = submit_all(store)
             begin_s = time.perf_counter()
-            play(scheduler, store, names, cluster)
+            run(scheduler, store, names, cluster)
             yield from rows(store, backend, names, time.perf_counter() - begin_s)
             cluster.heal()
         finally:

@@ -27,7 +27,7 @@ from longshore.cluster.presets.problems import Regime, window_problem
 from longshore.cluster.presets.streams import Stream, stream
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workloads.estimates import EstimateKind, with_scenario_estimates
-from longshore.eval.play import play_all
+from longshore.eval.run import run_all
 from longshore.eval.setting import TESTED_PART, WINDOWS
 from longshore.training.presets import TRAINED_PART
 from longshore.training.run_folder import BEST, SCORE
@@ -97,12 +97,12 @@ def problem_of(setting: Setting, regime: Regime) -> Problem:
         return problem
     rng = stream(setting.seed, Stream.ESTIMATES)
     scenarios = with_scenario_estimates(problem.scenarios, setting.estimates, sigma=SIGMA, rng=rng)
-    return replace(problem, scenarios=scenarios)
+    return problem._replace(scenarios=scenarios)
 
 
 def figures_of(problem: Problem, policy: Policy) -> Figures:
     """Return how a policy does on the windows of a problem."""
-    outcome, scenarios = play_all(problem, [policy])[policy.name], problem.scenarios
+    outcome, scenarios = run_all(problem, [policy])[policy.name], problem.scenarios
     found = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size)
     slowdown = (outcome.finish_s - scenarios.submit_s) / np.maximum(scenarios.work_s, LEAST_WORK_S)
     mean_jct_s, p99_jct_s, p99_slowdown, wait_s = (

@@ -13,16 +13,17 @@ import numpy as np
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.event_log import events_of
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation, allocate_log
 from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.control.twin import Start, Twin, starts_of
-from longshore.scheduler.mirror.cluster_mirror import Site
+from longshore.scheduler.mirror.standing import Site
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.service.twin import Start, Twin, starts_of
 from longshore.scheduler.store.opening import open_store
 
 from .harness import Row, main, progress
@@ -36,13 +37,13 @@ def simulation(jobs: int, seed: int) -> Simulation:
     """Return a simulation of `hetero64` whose jobs arrive over time, with its faults."""
     cluster, scenarios, process, rules = hetero64(1, seed, jobs=jobs, load=LOAD)
     rules = rules._replace(order=ORDERS["easy-shortest"], waiting=True, ageing_s=24 * 3600.0)
-    return simulation_of(cluster, scenarios, process, rules, log=allocate_log(20 * jobs, 200 * jobs))
+    return simulation_of(Problem(cluster, scenarios, process, rules), log=allocate_log(20 * jobs, 200 * jobs))
 
 
 def simulated(policy: str, jobs: int, seed: int) -> list[Start]:
     """Return all starts of a simulation."""
     sim = simulation(jobs, seed)
-    find_policy(policy).play(sim, np.zeros(1, dtype=np.int64))
+    find_policy(policy).run(sim, np.zeros(1, dtype=np.int64))
     return [(it.time_s, it.job, tuple(sorted(it.gpus))) for it in events_of(sim.log) if it.kind == "start"]
 
 
@@ -52,17 +53,17 @@ def scheduled(policy: str, jobs: int, seed: int) -> tuple[list[Start], int]:
     cluster = sim.cluster._replace(speed=sim.scenarios.speed[0])
     site = Site(cluster, sim.rules, sim.process, sim.scenarios.hazard_per_s[0])
     layout = Layout([f"n{node}" for node in range(cluster.speed.size)], np.diff(cluster.first_gpu).tolist())
-    deciding = Deciding(HEURISTICS["pack"], policy, PATIENCE_S)
+    placer = Placer(HEURISTICS["pack"], policy, PATIENCE_S)
     with TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder) / 'longshore.db'}")
-        twin = Twin(SimulatedBackend(sim, layout), site, store, deciding)
+        twin = Twin(SimulatedBackend(sim, layout), site, store, placer)
         twin.tick()
-        deciding.wait_until_ready(PATIENCE_S)
-        twin.play()
+        placer.wait_until_ready(PATIENCE_S)
+        twin.run()
         starts = starts_of(store, layout)
         twin.scheduler.close()
         store.close()
-    return starts, sum(deciding.misses.values())
+    return starts, sum(placer.misses.values())
 
 
 def measure() -> Iterator[Row]:

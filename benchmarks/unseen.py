@@ -20,7 +20,7 @@ from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, window_problem
 from longshore.cluster.traces.detect import read_trace
-from longshore.eval.play import play_all
+from longshore.eval.run import run_all
 from longshore.eval.setting import TESTED_PART, WINDOWS
 
 from .harness import ROOT, Row, main, progress
@@ -52,12 +52,12 @@ def times_of(regime: Regime, policy: Policy) -> Times:
         for trace in traces
     ]
     progress(f"{policy.name}, {regime.order}, aged after {regime.ageing_s / HOUR_S:g} h")
-    played = [_times(problem, policy) for problem in problems]
-    return Times(*(np.concatenate(parts) for parts in zip(*played, strict=True)))
+    times = [_times(problem, policy) for problem in problems]
+    return Times(*(np.concatenate(parts) for parts in zip(*times, strict=True)))
 
 
 def _times(problem: Problem, policy: Policy) -> Times:
-    outcome, scenarios = play_all(problem, [policy])[policy.name], problem.scenarios
+    outcome, scenarios = run_all(problem, [policy])[policy.name], problem.scenarios
     found = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size)
     return Times(*(values.reshape(-1, DRAWS).mean(axis=1) for values in (found.mean_jct_s, found.p99_jct_s)))
 
@@ -71,7 +71,7 @@ def against(name: str, mine_s: NDArray[np.float64], rival_s: NDArray[np.float64]
 
 
 def measure() -> Iterator[Row]:
-    """Play, and yield each comparison."""
+    """Run, and yield each comparison."""
     if not TRACES:
         progress("the real traces are not there: nothing to measure")
         return

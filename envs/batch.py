@@ -1,6 +1,6 @@
-"""Many placement environments played side by side by one compiled step; what all environment classes stand on."""
+"""Many placement environments run side by side by one compiled step; what all environment classes stand on."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,15 @@ from .stepping import (
     FULL,
     GPU_ACTION,
     NODE_ACTION,
-    SOURCE,
-    SOURCE_LITERAL,
+    PATENT,
+    PATENT_LITERAL,
     begin_rows,
     show,
     step_rows,
 )
 
 ACTIONS = {"gpu": GPU_ACTION, "node": NODE_ACTION, "candidate": CANDIDATE_ACTION}
-OBSERVATIONS = {"source": SOURCE, "source-literal": SOURCE_LITERAL, "full": FULL}
+OBSERVATIONS = {"patent": PATENT, "patent-literal": PATENT_LITERAL, "full": FULL}
 WAITING = {"off": False, "on": True}
 POOL = 1024  # scenarios of the preset that are drawn where no problem is given
 
@@ -35,12 +35,12 @@ def chosen_problem(problem: Problem | None, waiting: str | None) -> Problem:
     Raises:
         ValueError: If waiting is neither.
     """
-    played = Problem(*hetero64(POOL, 0)) if problem is None else problem
+    run = hetero64(POOL, 0) if problem is None else problem
     if waiting is None:
-        return played
+        return run
     if waiting not in WAITING:
         raise ValueError(f"waiting is {waiting!r}, expected 'off', 'on', or None for what the problem's rules say")
-    return replace(played, rules=played.rules._replace(waiting=WAITING[waiting]))
+    return run._replace(rules=run.rules._replace(waiting=WAITING[waiting]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class View:
     Args:
         action: `gpu` (one GPU a step, SPEC R4), `node` (one node a step, which gives as many free GPUs as needed) or
             `candidate` (a whole placement or wait out of a short list, cluster/candidates/candidates.py).
-        observation: `source-literal` (SPEC R2 to the letter), `source` (the same of what is left of the job) or `full`
+        observation: `patent-literal` (SPEC R2 to the letter), `patent` (the same of what is left of the job) or `full`
             (envs/layout.py); `candidate` has its own, envs/candidate_layout.py.
         reward: `dt`, `potential`, `jct` or `best_of_random` (envs/rewards.py).
     """
@@ -80,11 +80,11 @@ def ideal_time_s(problem: Problem) -> NDArray[np.float64]:
 class Batch:
     """Rows of environments. Arrays are views of the present step and are overwritten by the next.
 
-    Row r plays scenarios r, r + rows, r + 2 rows ... (modulo their number), counted from the `first` of `reset`, so
+    Row r runs scenarios r, r + rows, r + 2 rows ... (modulo their number), counted from the `first` of `reset`, so
     what it meets does not depend on how the others fare.
 
     Args:
-        problem: What is played.
+        problem: What is run.
         view: How it is seen and acted on.
         rows: Environments.
 
@@ -100,7 +100,7 @@ class Batch:
 
     def __init__(self, problem: Problem, view: View, rows: int) -> None:
         self.problem, self.view, self.rows = problem, view, rows
-        self.sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=rows)
+        self.sim = simulation_of(problem, rows=rows)
         self.unit_s = ideal_time_s(problem)
         self._credit_s = np.zeros_like(self.unit_s)  # what the cost of each scenario is compared with
         if view.reward == "best_of_random":

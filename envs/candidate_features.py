@@ -5,32 +5,32 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.candidates.candidates import is_rest, is_wait, list_moves
-from ..cluster.candidates.lookahead import imagine_move, imagine_queue
+from ..cluster.candidates.candidates import is_rest, is_wait, list_candidates
+from ..cluster.candidates.lookahead import imagine_candidate, imagine_queue
 from ..cluster.dispatch.expected import estimated_work_s
 from ..cluster.dispatch.order import may_wait
 from ..cluster.kernels.compiled import kernel
-from ..cluster.state.state import AHEAD, MOVES, SHOWN, Simulation
-from .candidate_layout import MOVE_FEATURES, MOVE_GLOBALS, QUANTILES, SIZES
+from ..cluster.state.state import AHEAD, CANDIDATES, SHOWN, Simulation
+from .candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, QUANTILES, SIZES
 from .features import time_unit_s
 from .layout import CLIP
 
 Rows = NDArray[np.float32]
-MOVE_GLOBAL_COUNT, MOVE_COUNT = len(MOVE_GLOBALS), len(MOVE_FEATURES)
+CANDIDATE_GLOBAL_COUNT, CANDIDATE_FEATURE_COUNT = len(CANDIDATE_GLOBALS), len(CANDIDATE_FEATURES)
 SCANNED = 256  # jobs of the queue that are looked at one by one
 
 (
     USABLE, BUSY, DOWN, USABLE_FASTEST, LARGEST_FREE, QUEUED, BY_SIZE, NEXT_END, LAST_END, RUNNING, DRAIN, NEXT_LARGE,
     LONGEST, MAY_WAIT,
 ) = (
-    MOVE_GLOBALS.index(name)
+    CANDIDATE_GLOBALS.index(name)
     for name in (
         "usable", "busy", "down", "usable_fastest", "largest_free", "queued", "queued_gpu_time_0", "next_end",
         "last_end", "running_gpu_time", "drain_0", "next_large", "longest", "may_wait",
     )
 )  # fmt: skip
 FINISH, NODES, LEFT, AHEAD_FIRST, AHEAD_SUM, COMMITTED, FINISH_OVER_BASE, COMMITTED_OVER_BASE, DUE = (
-    MOVE_FEATURES.index(name)
+    CANDIDATE_FEATURES.index(name)
     for name in (
         "finish", "nodes", "left_fastest", "ahead_start_1", "ahead_sum", "committed", "finish_over_base",
         "committed_over_base", "due",
@@ -85,7 +85,7 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) ->
     """Write when running jobs are expected to end; leave each node's drain time, from now, in `trial_run_s`."""
     state = sim.state
     now_s, count, nodes = state.now_s[row], state.running[row], state.free.shape[1]
-    drain = state.trial_run_s
+    drain = sim.scratch.trial_run_s
     for node in range(nodes):
         drain[row, node] = 0.0
     sum_s = 0.0
@@ -100,7 +100,7 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) ->
     out[at, NEXT_END] = _clip((state.ends_s[row, 0] - now_s) / unit_s) if count > 0 else 0.0
     out[at, LAST_END] = _clip(last_s / unit_s)
     out[at, RUNNING] = _clip(sum_s / unit_s / state.gpu_job.shape[1])
-    ordered = state.trial_speed
+    ordered = sim.scratch.trial_speed
     for node in range(nodes):
         place = node
         while place > 0 and ordered[row, place - 1] > drain[row, node]:
@@ -139,7 +139,7 @@ def _write_capacity(sim: Simulation, row: int, size: int, out: Rows, at: int) ->
 
 
 @kernel
-def _write_globals(sim: Simulation, row: int, unit_s: float, size: int, moves: int, out: Rows, at: int) -> float:
+def _write_globals(sim: Simulation, row: int, unit_s: float, size: int, candidates: int, out: Rows, at: int) -> float:
     """Write the global features; return the last expected end, from now."""
     state = sim.state
     scenario, job = state.scenario[row], state.current[row]
@@ -159,19 +159,19 @@ def _write_globals(sim: Simulation, row: int, unit_s: float, size: int, moves: i
     last_s = _write_ends(sim, row, unit_s, out, at)
     out[at, MAY_WAIT] = 1.0 if may_wait(sim, row) else 0.0
     out[at, MAY_WAIT + 1] = state.base_waits[row]
-    out[at, MAY_WAIT + 2] = moves / MOVES
+    out[at, MAY_WAIT + 2] = candidates / CANDIDATES
     return last_s
 
 
 @kernel
 def _write_left(sim: Simulation, row: int, size: int, out: Rows, at: int, first: int) -> None:
-    """Write what the move leaves usable; `trial_free` holds what was usable at its start, less what it takes."""
+    """Write what the candidate leaves usable; `trial_free` holds what was usable at its start, less what it takes."""
     state, cluster = sim.state, sim.cluster
     speeds = sim.scenarios.speed[state.scenario[row]]
     high = sim.traits.max_speed[state.scenario[row]]
     fast, others, largest, empty = 0, 0, 0, 0
     for node in range(speeds.size):
-        free = state.trial_free[row, node]
+        free = sim.scratch.trial_free[row, node]
         fast += free * (speeds[node] == high)
         others += free * (speeds[node] != high)
         largest = max(largest, free)
@@ -184,29 +184,29 @@ def _write_left(sim: Simulation, row: int, size: int, out: Rows, at: int, first:
 
 
 @kernel
-def _write_nodes(sim: Simulation, row: int, move: int, finish_s: float, size: int, unit_s: float, out: Rows, at: int,
-                 first: int) -> None:  # fmt: skip
-    """Write what depends on the nodes of a move; `ahead_gives` holds what each gives, `trial_run_s` drain times."""
+def _write_nodes(sim: Simulation, row: int, candidate: int, finish_s: float, size: int, unit_s: float, out: Rows,
+                 at: int, first: int) -> None:  # fmt: skip
+    """Write what depends on a candidate's nodes; `ahead_gives` holds what each gives, `trial_run_s` drain times."""
     state = sim.state
     scenario, nodes = state.scenario[row], state.free.shape[1]
     speeds, high = sim.scenarios.speed[scenario], sim.traits.max_speed[scenario]
-    gpus = sim.scenarios.gpus[scenario, state.move_job[row, move]]
+    gpus = sim.scenarios.gpus[scenario, state.candidate_job[row, candidate]]
     slowest, total, hazard, drain_s, lemons = math.inf, 0.0, 0.0, 0.0, 0
-    count = state.move_size[row, move]
+    count = state.candidate_size[row, candidate]
     for i in range(count):
-        node, gives = state.move_node[row, move * nodes + i], state.ahead_gives[row, i]
+        node, gives = state.candidate_node[row, candidate * nodes + i], sim.scratch.ahead_gives[row, i]
         slowest = min(slowest, speeds[node])
         total += gives * speeds[node]
         hazard += gives * sim.traits.node_hazard_per_s[scenario, node]
-        drain_s = max(drain_s, state.trial_run_s[row, node])
+        drain_s = max(drain_s, sim.scratch.trial_run_s[row, node])
         lemons += gives * sim.traits.lemon[scenario, node]
     out[at, first + NODES - 2] = _clip((finish_s - drain_s) / unit_s)
-    out[at, first + NODES - 1] = _clip(hazard * state.move_s[row, move])
+    out[at, first + NODES - 1] = _clip(hazard * state.candidate_s[row, candidate])
     out[at, first + NODES] = _clip(count / 8.0)
     out[at, first + NODES + 1] = _clip((count - (gpus + size - 1) // size) / 8.0)
     out[at, first + NODES + 2] = slowest / high
     out[at, first + NODES + 3] = (total - gpus * slowest) / (gpus * high)
-    out[at, first + NODES + 4] = state.move_hole[row, move] / size
+    out[at, first + NODES + 4] = state.candidate_hole[row, candidate] / size
     out[at, first + LEFT + 4] = lemons / gpus
 
 
@@ -214,19 +214,19 @@ def _write_nodes(sim: Simulation, row: int, move: int, finish_s: float, size: in
 def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: float, out: Rows, at: int,
                  first: int) -> None:  # fmt: skip
     """Write when the jobs ahead start and end."""
-    state = sim.state
+    state, scratch = sim.state, sim.scratch
     now_s = state.now_s[row]
-    sum_s, latest_s = state.ahead_end_s[row, 0] - now_s, last_s
+    sum_s, latest_s = scratch.ahead_end_s[row, 0] - now_s, last_s
     latest_s = max(latest_s, sum_s)
     column = first + AHEAD_FIRST
     for place in range(1, AHEAD):
         start, end = 0.0, 0.0
         if place < places:
-            start = _clip((state.ahead_start_s[row, place] - now_s) / unit_s)
-            end = _clip((state.ahead_end_s[row, place] - now_s) / unit_s)
-            if state.ahead_end_s[row, place] < math.inf:
-                sum_s += state.ahead_end_s[row, place] - now_s
-                latest_s = max(latest_s, state.ahead_end_s[row, place] - now_s)
+            start = _clip((scratch.ahead_start_s[row, place] - now_s) / unit_s)
+            end = _clip((scratch.ahead_end_s[row, place] - now_s) / unit_s)
+            if scratch.ahead_end_s[row, place] < math.inf:
+                sum_s += scratch.ahead_end_s[row, place] - now_s
+                latest_s = max(latest_s, scratch.ahead_end_s[row, place] - now_s)
         if place < SHOWN:
             out[at, column] = start
             out[at, column + 1] = end
@@ -236,43 +236,43 @@ def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: 
 
 
 @kernel
-def _write_job(sim: Simulation, row: int, move: int, unit_s: float, out: Rows, at: int, first: int) -> None:
-    """Write what a move's job is, and what becomes of the jobs that are offered."""
+def _write_job(sim: Simulation, row: int, candidate: int, unit_s: float, out: Rows, at: int, first: int) -> None:
+    """Write what a candidate's job is, and what becomes of the jobs that are offered."""
     state = sim.state
-    job = state.move_job[row, move]
+    job = state.candidate_job[row, candidate]
     out[at, first + DUE] = 1.0 if job == state.current[row] else 0.0
     out[at, first + DUE + 1] = math.log2(sim.scenarios.gpus[state.scenario[row], job]) / 5.0
     out[at, first + DUE + 2] = _clip(estimated_work_s(sim, row, job) / unit_s)
     waited_s = state.now_s[row] - state.queued_s[row, job]
     # Rounding leaves a wait of nothing a little below 0.
     out[at, first + DUE + 3] = _clip(math.log1p(max(waited_s, 0.0) / unit_s))
-    out[at, first + DUE + 4] = 1.0 if is_rest(sim, row, move) else 0.0
-    refused = state.base_refused[row] == 1 and move == state.base_waits[row]
+    out[at, first + DUE + 4] = 1.0 if is_rest(sim, row, candidate) else 0.0
+    refused = state.base_refused[row] == 1 and candidate == state.base_waits[row]
     out[at, first + DUE + 5] = 1.0 if refused else 0.0
 
 
 @kernel
-def _write_move(sim: Simulation, row: int, move: int, size: int, last_s: float, unit_s: float, out: Rows, at: int,
-                first: int, base: int) -> None:  # fmt: skip
-    """Write one move; `base` is the column of the first, which is written already unless this is it."""
+def _write_candidate(sim: Simulation, row: int, candidate: int, size: int, last_s: float, unit_s: float, out: Rows,
+                     at: int, first: int, base: int) -> None:  # fmt: skip
+    """Write one candidate; `base` is the column of the first, which is written already unless this is it."""
     state = sim.state
-    gpus = sim.scenarios.gpus[state.scenario[row], state.move_job[row, move]]
-    delay_s, run_s = state.move_delay_s[row, move], state.move_s[row, move]
+    gpus = sim.scenarios.gpus[state.scenario[row], state.candidate_job[row, candidate]]
+    delay_s, run_s = state.candidate_delay_s[row, candidate], state.candidate_s[row, candidate]
     finish_s = delay_s + run_s
-    start = imagine_move(sim, row, move)
+    start = imagine_candidate(sim, row, candidate)
     _write_left(sim, row, size, out, at, first)
     places = imagine_queue(sim, row, start)
     out[at, first] = 1.0
-    out[at, first + 1] = 1.0 if move == 0 else 0.0
-    out[at, first + 2] = 1.0 if is_wait(sim, row, move) else 0.0
+    out[at, first + 1] = 1.0 if candidate == 0 else 0.0
+    out[at, first + 2] = 1.0 if is_wait(sim, row, candidate) else 0.0
     out[at, first + 3] = _clip(delay_s / unit_s)
     out[at, first + 4] = _clip(run_s / unit_s)
     out[at, first + FINISH] = _clip(finish_s / unit_s)
     out[at, first + FINISH + 2] = _clip((finish_s - last_s) / unit_s)
     out[at, first + COMMITTED] = _clip(gpus * run_s / unit_s / state.gpu_job.shape[1])
-    _write_nodes(sim, row, move, finish_s, size, unit_s, out, at, first)
+    _write_nodes(sim, row, candidate, finish_s, size, unit_s, out, at, first)
     _write_ahead(sim, row, places, last_s, unit_s, out, at, first)
-    _write_job(sim, row, move, unit_s, out, at, first)
+    _write_job(sim, row, candidate, unit_s, out, at, first)
     out[at, first + FINISH_OVER_BASE] = out[at, first + FINISH] - out[at, base + FINISH]
     out[at, first + COMMITTED_OVER_BASE] = out[at, first + COMMITTED] - out[at, base + COMMITTED]
     out[at, first + AHEAD_SUM + 2] = out[at, first + AHEAD_SUM] - out[at, base + AHEAD_SUM]
@@ -280,13 +280,13 @@ def _write_move(sim: Simulation, row: int, move: int, size: int, last_s: float, 
 
 
 @kernel
-def write_moves(sim: Simulation, row: int, out: Rows, at: int) -> int:
-    """List the moves of the decision that is due, write what is seen of them, and return how many there are.
+def write_candidates(sim: Simulation, row: int, out: Rows, at: int) -> int:
+    """List the candidates of the decision that is due, write what is seen of them, and return how many there are.
 
     Args:
         sim: The simulation; a job must be due in the row.
         row: Row of the decision.
-        out: Takes the features, shape (rows, MOVE_GLOBAL_COUNT + MOVES x MOVE_COUNT).
+        out: Takes the features, shape (rows, CANDIDATE_GLOBAL_COUNT + CANDIDATES x CANDIDATE_FEATURE_COUNT).
         at: Row of `out`.
     """
     cluster = sim.cluster
@@ -294,11 +294,14 @@ def write_moves(sim: Simulation, row: int, out: Rows, at: int) -> int:
     size = 1
     for node in range(cluster.speed.size):
         size = max(size, cluster.first_gpu[node + 1] - cluster.first_gpu[node])
-    moves = list_moves(sim, row)
-    last_s = _write_globals(sim, row, unit_s, size, moves, out, at)
-    for move in range(moves):
-        first = MOVE_GLOBAL_COUNT + move * MOVE_COUNT
-        _write_move(sim, row, move, size, last_s, unit_s, out, at, first, MOVE_GLOBAL_COUNT)
-    for column in range(MOVE_GLOBAL_COUNT + moves * MOVE_COUNT, MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT):
+    candidates = list_candidates(sim, row)
+    last_s = _write_globals(sim, row, unit_s, size, candidates, out, at)
+    for candidate in range(candidates):
+        first = CANDIDATE_GLOBAL_COUNT + candidate * CANDIDATE_FEATURE_COUNT
+        _write_candidate(sim, row, candidate, size, last_s, unit_s, out, at, first, CANDIDATE_GLOBAL_COUNT)
+    for column in range(
+        CANDIDATE_GLOBAL_COUNT + candidates * CANDIDATE_FEATURE_COUNT,
+        CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT,
+    ):
         out[at, column] = 0.0
-    return moves
+    return candidates

@@ -1,9 +1,9 @@
-"""What an observation with `candidate` actions holds, by name and in order: global features, then those of each move.
+"""What an observation with `candidate` actions holds, in order: global features, then those of each candidate.
 
 Times are from the decision on, divided by the mean estimate of the jobs submitted so far (the unit), and everything is
-clipped to [-CLIP, CLIP]. A move is a job and a set of nodes, now or after a wait for an expected end; its finish is
-delay + run time, expected faults included. The jobs ahead are those that cluster/candidates/lookahead.py imagines after
-it. Moves that the list does not have are zero.
+clipped to [-CLIP, CLIP]. A candidate is a job and a set of nodes, now or after a wait for an expected end; its finish
+is delay + run time, expected faults included. The jobs ahead are those that cluster/candidates/lookahead.py imagines
+after it. Candidates that the list does not have are zero.
 """
 
 from ..cluster.state.state import SHOWN
@@ -11,7 +11,7 @@ from ..cluster.state.state import SHOWN
 SIZES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
 QUANTILES = 5  # of the nodes' drain times: least, quarters, most
 
-MOVE_GLOBALS = (
+CANDIDATE_GLOBALS = (
     "gpus_per_node_size",  # GPUs of the job that is due, over the size of the largest node
     "log2_gpus",  # its base 2 logarithm of GPUs, over 5
     "estimate",  # estimated work that it has left
@@ -37,10 +37,10 @@ MOVE_GLOBALS = (
     "longest_gpus",  # its GPUs, over those of the cluster
     "may_wait",  # 1 if waiting is allowed
     "base_waits",  # 1 if the base heuristic waits
-    "moves",  # moves in the list, over 16
+    "candidates",  # candidates in the list, over 16
 )
-MOVE_FEATURES = (
-    "exists",  # 1 where the list has a move
+CANDIDATE_FEATURES = (
+    "exists",  # 1 where the list has a candidate
     "base",  # 1 for the base heuristic's
     "waits",  # 1 if it waits first
     "delay",  # how long

@@ -21,17 +21,17 @@ def episode_summaries(batch: Batch, rows: NDArray[np.int64]) -> list[dict[str, A
         batch: The environments.
         rows: Those that ended, shape (some,).
     """
-    played = batch.sim.state.scenario[rows]
+    run = batch.sim.state.scenario[rows]
     scenarios, gpus = batch.problem.scenarios, batch.problem.cluster.gpu_node.size
     outcome = outcome_of(batch.sim, rows)
-    figures = metrics(outcome, scenarios.jobs[played], scenarios.gpus[played], scenarios.submit_s[played], gpus)
+    figures = metrics(outcome, scenarios.jobs[run], scenarios.gpus[run], scenarios.submit_s[run], gpus)
     unfinished = batch.cut_off()[rows]
     for jct_s in (figures.mean_jct_s, figures.p99_jct_s):
         jct_s[unfinished] = np.nan
     columns = {
         "r": batch.returns(rows),
         "l": batch.steps[rows],
-        "scenario": played,
+        "scenario": run,
         "decisions": outcome.decisions,
         "finished": outcome.finished,
         **figures._asdict(),

@@ -37,7 +37,7 @@ def _run_with_rest(sim: Simulation, row: int, node: int, nodes: int, least_speed
     rack, speed = state.picked_rack[row], state.picked_speed[row]
     intra, nic, uplink = state.picked_intra[row], state.picked_nic[row], state.picked_uplink[row]
     for place in range(-1, nodes):
-        other = node if place < 0 else state.trial_order[row, place]
+        other = node if place < 0 else sim.scratch.trial_order[row, place]
         if place >= 0 and (other == node or speeds[scenario, other] < least_speed):
             continue
         gives = min(need, state.free[row, other])
@@ -250,28 +250,28 @@ def write_full(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items
         table: Takes the nodes' features from column `items` on, shape (rows, items + nodes x features); may be `out`.
         items: First column of the nodes.
     """
-    state = sim.state
+    state, scratch = sim.state, sim.scratch
     unit_s = time_unit_s(sim, row)
     nodes = state.free.shape[1]
     for node in range(nodes):
-        state.trial_free[row, node] = state.free[row, node]
+        scratch.trial_free[row, node] = state.free[row, node]
         table[at, items + NODE_COUNT * node + NODE.first_end] = CLIP
         table[at, items + NODE_COUNT * node + NODE.last_end] = 0.0
     places = order_nodes(sim, row)
     last_s = _write_ends(sim, row, unit_s, out, at, table, items)
     best_s, best_speed = math.inf, 0.0
     for place in range(places):
-        node = state.trial_order[row, place]
+        node = scratch.trial_order[row, place]
         run = best_completion(sim, row, node, places)
-        state.trial_run_s[row, node] = run[0]
-        state.trial_speed[row, node] = run[1]
+        scratch.trial_run_s[row, node] = run[0]
+        scratch.trial_speed[row, node] = run[1]
         if run[0] < best_s:
             best_s, best_speed = run
     for node in range(nodes):
         first = items + NODE_COUNT * node
         _write_node(sim, row, node, best_s, table, at, first)
         if state.free[row, node] > 0:
-            run = (state.trial_run_s[row, node], state.trial_speed[row, node])
+            run = (scratch.trial_run_s[row, node], scratch.trial_speed[row, node])
             _write_run(sim, row, unit_s, run, best_s, last_s, table, at, first, node)
         else:
             for feature in range(NODE.run, NODE.speed_excess + 1):
@@ -306,7 +306,7 @@ def write_gpus(sim: Simulation, row: int, table: Rows, out: Rows, at: int) -> No
 
 
 @kernel
-def write_source(sim: Simulation, row: int, out: Rows, at: int) -> None:
+def write_patent(sim: Simulation, row: int, out: Rows, at: int) -> None:
     """Write GPUs still to pick, hours still to run, and 1 for each GPU that cannot be used."""
     out[at, 0] = sim.state.need[row]
     out[at, 1] = estimated_work_s(sim, row, sim.state.current[row]) / 3600.0
@@ -314,8 +314,8 @@ def write_source(sim: Simulation, row: int, out: Rows, at: int) -> None:
 
 
 @kernel
-def write_literal_source(sim: Simulation, row: int, out: Rows, at: int) -> None:
-    """Write the source's state: GPUs and estimated hours of the whole job, and 1 for each GPU that cannot be used.
+def write_literal_patent(sim: Simulation, row: int, out: Rows, at: int) -> None:
+    """Write the patent's state: GPUs and estimated hours of the whole job, and 1 for each GPU that cannot be used.
 
     Source: SPEC R2.
     """

@@ -1,7 +1,7 @@
 """What observations hold, by name and in order.
 
-`source-literal` is SPEC R2's state to the letter: the GPUs of the job, its estimated run time in hours, and one entry
-per GPU that is 0 when it can be used and 1 when it is busy, faulty or picked. `source` tells the GPUs still to pick and
+`patent-literal` is SPEC R2's state to the letter: the GPUs of the job, its estimated run time in hours, and one entry
+per GPU that is 0 when it can be used and 1 when it is busy, faulty or picked. `patent` tells the GPUs still to pick and
 the hours still to run instead of those of the whole job.
 
 `full` is a row of global features and then a row of features for each item: a node, or a GPU with its node's features.
@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.state.state import MOVES
-from .candidate_layout import MOVE_FEATURES, MOVE_GLOBALS
+from ..cluster.state.state import CANDIDATES
+from .candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 
 CLIP = 8.0
 LOOK_AHEAD = 6  # jobs of the queue that are described one by one
@@ -112,14 +112,14 @@ def observation_size(observation: str, action: str, gpus: int, nodes: int) -> in
     if observation != "full":
         return 2 + gpus
     if action == "candidate":
-        return len(MOVE_GLOBALS) + MOVES * len(MOVE_FEATURES)
+        return len(CANDIDATE_GLOBALS) + CANDIDATES * len(CANDIDATE_FEATURES)
     return len(GLOBALS) + (nodes * len(NODE_FEATURES) if action == "node" else gpus * len(GPU_FEATURES))
 
 
 def action_count(action: str, gpus: int, nodes: int, *, waiting: bool) -> int:
-    """Return the number of actions. Waiting is the last one if it is allowed, but one of the moves of `candidate`."""
+    """Return the number of actions. Waiting is the last one if it is allowed, or one of the candidates."""
     if action == "candidate":
-        return MOVES
+        return CANDIDATES
     return (nodes if action == "node" else gpus) + int(waiting)
 
 

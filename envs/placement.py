@@ -15,12 +15,12 @@ from .picture import PICTURES
 
 
 class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Placement of jobs on one cluster, a GPU, node or move a step; `longshore/Placement-v0` (docs/environments.md).
+    """Places jobs on one cluster, a GPU, node or candidate a step; `longshore/Placement-v0` (docs/environments.md).
 
     Observation: Box of shape (size,), see envs/layout.py. Action: Discrete, a GPU or a node, and waiting as the last
-    one where the rules allow it; or a move of the list (docs/policies.md, Moves). Reward: see envs/rewards.py; the best
-    gamma is 1. An episode is one scenario: it terminates when all jobs have ended and is truncated at the rules' time
-    limit.
+    one where the rules allow it; or a candidate of the list (docs/policies.md, Candidates). Reward: see
+    envs/rewards.py; the best gamma is 1. An episode is one scenario: it terminates when all jobs have ended and is
+    truncated at the rules' time limit.
 
     `info["action_mask"]` (int8, 1 is open) says which actions can be taken, and so does `action_masks()` for
     sb3-contrib. A closed action stands for the nearest open one above it, the first after the last, and
@@ -31,9 +31,9 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     before it; without either, the next scenario follows.
 
     Args:
-        problem: What is played; the preset `hetero64` if left out.
+        problem: What is run; the preset `hetero64` if left out.
         action: `node`, `gpu` or `candidate`.
-        observation: `full`; or `source` or `source-literal`, but for candidates.
+        observation: `full`; or `patent` or `patent-literal`, but for candidates.
         reward: `potential`, `dt`, `jct` or `best_of_random`.
         waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
             out.
@@ -79,7 +79,7 @@ class PlacementEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self.batch.observations[0].copy(), {"action_mask": self._mask()}
 
     def step(self, action: np.int64 | int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Take a GPU, a node or a whole move for the job that is due, or wait.
+        """Take a GPU, a node or a whole candidate for the job that is due, or wait.
 
         Raises:
             ValueError: If the number is no action.

@@ -28,7 +28,7 @@ def random_makespan_s(sim: Simulation) -> NDArray[np.float64]:
     """Return the smallest makespan of RANDOM_RUNS random runs of every scenario, shape (scenarios,).
 
     Args:
-        sim: A simulation, of which row 0 is played and left at an end.
+        sim: A simulation, of which row 0 is run and left at an end.
 
     Source: SPEC R5.
     """

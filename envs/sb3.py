@@ -20,7 +20,7 @@ class PlacementVecEnv(VecEnv):
     one where the rules allow it. An episode is one scenario; `info["episode"]` of its last step has its metrics.
 
     Args:
-        problem: What is played.
+        problem: What is run.
         view: How it is seen and acted on.
         rows: Environments.
         first: Scenario of row 0.

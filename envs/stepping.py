@@ -3,19 +3,19 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.candidates.candidates import pick_move
+from ..cluster.candidates.candidates import pick_candidate
 from ..cluster.dispatch.order import may_wait
 from ..cluster.dispatch.placing import take_gpu, take_node
 from ..cluster.dispatch.reservation import has_reservation, mark_keeping_nodes
 from ..cluster.kernels.compiled import kernel
 from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
-from ..cluster.state.state import MOVES, Simulation
-from .candidate_features import write_moves
-from .features import GLOBAL_COUNT, write_full, write_gpus, write_literal_source, write_source
+from ..cluster.state.state import CANDIDATES, Simulation
+from .candidate_features import write_candidates
+from .features import GLOBAL_COUNT, write_full, write_gpus, write_literal_patent, write_patent
 from .rewards import BEST_OF_RANDOM, cost_so_far_s
 
 GPU_ACTION, NODE_ACTION, CANDIDATE_ACTION = 0, 1, 2
-SOURCE, FULL, SOURCE_LITERAL = 0, 1, 2
+PATENT, FULL, PATENT_LITERAL = 0, 1, 2
 Rows = NDArray[np.float32]
 
 
@@ -36,22 +36,22 @@ def show(
         sim: The simulation; a job must be due in the row.
         row: Row of the decision.
         action: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
-        observation: SOURCE, SOURCE_LITERAL or FULL.
+        observation: PATENT, PATENT_LITERAL or FULL.
         out: Takes the observation.
         masks: Takes the mask.
         table: Scratch for the features of nodes.
         at: Row of the three.
     """
     if action == CANDIDATE_ACTION:
-        moves = write_moves(sim, row, out, at)
-        for move in range(MOVES):
-            masks[at, move] = move < moves
+        candidates = write_candidates(sim, row, out, at)
+        for candidate in range(CANDIDATES):
+            masks[at, candidate] = candidate < candidates
         return
     write_mask(sim, row, action, masks, at)
-    if observation == SOURCE:
-        write_source(sim, row, out, at)
-    elif observation == SOURCE_LITERAL:
-        write_literal_source(sim, row, out, at)
+    if observation == PATENT:
+        write_patent(sim, row, out, at)
+    elif observation == PATENT_LITERAL:
+        write_literal_patent(sim, row, out, at)
     elif action == NODE_ACTION:
         write_full(sim, row, out, at, out, GLOBAL_COUNT)
     else:
@@ -78,16 +78,16 @@ def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], a
         else:
             node = sim.cluster.gpu_node[item]
             is_open = state.gpu_job[row, item] < 0 and state.gpu_down[row, item] == 0
-        out[at, item] = is_open and (not is_bound or state.trial_bit[row, node] == 1)
+        out[at, item] = is_open and (not is_bound or sim.scratch.trial_bit[row, node] == 1)
     if sim.rules.waiting:
         out[at, items] = state.picked_nodes[row] == 0 and may_wait(sim, row)
 
 
 @kernel
 def choose(sim: Simulation, row: int, action: int, chosen: int) -> bool:
-    """Pick a GPU, a node or a whole move for the job that is due or turned to; False, with nothing picked, to wait."""
+    """Pick a GPU, node or candidate for the job that is due or turned to; False, with nothing picked, to wait."""
     if action == CANDIDATE_ACTION:
-        return pick_move(sim, row, chosen)
+        return pick_candidate(sim, row, chosen)
     state = sim.state
     items = state.free.shape[1] if action == NODE_ACTION else state.gpu_job.shape[1]
     if chosen == items:
@@ -113,7 +113,7 @@ def pick(sim: Simulation, row: int, action: int, chosen: int) -> bool:
 
 @kernel
 def advance_to_choice(sim: Simulation, row: int, action: int) -> bool:
-    """Play a row until a job is due that some placement would start; False when its episode is over.
+    """Run a row until a job is due that some placement would start; False when its episode is over.
 
     A job that every placement would delay the holder of the reservation with is passed over, as any placement of it
     would be: that too counts as a decision.
@@ -151,7 +151,7 @@ def step_rows(
     Args:
         sim: The simulation, of as many rows.
         action: GPU_ACTION, NODE_ACTION or CANDIDATE_ACTION.
-        observation: SOURCE, SOURCE_LITERAL or FULL.
+        observation: PATENT, PATENT_LITERAL or FULL.
         reward: A value of REWARDS.
         unit_s: Unit of rewards, shape (scenarios,).
         chosen: Actions, shape (rows,).

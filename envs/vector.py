@@ -26,13 +26,13 @@ class PlacementVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArr
     actions). Environments that end begin anew in the same step (AutoresetMode.SAME_STEP): their last observation and
     info, with the metrics, are in `infos["final_obs"]` and `infos["final_info"]`.
 
-    Environment r begins with the scenario of the seed or option plus r and plays every num_envs-th from there on.
+    Environment r begins with the scenario of the seed or option plus r and runs every num_envs-th from there on.
 
     Args:
         num_envs: Environments.
-        problem: What is played; the preset `hetero64` if left out.
+        problem: What is run; the preset `hetero64` if left out.
         action: `node`, `gpu` or `candidate`.
-        observation: `full`; or `source` or `source-literal`, but for candidates.
+        observation: `full`; or `patent` or `patent-literal`, but for candidates.
         reward: `potential`, `dt`, `jct` or `best_of_random`.
         waiting: `on` or `off`: whether letting the next event pass is an action; as the problem's rules say if left
             out.

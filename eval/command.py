@@ -18,8 +18,8 @@ from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import Scenarios, same_jobs
 from .comparison import Comparison, compare
 from .figures import pictures, write_pictures
-from .play import play_all, play_recorded
 from .report import write_json, write_report
+from .run import run_all, run_recorded
 from .setting import EvaluationRequest, Setting, setting_of
 from .table import terminal_tables
 from .terminal import Progress, Tell
@@ -33,7 +33,7 @@ OVERLOADED_SHARE = 0.5  # of the scenarios: a burst at the end of a few of them 
 
 
 def evaluate_request(request: EvaluationRequest, console: "Console", progress: Progress) -> None:
-    """Play all policies, print the table, and write the report.
+    """Run all policies, print the table, and write the report.
 
     Raises:
         InputError: If a file, an option or a combination of them cannot be used.
@@ -48,7 +48,7 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
     policies = _policies(request, named, problem)
     _introduce(console, what, problem, policies)
     with progress("setting up") as tell:
-        outcomes = play_all(problem, policies, _teller(tell, policies, problem.scenarios.jobs.size))
+        outcomes = run_all(problem, policies, _teller(tell, policies, problem.scenarios.jobs.size))
         overload = overload_text(outcomes, problem.scenarios, least_share=0.0)
         if heavy := overload_text(outcomes, problem.scenarios, least_share=OVERLOADED_SHARE):
             log.warning("overload: the queue grew until the last submission, or the run was cut off, under %s", heavy)
@@ -106,7 +106,7 @@ def _check(request: EvaluationRequest) -> None:
 
 
 def _introduce(console: "Console", what: str, problem: Problem, policies: list[Policy]) -> None:
-    """Say what is played, and which policies cannot do here what they are made for."""
+    """Say what is run, and which policies cannot do here what they are made for."""
     count = problem.scenarios.jobs.size
     jobs = ", ".join(
         dict.fromkeys(str(number) for number in (problem.scenarios.jobs.min(), problem.scenarios.jobs.max()))
@@ -114,8 +114,8 @@ def _introduce(console: "Console", what: str, problem: Problem, policies: list[P
     console.print(f"{what}: {count} scenarios of {jobs} jobs, {len(policies)} policies, the same faults for each")
     if problem.rules.waiting:
         return
-    playing = {policy.name for policy in policies}
-    absent = [policy.name for policy in HEURISTICS.values() if policy.waits and policy.name not in playing]
+    running = {policy.name for policy in policies}
+    absent = [policy.name for policy in HEURISTICS.values() if policy.waits and policy.name not in running]
     if absent:
         console.print(f"left out: {', '.join(absent)}, which differ from others only with --waiting")
     bound = [policy.name for policy in policies if policy.waits]
@@ -124,18 +124,18 @@ def _introduce(console: "Console", what: str, problem: Problem, policies: list[P
 
 
 def _teller(tell: Tell, policies: list[Policy], scenarios: int) -> Callable[[str, int], None]:
-    """Return what says who plays, and how many scenarios it has played."""
+    """Return what says who runs, and how many scenarios it has run."""
     places = {policy.name: place for place, policy in enumerate(policies, start=1)}
 
-    def say(name: str, played: int) -> None:
-        stand = f", {played:,} of {scenarios:,}" if played else ""
-        tell(f"playing {name} ({places[name]} of {len(policies)}){stand}")
+    def say(name: str, run: int) -> None:
+        stand = f", {run:,} of {scenarios:,}" if run else ""
+        tell(f"running {name} ({places[name]} of {len(policies)}){stand}")
 
     return say
 
 
 def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem) -> list[Policy]:
-    """Return who plays: those asked for, and all heuristics that have the same actions."""
+    """Return who runs: those asked for, and all heuristics that have the same actions."""
     asked = {policy.name: policy for policy in named}
     for name in (policy.name for policy in named if asked[policy.name] is not policy):
         raise InputError(f"two policies are called {name!r}", "rename one of the checkpoints", field="--policy")
@@ -160,8 +160,8 @@ def _events(
     by_name = {policy.name: policy for policy in policies}
     events = {}
     for name in dict.fromkeys(shown):
-        tell(f"playing a typical scenario under {name}")
-        events[name] = play_recorded(problem, by_name[name], typical)[1]
+        tell(f"running a typical scenario under {name}")
+        events[name] = run_recorded(problem, by_name[name], typical)[1]
     return _which(typical, own.size, shown[0], best), events
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..cluster.files.errors import InputError
 from ..cluster.model.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
+from ..cluster.model.objective import objective_of
 from ..cluster.model.outcome import Outcome, metrics
 from ..cluster.model.scenarios import Scenarios
 
@@ -59,12 +60,12 @@ class JobSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Policies, best mean of the goal first, with their figures. Metrics are in the order of `METRICS`."""
+    """Policies, best mean of the objective first, with their figures. Metrics are in the order of `METRICS`."""
 
     policies: tuple[str, ...]
     heuristics: frozenset[str]
     best_heuristic: str
-    goal: int  # index of the metric that ranks the policies
+    objective: int  # index of the metric that ranks the policies
     confidence: float
     unit: NDArray[np.intp]  # (scenarios,) independent unit: the scenario, or its group
     values: NDArray[np.float64]  # (policies, metrics, scenarios)
@@ -72,8 +73,8 @@ class Comparison:
     difference: Estimates  # (policies, metrics) policy minus best heuristic
     relative_percent: Estimates  # (policies, metrics) of the best heuristic's mean
     p: NDArray[np.float64]  # (policies, metrics) that there is no difference, adjusted for the whole table
-    worse_share: NDArray[np.float64]  # (policies,) scenarios with a worse goal than the best heuristic's
-    wins: NDArray[np.float64]  # (policies, policies) scenarios in which the row's goal is better than the column's
+    worse_share: NDArray[np.float64]  # (policies,) scenarios with a worse objective than the best heuristic's
+    wins: NDArray[np.float64]  # (policies, policies) scenarios in which the row's objective is better than the column's
     job_sizes: JobSizes
 
     @property
@@ -101,7 +102,7 @@ def compare(
     heuristics: Collection[str],
     confidence: float = 0.95,
     groups: NDArray[np.generic] | None = None,
-    goal: str | None = None,
+    objective: str | None = None,
 ) -> Comparison:
     """Return the policies' figures and how each does against the best heuristic.
 
@@ -113,27 +114,28 @@ def compare(
         confidence: Probability that the intervals aim to cover.
         groups: Label of each scenario, shape (scenarios,): scenarios of one label depend on each other (several
             fault seeds of one trace window) and are one unit of the intervals. Every scenario by itself if left out.
-        goal: Metric that ranks the policies; if left out, makespan where all jobs are submitted at 0, else mean JCT.
+        objective: Metric that ranks the policies; if left out, makespan where all jobs are submitted at 0, else mean
+            JCT.
 
     Raises:
-        ValueError: If there is no outcome of a heuristic, or a shape or the goal does not fit.
+        ValueError: If there is no outcome of a heuristic, or a shape or the objective does not fit.
         InputError: If a run was cut off before all its jobs ended.
     """
     _check(outcomes, scenarios, heuristics, groups)
-    goal_index = _goal(goal, scenarios)
+    objective_index = _objective(objective, scenarios)
     table = {name: _metrics(outcome, scenarios, cluster_gpus) for name, outcome in outcomes.items()}
-    ranked = sorted(table, key=lambda name: _cost(table[name], goal_index).mean())
+    ranked = sorted(table, key=lambda name: _cost(table[name], objective_index).mean())
     best = next(name for name in ranked if name in heuristics)
     values = np.array([table[name] for name in ranked])
     unit = np.unique(np.arange(scenarios.jobs.size) if groups is None else groups, return_inverse=True)[1]
-    cost = _cost(values, goal_index)
+    cost = _cost(values, objective_index)
     wins = _better(cost[:, None], cost[None]).mean(axis=-1)
     estimates = _estimates(values, ranked.index(best), unit, confidence)
     return Comparison(
         policies=tuple(ranked),
         heuristics=frozenset(heuristics) & table.keys(),
         best_heuristic=best,
-        goal=goal_index,
+        objective=objective_index,
         confidence=confidence,
         unit=unit,
         values=values,
@@ -185,13 +187,13 @@ def _check(
             )
 
 
-def _goal(goal: str | None, scenarios: Scenarios) -> int:
+def _objective(objective: str | None, scenarios: Scenarios) -> int:
     names = [metric.name for metric in METRICS]
-    if goal is None:
-        return names.index("mean_jct_s" if scenarios.submit_s.any() else "makespan_s")
-    if goal not in names:
-        raise ValueError(f"goal is '{goal}', expected one of {', '.join(names)}")
-    return names.index(goal)
+    if objective is None:
+        return names.index({"jct": "mean_jct_s", "makespan": "makespan_s"}[objective_of(scenarios.submit_s)])
+    if objective not in names:
+        raise ValueError(f"objective is '{objective}', expected one of {', '.join(names)}")
+    return names.index(objective)
 
 
 def _metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> NDArray[np.float64]:

@@ -206,17 +206,17 @@ def differences(comparison: Comparison, policy: str) -> Picture:
 
 
 def _scenario_panel(ax: "Axes", comparison: Comparison, policy: str) -> None:
-    base = comparison.values[comparison.policies.index(comparison.best_heuristic), comparison.goal]
-    value = comparison.values[comparison.policies.index(policy), comparison.goal]
+    base = comparison.values[comparison.policies.index(comparison.best_heuristic), comparison.objective]
+    value = comparison.values[comparison.policies.index(policy), comparison.objective]
     percent = np.sort(100 * (value - base) / np.where(base == 0, np.nan, base))
     percent = percent[np.isfinite(percent)]
-    worse = percent < 0 if METRICS[comparison.goal].better == "higher" else percent > 0
+    worse = percent < 0 if METRICS[comparison.objective].better == "higher" else percent > 0
     colour, place = policy_colours(comparison)[policy], np.arange(percent.size)
     width = 0.85 if percent.size <= 150 else 1.0
     ax.bar(place[~worse], percent[~worse], width, color=colour)
     ax.bar(place[worse], percent[worse], width, color=DOWN_FACE, edgecolor=DOWN_COLOUR, hatch="////", linewidth=0.6)
     ax.axhline(0, color=BEST_HEURISTIC_COLOUR, linewidth=1.2)
-    ax.set_title(f"{METRICS[comparison.goal].title}: worse in {int(worse.sum())} of {percent.size} scenarios")
+    ax.set_title(f"{METRICS[comparison.objective].title}: worse in {int(worse.sum())} of {percent.size} scenarios")
     ax.set(xlabel="scenarios, sorted", ylabel="difference in %", xticks=[], xlim=(-0.6, max(percent.size, 1) - 0.4))
     ax.grid(axis="y")
 

@@ -12,7 +12,7 @@ MOST_NAMED = 5  # scenarios that are named one by one
 def losses(comparison: Comparison, policy: str) -> list[str]:
     """Return one sentence for each kind of loss of a policy; empty if it loses nowhere.
 
-    Counted are heuristics with a better mean of the goal, scenarios in which the best heuristic is better, metrics
+    Counted are heuristics with a better mean of the objective, scenarios in which the best heuristic is better, metrics
     and job sizes with a worse mean than the best heuristic's, clear or not.
     """
     row = comparison.policies.index(policy)
@@ -24,7 +24,7 @@ def _better_heuristics(comparison: Comparison, row: int) -> str:
     better = [name for name in comparison.policies[:row] if name in comparison.heuristics]
     if not better:
         return ""
-    return f"Heuristics with a better mean {METRICS[comparison.goal].title}: {', '.join(better)}."
+    return f"Heuristics with a better mean {METRICS[comparison.objective].title}: {', '.join(better)}."
 
 
 def _scenarios(comparison: Comparison, row: int) -> str:
@@ -32,13 +32,13 @@ def _scenarios(comparison: Comparison, row: int) -> str:
     worse = round(comparison.worse_share[row] * comparison.scenarios)
     if not worse:
         return ""
-    sign = -1 if METRICS[comparison.goal].better == "higher" else 1
-    base = comparison.values[best, comparison.goal]
-    change = 100 * (comparison.values[row, comparison.goal] - base) / np.where(base == 0, np.nan, base)
+    sign = -1 if METRICS[comparison.objective].better == "higher" else 1
+    base = comparison.values[best, comparison.objective]
+    change = 100 * (comparison.values[row, comparison.objective] - base) / np.where(base == 0, np.nan, base)
     order = np.argsort(np.nan_to_num(-sign * change), kind="stable")[: min(worse, MOST_NAMED)]
     named = ", ".join(f"scenario {index} ({percent_text(float(change[index]))})" for index in order)
     share = f"{worse} of {comparison.scenarios} scenarios ({100 * comparison.worse_share[row]:.0f} %)"
-    return f"Worse {METRICS[comparison.goal].title} than {comparison.best_heuristic} in {share}; worst: {named}."
+    return f"Worse {METRICS[comparison.objective].title} than {comparison.best_heuristic} in {share}; worst: {named}."
 
 
 def _metrics(comparison: Comparison, row: int) -> list[str]:

@@ -37,7 +37,7 @@ def write_report(
         caption=escape(caption(comparison)),
         losses=_losses(comparison),
         figures="\n".join(_figure(picture) for picture in pictures),
-        goal=METRICS[comparison.goal].title,
+        objective=METRICS[comparison.objective].title,
         best_heuristic=escape(comparison.best_heuristic),
         wins=_wins_table(comparison),
         relative=_relative_table(comparison),
@@ -54,7 +54,7 @@ def write_json(path: Path, comparison: Comparison, *, title: str, facts: Mapping
     document = {
         "title": title,
         "facts": dict(facts),
-        "goal": names[comparison.goal],
+        "objective": names[comparison.objective],
         "best_heuristic": comparison.best_heuristic,
         "scenarios": comparison.scenarios,
         "units": comparison.units,
@@ -70,18 +70,18 @@ def write_json(path: Path, comparison: Comparison, *, title: str, facts: Mapping
 
 def summary(comparison: Comparison) -> str:
     """Return the result in one or two sentences."""
-    goal, best = METRICS[comparison.goal].title, comparison.best_heuristic
+    objective, best = METRICS[comparison.objective].title, comparison.best_heuristic
     if not comparison.challengers:
         return f"Only {best} was run, in {_scenarios(comparison)}."
     name = comparison.challengers[0]
     row = comparison.policies.index(name)
-    change = float(comparison.relative_percent.value[row, comparison.goal])
-    interval = interval_text(comparison.relative_percent, row, comparison.goal)
+    change = float(comparison.relative_percent.value[row, comparison.objective])
+    interval = interval_text(comparison.relative_percent, row, comparison.objective)
     how = {"better": "better than", "worse": "worse than", "open": "not clearly different from"}
-    verdict = how[relative_cell(comparison, row, comparison.goal).verdict] if interval else "compared with"
+    verdict = how[relative_cell(comparison, row, comparison.objective).verdict] if interval else "compared with"
     return (
         f"In {_scenarios(comparison)}, {name} is {verdict} {best}, the best of "
-        f"{_number(len(comparison.heuristics), 'heuristic')}: {goal} {percent_text(change)} {interval}".rstrip()
+        f"{_number(len(comparison.heuristics), 'heuristic')}: {objective} {percent_text(change)} {interval}".rstrip()
         + f", worse in {100 * comparison.worse_share[row]:.0f} % of the scenarios."
     )
 
@@ -200,10 +200,10 @@ def _figure(picture: Picture) -> str:
 
 def _meanings(comparison: Comparison) -> str:
     meanings = {metric.title: f"{metric.meaning} {metric.better.capitalize()} is better." for metric in METRICS}
-    goal, confidence = METRICS[comparison.goal].title, f"{100 * comparison.confidence:g} %"
+    objective, confidence = METRICS[comparison.objective].title, f"{100 * comparison.confidence:g} %"
     meanings["vs best"] = (
         "Difference of the means in per cent of the best heuristic's. The best heuristic is the one with the best mean "
-        f"{goal} on these very scenarios, so the bar is set as high as these heuristics allow."
+        f"{objective} on these very scenarios, so the bar is set as high as these heuristics allow."
     )
     method = "BCa bootstrap over scenarios or their groups, the same draws for both policies"
     if comparison.units < FEWEST_RESAMPLED:

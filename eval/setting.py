@@ -1,4 +1,4 @@
-"""What `longshore evaluate` plays, from what was asked."""
+"""What `longshore evaluate` runs, from what was asked."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -63,15 +63,15 @@ class EvaluationRequest:
 
 
 class Setting(NamedTuple):
-    """What is played."""
+    """What is run."""
 
     problem: Problem
     what: str  # to call it
-    facts: dict[str, str]  # what is not played as it was recorded or drawn
+    facts: dict[str, str]  # what is not run as it was recorded or drawn
 
 
 def setting_of(request: EvaluationRequest) -> Setting:
-    """Return what is to be played, drawn by keys that no training has.
+    """Return what is to be run, drawn by keys that no training has.
 
     Raises:
         InputError: If a file or an option cannot be used, or it would take too much memory.
@@ -86,7 +86,7 @@ def setting_of(request: EvaluationRequest) -> Setting:
     scenarios = with_scenario_estimates(problem.scenarios, request.estimates, sigma=sigma, rng=rng)
     spread = f", sigma {sigma:g}" if request.estimates == "log-normal" else ""
     facts = setting.facts | {"estimates": request.estimates + spread}
-    return setting._replace(problem=replace(problem, scenarios=scenarios), facts=facts)
+    return setting._replace(problem=problem._replace(scenarios=scenarios), facts=facts)
 
 
 def _setting(request: EvaluationRequest) -> Setting:
@@ -144,7 +144,7 @@ def _generated(request: EvaluationRequest, setup: ClusterSetup, largest: int) ->
 def _trace(
     request: EvaluationRequest, path: Path, largest: int
 ) -> tuple[Workload, tuple[float, float], dict[str, str]]:
-    """Return the jobs of a trace, the part that is played, and what is not played as it was recorded, also said."""
+    """Return the jobs of a trace, the part that is run, and what is not run as it was recorded, also said."""
     workload = read_trace(path)
     part = TESTED_PART if jobs_within(workload, TESTED_PART) >= WINDOW_JOBS else (0.0, 1.0)
     facts = _cut_fact(int((workload.gpus > largest).sum()), workload.jobs, largest)

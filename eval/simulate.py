@@ -25,7 +25,7 @@ from ..cluster.traces.statistics import describe
 from ..cluster.workloads.estimates import EstimateKind, with_estimates
 from ..cluster.workloads.windows import scaled_to_load, with_gpus_cut
 from .generated import JobsRequest
-from .play import play_recorded
+from .run import run_recorded
 from .terminal import Progress, print_run
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def simulate_request(request: SimulationRequest, console: "Console", progress: P
         policy = find_policy(request.policy)
         problem, workload = _problem(request)
         tell(f"simulating {workload.jobs} jobs under {policy.name}")
-        outcome, happened = play_recorded(problem, policy, 0)
+        outcome, happened = run_recorded(problem, policy, 0)
     ids = _written_ids(workload)
     if request.events:
         schedule_file.write_events(request.events, happened, ids)

@@ -39,7 +39,7 @@ class Row(NamedTuple):
     policy: str
     kind: Literal["best heuristic", "heuristic", "challenger"]
     cells: tuple[Cell, ...]  # one for each metric
-    versus: Cell  # the goal's difference to the best heuristic in per cent
+    versus: Cell  # the objective's difference to the best heuristic in per cent
     interval: str  # of that difference
     worse_in: str  # share of scenarios
 
@@ -83,7 +83,7 @@ def titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
 
 
 def rows(comparison: Comparison) -> list[Row]:
-    """Return the table's rows, best mean of the goal first."""
+    """Return the table's rows, best mean of the objective first."""
     return [_row(comparison, index) for index in range(len(comparison.policies))]
 
 
@@ -96,8 +96,8 @@ def _row(comparison: Comparison, policy: int) -> Row:
         policy=name,
         kind="heuristic" if name in comparison.heuristics else "challenger",
         cells=_cells(comparison, policy),
-        versus=relative_cell(comparison, policy, comparison.goal),
-        interval=interval_text(comparison.relative_percent, policy, comparison.goal),
+        versus=relative_cell(comparison, policy, comparison.objective),
+        interval=interval_text(comparison.relative_percent, policy, comparison.objective),
         worse_in=f"{100 * comparison.worse_share[policy]:.0f} %",
     )
 
@@ -150,15 +150,15 @@ def interval_text(percent: Estimates, row: int, column: int) -> str:
 
 def caption(comparison: Comparison) -> str:
     """Return the sentence under the table that says how to read it."""
-    goal = METRICS[comparison.goal].title
+    objective = METRICS[comparison.objective].title
     scenarios = f"{comparison.scenarios} scenario{'s' if comparison.scenarios > 1 else ''}"
     if comparison.units < 2:
-        return f"{scenarios}: no intervals. The last columns compare {goal} with {comparison.best_heuristic}."
+        return f"{scenarios}: no intervals. The last columns compare {objective} with {comparison.best_heuristic}."
     grouped = f" in {comparison.units} groups" if comparison.units < comparison.scenarios else ""
     kind = "bootstrap intervals" if comparison.units >= FEWEST_RESAMPLED else "t-intervals"
     return (
         f"{scenarios}{grouped}; means with {100 * comparison.confidence:g} % {kind}. "
-        f"The last columns compare {goal} with {comparison.best_heuristic}, scenario by scenario."
+        f"The last columns compare {objective} with {comparison.best_heuristic}, scenario by scenario."
     )
 
 
@@ -178,7 +178,7 @@ def terminal_tables(comparison: Comparison, width: int) -> list["Table"]:
 
 
 def _mean_columns(comparison: Comparison) -> list[Column]:
-    """Return the columns of figures, then those that compare the goal with the best heuristic."""
+    """Return the columns of figures, then those that compare the objective with the best heuristic."""
     listed = rows(comparison)
     columns = [
         Column(title, unit, [(row.cells[metric].text, "bold" if row.cells[metric].best else "") for row in listed])
@@ -258,7 +258,7 @@ def _header(title: str, unit: str) -> str:
 def versus_titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
     """Return title and second line of the columns that compare with the best heuristic."""
     return (
-        (METRICS[comparison.goal].title, "vs best"),
+        (METRICS[comparison.objective].title, "vs best"),
         (f"{100 * comparison.confidence:g} %", "interval"),
         ("scenarios", "worse"),
     )

@@ -26,7 +26,7 @@ REFUSED = (
 END = "end"  # event after the last one of a stream
 
 
-class Told(NamedTuple):
+class StreamEvent(NamedTuple):
     """A server-sent event."""
 
     id: str
@@ -201,15 +201,15 @@ class Client:
     ) -> Iterator[str]:  # fmt: skip
         """Yield what a rank writes, or all of them, until the job has ended; of an attempt, until that has."""
         asked = {"rank": rank, "follow": True, **_given(attempt=attempt, tail=tail)}
-        for told in self._follow(f"/v1/jobs/{_part(job)}/logs", asked):
-            yield str(told.data["text"])
+        for event in self._follow(f"/v1/jobs/{_part(job)}/logs", asked):
+            yield str(event.data["text"])
 
     def follow_events(self, after: int | None) -> Iterator[dict[str, Any]]:
         """Yield what happens, from an event on, or from now on; never ends."""
-        for told in self._follow("/v1/events", {} if after is None else {"after": after}):
-            yield told.data
+        for event in self._follow("/v1/events", {} if after is None else {"after": after}):
+            yield event.data
 
-    def _follow(self, path: str, parameters: dict[str, Any]) -> Iterator[Told]:
+    def _follow(self, path: str, parameters: dict[str, Any]) -> Iterator[StreamEvent]:
         """Yield what a stream tells until its end, each event once, also if the scheduler starts anew meanwhile."""
         last: dict[str, str] = {}
         tries, away_s = 0, float("-inf")  # and when it went away that had answered
@@ -221,11 +221,11 @@ class Client:
                         answer.read()
                         self._checked(answer)
                     answers = True
-                    for told in events_of(answer.iter_lines()):
-                        if told.event == END:
+                    for event in events_of(answer.iter_lines()):
+                        if event.event == END:
                             return
-                        last = {"Last-Event-ID": told.id}
-                        yield told
+                        last = {"Last-Event-ID": event.id}
+                        yield event
             except httpx.TransportError as error:
                 if not answers and tries >= len(PAUSES_S) and time.monotonic() - away_s > OUTAGE_S:
                     raise self._absent(error) from error
@@ -242,9 +242,9 @@ class Client:
         """Put a node into service again."""
         self._call("POST", f"/v1/nodes/{_part(node)}/resume")
 
-    def report(self, node: str, told: Mapping[str, object]) -> None:
+    def report(self, node: str, event: Mapping[str, object]) -> None:
         """Tell what an agent sees of its node."""
-        self._call("POST", f"/v1/nodes/{_part(node)}/report", json=told)
+        self._call("POST", f"/v1/nodes/{_part(node)}/report", json=event)
 
     def unknown(self) -> list[dict[str, Any]]:
         """Return the attempts that run and are not in the store."""
@@ -272,7 +272,7 @@ class Client:
         self._call("DELETE", f"/v1/users/me/tokens/{_part(name)}", params=asked)
 
 
-def events_of(lines: Iterator[str]) -> Iterator[Told]:
+def events_of(lines: Iterator[str]) -> Iterator[StreamEvent]:
     """Yield the events that the lines of a stream hold; one that was cut off is not among them."""
     fields: dict[str, str] = {}
     for line in lines:
@@ -282,7 +282,7 @@ def events_of(lines: Iterator[str]) -> Iterator[Told]:
             name, _, value = line.partition(":")
             fields[name] = value.removeprefix(" ")
         elif fields:
-            yield Told(fields.get("id", ""), fields.get("event", "message"), json.loads(fields["data"]))
+            yield StreamEvent(fields.get("id", ""), fields.get("event", "message"), json.loads(fields["data"]))
             fields = {}
 
 

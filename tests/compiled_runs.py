@@ -1,4 +1,4 @@
-"""Cases played by the compiled engine: whole runs by a heuristic, or one decision at a time."""
+"""Cases run by the compiled engine: whole runs by a heuristic, or one decision at a time."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +8,7 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.dispatch.order import may_wait
 from longshore.cluster.dispatch.placing import take_gpu
 from longshore.cluster.model.outcome import Event, Outcome
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.event_log import events_of
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
@@ -21,8 +22,8 @@ EVENTS, ENTRIES = 20_000, 400_000  # room that no test fills
 def compiled(case: Case, *, rows: int = 1, index_from: int = INDEX_FROM) -> Simulation:
     """Return a simulation of a case that keeps the events of row 0."""
     log = allocate_log(EVENTS, ENTRIES)
-    parts = case.cluster, case.scenarios, case.process, case.rules
-    return simulation_of(*parts, rows=rows, log=log, index_from=index_from)
+    problem = Problem(case.cluster, case.scenarios, case.process, case.rules)
+    return simulation_of(problem, rows=rows, log=log, index_from=index_from)
 
 
 def at_first_decision(case: Case) -> Simulation:
@@ -37,18 +38,18 @@ def read_out(sim: Simulation) -> tuple[list[Event], Outcome]:
     return events_of(sim.log), outcome_of(sim, slice(0, 1))
 
 
-def play_heuristic(case: Case, name: str, index_from: int = INDEX_FROM) -> tuple[list[Event], Outcome]:
-    return play_policy(case, HEURISTICS[name], index_from)
+def run_heuristic(case: Case, name: str, index_from: int = INDEX_FROM) -> tuple[list[Event], Outcome]:
+    return run_policy(case, HEURISTICS[name], index_from)
 
 
-def play_policy(case: Case, policy: Policy, index_from: int = INDEX_FROM) -> tuple[list[Event], Outcome]:
+def run_policy(case: Case, policy: Policy, index_from: int = INDEX_FROM) -> tuple[list[Event], Outcome]:
     sim = compiled(case, index_from=index_from)
-    policy.play(sim, np.array([case.row], dtype=np.int64))
+    policy.run(sim, np.array([case.row], dtype=np.int64))
     return read_out(sim)
 
 
-def play_script(case: Case, seed: int, wait_share: float, index_from: int = INDEX_FROM) -> tuple[list[Event], Outcome]:
-    """Play what `scripted` of the reference policies would choose."""
+def run_script(case: Case, seed: int, wait_share: float, index_from: int = INDEX_FROM) -> tuple[list[Event], Outcome]:
+    """Run what `scripted` of the reference policies would choose."""
     sim = compiled(case, index_from=index_from)
     reset(sim, 0, case.row)
     while advance(sim, 0):

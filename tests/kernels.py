@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 
-from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.simulation import simulation_of
@@ -17,13 +16,13 @@ from tests.policies_under_test import POLICIES
 
 
 def main() -> None:
-    """Let each policy play, and step each kind of environment."""
-    parts = cluster, scenarios, process, rules = hetero64(1, 0, jobs=4)
+    """Let each policy run, and step each kind of environment."""
+    problem = hetero64(1, 0, jobs=4)
     for policy in POLICIES.values():
-        sim = simulation_of(*parts[:3], rules._replace(waiting=policy.waits), rows=1)
-        policy.play(sim, np.array([0]))
+        sim = simulation_of(problem._replace(rules=problem.rules._replace(waiting=policy.waits)))
+        policy.run(sim, np.array([0]))
         sys.stderr.write(f"kernels of {policy.name} are compiled\n")
-    problem = Problem(cluster, scenarios, process, rules._replace(waiting=True, order=ORDERS["easy"]))
+    problem = problem._replace(rules=problem.rules._replace(waiting=True, order=ORDERS["easy"]))
     for action in ("node", "gpu", "candidate"):
         batch = Batch(problem, View(action, "full", "dt"), 1)
         batch.reset()

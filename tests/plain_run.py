@@ -1,4 +1,4 @@
-"""One busy case played by every heuristic, as JSON: `NUMBA_DISABLE_JIT=1 python -m tests.plain_run` in plain Python."""
+"""One busy case run by every heuristic, as JSON: `NUMBA_DISABLE_JIT=1 python -m tests.plain_run` in plain Python."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.cluster.state.state import INDEX_FROM
-from tests.compiled_runs import play_heuristic
+from tests.compiled_runs import run_heuristic
 from tests.strategies import Case
 
 Runs = dict[str, list[list[object]]]  # policy -> events: time, kind, job, GPUs
@@ -55,7 +55,7 @@ def all_runs() -> Runs:
 
 
 def run(name: str, *, ring: bool, index_from: int) -> list[list[object]]:
-    events, _ = play_heuristic(busy_case(ring=ring), name, index_from)
+    events, _ = run_heuristic(busy_case(ring=ring), name, index_from)
     return [[event.time_s, event.kind, event.job, list(event.gpus)] for event in events]
 
 

@@ -6,19 +6,19 @@ from typing import get_args
 import torch
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.agents.learned.candidate_policy import MovesPolicy
+from longshore.agents.learned.candidate_policy import CandidatePolicy
 from longshore.agents.learned.checkpoint import load_policy, network_of, policy_of, schema_of
-from longshore.agents.learned.schema import Goal
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.protocol import Policy
 from longshore.agents.registry import find_policy, policy_names
 from longshore.agents.rollouts.rollout import Rollout, Search
+from longshore.cluster.model.objective import Objective
 
 
-def untrained(*, action: str, waiting: bool, time_to_go: Goal | None = None) -> LearnedPolicy:
+def untrained(*, action: str, waiting: bool, time_to_go: Objective | None = None) -> LearnedPolicy:
     """Return a policy of random weights, for clusters of any size."""
     torch.manual_seed(3)
-    network = "moves" if action == "candidate" else "set"
+    network = "candidates" if action == "candidate" else "set"
     schema = schema_of(
         algorithm="ppo", network=network, action=action, observation="full", waiting=waiting, node_gpus=(8,) * 8,
         time_to_go=time_to_go,
@@ -27,10 +27,10 @@ def untrained(*, action: str, waiting: bool, time_to_go: Goal | None = None) -> 
     return policy_of(f"untrained-{action}{'-waiting' * waiting}{foresees}", schema, network_of(schema))
 
 
-def untrained_moves(*, waiting: bool, time_to_go: Goal | None = None) -> MovesPolicy:
-    """Return a policy that chooses among moves, of random weights."""
+def untrained_candidates(*, waiting: bool, time_to_go: Objective | None = None) -> CandidatePolicy:
+    """Return a policy that chooses among candidates, of random weights."""
     policy = untrained(action="candidate", waiting=waiting, time_to_go=time_to_go)
-    assert isinstance(policy, MovesPolicy)
+    assert isinstance(policy, CandidatePolicy)
     return policy
 
 
@@ -46,10 +46,10 @@ LEARNED: list[Policy] = [
 ROLLOUTS: list[Policy] = [
     Rollout(HEURISTICS["patient"], Search(futures=2, width=3)),
     Rollout(HEURISTICS["pack"], Search(futures=2, width=2)),
-    Rollout(untrained_moves(waiting=False), Search(futures=2, width=3)),
+    Rollout(untrained_candidates(waiting=False), Search(futures=2, width=3)),
     *(
-        Rollout(untrained_moves(waiting=True, time_to_go=goal), Search(futures=2, width=3, horizon=2))
-        for goal in get_args(Goal)
+        Rollout(untrained_candidates(waiting=True, time_to_go=objective), Search(futures=2, width=3, horizon=2))
+        for objective in get_args(Objective)
     ),
 ]
 POLICIES = {policy.name: policy for policy in [*map(find_policy, policy_names()), *LEARNED, *ROLLOUTS]}

@@ -197,7 +197,7 @@ def test_bad_input_is_answered_in_one_line(longshore: Command, folder: Path, com
     assert error.startswith("longshore: ")
     assert says in error
     assert all(line.endswith(" ...") for line in before)
-    assert not any(line.startswith(("simulating", "playing")) for line in before)
+    assert not any(line.startswith(("simulating", "running")) for line in before)
     assert done.out == ""
     assert not (folder / "runs").exists()
 
@@ -309,7 +309,7 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         for line in running.stderr:
-            if line.startswith("playing"):
+            if line.startswith("running"):
                 running.send_signal(signal.SIGINT)
                 break
         _, err = running.communicate()
@@ -427,7 +427,7 @@ def test_a_comparison_on_generated_jobs_says_what_they_look_like(longshore: Comm
     assert done.status == 0, done.err
     document = json.loads(written.read_text())
     assert document["facts"]["jobs"] == "drawn from the profile itp-short, arrivals batch"
-    assert document["goal"] == "makespan_s"
+    assert document["objective"] == "makespan_s"
 
 
 def test_every_profile_is_named_by_the_help() -> None:

@@ -1,4 +1,5 @@
 import ast
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -51,3 +52,10 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert not loaded & {"torch", "numba", "numpy", "pandas", "polars", "matplotlib", "gymnasium", "ray", "ortools"}
+
+
+def test_pages_and_routes_know_neither_the_loop_nor_its_parts() -> None:
+    knows = re.compile(r"\.reconciler\b|\.parts\b")
+    for folder in ("api", "dashboard"):
+        for path in (ROOT / "scheduler" / folder).rglob("*.py"):
+            assert not knows.search(path.read_text()), f"{path} knows more of the scheduler than its facade"

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..agents.learned.old_names import todays_name, with_todays_names
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
 from ..cluster.presets.problems import Regime
@@ -32,9 +33,9 @@ class TrainingConfig(BaseModel):
     algorithm: Literal["ppo", "a2c", "group", "distil"] = "ppo"
     steps: int = Field(gt=0)  # of all environments together; decisions that are labelled
     seed: int = Field(ge=0, lt=1_000_000)
-    network: Literal["set", "mlp", "moves"] = "set"
+    network: Literal["set", "mlp", "candidates"] = "set"
     action: Literal["node", "gpu", "candidate"] = "node"
-    observation: Literal["full", "source", "source-literal"] = "full"
+    observation: Literal["full", "patent", "patent-literal"] = "full"
     reward: Literal["potential", "dt", "jct", "best_of_random"]
     replay: Literal["off", "dynamic", "literal", "literal-all", "geppo", "vtrace"] = "off"
     waiting: bool = False
@@ -46,6 +47,11 @@ class TrainingConfig(BaseModel):
     group: GroupParameters = GroupParameters()  # of the group-relative policy gradient
     distil: DistilParameters = DistilParameters()
     threads: int = Field(default=2, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _todays_names(cls, content: object) -> object:
+        return with_todays_names(content)
 
     @property
     def name(self) -> str:
@@ -82,7 +88,7 @@ def usual_options(preset: str, algorithm: str, action: str | None) -> Options:
     """Return the options that nobody need name, for an action if one is named."""
     own = PRESETS[preset]
     usual = "candidate" if algorithm in BY_CANDIDATES else own.action
-    network = "moves" if (action or usual) == "candidate" else own.network
+    network = "candidates" if (action or usual) == "candidate" else own.network
     return Options(usual, network, own.observation if (action or usual) == own.action else "full", own.reward)
 
 
@@ -96,19 +102,20 @@ def config_of(
     Raises:
         InputError: If a value is not known or values do not go together, naming the option.
     """
+    preset = todays_name("preset", preset)
     _check_known("preset", preset, PRESETS)
     own = PRESETS[preset]
     steps = USUAL_STEPS.get(algorithm, 2e6) if steps is None else steps
     usual = usual_options(preset, algorithm, action)
-    action, network = action or usual.action, network or usual.network
-    observation = observation or usual.observation
+    action, network = action or usual.action, todays_name("network", network or usual.network)
+    observation = todays_name("observation", observation or usual.observation)
     replay = replay or (own.replay if algorithm in REPLAYS else "off")
     for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
                          "reward": reward or "dt", "order": order, "replay": replay}.items():  # fmt: skip
         _check_known(field, value, get_args(TrainingConfig.model_fields[field].annotation))
     _check_candidates(algorithm, network, action, init)
     if observation != "full" and action != "gpu":
-        raise InputError("the source's state has one entry per GPU", "add --action gpu", field="--observation")
+        raise InputError("the patent's state has one entry per GPU", "add --action gpu", field="--observation")
     if replay not in (able := REPLAYS.get(algorithm, ("off",))):
         raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
     if own.needs_trace and trace is None:
@@ -132,8 +139,8 @@ def config_of(
 
 
 def _check_candidates(algorithm: str, network: str, action: str, init: Path | None) -> None:
-    if (network == "moves") != (action == "candidate"):
-        raise InputError("the network `moves` scores candidates", "give both or none", field="--network")
+    if (network == "candidates") != (action == "candidate"):
+        raise InputError("the network `candidates` scores candidates", "give both or none", field="--network")
     if algorithm in BY_CANDIDATES and action != "candidate":
         raise InputError(f"{algorithm} learns to choose among candidates", "leave --action out", field="--action")
     if init is not None and algorithm not in BY_CANDIDATES:

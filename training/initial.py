@@ -4,12 +4,12 @@ from pathlib import Path
 
 from ..agents.learned.candidate_policy import TEMPERATURE
 from ..agents.learned.checkpoint import load_policy
-from ..agents.networks.networks import MovesNetwork
+from ..agents.networks.networks import CandidateNetwork
 from ..cluster.files.errors import InputError
 from .config import TrainingConfig
 
 
-def initial_network(config: TrainingConfig) -> MovesNetwork | None:
+def initial_network(config: TrainingConfig) -> CandidateNetwork | None:
     """Return a network with the weights of the run's `init`, None if it begins at random.
 
     What `distil` learned are gains; over the temperature they are the logits that `group` samples by, and the other way
@@ -23,10 +23,10 @@ def initial_network(config: TrainingConfig) -> MovesNetwork | None:
         return None
     policy = load_policy(Path(config.init))
     schema, network = policy.schema, policy.network
-    if not isinstance(network, MovesNetwork):
+    if not isinstance(network, CandidateNetwork):
         raise InputError(
             f"{config.init} has a network {schema.network} for {schema.action} actions, this run one for candidates",
-            "give a checkpoint of the network `moves`", field="--init",
+            "give a checkpoint of the network `candidates`", field="--init",
         )  # fmt: skip
     tells_gains, learns_gains = schema.algorithm == "distil", config.algorithm == "distil"
     if tells_gains != learns_gains:

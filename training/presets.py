@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..cluster.files.errors import InputError
 from ..cluster.model.problem import Problem
-from ..cluster.presets.problems import Regime, hetero64_problem, source_problem, window_problem
+from ..cluster.presets.problems import Regime, hetero64_problem, patent_problem, window_problem
 from ..cluster.presets.streams import VALIDATION_SEED, training_key
 from ..cluster.traces.detect import read_trace
 
@@ -60,13 +60,13 @@ TAUGHT = GroupParameters(
 class DistilParameters:
     """Of distillation. Gains are in units of the mean estimate."""
 
-    rounds: int = 4  # of labelling and learning; from the second on the network itself plays the imagined futures
+    rounds: int = 4  # of labelling and learning; from the second on the network itself runs the imagined futures
     distil_first: float = 0.15  # share of the decisions that are labelled in the first, where futures cost least
     futures: int = 4  # imagined for each label
-    width: int = 15  # moves that are tried beside the first, of at most 15
+    width: int = 15  # candidates that are tried beside the first, of at most 15
     distil_horizon: int = 16  # jobs that are started in a future before the network's value stands for what is to come
     distil_share: float = 0.1  # of the decisions met: neighbours tell much the same
-    distil_own: float = 0.75  # of the scenarios of later rounds that the network plays, the others by the heuristic
+    distil_own: float = 0.75  # of the scenarios of later rounds that the network runs, the others by the heuristic
     distil_block: int = 32  # scenarios between two snapshots
     distil_members: int = 4  # networks that learn in the last round; the policy is their mean
     distil_epochs: int = 10
@@ -142,20 +142,20 @@ def _windows(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Pr
     )
 
 
-def _source(gpus: int, seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
+def _patent(gpus: int, seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
     del trace
     return (
-        source_problem(gpus, TRAINING_SCENARIOS, training_key(seed), regime),
+        patent_problem(gpus, TRAINING_SCENARIOS, training_key(seed), regime),
         # On 64 GPUs a workload takes 400 steps: validations of all would take most of a run.
-        source_problem(gpus, VALIDATION_SCENARIOS // (5 if gpus == 64 else 1), VALIDATION_SEED, regime),
+        patent_problem(gpus, VALIDATION_SCENARIOS // (5 if gpus == 64 else 1), VALIDATION_SEED, regime),
     )
 
 
-def _source_preset(gpus: int, about: str, rows: int) -> Preset:
-    """Return the source's method as printed: R2's state, R3's network, R4's action, R5's reward, R6's replay."""
+def _patent_preset(gpus: int, about: str, rows: int) -> Preset:
+    """Return the patent's method as printed: R2's state, R3's network, R4's action, R5's reward, R6's replay."""
     return Preset(
-        about, needs_trace=False, build=partial(_source, gpus), reward="best_of_random", action="gpu",
-        observation="source", network="mlp", replay="dynamic",
+        about, needs_trace=False, build=partial(_patent, gpus), reward="best_of_random", action="gpu",
+        observation="patent", network="mlp", replay="dynamic",
         ppo=Hyperparameters(rows=rows, minibatch=1024), a2c=replace(A2C, rows=2 * rows, minibatch=2 * rows * A2C.steps),
     )  # fmt: skip
 
@@ -182,6 +182,6 @@ PRESETS = {
         build=_windows,
         reward="jct",
     ),
-    "source4": _source_preset(4, "16 jobs at once on 4 GPUs alike but for their faults, the source's method", 64),
-    "source64": _source_preset(64, "64 jobs at once on 64 GPUs alike but for their faults, the source's method", 128),
+    "patent4": _patent_preset(4, "16 jobs at once on 4 GPUs alike but for their faults, the patent's method", 64),
+    "patent64": _patent_preset(64, "64 jobs at once on 64 GPUs alike but for their faults, the patent's method", 128),
 }

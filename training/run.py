@@ -11,18 +11,19 @@ from pydantic import ValidationError
 
 from ..agents.learned.checkpoint import schema_of
 from ..cluster.files.errors import InputError
+from ..cluster.model.objective import objective_of
 from ..cluster.model.problem import Problem
 from .actor_critic.ppo import learn_by_ppo
 from .candidates.distil import learn_by_distillation
-from .candidates.group import goal_of, learn_by_groups
+from .candidates.group import learn_by_groups
 from .config import BY_CANDIDATES, TrainingConfig
 from .initial import initial_network
 from .presets import PRESETS
-from .run_folder import BEST, Keeper, Progress, Tell, interruptible
+from .run_folder import BEST, Progress, RunFolder, Tell, interruptible
 from .validation import Score, Validation
 
 CONFIG = "config.json"
-LEARNERS: dict[str, Callable[[Problem, Keeper], int]] = {
+LEARNERS: dict[str, Callable[[Problem, RunFolder], int]] = {
     "ppo": learn_by_ppo,
     "a2c": learn_by_ppo,
     "group": learn_by_groups,
@@ -64,15 +65,15 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent) -> Result:
     schema = schema_of(
         algorithm=config.algorithm, network=config.network, action=config.action, observation=config.observation,
         waiting=config.waiting, node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),
-        time_to_go=goal_of(problem) if config.algorithm in BY_CANDIDATES else None,
+        time_to_go=objective_of(problem.scenarios.submit_s) if config.algorithm in BY_CANDIDATES else None,
     )  # fmt: skip
-    keeper = Keeper(folder, schema, Validation(validated_on), config, tell)
+    run_folder = RunFolder(folder, schema, Validation(validated_on), config, tell)
     began = time.monotonic()
-    with interruptible(keeper):
-        steps = LEARNERS[config.algorithm](problem, keeper)
-    seconds, score = time.monotonic() - began, keeper.best_score()
+    with interruptible(run_folder):
+        steps = LEARNERS[config.algorithm](problem, run_folder)
+    seconds, score = time.monotonic() - began, run_folder.best_score()
     scenarios = validated_on.scenarios.jobs.size
-    return Result(folder, folder / BEST, score, steps >= config.steps, seconds, keeper.validation.best, scenarios)
+    return Result(folder, folder / BEST, score, steps >= config.steps, seconds, run_folder.validation.best, scenarios)
 
 
 def _open_folder(config: TrainingConfig, logdir: Path) -> Path:

@@ -48,11 +48,11 @@ def _now() -> Spent:
     return Spent(time.monotonic(), time.process_time())
 
 
-class Keeper:
+class RunFolder:
     """Validates, writes checkpoints and metrics, and remembers that the run was interrupted.
 
     Args:
-        folder: Of the run.
+        folder: Where it stands.
         schema: Of its policies.
         validation: Scenarios to validate on.
         config: What was asked for.
@@ -62,7 +62,7 @@ class Keeper:
     def __init__(
         self, folder: Path, schema: Schema, validation: Validation, config: TrainingConfig, tell: Tell
     ) -> None:
-        self.folder, self.schema, self.validation, self.config, self.tell = folder, schema, validation, config, tell
+        self.path, self.schema, self.validation, self.config, self.tell = folder, schema, validation, config, tell
         self.logger = configure(str(folder), ["tensorboard"])
         self.interrupted = False
         self.best: Score | None = None
@@ -73,7 +73,7 @@ class Keeper:
         self._read_score()
 
     def _read_spent(self) -> Spent:
-        path = self.folder / SPENT
+        path = self.path / SPENT
         if path.exists():
             with suppress(ValueError, TypeError):
                 return Spent(**json.loads(path.read_text()))
@@ -81,14 +81,14 @@ class Keeper:
 
     def _write(self, name: str, values: Spent | Score) -> None:
         """Write a small file; a process that is cut off leaves it as it was."""
-        part = self.folder / (name + ".part")
+        part = self.path / (name + ".part")
         part.write_text(json.dumps(values._asdict()) + "\n")
-        part.replace(self.folder / name)
+        part.replace(self.path / name)
 
     def _read_score(self) -> None:
         """Take up the best validation so far; one that cannot be read is made again."""
-        path = self.folder / SCORE
-        if path.exists() and (self.folder / BEST).exists():
+        path = self.path / SCORE
+        if path.exists() and (self.path / BEST).exists():
             with suppress(ValueError, TypeError):
                 self.best = Score(**json.loads(path.read_text()))
 
@@ -122,31 +122,31 @@ class Keeper:
         score = self.latest = self.validation.score(policy_of("policy", self.schema, network))
         self.logger.record("validation/percent", score.percent)
         self.logger.record("validation/half_width", score.half_width)
-        self.logger.record(f"validation/{self.validation.goal}_h", score.mean_s / 3600.0)
-        save_policy(self.folder / POLICY, self.schema, network)
+        self.logger.record(f"validation/{self.validation.objective}_h", score.mean_s / 3600.0)
+        save_policy(self.path / POLICY, self.schema, network)
         if for_best and (self.best is None or score.mean_s < self.best.mean_s):
             self._keep_best(score, network)
         elif self.best is None:
             # Without a score on file it is no rival to any validation after the run has gone on.
             self.best = score
-            save_policy(self.folder / BEST, self.schema, network)
+            save_policy(self.path / BEST, self.schema, network)
 
     def _keep_best(self, score: Score, network: Network) -> None:
         self.best = score
-        save_policy(self.folder / BEST, self.schema, network)
+        save_policy(self.path / BEST, self.schema, network)
         self._write(SCORE, score)
 
     def best_score(self) -> Score:
         """Return the score of the best validation, made again by the latest policy if it was lost."""
         if self.best is None:
-            policy = load_policy(self.folder / POLICY)
+            policy = load_policy(self.path / POLICY)
             self._keep_best(self.validation.score(policy), policy.network)
         assert self.best is not None
         return self.best
 
 
 @contextmanager
-def interruptible(keeper: Keeper) -> Iterator[None]:
+def interruptible(run_folder: RunFolder) -> Iterator[None]:
     """Turn the first Ctrl-C into a stop after the update in progress; off the main thread it is the program's own."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets nobody else handle signals
@@ -154,7 +154,7 @@ def interruptible(keeper: Keeper) -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del number, frame
-        keeper.interrupted = True
+        run_folder.interrupted = True
         signal.signal(signal.SIGINT, before)
         log.warning("stopping after this update; Ctrl-C again stops at once and loses it")
 

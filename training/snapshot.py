@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
 from ..agents.learned.archive import stored_arrays
+from ..agents.learned.old_names import todays_name
 from ..cluster.files.errors import CheckpointError
 from ..cluster.simulator.state_border import LARGEST, sound_state
 from ..cluster.state.border import refuse
@@ -250,6 +251,12 @@ def restore_torch(arrays: Arrays) -> None:
     torch.set_rng_state(torch.from_numpy(found))
 
 
+def _old_fields(arrays: Arrays) -> list[str]:
+    """Return the fields of a state that earlier versions kept under other names."""
+    names = [name.removeprefix("state/") for name in arrays if name.startswith("state/")]
+    return [name for name in names if todays_name("state", name) != name]
+
+
 def restore_batch(arrays: Arrays, batch: Batch) -> None:
     """Put all environments where a snapshot found them; what they show follows from that.
 
@@ -259,7 +266,8 @@ def restore_batch(arrays: Arrays, batch: Batch) -> None:
     """
     state = batch.sim.state
     missing = {f"state/{field}": np.zeros_like(getattr(state, field)) for field in YOUNGER}
-    kept = missing | arrays
+    renamed = {f"state/{todays_name('state', name)}": arrays[f"state/{name}"] for name in _old_fields(arrays)}
+    kept = missing | renamed | arrays
     # Kernels read the state by addresses and look at no bound.
     given = State(*(alike(kept, f"state/{field}", value) for field, value in state._asdict().items()))
     found = sound_state(batch.sim, given)._asdict()

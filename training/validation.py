@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ..agents.heuristics.heuristics import rivals
 from ..agents.protocol import Policy
 from ..cluster.model.intervals import ratio_estimates, unit_sums
+from ..cluster.model.objective import objective_of
 from ..cluster.model.outcome import metrics
 from ..cluster.model.problem import Problem
 from ..cluster.simulator.simulation import outcome_of, simulation_of
@@ -16,9 +17,9 @@ from ..cluster.state.state import Simulation
 
 
 class Score(NamedTuple):
-    """A policy against the best heuristic, by the goal of the problem."""
+    """A policy against the best heuristic, by the objective of the problem."""
 
-    mean_s: float  # of the goal
+    mean_s: float  # of the objective
     percent: float  # difference of the means in per cent of the heuristic's, below 0 is better
     half_width: float  # half the width of its 95 % interval; inf if there is one workload only
 
@@ -31,30 +32,28 @@ class Score(NamedTuple):
 
 
 class Validation:
-    """Scenarios to validate on, with every heuristic of the same actions already played.
+    """Scenarios to validate on, with every heuristic of the same actions already run.
 
-    The goal is the makespan if all jobs are there from the start, and else the mean JCT.
+    The objective is the makespan if all jobs are there from the start, and else the mean JCT.
 
     Args:
-        problem: What is played.
+        problem: What is run.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._sim = simulation_of(
-            problem.cluster, problem.scenarios, problem.process, problem.rules, rows=problem.scenarios.jobs.size
-        )
-        self.goal = "mean_jct" if problem.scenarios.submit_s.any() else "makespan"
-        played = {policy.name: self._play(policy) for policy in rivals(problem.rules)}
-        self.best = min(played, key=lambda name: float(played[name].mean()))
-        self._best_s = played[self.best]
+        self._sim = simulation_of(problem, rows=problem.scenarios.jobs.size)
+        self.objective = {"jct": "mean_jct", "makespan": "makespan"}[objective_of(problem.scenarios.submit_s)]
+        run = {policy.name: self._run(policy) for policy in rivals(problem.rules)}
+        self.best = min(run, key=lambda name: float(run[name].mean()))
+        self._best_s = run[self.best]
 
-    def _play(self, policy: Policy) -> NDArray[np.float64]:
-        return goal_s(self._sim, policy, self.problem, self.goal)
+    def _run(self, policy: Policy) -> NDArray[np.float64]:
+        return objective_s(self._sim, policy, self.problem, self.objective)
 
     def score(self, policy: Policy) -> Score:
-        """Play a policy and compare it with the best heuristic, paired by scenario."""
-        values = self._play(policy)
+        """Run a policy and compare it with the best heuristic, paired by scenario."""
+        values = self._run(policy)
         # A unit of the interval is a workload: its fault draws are no independent evidence.
         _, workload = np.unique(self.problem.scenarios.work_s, axis=0, return_inverse=True)
         difference, base = unit_sums(np.stack([values - self._best_s, self._best_s]), workload)
@@ -65,10 +64,10 @@ class Validation:
         )  # fmt: skip
 
 
-def goal_s(sim: Simulation, policy: Policy, problem: Problem, goal: str) -> NDArray[np.float64]:
+def objective_s(sim: Simulation, policy: Policy, problem: Problem, objective: str) -> NDArray[np.float64]:
     """Return makespan or mean JCT of each scenario under a policy, shape (scenarios,)."""
     scenarios = problem.scenarios
-    policy.play(sim, np.arange(scenarios.jobs.size))
+    policy.run(sim, np.arange(scenarios.jobs.size))
     gpus = problem.cluster.gpu_node.size
     figures = metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, gpus)
-    return figures.makespan_s if goal == "makespan" else figures.mean_jct_s
+    return figures.makespan_s if objective == "makespan" else figures.mean_jct_s

@@ -27,5 +27,5 @@ def pick_by_finish(sim: Simulation, row: int, fault_loss_s: float, patience: flo
         imagine_now(sim, row)
         _, _, count = best_set(sim, row, job, fault_loss_s)
     for place in range(count):
-        take_node(sim, row, state.best_set[row, place])
+        take_node(sim, row, sim.scratch.best_set[row, place])
     return True

@@ -1,4 +1,4 @@
-"""Whole simulations by the network `moves`, compiled: greedy, or sampled and recorded for training."""
+"""Whole simulations by the network `candidates`, compiled: greedy, or sampled and recorded for training."""
 
 import math
 from typing import NamedTuple
@@ -6,16 +6,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster.candidates.candidates import is_wait, pick_move
+from ...cluster.candidates.candidates import is_wait, pick_candidate
 from ...cluster.kernels.compiled import kernel
 from ...cluster.kernels.counter_random import uniform
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.state.state import Simulation
-from ...envs.candidate_features import Rows, write_moves
+from ...envs.candidate_features import Rows, write_candidates
 from ...envs.features import time_unit_s
 from ..parts import ALL
-from .forward import MovesWeights, score_moves, tell_value
-from .objective import spent_on_goal_s, unit_of_goal_s
+from .forward import CandidateWeights, network_value, score_candidates
+from .objective import spent_on_objective_s, unit_of_objective_s
 
 TIE = 1e-4  # logits that differ by less are equal: rounding differs between this and PyTorch
 
@@ -23,55 +23,57 @@ TIE = 1e-4  # logits that differ by less are equal: rounding differs between thi
 class Record(NamedTuple):
     """Decisions of sampled runs, in the order in which they were made; `size` counts them."""
 
-    seen: NDArray[np.float32]  # (decisions, size) observations
-    logits: NDArray[np.float32]  # (decisions, moves) of the moves that the list had
-    moves: NDArray[np.int32]  # (decisions,) how many those are
+    observations: NDArray[np.float32]  # (decisions, size) observations
+    logits: NDArray[np.float32]  # (decisions, candidates) of the candidates that the list had
+    candidates: NDArray[np.int32]  # (decisions,) how many those are
     chosen: NDArray[np.int64]  # (decisions,)
     log_probability: NDArray[np.float32]  # (decisions,)
     row: NDArray[np.int32]  # (decisions,)
     now_s: NDArray[np.float64]  # (decisions,)
     unit_s: NDArray[np.float64]  # (decisions,) of the features' times
     submitted: NDArray[np.int32]  # (decisions,) jobs that were known
-    to_go: NDArray[np.float32]  # (decisions,) what was still to come of the goal, as the value tells it
+    to_go: NDArray[np.float32]  # (decisions,) what was still to come of the objective, as the value tells it
     size: NDArray[np.int64]  # (1,)
 
 
 @kernel
-def _starts_due(sim: Simulation, row: int, move: int) -> bool:
-    """Say whether a move starts the job that is due at once, so that nobody waits for it."""
-    return bool(not is_wait(sim, row, move) and sim.state.move_job[row, move] == sim.state.current[row])
+def _starts_due(sim: Simulation, row: int, candidate: int) -> bool:
+    """Say whether a candidate starts the job that is due at once, so that nobody waits for it."""
+    return bool(not is_wait(sim, row, candidate) and sim.state.candidate_job[row, candidate] == sim.state.current[row])
 
 
 @kernel
-def take_move(sim: Simulation, row: int, move: int) -> None:
-    """Carry out a move of the list: start its job, or wait."""
-    if pick_move(sim, row, move):
+def take_candidate(sim: Simulation, row: int, candidate: int) -> None:
+    """Carry out a candidate of the list: start its job, or wait."""
+    if pick_candidate(sim, row, candidate):
         start(sim, row)
     else:
         wait(sim, row)
 
 
 @kernel
-def score_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: int, seen: Rows, logits: Rows) -> int:
-    """List the moves of the decision that is due, write their logits, and return how many there are.
+def score_by_network(
+    sim: Simulation, row: int, weights: CandidateWeights, waits: int, observations: Rows, logits: Rows
+) -> int:
+    """List the candidates of the decision that is due, write their logits, and return how many there are.
 
-    If `waits` is 0, the logit is -inf of moves that do not start the job that is due. `seen` and `logits` have a row of
-    room.
+    If `waits` is 0, the logit is -inf of candidates that do not start the job that is due. `observations` and `logits`
+    have a row of room.
     """
-    moves = write_moves(sim, row, seen, 0)
-    score_moves(weights, seen, 0, moves, logits)
-    for move in range(moves):
-        if not (waits or _starts_due(sim, row, move)):
-            logits[0, move] = -math.inf
-    return moves
+    candidates = write_candidates(sim, row, observations, 0)
+    score_candidates(weights, observations, 0, candidates, logits)
+    for candidate in range(candidates):
+        if not (waits or _starts_due(sim, row, candidate)):
+            logits[0, candidate] = -math.inf
+    return candidates
 
 
 @kernel
-def first_of_largest(logits: Rows, moves: int) -> int:
-    """Return the move of the largest logit in row 0, the first among equals."""
+def first_of_largest(logits: Rows, candidates: int) -> int:
+    """Return the candidate of the largest logit in row 0, the first among equals."""
     most = logits[0, 0]
-    for move in range(1, moves):
-        most = max(most, logits[0, move])
+    for candidate in range(1, candidates):
+        most = max(most, logits[0, candidate])
     best = 0
     while logits[0, best] < most - TIE:
         best += 1
@@ -79,20 +81,22 @@ def first_of_largest(logits: Rows, moves: int) -> int:
 
 
 @kernel
-def decide_by_network(sim: Simulation, row: int, weights: MovesWeights, waits: int, seen: Rows, logits: Rows) -> int:
-    """Return the move of the largest logit at the decision that is due, the first among equals."""
-    return first_of_largest(logits, score_by_network(sim, row, weights, waits, seen, logits))
+def decide_by_network(
+    sim: Simulation, row: int, weights: CandidateWeights, waits: int, observations: Rows, logits: Rows
+) -> int:
+    """Return the candidate of the largest logit at the decision that is due, the first among equals."""
+    return first_of_largest(logits, score_by_network(sim, row, weights, waits, observations, logits))
 
 
 @kernel
-def play_on_by_network(
-    sim: Simulation, row: int, weights: MovesWeights, waits: int, decisions: int, seen: Rows, logits: Rows
+def run_on_by_network(
+    sim: Simulation, row: int, weights: CandidateWeights, waits: int, decisions: int, observations: Rows, logits: Rows
 ) -> bool:
-    """Play a row on for so many decisions, greedily; False if it has come to its end before."""
+    """Run a row on for so many decisions, greedily; False if it has come to its end before."""
     for _ in range(decisions):
         if not advance(sim, row):
             return False
-        take_move(sim, row, decide_by_network(sim, row, weights, waits, seen, logits))
+        take_candidate(sim, row, decide_by_network(sim, row, weights, waits, observations, logits))
     return True
 
 
@@ -100,7 +104,7 @@ GOES_ON, IS_DUE, HAS_ENDED = range(3)
 
 
 class Way(NamedTuple):
-    """How far a row was played."""
+    """How far a row was run."""
 
     stage: int  # GOES_ON, IS_DUE where enough jobs were started and a decision is due, or HAS_ENDED
     begun: int  # jobs that were started
@@ -113,14 +117,14 @@ BEGINNING = Way(GOES_ON, 0, 0, 0.0, 0)
 
 
 @kernel
-def play_for_by_network(
-    sim: Simulation, row: int, weights: MovesWeights, waits: int, starts: int, foresee_from: int, jct: int, way: Way,
-    decisions: int, seen: Rows, logits: Rows,
+def run_for_by_network(
+    sim: Simulation, row: int, weights: CandidateWeights, waits: int, starts: int, foresee_from: int, jct: int,
+    way: Way, decisions: int, observations: Rows, logits: Rows,
 ) -> Way:  # fmt: skip
-    """Play a row greedily until so many jobs are started and a decision is due, to its end, or for so many decisions.
+    """Run a row greedily until so many jobs are started and a decision is due, to its end, or for so many decisions.
 
     On the way, at the first decision after each start from number `foresee_from` on, the value tells what the run comes
-    to by its goal. `way` is how far it was played before.
+    to by its objective. `way` is how far it was run before.
     """
     begun, is_fresh, foreseen_s, times = way.begun, way.is_fresh, way.foreseen_s, way.times
     for _ in range(decisions):
@@ -128,48 +132,53 @@ def play_for_by_network(
             return Way(HAS_ENDED, begun, is_fresh, foreseen_s, times)
         if begun >= starts:
             return Way(IS_DUE, begun, is_fresh, foreseen_s, times)
-        moves = score_by_network(sim, row, weights, waits, seen, logits)
+        candidates = score_by_network(sim, row, weights, waits, observations, logits)
         if is_fresh and begun >= foresee_from:
-            left = tell_value(weights, seen, 0, moves)
-            foreseen_s += spent_on_goal_s(sim, row, jct) + left * unit_of_goal_s(sim, row, jct)
+            left = network_value(weights, observations, 0, candidates)
+            foreseen_s += spent_on_objective_s(sim, row, jct) + left * unit_of_objective_s(sim, row, jct)
             times += 1
-        move = first_of_largest(logits, moves)
-        is_fresh = 0 if is_wait(sim, row, move) else 1
+        candidate = first_of_largest(logits, candidates)
+        is_fresh = 0 if is_wait(sim, row, candidate) else 1
         begun += is_fresh
-        take_move(sim, row, move)
+        take_candidate(sim, row, candidate)
     return Way(GOES_ON, begun, is_fresh, foreseen_s, times)
 
 
 @kernel
-def value_by_network(sim: Simulation, row: int, weights: MovesWeights, seen: Rows) -> float:
-    """Return the network's value of the decision that is due; `seen` has a row of room."""
-    return tell_value(weights, seen, 0, write_moves(sim, row, seen, 0))
+def value_by_network(sim: Simulation, row: int, weights: CandidateWeights, observations: Rows) -> float:
+    """Return the network's value of the decision that is due; `observations` has a row of room."""
+    return network_value(weights, observations, 0, write_candidates(sim, row, observations, 0))
 
 
 @kernel
-def play_by_network(
-    sim: Simulation, scenarios: NDArray[np.int64], weights: MovesWeights, waits: int, seen: Rows, logits: Rows
+def run_by_network(
+    sim: Simulation,
+    scenarios: NDArray[np.int64],
+    weights: CandidateWeights,
+    waits: int,
+    observations: Rows,
+    logits: Rows,
 ) -> None:
-    """Play one scenario in each row, from its beginning to its end, greedily."""
+    """Run one scenario in each row, from its beginning to its end, greedily."""
     for row in range(scenarios.size):
         reset(sim, row, scenarios[row])
-        play_on_by_network(sim, row, weights, waits, ALL, seen, logits)
+        run_on_by_network(sim, row, weights, waits, ALL, observations, logits)
 
 
 @kernel
-def _sample(record: Record, at: int, moves: int, u: float) -> int:
-    """Draw a move by its probability; write it and its log-probability."""
+def _sample(record: Record, at: int, candidates: int, u: float) -> int:
+    """Draw a candidate by its probability; write it and its log-probability."""
     logits = record.logits
     most = logits[at, 0]
-    for move in range(1, moves):
-        most = max(most, logits[at, move])
+    for candidate in range(1, candidates):
+        most = max(most, logits[at, candidate])
     total = 0.0
-    for move in range(moves):
-        total += math.exp(logits[at, move] - most)
+    for candidate in range(candidates):
+        total += math.exp(logits[at, candidate] - most)
     chosen, left = 0, u * total
-    for move in range(moves):
-        left -= math.exp(logits[at, move] - most)
-        chosen = move
+    for candidate in range(candidates):
+        left -= math.exp(logits[at, candidate] - most)
+        chosen = candidate
         if left <= 0.0:
             break
     record.chosen[at] = chosen
@@ -200,10 +209,10 @@ def _write_to_go(sim: Simulation, row: int, jct: int, first: int, record: Record
 
 @kernel
 def sample_runs(
-    sim: Simulation, scenarios: NDArray[np.int64], weights: MovesWeights, seed: int, first_row: int, jct: int,
+    sim: Simulation, scenarios: NDArray[np.int64], weights: CandidateWeights, seed: int, first_row: int, jct: int,
     record: Record,
 ) -> bool:  # fmt: skip
-    """Play one scenario in each row by sampled moves and record every decision; False if there was no room for all.
+    """Run one scenario in each row by sampled candidates and record every decision; False if there was no room for all.
 
     The numbers that are drawn depend on the seed, the row's number `first_row` + row and the decision alone. What is
     still to come is that of the makespan, of the jobs' times in the system if `jct` is 1.
@@ -215,15 +224,15 @@ def sample_runs(
             at = record.size[0]
             if at == record.chosen.size:
                 return False
-            moves = write_moves(sim, row, record.seen, at)
-            score_moves(weights, record.seen, at, moves, record.logits)
-            record.moves[at] = moves
+            candidates = write_candidates(sim, row, record.observations, at)
+            score_candidates(weights, record.observations, at, candidates, record.logits)
+            record.candidates[at] = candidates
             record.row[at] = first_row + row
             record.now_s[at] = sim.state.now_s[row]
             record.unit_s[at] = time_unit_s(sim, row)
             record.submitted[at] = sim.state.submitted[row]
             record.size[0] += 1
-            take_move(sim, row, _sample(record, at, moves, uniform(seed, first_row + row, decision)))
+            take_candidate(sim, row, _sample(record, at, candidates, uniform(seed, first_row + row, decision)))
             decision += 1
         _write_to_go(sim, row, jct, first, record)
     return True

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from ...cluster.files.errors import CheckpointError
 from ...cluster.files.input_problems import MOST_TOLD, input_problems
-from ..networks.networks import NETWORKS, Layout, MovesNetwork, Network
+from ...cluster.model.objective import Objective
+from ..networks.networks import NETWORKS, CandidateNetwork, Layout, Network
 from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
-from .candidate_policy import MovesPolicy
-from .schema import Goal, Schema, check_features, feature_names, item_count
+from .candidate_policy import CandidatePolicy
+from .schema import Schema, check_features, feature_names, item_count
 from .step_policy import LearnedPolicy
 
 SCHEMA, WEIGHTS = "schema.json", "weights.npz"
@@ -27,11 +28,11 @@ MOST_UNITS = 4096  # of a layer
 
 def schema_of(
     *, algorithm: str, network: str, action: str, observation: str, waiting: bool, node_gpus: tuple[int, ...],
-    time_to_go: Goal | None = None,
+    time_to_go: Objective | None = None,
 ) -> Schema:  # fmt: skip
     """Return the schema of a network for a cluster whose nodes have so many GPUs.
 
-    `time_to_go` is the goal of which its value tells what is still to come, None if it tells something else.
+    `time_to_go` is the objective of which its value tells what is still to come, None if it tells something else.
     """
     names = feature_names(action, observation)
     return Schema.model_validate(
@@ -53,7 +54,7 @@ def layout_of(schema: Schema) -> Layout:
     """Return how a network reads the observations of a schema."""
     nodes, candidate = len(schema.node_gpus), schema.action == "candidate"
     actions = schema.items if candidate else nodes if schema.action == "node" else schema.gpus
-    # Waiting is one of the moves of `candidate`, and else an action of its own.
+    # Waiting is one of the candidates of `candidate`, and else an action of its own.
     return Layout(len(schema.globals), schema.items, len(schema.features), actions, schema.waiting and not candidate)
 
 
@@ -102,8 +103,8 @@ def _one_line(text: str) -> str:
 
 def policy_of(name: str, schema: Schema, network: Network) -> LearnedPolicy:
     """Return a network under the policy protocol."""
-    if isinstance(network, MovesNetwork):
-        return MovesPolicy(name, schema, network)
+    if isinstance(network, CandidateNetwork):
+        return CandidatePolicy(name, schema, network)
     return LearnedPolicy(name, schema, network)
 
 
@@ -113,19 +114,19 @@ def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
         schema = _schema(path, read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))
         check_features(schema, str(path))
         expected = _shapes(schema)
-        most_bytes = LARGEST_BYTES if schema.network == "moves" else min(packed_bytes(expected), LARGEST_BYTES)
+        most_bytes = LARGEST_BYTES if schema.network == "candidates" else min(packed_bytes(expected), LARGEST_BYTES)
         content = read_entry(archive, WEIGHTS, most_bytes)
     with open_archive(content, tuple(f"{name}.npy" for name in expected), packed=False) as weights:
-        width = _width(weights) if schema.network == "moves" else None
+        width = _width(weights) if schema.network == "candidates" else None
         arrays = arrays_in(weights, _shapes(schema, width))
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise CheckpointError(f"{path}: some weights are not finite; train it again")
     network = network_of(schema)
-    return schema, network if width is None else MovesNetwork(layout_of(schema), width), arrays
+    return schema, network if width is None else CandidateNetwork(layout_of(schema), width), arrays
 
 
 def _width(weights: zipfile.ZipFile) -> int:
-    """Return of which width a network over moves was trained."""
+    """Return of which width a network over candidates was trained."""
     shape = shape_in(weights, "score.weight")
     if len(shape) != 2 or not 0 < shape[1] <= MOST_UNITS:
         raise ValueError(f"weight score.weight has shape {shape}, expected 1 to {MOST_UNITS} units")
@@ -135,7 +136,7 @@ def _width(weights: zipfile.ZipFile) -> int:
 def _shapes(schema: Schema, width: int | None = None) -> Shapes:
     """Return the shape of each weight of a network, which takes no memory."""
     with torch.device("meta"):
-        network = network_of(schema) if width is None else MovesNetwork(layout_of(schema), width)
+        network = network_of(schema) if width is None else CandidateNetwork(layout_of(schema), width)
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 

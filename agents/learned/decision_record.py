@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from ..protocol import Policy
 
 
-class Seen(NamedTuple):
-    """The choices of one decision in their order: a single one among moves, or one for each node or GPU picked."""
+class DecisionRecord(NamedTuple):
+    """The choices of one decision in their order: a single one among candidates, or one for each node or GPU picked."""
 
     observations: NDArray[np.float32]  # (choices, size)
     masks: NDArray[np.bool_]  # (choices, actions) True where an action was open
@@ -21,8 +21,8 @@ class Seen(NamedTuple):
 class Observing(Policy, Protocol):
     """A policy that tells what it saw. Heuristics need not."""
 
-    def last_seen(self) -> Seen:
-        """Return what it saw at its last `place`, as a copy."""
+    def last_decision(self) -> DecisionRecord:
+        """Return its record of the last `place`, as a copy."""
         ...
 
 
@@ -33,7 +33,7 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return log_probabilities
 
 
-def joined(choices: list[Seen]) -> Seen:
+def joined(choices: list[DecisionRecord]) -> DecisionRecord:
     """Return several choices of one decision as one record.
 
     Raises:
@@ -41,4 +41,4 @@ def joined(choices: list[Seen]) -> Seen:
     """
     if not choices:
         raise ValueError("the policy has not decided yet")
-    return Seen(*(np.concatenate(parts) for parts in zip(*choices, strict=True)))
+    return DecisionRecord(*(np.concatenate(parts) for parts in zip(*choices, strict=True)))

@@ -1,4 +1,4 @@
-"""The network `moves` as compiled code: one decision in microseconds, without PyTorch (docs/policies.md, Learned)."""
+"""The network `candidates`, compiled: a decision takes microseconds, without PyTorch (docs/policies.md, Learned)."""
 
 from typing import NamedTuple
 
@@ -6,23 +6,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.kernels.compiled import kernel
-from ...envs.candidate_features import MOVE_COUNT, MOVE_GLOBAL_COUNT, Rows
-from ..networks.networks import LARGEST, MovesNetwork, members_of
+from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, Rows
+from ..networks.networks import LARGEST, CandidateNetwork, members_of
 
 Row = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 
-class MovesWeights(NamedTuple):
-    """What a MovesNetwork decides and judges by, inputs first, and room for one decision."""
+class CandidateWeights(NamedTuple):
+    """What a CandidateNetwork decides and judges by, inputs first, and room for one decision."""
 
-    item: NDArray[np.float32]  # (move features, width)
-    context: NDArray[np.float32]  # (global and twice the move features, width)
+    item: NDArray[np.float32]  # (candidate features, width)
+    context: NDArray[np.float32]  # (global and twice the candidate features, width)
     context_bias: NDArray[np.float32]  # (width,)
     hidden: NDArray[np.float32]  # (width, width)
     hidden_bias: NDArray[np.float32]  # (width,)
     score: NDArray[np.float32]  # (width,)
-    value: NDArray[np.float32]  # (global and twice the move features, width)
+    value: NDArray[np.float32]  # (global and twice the candidate features, width)
     value_bias: NDArray[np.float32]  # (width,)
     value_score: NDArray[np.float32]  # (width,)
     value_offset: NDArray[np.float32]  # (1,)
@@ -31,7 +31,7 @@ class MovesWeights(NamedTuple):
     members: int  # equal blocks on the diagonal of `hidden` outside of which all is 0
 
 
-def moves_weights(network: MovesNetwork) -> MovesWeights:
+def candidate_weights(network: CandidateNetwork) -> CandidateWeights:
     """Return a copy of a network's weights."""
     tensors = network.state_dict()
 
@@ -39,7 +39,7 @@ def moves_weights(network: MovesNetwork) -> MovesWeights:
         return np.array(tensors[name].numpy().T, dtype=np.float32, order="C")
 
     width, inputs = network.hidden.in_features, network.context.in_features
-    return MovesWeights(
+    return CandidateWeights(
         array("item.weight"), array("context.weight"), array("context.bias"), array("hidden.weight"),
         array("hidden.bias"), array("score.weight")[:, 0].copy(), array("value.0.weight"), array("value.0.bias"),
         array("value.2.weight")[:, 0].copy(), array("value.2.bias"),
@@ -74,10 +74,10 @@ def _add_rows(total: Row, count: int, values: Row, rows: Indices, matrix: Rows, 
 
 
 @kernel
-def _gather(seen: Row, begin: int, size: int, first_row: int, count: int, values: Row, rows: Indices) -> int:
+def _gather(observations: Row, begin: int, size: int, first_row: int, count: int, values: Row, rows: Indices) -> int:
     """List what is not 0 of some features behind the first `count`, with the rows of their weights; return how many."""
     for at in range(size):
-        value = seen[begin + at]
+        value = observations[begin + at]
         if value != 0.0:
             values[count] = value
             rows[count] = first_row + at
@@ -86,17 +86,27 @@ def _gather(seen: Row, begin: int, size: int, first_row: int, count: int, values
 
 
 @kernel
-def _write_context(weights: MovesWeights, layer: Rows, bias: Row, seen: Row, moves: int, total: Row) -> None:
-    """Write what a layer makes of the context: the global features, the moves' mean and the first of them."""
+def _write_context(
+    weights: CandidateWeights, layer: Rows, bias: Row, observations: Row, candidates: int, total: Row
+) -> None:
+    """Write what a layer makes of the context: the global features, the candidates' mean and the first of them."""
     mean, values, rows = weights.scratch[2], weights.scratch[3], weights.rows
-    for feature in range(MOVE_COUNT):
+    for feature in range(CANDIDATE_FEATURE_COUNT):
         together = np.float32(0.0)
-        for move in range(moves):
-            together += seen[MOVE_GLOBAL_COUNT + move * MOVE_COUNT + feature]
-        mean[feature] = together / np.float32(moves)
-    count = _gather(seen, 0, MOVE_GLOBAL_COUNT, 0, 0, values, rows)
-    count = _gather(mean, 0, MOVE_COUNT, MOVE_GLOBAL_COUNT, count, values, rows)
-    count = _gather(seen, MOVE_GLOBAL_COUNT, MOVE_COUNT, MOVE_GLOBAL_COUNT + MOVE_COUNT, count, values, rows)
+        for candidate in range(candidates):
+            together += observations[CANDIDATE_GLOBAL_COUNT + candidate * CANDIDATE_FEATURE_COUNT + feature]
+        mean[feature] = together / np.float32(candidates)
+    count = _gather(observations, 0, CANDIDATE_GLOBAL_COUNT, 0, 0, values, rows)
+    count = _gather(mean, 0, CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, count, values, rows)
+    count = _gather(
+        observations,
+        CANDIDATE_GLOBAL_COUNT,
+        CANDIDATE_FEATURE_COUNT,
+        CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT,
+        count,
+        values,
+        rows,
+    )
     for unit in range(bias.size):
         total[unit] = bias[unit]
     _add_rows(total, count, values, rows, layer, 0, bias.size)
@@ -111,18 +121,26 @@ def _bounded(output: float) -> float:
 
 
 @kernel
-def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: Rows) -> None:
-    """Write the logits of the first `moves` moves of an observation, row `at` of `seen`, into row `at` of `logits`."""
+def score_candidates(weights: CandidateWeights, observations: Rows, at: int, candidates: int, logits: Rows) -> None:
+    """Write the logits of the first `candidates` items of observation `at` into row `at` of `logits`."""
     context, first, second = weights.scratch[0], weights.scratch[1], weights.scratch[2]
     values, rows = weights.scratch[3], weights.rows
-    _write_context(weights, weights.context, weights.context_bias, seen[at], moves, context)
+    _write_context(weights, weights.context, weights.context_bias, observations[at], candidates, context)
     width = weights.hidden_bias.size
     size = width // weights.members
-    for move in range(moves):
+    for candidate in range(candidates):
         for unit in range(width):
             first[unit] = context[unit]
             second[unit] = weights.hidden_bias[unit]
-        count = _gather(seen[at], MOVE_GLOBAL_COUNT + move * MOVE_COUNT, MOVE_COUNT, 0, 0, values, rows)
+        count = _gather(
+            observations[at],
+            CANDIDATE_GLOBAL_COUNT + candidate * CANDIDATE_FEATURE_COUNT,
+            CANDIDATE_FEATURE_COUNT,
+            0,
+            0,
+            values,
+            rows,
+        )
         _add_rows(first, count, values, rows, weights.item, 0, width)
         for begin in range(0, width, size):
             count = 0
@@ -134,14 +152,14 @@ def score_moves(weights: MovesWeights, seen: Rows, at: int, moves: int, logits: 
         logit = np.float32(0.0)
         for unit in range(width):
             logit += max(second[unit], np.float32(0.0)) * weights.score[unit]
-        logits[at, move] = _bounded(float(logit))
+        logits[at, candidate] = _bounded(float(logit))
 
 
 @kernel
-def tell_value(weights: MovesWeights, seen: Rows, at: int, moves: int) -> float:
-    """Return the value of an observation, row `at` of `seen`, whose list has `moves` moves."""
+def network_value(weights: CandidateWeights, observations: Rows, at: int, candidates: int) -> float:
+    """Return the value of an observation, row `at` of `observations`, whose list has `candidates` candidates."""
     hidden = weights.scratch[0]
-    _write_context(weights, weights.value, weights.value_bias, seen[at], moves, hidden)
+    _write_context(weights, weights.value, weights.value_bias, observations[at], candidates, hidden)
     value = weights.value_offset[0]
     for unit in range(weights.value_bias.size):
         value += max(hidden[unit], np.float32(0.0)) * weights.value_score[unit]

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from ...cluster.files.errors import CheckpointError
-from ...cluster.state.state import MOVES
-from ...envs.candidate_layout import MOVE_FEATURES, MOVE_GLOBALS
+from ...cluster.model.objective import Objective
+from ...cluster.state.state import CANDIDATES
+from ...envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from ...envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
+from .old_names import with_todays_names
 
 MOST_GPUS = 1_000_000  # as in cluster files
-Goal = Literal["makespan", "jct"]  # what is minimised
 Name = Annotated[str, Field(max_length=100)]
 # FailFast: one wrong value of a million is told, not a million of them
 Names = Annotated[tuple[Name, ...], Field(max_length=1000), FailFast()]
@@ -26,16 +27,23 @@ class Schema(BaseModel):
     format: Literal[1] = 1
     longshore: Name  # version that wrote it
     algorithm: Name
-    network: Literal["mlp", "set", "moves"]
+    network: Literal["mlp", "set", "candidates"]
     action: Literal["gpu", "node", "candidate"]
-    observation: Literal["source", "source-literal", "full"]
+    observation: Literal["patent", "patent-literal", "full"]
     waiting: bool
     globals: Names  # names of the global features, in order
     features: Names  # names of each item's features, in order
-    items: int  # GPUs or nodes of the cluster that it was trained on, or moves
+    items: int  # GPUs or nodes of the cluster that it was trained on, or candidates
     gpus: int
     node_gpus: NodeGpus  # GPUs of each node there
-    time_to_go: Goal | None = None  # goal of which the value tells what is still to come; None: it tells something else
+    time_to_go: Objective | None = (
+        None  # objective of which the value tells what is still to come; None: it tells something else
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _todays_names(cls, content: object) -> object:
+        return with_todays_names(content)
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> "Schema":
@@ -48,17 +56,17 @@ class Schema(BaseModel):
 def item_count(action: str, observation: str, node_gpus: tuple[int, ...]) -> int:
     """Return how many items an observation of a cluster describes, whose nodes have so many GPUs."""
     if action == "candidate":
-        return MOVES
+        return CANDIDATES
     return len(node_gpus) if action == "node" and observation == "full" else sum(node_gpus)
 
 
 def feature_names(action: str, observation: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of global features and of each item's features, in order."""
     if observation != "full":
-        of_job = {"source": ("gpus", "estimate_h"), "source-literal": ("job_gpus", "job_estimate_h")}
+        of_job = {"patent": ("gpus", "estimate_h"), "patent-literal": ("job_gpus", "job_estimate_h")}
         return of_job[observation], ("used",)
     if action == "candidate":
-        return MOVE_GLOBALS, MOVE_FEATURES
+        return CANDIDATE_GLOBALS, CANDIDATE_FEATURES
     return GLOBALS, NODE_FEATURES if action == "node" else GPU_FEATURES
 
 

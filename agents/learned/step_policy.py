@@ -5,14 +5,14 @@ import torch
 from numpy.typing import NDArray
 
 from ...cluster.files.errors import CheckpointError
-from ...cluster.state.border import rows_to_play
+from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import Simulation
 from ...envs.batch import ACTIONS, OBSERVATIONS
 from ...envs.features import NODE_COUNT
 from ...envs.layout import observation_size
 from ...envs.stepping import begin_rows, choose, continue_rows, show
 from ..networks.networks import LARGEST, Network
-from .decision_record import Seen, joined, log_softmax
+from .decision_record import DecisionRecord, joined, log_softmax
 from .schema import Schema
 
 # Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.
@@ -30,7 +30,7 @@ class LearnedPolicy:
 
     def __init__(self, name: str, schema: Schema, network: Network) -> None:
         self.name, self.schema, self.network = name, schema, network.eval()
-        self._choices: list[Seen] = []  # of the last decision
+        self._choices: list[DecisionRecord] = []  # of the last decision
 
     @property
     def about(self) -> str:
@@ -92,22 +92,24 @@ class LearnedPolicy:
             show(sim, row, action, observation, observations, masks, table, 0)
             logits = self._open_logits(observations, masks)
             actions = _first_of_largest(logits)
-            self._choices.append(Seen(observations.copy(), np.isfinite(logits), logits, actions.astype(np.int32)))
+            self._choices.append(
+                DecisionRecord(observations.copy(), np.isfinite(logits), logits, actions.astype(np.int32))
+            )
             chosen = int(actions[0])
             if chosen == self._items(sim):
                 return False
             choose(sim, row, action, chosen)
         return True
 
-    def last_seen(self) -> Seen:
-        """Return what it saw at its last `place`, one row for each pick."""
-        seen = joined(self._choices)
-        return seen._replace(log_probabilities=log_softmax(seen.log_probabilities))
+    def last_decision(self) -> DecisionRecord:
+        """Return its record of the last `place`, one row for each pick."""
+        record = joined(self._choices)
+        return record._replace(log_probabilities=log_softmax(record.log_probabilities))
 
-    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
-        """Play one scenario in each row side by side, all decisions of a step in one forward pass."""
+    def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        """Run one scenario in each row side by side, all decisions of a step in one forward pass."""
         self.check(sim)
-        scenarios = rows_to_play(sim, scenarios)
+        scenarios = rows_to_run(sim, scenarios)
         observations, masks, table = self._arrays(sim, scenarios.size)
         kinds = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
         ended = np.zeros(scenarios.size, dtype=np.bool_)

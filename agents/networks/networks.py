@@ -131,12 +131,12 @@ class SetNetwork(nn.Module):
         return values
 
 
-class MovesNetwork(nn.Module):
-    """One scorer for every move of a short list, beside the list's mean and its first move, the base heuristic's.
+class CandidateNetwork(nn.Module):
+    """One scorer for every candidate, which also reads the list's mean and its first candidate, the base heuristic's.
 
-    Two layers for each move, of which the first also reads the context; a move's logit comes from them, the value from
-    the context alone by layers of its own, so that neither changes by what the other learns. Rectified rather than
-    curved, so that the compiled forward pass (agents/learned/forward.py) is short.
+    Two layers for each candidate, of which the first also reads the context; a candidate's logit comes from them, the
+    value from the context alone by layers of its own, so that neither changes by what the other learns. Rectified
+    rather than curved, so that the compiled forward pass (agents/learned/forward.py) is short.
     """
 
     def __init__(self, layout: Layout, width: int = 128) -> None:
@@ -153,15 +153,15 @@ class MovesNetwork(nn.Module):
             self.score.weight *= 0.1  # a nearly uniform policy to begin with
 
     def _context(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the moves' features, and what is known of the decision as a whole."""
+        """Return the candidates' features, and what is known of the decision as a whole."""
         layout = self.layout
         items = observation[:, layout.globals :].reshape(observation.shape[0], -1, layout.features)
-        # The first feature is 1 where the list has a move, and all are 0 elsewhere.
+        # The first feature is 1 where the list has a candidate, and all are 0 elsewhere.
         mean = items.sum(1) / items[:, :, :1].sum(1).clamp(min=1.0)
         return items, torch.cat((observation[:, : layout.globals], mean, items[:, 0]), 1)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits of shape (batch, moves) and values of shape (batch,)."""
+        """Return logits of shape (batch, candidates) and values of shape (batch,)."""
         items, context = self._context(observation)
         hidden = (self.item(items) + self.context(context).unsqueeze(1)).relu()
         logits = self.score(self.hidden(hidden).relu()).squeeze(-1)
@@ -179,10 +179,10 @@ BY_ROW = ("item.weight", "context.weight", "context.bias", "hidden.bias", "value
 BY_COLUMN = ("score.weight", "value.2.weight")
 
 
-def mean_of(networks: Sequence[MovesNetwork]) -> MovesNetwork:
+def mean_of(networks: Sequence[CandidateNetwork]) -> CandidateNetwork:
     """Return one network whose outputs are the means of several's: their units stand side by side."""
     count, width = len(networks), sum(network.hidden.in_features for network in networks)
-    mean = MovesNetwork(networks[0].layout, width)
+    mean = CandidateNetwork(networks[0].layout, width)
 
     def joined(name: str) -> list[Tensor]:
         return [network.get_parameter(name) for network in networks]
@@ -197,7 +197,7 @@ def mean_of(networks: Sequence[MovesNetwork]) -> MovesNetwork:
     return mean
 
 
-def members_of(network: MovesNetwork) -> int:
+def members_of(network: CandidateNetwork) -> int:
     """Return of how many networks of equal width one may be the mean, as `mean_of` makes it; 1 if of no others."""
     hidden = network.hidden.weight.detach()
     width = hidden.shape[0]
@@ -208,12 +208,12 @@ def members_of(network: MovesNetwork) -> int:
     return 1
 
 
-def member_of(mean: MovesNetwork, number: int) -> MovesNetwork:
+def member_of(mean: CandidateNetwork, number: int) -> CandidateNetwork:
     """Return one of the networks that `mean_of` joined; its value has the offset of their mean."""
     count = members_of(mean)
     width = mean.hidden.in_features // count
     part = slice(number * width, (number + 1) * width)
-    network = MovesNetwork(mean.layout, width)
+    network = CandidateNetwork(mean.layout, width)
     with torch.no_grad():
         for name in BY_ROW:
             network.get_parameter(name).copy_(mean.get_parameter(name)[part])
@@ -224,9 +224,9 @@ def member_of(mean: MovesNetwork, number: int) -> MovesNetwork:
     return network
 
 
-Network = MlpNetwork | SetNetwork | MovesNetwork
-NETWORKS: dict[str, type[MlpNetwork] | type[SetNetwork] | type[MovesNetwork]] = {
+Network = MlpNetwork | SetNetwork | CandidateNetwork
+NETWORKS: dict[str, type[MlpNetwork] | type[SetNetwork] | type[CandidateNetwork]] = {
     "mlp": MlpNetwork,
     "set": SetNetwork,
-    "moves": MovesNetwork,
+    "candidates": CandidateNetwork,
 }

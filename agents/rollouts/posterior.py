@@ -1,4 +1,4 @@
-"""What moves are believed to gain, by what a network tells and by what was tried, and what more tries are worth.
+"""What candidates are believed to gain, by what a network tells and by what was tried, and what more tries are worth.
 
 Source: value of information (Howard, 1966); docs/policies.md, Rollouts.
 """
@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Fitted to decisions of rollouts' own runs on hetero64, of which each move was tried in 64 futures more; on other
+# Fitted to decisions of rollouts' own runs on hetero64, of which each candidate was tried in 64 futures more; on other
 # workloads than those that policies are scored on.
-# Variance of what a move truly gains, by the gap that is told between it and the base's own choice, in units of
-# `goal_unit_s`: moves that look alike end alike, but for what the network cannot see. `distil/spread` of a run is the
-# same without a floor, on labels that are held out.
+# Variance of what a candidate truly gains, by the gap that is told between it and the base's own choice, in units of
+# `objective_unit_s`: candidates that look alike end alike, but for what the network cannot see. `distil/spread` of a
+# run is the same without a floor, on labels that are held out.
 FLOOR, SLOPE = 0.004, 0.2
 # Variance of a gain in one future, as a multiple of that; it is known as well as if so many futures had shown it.
 NOISE, NOISE_FUTURES = 2.7, 10
@@ -20,15 +20,15 @@ NOISE, NOISE_FUTURES = 2.7, 10
 ENDS, FORESEEN = 24, 48
 
 
-class Belief(NamedTuple):
-    """What moves are believed to gain over the base's own choice, the first of them, in units of `goal_unit_s`."""
+class Posterior(NamedTuple):
+    """Gains over the base's own choice, which is the first candidate, in units of `objective_unit_s`."""
 
-    mean: NDArray[np.float64]  # (moves,), 0 for the first
-    variance: NDArray[np.float64]  # (moves,), 0 for the first
+    mean: NDArray[np.float64]  # (candidates,), 0 for the first
+    variance: NDArray[np.float64]  # (candidates,), 0 for the first
 
 
 def blend(ends_s: NDArray[np.float64], foreseen_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what tries come to, by their ends and by what was foreseen on the way, all of shape (futures, moves).
+    """Return what tries come to, by their ends and by what was foreseen on the way, all of shape (futures, candidates).
 
     What is foreseen has less chance in it, and the errors of who foresees: the more futures, the more the ends count.
     """
@@ -36,43 +36,43 @@ def blend(ends_s: NDArray[np.float64], foreseen_s: NDArray[np.float64]) -> NDArr
     return ends_s + share * (foreseen_s - ends_s)
 
 
-def belief_of(gains: NDArray[np.float64], told: NDArray[np.float64]) -> Belief:
+def posterior_of(gains: NDArray[np.float64], predicted_gains: NDArray[np.float64]) -> Posterior:
     """Return the mean of three estimates, weighted by their variances.
 
     These are what is told, the gain in a future without faults, and the mean gain in futures that are drawn. The first
-    two have the variance FLOOR + SLOPE x |told|; the third has the same for each future, and that of its sample, which
-    is pooled with NOISE x as much from NOISE_FUTURES futures.
+    two have the variance FLOOR + SLOPE x |predicted|; the third has the same for each future, and that of its sample,
+    which is pooled with NOISE x as much from NOISE_FUTURES futures.
 
     Args:
-        gains: In the future without faults and in others, shape (1 + futures, moves), or (0, moves) if nothing was
-            tried; 0 for the first move.
-        told: By the base, shape (moves,); 0 for the first move.
+        gains: In the future without faults and in others, shape (1 + futures, candidates), or (0, candidates) if
+            nothing was tried; 0 for the first candidate.
+        predicted_gains: By the base, shape (candidates,); 0 for the first candidate.
     """
-    spread = FLOOR + SLOPE * np.abs(told)
+    spread = FLOOR + SLOPE * np.abs(predicted_gains)
     calm, drawn = gains[:1], gains[1:]
     futures = len(drawn)
     sample = futures * drawn.var(axis=0) if futures else 0.0
     noise = (NOISE * NOISE_FUTURES * spread + sample) / (NOISE_FUTURES + max(futures - 1, 0))
     weight = futures * spread / (spread + noise)
-    total = told + calm.sum(axis=0) + weight * (drawn.mean(axis=0) if futures else 0.0)
+    total = predicted_gains + calm.sum(axis=0) + weight * (drawn.mean(axis=0) if futures else 0.0)
     weights = 1.0 + len(calm) + weight
     variance = spread / weights
     variance[0] = 0.0
-    return Belief(total / weights, variance)
+    return Posterior(total / weights, variance)
 
 
-def worth_of(belief: Belief) -> NDArray[np.float64]:
-    """Return what it would gain to know each move's gain for certain before the best is taken, shape (moves,).
+def value_of_information(posterior: Posterior) -> NDArray[np.float64]:
+    """Return the value of knowing each candidate's gain for certain before one is chosen, shape (candidates,).
 
-    That is E max(x, 0) of the normal difference x between a move and the one believed best; 0 for that one.
+    That is E max(x, 0) of the normal difference x between a candidate and the one believed best; 0 for that one.
     """
     from scipy.special import ndtr
 
-    best = int(np.argmax(belief.mean))
-    spread = np.sqrt(belief.variance + belief.variance[best])
-    behind = belief.mean[best] - belief.mean
+    best = int(np.argmax(posterior.mean))
+    spread = np.sqrt(posterior.variance + posterior.variance[best])
+    behind = posterior.mean[best] - posterior.mean
     steps = np.divide(behind, spread, out=np.full_like(spread, 40.0), where=spread > 0.0)
     density = np.exp(-0.5 * steps**2) / np.sqrt(2.0 * np.pi)
-    worth: NDArray[np.float64] = np.maximum(spread * density - behind * ndtr(-steps), 0.0)
-    worth[best] = 0.0
-    return worth
+    value: NDArray[np.float64] = np.maximum(spread * density - behind * ndtr(-steps), 0.0)
+    value[best] = 0.0
+    return value

@@ -1,9 +1,9 @@
-"""The short list of moves at a decision: a job and a whole placement each, or waiting (docs/policies.md, Moves).
+"""The candidates at a decision: each is a job with a whole placement, or waiting (docs/policies.md, Candidates).
 
-The first move is that of the base heuristic, `patient` (`eft-hazard` where nobody may wait). The others are the sets of
-nodes with the earliest finish, the tightest sets, sets of slow nodes only, sets for other jobs that may start at this
-moment, and waiting. Only minimal sets count, of which no node could be left out, and nodes that are alike are one
-class: equal sets appear once.
+The first candidate is that of the base heuristic, `patient` (`eft-hazard` where nobody may wait). The others are the
+sets of nodes with the earliest finish, the tightest sets, sets of slow nodes only, sets for other jobs that may start
+at this moment, and waiting. Only minimal sets count, of which no node could be left out, and nodes that are alike are
+one class: equal sets appear once.
 """
 
 import math
@@ -12,7 +12,7 @@ from ..dispatch.expected import expected_fault_loss_s, sort_expected_ends
 from ..dispatch.order import FIFO, delays_nobody, list_others, may_turn, may_wait, turn_to
 from ..dispatch.placing import order_nodes, take_node
 from ..kernels.compiled import kernel
-from ..state.state import FINISH_OFFERS, MOVES, OFFERS, TIGHT_OFFERS, Simulation
+from ..state.state import CANDIDATES, FINISH_OFFERS, OFFERS, TIGHT_OFFERS, Simulation
 from .node_sets import (
     ALL_SETS,
     PATIENCE,
@@ -36,7 +36,7 @@ def _alike(sim: Simulation, row: int, a: int, b: int) -> bool:
     cluster, scenario = sim.cluster, sim.state.scenario[row]
     speeds, lemon = sim.scenarios.speed, sim.traits.lemon
     return bool(
-        sim.state.trial_free[row, a] == sim.state.trial_free[row, b]
+        sim.scratch.trial_free[row, a] == sim.scratch.trial_free[row, b]
         and speeds[scenario, a] == speeds[scenario, b]
         and lemon[scenario, a] == lemon[scenario, b]
         and cluster.node_rack[a] == cluster.node_rack[b]
@@ -48,8 +48,8 @@ def _alike(sim: Simulation, row: int, a: int, b: int) -> bool:
 @kernel
 def _classify(sim: Simulation, row: int, nodes: int) -> int:
     """Number the classes of the nodes in `trial_order`; write the first node of each into `trial_bit`."""
-    state = sim.state
-    order, first = state.trial_order, state.trial_bit
+    scratch = sim.scratch
+    order, first = scratch.trial_order, scratch.trial_bit
     classes = 0
     for place in range(nodes):
         node = order[row, place]
@@ -62,17 +62,16 @@ def _classify(sim: Simulation, row: int, nodes: int) -> int:
             found = classes
             first[row, classes] = place
             classes += 1
-        state.node_class[row, node] = found
+        scratch.node_class[row, node] = found
     return classes
 
 
 @kernel
 def _sign(sim: Simulation, row: int, count: int) -> int:
     """Return a number of the set in `trial_set` that depends on the classes of its nodes only."""
-    state = sim.state
     total = 0
     for place in range(count):
-        number = int(state.node_class[row, state.trial_set[row, place]]) + 1
+        number = int(sim.scratch.node_class[row, sim.scratch.trial_set[row, place]]) + 1
         mixed = (number * MULTIPLIER) & 0xFFFFFFFFFFFF  # compiled code wraps at 64 bits, plain Python does not
         total += mixed ^ (mixed >> 29)
     return total
@@ -85,34 +84,34 @@ def _insert(sim: Simulation, row: int, first: int, after: int, tight: int, count
 
     The best has the shortest run time, then the smallest hole; the other way round where `tight` is 1.
     """
-    state = sim.state
+    state, scratch = sim.state, sim.scratch
     nodes = state.free.shape[1]
     at = after
     for place in range(first, after):
-        if state.offer_sign[row, place] == sign:
+        if scratch.offer_sign[row, place] == sign:
             return
         if at == after:
-            sooner = run_s < state.offer_s[row, place] * (1.0 - TIE)
-            same = not sooner and run_s <= state.offer_s[row, place] * (1.0 + TIE)
-            tighter = hole < state.offer_hole[row, place]
-            level = hole == state.offer_hole[row, place]
+            sooner = run_s < scratch.offer_s[row, place] * (1.0 - TIE)
+            same = not sooner and run_s <= scratch.offer_s[row, place] * (1.0 + TIE)
+            tighter = hole < scratch.offer_hole[row, place]
+            level = hole == scratch.offer_hole[row, place]
             if (tight and (tighter or (level and sooner))) or (not tight and (sooner or (same and tighter))):
                 at = place
     if at == after:
         return
     for place in range(after - 1, at, -1):
-        state.offer_s[row, place] = state.offer_s[row, place - 1]
-        state.offer_hole[row, place] = state.offer_hole[row, place - 1]
-        state.offer_size[row, place] = state.offer_size[row, place - 1]
-        state.offer_sign[row, place] = state.offer_sign[row, place - 1]
-        for i in range(state.offer_size[row, place]):
-            state.offer_node[row, place * nodes + i] = state.offer_node[row, (place - 1) * nodes + i]
-    state.offer_s[row, at] = run_s
-    state.offer_hole[row, at] = hole
-    state.offer_size[row, at] = count
-    state.offer_sign[row, at] = sign
+        scratch.offer_s[row, place] = scratch.offer_s[row, place - 1]
+        scratch.offer_hole[row, place] = scratch.offer_hole[row, place - 1]
+        scratch.offer_size[row, place] = scratch.offer_size[row, place - 1]
+        scratch.offer_sign[row, place] = scratch.offer_sign[row, place - 1]
+        for i in range(scratch.offer_size[row, place]):
+            scratch.offer_node[row, place * nodes + i] = scratch.offer_node[row, (place - 1) * nodes + i]
+    scratch.offer_s[row, at] = run_s
+    scratch.offer_hole[row, at] = hole
+    scratch.offer_size[row, at] = count
+    scratch.offer_sign[row, at] = sign
     for i in range(count):
-        state.offer_node[row, at * nodes + i] = state.trial_set[row, i]
+        scratch.offer_node[row, at * nodes + i] = scratch.trial_set[row, i]
 
 
 @kernel
@@ -125,7 +124,7 @@ def _offer(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float)
     _insert(sim, row, TIGHT, SLOW, 1, count, run_s, hole, sign)
     speed = 0.0
     for place in range(count):
-        speed = max(speed, sim.scenarios.speed[scenario, sim.state.trial_set[row, place]])
+        speed = max(speed, sim.scenarios.speed[scenario, sim.scratch.trial_set[row, place]])
     if speed < sim.traits.max_speed[scenario]:
         _insert(sim, row, SLOW, OFFERS, 0, count, run_s, hole, sign)
 
@@ -133,21 +132,21 @@ def _offer(sim: Simulation, row: int, job: int, count: int, fault_loss_s: float)
 @kernel
 def _offer_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float) -> None:
     """Offer every minimal set of the nodes in `trial_order`, one of each kind."""
-    state = sim.state
+    state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row], job]
     for chosen in range(1, 1 << nodes):
         count, total, last, skipped = 0, 0, 0, False
         for place in range(nodes):
-            node = state.trial_order[row, place]
+            node = scratch.trial_order[row, place]
             if (chosen >> place) & 1:
                 # Of nodes that are alike the first ones are taken: other choices would come to the same.
                 skipped = skipped or (
                     place > 0
                     and not (chosen >> (place - 1)) & 1
-                    and state.node_class[row, state.trial_order[row, place - 1]] == state.node_class[row, node]
+                    and scratch.node_class[row, scratch.trial_order[row, place - 1]] == scratch.node_class[row, node]
                 )
-                state.trial_set[row, count] = node
-                last = state.trial_free[row, node]
+                scratch.trial_set[row, count] = node
+                last = scratch.trial_free[row, node]
                 total += last
                 count += 1
         if not skipped and total >= gpus and total - last < gpus:
@@ -157,20 +156,20 @@ def _offer_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: fl
 @kernel
 def _take_class(sim: Simulation, row: int, nodes: int, wanted: int, count: int, need: int) -> tuple[int, int]:
     """Add nodes of a class to `trial_set` while each is needed in full, or gives the rest; return count and need."""
-    state = sim.state
+    scratch = sim.scratch
     for place in range(nodes):
-        node = state.trial_order[row, place]
-        if need > 0 and state.node_class[row, node] == wanted:
-            state.trial_set[row, count] = node
+        node = scratch.trial_order[row, place]
+        if need > 0 and scratch.node_class[row, node] == wanted:
+            scratch.trial_set[row, count] = node
             count += 1
-            need -= state.trial_free[row, node]
+            need -= scratch.trial_free[row, node]
     return count, need
 
 
 @kernel
 def _offer_pairs(sim: Simulation, row: int, job: int, nodes: int, classes: int, fault_loss_s: float) -> None:
     """Offer the sets of one class, and those of two of which the one that has more free GPUs goes first."""
-    state = sim.state
+    state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row], job]
     for first in range(classes):
         count, need = _take_class(sim, row, nodes, first, 0, gpus)
@@ -180,11 +179,11 @@ def _offer_pairs(sim: Simulation, row: int, job: int, nodes: int, classes: int, 
             # As many nodes of the first class as are needed in full, and the rest from the second
             count, left = 0, gpus
             for place in range(nodes):
-                node = state.trial_order[row, place]
-                if state.node_class[row, node] == first and state.trial_free[row, node] < left:
-                    state.trial_set[row, count] = node
+                node = scratch.trial_order[row, place]
+                if scratch.node_class[row, node] == first and scratch.trial_free[row, node] < left:
+                    scratch.trial_set[row, count] = node
                     count += 1
-                    left -= state.trial_free[row, node]
+                    left -= scratch.trial_free[row, node]
             if count > 0:
                 count, left = _take_class(sim, row, nodes, second, count, left)
                 if left <= 0:
@@ -213,12 +212,12 @@ def _offer_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> No
 @kernel
 def _offer_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None:
     """Fill the offers with sets of the nodes in `trial_free`; the size of an empty offer is 0."""
-    state = sim.state
+    scratch = sim.scratch
     for place in range(OFFERS):
-        state.offer_s[row, place] = math.inf
-        state.offer_hole[row, place] = 1 << 30
-        state.offer_size[row, place] = 0
-        state.offer_sign[row, place] = -1
+        scratch.offer_s[row, place] = math.inf
+        scratch.offer_hole[row, place] = 1 << 30
+        scratch.offer_size[row, place] = 0
+        scratch.offer_sign[row, place] = -1
     nodes = order_nodes(sim, row)
     classes = _classify(sim, row, nodes)
     if nodes <= ALL_SETS:
@@ -229,24 +228,24 @@ def _offer_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> Non
 
 
 @kernel
-def _keep_best(sim: Simulation, row: int, move: int, job: int, delay_s: float, found: tuple[float, int, int],
+def _keep_best(sim: Simulation, row: int, candidate: int, job: int, delay_s: float, found: tuple[float, int, int],
                sign: int) -> None:  # fmt: skip
-    """Write the set in `best_set` as a move; `found` is its run time, hole and number of nodes."""
+    """Write the set in `best_set` as a candidate; `found` is its run time, hole and number of nodes."""
     state = sim.state
-    first = move * state.free.shape[1]
-    state.move_job[row, move] = job
-    state.move_delay_s[row, move] = delay_s
-    state.move_s[row, move] = found[0]
-    state.move_hole[row, move] = found[1]
-    state.move_size[row, move] = found[2]
-    state.move_sign[row, move] = sign
+    first = candidate * state.free.shape[1]
+    state.candidate_job[row, candidate] = job
+    state.candidate_delay_s[row, candidate] = delay_s
+    state.candidate_s[row, candidate] = found[0]
+    state.candidate_hole[row, candidate] = found[1]
+    state.candidate_size[row, candidate] = found[2]
+    state.candidate_sign[row, candidate] = sign
     for place in range(found[2]):
-        state.move_node[row, first + place] = state.best_set[row, place]
+        state.candidate_node[row, first + place] = sim.scratch.best_set[row, place]
 
 
 @kernel
-def _plan_wait(sim: Simulation, row: int, move: int, job: int, run_s: float, fault_loss_s: float) -> float:
-    """Write the best wait for an expected end as a move; return what it gains, as `patient` reckons (docs/policies.md).
+def _plan_wait(sim: Simulation, row: int, candidate: int, job: int, run_s: float, fault_loss_s: float) -> float:
+    """Write the best wait for an expected end as a candidate; return its gain, as `patient` reckons (docs/policies.md).
 
     A wait that gains nothing is written all the same: nobody need follow it.
     """
@@ -265,22 +264,22 @@ def _plan_wait(sim: Simulation, row: int, move: int, job: int, run_s: float, fau
         gain_s = PATIENCE * (run_s - found[0]) - delay_s
         if gain_s > most_s:
             most_s = gain_s
-            _keep_best(sim, row, move, job, delay_s, found, -1)
+            _keep_best(sim, row, candidate, job, delay_s, found, -1)
     return most_s
 
 
 @kernel
-def _copy_move(sim: Simulation, row: int, source: int, target: int) -> None:
+def _copy_candidate(sim: Simulation, row: int, source: int, target: int) -> None:
     state = sim.state
     nodes = state.free.shape[1]
-    state.move_job[row, target] = state.move_job[row, source]
-    state.move_delay_s[row, target] = state.move_delay_s[row, source]
-    state.move_s[row, target] = state.move_s[row, source]
-    state.move_hole[row, target] = state.move_hole[row, source]
-    state.move_size[row, target] = state.move_size[row, source]
-    state.move_sign[row, target] = state.move_sign[row, source]
-    for place in range(state.move_size[row, source]):
-        state.move_node[row, target * nodes + place] = state.move_node[row, source * nodes + place]
+    state.candidate_job[row, target] = state.candidate_job[row, source]
+    state.candidate_delay_s[row, target] = state.candidate_delay_s[row, source]
+    state.candidate_s[row, target] = state.candidate_s[row, source]
+    state.candidate_hole[row, target] = state.candidate_hole[row, source]
+    state.candidate_size[row, target] = state.candidate_size[row, source]
+    state.candidate_sign[row, target] = state.candidate_sign[row, source]
+    for place in range(state.candidate_size[row, source]):
+        state.candidate_node[row, target * nodes + place] = state.candidate_node[row, source * nodes + place]
 
 
 @kernel
@@ -288,83 +287,83 @@ def _try_best(sim: Simulation, row: int, job: int, count: int) -> bool:
     """Copy `best_set` to `trial_set`; say whether the job may start on it at once, by the reservation in the state."""
     state = sim.state
     for place in range(count):
-        state.trial_set[row, place] = state.best_set[row, place]
+        sim.scratch.trial_set[row, place] = sim.scratch.best_set[row, place]
     return state.shadow_s[row] == math.inf or delays_nobody(sim, row, job, set_cost(sim, row, job, count, 0.0)[0])
 
 
 @kernel
-def _add_offers(sim: Simulation, row: int, moves: int, most: int, job: int) -> int:
-    """Write the offers as further moves, `most` in all, unless their like is among the `moves` so far; return how many.
+def _add_offers(sim: Simulation, row: int, candidates: int, most: int, job: int) -> int:
+    """Write the offers as further candidates, `most` in all, but none that is alike to one so far; return the number.
 
     Those that break the reservation are left out.
     """
-    state = sim.state
+    state, scratch = sim.state, sim.scratch
     nodes = state.free.shape[1]
     for place in range(OFFERS):
-        size = state.offer_size[row, place]
-        known = size == 0 or moves == most
-        for move in range(moves):
-            known = known or state.move_sign[row, move] == state.offer_sign[row, place]
+        size = scratch.offer_size[row, place]
+        known = size == 0 or candidates == most
+        for candidate in range(candidates):
+            known = known or state.candidate_sign[row, candidate] == scratch.offer_sign[row, place]
         if known:
             continue
         for i in range(size):
-            state.best_set[row, i] = state.offer_node[row, place * nodes + i]
+            scratch.best_set[row, i] = scratch.offer_node[row, place * nodes + i]
         if _try_best(sim, row, job, size):
-            found = (state.offer_s[row, place], state.offer_hole[row, place], size)
-            _keep_best(sim, row, moves, job, 0.0, found, state.offer_sign[row, place])
-            moves += 1
-    return moves
+            found = (scratch.offer_s[row, place], scratch.offer_hole[row, place], size)
+            _keep_best(sim, row, candidates, job, 0.0, found, scratch.offer_sign[row, place])
+            candidates += 1
+    return candidates
 
 
 @kernel
-def _add_set(sim: Simulation, row: int, moves: int, job: int, found: tuple[float, int, int]) -> int:
-    """Write the set in `best_set` as a further move of another job, unless it is there or breaks the reservation."""
+def _add_set(sim: Simulation, row: int, candidates: int, job: int, found: tuple[float, int, int]) -> int:
+    """Write `best_set` as a further candidate of another job, unless it is listed or breaks the reservation."""
     state = sim.state
     if not _try_best(sim, row, job, found[2]):
-        return moves
+        return candidates
     sign = _sign(sim, row, found[2])
-    for move in range(moves):
-        if state.move_job[row, move] == job and state.move_sign[row, move] == sign:
-            return moves
-    _keep_best(sim, row, moves, job, 0.0, found, sign)
-    return moves + 1
+    for candidate in range(candidates):
+        if state.candidate_job[row, candidate] == job and state.candidate_sign[row, candidate] == sign:
+            return candidates
+    _keep_best(sim, row, candidates, job, 0.0, found, sign)
+    return candidates + 1
 
 
 @kernel
-def _add_others(sim: Simulation, row: int, moves: int, most: int, others: int, fault_loss_s: float) -> int:
-    """Write moves of jobs that the policy may turn to, `most` moves in all: the best set of each, then the tightest."""
+def _add_others(sim: Simulation, row: int, candidates: int, most: int, others: int, fault_loss_s: float) -> int:
+    """Write candidates of jobs that the policy may turn to, `most` in all: the best set of each, then the tightest."""
     state = sim.state
     for place in range(others):
-        if moves < most:
-            job = state.other_job[row, place]
-            moves = _add_set(sim, row, moves, job, best_set(sim, row, job, fault_loss_s))
+        if candidates < most:
+            job = sim.scratch.other_job[row, place]
+            candidates = _add_set(sim, row, candidates, job, best_set(sim, row, job, fault_loss_s))
     for place in range(others):
-        if moves < most:
-            job = state.other_job[row, place]
+        if candidates < most:
+            job = sim.scratch.other_job[row, place]
             count = tight_set(sim, row, job, 0.0, 0, state.free.shape[1], 1)
             found = keep_if_better(sim, row, job, count, fault_loss_s, (math.inf, 0, 0))
-            moves = _add_set(sim, row, moves, job, found)
-    return moves
+            candidates = _add_set(sim, row, candidates, job, found)
+    return candidates
 
 
 @kernel
-def _add_all(sim: Simulation, row: int, moves: int, most: int, fault_loss_s: float) -> int:
-    """Write the offers and the moves of other jobs, each under the reservation that it must keep; return how many."""
+def _add_all(sim: Simulation, row: int, candidates: int, most: int, fault_loss_s: float) -> int:
+    """Write the offers and the candidates of other jobs, each under the reservation it must keep; return the number."""
     state = sim.state
     own = state.shadow_s[row], state.extra[row]
     others = list_others(sim, row) if may_turn(sim, row) else 0
     theirs = state.shadow_s[row], state.extra[row]
     state.shadow_s[row], state.extra[row] = own
-    moves = _add_offers(sim, row, moves, most - others, state.current[row])
+    candidates = _add_offers(sim, row, candidates, most - others, state.current[row])
     state.shadow_s[row], state.extra[row] = theirs
-    moves = _add_others(sim, row, moves, most, others, fault_loss_s)
+    candidates = _add_others(sim, row, candidates, most, others, fault_loss_s)
     state.shadow_s[row], state.extra[row] = own
-    return moves
+    return candidates
 
 
 @kernel
-def list_moves(sim: Simulation, row: int) -> int:
-    """Write the moves of the decision that is due, the base heuristic's first; return how many there are, at least 1.
+def list_candidates(sim: Simulation, row: int) -> int:
+    """Write the candidates of the decision that is due, the base heuristic's first; return their number, at least 1.
 
     `ends_s` and `ends_job` then hold the expected ends of the running jobs.
     """
@@ -374,7 +373,7 @@ def list_moves(sim: Simulation, row: int) -> int:
     found = best_set(sim, row, job, fault_loss_s)
     _keep_best(sim, row, 0, job, 0.0, found, 0)
     state.base_refused[row] = 0 if _try_best(sim, row, job, found[2]) else 1
-    at_once, wait = 0, MOVES - 1
+    at_once, wait = 0, CANDIDATES - 1
     waiting = may_wait(sim, row)
     gain_s = -math.inf
     if waiting:
@@ -383,49 +382,49 @@ def list_moves(sim: Simulation, row: int) -> int:
     else:
         sort_expected_ends(sim, row)
     state.base_waits[row] = 1 if gain_s > TIE * found[0] else 0
-    if state.base_waits[row]:  # the base's own move comes first, and its best set at once second
+    if state.base_waits[row]:  # the base's own candidate comes first, and its best set at once second
         at_once = 1
-        _copy_move(sim, row, 0, at_once)
-        _copy_move(sim, row, wait, 0)
+        _copy_candidate(sim, row, 0, at_once)
+        _copy_candidate(sim, row, wait, 0)
     _offer_sets(sim, row, job, fault_loss_s)
     first = at_once * state.free.shape[1]
     for place in range(found[2]):
-        state.trial_set[row, place] = state.move_node[row, first + place]
-    state.move_sign[row, at_once] = _sign(sim, row, found[2])
-    moves = _add_all(sim, row, at_once + 1, wait, fault_loss_s)
+        sim.scratch.trial_set[row, place] = state.candidate_node[row, first + place]
+    state.candidate_sign[row, at_once] = _sign(sim, row, found[2])
+    candidates = _add_all(sim, row, at_once + 1, wait, fault_loss_s)
     if waiting and (at_once == 0 or sim.rules.order != FIFO):  # under `fifo` the base's wait is one for all
-        _copy_move(sim, row, wait, moves)
-        moves += 1
-    state.moves[row] = moves
-    return moves
+        _copy_candidate(sim, row, wait, candidates)
+        candidates += 1
+    state.candidates[row] = candidates
+    return candidates
 
 
 @kernel
-def is_wait(sim: Simulation, row: int, move: int) -> bool:
-    """Say whether a move of the list is to wait."""
-    return bool(sim.state.move_delay_s[row, move] > 0.0)
+def is_wait(sim: Simulation, row: int, candidate: int) -> bool:
+    """Say whether a candidate of the list is to wait."""
+    return bool(sim.state.candidate_delay_s[row, candidate] > 0.0)
 
 
 @kernel
-def is_rest(sim: Simulation, row: int, move: int) -> bool:
-    """Say whether a move of the list lets all jobs wait; the base's own wait passes over the job that is due alone."""
-    return bool(move > 0 and sim.rules.order != FIFO and is_wait(sim, row, move))
+def is_rest(sim: Simulation, row: int, candidate: int) -> bool:
+    """Say whether a candidate lets all jobs wait; the base's own wait passes over the job that is due alone."""
+    return bool(candidate > 0 and sim.rules.order != FIFO and is_wait(sim, row, candidate))
 
 
 @kernel
-def pick_move(sim: Simulation, row: int, move: int) -> bool:
-    """Pick the GPUs of a move of the list; False, with nothing picked, if it is to wait.
+def pick_candidate(sim: Simulation, row: int, candidate: int) -> bool:
+    """Pick the GPUs of a candidate of the list; False, with nothing picked, if it is to wait.
 
-    The move's job is then the one that is due. After a move that lets all jobs wait, `wait` ends the moment.
+    The candidate's job is then the one that is due. After a candidate that lets all jobs wait, `wait` ends the moment.
     """
     state = sim.state
-    if is_wait(sim, row, move):
-        if is_rest(sim, row, move):
+    if is_wait(sim, row, candidate):
+        if is_rest(sim, row, candidate):
             state.rested[row] = state.moment[row]
         return False
-    if state.move_job[row, move] != state.current[row]:
-        turn_to(sim, row, state.move_job[row, move])
-    first = move * state.free.shape[1]
-    for place in range(state.move_size[row, move]):
-        take_node(sim, row, state.move_node[row, first + place])
+    if state.candidate_job[row, candidate] != state.current[row]:
+        turn_to(sim, row, state.candidate_job[row, candidate])
+    first = candidate * state.free.shape[1]
+    for place in range(state.candidate_size[row, candidate]):
+        take_node(sim, row, state.candidate_node[row, first + place])
     return True

@@ -15,6 +15,7 @@ from ..dispatch.queue_index import forget_index
 from ..kernels.compiled import kernel
 from ..kernels.counter_random import uniform
 from ..kernels.heap import heapify
+from ..model.problem import Problem
 from ..model.scenarios import Scenarios
 from ..simulator.fault_process import repair_time_s
 from ..simulator.simulation import simulation_of
@@ -36,7 +37,7 @@ def imagination_of(sim: Simulation) -> Simulation:
             outage_start_s=np.zeros(0),
             outage_end_s=np.zeros(0),
         )
-    return simulation_of(sim.cluster, one, process, sim.rules, rows=3)
+    return simulation_of(Problem(sim.cluster, one, process, sim.rules), rows=3)
 
 
 def _first(array: Any) -> Any:
@@ -97,7 +98,7 @@ def copy_row(imagined: Simulation, source: int, target: int) -> None:
 
 @contextmanager
 def without_faults(imagined: Simulation) -> Iterator[None]:
-    """Let no source fail in futures that are drawn and played meanwhile; repairs end as ever."""
+    """Let no source fail in futures that are drawn and run meanwhile; repairs end as ever."""
     rates = imagined.scenarios.source_rate_per_s
     kept = rates.copy()
     rates[:] = 0.0

@@ -1,4 +1,4 @@
-"""What a move leads to: the next jobs of the queue imagined in order after it, without faults or arrivals.
+"""What a candidate leads to: the next jobs of the queue imagined in order after it, without faults or arrivals.
 
 Each job starts as soon as enough GPUs are free, on the quick set (node_sets.py), never before the one ahead of it.
 Where policies may wait, it also waits for better GPUs, as `patient` does, but looks at few ends.
@@ -8,7 +8,8 @@ import math
 from typing import NamedTuple
 
 from ..kernels.compiled import kernel
-from ..state.state import AHEAD, Ints, Simulation
+from ..state.shapes import Ints
+from ..state.state import AHEAD, Simulation
 from .node_sets import PATIENCE, TIE, holding_level, imagine_end, imagine_now, least_run_s, quick_set
 
 LOOKS = 4  # later ends that an imagined job looks at
@@ -26,25 +27,25 @@ class Moment(NamedTuple):
 @kernel
 def _imagine_start(sim: Simulation, row: int, place: int, job: int, start_s: float, run_s: float, size: int) -> None:
     """Let a job take what it needs of the first `size` nodes of `best_set`, as number `place` of those imagined."""
-    state = sim.state
-    order = state.ahead_order
+    state, scratch = sim.state, sim.scratch
+    order = scratch.ahead_order
     first = place * state.free.shape[1]
     need = sim.scenarios.gpus[state.scenario[row], job]
     for i in range(size):
-        node = state.best_set[row, i]
-        gives = min(need, state.trial_free[row, node])
+        node = scratch.best_set[row, i]
+        gives = min(need, scratch.trial_free[row, node])
         need -= gives
-        state.trial_free[row, node] -= gives
-        state.ahead_node[row, first + i] = node
-        state.ahead_gives[row, first + i] = gives
+        scratch.trial_free[row, node] -= gives
+        scratch.ahead_node[row, first + i] = node
+        scratch.ahead_gives[row, first + i] = gives
     end_s = start_s + run_s
-    state.ahead_job[row, place] = job
-    state.ahead_start_s[row, place] = start_s
-    state.ahead_end_s[row, place] = end_s
-    state.ahead_size[row, place] = size
+    scratch.ahead_job[row, place] = job
+    scratch.ahead_start_s[row, place] = start_s
+    scratch.ahead_end_s[row, place] = end_s
+    scratch.ahead_size[row, place] = size
     # Those that have ended stand first, and as nobody ends before this start, the insertion stops there.
     at = place
-    while at > 0 and state.ahead_end_s[row, order[row, at - 1]] > end_s:
+    while at > 0 and scratch.ahead_end_s[row, order[row, at - 1]] > end_s:
         order[row, at] = order[row, at - 1]
         at -= 1
     order[row, at] = place
@@ -58,23 +59,23 @@ def _next_end_s(sim: Simulation, row: int, places: int, moment: Moment) -> float
     if moment.at < state.running[row]:
         end_s = state.ends_s[row, moment.at]
     if moment.ended < places:
-        end_s = min(end_s, state.ahead_end_s[row, state.ahead_order[row, moment.ended]])
+        end_s = min(end_s, sim.scratch.ahead_end_s[row, sim.scratch.ahead_order[row, moment.ended]])
     return end_s
 
 
 @kernel
 def _release(sim: Simulation, row: int, places: int, moment: Moment) -> Moment:
     """Free the GPUs of all that end next, which something must; return the moment after."""
-    state = sim.state
+    state, scratch = sim.state, sim.scratch
     nodes, count = state.free.shape[1], state.running[row]
     gpus = sim.scenarios.gpus[state.scenario[row]]
     end_s = _next_end_s(sim, row, places, moment)
     at, ended, usable = moment.at, moment.ended, moment.usable
-    while ended < places and state.ahead_end_s[row, state.ahead_order[row, ended]] == end_s:
-        place = state.ahead_order[row, ended]
-        for i in range(place * nodes, place * nodes + state.ahead_size[row, place]):
-            state.trial_free[row, state.ahead_node[row, i]] += state.ahead_gives[row, i]
-        usable += gpus[state.ahead_job[row, place]]
+    while ended < places and scratch.ahead_end_s[row, scratch.ahead_order[row, ended]] == end_s:
+        place = scratch.ahead_order[row, ended]
+        for i in range(place * nodes, place * nodes + scratch.ahead_size[row, place]):
+            scratch.trial_free[row, scratch.ahead_node[row, i]] += scratch.ahead_gives[row, i]
+        usable += gpus[scratch.ahead_job[row, place]]
         ended += 1
     if at < count and state.ends_s[row, at] == end_s:
         first = at
@@ -85,23 +86,23 @@ def _release(sim: Simulation, row: int, places: int, moment: Moment) -> Moment:
 
 
 @kernel
-def imagine_move(sim: Simulation, row: int, move: int) -> Moment:
-    """Imagine a move of the list; return the moment at which it has started.
+def imagine_candidate(sim: Simulation, row: int, candidate: int) -> Moment:
+    """Imagine a candidate of the list; return the moment at which it has started.
 
     `ends_s` and `ends_job` must hold the running jobs.
     """
     state = sim.state
     count, nodes = state.running[row], state.free.shape[1]
     imagine_now(sim, row)
-    job, now_s, delay_s = state.move_job[row, move], state.now_s[row], state.move_delay_s[row, move]
+    job, now_s, delay_s = state.candidate_job[row, candidate], state.now_s[row], state.candidate_delay_s[row, candidate]
     moment = Moment(now_s, 0, 0, state.usable[row] - sim.scenarios.gpus[state.scenario[row], job])
     # The difference, as the delay was reckoned: rounding must not keep the GPUs of that very end.
     while delay_s > 0.0 and moment.at < count and state.ends_s[row, moment.at] - now_s <= delay_s:
         moment = _release(sim, row, 0, moment)
-    size = state.move_size[row, move]
+    size = state.candidate_size[row, candidate]
     for i in range(size):
-        state.best_set[row, i] = state.move_node[row, move * nodes + i]
-    _imagine_start(sim, row, 0, job, now_s + delay_s, state.move_s[row, move], size)
+        sim.scratch.best_set[row, i] = state.candidate_node[row, candidate * nodes + i]
+    _imagine_start(sim, row, 0, job, now_s + delay_s, state.candidate_s[row, candidate], size)
     return Moment(now_s + delay_s, moment.at, 0, moment.usable)
 
 
@@ -117,7 +118,8 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
 
     `moment` itself is the best if no end gains anything.
     """
-    state, levels = sim.state, sim.traits.levels[sim.state.scenario[row]]
+    scratch = sim.scratch
+    levels = sim.traits.levels[sim.state.scenario[row]]
     run_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
     best, best_s, most_s = moment, run_s, TIE * run_s
     bound_s, looks = least_run_s(sim, row, job, levels[0]), 0
@@ -127,7 +129,7 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
         if PATIENCE * (run_s - bound_s) - wait_s <= most_s:
             break  # no later end can gain more, even if all GPUs were free then
         if looks == 0:
-            _copy_nodes(state.trial_free, state.ahead_free, row)
+            _copy_nodes(scratch.trial_free, scratch.ahead_free, row)
         later = _release(sim, row, places, later)
         looks += 1
         level = holding_level(sim, row, job)
@@ -136,32 +138,32 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
             gain_s = PATIENCE * (run_s - later_s) - wait_s
             if gain_s > most_s:
                 best, best_s, size, most_s = later, later_s, later_size, gain_s
-                _copy_nodes(state.trial_free, state.ahead_free, row)
+                _copy_nodes(scratch.trial_free, scratch.ahead_free, row)
     if later.at + later.ended > best.at + best.ended:
-        _copy_nodes(state.ahead_free, state.trial_free, row)
+        _copy_nodes(scratch.ahead_free, scratch.trial_free, row)
         best_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
     return best, best_s, size
 
 
 @kernel
 def imagine_queue(sim: Simulation, row: int, moment: Moment) -> int:
-    """Imagine the next jobs after a move, whose `imagine_move` gave the moment; return how many jobs have a place.
+    """Imagine the next jobs after a candidate, of the moment of `imagine_candidate`; return how many have a place.
 
-    The move's own is the first of them. `ahead_start_s` and `ahead_end_s` hold them in order; a job that can never
+    The candidate's own is the first of them. `ahead_start_s` and `ahead_end_s` hold them in order; a job that can never
     start has inf in both, and none comes after it.
     """
-    state = sim.state
+    state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row]]
     job, places = state.head[row], 1
     while places < AHEAD and job >= 0:
-        if job == state.ahead_job[row, 0]:
+        if job == scratch.ahead_job[row, 0]:
             job = state.next_job[row, job]
             continue
         while moment.usable < gpus[job] and _next_end_s(sim, row, places, moment) < math.inf:
             moment = _release(sim, row, places, moment)
         if moment.usable < gpus[job]:
-            state.ahead_start_s[row, places] = math.inf
-            state.ahead_end_s[row, places] = math.inf
+            scratch.ahead_start_s[row, places] = math.inf
+            scratch.ahead_end_s[row, places] = math.inf
             return places + 1
         if sim.rules.waiting:
             moment, run_s, size = _wait_for_better(sim, row, places, job, moment)

@@ -19,6 +19,7 @@ def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: floa
     The set must hold the job, and each node must give something. Each expected fault adds `fault_loss_s`, relatively
     to the run time; 0 gives the fault-free run time.
     """
+    scratch = sim.scratch
     state, cluster = sim.state, sim.cluster
     scenario = state.scenario[row]
     need = sim.scenarios.gpus[scenario, job]
@@ -26,10 +27,10 @@ def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: floa
     hole, rack, several = 0, -1, False
     speed, intra, nic, uplink, hazard = math.inf, math.inf, math.inf, math.inf, 0.0
     for place in range(count):
-        node = state.trial_set[row, place]
-        gives = min(need, state.trial_free[row, node])
+        node = scratch.trial_set[row, place]
+        gives = min(need, scratch.trial_free[row, node])
         need -= gives
-        hole = state.trial_free[row, node] - gives
+        hole = scratch.trial_free[row, node] - gives
         speed = min(speed, speeds[scenario, node])
         hazard += gives * hazards[scenario, node]
         if sim.rules.ring:
@@ -53,7 +54,7 @@ def keep_if_better(
     run_s, hole = set_cost(sim, row, job, count, fault_loss_s)
     if run_s < best[0] * (1.0 - TIE) or (run_s <= best[0] * (1.0 + TIE) and hole < best[1]):
         for place in range(count):
-            sim.state.best_set[row, place] = sim.state.trial_set[row, place]
+            sim.scratch.best_set[row, place] = sim.scratch.trial_set[row, place]
         return run_s, hole, count
     return best
 
@@ -61,16 +62,16 @@ def keep_if_better(
 @kernel
 def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: float) -> tuple[float, int, int]:
     """Look at every set of the nodes in `trial_order`."""
-    state = sim.state
+    state, scratch = sim.state, sim.scratch
     gpus = sim.scenarios.gpus[state.scenario[row], job]
     best = (math.inf, 0, 0)
     for chosen in range(1, 1 << nodes):
         count, total, last = 0, 0, 0
         for place in range(nodes):
-            if (chosen >> state.trial_bit[row, place]) & 1:
-                node = state.trial_order[row, place]
-                state.trial_set[row, count] = node
-                last = state.trial_free[row, node]
+            if (chosen >> scratch.trial_bit[row, place]) & 1:
+                node = scratch.trial_order[row, place]
+                scratch.trial_set[row, count] = node
+                last = scratch.trial_free[row, node]
                 total += last
                 count += 1
         if total >= gpus and total - last < gpus:
@@ -85,10 +86,10 @@ def tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: in
     Only nodes `first` to `after` - 1 count, and lemons only if `lemons` is 1. Returns the number of nodes; 0 if they do
     not hold the job. Taken nodes are marked in `trial_free` by a minus for the while.
     """
-    state = sim.state
+    state, scratch = sim.state, sim.scratch
     scenario = state.scenario[row]
     need = sim.scenarios.gpus[scenario, job]
-    free = state.trial_free
+    free = scratch.trial_free
     count = 0
     while need > 0:
         best = -1
@@ -106,12 +107,12 @@ def tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: in
                 best = node
         if best < 0:
             break
-        state.trial_set[row, count] = best
+        scratch.trial_set[row, count] = best
         count += 1
         need -= free[row, best]
         free[row, best] = -free[row, best]
     for place in range(count):
-        free[row, state.trial_set[row, place]] *= -1
+        free[row, scratch.trial_set[row, place]] *= -1
     return count if need <= 0 else 0
 
 
@@ -154,7 +155,7 @@ def imagine_now(sim: Simulation, row: int) -> None:
     """Let `trial_free` be the GPUs that are usable at present."""
     state = sim.state
     for node in range(state.free.shape[1]):
-        state.trial_free[row, node] = state.free[row, node]
+        sim.scratch.trial_free[row, node] = state.free[row, node]
 
 
 @kernel
@@ -165,7 +166,7 @@ def imagine_end(sim: Simulation, row: int, at: int, count: int) -> int:
     while at < count and state.ends_s[row, at] == end_s:
         gpu = state.first_gpu[row, state.ends_job[row, at]]
         while gpu >= 0:
-            state.trial_free[row, sim.cluster.gpu_node[gpu]] += 1
+            sim.scratch.trial_free[row, sim.cluster.gpu_node[gpu]] += 1
             gpu = state.gpu_next[row, gpu]
         at += 1
     return at
@@ -212,7 +213,7 @@ def holding_level(sim: Simulation, row: int, job: int) -> int:
         free = 0
         for node in range(speeds.size):
             if speeds[node] >= levels[level]:
-                free += sim.state.trial_free[row, node]
+                free += sim.scratch.trial_free[row, node]
         if free >= sim.scenarios.gpus[scenario, job]:
             break
         level += 1

@@ -39,7 +39,7 @@ def least_random_makespans_s(
     Run a draws from the counters that placement a of `best-of-random` has, so the first is the policy `random`'s.
 
     Args:
-        sim: A simulation, of which row 0 is played.
+        sim: A simulation, of which row 0 is run.
         scenarios: Which, shape (some,).
         runs: Random runs of each.
         least_s: Takes the makespans, or the time at which runs were cut off, shape (some,).

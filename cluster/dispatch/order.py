@@ -232,7 +232,7 @@ def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
         job = first_to_pass(sim, row)
         if job < 0:
             break
-        state.other_job[row, count] = job
+        sim.scratch.other_job[row, count] = job
         count += 1
         hide(sim, row, job)
     show_hidden(sim, row, hidden)
@@ -252,7 +252,7 @@ def list_others(sim: Simulation, row: int) -> int:
     _reserve(sim, row, holder)
     if _all_may_pass(sim, row) and is_indexed(sim, row):
         return _find_others(sim, row, holder, due)
-    others = state.other_job
+    others = sim.scratch.other_job
     count = 0
     job, left = state.head[row], sim.rules.backfill_depth
     while job >= 0 and left > 0 and (by_estimate or count < OTHERS):

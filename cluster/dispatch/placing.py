@@ -183,8 +183,8 @@ def undo_picks(sim: Simulation, row: int) -> None:
 @kernel
 def order_nodes(sim: Simulation, row: int) -> int:
     """Write the nodes with GPUs in `trial_free` into `trial_order`, most first; return their number."""
-    state = sim.state
-    free, order, bit = state.trial_free, state.trial_order, state.trial_bit
+    scratch = sim.scratch
+    free, order, bit = scratch.trial_free, scratch.trial_order, scratch.trial_bit
     count = 0
     for node in range(free.shape[1]):
         if free[row, node] <= 0:

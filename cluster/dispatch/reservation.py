@@ -32,12 +32,12 @@ def mark_keeping_nodes(sim: Simulation, row: int, whole: int) -> int:
     """
     state = sim.state
     for node in range(state.free.shape[1]):
-        state.trial_free[row, node] = state.free[row, node]
+        sim.scratch.trial_free[row, node] = state.free[row, node]
     count = order_nodes(sim, row)  # writes `trial_bit` too
     marked = 0
     for node in range(state.free.shape[1]):
         may = state.free[row, node] > 0 and _may_give(sim, row, node, count, whole)
-        state.trial_bit[row, node] = 1 if may else 0
+        sim.scratch.trial_bit[row, node] = 1 if may else 0
         marked += may
     return marked
 
@@ -93,7 +93,7 @@ def _few_nodes_hold(sim: Simulation, row: int, node: int, count: int, whole: int
             if other != node and state.taken[row, other] > 0:
                 left -= state.free[row, other]
     for place in range(count):
-        other = state.trial_order[row, place]
+        other = sim.scratch.trial_order[row, place]
         if left <= 0:
             break
         if other != node and state.taken[row, other] == 0 and sim.scenarios.speed[scenario, other] >= speed:

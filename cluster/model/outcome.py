@@ -89,7 +89,7 @@ def overloaded(outcome: Outcome, scenarios: Scenarios) -> NDArray[np.bool_]:
 
     Args:
         outcome: What the simulation gave.
-        scenarios: What was played.
+        scenarios: What was run.
 
     Source: docs/simulator.md, "Overload".
     """

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..model.problem import Problem
 from ..model.scenarios import FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster, grid_cluster
 from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES
@@ -38,7 +39,7 @@ class _Draws(NamedTuple):
 
 def hetero64(
     scenarios: int, seed: int, *, first: int = 0, nodes: int = 8, jobs: int = 64, load: float | None = None
-) -> tuple[Cluster, Scenarios, FaultProcess, Rules]:
+) -> Problem:
     """Return scenarios of the preset: 8 nodes of 8 GPUs, 64 jobs that are all submitted at the start, or over time.
 
     In each scenario a random half of the nodes is 2.5 times as fast as the others, and a random node is a lemon with
@@ -67,7 +68,7 @@ def hetero64(
     drawn = _scenarios(cluster, draws)
     if load is not None:
         drawn = drawn._replace(submit_s=_arrivals_s(draws.gap, load, drawn.speed[0].sum() * GPUS_PER_NODE))
-    return cluster, drawn, fault_process(), rules()
+    return Problem(cluster, drawn, fault_process(), rules())
 
 
 def _arrivals_s(gap: NDArray[np.float64], load: float, capacity: float) -> NDArray[np.float64]:

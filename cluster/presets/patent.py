@@ -1,9 +1,10 @@
-"""The presets `source4` and `source64`, the setting of the source: identical GPUs that fail unequally often."""
+"""The presets `patent4` and `patent64`, the setting of the patent: identical GPUs that fail unequally often."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from ..model.problem import Problem
+from ..model.scenarios import Scenarios, fault_sources
 from ..model.topology import Cluster, grid_cluster
 from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES
 from .hetero64 import (
@@ -17,13 +18,13 @@ from .hetero64 import (
 )
 from .hetero64 import rules as hetero64_rules
 
-SOURCE_JOBS = {4: 16, 64: 64}  # jobs of each scenario, by the cluster's GPUs
+PATENT_JOBS = {4: 16, 64: 64}  # jobs of each scenario, by the cluster's GPUs
 HIGHEST_PER_S = LEMON_FACTOR * GPU_FAULTS_PER_S  # one fault in 60 h, as on the lemon of `hetero64`
 DECADES = 2.0
 GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
-def source(scenarios: int, seed: int, *, gpus: int, first: int = 0) -> tuple[Cluster, Scenarios, FaultProcess, Rules]:
+def patent(scenarios: int, seed: int, *, gpus: int, first: int = 0) -> Problem:
     """Return scenarios of the preset: a pool of GPUs of speed 1, all jobs submitted at the start, strict FIFO.
 
     Every GPU is a node of its own and nothing is charged for spreading a job, so that which GPUs a job gets matters
@@ -41,14 +42,14 @@ def source(scenarios: int, seed: int, *, gpus: int, first: int = 0) -> tuple[Clu
 
     Source: SPEC R2 to R5, R11.
     """
-    if scenarios < 1 or seed < 0 or first < 0 or gpus not in SOURCE_JOBS:
+    if scenarios < 1 or seed < 0 or first < 0 or gpus not in PATENT_JOBS:
         raise ValueError(
-            f"scenarios must be at least 1, seed and first at least 0, gpus one of {list(SOURCE_JOBS)}; "
+            f"scenarios must be at least 1, seed and first at least 0, gpus one of {list(PATENT_JOBS)}; "
             f"got {scenarios}, {seed}, {first}, {gpus}"
         )
     cluster = grid_cluster(gpus, 1)
     rules = hetero64_rules()._replace(node_penalty=0.0)
-    return cluster, _scenarios(cluster, scenarios, seed, first), fault_process(), rules
+    return Problem(cluster, _scenarios(cluster, scenarios, seed, first), fault_process(), rules)
 
 
 def hazards_per_s(gpus: int) -> NDArray[np.float64]:
@@ -63,7 +64,7 @@ def hazards_per_s(gpus: int) -> NDArray[np.float64]:
 
 
 def _scenarios(cluster: Cluster, scenarios: int, seed: int, first: int) -> Scenarios:
-    gpus, jobs = cluster.gpu_node.size, SOURCE_JOBS[cluster.gpu_node.size]
+    gpus, jobs = cluster.gpu_node.size, PATENT_JOBS[cluster.gpu_node.size]
     rows = numbered_draws(scenarios, seed, first, 1 + 3 * jobs)
     size, radius, angle = np.split(rows[:, 1:], 3, axis=1)
     sizes = JOB_GPUS[gpus >= 2 * JOB_GPUS]

@@ -15,7 +15,7 @@ from ..model.workload import Workload
 from ..workloads.windows import sample_windows
 from .cluster_file import ClusterSetup, draw_faults
 from .hetero64 import hetero64
-from .patent import SOURCE_JOBS, source
+from .patent import PATENT_JOBS, patent
 from .streams import Stream, stream
 
 WINDOW_JOBS = 96
@@ -28,7 +28,7 @@ GIB = 2**30
 MOST_BYTES = 10 * GIB
 # For each job of each scenario 44 bytes of what is given, 136 of state, and for each of 14 policies that are compared
 # 36 of outcome and 8 of JCT, some of it twice; for each GPU and node also what its fault source holds, and for each
-# node what the moves hold that are looked at.
+# node what the candidates hold that are looked at.
 SCENARIO_BYTES, JOB_BYTES, GPU_BYTES, NODE_BYTES = 1800, 950, 64, 520
 
 
@@ -60,19 +60,19 @@ def hetero64_problem(
         InputError: If they would take too much memory.
     """
     check_size(scenarios, jobs, 8 * nodes, nodes)
-    cluster, drawn, process, rules = hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load)
-    return Problem(cluster, drawn, process, regime.over(rules))
+    drawn = hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load)
+    return drawn._replace(rules=regime.over(drawn.rules))
 
 
-def source_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Problem:
-    """Return scenarios of the preset `source4` or `source64`, by the cluster's GPUs.
+def patent_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Problem:
+    """Return scenarios of the preset `patent4` or `patent64`, by the cluster's GPUs.
 
     Raises:
         InputError: If they would take too much memory.
     """
-    check_size(scenarios, SOURCE_JOBS[gpus], gpus, gpus)
-    cluster, drawn, process, rules = source(scenarios, seed, gpus=gpus)
-    return Problem(cluster, drawn, process, regime.over(rules))
+    check_size(scenarios, PATENT_JOBS[gpus], gpus, gpus)
+    drawn = patent(scenarios, seed, gpus=gpus)
+    return drawn._replace(rules=regime.over(drawn.rules))
 
 
 def window_problem(
@@ -89,7 +89,7 @@ def window_problem(
 ) -> Problem:
     """Return windows of a trace on clusters of the preset `hetero64`, several draws for each window.
 
-    Scenario i plays window i // runs.
+    Scenario i runs window i // runs.
 
     Args:
         workload: The whole trace.
@@ -175,7 +175,7 @@ def cluster_problem(
 ) -> Problem:
     """Return workloads on a cluster file's cluster, several draws of its faults for each.
 
-    Scenario i plays workload i // runs. Recorded faults, if given, take the place of the file's fault model; every
+    Scenario i runs workload i // runs. Recorded faults, if given, take the place of the file's fault model; every
     scenario meets the same ones. Policies then know the hazards of the cluster file; only if those are all 0, the mean
     rate of the recorded fleet.
 
@@ -209,7 +209,7 @@ def cluster_problem(
 def _known_hazard_per_s(setup: ClusterSetup, faults: FaultTrace) -> NDArray[np.float64]:
     """Return what policies know of recorded faults, shape (gpus,): what the cluster file says, if it says anything.
 
-    The mean rate of the trace comes from what is about to be played; no scheduler knows it beforehand.
+    The mean rate of the trace comes from what is about to be run; no scheduler knows it beforehand.
     """
     if (setup.hazard_per_s > 0.0).any():
         return setup.hazard_per_s

@@ -1,6 +1,6 @@
 """The event simulator: what happens between decisions (docs/simulator.md).
 
-`reset` puts a cluster at its beginning, `advance` plays it until a job is due, and then one of `start`, `pass_over`
+`reset` puts a cluster at its beginning, `advance` runs it until a job is due, and then one of `start`, `pass_over`
 (after a wait or a refused placement) answers. Where a real cluster says what happens instead
 (scheduler/mirror/cluster_mirror.py), it is told by `begin_moment` and then `finish`, `stop`, `take_out`, `bring_back`
 and `submit`, and `is_due` asks for the next decision.
@@ -421,7 +421,7 @@ def is_due(sim: Simulation, row: int) -> bool:
 
 @kernel
 def advance(sim: Simulation, row: int) -> bool:
-    """Play a row until a job is due; False when the last job has ended or the simulation is cut off.
+    """Run a row until a job is due; False when the last job has ended or the simulation is cut off.
 
     Raises:
         ValueError: If there is no such row, or it was not reset.

@@ -7,6 +7,7 @@ from ..dispatch.expected import note_start
 from ..dispatch.queue_index import forget_index
 from ..kernels.compiled import kernel
 from ..kernels.heap import push
+from ..model.problem import Problem
 from ..model.scenarios import EVERY_JOB, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster
 from ..state.state import Simulation
@@ -131,4 +132,4 @@ def empty_row(
         source_rate_per_s=rates,
         fault_seed=np.zeros(1, dtype=np.int64),
     )
-    return simulation_of(cluster, scenarios, process, rules, index_from=EVERY_JOB)
+    return simulation_of(Problem(cluster, scenarios, process, rules), index_from=EVERY_JOB)

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.outcome import Outcome
-from ..model.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, Scenarios
-from ..model.topology import Cluster
+from ..model.problem import Problem
+from ..model.scenarios import EVERY_JOB, ORDERS
 from ..state.border import sound_cluster, sound_process, sound_rules, sound_scenarios
 from ..state.state import INDEX_FROM, Log, Simulation, State, allocate_log, allocate_state, traits_of
 
@@ -13,40 +13,34 @@ FIFO = ORDERS["fifo"]
 
 
 def simulation_of(
-    cluster: Cluster,
-    scenarios: Scenarios,
-    process: FaultProcess,
-    rules: Rules,
+    problem: Problem,
     *,
     rows: int = 1,
     log: Log | None = None,
     index_from: int = INDEX_FROM,
 ) -> Simulation:
-    """Return a simulation of so many clusters at once, none of them reset.
+    """Return a simulation of clusters side by side, none of them reset: the one checked way into the kernels.
 
     Args:
-        cluster: The cluster that all rows share.
-        scenarios: What rows can play.
-        process: How faults come and go.
-        rules: Constants.
-        rows: Clusters that are played side by side.
+        problem: The cluster that all rows share, what they can run on it, its faults and rules.
+        rows: Clusters that are run side by side.
         log: Where the events of row 0 go; nowhere if left out.
         index_from: Length of a queue from which it has an index, more than any queue for never. It changes no result.
 
     Raises:
-        ValueError: If anything could not be played (cluster/state/border.py), such as a job that asks more GPUs than
+        ValueError: If anything could not be run (cluster/state/border.py), such as a job that asks more GPUs than
             the cluster has; naming the field.
     """
     if rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1")
-    cluster = sound_cluster(cluster)
-    scenarios = sound_scenarios(scenarios, cluster.gpu_node.size)
+    cluster, rules = sound_cluster(problem.cluster), sound_rules(problem.rules)
+    scenarios = sound_scenarios(problem.scenarios, cluster.gpu_node.size)
     return Simulation(
         cluster=cluster,
         scenarios=scenarios,
         traits=traits_of(cluster, scenarios),
-        process=sound_process(process),
-        rules=sound_rules(rules),
+        process=sound_process(problem.process),
+        rules=rules,
         state=allocate_state(cluster, scenarios, rows, EVERY_JOB if rules.order == FIFO else index_from),
         log=log or allocate_log(0, 0),
     )

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ..dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN
 from ..state.border import refuse
-from ..state.shapes import ANY, RANGES
-from ..state.state import Floats, Ints, Simulation, State
+from ..state.shapes import ANY, RANGES, Floats, Ints
+from ..state.state import Simulation, State
 from .engine import MOST_QUIET, MOST_STOPS
 
 # Of times and sums of them. No run comes near: traces end after 3,000 years, 1e11 s. Such a time is still finite as a
@@ -26,7 +26,7 @@ BOUNDED = (
 
 
 def sound_state(sim: Simulation, state: State) -> State:
-    """Return a state from which the rows of a simulation can be played on.
+    """Return a state from which the rows of a simulation can be run on.
 
     What only saves time, the index of the queue and the order of expected ends, is left out: it is found anew. So is
     the work since signals were last looked for.
@@ -59,9 +59,9 @@ def _check_ranges(sim: Simulation, state: State) -> None:
     counts = {
         "scenario": sim.scenarios.jobs.size, "job": state.guess_s.shape[1], "gpu": state.gpu_job.shape[1],
         "node": state.free.shape[1], "rack": sim.cluster.uplink_bytes_per_s.size, "source": state.source_s.shape[1],
-        "move": state.move_job.shape[1],
+        "candidate": state.candidate_job.shape[1],
     }  # fmt: skip
-    most = {"one": 1, "two": 2, "any": ANY, "job ahead": state.ahead_job.shape[1] - 1}
+    most = {"one": 1, "two": 2, "any": ANY, "job ahead": sim.scratch.ahead_job.shape[1] - 1}
     most |= {name: count - 1 for name, count in counts.items()} | {f"{name}s": count for name, count in counts.items()}
     for (least, kind), names in RANGES.items():
         for name in names:

@@ -1,7 +1,7 @@
 """The border of the kernels: what may enter them. Inside, nothing is looked at again.
 
-Values that no simulation could be played with would not end in an error there, but hang a kernel or write where it must
-not. Everything here is looked at once for a simulation or a call that plays one, never for an event.
+Values that no simulation could be run with would not end in an error there, but hang a kernel or write where it must
+not. Everything here is looked at once for a simulation or a call that runs one, never for an event.
 """
 
 import math
@@ -93,7 +93,7 @@ def _check_parts(of: str, whole: NDArray[np.int32], name: str, first: NDArray[np
 
 
 def sound_scenarios(scenarios: Scenarios, gpus: int) -> Scenarios:
-    """Return scenarios that can be played on a cluster of so many GPUs; of padded jobs nothing is asked.
+    """Return scenarios that can be run on a cluster of so many GPUs; of padded jobs nothing is asked.
 
     Raises:
         ValueError: Naming the first value that could not.
@@ -125,7 +125,7 @@ def sound_scenarios(scenarios: Scenarios, gpus: int) -> Scenarios:
 
 
 def sound_process(process: FaultProcess) -> FaultProcess:
-    """Return a fault process that can be played.
+    """Return a fault process that can be run.
 
     Raises:
         ValueError: If a number lies outside its range, or outages are not in order.
@@ -182,8 +182,8 @@ def sound_rules(rules: Rules) -> Rules:
     return rules
 
 
-def rows_to_play(sim: Simulation, scenarios: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the scenarios that the first rows are to play, as kernels read them.
+def rows_to_run(sim: Simulation, scenarios: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the scenarios that the first rows are to run, as kernels read them.
 
     Raises:
         ValueError: If they are more than the simulation has rows, or one is no scenario.
@@ -193,7 +193,7 @@ def rows_to_play(sim: Simulation, scenarios: NDArray[np.int64]) -> NDArray[np.in
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise ValueError(f"scenarios are {_short(given)}, expected a list of whole numbers")
     if given.size > rows:
-        raise ValueError(f"{given.size} scenarios cannot be played at once: the simulation has {rows} rows")
+        raise ValueError(f"{given.size} scenarios cannot be run at once: the simulation has {rows} rows")
     outside = np.flatnonzero((given < 0) | (given >= count))
     if outside.size:
         raise ValueError(f"there is no scenario {given[outside[0]]}, only 0 to {count - 1}")

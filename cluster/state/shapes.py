@@ -4,10 +4,16 @@ Kernels read through addresses and look at no bound, so whatever is of another s
 its end.
 """
 
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Floats = NDArray[np.float64]
+FieldsT = TypeVar("FieldsT", bound=tuple[Any, ...])  # a named tuple
 
 AXES: dict[str, dict[str, tuple[str, ...]]] = {
     "cluster": {
@@ -47,8 +53,8 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
         "index_young_place",
     ),
     (0, "job"): (
-        "current", "other_job", "move_job", "ahead_job", "run_heap", "ends_job", "index_leaf", "index_job",
-        "index_hidden_job", "index_young",
+        "current", "candidate_job", "run_heap", "ends_job", "index_leaf", "index_job", "index_hidden_job",
+        "index_young",
     ),
     (0, "jobs"): (
         "finished", "submitted", "queued", "running", "reserved_for", "index_first", "index_hidden",
@@ -56,31 +62,45 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     ),
     (-1, "gpu"): ("gpu_next", "first_gpu"),
     (0, "gpus"): (
-        "usable", "busy", "down", "extra", "need", "free", "taken", "trial_free", "ahead_gives", "ahead_free",
+        "usable", "busy", "down", "extra", "need", "free", "taken",
         "reserved_usable", "reserved_extra",
     ),
-    (0, "node"): ("trial_order", "trial_set", "best_set", "node_class", "offer_node", "move_node", "ahead_node"),
-    (0, "nodes"): ("picked_nodes", "trial_bit", "offer_size", "move_size", "ahead_size"),
+    (0, "node"): ("candidate_node",),
+    (0, "nodes"): ("picked_nodes", "candidate_size"),
     (-2, "rack"): ("picked_rack",),
     (0, "source"): ("source_heap",),
     (-1, "source"): ("source_place",),
     (0, "sources"): ("source_count",),
-    (0, "moves"): ("moves",),
-    (0, "job ahead"): ("ahead_order",),
+    (0, "candidates"): ("candidates",),
     (-2, "any"): ("waited", "rested"),
     (-1, "any"): ("moment", "passed", "reserved_moment", "index_moment"),
     (0, "any"): (
-        "quiet", "unlooked", "estimated", "job_events", "decisions", "offer_hole", "move_hole", "gpu_down", "source_k",
+        "quiet", "unlooked", "estimated", "job_events", "decisions", "candidate_hole", "gpu_down", "source_k",
         "stops", "index_from",
     ),
-    (-ANY - 1, "any"): ("offer_sign", "move_sign", "index_place"),
+    (-ANY - 1, "any"): ("candidate_sign", "index_place"),
 }  # fmt: skip
 
 
 def declared_dtype(annotation: Any) -> np.dtype[Any] | None:
     """Return the type of the elements that the annotation of an array says, None for a number."""
-    parameters = get_args(annotation)
+    parameters = get_args(get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation)
     return np.dtype(get_args(parameters[1])[0]) if parameters else None
+
+
+def zeros_of(fields: type[FieldsT], extents: Mapping[str, int]) -> FieldsT:
+    """Return a named tuple of arrays of zeros, each of the type and the axes that its annotation says.
+
+    Args:
+        fields: The named tuple, of which each field is `Annotated[array type, name of an axis, ...]`.
+        extents: How long each axis is, by its name.
+    """
+    arrays = {}
+    for name, annotation in fields.__annotations__.items():
+        _, *axes = get_args(annotation)
+        arrays[name] = np.zeros(tuple(extents[axis] for axis in axes), declared_dtype(annotation))
+    made: Callable[..., FieldsT] = fields  # which no type of named tuples says
+    return made(**arrays)
 
 
 def check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:

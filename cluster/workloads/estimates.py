@@ -46,11 +46,11 @@ def with_scenario_estimates(
 ) -> Scenarios:
     """Return scenarios with other estimates, as `with_estimates` gives them for each workload.
 
-    Scenarios that play the same workload share its estimates, and those of the first workloads do not depend on how
+    Scenarios that run the same workload share its estimates, and those of the first workloads do not depend on how
     many others there are.
 
     Args:
-        scenarios: What is played.
+        scenarios: What is run.
         kind: See `with_estimates`.
         sigma: See there.
         rng: See there.

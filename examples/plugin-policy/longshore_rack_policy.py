@@ -29,8 +29,8 @@ class OneRack:
                     take_node(sim, row, int(node))
         return True
 
-    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
-        """Play whole simulations, decision by decision: for `longshore simulate` and `longshore evaluate`."""
+    def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        """Run whole simulations, decision by decision: for `longshore simulate` and `longshore evaluate`."""
         for row, scenario in enumerate(scenarios):
             reset(sim, row, scenario)
             while advance(sim, row):

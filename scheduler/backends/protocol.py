@@ -45,7 +45,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuSeen:
+class GpuView:
     """A GPU as its node tells."""
 
     index: int
@@ -56,11 +56,11 @@ class GpuSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class NodeView:
     """A node as it answers."""
 
     name: str
-    gpus: tuple[GpuSeen, ...]
+    gpus: tuple[GpuView, ...]
     seen_s: float  # Unix time of its last answer
     slots: bool = False  # its GPUs are slots that only behave like GPUs
     takes_jobs: bool = True  # False where those that run there go on, but none may start
@@ -85,7 +85,7 @@ class Closes(Protocol):
         ...
 
 
-class Told(NamedTuple):
+class StepLines(NamedTuple):
     """What a rank told of its steps and checkpoints behind some offsets: whole lines, as docs/steps.md has them."""
 
     steps: bytes = b""
@@ -95,17 +95,17 @@ class Told(NamedTuple):
 
 
 @runtime_checkable
-class Tells(Protocol):
+class WritesSteps(Protocol):
     """What a backend may do as well: let jobs tell of their steps and checkpoints."""
 
-    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         """Return what each rank of an attempt has told since the last time; nothing of one that has not begun.
 
         Args:
             name: Of the attempt.
             placement: Its GPUs.
-            before: What it returned then, by rank; `Told()` for the first time. If much has come since, only the last
-                part of it is returned.
+            before: What it returned then, by rank; `StepLines()` for the first time. If much has come since, only the
+                last part of it is returned.
 
         Raises:
             BackendError: If that cannot be seen.
@@ -152,7 +152,7 @@ class Backend(Protocol):
         """What it promises."""
         ...
 
-    def observe(self) -> tuple[NodeSeen, ...]:
+    def observe(self) -> tuple[NodeView, ...]:
         """Return all its nodes, in cluster-file order.
 
         Raises:

@@ -8,8 +8,8 @@ from ...cluster.simulator.engine import live_through, next_time_s, reset, start
 from ...cluster.state.state import Simulation
 from ..model.gpu_index import Layout
 from ..model.placement import Placement
-from ..model.run import RankEnd, Run, Status
-from .protocol import Attempt, CannotHonourError, Capabilities, GpuSeen, NodeSeen
+from ..model.run import EndedBy, RankEnd, Run, Status
+from .protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView
 
 ROW = 0
 PROGRESS = {"step": 1.0}  # a simulated job never stands still
@@ -51,13 +51,13 @@ class SimulatedBackend:
         """Let everything happen that happens at the next moment."""
         live_through(self.sim, ROW, time_s)
 
-    def observe(self) -> tuple[NodeSeen, ...]:
+    def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes."""
         down = self.sim.state.gpu_down[ROW] > 0
         first, seen = 0, []
         for node, gpus in self.layout.nodes.items():
-            healthy = tuple(GpuSeen(index, healthy=not down[first + index]) for index in range(gpus))
-            seen.append(NodeSeen(node, healthy, self.now_s, slots=True))
+            healthy = tuple(GpuView(index, healthy=not down[first + index]) for index in range(gpus))
+            seen.append(NodeView(node, healthy, self.now_s, slots=True))
             first += gpus
         return tuple(seen)
 
@@ -88,7 +88,7 @@ class SimulatedBackend:
             return Status(Run.ABSENT)
         (job, stops), state = self._number[name], self.sim.state
         if state.stops[ROW, job] > stops:
-            return Status(Run.EXITED, (RankEnd(0, 0, 9, self.now_s),), "node fault", progress=PROGRESS)
+            return Status(Run.EXITED, (RankEnd(0, 0, 9, self.now_s),), EndedBy.NODE_FAULT, progress=PROGRESS)
         if state.finish_s[ROW, job] > 0.0:
             return Status(Run.EXITED)
         return Status(Run.RUNNING, started_s=float(state.start_s[ROW, job]))

@@ -8,6 +8,7 @@ from functools import partial
 
 from ...cluster.files.errors import BackendError
 from ...cluster.kernels.counter_random import uniform
+from ..backends.asking import ask
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError
 from ..model.error_words import words_of
 from ..model.event import NewEvent
@@ -15,31 +16,23 @@ from ..model.job import JobRow
 from ..model.run import Run, Status
 from ..model.states import AfterStop, AttemptState, Contact, Desired, JobState
 from ..model.stored_spec import stored_job, stored_or_usual
-from ..rules.attempt_step import ENDED, WISHED, WISHES, Do, Seen, Step, Verdict, is_over, next_step
+from ..rules.attempt_step import ENDED, WISHED, WISHES, AttemptView, Do, Step, Verdict, is_over, next_step
+from ..rules.job_step import release_step
 from ..rules.progress import HURRIED, HURRIED_S, SAVED, Came, how_far
 from ..rules.retry_policy import ExitClass, Outcome, class_of, outcome_of
 from ..store.rows.attempts import LAUNCH, AttemptRow, get_attempt
 from ..store.rows.checkpoints import latest_before
 from ..store.rows.jobs import JobColumns
-from .asking import ask
+from .admission import line_up
 from .health_actions import judge_steps, take_last_look
-from .lining_up import line_up
 from .quarantine import drain, give_up
 from .rehydrate import used_by
-from .state_cache import WRITER, Book
+from .state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)
 
 LAUNCH_S = 5.0  # after which the lease is renewed before more is launched
 CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
-
-AFTER: dict[AfterStop, JobState] = {
-    AfterStop.RETRY: JobState.QUEUED,
-    AfterStop.HOLD: JobState.HELD,
-    AfterStop.SUCCEED: JobState.SUCCEEDED,
-    AfterStop.FAIL: JobState.FAILED,
-    AfterStop.CANCEL: JobState.CANCELLED,
-}
 
 
 def attempt_name(row: AttemptRow) -> str:
@@ -65,95 +58,95 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> 
     )
 
 
-def settle(book: Book, now_s: float, jobs: Collection[str] | None = None) -> None:
+def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None) -> None:
     """Take attempts as far as they go, all at the same pace: what was done is stored before the next step.
 
     Args:
-        book: What the scheduler knows.
+        cache: What the scheduler knows.
         now_s: The present.
         jobs: Whose attempts; all if left out.
     """
-    wanted = book.attempts if jobs is None else jobs
-    names = {job: attempt_name(book.attempts[job]) for job in wanted if not book.errors.rests(job, now_s)}
-    statuses = _statuses(book, names)
-    for row in list(book.left) if jobs is None else ():
-        _try(book, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
-    book.write(now_s)
+    wanted = cache.attempts if jobs is None else jobs
+    names = {job: attempt_name(cache.attempts[job]) for job in wanted if not cache.errors.rests(job, now_s)}
+    statuses = _statuses(cache, names)
+    for row in list(cache.left) if jobs is None else ():
+        _try(cache, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
+    cache.write(now_s)
     until, unreachable = time.monotonic() + LAUNCH_S, Status(Run.UNREACHABLE)
-    hurt, cut_off = ({book.live.holder(gpu) for gpu in gpus} for gpus in (book.health.faulty, book.health.down))
-    verdicts = {} if jobs is not None else judge_steps(book, names, statuses, cut_off, now_s)
+    hurt, cut_off = ({cache.mirror.holder(gpu) for gpu in gpus} for gpus in (cache.health.faulty, cache.health.down))
+    verdicts = {} if jobs is not None else judge_steps(cache, names, statuses, cut_off, now_s)
     # In the order of submission, and those without an open job, which only have to be closed, last.
-    going = sorted(names, key=lambda job: book.jobs[job].submit_seq if job in book.jobs else 1 << 62)
+    going = sorted(names, key=lambda job: cache.jobs[job].submit_seq if job in cache.jobs else 1 << 62)
     while going:
         again = []
         for job in going:
-            row = book.attempts[job]
+            row = cache.attempts[job]
             status = statuses.get(names[job], unreachable)
-            if row.backend != book.parts.backend_name:  # What another was asked to start, this one knows nothing of.
-                status = replace(unreachable, reason=f"it is known to {row.backend}, not to {book.parts.backend_name}")
+            if row.backend != cache.parts.backend_name:  # What another was asked to start, this one knows nothing of.
+                status = replace(unreachable, words=f"it is known to {row.backend}, not to {cache.parts.backend_name}")
             if row.state is AttemptState.RESERVED and time.monotonic() > until:
                 continue  # the next look launches it, and the lease is renewed before that
             told = verdicts.get(job)
-            if _try(book, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off, verdict=told):
+            if _try(cache, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off, verdict=told):
                 again.append(job)
-        book.write(now_s)
+        cache.write(now_s)
         going = again
 
 
 def _try(
-    book: Book, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool, is_cut_off: bool,
+    cache: StateCache, row: AttemptRow, status: Status, now_s: float, *, has_fault: bool, is_cut_off: bool,
     verdict: Verdict | None = None,
 ) -> bool:  # fmt: skip
     """Take one step with an attempt; one that the backend does not take is tried again at the next look."""
-    with book.about(row.job_id, now_s, what="looking", step=row.state):
+    with cache.about(row.job_id, now_s, what="looking", step=row.state):
         try:
-            if book.errors.is_failing(row.job_id) and row.job_id in book.jobs and _is_at_its_end(book, row, status):
-                return _let_go(book, row, status, now_s)
-            seen = _seen(book, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
-            before = book.mark()
-            goes_on = _step(book, row, seen, now_s)
-            if book.mark() != before:
-                book.errors.took(row.job_id, "looking", row.state, now_s)
+            if cache.errors.is_failing(row.job_id) and row.job_id in cache.jobs and _is_at_its_end(cache, row, status):
+                return _let_go(cache, row, status, now_s)
+            view = _view(cache, row, status)._replace(has_fault=has_fault, is_cut_off=is_cut_off, verdict=verdict)
+            before = cache.mark()
+            goes_on = _step(cache, row, view, now_s)
+            if cache.mark() != before:
+                cache.errors.took(row.job_id, "looking", row.state, now_s)
             if status.run is not Run.UNREACHABLE:
-                book.errors.went_well(row.job_id)
+                cache.errors.went_well(row.job_id)
             return goes_on
         except BackendError as error:
             log.warning("attempt %s: %s", attempt_name(row), error)
     return False
 
 
-def _is_at_its_end(book: Book, row: AttemptRow, status: Status) -> bool:
+def _is_at_its_end(cache: StateCache, row: AttemptRow, status: Status) -> bool:
     """Say whether an attempt is not to run on, or does not: one that runs is left alone whatever goes wrong."""
-    is_over_or_unwanted = status.run in ENDED or book.jobs[row.job_id].desired is not Desired.RUN
+    is_over_or_unwanted = status.run in ENDED or cache.jobs[row.job_id].desired is not Desired.RUN
     return row.state is not AttemptState.RUNNING or is_over_or_unwanted
 
 
-def _let_go(book: Book, row: AttemptRow, status: Status, now_s: float) -> bool:
+def _let_go(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> bool:
     """Bring an attempt of a job that cannot be handled to its end by the shortest way, and return whether it goes on.
 
     One that ran is drained; all that follows is then tried as ever, and if that fails too, its GPUs are freed on proof.
     """
-    name, backend = attempt_name(row), book.parts.backend
+    name, backend = attempt_name(row), cache.parts.backend
     if row.state is AttemptState.RUNNING:
-        desired = book.jobs[row.job_id].desired
-        drain(book, row, WISHED[desired] if desired in WISHES else class_of(status)[1], now_s, WISHES.get(desired))
+        desired = cache.jobs[row.job_id].desired
+        drain(cache, row, WISHED[desired] if desired in WISHES else class_of(status)[1], now_s, WISHES.get(desired))
         return True
     if row.state is not AttemptState.DRAINING or status.run is Run.UNREACHABLE:
         return False
-    if is_over(status.run, is_cancelled=name in book.cancelled) and ask(partial(backend.released, name)):
-        give_up(book, row, now_s)
+    if is_over(status.run, is_cancelled=name in cache.cancelled) and ask(partial(backend.released, name)):
+        give_up(cache, row, now_s)
         return True
-    ask(partial(backend.cancel, name, book.jobs[row.job_id].cause))
-    book.cancelled.add(name)
+    ask(partial(backend.cancel, name, cache.jobs[row.job_id].cause))
+    cache.cancelled.add(name)
     return False
 
 
-def _statuses(book: Book, names: Mapping[str, str]) -> dict[str, Status]:
+def _statuses(cache: StateCache, names: Mapping[str, str]) -> dict[str, Status]:
     """Return what the backend says of attempts, by their names; of each alone if one of them brings it to fall.
 
     An error says nothing of an attempt but that it cannot be reached, and is no fault of its job.
     """
-    backend = book.parts.backend
+    backend = cache.parts.backend
     try:
         return backend.statuses(tuple(names.values()))
     except BackendError as error:
@@ -166,144 +159,142 @@ def _statuses(book: Book, names: Mapping[str, str]) -> dict[str, Status]:
         try:
             statuses[name] = ask(partial(backend.status, name))
         except BackendError as error:
-            statuses[name] = Status(Run.UNREACHABLE, reason=str(error))
+            statuses[name] = Status(Run.UNREACHABLE, words=str(error))
     return statuses
 
 
-def _step(book: Book, row: AttemptRow, seen: Seen, now_s: float) -> bool:
+def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -> bool:
     """Take one step with an attempt, and return whether another may follow at once."""
-    step = next_step(seen, now_s)
+    step = next_step(view, now_s)
     if step.contact is not row.contact:
-        cause = seen.status.reason or "no answer" if step.contact is Contact.UNKNOWN else "it answers"
-        book.set_contact(row, step.contact, cause, now_s)
+        cause = view.status.reason or "no answer" if step.contact is Contact.UNKNOWN else "it answers"
+        cache.set_contact(row, step.contact, cause, now_s)
         return True
     if step.do is Do.NOTHING:
         return False
     if step.do is Do.LAUNCH:
-        return _launch(book, row, now_s)
+        return _launch(cache, row, now_s)
     if step.do is Do.CANCEL:
-        first = attempt_name(row) not in book.cancelled
-        ask(partial(book.parts.backend.cancel, attempt_name(row), book.jobs[row.job_id].cause))
-        book.cancelled.add(attempt_name(row))
-        return first and seen.status.run is Run.ABSENT
+        first = attempt_name(row) not in cache.cancelled
+        ask(partial(cache.parts.backend.cancel, attempt_name(row), cache.jobs[row.job_id].cause))
+        cache.cancelled.add(attempt_name(row))
+        return first and view.status.run is Run.ABSENT
     if step.do is Do.CLOSE:
-        return _close(book, row, now_s)
+        return _close(cache, row, now_s)
     if step.do is Do.RELEASE:
-        _release(book, row, seen.status, now_s)
+        _release(cache, row, view.status, now_s)
     else:
-        _change_both(book, row, step, now_s)
-        if seen.verdict is not None and step.after is seen.verdict.after:  # and not for another reason
+        _change_both(cache, row, step, now_s)
+        if view.verdict is not None and step.after is view.verdict.after:  # and not for another reason
             log.warning("attempt %s: %s", attempt_name(row), step.cause)
-            book.tell(seen.verdict.event, seen.verdict.out_of_service)
+            cache.tell(view.verdict.event, view.verdict.out_of_service)
     return True
 
 
-def _seen(book: Book, row: AttemptRow, status: Status) -> Seen:
-    job = book.jobs.get(row.job_id)
+def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
+    job = cache.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
-    return Seen(
+    return AttemptView(
         desired=Desired.RUN if job is None else job.desired,
         state=row.state,
         opened_s=row.opened_s,
         status=status,
-        is_gone=drains and ask(partial(book.parts.backend.released, attempt_name(row))),
-        is_cancelled=attempt_name(row) in book.cancelled,
+        is_gone=drains and ask(partial(cache.parts.backend.released, attempt_name(row))),
+        is_cancelled=attempt_name(row) in cache.cancelled,
         has_fault=False,
-        launch_error=book.launches.words(attempt_name(row)),
+        launch_error=cache.launches.words(attempt_name(row)),
     )
 
 
-def _launch(book: Book, row: AttemptRow, now_s: float) -> bool:
+def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     """Ask the backend to start an attempt; one that it will never start is stopped, and others are tried again."""
     name = attempt_name(row)
-    if not book.launches.is_due(name, now_s):
+    if not cache.launches.is_due(name, now_s):
         return False
     try:
-        attempt = attempt_of(book.jobs[row.job_id], row, _begins_with(book, row))
-        ask(partial(book.parts.backend.launch, attempt, row.placement))
+        attempt = attempt_of(cache.jobs[row.job_id], row, _begins_with(cache, row))
+        ask(partial(cache.parts.backend.launch, attempt, row.placement))
     except (CannotHonourError, RefusedError) as error:
         # Other GPUs, or the same a little later, may do; a program that is not there will not come.
         after = AfterStop.RETRY if isinstance(error, CannotHonourError) else AfterStop.FAIL
-        _change_both(book, row, Step(Do.STOP, str(error), after), now_s)
+        _change_both(cache, row, Step(Do.STOP, str(error), after), now_s)
         return True
     except BackendError as error:
-        if book.launches.fail(name, str(error), now_s):
+        if cache.launches.fail(name, str(error), now_s):
             words = f"not launched yet: {error}"
-            book.tell(NewEvent(LAUNCH, WRITER, now_s, row.job_id, row.number, cause=words), {})
+            cache.tell(NewEvent(LAUNCH, WRITER, now_s, row.job_id, row.number, cause=words), {})
         raise
-    book.launches.end(name)
+    cache.launches.end(name)
     if row.state is AttemptState.RESERVED:
-        book.change_attempt(row, AttemptState.LAUNCHED, "launched", now_s)
+        cache.change_attempt(row, AttemptState.LAUNCHED, "launched", now_s)
     return False
 
 
-def _begins_with(book: Book, row: AttemptRow) -> dict[str, str]:
+def _begins_with(cache: StateCache, row: AttemptRow) -> dict[str, str]:
     """Return what tells an attempt of the checkpoint that it can go on from."""
     if row.number == 1:
         return {}
-    with book.parts.store.read() as tx:
+    with cache.parts.store.read() as tx:
         last = latest_before(tx, row.job_id, row.number)
     return {} if last is None else {"LONGSHORE_CHECKPOINT": last.path}
 
 
-def _change_both(book: Book, row: AttemptRow, step: Step, now_s: float) -> None:
+def _change_both(cache: StateCache, row: AttemptRow, step: Step, now_s: float) -> None:
     """Let an attempt and its job run, or drain and stop."""
-    job = book.jobs[row.job_id]
+    job = cache.jobs[row.job_id]
     if step.do is Do.RUN:
-        book.change_attempt(row, AttemptState.RUNNING, step.cause, now_s, started_s=now_s)
-        book.change_job(job, JobState.RUNNING, step.cause, now_s, after_stop=step.after)
+        cache.change_attempt(row, AttemptState.RUNNING, step.cause, now_s, started_s=now_s)
+        cache.change_job(job, JobState.RUNNING, step.cause, now_s, after_stop=step.after)
     else:
-        drain(book, row, step.cause, now_s, step.after)
+        drain(cache, row, step.cause, now_s, step.after)
 
 
-def _close(book: Book, row: AttemptRow, now_s: float) -> bool:
+def _close(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     """Let the backend forget an attempt; what goes wrong never changes the job's outcome."""
     name = attempt_name(row)
-    if now_s < book.close_after_s.get(name, now_s):
+    if now_s < cache.close_after_s.get(name, now_s):
         return False
     try:
-        ask(partial(book.parts.backend.forget, name))
+        ask(partial(cache.parts.backend.forget, name))
     except BackendError as error:
-        book.close_after_s[name] = now_s + CLOSE_AGAIN_S
+        cache.close_after_s[name] = now_s + CLOSE_AGAIN_S
         if row.cleanup_error:  # told once, whatever its words are the next time
             raise
-        book.note_cleanup(row, str(error), now_s)
+        cache.note_cleanup(row, str(error), now_s)
         return False
-    book.cancelled.discard(name)
-    book.close_after_s.pop(name, None)
-    book.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
+    cache.cancelled.discard(name)
+    cache.close_after_s.pop(name, None)
+    cache.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
     return False
 
 
-def _release(book: Book, row: AttemptRow, status: Status, now_s: float) -> None:
+def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -> None:
     """Free an attempt's GPUs, and settle what becomes of its job."""
-    job = book.jobs[row.job_id]
+    job = cache.jobs[row.job_id]
     kept_s = status.progress.get(SAVED)
-    look = take_last_look(book, row, attempt_name(row), now_s)
+    look = take_last_look(cache, row, attempt_name(row), now_s)
     ran_s = 0.0 if row.started_s is None else now_s - row.started_s
     came = how_far(look, status.progress, job.reached_step, ran_s)
-    book.happens(now_s)
-    book.launches.end(attempt_name(row))
-    outcome = _outcome(book, job, row, status, came, now_s)
+    cache.happens(now_s)
+    cache.launches.end(attempt_name(row))
+    outcome = _outcome(cache, job, row, status, came, now_s)
+    release = release_step(job, outcome)
     columns = _columns(outcome, now_s) | JobColumns(reached_step=came.step)
-    if outcome.after in (AfterStop.RETRY, AfterStop.HOLD):
-        columns |= book.stop(job.id, kept_s)
-        by_rule = outcome.after is AfterStop.HOLD and job.after_stop is not AfterStop.HOLD
-        if by_rule and job.desired is Desired.RUN:
-            # Nobody asked for this hold: it stays until its owner wants it to run, once more.
-            columns["desired"] = Desired.HOLD
-        is_unwanted = job.desired is not Desired.RUN  # wanted otherwise while it was being stopped
-        if outcome.after is AfterStop.HOLD or outcome.wait_s > 0.0 or is_unwanted:
-            book.leave(job.id)
+    if release.now in (JobState.QUEUED, JobState.HELD):
+        columns |= cache.stop(job.id, kept_s)
+        if release.desired is not None:
+            columns["desired"] = release.desired
+        if not release.stays:
+            cache.leave(job.id)
     else:
-        book.finish(job.id)
-    book.change_attempt(
+        cache.finish(job.id)
+    cache.change_attempt(
         row, AttemptState.RELEASED, outcome.cause, now_s, outcome=str(outcome.exit_class), ended_s=now_s,
         ends=status.ends,
     )  # fmt: skip
-    book.change_job(job, AFTER[outcome.after], outcome.cause, now_s, **columns)
-    if book.live.has(job.id):
-        line_up(book.live, book.jobs, job.id)
+    cache.change_job(job, release.now, outcome.cause, now_s, **columns)
+    if cache.mirror.has(job.id):
+        line_up(cache.mirror, cache.jobs, job.id)
 
 
 def _columns(outcome: Outcome, now_s: float) -> JobColumns:
@@ -315,12 +306,12 @@ def _columns(outcome: Outcome, now_s: float) -> JobColumns:
     )  # fmt: skip
 
 
-def _outcome(book: Book, job: JobRow, row: AttemptRow, status: Status, came: Came, now_s: float) -> Outcome:
+def _outcome(cache: StateCache, job: JobRow, row: AttemptRow, status: Status, came: Came, now_s: float) -> Outcome:
     retry = stored_or_usual(job.spec).retry
     share = float(uniform(job.submit_seq, row.number, 0))
     if row.started_s is not None:  # What was lost may not tell any more that it ran.
         status = replace(status, started_s=row.started_s)
-    used = used_by(job) if _is_hurried(book, row, now_s) else came.left_of(used_by(job))
+    used = used_by(job) if _is_hurried(cache, row, now_s) else came.left_of(used_by(job))
     found = outcome_of(
         status, job.after_stop, retry.tries(), used, job.no_progress,
         progressed=came.made_progress, wait_share=share, most_stuck=retry.no_progress,
@@ -332,10 +323,10 @@ def _outcome(book: Book, job: JobRow, row: AttemptRow, status: Status, came: Cam
     return replace(found, cause=job.cause) if stopped else found
 
 
-def _is_hurried(book: Book, row: AttemptRow, now_s: float) -> bool:
+def _is_hurried(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     """Say whether a job has begun so often of late that it is more likely to be broken than to come further."""
     if row.number < HURRIED:
         return False
-    with book.parts.store.read() as tx:
+    with cache.parts.store.read() as tx:
         earlier = get_attempt(tx, row.job_id, row.number - HURRIED + 1)
     return earlier is not None and now_s - earlier.opened_s < HURRIED_S

@@ -17,7 +17,7 @@ from ..model.job_spec import LEAST_S, YEAR_S, Retry, Sbatch, StoredJob
 from ..model.states import FINAL, Desired
 from ..store.rows.jobs import MANY, NewJob, get_jobs, insert_job, set_desired
 from ..store.rows.leases import check_fence
-from .state_cache import Book, Parts
+from .state_cache import Parts, StateCache
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ MOST_NAME = 40  # characters of a job's name
 RETRY = Retry(infra=1000, resource=0, asked=0, ambiguous=0)
 
 
-class Intake:
+class ExternalJobs:
     """Takes in what comes to the backend by its own way.
 
     Args:
@@ -42,7 +42,7 @@ class Intake:
         self._seen: Sequence[Held] | None = None
         self._ended: set[str] = set()  # jobs in a final state that the backend still knows
 
-    def look(self, book: Book, now_s: float) -> None:
+    def look(self, cache: StateCache, now_s: float) -> None:
         """Store what has come to the backend or was cancelled there, and end there what has ended here.
 
         Raises:
@@ -53,26 +53,30 @@ class Intake:
         try:
             held = self._backend.held()
             if held is not self._seen:
-                self._take_in(book, held, now_s)
+                self._take_in(cache, held, now_s)
                 self._seen = held
-            self._discard(self._backend, held, {it.id for it in book.jobs.values() if it.desired is Desired.CANCEL})
+            self._discard(self._backend, held, {it.id for it in cache.jobs.values() if it.desired is Desired.CANCEL})
         except BackendError as error:
             log.warning("what the backend holds cannot be kept up with: %s", error)
 
-    def _take_in(self, book: Book, held: Sequence[Held], now_s: float) -> None:
-        strangers = [it.job for it in held if it.job not in book.jobs and it.job not in self._ended]
+    def _take_in(self, cache: StateCache, held: Sequence[Held], now_s: float) -> None:
+        unknown_attempts = [it.job for it in held if it.job not in cache.jobs and it.job not in self._ended]
         with self._parts.store.read() as tx:
-            rows = [row for at in range(0, len(strangers), MANY) for row in get_jobs(tx, strangers[at : at + MANY])]
+            rows = [
+                row
+                for at in range(0, len(unknown_attempts), MANY)
+                for row in get_jobs(tx, unknown_attempts[at : at + MANY])
+            ]
         stored = {row.id for row in rows}
         self._ended = (self._ended | {row.id for row in rows if row.state in FINAL}) & {it.job for it in held}
-        unknown = (it for it in held if it.job in strangers and it.job not in stored and not it.is_over)
+        unknown = (it for it in held if it.job in unknown_attempts and it.job not in stored and not it.is_over)
         new = [job for it in unknown if (job := _job_of(it)) is not None]
         cancelled = [
             it.job for it in held
-            if it.is_cancelled and it.job in book.jobs and book.jobs[it.job].desired is not Desired.CANCEL
+            if it.is_cancelled and it.job in cache.jobs and cache.jobs[it.job].desired is not Desired.CANCEL
         ]  # fmt: skip
         if new or cancelled:
-            self._parts.store.write(lambda tx: _write(tx, book.fence, new, cancelled, now_s))
+            self._parts.store.write(lambda tx: _write(tx, cache.fence, new, cancelled, now_s))
 
     def _discard(self, backend: Holds, held: Iterable[Held], unwanted: Collection[str]) -> None:
         """End at the backend what has ended here, or is to: an attempt of it may not be stopped by less.

@@ -29,7 +29,7 @@ from ..store.rows.leases import check_fence
 from ..store.rows.nodes import list_nodes
 from .job_errors import OF_NO_JOB, SpoiledError
 from .rehydrate import goes_first
-from .state_cache import WRITER, Book
+from .state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,16 @@ class _Notes:
 
 
 def judge_steps(
-    book: Book, names: Mapping[str, str], statuses: Mapping[str, Status], cut_off: Collection[str | None], now_s: float
+    cache: StateCache,
+    names: Mapping[str, str],
+    statuses: Mapping[str, Status],
+    cut_off: Collection[str | None],
+    now_s: float,
 ) -> dict[str, Verdict]:
     """Take in what running jobs have told, write down what follows, and return those that are not to run on.
 
     Args:
-        book: What the scheduler knows.
+        cache: What the scheduler knows.
         names: What the backend knows each job's attempt by.
         statuses: What it says of them.
         cut_off: Jobs with a node that is down.
@@ -72,42 +76,42 @@ def judge_steps(
     Raises:
         StoreError: If it cannot be written down.
     """
-    steps = book.parts.monitor.steps
+    steps = cache.parts.monitor.steps
     if not steps.can_tell:
         return {}
     running = [
-        Running(job, name, book.attempts[job].placement, frozenset(end.rank for end in statuses[name].ends))
+        Running(job, name, cache.attempts[job].placement, frozenset(end.rank for end in statuses[name].ends))
         for job, name in names.items()
-        if job not in cut_off and _runs(book, book.attempts[job], statuses.get(name))
+        if job not in cut_off and _runs(cache, cache.attempts[job], statuses.get(name))
     ]
-    going = {name for job, name in names.items() if book.attempts[job].state is AttemptState.RUNNING}
-    found = steps.look(running, going, partial(_watching_of, book), now_s, partial(book.about, now_s=now_s))
+    going = {name for job, name in names.items() if cache.attempts[job].state is AttemptState.RUNNING}
+    found = steps.look(running, going, partial(_watching_of, cache), now_s, partial(cache.about, now_s=now_s))
     if not any(found):
         return {}
     notes, verdicts = _Notes(), dict[str, Verdict]()
     for job, name in names.items():  # one that has ended meanwhile had a last look
-        with book.about(job, now_s):
-            notes.saved += _rows(book.attempts[job], found.saved.get(name, ()), now_s)
+        with cache.about(job, now_s):
+            notes.saved += _rows(cache.attempts[job], found.saved.get(name, ()), now_s)
     for job, hang in found.hangs.items():
-        with book.about(job, now_s):
+        with cache.about(job, now_s):
             cause = _words_on_hang(hang)
-            event = _event(book.attempts[job], SlowWord.HUNG, cause, now_s)
+            event = _event(cache.attempts[job], SlowWord.HUNG, cause, now_s)
             verdicts[job] = Verdict(cause, AfterStop.HUNG, event)
-    _judge_slow(book, found, notes, verdicts, now_s)
-    _write(book, notes, now_s)
+    _judge_slow(cache, found, notes, verdicts, now_s)
+    _write(cache, notes, now_s)
     steps.written()
     return verdicts
 
 
-def take_last_look(book: Book, row: AttemptRow, name: str, now_s: float) -> LastLook:
+def take_last_look(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> LastLook:
     """Take in what an attempt that has ended told at last, and return how far it came by what it told.
 
     Raises:
         StoreError: If it cannot be written down.
     """
-    end = book.parts.monitor.steps.end(Running(row.job_id, name, row.placement))
-    _write(book, _Notes(saved=_rows(row, end.saved, now_s)), now_s)
-    with book.parts.store.read() as tx:
+    end = cache.parts.monitor.steps.end(Running(row.job_id, name, row.placement))
+    _write(cache, _Notes(saved=_rows(row, end.saved, now_s)), now_s)
+    with cache.parts.store.read() as tx:
         kept = checkpoints_of(tx, row.job_id)
     mine = max((it.step for it in kept if it.number == row.number), default=-1)
     before = [it.step for it in kept if it.number < row.number]  # the first is what it began with
@@ -119,14 +123,14 @@ def take_last_look(book: Book, row: AttemptRow, name: str, now_s: float) -> Last
     )
 
 
-def _runs(book: Book, row: AttemptRow, status: Status | None) -> bool:
+def _runs(cache: StateCache, row: AttemptRow, status: Status | None) -> bool:
     reached = row.state is AttemptState.RUNNING and row.contact is Contact.OK
-    is_told = status is not None and status.run is Run.RUNNING and row.backend == book.parts.backend_name
-    return reached and is_told and not book.errors.is_failing(row.job_id)
+    is_told = status is not None and status.run is Run.RUNNING and row.backend == cache.parts.backend_name
+    return reached and is_told and not cache.errors.is_failing(row.job_id)
 
 
-def _watching_of(book: Book, job: str) -> Watching:
-    return stored_or_usual(book.jobs[job].spec).health.watching()
+def _watching_of(cache: StateCache, job: str) -> Watching:
+    return stored_or_usual(cache.jobs[job].spec).health.watching()
 
 
 def _rows(row: AttemptRow, saved: Sequence[Saved], now_s: float) -> list[CheckpointRow]:
@@ -134,7 +138,7 @@ def _rows(row: AttemptRow, saved: Sequence[Saved], now_s: float) -> list[Checkpo
 
 
 def _judge_slow(
-    book: Book, found: Findings, notes: _Notes, verdicts: dict[str, Verdict], now_s: float
+    cache: StateCache, found: Findings, notes: _Notes, verdicts: dict[str, Verdict], now_s: float
 ) -> None:  # fmt: skip
     if found.shared:
         text = (
@@ -145,17 +149,17 @@ def _judge_slow(
             NewEvent(HEALTH, WRITER, now_s, now=SlowWord.ALARM, cause=text, data={"jobs": sorted(found.shared)})
         )
     for job in found.steady:
-        notes.events.append(_event(book.attempts[job], SlowWord.STEADY, "steps take as long as they did", now_s))
+        notes.events.append(_event(cache.attempts[job], SlowWord.STEADY, "steps take as long as they did", now_s))
     for job, slow in found.slow.items():
-        with book.about(job, now_s):
-            _judge_one(book, job, slow, notes, verdicts, now_s)
+        with cache.about(job, now_s):
+            _judge_one(cache, job, slow, notes, verdicts, now_s)
 
 
 def _judge_one(
-    book: Book, job: str, slow: Slow, notes: _Notes, verdicts: dict[str, Verdict], now_s: float
+    cache: StateCache, job: str, slow: Slow, notes: _Notes, verdicts: dict[str, Verdict], now_s: float
 ) -> None:  # fmt: skip
-    row = book.attempts[job]
-    against = _against_moving(book, row, slow, verdicts, now_s)
+    row = cache.attempts[job]
+    against = _against_moving(cache, row, slow, verdicts, now_s)
     if slow.slowness.checks == CHECKS:
         notes.events.append(_event(row, SlowWord.SLOW, _words_on(slow, against), now_s, slow))
     if not against and job not in verdicts:
@@ -166,10 +170,10 @@ def _judge_one(
 
 
 def _against_moving(
-    book: Book, row: AttemptRow, slow: Slow, verdicts: Mapping[str, Verdict], now_s: float
+    cache: StateCache, row: AttemptRow, slow: Slow, verdicts: Mapping[str, Verdict], now_s: float
 ) -> str:  # fmt: skip
     """Return why a slow job is not moved, "" if it is."""
-    job, told = book.jobs[row.job_id], slow.slowness
+    job, told = cache.jobs[row.job_id], slow.slowness
     if slow.is_shared:
         return "many became slow with it"
     if not slow.nodes:
@@ -178,24 +182,24 @@ def _against_moving(
         return "nothing better came in time"
     if now_s - row.contact_since_s < IN_CONTACT_S:
         return "it was out of reach a short while ago"
-    waiting = (it for it in book.jobs.values() if it.state is JobState.QUEUED and it.id not in book.outside)
+    waiting = (it for it in cache.jobs.values() if it.state is JobState.QUEUED and it.id not in cache.outside)
     if any((it.priority, goes_first(it)) >= (job.priority, True) for it in waiting):
         return "a job that goes before it waits"
     if any(it.after is AfterStop.RELOCATE for it in verdicts.values()):
         return "another job moves"
-    return _against_leaving(book, row, slow, now_s) or _against_setting_aside(book, row, slow, now_s)
+    return _against_leaving(cache, row, slow, now_s) or _against_setting_aside(cache, row, slow, now_s)
 
 
-def _against_leaving(book: Book, row: AttemptRow, slow: Slow, now_s: float) -> str:
+def _against_leaving(cache: StateCache, row: AttemptRow, slow: Slow, now_s: float) -> str:
     """Return why a slow job would not gain by other GPUs, "" if it would."""
-    live, layout, told = book.live, book.parts.layout, slow.slowness
+    mirror, layout, told = cache.mirror, cache.parts.layout, slow.slowness
     slow_gpus = [layout.number(node, gpu) for node in slow.nodes for gpu in range(layout.nodes[node])]
-    step_s = best_step_s(live, layout.numbers(row.placement), slow_gpus, told.usual_s)
+    step_s = best_step_s(mirror, layout.numbers(row.placement), slow_gpus, told.usual_s)
     if step_s > GAIN * told.present_s:
         return "no other GPUs would do better"
-    with book.parts.store.read() as tx:
+    with cache.parts.store.read() as tx:
         kept_s = [it.at_s for it in checkpoints_of(tx, row.job_id, 1) if it.number == row.number]
-    standing = live.standing(row.job_id)
+    standing = mirror.standing(row.job_id)
     ran_s = now_s - standing.start_s
     # Whoever has outlived its estimate is expected to run for as long again.
     left_s = max(standing.guess_s * standing.slowdown - ran_s, 0.0) or ran_s
@@ -203,19 +207,19 @@ def _against_leaving(book: Book, row: AttemptRow, slow: Slow, now_s: float) -> s
     return "it would lose more than it gains" if lost_s >= (1.0 - step_s / told.present_s) * left_s else ""
 
 
-def _against_setting_aside(book: Book, row: AttemptRow, slow: Slow, now_s: float) -> str:
+def _against_setting_aside(cache: StateCache, row: AttemptRow, slow: Slow, now_s: float) -> str:
     """Return why a job is not moved again, or its slow nodes not taken out of service, "" if they are."""
-    with book.parts.store.read() as tx:
+    with cache.parts.store.read() as tx:
         moved_s = last_such_s(tx, row.job_id, HEALTH, SlowWord.MOVED)
         out = {it.name for it in list_nodes(tx) if it.out_of_service.startswith(SLOW_NODE)}
     if moved_s is not None and now_s - moved_s < BETWEEN_MOVES_S:
         return "it was moved within the last hour"
-    if len(out | slow.nodes) > max(1.0, SET_ASIDE * len(book.parts.layout.nodes)):
+    if len(out | slow.nodes) > max(1.0, SET_ASIDE * len(cache.parts.layout.nodes)):
         return "too many nodes are out of service as slow"
     return ""
 
 
-def _write(book: Book, notes: _Notes, now_s: float) -> None:
+def _write(cache: StateCache, notes: _Notes, now_s: float) -> None:
     """Write down what was found; what comes of a verdict is written with the stop, if it is taken."""
     if not (notes.events or notes.saved):
         return
@@ -223,18 +227,18 @@ def _write(book: Book, notes: _Notes, now_s: float) -> None:
         log.log(logging.ERROR if event.now == SlowWord.ALARM else logging.WARNING, "%s", event.cause)
 
     def put(tx: Connection, part: _Notes) -> None:
-        check_fence(tx, book.fence)
+        check_fence(tx, cache.fence)
         for row in part.saved:
-            register(tx, row, writer=WRITER, fence=book.fence)
-        append_all(tx, [it._replace(fence=book.fence) for it in part.events])
+            register(tx, row, writer=WRITER, fence=cache.fence)
+        append_all(tx, [it._replace(fence=cache.fence) for it in part.events])
 
     try:
-        book.parts.store.write(lambda tx: put(tx, notes))
+        cache.parts.store.write(lambda tx: put(tx, notes))
     except OF_NO_JOB:
         raise
     except Exception as error:
-        book.write_apart(notes.by_job(), put, error, now_s)
-        book.parts.monitor.steps.written()
+        cache.write_apart(notes.by_job(), put, error, now_s)
+        cache.parts.monitor.steps.written()
         raise SpoiledError from error
 
 

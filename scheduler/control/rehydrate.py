@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 
-from ..mirror.cluster_mirror import Asked, Known, Standing
+from ..mirror.standing import Asked, Known, Standing
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
 from ..model.job_spec import LEAST_S, StoredJob
-from ..model.states import OPEN_ATTEMPTS, JobState
+from ..model.states import OPEN_ATTEMPTS
 from ..model.stored_spec import is_of_sbatch, stored_job, stored_or_usual
 from ..model.tries import Tries
+from ..rules.job_step import may_enter
 from ..rules.quota import Quota
 from ..store.rows.attempts import AttemptRow
 
@@ -24,9 +25,9 @@ MOST_SLOWDOWN = 1e60  # as in cluster/dispatch/placing.py
 MOST_RANK = 1 << 31
 
 
-def _within(value: object, least: float, most: float, instead: float) -> float:
+def _within(value: object, least: float, most: float, otherwise: float) -> float:
     """Return a number, or another one in place of what is beyond bounds or no number."""
-    return float(value) if isinstance(value, int | float) and least <= value <= most else instead
+    return float(value) if isinstance(value, int | float) and least <= value <= most else otherwise
 
 
 def asked_of(row: JobRow) -> Asked:
@@ -109,11 +110,6 @@ def goes_first(row: JobRow) -> bool:
     return row.not_before_s > 0.0
 
 
-def is_eligible(row: JobRow, now_s: float) -> bool:
-    """Say whether a job is in the queue of the cluster: it may wait in the store for its time to come."""
-    return row.state is JobState.QUEUED and row.desired == "run" and row.not_before_s <= now_s
-
-
 def known_of(
     jobs: Sequence[JobRow],
     attempts: Mapping[str, AttemptRow],
@@ -141,9 +137,9 @@ def known_of(
         with about(row.id):
             if row.id in holding:
                 standing[row.id] = asked_of(row), running_standing(row, holding[row.id], layout)
-            elif is_eligible(row, now_s) and 1 <= row.gpus <= layout.gpus:
+            elif may_enter(row, now_s) and 1 <= row.gpus <= layout.gpus:
                 standing[row.id] = asked_of(row), waiting_standing(row)
                 waiting.append((queue_key(row), row))
-    queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.lets_in(row)}
+    queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.take(row)}
     inside = [it for job, it in standing.items() if job in holding or job in queued]
     return Known(now_s, inside, list(queued), down)

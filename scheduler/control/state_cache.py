@@ -10,14 +10,15 @@ from sqlalchemy import Connection
 
 from ..backends.protocol import Backend
 from ..health.monitor import Health, Monitor
-from ..mirror.cluster_mirror import Known, LiveCluster, Site
+from ..mirror.cluster_mirror import ClusterMirror
+from ..mirror.standing import Known, Site
 from ..model.error_words import words_of
 from ..model.event import NewEvent
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
 from ..model.placement import ReservationRow
 from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
-from ..placement.placer import Deciding
+from ..placement.placer import Placer
 from ..store.database.errors import StoreRefusesError
 from ..store.opening import Store
 from ..store.row_by_row import jobs_apart, open_jobs_apart, unclosed_attempts_apart
@@ -58,7 +59,7 @@ class Parts:
     backend_name: str  # its full name
     site: Site
     layout: Layout
-    deciding: Deciding
+    placer: Placer
     now_s: Callable[[], float]  # Unix time
     owner: str  # of the lease, for people
     monitor: Monitor
@@ -66,7 +67,7 @@ class Parts:
     against_starts: Callable[[], str] = lambda: ""  # why no job may start at the moment, "" if jobs may
 
 
-class Book:
+class StateCache:
     """A copy of the store under one token. Whoever finds that it is old reads a new one.
 
     What changes is changed in the copy at once, and in the store with `write`: all that has changed since the last
@@ -105,7 +106,7 @@ class Book:
         self.outside = waiting - set(known.queue)  # jobs that wait, but not in the queue of the cluster
         new = [estimate_of(row) for row in rows if row.id in self.outside and not row.attempt]  # not let in yet
         estimates = (max(count - len(new), 0), max(sum_s - sum(new), 0.0))
-        self.live = LiveCluster(parts.site, known._replace(estimates=estimates, down=out))
+        self.mirror = ClusterMirror(parts.site, known._replace(estimates=estimates, down=out))
         self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
         self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
         self.launches = Launches()  # that failed
@@ -114,7 +115,7 @@ class Book:
         self.unfit: set[str] = set()  # jobs outside that no GPUs in service could hold
         self.set_aside_before: set[str] = set()  # those, and they keep what they have waited until they are in again
         self._moment_s = now_s - 1.0
-        parts.deciding.begin(self.live)
+        parts.placer.begin(self.mirror)
 
     def _held_by_others(self, held: Iterable[ReservationRow], known: Known) -> list[int]:
         """Return the GPUs that are reserved for what does not stand in the cluster's arrays: nobody gets them."""
@@ -143,13 +144,13 @@ class Book:
 
     def mark(self) -> tuple[int, int]:
         """Return another value once anything has changed."""
-        return len(self._changes), self.live.changes
+        return len(self._changes), self.mirror.changes
 
     def happens(self, now_s: float) -> None:
         """Let time pass in the cluster's arrays until now, once for all that happens now."""
         if now_s != self._moment_s:
             self._moment_s = now_s
-            self.live.begin(now_s)
+            self.mirror.begin(now_s)
 
     def happened(self, now_s: float) -> bool:
         """Say whether something happened now."""
@@ -163,9 +164,9 @@ class Book:
         self.unfit.clear()
         for was, now in ((self.health.faulty, health.faulty), (self.health.closed, health.closed)):
             for gpu in sorted(set(now) - set(was)):
-                self.live.take_out(gpu)
+                self.mirror.take_out(gpu)
             for gpu in sorted(set(was) - set(now)):
-                self.live.bring_back(gpu)
+                self.mirror.bring_back(gpu)
         self.health = health
 
     def change_job(self, row: JobRow, now: JobState, cause: str, now_s: float, **columns: Unpack[JobColumns]) -> None:
@@ -294,9 +295,9 @@ class Book:
         """Undo the start of a job that its owner did not want any more when it was to be written."""
         del self.attempts[job.id]
         self._keep(job)
-        self.live.stop(job.id, 0.0)
-        self.live.withdraw(job.id)
-        self.live.begin(self.live.now_s)  # others may have its GPUs, whatever was decided about them
+        self.mirror.stop(job.id, 0.0)
+        self.mirror.withdraw(job.id)
+        self.mirror.begin(self.mirror.now_s)  # others may have its GPUs, whatever was decided about them
         self.outside.add(job.id)
 
     def _keep(self, row: JobRow) -> None:
@@ -312,28 +313,28 @@ class Book:
 
         Args:
             job: The job.
-            kept_s: As `LiveCluster.stop` takes it.
+            kept_s: As `ClusterMirror.stop` takes it.
         """
-        if not self.live.has(job):
+        if not self.mirror.has(job):
             self.is_torn = True  # its GPUs come back when the store is read anew
             return JobColumns()
-        self.live.stop(job, kept_s)
-        back = self.live.standing(job)
+        self.mirror.stop(job, kept_s)
+        back = self.mirror.standing(job)
         return JobColumns(
             saved_s=back.saved_s, guess_s=back.guess_s, wait_s=back.wait_s, entered_s=back.entered_s
         )  # fmt: skip
 
     def finish(self, job: str) -> None:
         """End a job that ran."""
-        if self.live.has(job):
-            self.live.finish(job)
+        if self.mirror.has(job):
+            self.mirror.finish(job)
         else:
             self.is_torn = True
 
     def leave(self, job: str) -> None:
         """Take a waiting job out of the queue of the cluster."""
-        if self.live.has(job):
-            self.live.withdraw(job)
+        if self.mirror.has(job):
+            self.mirror.withdraw(job)
         self.outside.add(job)
 
     def set_aside(self, job: str) -> None:

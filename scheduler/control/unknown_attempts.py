@@ -15,6 +15,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from ...cluster.files.errors import BackendError, InputError
+from ..backends.asking import ask
 from ..backends.protocol import Attempt, Lists
 from ..model.error_words import words_of
 from ..model.event import NewEvent
@@ -28,7 +29,6 @@ from ..store.rows.events import append
 from ..store.rows.jobs import get_job
 from ..store.rows.leases import check_fence
 from ..store.transitions import Changes, Opened, write_changes
-from .asking import ask
 from .job_errors import OF_NO_JOB
 from .state_cache import Parts
 
@@ -44,7 +44,7 @@ NOT_KNOWN = "nothing starts, as it is not known which attempts run; the schedule
 NOT_KNOWN_WHERE = "nothing starts, as it is not known on which GPUs an attempt runs; `longshore unknown` lists it"
 
 
-class Stranger(NamedTuple):
+class UnknownAttempt(NamedTuple):
     """An attempt that the store does not have, or has with other GPUs."""
 
     name: str
@@ -53,7 +53,7 @@ class Stranger(NamedTuple):
     found_s: float  # Unix time
 
 
-class Strangers:
+class UnknownAttempts:
     """Finds them when a scheduler begins to lead, and follows them until they are gone.
 
     Args:
@@ -66,11 +66,11 @@ class Strangers:
         self._fence: int | None = None  # of the lease under which they were looked for
         self._is_waiting = False  # for the backend to tell them
         self._again_s = self._looked_s = float("-inf")
-        self._found: dict[str, Stranger] = {}
+        self._found: dict[str, UnknownAttempt] = {}
         self._wishes: dict[str, str] = {}  # END or DISREGARDED, by name; other threads write here
 
     @property
-    def known(self) -> list[Stranger]:
+    def known(self) -> list[UnknownAttempt]:
         """Those that are not gone, by name."""
         return sorted(self._found.values())
 
@@ -126,7 +126,7 @@ class Strangers:
                 raise
             except Exception as error:  # whatever it says of itself, its name is known, and all others are found
                 log.error("%s cannot be taken in: %s", name, words_of(error), exc_info=error)
-                self._found[name] = Stranger(name, attempt.job, (), self._parts.now_s())
+                self._found[name] = UnknownAttempt(name, attempt.job, (), self._parts.now_s())
         self._fence = fence
 
     def look(self, fence: int, now_s: float) -> tuple[int, ...]:
@@ -137,20 +137,20 @@ class Strangers:
         """
         if self._found and time.monotonic() - self._looked_s >= LOOK_S:
             self._looked_s = time.monotonic()
-            for stranger in self.known:
-                self._follow(stranger, fence, now_s)
+            for unknown in self.known:
+                self._follow(unknown, fence, now_s)
         return tuple(sorted({gpu for it in self._found.values() for gpu in self._numbers(it.placement)}))
 
-    def _follow(self, stranger: Stranger, fence: int, now_s: float) -> None:
-        wish = self._wishes.get(stranger.name, "")  # it stays until it has come true
+    def _follow(self, unknown: UnknownAttempt, fence: int, now_s: float) -> None:
+        wish = self._wishes.get(unknown.name, "")  # it stays until it has come true
         if wish == END:
-            self._end(stranger.name)
-        over = GONE if self._is_gone(stranger.name) else DISREGARDED if wish == DISREGARDED else ""
+            self._end(unknown.name)
+        over = GONE if self._is_gone(unknown.name) else DISREGARDED if wish == DISREGARDED else ""
         if over:
             words = "its GPUs are free" if over == GONE else "its GPUs are given away, as an operator says"
-            self._tell(fence, stranger._replace(found_s=now_s), over, f"{stranger.name} is {over}: {words}")
-            del self._found[stranger.name]
-            self._wishes.pop(stranger.name, None)
+            self._tell(fence, unknown._replace(found_s=now_s), over, f"{unknown.name} is {over}: {words}")
+            del self._found[unknown.name]
+            self._wishes.pop(unknown.name, None)
 
     def _end(self, name: str) -> None:
         try:
@@ -182,8 +182,8 @@ class Strangers:
         text = f"{name} is not in the store and may run on {where}: no job starts there until it is gone"
         if not placement:
             text = f"{name} is not in the store and may run on any GPUs: no job starts until it is gone or disregarded"
-        stranger = self._found[name] = Stranger(name, attempt.job, placement, now_s)
-        self._tell(fence, stranger, FOUND, text)
+        unknown = self._found[name] = UnknownAttempt(name, attempt.job, placement, now_s)
+        self._tell(fence, unknown, FOUND, text)
 
     def _adopts(self, fence: int, name: str, attempt: Attempt, placement: Placement, now_s: float) -> bool:
         """Open the attempt in the store, if it is the next one of a job that waits; its GPUs may be another's."""
@@ -214,11 +214,11 @@ class Strangers:
                 if self._parts.layout.has(share.node, gpu):
                     yield self._parts.layout.number(share.node, gpu)
 
-    def _tell(self, fence: int, stranger: Stranger, now: str, cause: str) -> None:
-        shares = [{"node": share.node, "gpus": list(share.gpus)} for share in stranger.placement]
+    def _tell(self, fence: int, unknown: UnknownAttempt, now: str, cause: str) -> None:
+        shares = [{"node": share.node, "gpus": list(share.gpus)} for share in unknown.placement]
         told = NewEvent(
-            STRANGER, WRITER, stranger.found_s, now=now, fence=fence, cause=cause,
-            data={"attempt": stranger.name, "placement": shares},
+            STRANGER, WRITER, unknown.found_s, now=now, fence=fence, cause=cause,
+            data={"attempt": unknown.name, "placement": shares},
         )  # fmt: skip
 
         def write(tx: Connection) -> None:

@@ -10,7 +10,7 @@ ROWS = 100  # lines of a page at least, where so much has happened
 MOST_READS = 20  # of so many events each
 
 
-class Told(NamedTuple):
+class FoldedEvent(NamedTuple):
     """A line."""
 
     event: EventRow  # the last of those that it stands for
@@ -22,13 +22,13 @@ class Told(NamedTuple):
         return self.event.cause if self.events == 1 else f"{self.events} checkpoints; the last: {self.event.cause}"
 
 
-def folded(events: Iterable[EventRow]) -> list[Told]:
+def folded(events: Iterable[EventRow]) -> list[FoldedEvent]:
     """Return a line for each event, and one for checkpoints of an attempt between which nothing else became of the job.
 
     Args:
         events: The last first.
     """
-    lines: list[Told] = []
+    lines: list[FoldedEvent] = []
     open_at: dict[str | None, int] = {}  # where each job's line stands to which another checkpoint belongs
     for event in events:
         at = open_at.get(event.job_id)
@@ -38,11 +38,13 @@ def folded(events: Iterable[EventRow]) -> list[Told]:
         open_at.pop(event.job_id, None)
         if event.kind == SAVED:
             open_at[event.job_id] = len(lines)
-        lines.append(Told(event, 1))
+        lines.append(FoldedEvent(event, 1))
     return lines
 
 
-def page_of(read: Callable[[int | None], list[EventRow]], before_seq: int | None) -> tuple[list[Told], int | None]:
+def page_of(
+    read: Callable[[int | None], list[EventRow]], before_seq: int | None
+) -> tuple[list[FoldedEvent], int | None]:
     """Return a page of lines, and the number of the event before which the next one begins, None if there is none.
 
     Args:
@@ -61,12 +63,12 @@ def page_of(read: Callable[[int | None], list[EventRow]], before_seq: int | None
     return folded(events), before_seq
 
 
-def with_checkpoints(events: Sequence[EventRow], saved: Sequence[tuple[EventRow, int]]) -> list[Told]:
+def with_checkpoints(events: Sequence[EventRow], saved: Sequence[tuple[EventRow, int]]) -> list[FoldedEvent]:
     """Return the lines of a job, the last first.
 
     Args:
         events: All but those of checkpoints.
         saved: The last checkpoint of each attempt, and how many it told of.
     """
-    lines = [Told(event, 1) for event in events] + [Told(*each) for each in saved]
+    lines = [FoldedEvent(event, 1) for event in events] + [FoldedEvent(*each) for each in saved]
     return sorted(lines, key=lambda line: line.event.seq, reverse=True)

@@ -16,7 +16,7 @@ from ..store.rows.attempts import AttemptRow, attempts_of
 from ..store.rows.checkpoints import SAVED, CheckpointRow, checkpoints_of
 from ..store.rows.decisions import DecisionRow
 from ..store.rows.events import EventRow
-from .folding import Told, with_checkpoints
+from .folding import FoldedEvent, with_checkpoints
 from .text import sentence
 
 MOST_DECISIONS = 50
@@ -31,7 +31,7 @@ class JobView(NamedTuple):
     command: str
     attempts: list[AttemptRow]
     events: list[EventRow]  # all but those of checkpoints
-    told: list[Told]  # all, the last first
+    told: list[FoldedEvent]  # all, the last first
     decisions: list[DecisionRow]  # the last first
     checkpoints: list[CheckpointRow]  # the newest first
     waits_for: str  # why it waits, "" if it does not

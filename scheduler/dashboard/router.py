@@ -77,10 +77,10 @@ def _no_part() -> Response:
 
 
 def _about(service: Service) -> dict[str, object]:
-    deciding = service.scheduler.parts.deciding
+    policy = service.control.policy
     return {
-        "now_s": service.scheduler.parts.now_s(), "leads": service.leads(), "mode": deciding.mode,
-        "policy": deciding.policy, "fallback": deciding.fallback.name, "deadline_s": deciding.deadline_s,
+        "now_s": service.now_s(), "leads": service.leads(), "mode": policy.mode,
+        "policy": policy.name, "fallback": policy.fallback, "deadline_s": policy.deadline_s,
         "asks_for_tokens": not service.is_open,
     }  # fmt: skip
 
@@ -120,16 +120,16 @@ def _job_in(tx: Connection, job: str) -> JobRow | None:
 def _add_job(router: APIRouter, service: Service) -> None:
     def seen_of(tx: Connection, row: JobRow) -> str:
         # A picture of a job that has not ended grows with time as well.
-        grown = 0 if row.state in FINAL else int(service.scheduler.parts.now_s() / GROWS_S)
+        grown = 0 if row.state in FINAL else int(service.now_s() / GROWS_S)
         return f"{last_event_of(tx, row.id)}-{grown}"
 
     def values_of(view: JobView, seen: str) -> dict[str, object]:
-        now_s = service.scheduler.parts.now_s()
-        steps = service.scheduler.parts.monitor.steps
-        told = steps.train_s(attempt_name(view.attempts[-1])) if view.attempts else ()
+        now_s, control = service.now_s(), service.control
+        times_s = control.step_times_s(attempt_name(view.attempts[-1])) if view.attempts else ()
         return {
             "page": "jobs", "view": view, "gantt": gantt(view.events, now_s), "seen": seen,
-            "steps": steps.figures.get(view.job.id), "chart": step_chart(told), "actions": actions_of(view.job),
+            "steps": control.step_figures().get(view.job.id), "chart": step_chart(times_s),
+            "actions": actions_of(view.job),
         }  # fmt: skip
 
     @router.get("/jobs/{job}")
@@ -202,17 +202,17 @@ def _add_logs(router: APIRouter, service: Service) -> None:
 
 def _add_policy(router: APIRouter, service: Service) -> None:
     def draw(template: str, seen: str) -> Response:
-        deciding = service.scheduler.parts.deciding
+        policy = service.control.policy
         with service.store.read() as tx:
-            now = f"{last_decision_seq(tx)}-{deciding.version}"[:64]
+            now = f"{last_decision_seq(tx)}-{policy.version}"[:64]
             if now == seen:
                 return _nothing_new()
             rows = last_decisions(tx, DECISIONS)
             jobs = {row.job_id: get_job(tx, row.job_id) for row in rows[:PAGE_ROWS]}
         names = {job: "" if row is None else row.name for job, row in jobs.items()}
         return render(
-            template, page="policy", view=policy_view(rows, deciding.deadline_s), names=names, shown=rows[:PAGE_ROWS],
-            version=deciding.version, seen=now, **_about(service),
+            template, page="policy", view=policy_view(rows, policy.deadline_s), names=names, shown=rows[:PAGE_ROWS],
+            version=policy.version, seen=now, **_about(service),
         )  # fmt: skip
 
     @router.get("/policy")

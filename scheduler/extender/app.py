@@ -106,13 +106,13 @@ def _prioritize(ranker: Ranker, body: bytes) -> Answer:
     return Answer(prioritize_reply(offer.hosts, ranking.order), ranking.outcome)
 
 
-def _whatever_happens(advise: Callable[[], Result], instead: Result) -> Result:
+def _whatever_happens(advise: Callable[[], Result], otherwise: Result) -> Result:
     """Return some advice, or what stands for none: advice that fails must not fail the pod, and the log has the bug."""
     try:
         return advise()
     except Exception:
         log.exception("no advice")
-        return instead
+        return otherwise
 
 
 def _preempt(body: bytes) -> Answer:

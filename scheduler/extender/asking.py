@@ -88,16 +88,16 @@ def _group(pod: Pod) -> str | None:
     return None if name is None else f"{pod.metadata.namespace}/{name}"
 
 
-def _members(said: Mapping[str, str]) -> int:
+def _members(proposal: Mapping[str, str]) -> int:
     for key in MEMBER_KEYS:
-        if key in said and (count := count_of(said[key])) is not None:
+        if key in proposal and (count := count_of(proposal[key])) is not None:
             return count if 0 < count <= MOST_MEMBERS else 0
     return 0
 
 
-def _number(said: Mapping[str, str], key: str, default: float) -> float:
+def _number(proposal: Mapping[str, str], key: str, default: float) -> float:
     try:
-        number = float(said.get(key, default))
+        number = float(proposal.get(key, default))
     except ValueError:
         return default
     return number if math.isfinite(number) and 0.0 < number < 1e15 else default

@@ -10,7 +10,7 @@ from ...cluster.faults.configuration import DEFAULT_HAZARD_PER_S
 from ...cluster.model.scenarios import ORDERS, Rules
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
-from ..mirror.cluster_mirror import Site
+from ..mirror.standing import Site
 from .asking import RESOURCE, count_of
 from .wire import Node
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import NamedTuple
 
-from ..mirror.cluster_mirror import Asked
-from ..placement.placer import Deciding
+from ..mirror.standing import Asked
+from ..placement.placer import Placer
 from .asking import Wish, wish_of
-from .book import PLAN_S, Book, Holding, Plan
 from .inventory import Inventory, Place, allocatable_gpus, stand_in
+from .ledger import PLAN_S, Holding, Ledger, Plan
 from .mirror import Mirror
 from .wire import RANKS, Offer
 
@@ -51,10 +51,10 @@ class Ranker:
     """
 
     def __init__(
-        self, inventory: Inventory, deciding: Deciding, deadline_s: float, now_s: Callable[[], float] = time.time
+        self, inventory: Inventory, placer: Placer, deadline_s: float, now_s: Callable[[], float] = time.time
     ) -> None:
-        self.inventory, self.deciding, self.deadline_s, self.now_s = inventory, deciding, deadline_s, now_s
-        self.book = Book()
+        self.inventory, self.placer, self.deadline_s, self.now_s = inventory, placer, deadline_s, now_s
+        self.ledger = Ledger()
         self._mirror: Mirror | None = None
         self._lock = threading.Lock()
         self._questions = 0
@@ -67,10 +67,10 @@ class Ranker:
         """
         with self.changing():
             place = self.inventory.place
-            self.deciding.warm_up((place or stand_in()).site)
-            mirror = Mirror(place or stand_in(), self.deciding, self.now_s())
+            self.placer.warm_up((place or stand_in()).site)
+            mirror = Mirror(place or stand_in(), self.placer, self.now_s())
             mirror.rank(Asked(WARM_UP, 1, 1.0, self.now_s()), [{0}], 1)
-            self.deciding.wait_until_ready(wait_s)
+            self.placer.wait_until_ready(wait_s)
             # The first answer of a policy takes several times as long as those after it.
             mirror.rank(Asked(f"{WARM_UP} of the policy", 1, 1.0, self.now_s()), [{0}], 1)
             self._mirror = None if place is None else mirror
@@ -78,7 +78,7 @@ class Ranker:
     def close(self) -> None:
         """End the policy's process."""
         with self._lock:
-            self.deciding.end()
+            self.placer.end()
 
     @contextmanager
     def changing(self, wait_s: float = -1.0) -> Iterator[bool]:
@@ -118,15 +118,15 @@ class Ranker:
 
     def _up_to_date(self, place: Place, offer: Offer, wish: Wish) -> Mirror:
         """Bring what policies see up to date."""
-        now_s, book = self.now_s(), self.book
+        now_s, ledger = self.now_s(), self.ledger
         if self._mirror is None or self._mirror.place is not place:
-            self._mirror = Mirror(place, self.deciding, now_s)
+            self._mirror = Mirror(place, self.placer, now_s)
         mirror, lost = self._mirror, self.inventory.lost(place)
-        book.forget(wish.uid)
-        book.expire(now_s)
+        ledger.forget(wish.uid)
+        ledger.expire(now_s)
         numbers = {host: mirror.number[host] for host in offer.hosts if host in mirror.number}
-        book.correct({host: mirror.gpus[i] - lost.get(i, 0) for host, i in numbers.items()}, wish.gpus)
-        mirror.follow(book.holdings(wish.group, now_s), lost, now_s)
+        ledger.correct({host: mirror.gpus[i] - lost.get(i, 0) for host, i in numbers.items()}, wish.gpus)
+        mirror.follow(ledger.holdings(wish.group, now_s), lost, now_s)
         return mirror
 
     def _rank(self, mirror: Mirror, offer: Offer, wish: Wish) -> Ranking:
@@ -140,7 +140,7 @@ class Ranker:
         if not order or ranked.advice is None:
             return Ranking([], Outcome.UNKNOWN)
         self._assume(wish, order[0])
-        if self.deciding.policy is None:
+        if self.placer.policy is None:
             return Ranking(order, Outcome.HEURISTIC)
         return Ranking(order, Outcome.FALLBACK if ranked.advice.miss else Outcome.POLICY)
 
@@ -152,8 +152,8 @@ class Ranker:
         )  # fmt: skip
 
     def _assume(self, wish: Wish, host: str) -> None:
-        self.book.assume(wish.uid, Holding(host, wish.gpus, wish.group, self.now_s(), wish.estimate_s))
-        plan = self.book.plans.get(wish.group or "")
+        self.ledger.assume(wish.uid, Holding(host, wish.gpus, wish.group, self.now_s(), wish.estimate_s))
+        plan = self.ledger.plans.get(wish.group or "")
         if plan is not None and host in plan.pods:
             plan.pods[host] -= 1
             if plan.pods[host] == 0:
@@ -163,11 +163,11 @@ class Ranker:
         """Return where a pod of a gang goes first: as planned for the gang, else beside those that are placed."""
         if wish.group is None:
             return ()
-        mates = self.book.members(wish.group)
+        mates = self.ledger.members(wish.group)
         missing = wish.members - len(mates)
-        if missing > 1 and wish.group not in self.book.plans:
+        if missing > 1 and wish.group not in self.ledger.plans:
             self._plan(mirror, wish, missing, fitting)
-        plan = self.book.plans.get(wish.group)
+        plan = self.ledger.plans.get(wish.group)
         planned = {mirror.number[node] for node in plan.pods} & fitting if plan else set()
         beside = {mirror.number[it.node] for it in mates if it.node in mirror.number}
         rack = mirror.place.site.cluster.node_rack
@@ -181,7 +181,7 @@ class Ranker:
         shares = mirror.rank(self._asked(wish, pods), [fitting], 1).shares
         by_node = {mirror.place.names[node]: gpus // wish.gpus for node, gpus in shares.items() if gpus >= wish.gpus}
         if by_node:
-            self.book.plans[wish.group] = Plan(wish.gpus, by_node, self.now_s() + PLAN_S)
+            self.ledger.plans[wish.group] = Plan(wish.gpus, by_node, self.now_s() + PLAN_S)
 
 
 def refused(offer: Offer) -> dict[str, str]:

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 
 from .asking import wish_of
-from .book import Holding
 from .kubernetes_api import FOLLOW_S, Api
+from .ledger import Holding
 from .ranking import Ranker
 from .wire import Node, Pod
 
@@ -83,7 +83,7 @@ class Watch:
 
     def _tell(self) -> None:
         with self._ranker.changing():
-            self._ranker.book.is_watched = self.is_in_sync
+            self._ranker.ledger.is_watched = self.is_in_sync
 
     def _follow(self, kind: Kind) -> None:
         rest_s = FIRST_REST_S
@@ -142,22 +142,22 @@ class Watch:
     def _replace_pods(self, objects: list[Mapping[str, Any]]) -> None:
         found = dict(filter(None, map(_holding, objects)))
         with self._ranker.changing():
-            book = self._ranker.book
-            book.known = found
+            ledger = self._ranker.ledger
+            ledger.known = found
             for uid in found:
-                book.forget(uid)
+                ledger.forget(uid)
 
     def _change_pod(self, what: str, changed: Mapping[str, Any]) -> None:
         uid, found = str(changed["metadata"]["uid"]), _holding(changed)
         with self._ranker.changing():
-            book = self._ranker.book
+            ledger = self._ranker.ledger
             if found is not None and what != "DELETED":
-                book.known[uid] = found[1]
-                book.forget(uid)
+                ledger.known[uid] = found[1]
+                ledger.forget(uid)
             else:
-                book.known.pop(uid, None)
+                ledger.known.pop(uid, None)
                 if what == "DELETED":
-                    book.forget(uid)
+                    ledger.forget(uid)
 
     def _replace_nodes(self, objects: list[Mapping[str, Any]]) -> None:
         with self._ranker.changing():

@@ -12,7 +12,7 @@ tell it so within a minute does not mean that they began together.
 
 from collections.abc import Mapping
 
-from ..backends.protocol import NodeSeen
+from ..backends.protocol import NodeView
 from .liveness import AT_ONCE_S, at_once
 from .reports import Report, accuses
 
@@ -36,7 +36,7 @@ class Accusers:
         self._doubted_s: dict[str, float] = {}  # since when first reports of a node do not count
 
     def look(
-        self, seen: Mapping[str, NodeSeen], reports: Mapping[str, Report], nodes: int, now_s: float
+        self, seen: Mapping[str, NodeView], reports: Mapping[str, Report], nodes: int, now_s: float
     ) -> frozenset[str]:
         """Return the nodes that began together, if they are or just were more than can be their own fault; often none.
 
@@ -75,13 +75,13 @@ class Accusers:
                 self._doubted_s[name] = now_s
 
 
-def _repeats(node: NodeSeen, report: Report, *, is_known: bool) -> bool:
+def _repeats(node: NodeView, report: Report, *, is_known: bool) -> bool:
     """Say whether a node calls a GPU faulty for the second time in a row; one that is known to has to go on only."""
     says = report.accuses if is_known else report.is_faulty
     return any(says(gpu.index, slots=node.slots) for gpu in node.gpus)
 
 
-def _begins(node: NodeSeen, report: Report) -> bool:
+def _begins(node: NodeView, report: Report) -> bool:
     """Say whether a report is the first of a row that calls GPUs faulty."""
     now, before = (
         any(it is not None and accuses(it, gpu.index, slots=node.slots) for gpu in node.gpus)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...cluster.files.errors import BackendError
-from ..backends.protocol import Backend, NodeSeen
+from ..backends.protocol import Backend, NodeView
 from ..log_repeats import Repeats
 from ..model.event import NewEvent
 from ..model.gpu_index import Layout
@@ -117,7 +117,7 @@ class Monitor:
         self.health = self._health(out)
         return self.health
 
-    def _take_in(self, store: Store, seen: Mapping[str, NodeSeen], now_s: float) -> None:
+    def _take_in(self, store: Store, seen: Mapping[str, NodeView], now_s: float) -> None:
         dismissed, reports = self.reports.dismissed(), self.reports.last()
         polls = not 0.0 <= now_s - self._polled_s < self._poll_s  # or the clock was set back
         before = [self._row(seen[name], reports.get(name), now_s) for name in self._layout.nodes if name in seen]
@@ -133,14 +133,14 @@ class Monitor:
         self._polled_s = now_s if polls else self._polled_s
         self._full = frozenset(node.name for node in seen.values() if not node.takes_jobs)
 
-    def _row(self, node: NodeSeen, report: Report | None, now_s: float) -> NodeRow:
+    def _row(self, node: NodeView, report: Report | None, now_s: float) -> NodeRow:
         """Return a node as it stood, with the last report of its agent."""
         kind = self._types.get(node.name, "")
         new = NodeRow(node.name, self._name, kind, node.slots, Liveness.UP, now_s, node.seen_s, 0)
         row = self._rows.get(node.name, new)._replace(backend=self._name, kind=kind, slots=node.slots)
         return row if report is None else row._replace(agent_s=report.at_s)
 
-    def _faulty_of(self, row: NodeRow, node: NodeSeen, report: Report | None) -> Iterable[tuple[str, int]]:
+    def _faulty_of(self, row: NodeRow, node: NodeView, report: Report | None) -> Iterable[tuple[str, int]]:
         """Yield the faulty GPUs of a node; of one that does not answer, those that were faulty before."""
         for gpu in node.gpus:
             before = (row.name, gpu.index) in self._faulty
@@ -159,7 +159,7 @@ class Monitor:
             return report.accuses(gpu, slots=slots)
         return not self._accused_at_once and report.is_faulty(gpu, slots=slots)
 
-    def _accuse(self, seen: Mapping[str, NodeSeen], reports: Mapping[str, Report], now_s: float) -> list[NewEvent]:
+    def _accuse(self, seen: Mapping[str, NodeView], reports: Mapping[str, Report], now_s: float) -> list[NewEvent]:
         """Note which nodes began together to call a GPU faulty; raise an alarm if those are too many."""
         was, nodes = self._accused_at_once, len(self._layout.nodes)
         self._accused_at_once = self._accusers.look(seen, reports, nodes, now_s)
@@ -215,7 +215,7 @@ def _afresh(row: NodeRow) -> NodeRow:
     return row._replace(misses=min(row.misses, most.get(row.liveness, row.misses)))
 
 
-def _answered_s(row: NodeRow, node: NodeSeen) -> float:
+def _answered_s(row: NodeRow, node: NodeView) -> float:
     """Return when a node last answered: the backend and, where it has one, its agent."""
     return node.seen_s if row.agent_s is None else min(node.seen_s, row.agent_s)
 

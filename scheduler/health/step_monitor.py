@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ...cluster.files.errors import BackendError
-from ..backends.protocol import Backend, Tells, Told
+from ..backends.protocol import Backend, StepLines, WritesSteps
 from ..model.job_spec import Watching
 from ..model.placement import Placement
 from .detectors.named import DETECTORS
@@ -90,7 +90,7 @@ class _Followed:
 
     def __init__(self, job: str, watch: StepWatch, ranks: int, now_s: float, look_at_s: float) -> None:
         self.job, self.watch, self.looked_s, self.look_at_s = job, watch, now_s, look_at_s
-        self.last = [Told()] * ranks
+        self.last = [StepLines()] * ranks
         self.slow: Slow | None = None  # None while its steps are as they should be
 
 
@@ -102,7 +102,7 @@ class StepMonitor:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend if isinstance(backend, Tells) else None
+        self._backend = backend if isinstance(backend, WritesSteps) else None
         self._followed: dict[str, _Followed] = {}  # by name of the attempt
         self._unwritten: dict[
             str, list[Saved]
@@ -157,7 +157,7 @@ class StepMonitor:
     def end(self, it: Running) -> End:
         """Look at an attempt that has ended for the last time, and return what it told at its end."""
         self._unwritten.pop(it.name, None)
-        told = self._told(it, [Told()] * _ranks(it))
+        told = self._told(it, [StepLines()] * _ranks(it))
         saved = _last(saved_in(rank.saved) for rank in told)
         steps = {(it.kind, it.step) for rank in told for it in steps_in(rank.steps)}
         # A kind may have numbers of its own, and an attempt that goes on from a checkpoint begins behind the first.
@@ -177,12 +177,12 @@ class StepMonitor:
         watch = StepWatch(ranks, detector, wanted.hang_s, now_s)
         return _Followed(it.job, watch, ranks, now_s, now_s + wait_s)
 
-    def _told(self, it: Running, before: Sequence[Told]) -> list[Told]:
+    def _told(self, it: Running, before: Sequence[StepLines]) -> list[StepLines]:
         """Ask the backend what ranks told; nothing if it does not answer. What goes wrong must hold up nobody."""
         if self._backend is None:
             return []
         try:
-            told = self._backend.told(it.name, it.placement, before)
+            told = self._backend.step_lines(it.name, it.placement, before)
         except BackendError as error:
             log.warning("steps of %s cannot be seen: %s", it.name, error)
             return []
@@ -198,7 +198,7 @@ class StepMonitor:
             return
         if not 0.0 <= now_s - one.looked_s <= (GAP_S if one.watch.tells else math.inf):
             one.watch.forgive(now_s)
-        one.last = [Told(steps_end=each.steps_end, saved_end=each.saved_end) for each in told]
+        one.last = [StepLines(steps_end=each.steps_end, saved_end=each.saved_end) for each in told]
         one.watch.leave(it.ended)
         one.watch.take([steps_in(each.steps) if each.steps else () for each in told], now_s)
         one.looked_s = now_s

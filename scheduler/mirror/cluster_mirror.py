@@ -2,103 +2,33 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...cluster.dispatch.expected import expected_run_s
 from ...cluster.dispatch.order import may_wait, next_ageing_s, turn_to
 from ...cluster.dispatch.placing import picked_slowdown, take_gpu, undo_picks
 from ...cluster.files.errors import PluginError
-from ...cluster.model.scenarios import FaultProcess, Rules
-from ...cluster.model.topology import Cluster
 from ...cluster.simulator import engine
-from ...cluster.simulator.live import OF_JOBS, come_back, empty_row, move_by_rank, put_before, rejoin, resume, withdraw
+from ...cluster.simulator.live import (
+    OF_JOBS,
+    come_back,
+    empty_row,
+    move_by_rank,
+    put_before,
+    rejoin,
+    resume,
+    withdraw,
+)
+from .standing import Asked, Expected, Known, MirrorCall, Site, Snapshot, Standing
 
 ROW = 0  # of the simulation
 LEAST_ROOM = 16384  # jobs
 TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
 
 
-class Site(NamedTuple):
-    """What stays the same of a cluster."""
-
-    cluster: Cluster
-    rules: Rules
-    process: FaultProcess  # of imagined futures
-    hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is known of a job when it is submitted."""
-
-    job: str
-    gpus: int
-    estimate_s: float  # run time on the reference placement
-    submitted_s: float
-    rank: int = 0  # jobs of a lower rank stand before those of a higher one in the queue
-    compute_s: float = 1.0  # of an iteration at speed 1
-    parameter_bytes: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What has happened to a job, complete enough to go on from."""
-
-    guess_s: float  # the estimate, doubled whenever it was outlived
-    entered_s: float  # when it last came into the queue
-    saved_s: float = 0.0  # work that checkpoints hold
-    wait_s: float = 0.0  # total time of its finished stays in the queue
-    stops: int = 0
-    first_start_s: float = -1.0  # -1 before
-    start_s: float = 0.0  # last start
-    overhead_s: float = 0.0  # restart cost of the run in progress
-    slowdown: float = 1.0  # run time over work on its placement
-    gpus: tuple[int, ...] = ()  # that it runs on, in the order of their picks; none while it waits
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What is expected of a start."""
-
-    slowdown: float  # run time over work
-    end_s: float
-
-
-class Known(NamedTuple):
-    """A cluster at one moment, as it can be taken up again."""
-
-    now_s: float
-    jobs: Sequence[tuple[Asked, Standing]] = ()  # in the order of submission
-    queue: Sequence[str] = ()  # those that wait, in the order of the queue
-    down: Sequence[int] = ()  # GPUs out of service, each as often as it was taken out
-    # All jobs so far, and the sum of their estimates: the mean is the measure of time in what policies see. Of these
-    # jobs alone where that is more.
-    estimates: tuple[int, float] = (0, 0.0)
-
-
-class Told(NamedTuple):
-    """A method of LiveCluster that was called, and with what."""
-
-    method: str
-    arguments: tuple[object, ...]
-
-
-class Snapshot(NamedTuple):
-    """All that a live cluster holds, to the bit; a copy that nobody else changes."""
-
-    site: Site
-    names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
-    slot: dict[str, int]  # of the jobs in the system
-    rank: NDArray[np.int64]
-    scenarios: dict[str, NDArray[np.generic]]  # of jobs
-    state: dict[str, NDArray[np.generic]]
-
-
-class LiveCluster:
+class ClusterMirror:
     """The one row of a simulation that a real cluster drives.
 
     Slots of jobs are given out in the order of submission. When there are none left, those of jobs that have ended are
@@ -109,7 +39,9 @@ class LiveCluster:
         self.site = site
         self.origin = known  # where it began
         self.changes = 0  # how often something was done to it
-        self.journal: list[Told] | None = None  # what was done, if it is kept for another one that is to stay the same
+        self.journal: list[MirrorCall] | None = (
+            None  # what was done, if it is kept for another one that is to stay the same
+        )
         self._take_over(known)
 
     def _take_over(self, known: Known) -> None:
@@ -151,7 +83,7 @@ class LiveCluster:
     def _note(self, method: str, *arguments: object) -> None:
         self.changes += 1
         if self.journal is not None:
-            self.journal.append(Told(method, arguments))
+            self.journal.append(MirrorCall(method, arguments))
 
     def begin(self, now_s: float) -> None:
         """Let time pass to a moment at which something happens."""
@@ -375,9 +307,9 @@ class LiveCluster:
         if self.due() is not None:
             engine.wait(self.sim, ROW)
 
-    def follow(self, told: Iterable[Told]) -> None:
+    def follow(self, calls: Iterable[MirrorCall]) -> None:
         """Do what another one did, decisions too."""
-        for each in told:
+        for each in calls:
             if each.method == "carry_out":
                 self.due()
                 self.carry_out(*each.arguments)  # type: ignore[arg-type]
@@ -425,19 +357,19 @@ class LiveCluster:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> "LiveCluster":
+    def of(cls, snapshot: Snapshot) -> "ClusterMirror":
         """Return a live cluster that is the same to the bit."""
-        live = cls(snapshot.site, Known(0.0))
-        live.sim = empty_row(*snapshot.site, snapshot.rank.size)
-        live._slot, live._rank = snapshot.slot, snapshot.rank
+        mirror = cls(snapshot.site, Known(0.0))
+        mirror.sim = empty_row(*snapshot.site, snapshot.rank.size)
+        mirror._slot, mirror._rank = snapshot.slot, snapshot.rank
         columns = [snapshot.scenarios[name][0].tolist() for name in ("gpus", "estimate_s", "submit_s")]
         columns += [snapshot.rank.tolist()]
         columns += [snapshot.scenarios[name][0].tolist() for name in ("compute_s", "parameter_bytes")]
-        live._asked = [Asked(*values) for values in zip(snapshot.names, *columns, strict=False)]
-        for part, arrays in ((live.sim.scenarios, snapshot.scenarios), (live.sim.state, snapshot.state)):
+        mirror._asked = [Asked(*values) for values in zip(snapshot.names, *columns, strict=False)]
+        for part, arrays in ((mirror.sim.scenarios, snapshot.scenarios), (mirror.sim.state, snapshot.state)):
             for name, array in arrays.items():
                 getattr(part, name)[...] = array
-        return live
+        return mirror
 
     def has(self, job: str) -> bool:
         """Say whether a job is in the system."""

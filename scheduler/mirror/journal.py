@@ -22,7 +22,7 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
 from ...cluster.model.scenarios import FaultProcess, Rules
 from ...cluster.model.topology import Cluster
-from .cluster_mirror import Asked, Known, Site, Standing, Told
+from .standing import Asked, Known, MirrorCall, Site, Standing
 
 _ASKED = tuple[str, int, float, float, int, float, float]
 _STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
@@ -63,7 +63,7 @@ class Past(NamedTuple):
 
     number: int  # in its past, from 0
     opening: Opening | None  # of the first alone
-    told: Sequence[Told]  # the decision last
+    calls: Sequence[MirrorCall]  # the decision last
 
 
 def encode_opening(opening: Opening) -> str:
@@ -71,15 +71,15 @@ def encode_opening(opening: Opening) -> str:
     return _json({"site": _site(opening.site), "known": _known(opening.known)})[1:-1] + ","
 
 
-def encode(number: int, told: Sequence[Told], opening: str = "") -> bytes:
+def encode(number: int, calls: Sequence[MirrorCall], opening: str = "") -> bytes:
     """Return what is stored with a decision.
 
     Args:
         number: Of the decision in its past.
-        told: What happened since the one before, the decision itself last.
+        calls: What happened since the one before, the decision itself last.
         opening: Where it is the first, how the past begins.
     """
-    entries = [[method, *map(_plain, arguments)] for method, arguments in told]
+    entries = [[method, *map(_plain, arguments)] for method, arguments in calls]
     data = f"{{{opening}{_json({'n': number, 'told': entries})[1:]}".encode()
     return zlib.compress(data, 1) if len(data) >= COMPRESSED_FROM else data
 
@@ -108,12 +108,12 @@ def decode(written: Mapping[str, Any]) -> Past:
         InputError: If it is none.
     """
     try:
-        told = tuple(_told(entry[0], entry[1:]) for entry in written["told"])
+        calls = tuple(_call_of(entry[0], entry[1:]) for entry in written["told"])
         opening = None
         if "site" in written:
             opening = Opening(_read_site(written["site"]), _read_known(written["known"]))
             _check_known(opening)
-        return Past(int(written["n"]), opening, told)
+        return Past(int(written["n"]), opening, calls)
     except (ValidationError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise InputError(f"the past of a decision cannot be read: {str(error).splitlines()[0]}") from error
 
@@ -126,15 +126,15 @@ def _fields(record: Asked | Standing) -> tuple[object, ...]:
     return _OF_ASKED(record) if isinstance(record, Asked) else _OF_STANDING(record)
 
 
-def _told(method: str, arguments: list[object]) -> Told:
+def _call_of(method: str, arguments: list[object]) -> MirrorCall:
     if isinstance(method, str) and method not in _OF_METHOD:
         raise ForeignPastError(f"another version stored what led to them, and tells of {shortened(method)}")
     values = _OF_METHOD[method].validate_python(tuple(arguments))
     if method == "submit":
-        return Told(method, (_asked(values[0]),))
+        return MirrorCall(method, (_asked(values[0]),))
     if method in ("come_back", "rejoin"):
-        return Told(method, (_asked(values[0]), _waiting(values[1])))
-    return Told(method, values)
+        return MirrorCall(method, (_asked(values[0]), _waiting(values[1])))
+    return MirrorCall(method, values)
 
 
 def _waiting(values: tuple[Any, ...]) -> Standing:

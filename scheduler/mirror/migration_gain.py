@@ -8,21 +8,21 @@ from collections.abc import Iterable
 import numpy as np
 
 from ...cluster.dispatch.placing import slowdown_of
-from .cluster_mirror import ROW, LiveCluster
+from .cluster_mirror import ROW, ClusterMirror
 
 GAIN = 0.8  # of the present step time, at most, on other GPUs
 
 
-def candidates(live: LiveCluster, own: Iterable[int], wanted: int, slow_gpus: Iterable[int]) -> list[list[int]]:
+def candidates(mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus: Iterable[int]) -> list[list[int]]:
     """Return sets of GPUs that a running job could have instead: on few nodes, and on fast ones.
 
     Args:
-        live: The cluster.
+        mirror: The cluster.
         own: GPUs that it has.
         wanted: How many it asks for.
         slow_gpus: All of the nodes that are to blame.
     """
-    state, cluster = live.sim.state, live.site.cluster
+    state, cluster = mirror.sim.state, mirror.site.cluster
     usable = (state.gpu_job[ROW] < 0) & (state.gpu_down[ROW] == 0)
     usable[list(own)] = state.gpu_down[ROW, list(own)] == 0
     usable[list(slow_gpus)] = False
@@ -39,20 +39,20 @@ def candidates(live: LiveCluster, own: Iterable[int], wanted: int, slow_gpus: It
     return [gpus[order[:wanted]].tolist() for order in (few, fast)]
 
 
-def slowdown_on(live: LiveCluster, slot: int, gpus: list[int]) -> float:
+def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
     """Return by what a job's work takes longer on GPUs, whoever holds them.
 
     Args:
-        live: The cluster.
+        mirror: The cluster.
         slot: Of the job.
         gpus: The GPUs.
     """
-    cluster = live.site.cluster
+    cluster = mirror.site.cluster
     nodes, taken = np.unique(cluster.gpu_node[gpus], return_counts=True)
     racks = np.unique(cluster.node_rack[nodes])
     return float(
         slowdown_of(
-            live.sim, 0, slot, nodes.size, float(cluster.speed[nodes].min()),
+            mirror.sim, 0, slot, nodes.size, float(cluster.speed[nodes].min()),
             float(cluster.intra_bytes_per_s[nodes[taken > 1]].min(initial=np.inf)),
             float(cluster.nic_bytes_per_s[nodes].min()),
             float(cluster.uplink_bytes_per_s[racks].min()) if racks.size > 1 else np.inf,
@@ -60,16 +60,16 @@ def slowdown_on(live: LiveCluster, slot: int, gpus: list[int]) -> float:
     )  # fmt: skip
 
 
-def best_step_s(live: LiveCluster, own: tuple[int, ...], slow_gpus: Iterable[int], usual_s: float) -> float:
+def best_step_s(mirror: ClusterMirror, own: tuple[int, ...], slow_gpus: Iterable[int], usual_s: float) -> float:
     """Return the step time that a running job is predicted to have on other GPUs, inf if there are none for it.
 
     Args:
-        live: The cluster.
+        mirror: The cluster.
         own: GPUs that it has.
         slow_gpus: All of the nodes that are to blame.
         usual_s: Its step time before they were slow.
     """
-    slot = int(live.sim.state.gpu_job[ROW, own[0]])
-    present = slowdown_on(live, slot, list(own))
-    others = [slowdown_on(live, slot, gpus) for gpus in candidates(live, own, len(own), slow_gpus)]
+    slot = int(mirror.sim.state.gpu_job[ROW, own[0]])
+    present = slowdown_on(mirror, slot, list(own))
+    others = [slowdown_on(mirror, slot, gpus) for gpus in candidates(mirror, own, len(own), slow_gpus)]
     return usual_s * min(others, default=np.inf) / present

@@ -6,16 +6,16 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from .cluster_mirror import ROW, LiveCluster
+from .cluster_mirror import ROW, ClusterMirror
 
 
 def fitted(
-    live: LiveCluster, job: str, chosen: Iterable[int], nodes: int, *, in_service: bool = False
+    mirror: ClusterMirror, job: str, chosen: Iterable[int], nodes: int, *, in_service: bool = False
 ) -> tuple[int, ...]:
     """Return free GPUs that suit a waiting job, as many of them as can be from those that were chosen for it.
 
     Args:
-        live: The cluster; nothing may be picked for the job yet.
+        mirror: The cluster; nothing may be picked for the job yet.
         job: The job.
         chosen: GPUs that somebody would take.
         nodes: That are to give it the same GPUs each.
@@ -24,13 +24,13 @@ def fitted(
     Returns:
         The GPUs, ascending: the chosen ones themselves if they suit, none if no free GPUs do.
     """
-    gpus, state = live.asked(job).gpus, live.sim.state
+    gpus, state = mirror.asked(job).gpus, mirror.sim.state
     if gpus % nodes:
         return ()
     wanted = np.zeros(state.gpu_job.shape[1], dtype=bool)
     wanted[list(chosen)] = True
     free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0)
-    first = live.site.cluster.first_gpu
+    first = mirror.site.cluster.first_gpu
     each = gpus // nodes
     if nodes == 1:
         return _on_one(free, wanted & free, first, each)

@@ -26,20 +26,41 @@ class RankEnd:
     ended_s: float  # Unix time
 
 
+class EndedBy(StrEnum):
+    """Who ended an attempt. The values are what supervisors and launchers write into their records."""
+
+    NOBODY = ""  # its ranks ended by themselves, or nobody knows
+    CANCEL = "cancelled"  # the scheduler asked for it
+    TIME_LIMIT = "time limit"
+    RANK_FAILED = "rank failed"  # one of its ranks did, and the others were stopped
+    OUT_OF_MEMORY = "out of memory"  # a rank was killed for memory, and the others were stopped
+    NODE_FAULT = "node fault"  # the cluster lost it
+    REFUSED = "refused"  # no program ever ran, as there is none to run
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """What a backend says of an attempt."""
 
     run: Run
     ends: tuple[RankEnd, ...] = ()  # of the ranks that have ended, in the order of their ends
-    # Who asked for the end: "", "cancelled", "time limit", "rank failed", or "out of memory" where that made it fail.
-    # Of LOST: what was seen, after "node fault: " where the cluster did it. "refused: " and words if no program ran.
-    reason: str = ""
+    by: EndedBy = EndedBy.NOBODY
+    words: str = ""  # what was seen, for people; "" where `by` says all
     started_s: float = 0.0  # Unix time, 0 if not yet
     progress: Mapping[str, float] = field(default_factory=dict)  # what the job reports of itself
 
+    @property
+    def reason(self) -> str:
+        """Who ended it and what was seen, as `reason_of` writes it."""
+        return reason_of(self.by, self.words)
 
-NODE_FAULT = "node fault: "  # begins the reason of a loss that was the cluster's doing; its words follow
+
+def reason_of(by: EndedBy, words: str) -> str:
+    """Return who ended an attempt and what was seen in one line, such as "node fault: Ray lost node d"."""
+    return ": ".join(part for part in (by.value, words) if part)
 
 
-REFUSED = "refused: "  # begins the reason of an end before any program ran, as there is none to run; its words follow
+def read_reason(text: str) -> tuple[EndedBy, str]:
+    """Return who ended an attempt and what was seen, from a line as `reason_of` writes it."""
+    by, _, words = text.partition(": ")
+    return (EndedBy(by), words) if by in set(EndedBy) else (EndedBy.NOBODY, text)

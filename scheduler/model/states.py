@@ -82,13 +82,19 @@ JOB_CHANGES: dict[JobState, dict[JobState, str]] = {
     JobState.CANCELLED: {},
 }
 
-ATTEMPT_CHANGES: dict[AttemptState, frozenset[AttemptState]] = {
-    AttemptState.RESERVED: frozenset({AttemptState.LAUNCHED, AttemptState.DRAINING}),
-    AttemptState.LAUNCHED: frozenset({AttemptState.RUNNING, AttemptState.DRAINING}),
-    AttemptState.RUNNING: frozenset({AttemptState.DRAINING}),
-    AttemptState.DRAINING: frozenset({AttemptState.RELEASED}),
-    AttemptState.RELEASED: frozenset({AttemptState.CLOSED}),
-    AttemptState.CLOSED: frozenset(),
+ATTEMPT_CHANGES: dict[AttemptState, dict[AttemptState, str]] = {
+    AttemptState.RESERVED: {
+        AttemptState.LAUNCHED: "the backend took it",
+        AttemptState.DRAINING: "it is not to start any more, or the backend refused it",
+    },
+    AttemptState.LAUNCHED: {
+        AttemptState.RUNNING: "all ranks are running",
+        AttemptState.DRAINING: "it has ended, did not start in time, or is to stop",
+    },
+    AttemptState.RUNNING: {AttemptState.DRAINING: "it has ended, or is to stop"},
+    AttemptState.DRAINING: {AttemptState.RELEASED: "all its processes are proven gone"},
+    AttemptState.RELEASED: {AttemptState.CLOSED: "the backend has removed what it left"},
+    AttemptState.CLOSED: {},
 }
 
 FINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})  # nothing leaves them by itself

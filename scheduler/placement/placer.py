@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from ...agents.protocol import Policy
 from ...cluster.files.errors import PluginError
-from ..mirror.cluster_mirror import ROW, Asked, Expected, Known, LiveCluster, Site, Told
+from ..mirror.cluster_mirror import ROW, ClusterMirror
 from ..mirror.journal import Opening, encode, encode_opening
 from ..mirror.shape import fitted
-from ..policy_host.answer import SeenParts, Stored, stored_of
+from ..mirror.standing import Asked, Expected, Known, MirrorCall, Site
+from ..policy_host.answer import RecordParts, Stored, stored_of
 from ..policy_host.misses import Miss, MissError
-from ..policy_host.rollover import Succession
+from ..policy_host.rollover import Rollover
 
 MOST_UNTOLD = 1000  # happenings between two decisions that are kept
 MOST_LEFT_OVER = 10_000  # happenings without a decision that could keep them
@@ -32,14 +33,14 @@ class Mode(StrEnum):
     VETO = "veto"  # the heuristic decides; the policy may let it wait
 
 
-class Said(NamedTuple):
+class Proposal(NamedTuple):
     """What a policy would do."""
 
     job: str
     gpus: tuple[int, ...]  # none to wait
     rests: bool  # all jobs wait
 
-    def agrees(self, other: "Said") -> bool:
+    def agrees(self, other: "Proposal") -> bool:
         """Say whether both would do the same; the order in which GPUs are picked does not count."""
         return (self.job, self.rests, set(self.gpus)) == (other.job, other.rests, set(other.gpus))
 
@@ -52,23 +53,23 @@ class Decision(NamedTuple):
     started: bool  # False where it waits, or would have broken a reservation
     by: str  # name of who was obeyed
     version: str  # of the policy
-    said: Said | None  # by the policy, None if it said nothing of use
-    said_expected: Expected | None  # of what the policy said, None where it said nothing or waits
+    proposal: Proposal | None  # by the policy, None if it said nothing of use
+    proposal_expected: Expected | None  # of what the policy said, None where it said nothing or waits
     expected: Expected | None  # of what is done, None where it waits
-    instead: Said  # what the heuristic says
-    instead_expected: Expected | None
+    fallback_proposal: Proposal  # what the heuristic says
+    fallback_expected: Expected | None
     rests: bool  # all jobs wait
     took_s: float
     kind: Miss | None  # why the policy was not heard, None if it was
     reason: str  # the same in words
-    seen: Stored | None  # by the policy, if it tells
+    record: Stored | None  # by the policy, if it tells
     past: bytes  # what led to the decision, none if it is not worth to be kept
 
 
 class Advice(NamedTuple):
     """What somebody would do; nothing has been done."""
 
-    said: Said
+    proposal: Proposal
     by: str  # name of who says it
     miss: str  # why the policy was not heard, "" if it was
 
@@ -77,7 +78,7 @@ def _any_nodes(_: str) -> int:
     return 0
 
 
-class Deciding:
+class Placer:
     """Decides with a policy under a deadline, and with a heuristic wherever that says nothing of use.
 
     Args:
@@ -93,20 +94,20 @@ class Deciding:
         self.fallback, self.policy, self.deadline_s, self.mode = fallback, policy, deadline_s, mode
         self.misses: Counter[Miss] = Counter()
         self.agreements: Counter[bool] = Counter()  # whether the policy said what the heuristic says
-        self.succession = None if policy is None else Succession(policy, deadline_s)
+        self.rollover = None if policy is None else Rollover(policy, deadline_s)
         self._release = f"longshore {version('longshore')}"
         self._opening = ""  # of a past, until its first decision
         self._number = 0  # of the next decision in its past
-        self._untold: list[Told] = []  # that belongs to the past of the next decision
+        self._untold: list[MirrorCall] = []  # that belongs to the past of the next decision
         self._began = time.monotonic()  # of the past
 
-    def begin(self, live: LiveCluster) -> None:
+    def begin(self, mirror: ClusterMirror) -> None:
         """Follow a cluster from here on; nothing has happened to it since it was made."""
-        live.journal = []
-        self._opening, self._number, self._untold = encode_opening(Opening(live.site, live.origin)), 0, []
+        mirror.journal = []
+        self._opening, self._number, self._untold = encode_opening(Opening(mirror.site, mirror.origin)), 0, []
         self._began = time.monotonic()
-        if self.succession is not None:
-            self.succession.begin(live)
+        if self.rollover is not None:
+            self.rollover.begin(mirror)
 
     @property
     def is_to_begin_anew(self) -> bool:
@@ -115,31 +116,31 @@ class Deciding:
 
     def warm_up(self, site: Site) -> None:
         """Let the heuristic decide once about nothing: its first decision may have to compile it."""
-        live = LiveCluster(site, Known(0.0))
-        live.submit(Asked("first", 1, 60.0, 0.0))
-        if live.due() is not None:
-            _carry_out(live, self._fall_back(live))
+        mirror = ClusterMirror(site, Known(0.0))
+        mirror.submit(Asked("first", 1, 60.0, 0.0))
+        if mirror.due() is not None:
+            _carry_out(mirror, self._fall_back(mirror))
 
-    def look(self, live: LiveCluster) -> None:
+    def look(self, mirror: ClusterMirror) -> None:
         """Look for a newer version of the policy, so that it takes over also where nothing is to be decided."""
-        self._untold += self._happened(live)
-        if self.succession is not None:
-            self.succession.look(live)
+        self._untold += self._happened(mirror)
+        if self.rollover is not None:
+            self.rollover.look(mirror)
 
     def end(self) -> None:
         """End the policy's processes."""
-        if self.succession is not None:
-            self.succession.end()
+        if self.rollover is not None:
+            self.rollover.end()
 
     @property
     def version(self) -> str:
         """Version of the policy that decides."""
-        return self._release if self.succession is None else self.succession.version
+        return self._release if self.rollover is None else self.rollover.version
 
     def reload(self) -> None:
         """Look for a newer version of the policy; any thread, and a signal's handler, may call it."""
-        if self.succession is not None:
-            self.succession.reload()
+        if self.rollover is not None:
+            self.rollover.reload()
 
     def wait_until_ready(self, wait_s: float) -> None:
         """Wait until the policy can be asked.
@@ -147,64 +148,65 @@ class Deciding:
         Raises:
             PluginError: If it cannot be loaded, or not in time.
         """
-        if self.succession is not None:
-            self.succession.load(wait_s)
+        if self.rollover is not None:
+            self.rollover.load(wait_s)
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
         """Say whether the policy can be asked, or there is none."""
-        return self.succession is None or self.succession.is_ready(wait_s)
+        return self.rollover is None or self.rollover.is_ready(wait_s)
 
-    def settle(self, live: LiveCluster, nodes_of: Callable[[str], int] = _any_nodes) -> Decision:
+    def settle(self, mirror: ClusterMirror, nodes_of: Callable[[str], int] = _any_nodes) -> Decision:
         """Decide about the job that is due, and carry it out on the cluster's arrays.
 
         Args:
-            live: The cluster.
+            mirror: The cluster.
             nodes_of: How many nodes are to give a job the same GPUs each; 0 if it takes any GPUs.
         """
         began = time.perf_counter()
-        due = live.current
-        if (nodes := nodes_of(due)) and not fitted(live, due, (), nodes):
-            return self._pass_over(live, due, began)
-        self._untold += self._happened(live)
-        miss = self._ask(live)
-        instead = self._fall_back(live)  # while the policy thinks
-        said, seen, miss = self._hear(live) if miss is None else (None, None, miss)
+        due = mirror.current
+        if (nodes := nodes_of(due)) and not fitted(mirror, due, (), nodes):
+            return self._pass_over(mirror, due, began)
+        self._untold += self._happened(mirror)
+        miss = self._ask(mirror)
+        fallback_proposal = self._fall_back(mirror)  # while the policy thinks
+        proposal, record, miss = self._hear(mirror) if miss is None else (None, None, miss)
         policy_version = self.version
-        if said is not None:
-            self.agreements[said.agrees(instead)] += 1
-        obeyed, by = self._obeyed(said, instead)
-        suited = _suited(live, obeyed, nodes_of)
+        if proposal is not None:
+            self.agreements[proposal.agrees(fallback_proposal)] += 1
+        obeyed, by = self._obeyed(proposal, fallback_proposal)
+        suited = _suited(mirror, obeyed, nodes_of)
         if suited is None:  # it turned to another job, which cannot have what it needs
-            suited, by = _suited(live, instead, nodes_of), self.fallback.name
+            suited, by = _suited(mirror, fallback_proposal, nodes_of), self.fallback.name
         if suited is None:
-            return self._pass_over(live, due, began)
+            return self._pass_over(mirror, due, began)
         obeyed = suited
-        expected = _expected(live, obeyed)
-        instead_expected = expected if obeyed.agrees(instead) else _expected(live, instead)
-        said_expected = None if said is None else expected if said.agrees(obeyed) else _expected(live, said)
-        started = _carry_out(live, obeyed)
-        self._untold += self._happened(live)
+        expected = _expected(mirror, obeyed)
+        fallback_expected = expected if obeyed.agrees(fallback_proposal) else _expected(mirror, fallback_proposal)
+        proposal_expected = (
+            None if proposal is None else expected if proposal.agrees(obeyed) else _expected(mirror, proposal)
+        )
+        started = _carry_out(mirror, obeyed)
+        self._untold += self._happened(mirror)
         # What a heuristic lets wait is of no use to anybody, and at a full cluster there are many such jobs. But what
         # has happened has to go somewhere.
         is_kept = started or self.policy is not None or len(self._untold) > MOST_UNTOLD
         past = self._past() if is_kept else b""
         took_s = time.perf_counter() - began
         return Decision(
-            obeyed.job, obeyed.gpus, started, by, policy_version, said, said_expected, expected, instead,
-            instead_expected, obeyed.rests, took_s, None if miss is None else miss.kind,
-            "" if miss is None else str(miss), seen, past,
+            obeyed.job, obeyed.gpus, started, by, policy_version, proposal, proposal_expected, expected,
+            fallback_proposal, fallback_expected, obeyed.rests, took_s, None if miss is None else miss.kind,
+            "" if miss is None else str(miss), record, past,
         )  # fmt: skip
 
-    def _pass_over(self, live: LiveCluster, job: str, began: float) -> Decision:
+    def _pass_over(self, mirror: ClusterMirror, job: str, began: float) -> Decision:
         """Let a job wait that cannot have what it needs."""
-        self._untold += self._happened(live)
-        live.pass_over()
-        nothing = Said(job, (), rests=False)
+        self._untold += self._happened(mirror)
+        mirror.pass_over()
+        nothing = Proposal(job, (), rests=False)
         return Decision(
-            job, (), started=False, by=self.fallback.name, version=self.version, said=None, said_expected=None,
-            expected=None,
-            instead=nothing, instead_expected=None, rests=False, took_s=time.perf_counter() - began, kind=None,
-            reason="", seen=None, past=b"",
+            job, (), started=False, by=self.fallback.name, version=self.version, proposal=None, proposal_expected=None,
+            expected=None, fallback_proposal=nothing, fallback_expected=None, rests=False,
+            took_s=time.perf_counter() - began, kind=None, reason="", record=None, past=b"",
         )  # fmt: skip
 
     def _past(self) -> bytes:
@@ -213,98 +215,98 @@ class Deciding:
         self._number, self._opening, self._untold = self._number + 1, "", []
         return past
 
-    def consult(self, live: LiveCluster) -> Advice:
+    def consult(self, mirror: ClusterMirror) -> Advice:
         """Say what to do with the job that is due, without doing it; the heuristic is asked only in need."""
-        self._happened(live)
-        miss = self._ask(live)
-        said, _, miss = self._hear(live) if miss is None else (None, None, miss)
-        if said is not None and self.policy is not None:
-            return Advice(said, self.policy, "")
-        return Advice(self._fall_back(live), self.fallback.name, "" if miss is None else str(miss))
+        self._happened(mirror)
+        miss = self._ask(mirror)
+        proposal, _, miss = self._hear(mirror) if miss is None else (None, None, miss)
+        if proposal is not None and self.policy is not None:
+            return Advice(proposal, self.policy, "")
+        return Advice(self._fall_back(mirror), self.fallback.name, "" if miss is None else str(miss))
 
-    def consult_fallback(self, live: LiveCluster) -> Advice:
+    def consult_fallback(self, mirror: ClusterMirror) -> Advice:
         """Say what the heuristic would do with the job that is due, without doing it or asking the policy."""
-        self._happened(live)
-        return Advice(self._fall_back(live), self.fallback.name, "")
+        self._happened(mirror)
+        return Advice(self._fall_back(mirror), self.fallback.name, "")
 
-    def _happened(self, live: LiveCluster) -> Sequence[Told]:
+    def _happened(self, mirror: ClusterMirror) -> Sequence[MirrorCall]:
         """Return what has happened since this was last asked, after the policy's processes were told."""
-        told, live.journal = live.journal or [], []
-        if self.succession is not None:
-            self.succession.tell(told)
-        return told
+        calls, mirror.journal = mirror.journal or [], []
+        if self.rollover is not None:
+            self.rollover.tell(calls)
+        return calls
 
-    def _ask(self, live: LiveCluster) -> MissError | None:
+    def _ask(self, mirror: ClusterMirror) -> MissError | None:
         """Ask the policy, and return why it cannot be asked if so."""
         try:
-            if self.succession is not None:
-                self.succession.ask(live)
+            if self.rollover is not None:
+                self.rollover.ask(mirror)
         except MissError as miss:
             self.misses[miss.kind] += 1
             return miss
         return None
 
-    def _hear(self, live: LiveCluster) -> tuple[Said | None, Stored | None, MissError | None]:
+    def _hear(self, mirror: ClusterMirror) -> tuple[Proposal | None, Stored | None, MissError | None]:
         """Return what the policy says and saw, or why it says nothing of use."""
-        if self.succession is None:
+        if self.rollover is None:
             return None, None, None
         try:
-            choice = self.succession.answer()
-            said = Said(choice.job, tuple(choice.gpus), choice.rests and not choice.gpus)
-            seen = self._checked(live, said, choice.seen)
+            choice = self.rollover.answer()
+            proposal = Proposal(choice.job, tuple(choice.gpus), choice.rests and not choice.gpus)
+            record = self._checked(mirror, proposal, choice.record)
         except MissError as miss:
             self.misses[miss.kind] += 1
-            self.succession.blame(miss)
+            self.rollover.blame(miss)
             return None, None, miss
-        self.succession.thank()
-        return said, seen, None
+        self.rollover.thank()
+        return proposal, record, None
 
-    def _checked(self, live: LiveCluster, said: Said, seen: SeenParts | None) -> Stored | None:
+    def _checked(self, mirror: ClusterMirror, proposal: Proposal, record: RecordParts | None) -> Stored | None:
         """Return what the policy saw, once its decision is known to be one.
 
         Raises:
             MissError: If it is not.
         """
         try:
-            live.check_move(said.job, said.gpus)
+            mirror.check_move(proposal.job, proposal.gpus)
         except PluginError as error:
             raise MissError(Miss.REFUSED, str(error)) from error
         try:
-            return None if seen is None else stored_of(seen)
+            return None if record is None else stored_of(record)
         except PluginError as error:
             raise MissError(Miss.RUBBISH, str(error)) from error
 
-    def _fall_back(self, live: LiveCluster) -> Said:
-        placed = self.fallback.place(live.sim, ROW)
-        job = live.current
-        said = Said(job, live.picks(job) if placed else (), not placed and live.rests)
-        live.take_back()
-        live.due()
-        return said
+    def _fall_back(self, mirror: ClusterMirror) -> Proposal:
+        placed = self.fallback.place(mirror.sim, ROW)
+        job = mirror.current
+        proposal = Proposal(job, mirror.picks(job) if placed else (), not placed and mirror.rests)
+        mirror.take_back()
+        mirror.due()
+        return proposal
 
-    def _obeyed(self, said: Said | None, instead: Said) -> tuple[Said, str]:
-        if said is None or self.policy is None or self.mode is Mode.SHADOW:
-            return instead, self.fallback.name
-        if self.mode is Mode.VETO and said.gpus:
-            return instead, self.fallback.name
-        return said, self.policy
+    def _obeyed(self, proposal: Proposal | None, fallback_proposal: Proposal) -> tuple[Proposal, str]:
+        if proposal is None or self.policy is None or self.mode is Mode.SHADOW:
+            return fallback_proposal, self.fallback.name
+        if self.mode is Mode.VETO and proposal.gpus:
+            return fallback_proposal, self.fallback.name
+        return proposal, self.policy
 
 
-def _suited(live: LiveCluster, said: Said, nodes_of: Callable[[str], int]) -> Said | None:
+def _suited(mirror: ClusterMirror, proposal: Proposal, nodes_of: Callable[[str], int]) -> Proposal | None:
     """Return what somebody said with GPUs that the job can have, None if there are none."""
-    nodes = nodes_of(said.job) if said.gpus else 0
+    nodes = nodes_of(proposal.job) if proposal.gpus else 0
     if not nodes:
-        return said
-    gpus = fitted(live, said.job, said.gpus, nodes)
-    return said._replace(gpus=gpus) if gpus else None
+        return proposal
+    gpus = fitted(mirror, proposal.job, proposal.gpus, nodes)
+    return proposal._replace(gpus=gpus) if gpus else None
 
 
-def _expected(live: LiveCluster, said: Said) -> Expected | None:
-    return live.expected(said.job, said.gpus) if said.gpus else None
+def _expected(mirror: ClusterMirror, proposal: Proposal) -> Expected | None:
+    return mirror.expected(proposal.job, proposal.gpus) if proposal.gpus else None
 
 
-def _carry_out(live: LiveCluster, said: Said) -> bool:
-    if said.gpus:
-        return live.carry_out(said.job, said.gpus)
-    live.wait(rests=said.rests)
+def _carry_out(mirror: ClusterMirror, proposal: Proposal) -> bool:
+    if proposal.gpus:
+        return mirror.carry_out(proposal.job, proposal.gpus)
+    mirror.wait(rests=proposal.rests)
     return False

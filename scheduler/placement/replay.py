@@ -14,12 +14,13 @@ from typing import Any
 
 from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
-from ..mirror.cluster_mirror import ROW, Expected, LiveCluster, Told
+from ..mirror.cluster_mirror import ROW, ClusterMirror
 from ..mirror.journal import DECISIONS, ForeignPastError, decode, to_json
+from ..mirror.standing import Expected, MirrorCall
 from ..policy_host.answer import Stored
 from ..store.opening import Store
 from ..store.rows.decisions import DecisionRow, WholeDecision, decisions_after
-from .placer import Said
+from .placer import Proposal
 
 PAGE = 500  # decisions that are read at once
 BEFORE, GAP = "the file does not hold what led to them", "decisions before them are missing"  # why some are left out
@@ -116,27 +117,27 @@ def replay(path: Path, policy: Policy, left_out: Counter[str] | None = None) -> 
         InputError: If the file is damaged, naming the line.
     """
     counted = Counter[str]() if left_out is None else left_out
-    live, after, why = None, -1, BEFORE
+    mirror, after, why = None, -1, BEFORE
     for number, found in enumerate(read_decisions(path), 1):
         with _located(path, number):
             try:
                 past = decode(found["past"])
             except ForeignPastError as error:
-                live, why = None, error.problem
+                mirror, why = None, error.problem
                 counted[why] += 1
                 continue
             if past.opening is not None:
-                live = LiveCluster(*past.opening)
-            elif live is not None and past.number != after + 1:
-                live, why = None, GAP
+                mirror = ClusterMirror(*past.opening)
+            elif mirror is not None and past.number != after + 1:
+                mirror, why = None, GAP
             after = past.number
-            if live is None:
+            if mirror is None:
                 counted[why] += 1
                 continue
-            *happened, decision = past.told
-            _follow(live, happened)
-            compared = _compare(live, found, decision, policy)
-            _follow(live, [decision])
+            *happened, decision = past.calls
+            _follow(mirror, happened)
+            compared = _compare(mirror, found, decision, policy)
+            _follow(mirror, [decision])
         yield compared
 
 
@@ -151,49 +152,49 @@ def _located(path: Path, number: int) -> Iterator[None]:
         raise InputError(f"what is told cannot have happened: {error!r}", path=path, line=number) from error
 
 
-def _follow(live: LiveCluster, told: Iterable[Told]) -> None:
-    gpus = live.site.cluster.gpu_node.size
-    for each in told:
+def _follow(mirror: ClusterMirror, calls: Iterable[MirrorCall]) -> None:
+    gpus = mirror.site.cluster.gpu_node.size
+    for each in calls:
         if each.method in ("take_out", "bring_back") and each.arguments[0] not in range(gpus):
             raise InputError(f"there is no GPU {each.arguments[0]}")
-        live.follow([each])
+        mirror.follow([each])
 
 
-def _compare(live: LiveCluster, found: dict[str, Any], decision: Told, policy: Policy) -> Compared:
-    if decision.method not in DECISIONS or live.due() is None:
+def _compare(mirror: ClusterMirror, found: dict[str, Any], decision: MirrorCall, policy: Policy) -> Compared:
+    if decision.method not in DECISIONS or mirror.due() is None:
         raise InputError("no decision was due")
-    was = _said(live, decision)
+    was = _proposal_of(mirror, decision)
     other, expected, error = was, None, ""
     try:
-        other = _decide(live, policy)
-        expected = _expected(live, other)
+        other = _decide(mirror, policy)
+        expected = _expected(mirror, other)
     except Exception as raised:  # a stranger's policy may fail in any way
         error = f"{type(raised).__name__}: {raised}"
     return Compared(
         int(found["seq"]), float(found["at_s"]), str(found["explanation"]["obeyed"]), not error and was.agrees(other),
-        was.job, was.gpus, other.job, other.gpus, _expected(live, was), expected, error,
+        was.job, was.gpus, other.job, other.gpus, _expected(mirror, was), expected, error,
     )  # fmt: skip
 
 
-def _decide(live: LiveCluster, policy: Policy) -> Said:
+def _decide(mirror: ClusterMirror, policy: Policy) -> Proposal:
     try:
-        placed = policy.place(live.sim, ROW)
-        return Said(live.current, live.picks(live.current) if placed else (), not placed and live.rests)
+        placed = policy.place(mirror.sim, ROW)
+        return Proposal(mirror.current, mirror.picks(mirror.current) if placed else (), not placed and mirror.rests)
     finally:
-        live.take_back()
-        live.due()
+        mirror.take_back()
+        mirror.due()
 
 
-def _said(live: LiveCluster, decision: Told) -> Said:
+def _proposal_of(mirror: ClusterMirror, decision: MirrorCall) -> Proposal:
     if decision.method == "wait":
-        return Said(live.current, (), bool(decision.arguments[0]))
+        return Proposal(mirror.current, (), bool(decision.arguments[0]))
     job, gpus = decision.arguments
     assert isinstance(gpus, tuple)
-    return Said(str(job), gpus, rests=False)
+    return Proposal(str(job), gpus, rests=False)
 
 
-def _expected(live: LiveCluster, said: Said) -> Expected | None:
-    return live.expected(said.job, said.gpus) if said.gpus else None
+def _expected(mirror: ClusterMirror, proposal: Proposal) -> Expected | None:
+    return mirror.expected(proposal.job, proposal.gpus) if proposal.gpus else None
 
 
 def as_line(compared: Compared) -> str:

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ...agents.learned.decision_record import Seen
+from ...agents.learned.decision_record import DecisionRecord
 from ...cluster.files.errors import PluginError
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-MOST_SEEN_BYTES = 1 << 20  # of a decision; what it saw is not sent if it is more
+MOST_RECORD_BYTES = 1 << 20  # of a decision; what it saw is not sent if it is more
 MOST_NAME = 200  # characters
 ROUNDING = 1e-3  # by which a log-probability may be above 0
 
@@ -42,7 +42,7 @@ class Followed(_Message):
     number: int  # of the message that told it
 
 
-class SeenParts(_Message):
+class RecordParts(_Message):
     """What a network saw and how it chose, in base64."""
 
     observations: str  # little-endian float32, choice by choice
@@ -60,7 +60,7 @@ class Choice(_Message):
     gpus: list[int]  # in the order of their picks; none to wait
     rests: bool = False  # all jobs wait
     took_s: Finite = 0.0
-    seen: SeenParts | None = None  # if it tells
+    record: RecordParts | None = None  # if it tells
 
 
 class Failed(_Message):
@@ -96,16 +96,16 @@ class Stored(NamedTuple):
     actions: tuple[int, ...]  # one a choice
 
 
-def parts_of(seen: Seen) -> SeenParts | None:
+def parts_of(record: DecisionRecord) -> RecordParts | None:
     """Return what is sent of what a network saw, None if that is too much."""
-    arrays = (seen.observations.astype("<f4"), seen.masks.astype("u1"), seen.log_probabilities.astype("<f4"))
-    if sum(array.nbytes for array in arrays) > MOST_SEEN_BYTES:
+    arrays = (record.observations.astype("<f4"), record.masks.astype("u1"), record.log_probabilities.astype("<f4"))
+    if sum(array.nbytes for array in arrays) > MOST_RECORD_BYTES:
         return None
     texts = (base64.b64encode(array.tobytes()).decode() for array in arrays)
-    return SeenParts(**dict(zip(SeenParts.model_fields, (*texts, seen.actions.tolist()), strict=True)))
+    return RecordParts(**dict(zip(RecordParts.model_fields, (*texts, record.actions.tolist()), strict=True)))
 
 
-def stored_of(parts: SeenParts) -> Stored:
+def stored_of(parts: RecordParts) -> Stored:
     """Return what is stored of what a network saw.
 
     Raises:
@@ -117,18 +117,18 @@ def stored_of(parts: SeenParts) -> Stored:
     except ValueError as error:  # not ASCII, or no base64
         raise PluginError(f"what the policy saw is no base64: {error}") from error
     stored = Stored(observation, mask, log_probability, tuple(parts.actions))
-    seen = seen_of(stored)
-    if not np.isfinite(seen.observations).all():
+    record = record_of(stored)
+    if not np.isfinite(record.observations).all():
         raise PluginError("what the policy saw is not finite")
-    closed, logs = ~seen.masks, seen.log_probabilities
+    closed, logs = ~record.masks, record.log_probabilities
     if not (np.isneginf(logs) == closed).all() or not (logs <= ROUNDING).all():
         raise PluginError("the policy's log-probabilities are none, or do not go with its mask")
-    if closed[np.arange(seen.actions.size), seen.actions].any():
+    if closed[np.arange(record.actions.size), record.actions].any():
         raise PluginError("the policy took an action that its mask closes")
     return stored
 
 
-def seen_of(stored: Stored) -> Seen:
+def record_of(stored: Stored) -> DecisionRecord:
     """Return what a network saw at a stored decision.
 
     Raises:
@@ -141,7 +141,7 @@ def seen_of(stored: Stored) -> Seen:
     found = (len(stored.observation), len(stored.mask), len(stored.log_probability))
     if not choices or lengths != found or not all(0 <= action < actions for action in stored.actions):
         raise PluginError(f"what the policy saw has {found} bytes, which do not go with {choices} choices")
-    return Seen(
+    return DecisionRecord(
         _floats(stored.observation, choices), np.frombuffer(stored.mask, np.uint8).reshape(choices, -1) != 0,
         _floats(stored.log_probability, choices), np.array(stored.actions, dtype=np.int32),
     )  # fmt: skip

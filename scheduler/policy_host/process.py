@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ...cluster.files.errors import PluginError
-from ..mirror.cluster_mirror import Site, Snapshot, Told
+from ..mirror.standing import MirrorCall, Site, Snapshot
 from .answer import Choice, Failed, Followed, Message, Ready, Refused, read_message
 from .frames import MOST_BYTES, Channel
 from .misses import Miss, MissError
@@ -51,7 +51,7 @@ class PolicyProcess:
         self.known: Ready | None = None  # what it said once it was loaded
         self._has_cluster = False  # it knows where the cluster stood, and all since then but the backlog
         self._takes_up = False  # it was sent the cluster, and has not answered
-        self._backlog: list[Told] = []
+        self._backlog: list[MirrorCall] = []
         self._number = 0
         self._busy_since = time.monotonic()
         self._until = 0.0  # of `time.monotonic`, for the answer
@@ -79,10 +79,10 @@ class PolicyProcess:
         """Number of the process, and of the session that it leads."""
         return self._process.pid
 
-    def tell(self, told: Sequence[Told]) -> None:
+    def tell(self, calls: Sequence[MirrorCall]) -> None:
         """Note what has happened, for the next question."""
         if self._has_cluster:
-            self._backlog += told
+            self._backlog += calls
 
     def let_go(self) -> None:
         """Follow another cluster from the next question on."""
@@ -153,10 +153,10 @@ class PolicyProcess:
         # Who took up the cluster at the last question is not waited for again.
         if not self.catch_up(snapshot, time.monotonic() if self._takes_up else self._until):
             raise MissError(Miss.BEHIND, "it is told how the cluster stands")
-        told, self._backlog = self._backlog, []
+        calls, self._backlog = self._backlog, []
         self._number += 1
         try:
-            self._channel.send(pickle.dumps(Question(self._number, told)), self._until)
+            self._channel.send(pickle.dumps(Question(self._number, calls)), self._until)
         except TimeoutError as error:
             raise self._ended(Miss.LATE, "it does not listen") from error
         except OSError as error:

@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from enum import StrEnum
 
-from ..mirror.cluster_mirror import LiveCluster, Told
+from ..mirror.cluster_mirror import ClusterMirror
+from ..mirror.standing import MirrorCall
 from .answer import Choice
 from .breaker import Breaker
 from .misses import BLAMELESS, Miss, MissError
@@ -32,7 +33,7 @@ class Reload(StrEnum):
     UNCHANGED = "unchanged"  # it is the same
 
 
-class Succession:
+class Rollover:
     """The process that is asked, and one that may take its place between two decisions.
 
     All but `reload` is called from one thread.
@@ -65,53 +66,53 @@ class Succession:
         """Numbers of the processes, of which each leads a session."""
         return [process.pid for process in (self._serving, self._successor) if process is not None]
 
-    def begin(self, live: LiveCluster) -> None:
+    def begin(self, mirror: ClusterMirror) -> None:
         """Follow a cluster from here on."""
         for process in (self._serving, self._successor):
             if process is not None:
                 process.let_go()
         if self._serving is None and not self._breaker.is_open:
             with suppress(MissError):
-                self._serve(live)
+                self._serve(mirror)
 
-    def _start(self, edition: Edition, live: LiveCluster) -> PolicyProcess:
+    def _start(self, edition: Edition, mirror: ClusterMirror) -> PolicyProcess:
         try:
-            return PolicyProcess(edition, live.site, self.deadline_s)
+            return PolicyProcess(edition, mirror.site, self.deadline_s)
         except (OSError, RuntimeError) as error:  # the machine has no more processes, descriptors or threads
             raise MissError(Miss.DEAD, f"no process can be started: {error}") from error
 
-    def _serve(self, live: LiveCluster) -> PolicyProcess:
+    def _serve(self, mirror: ClusterMirror) -> PolicyProcess:
         """Start the process that is asked."""
         if self._edition.content is None and checkpoint_of(self.name) is not None:
             self._edition = read_edition(self.name)  # the file may be there by now
         try:
-            self._serving = self._start(self._edition, live)
+            self._serving = self._start(self._edition, mirror)
         except MissError as miss:
             log.warning("policy %s: %s", self.name, miss)
             self._breaker.missed(is_over=True)
             raise
         return self._serving
 
-    def tell(self, told: Sequence[Told]) -> None:
+    def tell(self, calls: Sequence[MirrorCall]) -> None:
         """Note what has happened, for all processes."""
         for process in (self._serving, self._successor):
             if process is not None:
-                process.tell(told)
+                process.tell(calls)
 
-    def ask(self, live: LiveCluster) -> None:
+    def ask(self, mirror: ClusterMirror) -> None:
         """Ask the policy what it would do at the decision that is due.
 
         Raises:
             MissError: If it cannot be asked.
         """
-        self.look(live)
+        self.look(mirror)
         if self._breaker.is_open:
             raise MissError(Miss.RESTING, "it rests after misses")
-        serving = self._serving or self._serve(live)
+        serving = self._serving or self._serve(mirror)
         try:
             if serving.ready() is None:
                 raise MissError(Miss.LOADING, "it is being loaded")
-            serving.ask(live.snapshot)
+            serving.ask(mirror.snapshot)
         except MissError as miss:
             self.blame(miss)
             raise
@@ -161,7 +162,7 @@ class Succession:
             if self._serving.ready(wait_s) is None:
                 raise MissError(Miss.LOADING, f"policy {self.name!r} was not loaded within {wait_s:.0f} s")
         except MissError:
-            # Said once, by who called.
+            # Proposal once, by who called.
             if self._serving.is_over:
                 self._breaker.missed(is_over=True)
                 self._serving = None
@@ -171,10 +172,10 @@ class Succession:
         """Look for a newer version soon. Any thread, and a signal's handler, may call it."""
         self._wanted.set()
 
-    def look(self, live: LiveCluster) -> None:
+    def look(self, mirror: ClusterMirror) -> None:
         """Begin to load a newer version if there is one, and let one take over that is loaded. Never takes long."""
         if self._successor is not None:
-            self._succeed(self._successor, live)
+            self._succeed(self._successor, mirror)
         elif self._reading is not None:
             if self._reading.done():
                 reading, self._reading = self._reading, None
@@ -183,7 +184,7 @@ class Succession:
                 except Exception as error:  # of a package that is being replaced, or without memory
                     self._refuse(MissError(Miss.UNLOADABLE, f"it cannot be read: {error}"))
                 else:
-                    self._prepare(edition, live)
+                    self._prepare(edition, mirror)
         elif self._wanted.is_set() or time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_S
             stamp = stamp_of(self.name)
@@ -193,13 +194,13 @@ class Succession:
                 self._stamp = stamp
                 self._reading = _read_aside(self.name)
 
-    def _prepare(self, edition: Edition, live: LiveCluster) -> None:
+    def _prepare(self, edition: Edition, mirror: ClusterMirror) -> None:
         if edition.content is not None and edition == self._edition:
             self.reloads[Reload.UNCHANGED] += 1
             return
         log.info("policy %s: version %.12s is being loaded", self.name, edition.version)
         try:
-            self._successor = self._start(edition, live)
+            self._successor = self._start(edition, mirror)
         except MissError as miss:
             self._refuse(miss)
 
@@ -208,10 +209,10 @@ class Succession:
         self.reloads[Reload.REFUSED] += 1
         log.warning("policy %s goes on with version %.12s: %s", self.name, self.version, miss)
 
-    def _succeed(self, successor: PolicyProcess, live: LiveCluster) -> None:
+    def _succeed(self, successor: PolicyProcess, mirror: ClusterMirror) -> None:
         """Let a newer version take over if it is loaded and knows all that has happened."""
         try:
-            if successor.ready() is None or not successor.catch_up(live.snapshot, time.monotonic()):
+            if successor.ready() is None or not successor.catch_up(mirror.snapshot, time.monotonic()):
                 return
         except MissError as miss:
             successor.end()

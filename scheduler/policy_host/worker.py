@@ -22,7 +22,8 @@ from ...agents.learned.decision_record import Observing
 from ...agents.protocol import Policy
 from ...agents.registry import ROLLOUT, find_policy
 from ...cluster.files.errors import LongshoreError
-from ..mirror.cluster_mirror import ROW, Asked, Known, LiveCluster, Site, Snapshot, Told
+from ..mirror.cluster_mirror import ROW, ClusterMirror
+from ..mirror.standing import Asked, Known, MirrorCall, Site, Snapshot
 from .answer import Choice, Failed, Followed, Message, Ready, Refused, parts_of
 from .frames import Channel
 from .versions import Edition, base_of, checkpoint_of
@@ -46,7 +47,7 @@ class Question:
     """What it is told after that."""
 
     number: int
-    told: Sequence[Told] = ()  # what has happened since the last one
+    calls: Sequence[MirrorCall] = ()  # what has happened since the last one
     snapshot: Snapshot | None = None  # the cluster, to be followed from here on; then nothing is asked
 
 
@@ -90,19 +91,19 @@ def serve(channel: Channel) -> None:
         return
     channel.send(ready.model_dump_json().encode())
     with suppress(EOFError):
-        _answer_all(channel, policy, LiveCluster(begin.site, Known(0.0)))
+        _answer_all(channel, policy, ClusterMirror(begin.site, Known(0.0)))
 
 
-def _answer_all(channel: Channel, policy: Policy, live: LiveCluster) -> NoReturn:
+def _answer_all(channel: Channel, policy: Policy, mirror: ClusterMirror) -> NoReturn:
     observing = policy if isinstance(policy, Observing) else None
     while True:
         question: Question = pickle.loads(channel.receive())
         if question.snapshot is not None:
-            live = LiveCluster.of(question.snapshot)
+            mirror = ClusterMirror.of(question.snapshot)
             answer: Message = Followed(number=question.number)
         else:
-            live.follow(question.told)
-            answer = _answer(policy, observing, live, question.number)
+            mirror.follow(question.calls)
+            answer = _answer(policy, observing, mirror, question.number)
         channel.send(answer.model_dump_json().encode())
 
 
@@ -121,34 +122,36 @@ def load(edition: Edition) -> Policy:
 
 
 def limit(policy: Policy, deadline_s: float) -> None:
-    """Let rollouts stop trying in time; a try that has begun is played to its end."""
+    """Let rollouts stop trying in time; a try that has begun runs to its end."""
     from ...agents.rollouts.rollout import Rollout  # it imports PyTorch, which takes seconds
 
     assert isinstance(policy, Rollout)
     policy.search = replace(policy.search, budget_s=min(policy.search.budget_s, ROLLOUT_SHARE * deadline_s))
 
 
-def _answer(policy: Policy, observing: Observing | None, live: LiveCluster, number: int) -> Choice | Failed:
+def _answer(policy: Policy, observing: Observing | None, mirror: ClusterMirror, number: int) -> Choice | Failed:
     """Return what the policy would do at the decision that is due; the cluster stays as it is."""
-    live.due()
+    mirror.due()
     began = time.perf_counter()
     try:
-        placed = policy.place(live.sim, ROW)
-        job = live.current
-        gpus = list(live.picks(job)) if placed else []
+        placed = policy.place(mirror.sim, ROW)
+        job = mirror.current
+        gpus = list(mirror.picks(job)) if placed else []
         took_s = time.perf_counter() - began
-        seen = None if observing is None else parts_of(observing.last_seen())
-        return Choice(number=number, job=job, gpus=gpus, rests=not placed and live.rests, took_s=took_s, seen=seen)
+        record = None if observing is None else parts_of(observing.last_decision())
+        return Choice(
+            number=number, job=job, gpus=gpus, rests=not placed and mirror.rests, took_s=took_s, record=record
+        )
     except Exception as error:
         return Failed(number=number, reason=f"{type(error).__name__}: {error}")
     finally:
-        live.take_back()
+        mirror.take_back()
 
 
 def _warm_up(policy: Policy, site: Site) -> None:
     """Let the policy decide once, so that everything is compiled before it counts."""
-    live = LiveCluster(site, Known(0.0))
+    mirror = ClusterMirror(site, Known(0.0))
     for job in ("first", "second"):
-        live.submit(Asked(job, 1, 3600.0, 0.0))
-        if live.due() is not None and policy.place(live.sim, ROW):
-            live.start()
+        mirror.submit(Asked(job, 1, 3600.0, 0.0))
+        if mirror.due() is not None and policy.place(mirror.sim, ROW):
+            mirror.start()

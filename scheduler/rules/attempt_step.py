@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
     out_of_service: Mapping[str, str] = {}  # nodes that go out of service with it, with the reason
 
 
-class Seen(NamedTuple):
+class AttemptView(NamedTuple):
     """All that a step depends on."""
 
     desired: Desired
@@ -66,10 +66,10 @@ WISHED = {Desired.CANCEL: "cancelled on request", Desired.HOLD: "held on request
 ENDED = (Run.EXITED, Run.LOST)
 
 
-def next_step(seen: Seen, now_s: float) -> Step:
+def next_step(view: AttemptView, now_s: float) -> Step:
     """Return the next step for an attempt; after it has been taken there may be another one at once."""
-    step = _next_step(seen, now_s)
-    return step._replace(contact=Contact.UNKNOWN) if seen.is_cut_off and step.do is not Do.CLOSE else step
+    step = _next_step(view, now_s)
+    return step._replace(contact=Contact.UNKNOWN) if view.is_cut_off and step.do is not Do.CLOSE else step
 
 
 def is_over(run: Run, *, is_cancelled: bool) -> bool:
@@ -78,40 +78,40 @@ def is_over(run: Run, *, is_cancelled: bool) -> bool:
     return run in ENDED or (run is Run.ABSENT and is_cancelled)
 
 
-def _next_step(seen: Seen, now_s: float) -> Step:
-    if seen.state is AttemptState.RELEASED:
+def _next_step(view: AttemptView, now_s: float) -> Step:
+    if view.state is AttemptState.RELEASED:
         return Step(Do.CLOSE)
-    if seen.status.run is Run.UNREACHABLE:
+    if view.status.run is Run.UNREACHABLE:
         return Step(Do.NOTHING, contact=Contact.UNKNOWN)
-    if seen.state is AttemptState.DRAINING:
-        over = is_over(seen.status.run, is_cancelled=seen.is_cancelled)
-        return Step(Do.RELEASE) if over and seen.is_gone else Step(Do.CANCEL)
-    if seen.has_fault:
+    if view.state is AttemptState.DRAINING:
+        over = is_over(view.status.run, is_cancelled=view.is_cancelled)
+        return Step(Do.RELEASE) if over and view.is_gone else Step(Do.CANCEL)
+    if view.has_fault:
         return Step(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)
-    if seen.status.run in ENDED:
-        return Step(Do.STOP, class_of(seen.status)[1])
-    if seen.desired in WISHES:
-        return Step(Do.STOP, WISHED[seen.desired], WISHES[seen.desired])
-    return _towards_running(seen, now_s)
+    if view.status.run in ENDED:
+        return Step(Do.STOP, class_of(view.status)[1])
+    if view.desired in WISHES:
+        return Step(Do.STOP, WISHED[view.desired], WISHES[view.desired])
+    return _towards_running(view, now_s)
 
 
-def _towards_running(seen: Seen, now_s: float) -> Step:
+def _towards_running(view: AttemptView, now_s: float) -> Step:
     """Return the next step of an attempt that is to run and has not ended."""
-    if seen.state is AttemptState.RUNNING:
-        if seen.status.run is Run.ABSENT:
+    if view.state is AttemptState.RUNNING:
+        if view.status.run is Run.ABSENT:
             return Step(Do.STOP, "the backend knows nothing of it any more", AfterStop.RETRY)
-        return Step(Do.NOTHING) if seen.verdict is None else Step(Do.STOP, seen.verdict.cause, seen.verdict.after)
-    if seen.status.run is Run.RUNNING:
-        if seen.state is AttemptState.RESERVED:
+        return Step(Do.NOTHING) if view.verdict is None else Step(Do.STOP, view.verdict.cause, view.verdict.after)
+    if view.status.run is Run.RUNNING:
+        if view.state is AttemptState.RESERVED:
             return Step(Do.LAUNCH)  # it was launched, and nobody has noted it
         return Step(Do.RUN, "all ranks are running")
-    if seen.is_cut_off:
+    if view.is_cut_off:
         # It has next to nothing to lose, waits there for ever if the node is gone for good, and is not to blame.
         return Step(Do.STOP, "a node of it is down, and not all its ranks run yet", AfterStop.RELOCATE)
-    if now_s - seen.opened_s > START_LIMIT_S:
-        why = f": {seen.launch_error}" if seen.launch_error else ""
+    if now_s - view.opened_s > START_LIMIT_S:
+        why = f": {view.launch_error}" if view.launch_error else ""
         return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s{why}", AfterStop.RETRY)
-    is_late = seen.status.run is Run.PENDING and now_s - seen.opened_s > LAUNCH_AGAIN_S
-    if seen.state is AttemptState.RESERVED or seen.status.run is Run.ABSENT or is_late:
+    is_late = view.status.run is Run.PENDING and now_s - view.opened_s > LAUNCH_AGAIN_S
+    if view.state is AttemptState.RESERVED or view.status.run is Run.ABSENT or is_late:
         return Step(Do.LAUNCH)
     return Step(Do.NOTHING)

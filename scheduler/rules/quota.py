@@ -24,8 +24,8 @@ class Quota:
         for row in inside if gpus is not None else ():
             self._has[row.owner] += row.gpus
 
-    def lets_in(self, row: JobRow) -> bool:
-        """Say whether a job may come into the queue, and count it if so."""
+    def take(self, row: JobRow) -> bool:
+        """Count a job as one of its owner's if they may have its GPUs, and say whether they may."""
         if self.gpus is None:
             return True
         if row.owner in self._full or self._has[row.owner] + row.gpus > self.gpus:

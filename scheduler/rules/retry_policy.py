@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from signal import SIGKILL
 
-from ..model.run import NODE_FAULT, REFUSED, RankEnd, Run, Status
+from ..model.run import EndedBy, RankEnd, Run, Status
 from ..model.states import AfterStop
 from ..model.tries import NO_PROGRESS, Tries
 
@@ -15,7 +15,7 @@ COLLATERAL_S = 5.0  # ranks' clocks may differ by so much: who ended first is no
 TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the program asks to be run again
 AMBIGUOUS_SIGNALS = frozenset({6, 7, 9, 11, 15})  # of a fault of the node as well as of the program
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0  # before a job is tried again, doubled with every try
-STOPPED = ("cancelled", "node fault")  # reasons of ends that the job did not come to by itself
+STOPPED = (EndedBy.CANCEL, EndedBy.NODE_FAULT)  # the job did not come to its end by itself
 
 
 class ExitClass(StrEnum):
@@ -90,22 +90,22 @@ def class_of(status: Status) -> tuple[ExitClass, str]:
     """Return the class of an attempt's end and its cause in words."""
     if status.run is Run.ABSENT:
         return ExitClass.INFRASTRUCTURE, "it was not started"
-    if status.run is Run.LOST and status.reason.startswith(NODE_FAULT):
-        return ExitClass.INFRASTRUCTURE, status.reason.removeprefix(NODE_FAULT)
+    if status.run is Run.LOST and status.by is EndedBy.NODE_FAULT:
+        return ExitClass.INFRASTRUCTURE, status.words
     if status.run is Run.LOST:
         return ExitClass.AMBIGUOUS, f"no record of how it ended: {status.reason}"
-    if status.reason.startswith(REFUSED):
-        return ExitClass.USER, status.reason.removeprefix(REFUSED)
-    if status.reason == "time limit":
+    if status.by is EndedBy.REFUSED:
+        return ExitClass.USER, status.words
+    if status.by is EndedBy.TIME_LIMIT:
         return ExitClass.LIMIT, "ran longer than its time limit"
     first = first_end(status.ends)
-    if not status.ends and status.reason == "cancelled":
+    if not status.ends and status.by is EndedBy.CANCEL:
         return ExitClass.ASKED, "it was not started"
     if first is None:
         return ExitClass.SUCCESS, "all ranks ended with exit code 0"
-    if status.reason == "node fault":
+    if status.by is EndedBy.NODE_FAULT:
         return ExitClass.INFRASTRUCTURE, "a GPU of it is out of service"
-    if status.reason == "out of memory":
+    if status.by is EndedBy.OUT_OF_MEMORY:
         killed = _killed_for_memory(status.ends) or first
         return ExitClass.RESOURCE, f"rank {killed.rank} was killed as memory ran out"
     return _class_of_rank(first)
@@ -149,7 +149,7 @@ def outcome_of(
     """
     exit_class, cause = class_of(status)
     # A program that takes a signal well ends with 0 whether its work is done or not.
-    was_stopped = asked is not None and status.reason in STOPPED
+    was_stopped = asked is not None and status.by in STOPPED
     if exit_class is ExitClass.SUCCESS and not was_stopped:
         return Outcome(AfterStop.SUCCEED, exit_class, cause, used, 0)
     if asked in _RETRIED:

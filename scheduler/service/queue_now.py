@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from ..control.facade import Control
 from ..control.job_errors import JobErrors
-from ..control.reconciler import Scheduler
 from ..model.gpu_index import Layout
 from ..rules.queue_order import in_order, places
 from ..settings import Settings
@@ -56,11 +56,11 @@ class QueueNow:
     Args:
         settings: Of the scheduler.
         layout: Of its cluster.
-        scheduler: Itself.
+        control: What is asked of the scheduler.
     """
 
-    def __init__(self, settings: Settings, layout: Layout, scheduler: Scheduler) -> None:
-        self._settings, self._layout, self._scheduler = settings, layout, scheduler
+    def __init__(self, settings: Settings, layout: Layout, control: Control) -> None:
+        self._settings, self._layout, self._control = settings, layout, control
         self._lock = threading.Lock()
         self._last: tuple[int, float, Queue] | None = None  # number of the last event, when it was read, what was read
 
@@ -87,7 +87,6 @@ class QueueNow:
         by_owner: Counter[str] = Counter()
         for job, owner in owners_of(tx, sorted(held)).items():
             by_owner[owner] += held[job]
-        scheduler = self._scheduler
         return Queue(
-            room, places(line), by_owner, settings.limits.gpus, now_s, scheduler.held_back, scheduler.errors
+            room, places(line), by_owner, settings.limits.gpus, now_s, self._control.held_back, self._control.errors
         )  # fmt: skip

@@ -16,7 +16,8 @@ from ..access.first_token import first_token
 from ..access.tokens import Role
 from ..backends.building import build, full_name
 from ..backends.protocol import Backend, Closes
-from ..control.reconciler import Scheduler
+from ..control.facade import Control
+from ..control.reconciler import Reconciler
 from ..control.state_cache import Parts
 from ..files.disk_space import Room
 from ..files.owner import this_process
@@ -24,9 +25,9 @@ from ..files.paths import exists
 from ..health.monitor import Monitor
 from ..health.usage import Usage, sample_of
 from ..metrics.registry import Metrics
-from ..mirror.cluster_mirror import Site
+from ..mirror.standing import Site
 from ..model.gpu_index import Layout
-from ..placement.placer import Deciding, Mode
+from ..placement.placer import Mode, Placer
 from ..settings import Chosen, Settings, check_open, cluster_of
 from ..store.database.engines import file_of
 from ..store.database.errors import StoreUnreachableError
@@ -73,7 +74,7 @@ class Service:
         self.backend: Backend = build(kind.name, kind.settings, settings.folder, self.layout, chosen.file)
         self.slots = _has_slots(self.backend)
         choice = settings.policy
-        deciding = Deciding(find_policy(choice.fallback), choice.name, choice.deadline_s, Mode(choice.mode))
+        placer = Placer(find_policy(choice.fallback), choice.name, choice.deadline_s, Mode(choice.mode))
         self.store: Store = open_store(settings.store_url)
         self.store.make_room = self.room.release
         try:
@@ -86,16 +87,17 @@ class Service:
         self.node_types = node_types_of(setup)
         monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s)
         parts = Parts(
-            self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, deciding, time.time,
+            self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, placer, time.time,
             this_process(), monitor, settings.limits.gpus, self.room.against_starts,
         )  # fmt: skip
-        self.scheduler = Scheduler(parts)
+        self.reconciler = Reconciler(parts)
+        self.control = Control(self.reconciler)
         self.metrics = Metrics(
             self.store, self.layout, self.node_types, self.leads,
             lambda: monitor.steps.figures if self.leads() else {}, self.room,
         )  # fmt: skip
         self.store.watch_commits(self.metrics.commit_s.observe)
-        self.queue = QueueNow(settings, self.layout, self.scheduler)
+        self.queue = QueueNow(settings, self.layout, self.control)
         self.failures, self.usage = TickFailures(), Usage()
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()
@@ -115,11 +117,11 @@ class Service:
 
     def now_s(self) -> float:
         """Return the present: Unix time."""
-        return self.scheduler.parts.now_s()
+        return self.control.now_s()
 
     def leads(self) -> bool:
         """Say whether this scheduler leads."""
-        return self.scheduler.book is not None
+        return self.control.leads()
 
     def take_up(self) -> None:
         """Take the lease if it is free, and wait until the policy is loaded.
@@ -128,16 +130,16 @@ class Service:
             PluginError: If the policy cannot be loaded.
             StoreError: If the store does not answer.
         """
-        self.scheduler.parts.deciding.warm_up(self.scheduler.parts.site)
+        self.reconciler.parts.placer.warm_up(self.reconciler.parts.site)
         try:
-            leads = self.scheduler.tick()
+            leads = self.reconciler.tick()
         except LongshoreError:
             raise
         except Exception as error:  # the loop tries again, and the API tells
             self.failures.count(error)
             return
         if leads:
-            self.scheduler.parts.deciding.wait_until_ready(LOADED_S)
+            self.reconciler.parts.placer.wait_until_ready(LOADED_S)
 
     def start(self) -> None:
         """Begin to schedule."""
@@ -155,7 +157,7 @@ class Service:
         for thread in (self._thread, self._keeping):
             if thread.is_alive():
                 thread.join()
-        self.scheduler.close()
+        self.reconciler.close()
         if isinstance(self.backend, Closes):
             self.backend.close()
         self.store.close()
@@ -189,14 +191,14 @@ class Service:
         while not self.ends.is_set():
             try:
                 with self.metrics.tick():
-                    self.scheduler.tick()
+                    self.reconciler.tick()
                 self._ticked = time.monotonic()
                 self._forget()
                 self.failures.end()
             except Exception as error:
                 # A scheduler that stops is worse than one that fails a tick: jobs run on, and it tries again.
                 self.ends.wait(self.failures.count(error))
-            if not self.scheduler.is_behind:
+            if not self.reconciler.is_behind:
                 self.ends.wait(REST_S)
                 self._woken.wait(TICK_S - REST_S)
             self._woken.clear()
@@ -228,7 +230,7 @@ class Service:
         if self.usage.is_due(now_s):
             with suppress(StoreUnreachableError), self.store.read() as tx:
                 held = [(row.node, row.gpu) for row in held_gpus(tx)]
-                reports = self.scheduler.parts.monitor.reports.last()
+                reports = self.control.last_reports()
                 self.usage.take(sample_of(held, self.layout.nodes, reports, now_s))
 
     def _prune(self) -> None:

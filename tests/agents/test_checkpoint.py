@@ -10,8 +10,9 @@ import torch
 
 from longshore.agents.learned.checkpoint import layout_of, load_policy, network_of, save_policy, schema_of
 from longshore.agents.learned.step_policy import LearnedPolicy
-from longshore.agents.networks.networks import MovesNetwork
+from longshore.agents.networks.networks import CandidateNetwork
 from longshore.cluster.files.errors import CheckpointError
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
@@ -31,18 +32,18 @@ def untrained(
 
 def simulation(rows: int = 4, *, nodes: int = 8, waiting: bool = False) -> Simulation:
     cluster, scenarios, process, rules = hetero64(rows, 5, nodes=nodes, jobs=16)
-    return simulation_of(cluster, scenarios, process, rules._replace(waiting=waiting), rows=rows)
+    return simulation_of(Problem(cluster, scenarios, process, rules._replace(waiting=waiting)), rows=rows)
 
 
 def finishes(policy: LearnedPolicy, sim: Simulation) -> np.ndarray:
-    policy.play(sim, np.arange(sim.scenarios.jobs.size))
+    policy.run(sim, np.arange(sim.scenarios.jobs.size))
     return outcome_of(sim).finish_s
 
 
 @pytest.mark.parametrize("width", [64, 96])
-def test_a_network_over_moves_has_the_width_that_it_was_saved_with(width: int, tmp_path: Path) -> None:
-    schema = untrained("moves", action="candidate", waiting=True).schema
-    network = MovesNetwork(layout_of(schema), width)
+def test_a_network_over_candidates_has_the_width_that_it_was_saved_with(width: int, tmp_path: Path) -> None:
+    schema = untrained("candidates", action="candidate", waiting=True).schema
+    network = CandidateNetwork(layout_of(schema), width)
     save_policy(tmp_path / "p.zip", schema, network)
     again = load_policy(tmp_path / "p.zip").network.state_dict()
     assert all((again[name] == tensor).all() for name, tensor in network.state_dict().items())
@@ -144,35 +145,35 @@ def test_the_set_network_serves_clusters_of_any_size() -> None:
     assert (finishes(untrained("set"), simulation(nodes=12)) > 0).all()
 
 
-@pytest.mark.parametrize("observation", ["full", "source", "source-literal"])
-def test_the_sources_network_refuses_another_cluster(observation: str) -> None:
+@pytest.mark.parametrize("observation", ["full", "patent", "patent-literal"])
+def test_the_patents_network_refuses_another_cluster(observation: str) -> None:
     policy = untrained("mlp", action="gpu", observation=observation)
     with pytest.raises(CheckpointError, match="64 GPUs on 8 nodes, this cluster has 96 on 12"):
-        policy.play(simulation(nodes=12), np.arange(4))
+        policy.run(simulation(nodes=12), np.arange(4))
 
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize(
     ("network", "action", "observation"),
-    [("set", "node", "full"), ("set", "gpu", "full"), ("mlp", "gpu", "source"), ("mlp", "gpu", "source-literal")],
+    [("set", "node", "full"), ("set", "gpu", "full"), ("mlp", "gpu", "patent"), ("mlp", "gpu", "patent-literal")],
 )
-def test_placing_one_by_one_comes_to_what_playing_comes_to(
+def test_placing_one_by_one_comes_to_what_running_comes_to(
     network: str, action: str, observation: str, *, allowed: bool, waits: bool
 ) -> None:
     from longshore.cluster.simulator.engine import advance, reset, start, wait
 
     policy = untrained(network, action=action, observation=observation, waiting=waits)
-    played = finishes(policy, simulation(waiting=allowed))
+    run = finishes(policy, simulation(waiting=allowed))
     sim = simulation(waiting=allowed)
     reset(sim, 0, 2)
     while advance(sim, 0):
         start(sim, 0) if policy.place(sim, 0) else wait(sim, 0)
-    assert np.allclose(sim.state.finish_s[0], played[2])
+    assert np.allclose(sim.state.finish_s[0], run[2])
 
 
-def test_the_source_network_has_the_sources_size() -> None:
-    policy = untrained("mlp", action="gpu", observation="source")
+def test_the_patent_network_has_the_patents_size() -> None:
+    policy = untrained("mlp", action="gpu", observation="patent")
     assert isinstance(policy.network.policy, torch.nn.Module)
     weights = sum(parameter.numel() for parameter in policy.network.policy.parameters())
     assert weights == 139_608  # SPEC R3 at N = 64, input N + 2

@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.agents.heuristics.play import fewest_nodes
+from longshore.agents.heuristics.run import fewest_nodes
 from longshore.cluster.dispatch.placing import picked_slowdown
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from tests import reference_policies
-from tests.compiled_runs import at_first_decision, picks, play_heuristic
+from tests.compiled_runs import at_first_decision, picks, run_heuristic
 from tests.strategies import Case, cases
 from tests.test_reference import Jobs, hand_case
 
@@ -36,7 +36,7 @@ def choice(
 
 
 def finish_s(name: str, case: Case, job: int) -> float:
-    return float(play_heuristic(case, name)[1].finish_s[0, job])
+    return float(run_heuristic(case, name)[1].finish_s[0, job])
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_a_job_may_wait_for_a_later_end_than_the_next() -> None:
 def test_consolidate_waits_for_a_node_that_holds_the_whole_job_where_it_may(start_s: float, *, waiting: bool) -> None:
     outages = {1: [(0.0, 5.0)], 3: [(0.0, 90.0)]}  # from 5 s on, GPU 1 of node 0 and GPU 2 of node 1 are free
     case = hand_case(grid_cluster(2, 2), [(1, 20.0, 0.0), (2, 10.0, 6.0)], outages, waiting=waiting)
-    assert play_heuristic(case, "consolidate")[1].first_start_s[0, 1] == start_s
+    assert run_heuristic(case, "consolidate")[1].first_start_s[0, 1] == start_s
 
 
 def test_consolidate_does_not_wait_for_what_no_node_can_hold() -> None:
     case = hand_case(grid_cluster(2, 2), [(1, 20.0, 0.0), (3, 10.0, 0.0)], waiting=True)
-    assert play_heuristic(case, "consolidate")[1].first_start_s[0, 1] == 0.0
+    assert run_heuristic(case, "consolidate")[1].first_start_s[0, 1] == 0.0
 
 
 class Counted:

@@ -102,9 +102,9 @@ class Parts:
 
     def __init__(self, network: str = "mlp", **schema: Any) -> None:
         torch.manual_seed(0)
-        action = "candidate" if network == "moves" else "node"
+        action = "candidate" if network == "candidates" else "node"
         made = schema_of(
-            algorithm="ppo", network=network, action=action, observation="full", waiting=network == "moves",
+            algorithm="ppo", network=network, action=action, observation="full", waiting=network == "candidates",
             node_gpus=(8,) * 8,
         )  # fmt: skip
         self.schema: Any = json.loads(made.model_dump_json()) | schema
@@ -216,10 +216,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "an array that goes on": lambda: Parts().with_array(FIRST, Parts().arrays[FIRST] + b"more"),
     "complex numbers": lambda: Parts().with_array(FIRST, npy(np.zeros((256, 195), complex))),
     "no numbers": lambda: Parts().with_array("value.1.bias", npy(np.array([np.nan], np.float32))),
-    "a network over moves of a huge width": lambda: Parts("moves").with_array(
+    "a network over candidates of a huge width": lambda: Parts("candidates").with_array(
         "score.weight", shaped("(1, 99999999999)")
     ),
-    "a network over moves of width 0": lambda: Parts("moves").with_array("score.weight", shaped("(1, 0)")),
+    "a network over candidates of width 0": lambda: Parts("candidates").with_array("score.weight", shaped("(1, 0)")),
     "a schema that asks 24 GB": lambda: Parts(node_gpus=[8] * 125_000, gpus=1_000_000, items=125_000).archive(),
     "a schema of a million nodes": lambda: Parts(node_gpus=[1] * 1_000_000, gpus=1_000_000, items=1_000_000).archive(),
     "a schema of more": lambda: Parts(node_gpus=[1] * 1_000_001).archive(),
@@ -239,7 +239,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a schema that is too long": lambda: Parts().archive(schema=b" " * (1 << 24)),
     "weights that unpack to 4 GB": lambda: claimed(Parts().archive(bytes(100 << 20)), 0xFFFFFFFE),
     "a schema that unpacks to more than it says": lambda: outer_bomb(Parts()),
-    "weights that are all zeros": lambda: Parts("moves").archive(bytes(120 << 20)),
+    "weights that are all zeros": lambda: Parts("candidates").archive(bytes(120 << 20)),
     "weights with an inner bomb": lambda: inner_bomb(Parts()),
     "weights of 65,000 entries": lambda: Parts().archive(many(Parts())),
     "65,000 entries": lambda: many(Parts()),
@@ -275,14 +275,14 @@ def test_a_hostile_checkpoint_is_refused_in_one_line(name: str, load: Load, tmp_
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked_whatever_it_says_of_its_size(load: Load, tmp_path: Path) -> None:
-    path, bomb_of_zeros = tmp_path / "p.zip", Parts("moves").archive(bytes(120 << 20))
+    path, bomb_of_zeros = tmp_path / "p.zip", Parts("candidates").archive(bytes(120 << 20))
     path.write_bytes(bomb_of_zeros)
     assert load(path).endswith("; no weights do")
     path.write_bytes(lied(bomb_of_zeros, 120 << 20))
     assert f"weights.npz says that it has {120 << 20} bytes, and the file has " in load(path)
 
 
-@pytest.mark.parametrize("network", ["mlp", "set", "moves"])
+@pytest.mark.parametrize("network", ["mlp", "set", "candidates"])
 def test_what_is_spoiled_above_is_sound_before(network: str, load: Load, tmp_path: Path) -> None:
     path = tmp_path / "p.zip"
     path.write_bytes(Parts(network).archive())
@@ -350,7 +350,7 @@ def test_a_schema_with_anything_in_a_field_is_loaded_or_refused(
 
 def test_a_saved_policy_is_loaded_in_that_process(load: Load, tmp_path: Path) -> None:
     schema = schema_of(
-        algorithm="ppo", network="mlp", action="gpu", observation="source", waiting=False, node_gpus=(1,) * 512
+        algorithm="ppo", network="mlp", action="gpu", observation="patent", waiting=False, node_gpus=(1,) * 512
     )
     save_policy(tmp_path / "p.zip", schema, network_of(schema))
     assert load(tmp_path / "p.zip") == "loaded"

@@ -12,7 +12,7 @@ from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from tests.bounds import optimal_makespan_s
-from tests.compiled_runs import play_heuristic, play_policy
+from tests.compiled_runs import run_heuristic, run_policy
 from tests.strategies import Case
 from tests.test_bounds import RULES, batch, batches, fault_free
 
@@ -25,7 +25,7 @@ def test_no_heuristic_ends_before_the_optimum(made: tuple[Cluster, Scenarios], o
     for name in HEURISTICS:
         for waiting in (True, False):
             rules = RULES._replace(order=order, waiting=waiting)
-            outcome = play_heuristic(Case(cluster, scenarios, 0, fault_free(cluster), rules), name)[1]
+            outcome = run_heuristic(Case(cluster, scenarios, 0, fault_free(cluster), rules), name)[1]
             assert outcome.makespan_s[0] >= optimum_s, name
 
 
@@ -45,7 +45,7 @@ def test_no_network_ends_before_the_optimum(
         )  # fmt: skip
         policy = LearnedPolicy("untrained", schema, network_of(schema))
         rules = RULES._replace(order=order, waiting=waiting)
-        outcome = play_policy(Case(cluster, scenarios, 0, fault_free(cluster), rules), policy)[1]
+        outcome = run_policy(Case(cluster, scenarios, 0, fault_free(cluster), rules), policy)[1]
         assert outcome.finished[0] == scenarios.jobs[0]
         assert outcome.makespan_s[0] >= optimum_s
 
@@ -53,5 +53,5 @@ def test_no_network_ends_before_the_optimum(
 def test_expected_finish_reaches_the_optimum_where_looking_one_job_ahead_is_enough() -> None:
     cluster = grid_cluster(2, 1, speed=np.array([1.0, 2.0]))
     scenarios = batch(cluster, [(1, 4.0), (1, 4.0), (1, 4.0)])
-    outcome = play_heuristic(Case(cluster, scenarios, 0, fault_free(cluster), RULES), "eft-wait")[1]
+    outcome = run_heuristic(Case(cluster, scenarios, 0, fault_free(cluster), RULES), "eft-wait")[1]
     assert outcome.makespan_s[0] == optimal_makespan_s(cluster, scenarios, 0, RULES) == 4.0

@@ -14,32 +14,33 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import HEURISTICS, PART_NODES
-from longshore.agents.learned.candidate_policy import MovesPolicy
+from longshore.agents.learned.candidate_policy import CandidatePolicy
 from longshore.agents.learned.checkpoint import network_of
-from longshore.agents.learned.objective import goal_unit_s, spent_s
-from longshore.agents.learned.schema import Goal
-from longshore.agents.networks.networks import MovesNetwork, mean_of
+from longshore.agents.learned.objective import objective_unit_s, spent_s
+from longshore.agents.networks.networks import CandidateNetwork, mean_of
 from longshore.agents.parts import decisions_of_a_part
 from longshore.agents.registry import find_policy
-from longshore.agents.rollouts.posterior import Belief, belief_of, blend, worth_of
+from longshore.agents.rollouts.posterior import Posterior, blend, posterior_of, value_of_information
 from longshore.agents.rollouts.rollout import FORESEE_FROM, Base, Ranking, Rollout, Search, rollout_of
-from longshore.cluster.candidates.candidates import is_wait, list_moves
+from longshore.cluster.candidates.candidates import is_wait, list_candidates
 from longshore.cluster.candidates.futures import PRESENT, TRIAL, draw_future
 from longshore.cluster.files.errors import PluginError
+from longshore.cluster.model.objective import Objective
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation
-from tests.compiled_runs import at_first_decision, compiled, play_heuristic, play_policy, read_out
+from tests.compiled_runs import at_first_decision, compiled, read_out, run_heuristic, run_policy
 from tests.deep_cases import deep_case
-from tests.plain_moves import without_faults
+from tests.plain_candidates import without_faults
 from tests.plain_run import busy_case
-from tests.policies_under_test import CHECKPOINTS, POLICIES, untrained_moves
+from tests.policies_under_test import CHECKPOINTS, POLICIES, untrained_candidates
 from tests.strategies import Case, cases
 from tests.test_reference import hand_case
 
-GOALS: tuple[Goal, ...] = get_args(Goal)
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 DRAW_S = 0.25
 LONG_BATCH = 2  # seed of a deep case: 128 jobs at once on 7 nodes
 BASES = st.sampled_from(("patient", "eft-hazard", "first-fit", "pack"))
@@ -63,21 +64,21 @@ class Clock:
     def place(self, sim: Simulation, row: int) -> bool:
         return self.base.place(sim, row)
 
-    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
-        self.base.play(sim, scenarios)
+    def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        self.base.run(sim, scenarios)
 
-    def play_on(self, sim: Simulation, row: int) -> None:
+    def run_on(self, sim: Simulation, row: int) -> None:
         self.now_s += 1.0
         self.runs += 1
-        self.base.play_on(sim, row)
+        self.base.run_on(sim, row)
 
 
 class RankingClock(Clock):
     """The same of a base that ranks."""
 
-    def __init__(self, base: MovesPolicy) -> None:
+    def __init__(self, base: CandidatePolicy) -> None:
         super().__init__(base)
-        self.told = base.told
+        self.predicted_gains = base.predicted_gains
 
     @property
     def stand_in(self) -> Base:
@@ -88,18 +89,18 @@ class RankingClock(Clock):
 @given(cases(), BASES, st.integers(1, 13))
 def test_where_the_future_is_known_a_rollout_never_loses_to_its_base(case: Case, base: str, width: int) -> None:
     case = without_faults(case._replace(rules=case.rules._replace(order=ORDERS["fifo"])))
-    outcome = play_heuristic(case, base)[1]
-    for goal in GOALS:
-        better = play_policy(case, Rollout(HEURISTICS[base], Search(futures=2, width=width), goal))[1]
+    outcome = run_heuristic(case, base)[1]
+    for objective in OBJECTIVES:
+        better = run_policy(case, Rollout(HEURISTICS[base], Search(futures=2, width=width), objective))[1]
         came_to, bound = (
-            one.makespan_s if goal == "makespan" else one.finish_s.sum(axis=1) for one in (better, outcome)
+            one.makespan_s if objective == "makespan" else one.finish_s.sum(axis=1) for one in (better, outcome)
         )
         assert came_to[0] <= bound[0] * (1 + 1e-9)
 
 
 def truth_of(sim: Simulation) -> Simulation:
     one = Scenarios._make(array[:1].copy() for array in sim.scenarios)
-    return simulation_of(sim.cluster, one, sim.process, sim.rules, rows=3)
+    return simulation_of(Problem(sim.cluster, one, sim.process, sim.rules), rows=3)
 
 
 def recall_truth(imagined: Simulation, sim: Simulation, row: int) -> None:
@@ -119,17 +120,19 @@ def recall_truth(imagined: Simulation, sim: Simulation, row: int) -> None:
 def test_with_the_true_future_faults_and_all_a_rollout_never_loses_to_its_base(
     case: Case, name: str, width: int
 ) -> None:
-    base = untrained_moves(waiting=True) if name == "untrained" else HEURISTICS[name]
-    outcome = play_policy(case, base)[1]
+    base = untrained_candidates(waiting=True) if name == "untrained" else HEURISTICS[name]
+    outcome = run_policy(case, base)[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longshore.agents.rollouts.rollout.imagination_of", truth_of)
         patch.setattr("longshore.agents.rollouts.rollout.recall", recall_truth)
         patch.setattr("longshore.agents.rollouts.rollout.draw_future", lambda imagined, key: None)
         patch.setattr("longshore.agents.rollouts.rollout.without_faults", nullcontext)
-        for goal in GOALS:
-            better = play_policy(case, Rollout(base, Search(futures=2, width=width), goal))[1]
+        for objective in OBJECTIVES:
+            better = run_policy(case, Rollout(base, Search(futures=2, width=width), objective))[1]
             came_to, bound = (
-                one.makespan_s if goal == "makespan" else (one.finish_s - case.scenarios.submit_s[case.row]).sum(axis=1)
+                one.makespan_s
+                if objective == "makespan"
+                else (one.finish_s - case.scenarios.submit_s[case.row]).sum(axis=1)
                 for one in (better, outcome)
             )
             assert came_to[0] <= bound[0] * (1 + 1e-9)
@@ -138,7 +141,7 @@ def test_with_the_true_future_faults_and_all_a_rollout_never_loses_to_its_base(
 def test_what_is_believed_is_the_mean_weighted_by_variances() -> None:
     # Told, and without faults: of variance s = 0.004 + 0.2 x 0.2 = 0.044 each. In one future that and 2.7 s as noise,
     # as if ten futures had shown it; after two of sample variance 0.02, (10 x 2.7 x s + 0.02) / 11.
-    told, spread = np.array([0.0, -0.2]), 0.044
+    predicted_gains, spread = np.array([0.0, -0.2]), 0.044
     gains = np.array([[0.0, 0.1], [0.0, 0.3], [0.0, 0.1]])
     noise = (27.0 * spread + 0.02) / 11.0
     for count, weights, values in (
@@ -147,9 +150,9 @@ def test_what_is_believed_is_the_mean_weighted_by_variances() -> None:
         (2, [1.0, 1.0, 1.0 / 3.7], [-0.2, 0.1, 0.3]),
         (3, [1.0, 1.0, 2.0 * spread / (spread + noise)], [-0.2, 0.1, 0.2]),
     ):
-        belief = belief_of(gains[:count], told)
-        assert belief.mean == pytest.approx([0.0, np.average(values, weights=weights)])
-        assert belief.variance == pytest.approx([0.0, spread / sum(weights)])
+        posterior = posterior_of(gains[:count], predicted_gains)
+        assert posterior.mean == pytest.approx([0.0, np.average(values, weights=weights)])
+        assert posterior.variance == pytest.approx([0.0, spread / sum(weights)])
 
 
 @given(st.integers(1, 1000))
@@ -161,24 +164,24 @@ def test_the_more_futures_the_more_the_ends_count(futures: int) -> None:
     np.testing.assert_array_equal(blend(ends_s, ends_s), ends_s)
 
 
-def test_knowing_a_move_is_worth_what_chance_alone_would_make_it_gain() -> None:
-    belief = Belief(np.array([0.0, -0.1, 0.05, -3.0]), np.array([0.0, 0.04, 0.01, 1e-6]))
-    drawn = np.random.default_rng(1).normal(belief.mean, np.sqrt(belief.variance), (400_000, 4))
+def test_knowing_a_candidate_is_worth_what_chance_alone_would_make_it_gain() -> None:
+    posterior = Posterior(np.array([0.0, -0.1, 0.05, -3.0]), np.array([0.0, 0.04, 0.01, 1e-6]))
+    drawn = np.random.default_rng(1).normal(posterior.mean, np.sqrt(posterior.variance), (400_000, 4))
     expected = np.maximum(drawn - drawn[:, 2:3], 0.0).mean(axis=0)
-    assert worth_of(belief) == pytest.approx(expected, abs=5e-4)
+    assert value_of_information(posterior) == pytest.approx(expected, abs=5e-4)
 
 
 def test_what_is_settled_is_tried_no_more() -> None:
-    sim, base = at_first_decision(busy_case(ring=True)), untrained_moves(waiting=True)
-    told = base.told(sim, 0)
+    sim, base = at_first_decision(busy_case(ring=True)), untrained_candidates(waiting=True)
+    predicted_gains = base.predicted_gains(sim, 0)
     every = Rollout(base, Search(futures=6, width=3), "jct").gains(sim, 0)
-    moves = np.argsort(-told, kind="stable")[:4]
-    assert not np.isnan(every[:, moves]).any()
-    worth = worth_of(belief_of(np.zeros((0, 4)), told[moves] - told.max()))
-    some = Rollout(base, Search(futures=6, width=3, worth=float(worth.max())), "jct").gains(sim, 0)
-    assert set(np.flatnonzero(~np.isnan(some[0]))) == {moves[0], moves[worth.argmax()]}
-    np.testing.assert_array_equal(some[0, moves[0]], every[0, moves[0]])
-    none = Rollout(base, Search(futures=6, width=3, worth=1.01 * float(worth.max())), "jct")
+    candidates = np.argsort(-predicted_gains, kind="stable")[:4]
+    assert not np.isnan(every[:, candidates]).any()
+    worth = value_of_information(posterior_of(np.zeros((0, 4)), predicted_gains[candidates] - predicted_gains.max()))
+    some = Rollout(base, Search(futures=6, width=3, least_value=float(worth.max())), "jct").gains(sim, 0)
+    assert set(np.flatnonzero(~np.isnan(some[0]))) == {candidates[0], candidates[worth.argmax()]}
+    np.testing.assert_array_equal(some[0, candidates[0]], every[0, candidates[0]])
+    none = Rollout(base, Search(futures=6, width=3, least_value=1.01 * float(worth.max())), "jct")
     assert none.gains(sim, 0).shape[0] == 0
     assert none.choose(sim, 0) == -1
 
@@ -188,8 +191,8 @@ def test_a_rollout_finds_the_optimum_that_its_base_misses() -> None:
     cluster = grid_cluster(2, 2, speed=np.array([1.0, 2.5]))
     case = hand_case(cluster, [(1, 4.0, 0.0), (2, 20.0, 0.0)])
     base = HEURISTICS["eft-hazard"]
-    assert play_policy(case, base)[1].makespan_s[0] == 20.0
-    assert play_policy(case, Rollout(base, Search(futures=2), "makespan"))[1].makespan_s[0] == 8.0
+    assert run_policy(case, base)[1].makespan_s[0] == 20.0
+    assert run_policy(case, Rollout(base, Search(futures=2), "makespan"))[1].makespan_s[0] == 8.0
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -197,18 +200,18 @@ def test_the_same_seed_gives_the_same_decisions_and_another_may_not(order: str) 
     case = busy_case(ring=True)
     case = case._replace(rules=case.rules._replace(order=ORDERS[order]))
     base, search = HEURISTICS["patient"], Search(futures=4, width=8)
-    events = [play_policy(case, Rollout(base, search, "jct", seed))[0] for seed in (1, 1, 2, 3, 4)]
+    events = [run_policy(case, Rollout(base, search, "jct", seed))[0] for seed in (1, 1, 2, 3, 4)]
     assert events[0] == events[1]
     assert any(other != events[0] for other in events[2:])
     one = Rollout(base, search, "jct", 1)
-    assert [play_policy(case, one)[0] for _ in range(2)] == [events[0]] * 2, "it remembers an earlier run"
+    assert [run_policy(case, one)[0] for _ in range(2)] == [events[0]] * 2, "it remembers an earlier run"
 
 
 @settings(max_examples=20)
 @given(case=cases(), base=BASES)
-def test_a_rollout_without_time_plays_as_its_base(case: Case, base: str) -> None:
+def test_a_rollout_without_time_runs_as_its_base(case: Case, base: str) -> None:
     rollout = Rollout(HEURISTICS[base], Search(futures=2, budget_s=0.0), "makespan")
-    assert play_policy(case, rollout)[0] == play_heuristic(case, base)[0]
+    assert run_policy(case, rollout)[0] == run_heuristic(case, base)[0]
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 1.5, 5.5, 6.5, 20.5, 1e9])
@@ -216,16 +219,16 @@ def test_a_rollout_without_time_plays_as_its_base(case: Case, base: str) -> None
 def test_a_decision_passes_its_budget_by_at_most_one_try(
     *, budget_s: float, ranks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = RankingClock(untrained_moves(waiting=True)) if ranks else Clock(HEURISTICS["patient"])
+    clock = RankingClock(untrained_candidates(waiting=True)) if ranks else Clock(HEURISTICS["patient"])
     assert isinstance(clock, Ranking if ranks else Base)
     monkeypatch.setattr("longshore.agents.rollouts.rollout.time", SimpleNamespace(perf_counter=clock.perf_counter))
     monkeypatch.setattr("longshore.agents.rollouts.rollout.draw_future", clock.draw_future)
     sim = at_first_decision(busy_case(ring=True))
     gains = Rollout(clock, Search(futures=8, width=4, budget_s=budget_s), "makespan").gains(sim, 0)
-    # A base that ranks has the future without faults beside the others, and its own choice is one of the 5 moves.
-    futures, moves = (9, 5) if ranks else (8, 6)
-    assert clock.now_s <= min(budget_s + 1.0 + DRAW_S, futures * (moves + DRAW_S))
-    assert gains.shape[0] == clock.runs // moves, "futures that were not tried with all moves count"
+    # A base that ranks has the future without faults beside the others, and its own choice is one of the 5 candidates.
+    futures, candidates = (9, 5) if ranks else (8, 6)
+    assert clock.now_s <= min(budget_s + 1.0 + DRAW_S, futures * (candidates + DRAW_S))
+    assert gains.shape[0] == clock.runs // candidates, "futures that were not tried with all candidates count"
 
 
 @pytest.mark.parametrize("name", ["patient", "untrained"])
@@ -236,7 +239,7 @@ def test_a_try_is_given_up_on_its_way_when_the_budget_is_spent(
     case = deep_case(LONG_BATCH, order)
     sim = at_first_decision(case._replace(rules=case.rules._replace(waiting=True, ageing_s=math.inf)))
     part = decisions_of_a_part(sim, PART_NODES)
-    base = untrained_moves(waiting=True) if name == "untrained" else HEURISTICS[name]
+    base = untrained_candidates(waiting=True) if name == "untrained" else HEURISTICS[name]
     rollout = Rollout(base, Search(budget_s=20.0))
     state = rollout._imagination(sim).state
     # A second for each decision of the try that goes on
@@ -251,15 +254,15 @@ def test_a_try_is_given_up_on_its_way_when_the_budget_is_spent(
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**32 - 1), order=st.sampled_from(list(ORDERS)))
 def test_a_run_that_is_watched_is_the_same(name: str, seed: int, order: str) -> None:
-    policy: Any = untrained_moves(waiting=True) if name == "untrained" else HEURISTICS[name]
+    policy: Any = untrained_candidates(waiting=True) if name == "untrained" else HEURISTICS[name]
     case, looks = deep_case(seed, order), [0]
     runs = []
     for each in (policy, policy.watched(lambda: looks.__setitem__(0, looks[0] + 1))):
         sim = compiled(case)
         reset(sim, 0, case.row)
         if name == "untrained":
-            runs.append([each.play_for(sim, 0, 30, 4), *sim.state.decisions])
-        each.play_on(sim, 0)
+            runs.append([each.run_for(sim, 0, 30, 4), *sim.state.decisions])
+        each.run_on(sim, 0)
         runs.append(read_out(sim)[0])
     half = len(runs) // 2
     assert str(runs[:half]) == str(runs[half:])
@@ -268,12 +271,12 @@ def test_a_run_that_is_watched_is_the_same(name: str, seed: int, order: str) -> 
 
 def test_a_budget_that_is_not_met_changes_nothing() -> None:
     sim = at_first_decision(busy_case(ring=True))
-    for base in (HEURISTICS["patient"], untrained_moves(waiting=True)):
+    for base in (HEURISTICS["patient"], untrained_candidates(waiting=True)):
         plain, bounded = (Rollout(base, Search(futures=3, budget_s=s)).gains(sim, 0) for s in (math.inf, 1e9))
         np.testing.assert_array_equal(plain, bounded)
 
 
-def test_the_gain_of_the_bases_own_move_is_nothing() -> None:
+def test_the_gain_of_the_bases_own_candidate_is_nothing() -> None:
     gains = Rollout(HEURISTICS["patient"], Search(futures=8), "jct").gains(at_first_decision(busy_case(ring=True)), 0)
     assert (gains[:, 0] == 0.0).all()
     assert (gains[:, 1:] != 0.0).any()
@@ -281,7 +284,7 @@ def test_the_gain_of_the_bases_own_move_is_nothing() -> None:
 
 def test_a_base_that_ranks_is_first_tried_without_faults() -> None:
     case = busy_case(ring=True)
-    base = untrained_moves(waiting=True)
+    base = untrained_candidates(waiting=True)
     gains = Rollout(base, Search(futures=3, width=3), "jct", seed=1).gains(at_first_decision(case), 0)
     other = Rollout(base, Search(futures=3, width=3), "jct", seed=2).gains(at_first_decision(case), 0)
     assert len(gains) == len(other) == 4
@@ -295,43 +298,45 @@ def test_a_base_that_ranks_is_first_tried_without_faults() -> None:
 
 
 def test_rollouts_of_a_mean_have_its_first_network_as_base() -> None:
-    schema = untrained_moves(waiting=True).schema
+    schema = untrained_candidates(waiting=True).schema
     torch.manual_seed(1)
     networks = [network_of(schema) for _ in range(3)]
-    moves = [network for network in networks if isinstance(network, MovesNetwork)]
-    mean, first = (MovesPolicy("any", schema, network) for network in (mean_of(moves), moves[0]))
+    candidates = [network for network in networks if isinstance(network, CandidateNetwork)]
+    mean, first = (CandidatePolicy("any", schema, network) for network in (mean_of(candidates), candidates[0]))
     sim = at_first_decision(busy_case(ring=True))
     rollout = rollout_of(mean)
-    assert isinstance(rollout.base, MovesPolicy)
+    assert isinstance(rollout.base, CandidatePolicy)
     assert rollout.name == "rollout:any"
-    np.testing.assert_allclose(rollout.base.told(sim, 0), first.told(sim, 0), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        rollout.base.predicted_gains(sim, 0), first.predicted_gains(sim, 0), rtol=1e-5, atol=1e-7
+    )
     assert rollout_of(first).base is first
 
 
 def test_the_best_of_a_base_that_ranks_are_tried_and_no_others() -> None:
     sim = at_first_decision(busy_case(ring=True))
-    base = next(policy for policy in POLICIES.values() if isinstance(policy, MovesPolicy) and policy.waits)
-    told = base.told(sim, 0)
+    base = next(policy for policy in POLICIES.values() if isinstance(policy, CandidatePolicy) and policy.waits)
+    predicted_gains = base.predicted_gains(sim, 0)
     gains = Rollout(base, Search(futures=2, width=1), "jct").gains(sim, 0)
     tried = np.flatnonzero(~np.isnan(gains[0]))
-    assert set(tried) == set(np.argsort(-told, kind="stable")[:2])
-    assert (gains[:, told.argmax()] == 0.0).all()
+    assert set(tried) == set(np.argsort(-predicted_gains, kind="stable")[:2])
+    assert (gains[:, predicted_gains.argmax()] == 0.0).all()
 
 
 class Seer:
-    """A network whose value is the exact time to go: it plays a row to the end to tell it, and puts it back."""
+    """A network whose value is the exact time to go: it runs a row to the end to tell it, and puts it back."""
 
     waits, about, name = True, "", "seer"
 
-    def __init__(self, policy: MovesPolicy, goal: Goal, error_s: float = 0.0) -> None:
-        self.policy, self.time_to_go, self.error_s = policy, goal, error_s
-        self.place, self.play, self.play_on = policy.place, policy.play, policy.play_on
-        self.told, self.stand_in = policy.told, self
-        self.asked, self.asked_from = 0, dict[int, int]()  # by jobs that the move tried has started
+    def __init__(self, policy: CandidatePolicy, objective: Objective, error_s: float = 0.0) -> None:
+        self.policy, self.time_to_go, self.error_s = policy, objective, error_s
+        self.place, self.run, self.run_on = policy.place, policy.run, policy.run_on
+        self.predicted_gains, self.stand_in = policy.predicted_gains, self
+        self.asked, self.asked_from = 0, dict[int, int]()  # by jobs that the candidate tried has started
 
-    def play_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
+    def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
         self.asked_from[int(sim.state.queued[PRESENT] - sim.state.queued[row])] = foresee_from
-        due, _ = self.policy.play_for(sim, row, starts, foresee_from)
+        due, _ = self.policy.run_for(sim, row, starts, foresee_from)
         assert not due or foresee_from > starts, "what is cut off foresees nothing but its end"
         return due, math.nan if due else spent_s(sim, row, self.time_to_go) + self.error_s
 
@@ -339,47 +344,49 @@ class Seer:
         self.asked += 1
         arrays: Iterable[NDArray[Any]] = sim.state
         before = [array[row].copy() for array in arrays]
-        spent, unit_s = spent_s(sim, row, self.time_to_go), goal_unit_s(sim, row, self.time_to_go)
-        self.policy.play_on(sim, row)
+        spent, unit_s = spent_s(sim, row, self.time_to_go), objective_unit_s(sim, row, self.time_to_go)
+        self.policy.run_on(sim, row)
         left_s = spent_s(sim, row, self.time_to_go) - spent
         for array, was in zip(arrays, before, strict=True):
             array[row] = was
         return left_s / unit_s
 
 
-@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("horizon", [0, 1, 4])
-def test_an_exact_value_gives_the_costs_of_the_whole_run(goal: Goal, horizon: int) -> None:
-    policy, told = untrained_moves(waiting=True), 0
+def test_an_exact_value_gives_the_costs_of_the_whole_run(objective: Objective, horizon: int) -> None:
+    policy, predicted_gains = untrained_candidates(waiting=True), 0
     for ring in (False, True):
         for order in ORDERS.values():
             case = busy_case(ring=ring)
             batch = case.scenarios._replace(submit_s=np.zeros_like(case.scenarios.submit_s))
             rules = case.rules._replace(order=order)
             sim = at_first_decision(case._replace(scenarios=batch, rules=rules))
-            seer = Seer(policy, goal)
-            costs_s = Rollout(seer, Search(futures=3, horizon=horizon), goal).costs_s(sim, 0)
-            whole_s = Rollout(policy, Search(futures=3), goal).costs_s(sim, 0)
+            seer = Seer(policy, objective)
+            costs_s = Rollout(seer, Search(futures=3, horizon=horizon), objective).costs_s(sim, 0)
+            whole_s = Rollout(policy, Search(futures=3), objective).costs_s(sim, 0)
             assert costs_s == pytest.approx(whole_s, rel=1e-12)
-            told += seer.asked
-    assert told > 0
+            predicted_gains += seer.asked
+    assert predicted_gains > 0
 
 
 @settings(max_examples=15)
-@given(cases(), st.sampled_from(GOALS), st.sampled_from([0.0, 1024.0]))
-def test_what_is_foreseen_with_one_error_for_all_changes_no_move(case: Case, goal: Goal, error_s: float) -> None:
-    policy = untrained_moves(waiting=True)  # foresees nothing
-    blind, seeing = (Rollout(base, Search(3, 4), goal) for base in (policy, Seer(policy, goal, error_s)))
-    assert play_policy(case, seeing)[0] == play_policy(case, blind)[0]
+@given(cases(), st.sampled_from(OBJECTIVES), st.sampled_from([0.0, 1024.0]))
+def test_what_is_foreseen_with_one_error_for_all_changes_no_candidate(
+    case: Case, objective: Objective, error_s: float
+) -> None:
+    policy = untrained_candidates(waiting=True)  # foresees nothing
+    blind, seeing = (Rollout(base, Search(3, 4), objective) for base in (policy, Seer(policy, objective, error_s)))
+    assert run_policy(case, seeing)[0] == run_policy(case, blind)[0]
 
 
 def test_what_is_foreseen_tells_on_a_decision() -> None:
     class Wrong(Seer):
-        def play_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
-            due, cost_s = super().play_for(sim, row, starts, foresee_from)
+        def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
+            due, cost_s = super().run_for(sim, row, starts, foresee_from)
             return due, -1e3 * cost_s
 
-    sim, policy = at_first_decision(busy_case(ring=True)), untrained_moves(waiting=True)
+    sim, policy = at_first_decision(busy_case(ring=True)), untrained_candidates(waiting=True)
     exact, wrong = (Rollout(base(policy, "jct"), Search(3, 4), "jct") for base in (Seer, Wrong))
     assert exact.choose(sim, 0) != wrong.choose(sim, 0)
     (ends, foreseen), (same_ends, misled) = (each.gains_both_ways(sim, 0) for each in (exact, wrong))
@@ -387,29 +394,29 @@ def test_what_is_foreseen_tells_on_a_decision() -> None:
     np.testing.assert_allclose(misled, -1e3 * foreseen)
 
 
-def where_waiting_is_a_move() -> Simulation:
+def where_waiting_is_a_candidate() -> Simulation:
     case = busy_case(ring=True)
     sim = at_first_decision(case._replace(rules=case.rules._replace(waiting=True)))
-    while not any(is_wait(sim, 0, move) for move in range(list_moves(sim, 0))):
+    while not any(is_wait(sim, 0, candidate) for candidate in range(list_candidates(sim, 0))):
         assert HEURISTICS["eft"].place(sim, 0)
         start(sim, 0)
         assert advance(sim, 0)
     return sim
 
 
-def test_moves_are_foreseen_from_the_same_number_of_started_jobs_on() -> None:
-    sim, seer = where_waiting_is_a_move(), Seer(untrained_moves(waiting=True), "jct")
+def test_candidates_are_foreseen_from_the_same_number_of_started_jobs_on() -> None:
+    sim, seer = where_waiting_is_a_candidate(), Seer(untrained_candidates(waiting=True), "jct")
     Rollout(seer, Search(1, 15), "jct").choose(sim, 0)
     assert seer.asked_from == {0: FORESEE_FROM, 1: FORESEE_FROM - 1}
 
 
-def test_where_one_move_is_not_foreseen_the_ends_count_for_all() -> None:
+def test_where_one_candidate_is_not_foreseen_the_ends_count_for_all() -> None:
     class Short(Seer):
-        def play_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
-            due, cost_s = super().play_for(sim, row, starts, foresee_from)
+        def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
+            due, cost_s = super().run_for(sim, row, starts, foresee_from)
             return due, math.nan if foresee_from == FORESEE_FROM else -1e3 * cost_s  # of waiting nothing
 
-    sim, policy = where_waiting_is_a_move(), untrained_moves(waiting=True)
+    sim, policy = where_waiting_is_a_candidate(), untrained_candidates(waiting=True)
     blind, short = (Rollout(base, Search(3, 15), "jct") for base in (policy, Short(policy, "jct")))
     assert short.choose(sim, 0) == blind.choose(sim, 0)
 
@@ -419,17 +426,17 @@ def test_where_one_move_is_not_foreseen_the_ends_count_for_all() -> None:
 def test_a_horizon_beyond_the_end_changes_no_end(*, ring: bool, order: int) -> None:
     case = busy_case(ring=ring)
     sim = at_first_decision(case._replace(rules=case.rules._replace(order=order)))
-    base = untrained_moves(waiting=True, time_to_go="jct")  # what its value tells is nonsense
+    base = untrained_candidates(waiting=True, time_to_go="jct")  # what its value tells is nonsense
     whole, cut = (Rollout(base, Search(3, 15, horizon=horizon), "jct").gains(sim, 0) for horizon in (None, 10_000))
     np.testing.assert_array_equal(whole, cut)
 
 
-@pytest.mark.parametrize("told", GOALS)
-def test_tries_are_cut_off_only_where_the_value_tells_what_is_minimised(told: Goal) -> None:
-    base, sim = untrained_moves(waiting=True, time_to_go=told), at_first_decision(busy_case(ring=True))
-    for goal in GOALS:
-        whole, cut = (Rollout(base, Search(3, 4, horizon=horizon), goal).gains(sim, 0) for horizon in (None, 3))
-        assert np.array_equal(whole, cut, equal_nan=True) == (goal != told)
+@pytest.mark.parametrize("predicted_gains", OBJECTIVES)
+def test_tries_are_cut_off_only_where_the_value_tells_what_is_minimised(predicted_gains: Objective) -> None:
+    base, sim = untrained_candidates(waiting=True, time_to_go=predicted_gains), at_first_decision(busy_case(ring=True))
+    for objective in OBJECTIVES:
+        whole, cut = (Rollout(base, Search(3, 4, horizon=horizon), objective).gains(sim, 0) for horizon in (None, 3))
+        assert np.array_equal(whole, cut, equal_nan=True) == (objective != predicted_gains)
 
 
 @pytest.mark.parametrize(
@@ -439,7 +446,7 @@ def test_tries_are_cut_off_only_where_the_value_tells_what_is_minimised(told: Go
 def test_limits_stand_behind_the_name(
     limits: str, budget_s: float, horizon: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreseeing = untrained_moves(waiting=True, time_to_go="makespan")
+    foreseeing = untrained_candidates(waiting=True, time_to_go="makespan")
     monkeypatch.setattr("longshore.agents.learned.checkpoint.load_policy", lambda path: foreseeing)
     policy = find_policy(f"rollout:any.zip{limits}")
     assert isinstance(policy, Rollout)
@@ -454,18 +461,20 @@ def test_limits_that_cannot_be_read_are_refused_in_one_line(limits: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("base", "told"),
+    ("base", "predicted_gains"),
     [
         ("patient", "cannot be cut off: no value tells"),
         ("any.zip", "cannot be cut off: no value tells"),
-        (str(CHECKPOINTS / "hetero64.zip"), "has no play_on"),
+        (str(CHECKPOINTS / "hetero64.zip"), "has no run_on"),
     ],
 )
-def test_what_tells_no_time_to_go_cannot_be_cut_off(base: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_tells_no_time_to_go_cannot_be_cut_off(
+    base: str, predicted_gains: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if base == "any.zip":
         monkeypatch.setattr(
-            "longshore.agents.learned.checkpoint.load_policy", lambda path: untrained_moves(waiting=True)
+            "longshore.agents.learned.checkpoint.load_policy", lambda path: untrained_candidates(waiting=True)
         )
-    with pytest.raises(PluginError, match=told) as caught:
+    with pytest.raises(PluginError, match=predicted_gains) as caught:
         find_policy(f"rollout:{base}@h16")
     assert "\n" not in str(caught.value)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.learned.candidate_policy import MovesPolicy
+from longshore.agents.learned.candidate_policy import CandidatePolicy
 from longshore.agents.learned.decision_record import Observing
 from longshore.agents.learned.step_policy import LearnedPolicy
 from longshore.agents.protocol import Policy
@@ -17,9 +17,9 @@ from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import compiled
 from tests.plain_run import busy_case
-from tests.policies_under_test import LEARNED, untrained_moves
+from tests.policies_under_test import LEARNED, untrained_candidates
 
-LEARNED_MOVES = [untrained_moves(waiting=True, time_to_go=goal) for goal in ("makespan", "jct")]
+LEARNED_CANDIDATES = [untrained_candidates(waiting=True, time_to_go=objective) for objective in ("makespan", "jct")]
 Wild = TypeVar("Wild", bound=LearnedPolicy)
 
 
@@ -33,7 +33,7 @@ def test_a_network_gives_the_same_log_probabilities_to_what_it_says_that_it_saw(
     while advance(sim, 0) and decisions < 20:
         decisions += 1
         placed = policy.place(sim, 0)
-        seen = policy.last_seen()
+        seen = policy.last_decision()
         with torch.inference_mode():
             logits = policy.network(torch.from_numpy(seen.observations))[0][:, : seen.masks.shape[1]]
             found = torch.where(torch.from_numpy(seen.masks), logits, -torch.inf).log_softmax(dim=1).numpy()
@@ -69,11 +69,11 @@ def test_a_network_whose_weights_overflow_places_jobs_nevertheless(policy: Learn
     decide_ten_times(broken, sim)
 
 
-@pytest.mark.parametrize("base", LEARNED_MOVES, ids=lambda it: it.name)
+@pytest.mark.parametrize("base", LEARNED_CANDIDATES, ids=lambda it: it.name)
 @pytest.mark.parametrize("weight", [3e38, -3e38, 1e20])
 @pytest.mark.parametrize("horizon", [None, 2])
 def test_rollouts_of_a_network_whose_weights_overflow_place_jobs_nevertheless(
-    base: MovesPolicy, weight: float, horizon: int | None
+    base: CandidatePolicy, weight: float, horizon: int | None
 ) -> None:
     case = busy_case(ring=True)
     rollout = Rollout(wild(base, weight), Search(futures=2, width=2, horizon=horizon))
@@ -96,4 +96,4 @@ def test_a_network_that_has_not_decided_has_seen_nothing() -> None:
         assert isinstance(policy, LearnedPolicy)
         fresh = type(policy)("fresh", policy.schema, policy.network)
         with pytest.raises(ValueError, match="has not decided yet"):
-            fresh.last_seen()
+            fresh.last_decision()

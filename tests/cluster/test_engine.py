@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.state.state import INDEX_FROM
-from tests.compiled_runs import play_heuristic, play_script
+from tests.compiled_runs import run_heuristic, run_script
 from tests.reference import simulate
 from tests.reference_policies import POLICIES, scripted
 from tests.strategies import Case, cases
@@ -28,18 +28,18 @@ def agree(got: Run, expected: Run) -> None:
 def test_any_decisions_lead_to_the_events_of_the_reference(
     case: Case, seed: int, wait_share: float, index_from: int
 ) -> None:
-    agree(play_script(case, seed, wait_share, index_from), simulate(*case, scripted(seed, wait_share)))
+    agree(run_script(case, seed, wait_share, index_from), simulate(*case, scripted(seed, wait_share)))
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @settings(deadline=None, max_examples=40)
 @given(case=cases())
 def test_a_heuristic_leads_to_the_events_of_its_plain_version(case: Case, name: str) -> None:
-    agree(play_heuristic(case, name), simulate(*case, POLICIES[name]))
+    agree(run_heuristic(case, name), simulate(*case, POLICIES[name]))
 
 
 @pytest.mark.parametrize("name", ["eft", "eft-hazard", "eft-wait", "patient"])
 @settings(deadline=None, max_examples=30)
 @given(case=cases(nodes=(9, 12)))
 def test_sets_of_many_nodes_are_those_of_the_plain_version(case: Case, name: str) -> None:
-    agree(play_heuristic(case, name), simulate(*case, POLICIES[name]))
+    agree(run_heuristic(case, name), simulate(*case, POLICIES[name]))

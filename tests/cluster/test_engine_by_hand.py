@@ -8,7 +8,7 @@ import pytest
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.model.topology import grid_cluster
-from tests.compiled_runs import play_heuristic
+from tests.compiled_runs import run_heuristic
 from tests.strategies import Case
 from tests.test_reference import BLOCKED, Jobs, hand_case
 
@@ -17,7 +17,7 @@ Outages = dict[int, list[tuple[float, float]]]  # of fault sources
 
 
 def run(case: Case, name: str = "first-fit") -> tuple[list[Event], Outcome]:
-    return play_heuristic(case, name)
+    return run_heuristic(case, name)
 
 
 def starts(case: Case, name: str = "first-fit") -> list[tuple[int, float]]:

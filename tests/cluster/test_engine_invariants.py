@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import Event
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
-from tests.compiled_runs import play_heuristic
+from tests.compiled_runs import run_heuristic
 from tests.reference import first_state, slowdown
 from tests.schedule_checker import check_schedule
 from tests.schedule_records import cluster_record, event_records, job_records
@@ -35,13 +36,13 @@ def fault_free(case: Case) -> Case:
 @settings(deadline=None, max_examples=60)
 @given(cases(), NAMES)
 def test_every_schedule_passes_the_checker(case: Case, name: str) -> None:
-    check_schedule(event_records(play_heuristic(case, name)[0]), job_records(case), cluster_record(case))
+    check_schedule(event_records(run_heuristic(case, name)[0]), job_records(case), cluster_record(case))
 
 
 @settings(deadline=None, max_examples=60)
 @given(cases(), NAMES)
 def test_each_gpu_is_busy_down_or_idle_at_any_time(case: Case, name: str) -> None:
-    events, outcome = play_heuristic(case, name)
+    events, outcome = run_heuristic(case, name)
     gpus = case.cluster.gpu_node.size
     holder, down = np.full(gpus, -1), np.zeros(gpus, dtype=bool)
     sums, now_s = np.zeros(3), 0.0
@@ -82,7 +83,7 @@ def runs(events: list[Event], job: int) -> Iterator[tuple[Event, Event]]:
 @settings(deadline=None, max_examples=60)
 @given(cases(), NAMES)
 def test_useful_gpu_time_is_the_work_that_was_done(case: Case, name: str) -> None:
-    events, outcome = play_heuristic(case, name)
+    events, outcome = run_heuristic(case, name)
     fresh, useful_gpu_s = first_state(*case), 0.0
     for job in range(int(case.scenarios.jobs[case.row])):
         done_s = 0.0
@@ -104,7 +105,7 @@ def checkpointed_s(run_s: float, checkpoint_s: float) -> float:
 @settings(deadline=None, max_examples=60)
 @given(cases(), NAMES, st.sampled_from((0.0, 30.0, 100.0)))
 def test_nobody_overtakes_a_job_that_has_aged(case: Case, name: str, ageing_s: float) -> None:
-    events, outcome = play_heuristic(case._replace(rules=case.rules._replace(ageing_s=ageing_s)), name)
+    events, outcome = run_heuristic(case._replace(rules=case.rules._replace(ageing_s=ageing_s)), name)
     wait_s, entered_s = defaultdict[int, float](float), dict[int, float]()
     queue: list[int] = []
     in_service = set(range(case.cluster.gpu_node.size))
@@ -132,7 +133,7 @@ def test_nobody_overtakes_a_job_that_has_aged(case: Case, name: str, ageing_s: f
 def test_under_fifo_a_stopped_job_starts_before_all_that_were_behind_it(case: Case, name: str, ageing_s: float) -> None:
     rules = case.rules._replace(order=ORDERS["fifo"], ageing_s=ageing_s)
     queue: list[int] = []
-    for event in play_heuristic(case._replace(rules=rules), name)[0]:
+    for event in run_heuristic(case._replace(rules=rules), name)[0]:
         if event.kind == "stop":
             queue.insert(0, event.job)
         elif event.kind == "submit":
@@ -148,7 +149,7 @@ def test_under_fifo_and_without_waiting_the_ageing_bound_changes_nothing(
 ) -> None:
     rules = case.rules._replace(order=ORDERS["fifo"], waiting=False, ageing_s=math.inf)
     bounded = rules._replace(ageing_s=ageing_s)
-    (events, outcome), (others, other) = (play_heuristic(case._replace(rules=each), name) for each in (rules, bounded))
+    (events, outcome), (others, other) = (run_heuristic(case._replace(rules=each), name) for each in (rules, bounded))
     assert events == others
     assert outcome.decisions == other.decisions
 
@@ -159,7 +160,7 @@ def test_with_exact_estimates_backfill_never_delays_the_head(case: Case, name: s
     rules = case.rules._replace(ring=False, waiting=False, ageing_s=math.inf, order=ORDERS[order])
     exact = case.scenarios._replace(estimate_s=case.scenarios.work_s)
     case = fault_free(case._replace(rules=rules, scenarios=exact))
-    events, outcome = play_heuristic(case, name)
+    events, outcome = run_heuristic(case, name)
     needs, free = case.scenarios.gpus[case.row], case.cluster.gpu_node.size
     queue: list[int] = []
     running: list[tuple[float, int]] = []  # end, GPUs
@@ -188,20 +189,20 @@ def first_end_s(running: list[tuple[float, int]], missing: int) -> float:
 @settings(deadline=None, max_examples=30)
 @given(cases(), NAMES)
 def test_a_run_repeats_exactly(case: Case, name: str) -> None:
-    assert play_heuristic(case, name)[0] == play_heuristic(case, name)[0]
+    assert run_heuristic(case, name)[0] == run_heuristic(case, name)[0]
 
 
 @settings(deadline=None, max_examples=40)
 @given(cases(), NAMES)
-def test_rows_that_are_played_together_end_as_rows_played_alone(case: Case, name: str) -> None:
+def test_rows_that_are_run_together_end_as_rows_run_alone(case: Case, name: str) -> None:
     count = case.scenarios.jobs.size
     order = np.append(np.arange(count), np.arange(count)[::-1])
-    sim = simulation_of(case.cluster, case.scenarios, case.process, case.rules, rows=order.size)
-    HEURISTICS[name].play(sim, order[::-1].copy())  # rows must forget what they played before
-    HEURISTICS[name].play(sim, order)
+    sim = simulation_of(Problem(case.cluster, case.scenarios, case.process, case.rules), rows=order.size)
+    HEURISTICS[name].run(sim, order[::-1].copy())  # rows must forget what they run before
+    HEURISTICS[name].run(sim, order)
     together = outcome_of(sim)
     for row, scenario in enumerate(order):
-        alone = play_heuristic(case._replace(row=int(scenario)), name)[1]
+        alone = run_heuristic(case._replace(row=int(scenario)), name)[1]
         for field, values in together._asdict().items():
             assert np.array_equal(values[row], getattr(alone, field)[0]), field
 
@@ -209,7 +210,7 @@ def test_rows_that_are_played_together_end_as_rows_played_alone(case: Case, name
 @settings(deadline=None, max_examples=40)
 @given(cases(), NAMES, NAMES)
 def test_every_policy_meets_the_same_faults(case: Case, one: str, other: str) -> None:
-    (events, outcome), (others, other_outcome) = play_heuristic(case, one), play_heuristic(case, other)
+    (events, outcome), (others, other_outcome) = run_heuristic(case, one), run_heuristic(case, other)
     end_s = min(outcome.makespan_s[0], other_outcome.makespan_s[0])
     assert [event for event in events if event.job < 0 and event.time_s < end_s] == [
         event for event in others if event.job < 0 and event.time_s < end_s
@@ -222,5 +223,5 @@ def test_on_equal_gpus_no_placement_is_better_than_another(case: Case) -> None:
     rules = case.rules._replace(ring=False, node_penalty=0.0)
     alike = case.scenarios._replace(speed=np.ones_like(case.scenarios.speed))
     case = fault_free(case._replace(rules=rules, scenarios=alike))
-    finish_s = [play_heuristic(case, name)[1].finish_s[0].tolist() for name in AT_ONCE]
+    finish_s = [run_heuristic(case, name)[1].finish_s[0].tolist() for name in AT_ONCE]
     assert all(times == finish_s[0] for times in finish_s)

@@ -138,7 +138,7 @@ def stacked(workloads: list[Workload]) -> Scenarios:
     return stack(cluster, workloads, fault_seed=np.arange(len(workloads)), source_rate_per_s=rates)
 
 
-def test_scenarios_of_one_workload_share_its_estimates_whatever_else_is_played() -> None:
+def test_scenarios_of_one_workload_share_its_estimates_whatever_else_is_run() -> None:
     first, second = workload(4), replace(workload(2), gpus=np.array([3, 3], dtype=np.int32))
 
     def estimates_s(*workloads: Workload) -> np.ndarray:

@@ -11,7 +11,7 @@ from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.scenarios import FaultProcess
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.simulator.fault_process import repair_time_s, up_time_s
-from tests.compiled_runs import play_heuristic
+from tests.compiled_runs import run_heuristic
 from tests.test_reference import hand_case
 
 DRAWS = 20_000
@@ -46,7 +46,7 @@ def faults(cluster: Cluster, rates: np.ndarray, process: FaultProcess) -> list[E
     """Return all faults in a long time, each transient, while a job tries to run."""
     case = hand_case(cluster, [(1, 1e30, 0.0)], checkpoint_s=math.inf, limit_s=RUN_S)
     case = case._replace(process=process, scenarios=case.scenarios._replace(source_rate_per_s=rates[None]))
-    return [event for event in play_heuristic(case, "first-fit")[0] if event.kind == "fault"]
+    return [event for event in run_heuristic(case, "first-fit")[0] if event.kind == "fault"]
 
 
 def as_many(count: int, expected: float) -> bool:

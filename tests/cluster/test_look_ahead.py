@@ -1,4 +1,4 @@
-"""What a move leads to, against its plain version, and on a case worked by hand."""
+"""What a candidate leads to, against its plain version, and on a case worked by hand."""
 
 import math
 from collections.abc import Iterator
@@ -8,39 +8,43 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.candidates.candidates import list_moves, pick_move
-from longshore.cluster.candidates.lookahead import imagine_move, imagine_queue
+from longshore.cluster.candidates.candidates import list_candidates, pick_candidate
+from longshore.cluster.candidates.lookahead import imagine_candidate, imagine_queue
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, start
 from longshore.cluster.state.state import AHEAD, Simulation
 from longshore.envs.batch import Batch
 from tests.compiled_runs import at_first_decision
 from tests.envs.plain_features import Decision
-from tests.envs.random_play import problem_of, small_problem
-from tests.plain_moves import Ahead, decisions, listed, look_ahead
+from tests.envs.random_run import problem_of, small_problem
+from tests.plain_candidates import Ahead, decisions, listed, look_ahead
 from tests.strategies import Case, cases
 from tests.test_reference import hand_case
 
 
-def imagined(sim: Simulation, move: int) -> tuple[list[int], list[Ahead]]:
-    """Return the usable GPUs of each node when a move has started, and the jobs ahead."""
-    begin = imagine_move(sim, 0, move)
-    left = sim.state.trial_free[0].tolist()
-    count, state = imagine_queue(sim, 0, begin), sim.state
+def imagined(sim: Simulation, candidate: int) -> tuple[list[int], list[Ahead]]:
+    """Return the usable GPUs of each node when a candidate has started, and the jobs ahead."""
+    begin = imagine_candidate(sim, 0, candidate)
+    left = sim.scratch.trial_free[0].tolist()
+    count = imagine_queue(sim, 0, begin)
     ahead = [
-        Ahead(int(state.ahead_job[0, place]), float(state.ahead_start_s[0, place]), float(state.ahead_end_s[0, place]))
+        Ahead(
+            int(sim.scratch.ahead_job[0, place]),
+            float(sim.scratch.ahead_start_s[0, place]),
+            float(sim.scratch.ahead_end_s[0, place]),
+        )
         for place in range(count)
     ]
     return left, ahead
 
 
 def agree(batches: Iterator[Batch]) -> int:
-    """Compare every move of every decision with its plain version; return the number of jobs ahead."""
+    """Compare every candidate of every decision with its plain version; return the number of jobs ahead."""
     compared = 0
     for batch in batches:
         seen = Decision(batch, 0)
-        for number, move in enumerate(listed(batch.sim, 0)):
-            (left, ahead), (plain_left, plain_ahead) = imagined(batch.sim, number), look_ahead(seen, move)
+        for number, candidate in enumerate(listed(batch.sim, 0)):
+            (left, ahead), (plain_left, plain_ahead) = imagined(batch.sim, number), look_ahead(seen, candidate)
             assert left == list(plain_left.values())
             assert [it.start_s for it in ahead] == pytest.approx([it.start_s for it in plain_ahead], rel=1e-9)
             assert [it.end_s for it in ahead] == pytest.approx([it.end_s for it in plain_ahead], rel=1e-9)
@@ -67,12 +71,12 @@ def test_what_is_imagined_of_the_base_comes_true_where_the_base_is_the_quick_set
     # On identical nodes without faults `eft-hazard` and the quick set agree on run times.
     jobs = [(gpus, 10.0 * (1 + job), 0.0) for job, gpus in enumerate((2, 1, 2, 1, 2, 1))]
     sim = at_first_decision(hand_case(grid_cluster(2, 2), jobs))
-    list_moves(sim, 0)
+    list_candidates(sim, 0)
     expected = imagined(sim, 0)[1]
     assert len(expected) == len(jobs)
     while advance(sim, 0):
-        list_moves(sim, 0)
-        assert pick_move(sim, 0, 0)
+        list_candidates(sim, 0)
+        assert pick_candidate(sim, 0, 0)
         start(sim, 0)
     assert [it.start_s for it in expected] == sim.state.first_start_s[0].tolist()
     assert [it.end_s for it in expected] == sim.state.finish_s[0].tolist()
@@ -82,7 +86,7 @@ def test_a_job_that_never_fits_ends_what_is_imagined() -> None:
     # GPU 3 is down: the job of four GPUs cannot start by anybody's end, and the one behind it is not looked at.
     case = hand_case(grid_cluster(2, 2), [(1, 10.0, 0.0), (4, 5.0, 0.0), (1, 5.0, 0.0)], {3: [(0.0, 1e9)]})
     sim = at_first_decision(case)
-    list_moves(sim, 0)
+    list_candidates(sim, 0)
     assert [(it.start_s, it.end_s) for it in imagined(sim, 0)[1]] == [(0.0, 10.0), (math.inf, math.inf)]
 
 
@@ -92,11 +96,11 @@ def test_a_wait_begins_when_the_job_that_it_waits_for_has_left() -> None:
         grid_cluster(2, 1, speed=np.array([4.0, 1.0])), [(1, 40.0, 0.0), (1, 100.0, 0.0), (1, 8.0, 0.0)], waiting=True
     )
     sim = at_first_decision(case)
-    list_moves(sim, 0)
-    pick_move(sim, 0, 0)
+    list_candidates(sim, 0)
+    pick_candidate(sim, 0, 0)
     start(sim, 0)
     assert advance(sim, 0)
-    list_moves(sim, 0)
+    list_candidates(sim, 0)
     assert sim.state.base_waits[0] == 1
     left, ahead = imagined(sim, 0)
     assert left == [0, 1]
@@ -110,13 +114,13 @@ def test_a_job_ahead_waits_for_a_better_node_if_that_saves_enough() -> None:
     # The second job would run 100 s on the slow node: 0.4 (100 - 25) is more than the 10 s until the fast one is free.
     case = hand_case(grid_cluster(2, 1, speed=np.array([4.0, 1.0])), FAST_AND_SLOW, waiting=True)
     sim = at_first_decision(case)
-    list_moves(sim, 0)
+    list_candidates(sim, 0)
     assert imagined(sim, 0)[1] == [(0, 0.0, 10.0), (1, 10.0, 35.0), (2, 10.0, 18.0)]
 
 
 def test_no_job_ahead_waits_for_a_better_node_where_nobody_may_wait() -> None:
     sim = at_first_decision(hand_case(grid_cluster(2, 1, speed=np.array([4.0, 1.0])), FAST_AND_SLOW))
-    list_moves(sim, 0)
+    list_candidates(sim, 0)
     assert imagined(sim, 0)[1] == [(0, 0.0, 10.0), (1, 0.0, 100.0), (2, 10.0, 12.0)]
 
 
@@ -126,5 +130,5 @@ def test_a_job_ahead_looks_at_no_more_than_four_ends(short: int, last: Ahead) ->
     jobs = [(1, 20.0, 0.0), *((1, 1.0 + job, 0.0) for job in range(short)), (1, 100.0, 0.0)]
     cluster = grid_cluster(6, 1, speed=np.array([4.0, 1.0, 1.0, 1.0, 1.0, 1.0]))
     sim = at_first_decision(hand_case(cluster, jobs, waiting=True))
-    list_moves(sim, 0)
+    list_candidates(sim, 0)
     assert imagined(sim, 0)[1][-1] == last

@@ -5,6 +5,7 @@ import pytest
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.outcome import overloaded
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
@@ -21,13 +22,13 @@ def overloaded_at(load: float, *, order: int = 0, jobs: int = 400, limit_s: floa
     drawn = workload_of(tuple(map(str, range(jobs))), np.ones(jobs, dtype=np.int32), work_s, submit_s)
     workload = scaled_to_load(drawn, load, 8)
     cluster = grid_cluster(1, 8)
-    played = stack(
+    run = stack(
         cluster, [workload], fault_seed=np.zeros(1, dtype=np.int64), source_rate_per_s=np.zeros(fault_sources(cluster))
     )
     its_rules = rules()._replace(order=order, limit_s=limit_s)
-    sim = simulation_of(cluster, played, fault_process(), its_rules)
-    HEURISTICS["pack"].play(sim, np.array([0]))
-    return bool(overloaded(outcome_of(sim), played)[0])
+    sim = simulation_of(Problem(cluster, run, fault_process(), its_rules))
+    HEURISTICS["pack"].run(sim, np.array([0]))
+    return bool(overloaded(outcome_of(sim), run)[0])
 
 
 @pytest.mark.parametrize("order", [0, 3])
@@ -56,7 +57,7 @@ def test_the_queue_must_hold_a_quarter_and_more_than_at_half_time() -> None:
             [40.0, 40.0, 40.0, 30.0],  # 6 of 14, and 3 at half time
         ]
     )
-    played = outcome(np.full((4, 4), 9e3))._replace(first_start_s=starts_s)
-    assert overloaded(played, arriving).tolist() == [True, False, False, True]
-    drained = played._replace(first_start_s=np.array([[40.0, 40.0, 20.0, 30.0]] * 4))  # 3 of 14 at both
+    run = outcome(np.full((4, 4), 9e3))._replace(first_start_s=starts_s)
+    assert overloaded(run, arriving).tolist() == [True, False, False, True]
+    drained = run._replace(first_start_s=np.array([[40.0, 40.0, 20.0, 30.0]] * 4))  # 3 of 14 at both
     assert not overloaded(drained, arriving).any()

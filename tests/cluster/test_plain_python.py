@@ -13,7 +13,7 @@ from tests.plain_run import Runs, all_runs
 ROOT = Path(__file__).parents[2]
 
 
-def test_kernels_in_plain_python_play_the_same_events_as_compiled() -> None:
+def test_kernels_in_plain_python_run_the_same_events_as_compiled() -> None:
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     command = [sys.executable, "-W", "error", "-m", "tests.plain_run"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.heuristics.node_rules import PACK
-from longshore.agents.heuristics.play import decide
+from longshore.agents.heuristics.run import decide
 from longshore.agents.registry import find_policy
 from longshore.cli import app
 from longshore.cluster.files.errors import EndlessError, InputError
@@ -52,11 +52,11 @@ def failing(gpus: int, *, rate_per_s: float, first: int = 0, work_s: float = 1e9
     rates = np.zeros_like(scenarios.source_rate_per_s)
     rates[:, first:64] = rate_per_s
     scenarios = scenarios._replace(source_rate_per_s=rates)
-    return simulation_of(cluster, scenarios, process._replace(transient_probability=transient), rules)
+    return simulation_of(Problem(cluster, scenarios, process._replace(transient_probability=transient), rules))
 
 
-def play(sim: Simulation) -> None:
-    HEURISTICS["first-fit"].play(sim, np.array([0]))
+def run(sim: Simulation) -> None:
+    HEURISTICS["first-fit"].run(sim, np.array([0]))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def play(sim: Simulation) -> None:
 )
 def test_faults_that_let_no_job_end_are_told_with_the_field_to_change(sim: Callable[[], Simulation], told: str) -> None:
     with pytest.raises(EndlessError, match=re.escape(told)) as caught:
-        play(sim())
+        run(sim())
     assert str(caught.value).startswith("hazard_per_s: ")
     assert "\n" not in str(caught.value)
 
@@ -80,7 +80,7 @@ def test_faults_that_let_no_time_pass_are_told() -> None:
     reset(sim, 0, 0)
     sim.state.source_s[0, 8:64] = 1e9  # a time at which 1e-30 s more is the same
     with pytest.raises(EndlessError, match=re.escape(engine.FAILING_AT_ONCE)):
-        HEURISTICS["first-fit"].play_on(sim, 0)
+        HEURISTICS["first-fit"].run_on(sim, 0)
 
 
 def test_a_job_may_be_stopped_as_often_as_that_and_no_more() -> None:
@@ -127,11 +127,11 @@ def two_jobs_beside_faults(order: str) -> Simulation:
         gpus=np.full((1, 2), 8), work_s=work, estimate_s=work, submit_s=0 * work, source_rate_per_s=rates
     )
     rules = rules._replace(waiting=True, order=ORDERS[order])
-    return simulation_of(cluster, scenarios, process._replace(transient_probability=1.0), rules)
+    return simulation_of(Problem(cluster, scenarios, process._replace(transient_probability=1.0), rules))
 
 
 def test_a_job_that_comes_starts_or_ends_begins_the_count_of_moments_anew() -> None:
-    sim = simulation_of(*hetero64(1, 0))
+    sim = simulation_of(hetero64(1, 0))
     reset(sim, 0, 0)
     for _ in range(40):
         sim.state.quiet[0] = 7
@@ -188,10 +188,10 @@ ENDLESS: dict[str, Any] = {"rate_per_s": 1e3, "first": 8, "work_s": 1e12}  # fau
 @pytest.mark.parametrize("policy", ["pack", "patient", "hetero64.zip", "hetero64-wait.zip", "rollout:pack"])
 def test_a_handler_of_a_signal_stops_a_run_that_goes_on_for_ever(policy: str) -> None:
     found = find_policy(str(CHECKPOINTS / policy) if policy.endswith(".zip") else policy)
-    found.play(failing(8, rate_per_s=0.0), np.array([0]))  # compiles
+    found.run(failing(8, rate_per_s=0.0), np.array([0]))  # compiles
     sim = failing(8, **ENDLESS)
     with pytest.raises(Pressed), alarm(press, 0.2):
-        found.play(sim, np.array([0]))
+        found.run(sim, np.array([0]))
     assert sim.state.finished[0] == 0
 
 
@@ -213,7 +213,7 @@ RAISE.argtypes, RAISE.restype = [ctypes.c_int], ctypes.c_int
 
 
 def place_and_raise(sim: Simulation, decision: int, number: int) -> None:
-    """Play row 0 on; a signal comes at one of its decisions."""
+    """Run row 0 on; a signal comes at one of its decisions."""
     while advance(sim, 0):
         if sim.state.decisions[0] == decision:
             RAISE(number)
@@ -223,15 +223,15 @@ def place_and_raise(sim: Simulation, decision: int, number: int) -> None:
 
 @pytest.mark.parametrize("nodes", [64, 512, 2048, 8192])
 def test_on_a_large_cluster_few_decisions_are_taken_before_a_signal_is_handled(nodes: int) -> None:
-    sim = simulation_of(*hetero64(1, 0, nodes=nodes, jobs=256))
+    sim = simulation_of(hetero64(1, 0, nodes=nodes, jobs=256))
     jit: Any = numba.njit
-    play_on = place_and_raise if numba.config.DISABLE_JIT else jit(place_and_raise)  # type: ignore[attr-defined]
+    run_on = place_and_raise if numba.config.DISABLE_JIT else jit(place_and_raise)  # type: ignore[attr-defined]
     before = signal.signal(signal.SIGUSR1, press)
     try:
         for decision in (0, 1, 7, 100):
             reset(sim, 0, 0)
             with pytest.raises(Pressed):
-                play_on(sim, decision, signal.SIGUSR1.value)
+                run_on(sim, decision, signal.SIGUSR1.value)
             assert 0 <= sim.state.decisions[0] - decision <= signals.UNLOOKED / nodes + 1
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -240,9 +240,9 @@ def test_on_a_large_cluster_few_decisions_are_taken_before_a_signal_is_handled(n
 def test_signals_that_raise_nothing_change_nothing() -> None:
     pressed: list[int] = []
     sims = [failing(8, rate_per_s=1e3, first=8, work_s=15.0) for _ in range(2)]
-    play(sims[0])
+    run(sims[0])
     with alarm(lambda number, frame: pressed.append(number), 0.005, 0.005):
-        play(sims[1])
+        run(sims[1])
     assert sims[0].state.moment[0] * sims[0].cluster.speed.size > 3 * signals.UNLOOKED
     assert len(pressed) > 1  # more than the one that Python itself handles after the call
     outcomes = [outcome_of(sim) for sim in sims]
@@ -251,9 +251,9 @@ def test_signals_that_raise_nothing_change_nothing() -> None:
 
 def test_between_short_runs_signals_are_handled_too() -> None:
     problem = hetero64(4096, 0)
-    sim = simulation_of(*problem, rows=4096)
+    sim = simulation_of(problem, rows=4096)
     with pytest.raises(Pressed), alarm(press, 0.001):
-        HEURISTICS["pack"].play(sim, np.arange(4096))
+        HEURISTICS["pack"].run(sim, np.arange(4096))
     assert sim.state.scenario[-1] == -1  # the last rows were not even reset
     assert math.isfinite(sim.state.now_s[0])
 
@@ -265,7 +265,7 @@ def test_rollouts_in_which_no_job_would_ever_end_leave_the_choice_to_their_base(
     scenarios = scenarios._replace(hazard_per_s=believed, source_rate_per_s=0.0 * scenarios.source_rate_per_s)
     outcomes = []
     for policy in (find_policy(f"rollout:{base}"), find_policy(base)):
-        sim = simulation_of(cluster, scenarios, process, rules)
-        getattr(policy, "stand_in", policy).play(sim, np.array([0]))
+        sim = simulation_of(Problem(cluster, scenarios, process, rules))
+        getattr(policy, "stand_in", policy).run(sim, np.array([0]))
         outcomes.append(outcome_of(sim))
     assert np.array_equal(outcomes[0].finish_s, outcomes[1].finish_s)

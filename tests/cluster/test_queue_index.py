@@ -21,7 +21,7 @@ from longshore.cluster.dispatch.queue_index import (
 from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import OTHERS, Simulation
-from tests.compiled_runs import compiled, play_heuristic
+from tests.compiled_runs import compiled, run_heuristic
 from tests.deep_cases import deep_case
 
 ORDERS_WITH_INDEX = ("easy", "easy-shortest", "shortest")
@@ -121,8 +121,8 @@ def test_a_schedule_is_the_same_to_the_digit_with_and_without_an_index(
     order: str, name: str, seed: int, index_from: int
 ) -> None:
     case = deep_case(seed, order)
-    events, outcome = play_heuristic(case, name, index_from)
-    plain_events, plain_outcome = play_heuristic(case, name, EVERY_JOB)
+    events, outcome = run_heuristic(case, name, index_from)
+    plain_events, plain_outcome = run_heuristic(case, name, EVERY_JOB)
     assert events == plain_events
     for name_of, got in outcome._asdict().items():
         assert np.array_equal(got, getattr(plain_outcome, name_of)), name_of
@@ -145,7 +145,7 @@ def test_the_jobs_to_turn_to_are_the_same_with_and_without_an_index(order: str, 
         reset(sim, 0, 0)
     while decision_is_due(sims):
         if may_turn(sims[0], 0):
-            others = [sim.state.other_job[0, : list_others(sim, 0)].tolist() for sim in sims]
+            others = [sim.scratch.other_job[0, : list_others(sim, 0)].tolist() for sim in sims]
             assert others[0] == others[1]
             assert len(others[0]) <= OTHERS
             assert len({next_job(sim, 0) for sim in sims}) == 1

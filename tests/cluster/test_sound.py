@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy
 from longshore.cluster.candidates.futures import imagination_of
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import EVERY_JOB
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.engine import advance, reset
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
-from longshore.cluster.state.border import rows_to_play
+from longshore.cluster.state.border import rows_to_run
 from longshore.cluster.state.state import Simulation, State, allocate_state
 from tests.strategies import Case, cases
 
@@ -46,7 +47,7 @@ class Parts:
         setattr(self, part, getattr(self, part)._replace(**{name: value}))
 
     def simulation(self) -> Simulation:
-        return simulation_of(self.cluster, self.scenarios, self.process, self.rules, rows=ROWS)
+        return simulation_of(Problem(self.cluster, self.scenarios, self.process, self.rules), rows=ROWS)
 
 
 NO_TIMES = (0.0, -1.0, math.nan, math.inf, -math.inf)
@@ -112,7 +113,7 @@ HOSTILE: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("part", "name", "value"), HOSTILE)
-def test_what_could_not_be_played_is_refused_by_name(part: str, name: str, value: Any) -> None:
+def test_what_could_not_be_run_is_refused_by_name(part: str, name: str, value: Any) -> None:
     parts = Parts()
     parts.simulation()
     parts.spoil(part, name, value)
@@ -146,7 +147,7 @@ AS_GIVEN: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("given_as", AS_GIVEN)
-def test_other_types_and_layouts_of_the_same_values_play_the_same(given_as: Callable[[Any], Any]) -> None:
+def test_other_types_and_layouts_of_the_same_values_run_the_same(given_as: Callable[[Any], Any]) -> None:
     parts, others = Parts(), Parts()
     # Values that every type holds.
     rounded = {name: np.ceil(getattr(parts.scenarios, name)) for name in ("work_s", "estimate_s")}
@@ -155,12 +156,12 @@ def test_other_types_and_layouts_of_the_same_values_play_the_same(given_as: Call
     }
     parts.scenarios = parts.scenarios._replace(**rounded, **rates)
     others.scenarios = type(parts.scenarios)(*map(given_as, parts.scenarios))
-    ends = [outcome_of(played(each.simulation(), [2, 0])).finish_s for each in (parts, others)]
+    ends = [outcome_of(run(each.simulation(), [2, 0])).finish_s for each in (parts, others)]
     assert np.array_equal(ends[0], ends[1])
 
 
-def played(sim: Simulation, scenarios: Any) -> Simulation:
-    HEURISTICS["pack"].play(sim, scenarios)
+def run(sim: Simulation, scenarios: Any) -> Simulation:
+    HEURISTICS["pack"].run(sim, scenarios)
     return sim
 
 
@@ -177,18 +178,18 @@ def test_rows_and_scenarios_that_do_not_exist_are_refused(policy: str, wrong: An
     sim = Parts().simulation()
     given: Any = wrong if isinstance(wrong, int | None) else np.array(wrong)
     with pytest.raises(ValueError, match=r"scenario"):
-        find_policy(name).play(sim, given)
+        find_policy(name).run(sim, given)
     assert not sim.state.decisions.any()
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-2, SCENARIOS + 1), max_size=4))
-def test_scenarios_pass_only_if_all_can_be_played(scenarios: list[int]) -> None:
+def test_scenarios_pass_only_if_all_can_be_run(scenarios: list[int]) -> None:
     sim = Parts().simulation()
     if len(scenarios) <= ROWS and all(0 <= each < SCENARIOS for each in scenarios):
-        assert rows_to_play(sim, np.array(scenarios, dtype=np.int64)).tolist() == scenarios
+        assert rows_to_run(sim, np.array(scenarios, dtype=np.int64)).tolist() == scenarios
     else:
         with pytest.raises(ValueError, match="scenario"):
-            rows_to_play(sim, np.array(scenarios, dtype=np.int64))
+            rows_to_run(sim, np.array(scenarios, dtype=np.int64))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_state_of_another_shape_is_refused(name: str, value: Any, told: str) -> 
     state = sim.state._replace(**{name: value})
     with pytest.raises(ValueError, match=told):
         Simulation(sim.cluster, sim.scenarios, sim.traits, sim.process, sim.rules, state, sim.log)
-    played(Parts().simulation(), np.array([0]))  # nothing of it was kept
+    run(Parts().simulation(), np.array([0]))  # nothing of it was kept
 
 
 def test_state_that_cannot_be_written_is_refused() -> None:
@@ -235,7 +236,7 @@ def test_state_that_cannot_be_written_is_refused() -> None:
 
 @settings(max_examples=30)
 @given(cases())
-def test_cases_that_can_be_played_pass(case: Case) -> None:
-    sim = simulation_of(case.cluster, case.scenarios, case.process, case.rules)
+def test_cases_that_can_be_run_pass(case: Case) -> None:
+    sim = simulation_of(Problem(case.cluster, case.scenarios, case.process, case.rules))
     imagination_of(sim)
     assert sim.scenarios.work_s is case.scenarios.work_s  # what is right is not copied

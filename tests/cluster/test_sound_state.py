@@ -19,16 +19,16 @@ from longshore.cluster.state.shapes import ANY, RANGES, declared_dtype
 from longshore.cluster.state.state import Simulation, State
 from longshore.envs.batch import Batch, View
 from tests.compiled_runs import compiled
-from tests.envs.copied_play import problem
-from tests.envs.random_play import open_actions
+from tests.envs.copied_run import problem
+from tests.envs.random_run import open_actions
 from tests.strategies import Case, cases
 
 FIELDS = State.__annotations__
 WHOLE = [name for name, kind in FIELDS.items() if declared_dtype(kind).kind == "i"]  # type: ignore[union-attr]
-VIEWS = (View("node", "full", "dt"), View("gpu", "source", "dt"), View("candidate", "full", "dt"))
+VIEWS = (View("node", "full", "dt"), View("gpu", "patent", "dt"), View("candidate", "full", "dt"))
 
 
-def played(view: View = VIEWS[0], order: str = "easy", steps: int = 9) -> Batch:
+def run(view: View = VIEWS[0], order: str = "easy", steps: int = 9) -> Batch:
     """Return three environments in which jobs wait, run and have picks."""
     batch, rng = Batch(problem(order=order), view, 3), np.random.default_rng(0)
     batch.reset()
@@ -56,7 +56,7 @@ def test_every_whole_number_of_the_state_has_one_range() -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_numbers_beyond_what_there_is_are_refused_by_their_field(name: str) -> None:
-    batch = played()
+    batch = run()
     least, most = next(bounds for bounds, names in RANGES.items() if name in names)
     field = getattr(batch.sim.state, name)
     beyond = [least - 1, -(2**31)] if least > -ANY else []
@@ -68,7 +68,7 @@ def test_whole_numbers_beyond_what_there_is_are_refused_by_their_field(name: str
 
 @pytest.mark.parametrize("name", ["guess_s", "slowdown", *BOUNDED])
 def test_numbers_that_kernels_would_reckon_with_for_ever_are_refused_by_their_field(name: str) -> None:
-    batch = played()
+    batch = run()
     beyond = (1e61, -1.0) if name == "slowdown" else (1e29, -1.0, 0.0) if name == "guess_s" else (1e29, -1e29)
     for value in (math.inf, -math.inf, *beyond):
         with pytest.raises(ValueError, match=rf"state\.{name}\["):
@@ -77,7 +77,7 @@ def test_numbers_that_kernels_would_reckon_with_for_ever_are_refused_by_their_fi
 
 @pytest.mark.parametrize(("name", "most"), [("quiet", MOST_QUIET), ("stops", MOST_STOPS)])
 def test_counts_that_end_what_goes_on_for_ever_are_within_their_ends(name: str, most: int) -> None:
-    batch = played()
+    batch = run()
     sound_state(batch.sim, spoiled(batch.sim.state, name, most))
     for value in (most + 1, 2**31 - 1):
         with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected at most {most}"):
@@ -85,7 +85,7 @@ def test_counts_that_end_what_goes_on_for_ever_are_within_their_ends(name: str, 
 
 
 def test_signals_are_looked_for_anew() -> None:
-    batch = played()
+    batch = run()
     assert not sound_state(batch.sim, spoiled(batch.sim.state, "unlooked", 2**31 - 1)).unlooked.any()
 
 
@@ -99,7 +99,7 @@ COUNTED = (
 @settings(max_examples=60)
 @given(st.sampled_from(COUNTED), st.integers(0, 2**20), st.sampled_from((-1, 1, 2)))
 def test_what_other_fields_tell_otherwise_is_refused(name: str, at: int, more: int) -> None:
-    sim = played().sim
+    sim = run().sim
     was = getattr(sim.state, name).reshape(-1)
     with pytest.raises(ValueError, match=r"state\.\w+(\[|: a list of row)"):
         sound_state(sim, spoiled(sim.state, name, was[at % was.size] + more, at))
@@ -122,14 +122,14 @@ def test_what_other_fields_tell_otherwise_is_refused(name: str, at: int, more: i
     ],
 )
 def test_heaps_lists_and_times_that_do_not_hold_together_are_refused(name: str, change: Any) -> None:
-    sim = played().sim
+    sim = run().sim
     with pytest.raises(ValueError, match=r"state\."):
         sound_state(sim, sim.state._replace(**{name: change(getattr(sim.state, name))}))
 
 
 @pytest.mark.parametrize("kind", ["picked", "running"])
 def test_a_gpu_that_a_job_holds_is_not_out_of_service(kind: str) -> None:
-    sim = played().sim
+    sim = run().sim
     state = sim.state
     is_picked = state.gpu_job == state.current[:, None]
     row, gpu = np.argwhere(is_picked if kind == "picked" else (state.gpu_job >= 0) & ~is_picked)[0]
@@ -143,9 +143,9 @@ def test_a_gpu_that_a_job_holds_is_not_out_of_service(kind: str) -> None:
 
 @settings(max_examples=150)
 @given(st.data())
-def test_what_is_not_refused_can_be_played(data: st.DataObject) -> None:
+def test_what_is_not_refused_can_be_run(data: st.DataObject) -> None:
     view, order = data.draw(st.sampled_from(VIEWS)), data.draw(st.sampled_from(("fifo", "easy", "shortest")))
-    batch = played(view, order, data.draw(st.integers(0, 20)))
+    batch = run(view, order, data.draw(st.integers(0, 20)))
     state = batch.sim.state
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from([name for name in FIELDS if getattr(state, name).size]))
@@ -171,7 +171,7 @@ def test_what_is_not_refused_can_be_played(data: st.DataObject) -> None:
 
 @settings(max_examples=60)
 @given(cases(), st.sampled_from(("pack", "patient", "random")), st.integers(0, 30), st.integers(1, 4))
-def test_every_state_at_a_decision_passes_and_is_played_on_the_same(
+def test_every_state_at_a_decision_passes_and_is_run_on_the_same(
     case: Case, policy: str, stop_at: int, index_from: int
 ) -> None:
     sim, twin = (compiled(case, index_from=index_from) for _ in range(2))

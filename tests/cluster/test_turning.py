@@ -1,4 +1,4 @@
-"""Moves of other jobs than the one that is due: which there are, what they must keep, and what a wait then means."""
+"""Candidates of other jobs than the one that is due: which there are, what they must keep, what a wait means."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.candidates.candidates import is_rest, is_wait, list_moves, pick_move
+from longshore.cluster.candidates.candidates import is_rest, is_wait, list_candidates, pick_candidate
 from longshore.cluster.dispatch.order import list_others, may_wait, turn_to
 from longshore.cluster.dispatch.placing import take_node
 from longshore.cluster.model.scenarios import ORDERS
@@ -19,8 +19,8 @@ from longshore.cluster.state.state import OTHERS, Simulation
 from longshore.envs.batch import Batch, View
 from tests.compiled_runs import at_first_decision
 from tests.envs.plain_features import Decision
-from tests.envs.random_play import problem_of, small_problem
-from tests.plain_moves import decisions, for_job, given_by, listed, usable_after
+from tests.envs.random_run import problem_of, small_problem
+from tests.plain_candidates import decisions, for_job, given_by, listed, usable_after
 from tests.strategies import Case, cases
 from tests.test_reference import hand_case
 
@@ -60,15 +60,15 @@ def offered_one_after_another(sim: Simulation) -> list[int]:
 def others_of(sim: Simulation) -> list[int]:
     with on_trial(sim):
         count = list_others(sim, 0)
-        return list(map(int, sim.state.other_job[0, :count]))
+        return list(map(int, sim.scratch.other_job[0, :count]))
 
 
 @settings(max_examples=40)
 @given(turning_cases(), SEEDS)
 def test_other_jobs_are_those_that_would_be_offered_if_the_ones_before_were_passed_over(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
-        sim, moves = batch.sim, listed(batch.sim, 0)
-        others = [job for job, _ in groupby(move.job for move in moves) if job != sim.state.current[0]]
+        sim, candidates = batch.sim, listed(batch.sim, 0)
+        others = [job for job, _ in groupby(candidate.job for candidate in candidates) if job != sim.state.current[0]]
         if not may_wait(sim, 0):
             assert others == []
             continue
@@ -78,24 +78,24 @@ def test_other_jobs_are_those_that_would_be_offered_if_the_ones_before_were_pass
 
 @settings(max_examples=40)
 @given(turning_cases(), SEEDS)
-def test_every_move_keeps_the_reservation_but_a_base_set_that_says_so_and_nobody_else_is_passed_over(
+def test_every_candidate_keeps_the_reservation_but_a_base_set_that_says_so_and_nobody_else_is_passed_over(
     case: Case, seed: int
 ) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         sim, due = batch.sim, int(batch.sim.state.current[0])
         refused = [int(sim.state.base_waits[0])] if sim.state.base_refused[0] else []
         broken = []
-        for number, move in enumerate(listed(sim, 0)):
-            if move.delay_s:
+        for number, candidate in enumerate(listed(sim, 0)):
+            if candidate.delay_s:
                 continue
             with on_trial(sim):
                 passed = sim.state.passed[0].copy()
-                assert pick_move(sim, 0, number)
+                assert pick_candidate(sim, 0, number)
                 if start(sim, 0):
-                    assert sim.state.run_place[0, move.job] >= 0
+                    assert sim.state.run_place[0, candidate.job] >= 0
                     assert (sim.state.passed[0] == passed).all()
                 else:
-                    assert move.job == due
+                    assert candidate.job == due
                     broken.append(number)
         assert broken == refused
 
@@ -106,14 +106,14 @@ def test_the_first_set_of_another_job_is_the_base_heuristics_unless_it_breaks_th
     case: Case, seed: int
 ) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
-        sim, moves = batch.sim, listed(batch.sim, 0)
-        for job in {move.job for move in moves} - {int(sim.state.current[0])}:
+        sim, candidates = batch.sim, listed(batch.sim, 0)
+        for job in {candidate.job for candidate in candidates} - {int(sim.state.current[0])}:
             with on_trial(sim):
                 assert turn_to(sim, 0, job)
-                list_moves(sim, 0)
+                list_candidates(sim, 0)
                 base = listed(sim, 0)[int(sim.state.base_waits[0])]
                 if not sim.state.base_refused[0]:
-                    assert next(move for move in moves if move.job == job) == base
+                    assert next(candidate for candidate in candidates if candidate.job == job) == base
 
 
 def plain_reservation(seen: Decision, holder: int) -> tuple[float, int]:
@@ -148,38 +148,40 @@ def check_start(seen: Decision, job: int, given: dict[int, int], *, refused: boo
 
 @settings(max_examples=60)
 @given(turning_cases(), SEEDS)
-def test_random_moves_keep_reservations_overtake_no_aged_job_and_end_every_job(case: Case, seed: int) -> None:
+def test_random_candidates_keep_reservations_overtake_no_aged_job_and_end_every_job(case: Case, seed: int) -> None:
     rng, problem = np.random.default_rng(seed), problem_of(case)
     batch = Batch(problem, View(action="candidate"), 1)
     batch.reset(case.row)
     while batch.masks[0].any():
-        sim, moves = batch.sim, listed(batch.sim, 0)
+        sim, candidates = batch.sim, listed(batch.sim, 0)
         # Seldom a wait, or else nothing happens for long
-        starts = [number for number, move in enumerate(moves) if not move.delay_s]
-        chosen = int(rng.choice(starts if rng.random() < 0.8 else len(moves)))
-        seen, move = Decision(batch, 0), moves[chosen]
-        if not move.delay_s:
+        starts = [number for number, candidate in enumerate(candidates) if not candidate.delay_s]
+        chosen = int(rng.choice(starts if rng.random() < 0.8 else len(candidates)))
+        seen, candidate = Decision(batch, 0), candidates[chosen]
+        if not candidate.delay_s:
             refused = bool(sim.state.base_refused[0]) and chosen == sim.state.base_waits[0]
-            given = given_by(usable_after(seen, 0.0), move.nodes, seen.gpus[move.job])
-            check_start(seen, move.job, given, refused=refused)
+            given = given_by(usable_after(seen, 0.0), candidate.nodes, seen.gpus[candidate.job])
+            check_start(seen, candidate.job, given, refused=refused)
         batch.step(np.array([chosen]))
     assert batch.sim.state.finished[0] == case.scenarios.jobs[case.row]
 
 
 @settings(max_examples=30)
 @given(cases(), SEEDS)
-def test_under_fifo_every_move_is_of_the_job_that_is_due_and_its_wait_is_the_only_one(case: Case, seed: int) -> None:
+def test_under_fifo_every_candidate_is_of_the_job_that_is_due_and_its_wait_is_the_only_one(
+    case: Case, seed: int
+) -> None:
     case = case._replace(rules=case.rules._replace(order=ORDERS["fifo"]))
     for batch in decisions(problem_of(case), case.row, seed):
-        moves = listed(batch.sim, 0)
-        assert {move.job for move in moves} == {int(batch.sim.state.current[0])}
-        assert sum(is_wait(batch.sim, 0, number) for number in range(len(moves))) == may_wait(batch.sim, 0)
-        assert not any(is_rest(batch.sim, 0, number) for number in range(len(moves)))
+        candidates = listed(batch.sim, 0)
+        assert {candidate.job for candidate in candidates} == {int(batch.sim.state.current[0])}
+        assert sum(is_wait(batch.sim, 0, number) for number in range(len(candidates))) == may_wait(batch.sim, 0)
+        assert not any(is_rest(batch.sim, 0, number) for number in range(len(candidates)))
 
 
 def test_a_busy_cluster_offers_other_jobs_often() -> None:
     problem = small_problem(1, nodes=5, jobs=60, order="easy", waiting=True)
-    turned = [len({move.job for move in listed(batch.sim, 0)}) for batch in decisions(problem, 0, 1)]
+    turned = [len({candidate.job for candidate in listed(batch.sim, 0)}) for batch in decisions(problem, 0, 1)]
     assert max(turned) == 1 + OTHERS
     assert sum(jobs > 1 for jobs in turned) > len(turned) / 2
 
@@ -227,14 +229,14 @@ def test_nobody_turns_away_from_an_aged_job() -> None:
     sim = two_waiting(0.0)
     assert sim.state.current[0] == 1
     assert not turn_to(sim, 0, 2)
-    assert list_moves(sim, 0) == 1
+    assert list_candidates(sim, 0) == 1
 
 
 def test_the_wait_of_a_list_ends_the_moment_for_all_and_the_bases_own_for_its_job_only() -> None:
     sim = two_waiting()
-    moves = list_moves(sim, 0)
-    assert is_rest(sim, 0, moves - 1)
-    assert not pick_move(sim, 0, moves - 1)
+    candidates = list_candidates(sim, 0)
+    assert is_rest(sim, 0, candidates - 1)
+    assert not pick_candidate(sim, 0, candidates - 1)
     wait(sim, 0)
     assert advance(sim, 0)
     assert (sim.state.now_s[0], sim.state.current[0]) == (10.0, 1)
@@ -246,10 +248,10 @@ def test_the_wait_of_a_list_ends_the_moment_for_all_and_the_bases_own_for_its_jo
     take_node(sim, 0, 0)
     assert start(sim, 0)
     assert advance(sim, 0)
-    assert list_moves(sim, 0) == 4  # its wait, its set at once, that of the third job, and the wait for all
+    assert list_candidates(sim, 0) == 4  # its wait, its set at once, that of the third job, and the wait for all
     assert is_wait(sim, 0, 0)
     assert not is_rest(sim, 0, 0)
-    assert not pick_move(sim, 0, 0)
+    assert not pick_candidate(sim, 0, 0)
     wait(sim, 0)
     assert advance(sim, 0)
     assert (sim.state.now_s[0], sim.state.current[0]) == (0.0, 2)

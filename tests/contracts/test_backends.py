@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from benchmarks.slurm_cluster import SlurmCluster
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Backend, CannotHonourError, RefusedError, Tells, Told
+from longshore.scheduler.backends.protocol import Backend, CannotHonourError, RefusedError, StepLines, WritesSteps
 from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.model.placement import Placement, Share
@@ -301,21 +301,21 @@ def test_a_running_attempt_cannot_be_forgotten(backend: Backend) -> None:
 
 
 def test_what_ranks_tell_of_their_steps_comes_rank_by_rank_and_once(backend: Backend) -> None:
-    if not isinstance(backend, Tells):
+    if not isinstance(backend, WritesSteps):
         pytest.skip("jobs tell no steps at this backend")
     tells = 'echo "train $RANK 5.0" >> $LONGSHORE_STEPS; echo "$RANK 5.0 - /ckpt" >> $LONGSHORE_SAVED; exec sleep 1000'
     attempt = sh(tells)
     backend.launch(attempt, THREE_GPUS)
-    first: list[Told] = []
+    first: list[StepLines] = []
 
     def all_told() -> bool:
-        first[:] = backend.told(attempt.name, THREE_GPUS, [Told()] * 3)
+        first[:] = backend.step_lines(attempt.name, THREE_GPUS, [StepLines()] * 3)
         return len(first) == 3 and all(it.saved for it in first)
 
     until(all_told)
     assert [it.steps for it in first] == [b"train %d 5.0\n" % rank for rank in range(3)]
     assert [it.saved for it in first] == [b"%d 5.0 - /ckpt\n" % rank for rank in range(3)]
-    again = backend.told(attempt.name, THREE_GPUS, first)
+    again = backend.step_lines(attempt.name, THREE_GPUS, first)
     assert [(it.steps, it.saved) for it in again] == [(b"", b"")] * 3
     assert [it.steps_end for it in again] == [it.steps_end for it in first]
     backend.cancel(attempt.name, "cancelled")
@@ -323,5 +323,5 @@ def test_what_ranks_tell_of_their_steps_comes_rank_by_rank_and_once(backend: Bac
 
 
 def test_an_attempt_that_never_began_has_told_nothing(backend: Backend) -> None:
-    if isinstance(backend, Tells):
-        assert backend.told(sh("true").name, THREE_GPUS, [Told()] * 3) == []
+    if isinstance(backend, WritesSteps):
+        assert backend.step_lines(sh("true").name, THREE_GPUS, [StepLines()] * 3) == []

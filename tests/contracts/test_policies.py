@@ -13,17 +13,17 @@ from longshore.cluster.dispatch.order import may_wait, turn_to
 from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
-from tests.compiled_runs import compiled, picks, play_policy, read_out, usable
+from tests.compiled_runs import compiled, picks, read_out, run_policy, usable
 from tests.policies_under_test import POLICIES
 from tests.strategies import Case, cases
 
 # Scratch; links between picks, which mean nothing once these are undone; and estimates, which double when somebody
 # looks at one that was outlived, and so are the same whoever looks.
 FREE_TO_CHANGE = {
-    "best_set", "ends_s", "ends_job", "gpu_next", "guess_s", "node_class", "base_waits", "base_refused", "moves",
+    "best_set", "ends_s", "ends_job", "gpu_next", "guess_s", "node_class", "base_waits", "base_refused", "candidates",
     "other_job", "ends_kept",
 }  # fmt: skip
-SCRATCH = ("trial_", "move_", "offer_", "ahead_", "reserved_", "index_")
+SCRATCH = ("trial_", "candidate_", "offer_", "ahead_", "reserved_", "index_")
 
 DRAW_FROM_THE_SEED = {"random", "best-of-random"}
 
@@ -104,7 +104,7 @@ def test_a_policy_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 @settings(deadline=None, max_examples=20)
 @given(case=cases())
-def test_a_policy_picks_what_the_job_needs_changes_nothing_else_and_plays_as_it_places(case: Case, name: str) -> None:
+def test_a_policy_picks_what_the_job_needs_changes_nothing_else_and_runs_as_it_places(case: Case, name: str) -> None:
     sim, policy = compiled(case), POLICIES[name]
     reset(sim, 0, case.row)
     while advance(sim, 0):
@@ -113,7 +113,7 @@ def test_a_policy_picks_what_the_job_needs_changes_nothing_else_and_plays_as_it_
         else:
             wait(sim, 0)
     assert sim.state.finished[0] == case.scenarios.jobs[case.row]
-    assert read_out(sim)[0] == play_policy(case, policy)[0]
+    assert read_out(sim)[0] == run_policy(case, policy)[0]
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from longshore.envs.batch import Batch, View
-from tests.envs.random_play import open_actions, small_problem
+from tests.envs.random_run import open_actions, small_problem
 
 
 def steps(batch: Batch, count: int, draws: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Copies of environments and simulations, deep or through pickle, play on by themselves."""
+"""Copies of environments and simulations, deep or through pickle, run on by themselves."""
 
 import copy
 import json
@@ -23,10 +23,10 @@ from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import View
-from tests.envs.copied_play import MAKERS, problem, trace
+from tests.envs.copied_run import MAKERS, problem, trace
 
 ROOT = Path(__file__).parents[2]
-VIEWS = (View("node", "full", "potential"), View("gpu", "source", "best_of_random"), View("candidate", "full", "jct"))
+VIEWS = (View("node", "full", "potential"), View("gpu", "patent", "best_of_random"), View("candidate", "full", "jct"))
 
 
 def through_pickle(thing: Any) -> Any:
@@ -41,7 +41,7 @@ COPIES: tuple[Callable[[Any], Any], ...] = (copy.deepcopy, through_pickle)
 @given(
     st.sampled_from(VIEWS), st.sampled_from(COPIES), st.integers(0, 40), st.integers(1, 40), st.integers(0, 2**32 - 1)
 )
-def test_a_copy_plays_on_as_the_original_would_and_leaves_it_alone(
+def test_a_copy_runs_on_as_the_original_would_and_leaves_it_alone(
     kind: str, view: View, copied: Callable[[Any], Any], before: int, after: int, seed: int
 ) -> None:
     env, control = MAKERS[kind](problem(), view), MAKERS[kind](problem(), view)
@@ -54,12 +54,12 @@ def test_a_copy_plays_on_as_the_original_would_and_leaves_it_alone(
     assert trace(copied(one), after, seed) == trace(env, after, seed)
 
 
-def test_what_was_pickled_plays_on_in_another_process(tmp_path: Path) -> None:
+def test_what_was_pickled_runs_on_in_another_process(tmp_path: Path) -> None:
     envs = [make(problem(), view) for make in MAKERS.values() for view in VIEWS]
     for env in envs:
         trace(env, 10, 0)
     (tmp_path / "envs").write_bytes(pickle.dumps(envs))
-    command = [sys.executable, "-W", "error", "-m", "tests.envs.copied_play", str(tmp_path / "envs"), "30", "7"]
+    command = [sys.executable, "-W", "error", "-m", "tests.envs.copied_run", str(tmp_path / "envs"), "30", "7"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [trace(env, 30, 7) for env in envs]
@@ -77,9 +77,9 @@ def test_an_environment_made_by_name_is_copied_with_its_wrappers() -> None:
     assert env.unwrapped.batch.sim.state.decisions[0] == 0  # type: ignore[attr-defined]
 
 
-def midway(played: Problem) -> Simulation:
+def midway(problem: Problem) -> Simulation:
     """Return a simulation that stands at its third decision."""
-    sim = simulation_of(played.cluster, played.scenarios, played.process, played.rules)
+    sim = simulation_of(problem)
     reset(sim, 0, 0)
     for _ in range(3):
         assert advance(sim, 0)
@@ -96,7 +96,7 @@ def test_a_copy_of_a_simulation_ends_as_the_original(policy: str, copied: Callab
     decisions = sim.state.decisions.copy()
     ends: list[Outcome] = []
     for each in (twin, sim):
-        find_policy(policy).play_on(each, 0)  # type: ignore[attr-defined]
+        find_policy(policy).run_on(each, 0)  # type: ignore[attr-defined]
         ends.append(outcome_of(each))
         if each is twin:
             assert np.array_equal(sim.state.decisions, decisions)
@@ -106,5 +106,5 @@ def test_a_copy_of_a_simulation_ends_as_the_original(policy: str, copied: Callab
 def test_a_shallow_copy_shares_its_arrays() -> None:
     sim = midway(problem())
     twin = copy.copy(sim)
-    HEURISTICS["pack"].play_on(twin, 0)
+    HEURISTICS["pack"].run_on(twin, 0)
     assert sim.state.finished[0] == 6

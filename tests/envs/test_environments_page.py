@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from longshore.cluster.state.state import MOVES
+from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.batch import Batch, View
-from longshore.envs.candidate_layout import MOVE_FEATURES, MOVE_GLOBALS
+from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from longshore.envs.episodes import episode_summaries
 from longshore.envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
 from longshore.envs.rewards import REWARDS
-from tests.envs.random_play import small_problem
+from tests.envs.random_run import small_problem
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -31,7 +31,9 @@ def test_the_page_counts_features_and_names_rewards_and_metrics() -> None:
     assert f"{len(GLOBALS)} numbers" in page
     assert f"then {len(NODE_FEATURES)} for each node" in page
     assert f"or {len(GPU_FEATURES)} for each GPU" in page
-    assert f"{len(MOVE_GLOBALS)} numbers of the decision as a whole, then {len(MOVE_FEATURES)} for each" in page
-    assert f"`Discrete({MOVES})`" in page
+    assert (
+        f"{len(CANDIDATE_GLOBALS)} numbers of the decision as a whole, then {len(CANDIDATE_FEATURES)} for each" in page
+    )
+    assert f"`Discrete({CANDIDATES})`" in page
     names = [*REWARDS, *episode_summaries(batch, batch.steps * 0)[0]]
     assert [name for name in names if f"`{name}`" not in page] == []

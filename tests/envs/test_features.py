@@ -11,7 +11,7 @@ from longshore.cluster.model.problem import Problem
 from longshore.envs.batch import Batch, View
 from longshore.envs.layout import GLOBALS, NODE_FEATURES
 from tests.envs.plain_features import Decision, plain_features
-from tests.envs.random_play import open_actions, problem_of, small_problem, steps_of_episode
+from tests.envs.random_run import open_actions, problem_of, small_problem, steps_of_episode
 from tests.strategies import Case, cases
 
 STEPS = 60  # of one random problem
@@ -60,8 +60,8 @@ def shortest_run_s(seen: Decision) -> float:
 
 @settings(deadline=None, max_examples=40)
 @given(cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
-def test_the_literal_source_observation_is_of_the_whole_job_at_each_pick(case: Case, action: str, seed: int) -> None:
-    batch = Batch(problem_of(case), View(action=action, observation="source-literal"), 1)
+def test_the_literal_patent_observation_is_of_the_whole_job_at_each_pick(case: Case, action: str, seed: int) -> None:
+    batch = Batch(problem_of(case), View(action=action, observation="patent-literal"), 1)
     scenarios = batch.sim.scenarios
     for _ in steps_of_episode(batch, case.row, np.random.default_rng(seed)):
         if batch.masks[0].any():
@@ -73,8 +73,8 @@ def test_the_literal_source_observation_is_of_the_whole_job_at_each_pick(case: C
 
 @settings(deadline=None, max_examples=40)
 @given(cases(), st.sampled_from(("node", "gpu")), st.integers(0, 2**32 - 1))
-def test_the_source_observation_is_the_need_the_hours_and_who_is_in_use(case: Case, action: str, seed: int) -> None:
-    batch = Batch(problem_of(case), View(action=action, observation="source"), 1)
+def test_the_patent_observation_is_the_need_the_hours_and_who_is_in_use(case: Case, action: str, seed: int) -> None:
+    batch = Batch(problem_of(case), View(action=action, observation="patent"), 1)
     for _ in steps_of_episode(batch, case.row, np.random.default_rng(seed)):
         if batch.masks[0].any():
             seen = Decision(batch, 0)
@@ -84,7 +84,7 @@ def test_the_source_observation_is_the_need_the_hours_and_who_is_in_use(case: Ca
 
 
 @settings(deadline=None, max_examples=40)
-@given(cases(), st.sampled_from(("node", "gpu")), st.sampled_from(("full", "source")), st.integers(0, 2**32 - 1))
+@given(cases(), st.sampled_from(("node", "gpu")), st.sampled_from(("full", "patent")), st.integers(0, 2**32 - 1))
 def test_observations_are_finite_and_within_their_bounds(case: Case, action: str, observation: str, seed: int) -> None:
     batch = Batch(problem_of(case), View(action=action, observation=observation), 1)
     for _ in steps_of_episode(batch, case.row, np.random.default_rng(seed)):

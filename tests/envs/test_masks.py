@@ -1,7 +1,5 @@
 """What masks promise, over a million random steps."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -9,7 +7,7 @@ from numpy.typing import NDArray
 from longshore.cluster.dispatch.reservation import has_reservation
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
-from tests.envs.random_play import open_actions, small_problem
+from tests.envs.random_run import open_actions, small_problem
 
 ROWS, STEPS = 500, 105  # times twenty combinations: a million steps
 
@@ -27,8 +25,8 @@ def test_exactly_what_can_be_taken_is_open_and_no_gpu_serves_two_jobs(
     ageing_s: float,
 ) -> None:
     problem = small_problem(64, order=order, waiting=waiting, faults=2)
-    problem = replace(problem, rules=problem.rules._replace(ageing_s=ageing_s))
-    batch = Batch(problem, View(action=action, observation="source"), ROWS)
+    problem = problem._replace(rules=problem.rules._replace(ageing_s=ageing_s))
+    batch = Batch(problem, View(action=action, observation="patent"), ROWS)
     rng, waits, stops, aged = np.random.default_rng(6), 0, 0, 0
     batch.reset()
     for _ in range(STEPS):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import fault_sources, stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
@@ -21,8 +22,8 @@ def taken_bytes(nodes: int, gpus_per_node: int, jobs: int) -> int:
     workload = workload_of(("a",) * jobs, ones.astype(np.int32), ones, ones)
     rates = np.zeros(fault_sources(cluster))
     scenarios = stack(cluster, [workload] * SCENARIOS, fault_seed=np.arange(SCENARIOS), source_rate_per_s=rates)
-    sim = simulation_of(cluster, scenarios, fault_process(), rules(), rows=SCENARIOS)
-    return sum(array.nbytes for part in (sim.scenarios, sim.traits, sim.state) for array in part)
+    sim = simulation_of(Problem(cluster, scenarios, fault_process(), rules()), rows=SCENARIOS)
+    return sum(array.nbytes for part in (sim.scenarios, sim.traits, sim.state, sim.scratch) for array in part)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Nothing that has not happened yet is seen."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -11,7 +9,7 @@ from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
-from tests.envs.random_play import open_actions, small_problem
+from tests.envs.random_run import open_actions, small_problem
 from tests.envs.test_checkers import SEEN
 
 LAST_SUBMIT_S = 200_000.0
@@ -73,7 +71,7 @@ def longer_and_shorter(order: str) -> tuple[Problem, Problem]:
     estimate_s = scenarios.work_s * np.exp(rng.normal(0.0, 1.0, scenarios.work_s.shape))
     one = scenarios._replace(submit_s=submit_s - submit_s[:, :1], estimate_s=estimate_s)
     other = one._replace(work_s=scenarios.work_s * np.exp(rng.uniform(-0.7, 0.7, scenarios.work_s.shape)))
-    return replace(problem, scenarios=one), replace(problem, scenarios=other)
+    return problem._replace(scenarios=one), problem._replace(scenarios=other)
 
 
 def first_difference_s(one: Simulation, other: Simulation) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
 from longshore.envs.picture import DOWN_COLOUR, FREE_COLOUR, GAP, JOB_COLOURS, PICKED_COLOUR, PIXELS
 from longshore.envs.placement import PlacementEnv
-from tests.envs.random_play import small_problem
+from tests.envs.random_run import small_problem
 
 OUTAGE_END_S = 1e9
 
@@ -37,7 +37,7 @@ def hand_problem(*, limit_s: float = float("inf")) -> Problem:
     )
 
 
-def play(env: PlacementEnv, draws: int, seed: int | None = None) -> list[bytes]:
+def run(env: PlacementEnv, draws: int, seed: int | None = None) -> list[bytes]:
     """Return all that an episode of random open actions shows, as bytes."""
     rng = np.random.default_rng(draws)
     observation, info = env.reset(seed=seed)
@@ -58,10 +58,10 @@ def scenario_of(env: PlacementEnv) -> int:
 def test_the_same_seed_and_actions_give_the_same_episode_in_the_same_and_in_another_environment(action: str) -> None:
     problem = small_problem(faults=2, order="easy", waiting=True)
     env, other = PlacementEnv(problem, action=action), PlacementEnv(problem, action=action)
-    first = play(env, 1, seed=3)
-    assert first == play(env, 1, seed=3) == play(other, 1, seed=3)
-    assert first != play(env, 2, seed=3)
-    assert first != play(env, 1, seed=4)
+    first = run(env, 1, seed=3)
+    assert first == run(env, 1, seed=3) == run(other, 1, seed=3)
+    assert first != run(env, 2, seed=3)
+    assert first != run(env, 1, seed=4)
 
 
 def test_a_seed_is_a_scenario_and_without_one_the_next_follows() -> None:
@@ -114,7 +114,7 @@ def test_a_step_needs_an_episode() -> None:
     env = PlacementEnv(hand_problem())
     with pytest.raises(ResetNeeded):
         env.step(0)
-    play(env, 1)
+    run(env, 1)
     with pytest.raises(ResetNeeded):
         env.step(0)
 

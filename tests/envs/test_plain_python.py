@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longshore.envs.batch import Batch, View
-from tests.envs.random_play import small_problem, steps_of_episode
+from tests.envs.random_run import small_problem, steps_of_episode
 
 
 def episode_digest(action: str) -> str:
@@ -26,7 +26,7 @@ def episode_digest(action: str) -> str:
 
 
 @pytest.mark.parametrize("action", ["node", "gpu", "candidate"])
-def test_plain_python_plays_what_compiled_code_plays_to_the_bit(action: str) -> None:
+def test_plain_python_runs_what_compiled_code_runs_to_the_bit(action: str) -> None:
     code = f"from tests.envs.test_plain_python import episode_digest; print(episode_digest({action!r}))"
     plain = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],

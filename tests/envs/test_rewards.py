@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from longshore.agents.heuristics.node_rules import RANDOM, pick_by_rule
 from longshore.cluster.candidates.random_placement import DRAWS
 from longshore.cluster.model.outcome import metrics
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.envs.batch import Batch, View
 from longshore.envs.episodes import episode_summaries
-from tests.envs.random_play import problem_of, steps_of_episode
+from tests.envs.random_run import problem_of, steps_of_episode
 from tests.strategies import Case, cases
 
 PLAYS = {"action": st.sampled_from(("node", "gpu")), "seed": st.integers(0, 2**32 - 1)}
@@ -37,7 +38,7 @@ def ideal_s(case: Case) -> float:
 def test_time_and_potential_sum_to_the_makespan_over_the_ideal_time(
     case: Case, action: str, reward: str, seed: int
 ) -> None:
-    batch = Batch(problem_of(case), View(action=action, observation="source", reward=reward), 1)
+    batch = Batch(problem_of(case), View(action=action, observation="patent", reward=reward), 1)
     rewards = rewards_of(batch, case, seed)
     expected = -float(batch.sim.state.now_s[0]) / ideal_s(case)
     assert batch.sim.state.finished[0] == case.scenarios.jobs[case.row]
@@ -47,7 +48,7 @@ def test_time_and_potential_sum_to_the_makespan_over_the_ideal_time(
 @settings(deadline=None, max_examples=40)
 @given(case=cases(), **PLAYS)
 def test_jct_sums_to_the_mean_completion_time_over_the_ideal_time(case: Case, action: str, seed: int) -> None:
-    batch = Batch(problem_of(case), View(action=action, observation="source", reward="jct"), 1)
+    batch = Batch(problem_of(case), View(action=action, observation="patent", reward="jct"), 1)
     rewards = rewards_of(batch, case, seed)
     scenarios, row = case.scenarios, slice(case.row, case.row + 1)
     figures = metrics(
@@ -65,7 +66,7 @@ def test_jct_sums_to_the_mean_completion_time_over_the_ideal_time(case: Case, ac
 def test_the_summary_tells_the_sum_of_rewards_and_the_number_of_steps(
     case: Case, action: str, reward: str, seed: int
 ) -> None:
-    batch = Batch(problem_of(case), View(action=action, observation="source", reward=reward), 1)
+    batch = Batch(problem_of(case), View(action=action, observation="patent", reward=reward), 1)
     rewards = rewards_of(batch, case, seed)
     summary = episode_summaries(batch, np.array([0]))[0]
     assert summary["r"] == pytest.approx(sum(rewards), abs=1e-5 * float(np.abs(rewards).sum()))
@@ -77,7 +78,7 @@ def test_the_summary_tells_the_sum_of_rewards_and_the_number_of_steps(
 
 def random_makespan_s(case: Case, run: int) -> float:
     """Return the makespan of a random run, decision by decision."""
-    sim = simulation_of(case.cluster, case.scenarios, case.process, case.rules)
+    sim = simulation_of(Problem(case.cluster, case.scenarios, case.process, case.rules))
     reset(sim, 0, case.row)
     while advance(sim, 0):
         pick_by_rule(sim, 0, RANDOM, run * DRAWS)
@@ -90,7 +91,7 @@ def random_makespan_s(case: Case, run: int) -> float:
 def test_best_of_random_pays_at_the_end_by_how_much_five_random_runs_are_beaten(
     case: Case, action: str, seed: int
 ) -> None:
-    batch = Batch(problem_of(case), View(action=action, observation="source", reward="best_of_random"), 1)
+    batch = Batch(problem_of(case), View(action=action, observation="patent", reward="best_of_random"), 1)
     *before, last = rewards_of(batch, case, seed)
     random_s = min(random_makespan_s(case, run) for run in range(5))
     assert not any(before)

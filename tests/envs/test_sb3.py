@@ -1,7 +1,6 @@
 """The batched environment under Stable-Baselines3 and sb3-contrib."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 from longshore.envs.batch import View
 from longshore.envs.placement import PlacementEnv
 from longshore.envs.sb3 import PlacementVecEnv
-from tests.envs.random_play import open_actions, small_problem
+from tests.envs.random_run import open_actions, small_problem
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +100,7 @@ def test_it_answers_what_sb3s_own_vector_of_scalar_environments_answers() -> Non
 
 def test_an_episode_that_is_cut_off_says_so() -> None:
     problem = small_problem(jobs=6)
-    env = PlacementVecEnv(replace(problem, rules=problem.rules._replace(limit_s=3600.0)), View(), 2)
+    env = PlacementVecEnv(problem._replace(rules=problem.rules._replace(limit_s=3600.0)), View(), 2)
     env.reset()
     rng, truncated = np.random.default_rng(1), []
     for _ in range(30):

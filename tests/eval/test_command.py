@@ -119,7 +119,7 @@ def test_two_checkpoints_of_one_name_are_refused(tmp_path: Path) -> None:
         answer(replace(ASKED, policies=tuple(map(str, paths))))
 
 
-def test_a_short_trace_is_played_whole_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_trace_is_run_whole_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     request = replace(
         ASKED, trace=short_trace(tmp_path), cluster=HETERO64, runs=2, policies=("pack", "eft"), heuristics=False
     )
@@ -166,7 +166,7 @@ def test_the_runs_of_a_window_share_its_estimates(tmp_path: Path) -> None:
     assert facts["estimates"] == "log-normal, sigma 0.5"
 
 
-def test_what_is_not_played_as_recorded_is_among_the_facts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_not_run_as_recorded_is_among_the_facts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     request = replace(ASKED, trace=short_trace(tmp_path), runs=1, policies=("eft",), heuristics=False)
     facts = figures(replace(request, max_gpus=6), tmp_path)["facts"]
     assert facts["jobs cut"] == "10 of 40 jobs ask more than 6 GPUs, and get so many"

@@ -52,23 +52,25 @@ def test_figures_of_a_hand_worked_scenario() -> None:
     assert figures["useful_utilisation"] == pytest.approx((busy - 28) / (40 * 8))
 
 
-def test_the_goal_is_makespan_for_a_batch_and_mean_jct_for_arrivals() -> None:
+def test_the_objective_is_makespan_for_a_batch_and_mean_jct_for_arrivals() -> None:
     runs = {"pack": outcome(finishes(3))}
     batch = compare(runs, scenarios(3), CLUSTER_GPUS, heuristics=["pack"])
     arriving = compare(runs, scenarios(3, arrival_s=60.0), CLUSTER_GPUS, heuristics=["pack"])
-    chosen = compare(runs, scenarios(3), CLUSTER_GPUS, heuristics=["pack"], goal="p99_jct_s")
-    assert [NAMES[found.goal] for found in (batch, arriving, chosen)] == ["makespan_s", "mean_jct_s", "p99_jct_s"]
+    chosen = compare(runs, scenarios(3), CLUSTER_GPUS, heuristics=["pack"], objective="p99_jct_s")
+    assert [NAMES[found.objective] for found in (batch, arriving, chosen)] == ["makespan_s", "mean_jct_s", "p99_jct_s"]
 
 
-def test_the_best_heuristic_has_the_best_goal_among_heuristics_only() -> None:
+def test_the_best_heuristic_has_the_best_objective_among_heuristics_only() -> None:
     found = comparison(20)
     assert found.best_heuristic == "pack"
     assert found.challengers == ("<b>ppo</b> $x$",)
     assert found.policies == ("<b>ppo</b> $x$", "pack", "random")
 
 
-def test_a_goal_of_which_more_is_better_is_ranked_from_above() -> None:
-    found = compare(policies(20), scenarios(20), CLUSTER_GPUS, heuristics=["pack", "random"], goal="useful_utilisation")
+def test_an_objective_of_which_more_is_better_is_ranked_from_above() -> None:
+    found = compare(
+        policies(20), scenarios(20), CLUSTER_GPUS, heuristics=["pack", "random"], objective="useful_utilisation"
+    )
     useful = found.mean.value[:, NAMES.index("useful_utilisation")]
     assert (np.diff(useful) <= 0).all()
     assert found.worse_share[found.policies.index("random")] == found.wins[found.policies.index("pack")][-1]
@@ -148,8 +150,8 @@ def test_wrong_arguments_are_named() -> None:
     runs = {"ppo": outcome(finishes(3))}
     with pytest.raises(ValueError, match="none of the policies ppo"):
         compare(runs, scenarios(3), CLUSTER_GPUS, heuristics=["pack"])
-    with pytest.raises(ValueError, match="goal is 'speed'"):
-        compare(runs, scenarios(3), CLUSTER_GPUS, heuristics=["ppo"], goal="speed")
+    with pytest.raises(ValueError, match="objective is 'speed'"):
+        compare(runs, scenarios(3), CLUSTER_GPUS, heuristics=["ppo"], objective="speed")
     with pytest.raises(ValueError, match=r"groups has shape \(2,\)"):
         compare(runs, scenarios(3), CLUSTER_GPUS, heuristics=["ppo"], groups=np.arange(2))
     with pytest.raises(ValueError, match=r"ppo: finish_s has shape \(3, 4\)"):

@@ -117,7 +117,7 @@ def test_the_json_file_holds_the_same_figures(tmp_path: Path, count: int) -> Non
     found: Comparison = comparison(count)
     write_json(tmp_path / "report.json", found, title="t", facts=FACTS)
     document = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert (document["goal"], document["best_heuristic"], document["facts"]) == ("makespan_s", "pack", FACTS)
+    assert (document["objective"], document["best_heuristic"], document["facts"]) == ("makespan_s", "pack", FACTS)
     for row, name in enumerate(found.policies):
         figures = document["policies"][name]
         for column, metric in enumerate(METRICS):

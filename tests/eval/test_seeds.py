@@ -20,17 +20,17 @@ OF_TRAINING = (VALIDATION_SEED, training_key(0), training_key(999_999))
 @pytest.mark.parametrize("seed", OF_TRAINING)
 @pytest.mark.parametrize("cluster", [None, SMALL])
 def test_no_evaluation_shares_a_draw_with_training_or_validation(cluster: Path | None, seed: int) -> None:
-    played = setting_of(replace(ASKED, trace=None, cluster=cluster, workloads=4, seed=seed)).problem.scenarios
+    run = setting_of(replace(ASKED, trace=None, cluster=cluster, workloads=4, seed=seed)).problem.scenarios
     others = hetero64(4, seed)[1]
     if cluster is not None:
         others = setting_of(replace(ASKED, trace=None, cluster=cluster, workloads=4, seed=2)).problem.scenarios
-    assert not np.isin(played.work_s, others.work_s).any()
-    assert not np.isin(played.fault_seed, others.fault_seed).any()
+    assert not np.isin(run.work_s, others.work_s).any()
+    assert not np.isin(run.fault_seed, others.fault_seed).any()
 
 
 def test_another_seed_draws_what_it_names() -> None:
-    played = setting_of(replace(ASKED, trace=None, cluster=None, workloads=4, seed=2026)).problem.scenarios
-    assert np.array_equal(played.work_s, hetero64(4, 2026)[1].work_s)
+    run = setting_of(replace(ASKED, trace=None, cluster=None, workloads=4, seed=2026)).problem.scenarios
+    assert np.array_equal(run.work_s, hetero64(4, 2026)[1].work_s)
 
 
 @given(st.integers(0, 2**63) | st.integers(0, 3) | st.integers(999_998, 1_000_002) | st.integers(1_999_998, 2_000_002))

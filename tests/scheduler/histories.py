@@ -6,8 +6,7 @@ once more, from the definition, so that hundreds of thousands of histories take 
 
 from random import Random
 
-from longshore.scheduler.control.attempt_driver import AFTER
-from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 from longshore.scheduler.model.states import (
     ATTEMPT_CHANGES,
     FINAL,
@@ -19,21 +18,22 @@ from longshore.scheduler.model.states import (
     JobState,
 )
 from longshore.scheduler.model.tries import Tries
-from longshore.scheduler.rules.attempt_step import START_LIMIT_S, Do, Seen, Step, next_step
+from longshore.scheduler.rules.attempt_step import START_LIMIT_S, AttemptView, Do, Step, next_step
+from longshore.scheduler.rules.job_step import AFTER
 from longshore.scheduler.rules.retry_policy import outcome_of
 
 GPUS = 2  # of the cluster
 ALLOWED = Tries(infra=3, resource=1, user=0, asked=2, ambiguous=1)
 ABSENT, PENDING, RUNNING = Status(Run.ABSENT), Status(Run.PENDING), Status(Run.RUNNING, started_s=1.0)
 UNREACHABLE = Status(Run.UNREACHABLE)
-CANCELLED = Status(Run.EXITED, (RankEnd(0, 0, 15, 2.0),), "cancelled", started_s=1.0)
+CANCELLED = Status(Run.EXITED, (RankEnd(0, 0, 15, 2.0),), EndedBy.CANCEL, started_s=1.0)
 ENDS = [
     Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0), RankEnd(1, 0, 0, 2.0)), started_s=1.0),
-    Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0), RankEnd(1, 0, 15, 2.0)), "rank failed", started_s=1.0),
-    Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0), RankEnd(1, 75, 0, 2.0)), "rank failed", started_s=1.0),
-    Status(Run.EXITED, (RankEnd(0, 0, 9, 2.0),), "rank failed", started_s=1.0),
-    Status(Run.LOST, reason="supervisor lost: it was killed", started_s=1.0),
-    Status(Run.LOST, reason="node fault: its node was deleted", started_s=1.0),
+    Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0), RankEnd(1, 0, 15, 2.0)), EndedBy.RANK_FAILED, started_s=1.0),
+    Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0), RankEnd(1, 75, 0, 2.0)), EndedBy.RANK_FAILED, started_s=1.0),
+    Status(Run.EXITED, (RankEnd(0, 0, 9, 2.0),), EndedBy.RANK_FAILED, started_s=1.0),
+    Status(Run.LOST, words="supervisor lost: it was killed", started_s=1.0),
+    Status(Run.LOST, by=EndedBy.NODE_FAULT, words="its node was deleted", started_s=1.0),
 ]
 OPEN = (AttemptState.RESERVED, AttemptState.LAUNCHED, AttemptState.RUNNING, AttemptState.DRAINING)
 
@@ -120,10 +120,10 @@ class World:
         status = attempt.real if self.reachable else UNREACHABLE
         gone = drains and self.reachable and not attempt.lives and attempt.real is not PENDING
         faulty = self.faulty and any(held is attempt for held in self.held.values())
-        seen = Seen(
+        view = AttemptView(
             job.desired, attempt.state, attempt.opened_s, status, gone, attempt in self.cancelled, faulty, self.cut_off
         )  # fmt: skip
-        step = next_step(seen, self.now_s)
+        step = next_step(view, self.now_s)
         do = step.do
         if step.contact is not attempt.contact:
             self.point()
@@ -330,7 +330,7 @@ class World:
         assert not any(attempt.lives for attempt in self.attempts)
 
 
-def live(seed: int, turns: int) -> None:
+def mirror(seed: int, turns: int) -> None:
     """Live through one history, and check what has to hold."""
     world = World(Random(seed))
     world.tick()

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Told
+from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuView, NodeView, StepLines
 from longshore.scheduler.model.placement import Placement
-from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 
 WELL = Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0),), started_s=1.0)
-AGAIN = Status(Run.EXITED, (RankEnd(0, 75, 0, 2.0),), "rank failed", started_s=1.0)
-STOPPED = Status(Run.EXITED, (RankEnd(0, 0, 15, 2.0),), "cancelled", started_s=1.0)
+AGAIN = Status(Run.EXITED, (RankEnd(0, 75, 0, 2.0),), EndedBy.RANK_FAILED, started_s=1.0)
+STOPPED = Status(Run.EXITED, (RankEnd(0, 0, 15, 2.0),), EndedBy.CANCEL, started_s=1.0)
 
 
 class Obedient:
@@ -28,9 +28,9 @@ class Obedient:
         self.attempts: dict[str, Attempt] = {}
         self.holds: set[str] = set()  # attempts of which processes are left, whatever else is known of them
 
-    def observe(self) -> tuple[NodeSeen, ...]:
+    def observe(self) -> tuple[NodeView, ...]:
         return tuple(
-            NodeSeen(node, tuple(map(GpuSeen, range(gpus))), self.now_s()) for node, gpus in self.nodes.items()
+            NodeView(node, tuple(map(GpuView, range(gpus))), self.now_s()) for node, gpus in self.nodes.items()
         )
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
@@ -59,9 +59,9 @@ class Obedient:
     def logs(self, name: str, rank: int, offset: int, most: int) -> tuple[bytes, int]:
         return b"", offset
 
-    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         steps = b"".join(b"train %d %d.5\n" % (step, step + 1) for step in range(3))
-        return [Told(steps, b"1 1.5 - /tmp/saved\n", len(steps), 19) for _ in before]
+        return [StepLines(steps, b"1 1.5 - /tmp/saved\n", len(steps), 19) for _ in before]
 
     def forget(self, name: str) -> None:
         assert self.released(name)

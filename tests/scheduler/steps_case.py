@@ -31,7 +31,7 @@ class StepsCase:
         self.folder = folder
         self.now_s = time.time()
         self.service = Service(Chosen(Settings(folder=folder, open=True)))
-        scheduler = self.service.scheduler
+        scheduler = self.service.reconciler
         scheduler.parts = replace(scheduler.parts, now_s=lambda: self.now_s)
         self.store = self.service.store
 
@@ -51,7 +51,7 @@ class StepsCase:
         self.tick()
 
     def tick(self) -> None:
-        assert self.service.scheduler.tick()
+        assert self.service.reconciler.tick()
 
     def tick_until(self, is_so: Callable[[], bool]) -> None:
         """Let real processes begin or end, for which the clock hardly moves."""

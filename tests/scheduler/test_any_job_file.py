@@ -18,7 +18,7 @@ from longshore.scheduler.api.views.models import job_detail_page
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.job_id import new_job_id
 from longshore.scheduler.model.job_spec import YEAR_S, JobFile
-from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 from longshore.scheduler.model.states import FINAL, AttemptState, Desired, JobState
 from longshore.scheduler.store.database import schema
 from longshore.scheduler.store.rows.attempts import AttemptRow
@@ -27,7 +27,7 @@ from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import RING, Trial
 
 NODES = {"a": 4, "b": 4, "c": 2}
-FAILS = Status(Run.EXITED, (RankEnd(0, 3, 0, 2.0),), "rank failed", started_s=1.0)
+FAILS = Status(Run.EXITED, (RankEnd(0, 3, 0, 2.0),), EndedBy.RANK_FAILED, started_s=1.0)
 EDGES = (5e-324, 1e-300, 1e-9, 1e-6, 1e-3, 1.0, 86400.0, YEAR_S, 1e12, 1e15, 1e18, 1e300, math.inf, math.nan, 0.0, -1.0)
 NUMBERS = st.sampled_from(EDGES) | st.floats()
 NUMERIC = ("estimate_s", "limit_s", "grace_s", "compute_s", "parameter_bytes")
@@ -57,7 +57,7 @@ def act(trial: Trial, backend: Obedient, job: str, action: str, saved_s: float) 
     elif action == "saved":
         backend.known = {name: replace(it, progress={"saved_s": saved_s}) for name, it in backend.known.items()}
     elif action == "anew":
-        trial.scheduler.book = None
+        trial.scheduler.cache = None
     elif action == "crash":
         trial.crash()
     trial.wait(20.0, 10.0)
@@ -70,12 +70,12 @@ def assert_all_is_finite(trial: Trial, jobs: list[str]) -> None:
         numbers = {name: it for name, it in row._asdict().items() if isinstance(it, float)}
         assert all(map(math.isfinite, numbers.values())), numbers
     assert all(row.slowdown > 0.0 for row in rows if isinstance(row, AttemptRow))
-    book = trial.scheduler.book
-    assert book is not None
-    live = book.live.sim.state
+    cache = trial.scheduler.cache
+    assert cache is not None
+    mirror = cache.mirror.sim.state
     for name in ("guess_s", "saved_s", "wait_s", "start_s", "end_s", "overhead_s", "slowdown", "queued_gpu_s"):
-        assert np.isfinite(getattr(live, name)).all(), name
-    assert all(0.0 < standing.guess_s < math.inf for _, standing in book.live.known().jobs)
+        assert np.isfinite(getattr(mirror, name)).all(), name
+    assert all(0.0 < standing.guess_s < math.inf for _, standing in cache.mirror.known().jobs)
 
 
 @settings(max_examples=40)

@@ -57,7 +57,7 @@ class Restored(Trial):
         self.scheduler = self.another()
 
     def unknown(self) -> list[str]:
-        return [it.name for it in self.scheduler.strangers.known]
+        return [it.name for it in self.scheduler.unknown_attempts.known]
 
     def told(self) -> list[str]:
         return [event.now for event in self.events() if event.kind == STRANGER]
@@ -292,7 +292,7 @@ def test_an_attempt_that_a_restored_store_does_not_have_is_named_and_keeps_its_g
     trial.tick(5)
     assert trial.unknown() == [f"ls-{second}-1"]
 
-    assert trial.scheduler.strangers.end(f"ls-{second}-1")
+    assert trial.scheduler.unknown_attempts.end(f"ls-{second}-1")
     trial.wish(small, Desired.CANCEL)
     assert trial.ends(large).state is JobState.SUCCEEDED
     assert trial.unknown() == []
@@ -329,8 +329,8 @@ def test_an_operator_may_give_the_gpus_of_an_unknown_attempt_away(trial: Restore
     waits = trial.submit("true", gpus=1)
     trial.tick(10)
     assert trial.job(waits).state is JobState.QUEUED
-    assert not trial.scheduler.strangers.disregard("ls-nobody-1")
-    assert trial.scheduler.strangers.disregard(f"ls-{lost}-1")
+    assert not trial.scheduler.unknown_attempts.disregard("ls-nobody-1")
+    assert trial.scheduler.unknown_attempts.disregard(f"ls-{lost}-1")
     assert trial.ends(waits).state is JobState.SUCCEEDED
     assert trial.told() == ["found", "disregarded"]
 
@@ -414,7 +414,7 @@ def test_nothing_starts_while_an_attempt_may_run_of_which_nobody_knows_the_gpus(
     assert trial.job(waits).state is JobState.QUEUED
     assert trial.unknown() == [f"ls-{lost}-1"]
     assert "not known on which GPUs" in trial.scheduler.held_back
-    assert trial.scheduler.strangers.end(f"ls-{lost}-1")
+    assert trial.scheduler.unknown_attempts.end(f"ls-{lost}-1")
     assert trial.ends(waits).state is JobState.SUCCEEDED
     assert trial.unknown() == []
 
@@ -440,6 +440,6 @@ def test_an_operator_may_disregard_an_attempt_of_which_nobody_knows_the_gpus(tri
     trial.tick(20)
     assert (trial.unknown(), trial.job(waits).state) == (["ls-torn-1"], JobState.QUEUED)
 
-    assert trial.scheduler.strangers.disregard("ls-torn-1")
+    assert trial.scheduler.unknown_attempts.disregard("ls-torn-1")
 
     assert trial.ends(waits).state is JobState.SUCCEEDED

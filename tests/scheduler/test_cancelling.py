@@ -8,9 +8,9 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import Connection
 
-from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuSeen, NodeSeen
+from longshore.scheduler.backends.protocol import Attempt, Capabilities, GpuView, NodeView
 from longshore.scheduler.model.placement import Placement
-from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 from longshore.scheduler.model.states import FINAL, AttemptState, Desired, JobState
 from longshore.scheduler.store.rows.jobs import WISH
 from tests.scheduler.backends.attempts import end_all, until
@@ -23,9 +23,9 @@ KILLED = 0.02  # share of calls at which the scheduler dies
 ENDS = [
     Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0),), started_s=1.0),
     Status(Run.EXITED, (RankEnd(0, 0, 0, 2.0),), started_s=1.0),
-    Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0),), "rank failed", started_s=1.0),
-    Status(Run.EXITED, (RankEnd(0, 75, 0, 2.0),), "rank failed", started_s=1.0),
-    Status(Run.LOST, reason="supervisor lost: it was killed", started_s=1.0),
+    Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0),), EndedBy.RANK_FAILED, started_s=1.0),
+    Status(Run.EXITED, (RankEnd(0, 75, 0, 2.0),), EndedBy.RANK_FAILED, started_s=1.0),
+    Status(Run.LOST, words="supervisor lost: it was killed", started_s=1.0),
 ]
 
 
@@ -40,9 +40,9 @@ class Chance:
         self.lives: set[str] = set()
         self.cancelled: set[str] = set()
 
-    def observe(self) -> tuple[NodeSeen, ...]:
-        gpus = tuple(map(GpuSeen, range(8)))
-        return tuple(NodeSeen(node, gpus, self.rng.random() + 1.0) for node in NODES)
+    def observe(self) -> tuple[NodeView, ...]:
+        gpus = tuple(map(GpuView, range(8)))
+        return tuple(NodeView(node, gpus, self.rng.random() + 1.0) for node in NODES)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         if attempt.name not in self.known and attempt.name not in self.cancelled:
@@ -63,7 +63,7 @@ class Chance:
         if status.run is Run.PENDING and not obeys:
             self.known[name] = Status(Run.RUNNING, started_s=1.0)
         elif status.run in (Run.PENDING, Run.RUNNING):
-            asked = Status(Run.EXITED, (RankEnd(0, 0, 15, 2.0),), "cancelled", started_s=1.0)
+            asked = Status(Run.EXITED, (RankEnd(0, 0, 15, 2.0),), EndedBy.CANCEL, started_s=1.0)
             self.known[name] = asked if obeys else self.rng.choice(ENDS)
         else:
             self.lives.discard(name)  # the last process of it

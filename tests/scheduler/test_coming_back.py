@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.control.rehydrate import known_of, waiting_standing
-from longshore.scheduler.control.twin import id_of
 from longshore.scheduler.model.states import Desired, JobState
+from longshore.scheduler.service.twin import id_of
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.attempts import unclosed_attempts
 from longshore.scheduler.store.rows.jobs import NewJob, insert_job, open_jobs, set_priority
@@ -23,15 +23,15 @@ def case(tmp_path: Path) -> Iterator[Case]:
 
 def assert_a_restart_would_change_nothing(case: Case) -> None:
     """Check that the queue and all that is known of those in it stand in the store."""
-    book, parts = case.twin.scheduler.book, case.twin.parts
-    assert book is not None
+    cache, parts = case.twin.scheduler.cache, case.twin.parts
+    assert cache is not None
     with case.store.read() as tx:
         rows, attempts = open_jobs(tx), {row.job_id: row for row in unclosed_attempts(tx)}
     known = known_of(rows, attempts, parts.layout, [], parts.now_s())
-    assert list(book.live.known().queue) == list(known.queue)
+    assert list(cache.mirror.known().queue) == list(known.queue)
     for row in rows:
         if row.id in known.queue and row.attempt:
-            here, there = book.live.standing(row.id), waiting_standing(row)
+            here, there = cache.mirror.standing(row.id), waiting_standing(row)
             assert (here.saved_s, here.guess_s, here.wait_s, here.entered_s, here.stops) == pytest.approx(
                 (there.saved_s, there.guess_s, there.wait_s, there.entered_s, there.stops)
             )
@@ -83,9 +83,9 @@ def test_a_job_that_is_given_another_priority_has_its_place_at_the_next_look(cas
     case.twin.tick()
 
     assert_a_restart_would_change_nothing(case)
-    book = case.twin.scheduler.book
-    assert book is not None
-    assert id_of(number) not in list(book.live.known().queue)[1:]
+    cache = case.twin.scheduler.cache
+    assert cache is not None
+    assert id_of(number) not in list(cache.mirror.known().queue)[1:]
     case.live_on(60)
     assert case.jobs_in(JobState.SUCCEEDED) == list(range(9, -1, -1))
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import Connection
 
-from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.files.owner import this_process
 from longshore.scheduler.model.states import FINAL, Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
@@ -139,7 +139,7 @@ def test_a_scheduler_that_another_overtakes_at_any_point_changes_nothing_more_an
         fast.close()
 
 
-def look_both(trial: Trial, points: Points, fast: Scheduler) -> None:
+def look_both(trial: Trial, points: Points, fast: Reconciler) -> None:
     """Let the slow one look, and the other one if it has overtaken it."""
     live_on(trial, points)
     if points.passed >= points.number:

@@ -6,21 +6,21 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.model.run import Run, Status
 from longshore.scheduler.model.states import AfterStop, AttemptState, Contact, Desired
-from longshore.scheduler.rules.attempt_step import LAUNCH_AGAIN_S, START_LIMIT_S, Do, Seen, next_step
-from tests.scheduler.histories import live
+from longshore.scheduler.rules.attempt_step import LAUNCH_AGAIN_S, START_LIMIT_S, AttemptView, Do, next_step
+from tests.scheduler.histories import mirror
 
 ANY = st.builds(
-    Seen, st.sampled_from(Desired), st.sampled_from(sorted(set(AttemptState) - {AttemptState.CLOSED})),
+    AttemptView, st.sampled_from(Desired), st.sampled_from(sorted(set(AttemptState) - {AttemptState.CLOSED})),
     st.floats(0.0, 1e3), st.builds(Status, st.sampled_from(Run)), st.booleans(), st.booleans(), st.booleans(),
 )  # fmt: skip
 
 
-def seen(state: AttemptState, run: Run, desired: Desired = Desired.RUN, *, gone: bool = False) -> Seen:
-    return Seen(desired, state, 0.0, Status(run), gone, is_cancelled=gone, has_fault=False)
+def view(state: AttemptState, run: Run, desired: Desired = Desired.RUN, *, gone: bool = False) -> AttemptView:
+    return AttemptView(desired, state, 0.0, Status(run), gone, is_cancelled=gone, has_fault=False)
 
 
 @given(ANY, st.floats(0.0, 1e6))
-def test_a_node_that_is_down_stops_only_attempts_whose_ranks_do_not_all_run_yet(it: Seen, now_s: float) -> None:
+def test_a_node_that_is_down_stops_only_attempts_whose_ranks_do_not_all_run_yet(it: AttemptView, now_s: float) -> None:
     reached, cut_off = (next_step(it._replace(is_cut_off=down), now_s) for down in (False, True))
     if it.state is not AttemptState.RELEASED:
         assert cut_off.contact is Contact.UNKNOWN
@@ -29,7 +29,7 @@ def test_a_node_that_is_down_stops_only_attempts_whose_ranks_do_not_all_run_yet(
 
 
 @given(ANY, st.floats(0.0, 1e6))
-def test_gpus_are_freed_only_when_all_processes_are_proven_gone(it: Seen, now_s: float) -> None:
+def test_gpus_are_freed_only_when_all_processes_are_proven_gone(it: AttemptView, now_s: float) -> None:
     if next_step(it, now_s).do is Do.RELEASE:
         assert it.is_gone
         assert it.state is AttemptState.DRAINING
@@ -37,7 +37,7 @@ def test_gpus_are_freed_only_when_all_processes_are_proven_gone(it: Seen, now_s:
 
 
 @given(ANY, st.floats(0.0, 1e6))
-def test_what_cannot_be_reached_is_left_alone(it: Seen, now_s: float) -> None:
+def test_what_cannot_be_reached_is_left_alone(it: AttemptView, now_s: float) -> None:
     step = next_step(it._replace(status=Status(Run.UNREACHABLE)), now_s)
 
     assert step.do in (Do.NOTHING, Do.CLOSE)
@@ -45,14 +45,14 @@ def test_what_cannot_be_reached_is_left_alone(it: Seen, now_s: float) -> None:
 
 
 @given(ANY, st.floats(0.0, 1e6))
-def test_nothing_is_started_that_is_to_stop(it: Seen, now_s: float) -> None:
+def test_nothing_is_started_that_is_to_stop(it: AttemptView, now_s: float) -> None:
     step = next_step(it._replace(desired=Desired.CANCEL), now_s)
 
     assert step.do not in (Do.LAUNCH, Do.RUN)
 
 
 @given(ANY, st.floats(0.0, 1e6))
-def test_an_attempt_that_has_run_is_never_launched_again(it: Seen, now_s: float) -> None:
+def test_an_attempt_that_has_run_is_never_launched_again(it: AttemptView, now_s: float) -> None:
     if it.state not in (AttemptState.RESERVED, AttemptState.LAUNCHED):
         assert next_step(it, now_s).do is not Do.LAUNCH
 
@@ -60,37 +60,37 @@ def test_an_attempt_that_has_run_is_never_launched_again(it: Seen, now_s: float)
 @pytest.mark.parametrize(
     ("it", "now_s", "do"),
     [
-        (seen(AttemptState.RESERVED, Run.ABSENT), 0.0, Do.LAUNCH),
-        (seen(AttemptState.LAUNCHED, Run.ABSENT), 0.0, Do.LAUNCH),
-        (seen(AttemptState.LAUNCHED, Run.PENDING), 0.0, Do.NOTHING),
-        (seen(AttemptState.LAUNCHED, Run.PENDING), 2 * LAUNCH_AGAIN_S, Do.LAUNCH),
-        (seen(AttemptState.LAUNCHED, Run.PENDING), 2 * START_LIMIT_S, Do.STOP),
-        (seen(AttemptState.LAUNCHED, Run.RUNNING), 0.0, Do.RUN),
-        (seen(AttemptState.RUNNING, Run.RUNNING), 1e6, Do.NOTHING),
-        (seen(AttemptState.RUNNING, Run.EXITED), 0.0, Do.STOP),
-        (seen(AttemptState.RUNNING, Run.RUNNING, Desired.HOLD), 0.0, Do.STOP),
-        (seen(AttemptState.DRAINING, Run.RUNNING), 0.0, Do.CANCEL),
-        (seen(AttemptState.DRAINING, Run.EXITED), 0.0, Do.CANCEL),
-        (seen(AttemptState.DRAINING, Run.EXITED, gone=True), 0.0, Do.RELEASE),
-        (seen(AttemptState.RELEASED, Run.EXITED), 0.0, Do.CLOSE),
+        (view(AttemptState.RESERVED, Run.ABSENT), 0.0, Do.LAUNCH),
+        (view(AttemptState.LAUNCHED, Run.ABSENT), 0.0, Do.LAUNCH),
+        (view(AttemptState.LAUNCHED, Run.PENDING), 0.0, Do.NOTHING),
+        (view(AttemptState.LAUNCHED, Run.PENDING), 2 * LAUNCH_AGAIN_S, Do.LAUNCH),
+        (view(AttemptState.LAUNCHED, Run.PENDING), 2 * START_LIMIT_S, Do.STOP),
+        (view(AttemptState.LAUNCHED, Run.RUNNING), 0.0, Do.RUN),
+        (view(AttemptState.RUNNING, Run.RUNNING), 1e6, Do.NOTHING),
+        (view(AttemptState.RUNNING, Run.EXITED), 0.0, Do.STOP),
+        (view(AttemptState.RUNNING, Run.RUNNING, Desired.HOLD), 0.0, Do.STOP),
+        (view(AttemptState.DRAINING, Run.RUNNING), 0.0, Do.CANCEL),
+        (view(AttemptState.DRAINING, Run.EXITED), 0.0, Do.CANCEL),
+        (view(AttemptState.DRAINING, Run.EXITED, gone=True), 0.0, Do.RELEASE),
+        (view(AttemptState.RELEASED, Run.EXITED), 0.0, Do.CLOSE),
     ],
 )
-def test_the_next_step_of_an_attempt(it: Seen, now_s: float, do: Do) -> None:
+def test_the_next_step_of_an_attempt(it: AttemptView, now_s: float, do: Do) -> None:
     assert next_step(it, now_s).do is do
 
 
 def test_a_job_on_a_faulty_gpu_is_stopped_and_tried_again() -> None:
-    step = next_step(seen(AttemptState.RUNNING, Run.RUNNING)._replace(has_fault=True), 0.0)
+    step = next_step(view(AttemptState.RUNNING, Run.RUNNING)._replace(has_fault=True), 0.0)
 
     assert (step.do, step.after) == (Do.STOP, AfterStop.RETRY)
 
 
 def test_an_attempt_that_was_to_start_on_a_node_that_is_down_starts_elsewhere() -> None:
-    step = next_step(seen(AttemptState.LAUNCHED, Run.PENDING)._replace(is_cut_off=True), 0.0)
+    step = next_step(view(AttemptState.LAUNCHED, Run.PENDING)._replace(is_cut_off=True), 0.0)
 
     assert (step.do, step.after) == (Do.STOP, AfterStop.RELOCATE)
 
 
 def test_a_hundred_thousand_random_histories_with_crashes_break_no_rule() -> None:
     for seed in range(100_000):
-        live(seed, turns=12)
+        mirror(seed, turns=12)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from longshore.scheduler.api.views.models import EventPage
 from longshore.scheduler.control import job_errors
-from longshore.scheduler.control import unknown_attempts as strangers
+from longshore.scheduler.control import unknown_attempts as unknown_attempts
 from longshore.scheduler.health import step_monitor
 from longshore.scheduler.store.rows import attempts, checkpoints, jobs
 from longshore.scheduler.store.rows.events import EventRow
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "events.md").read_text()
 KINDS = {
     jobs.CHANGE, jobs.WISH, jobs.PRIORITY, attempts.CHANGE, attempts.CONTACT, attempts.CLEANUP, attempts.LAUNCH,
-    step_monitor.HEALTH, checkpoints.SAVED, job_errors.ERROR, strangers.STRANGER,
+    step_monitor.HEALTH, checkpoints.SAVED, job_errors.ERROR, unknown_attempts.STRANGER,
 }  # fmt: skip
 RENAMED = {"job_id": "job", "number": "attempt"}  # in answers of the API
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status, read_reason, reason_of
 from longshore.scheduler.model.states import AfterStop
 from longshore.scheduler.model.tries import DEFAULT_TRIES, NO_PROGRESS, Tries
 from longshore.scheduler.rules.retry_policy import ExitClass, Outcome, class_of, outcome_of, rank_to_look_at
@@ -12,9 +12,9 @@ from longshore.scheduler.rules.retry_policy import ExitClass, Outcome, class_of,
 RETRIED = {AfterStop.RETRY, AfterStop.HUNG, AfterStop.RELOCATE}
 
 
-def ended(*ends: tuple[int, int, float], reason: str = "") -> Status:
+def ended(*ends: tuple[int, int, float], by: EndedBy = EndedBy.NOBODY) -> Status:
     """Return the end of ranks, each with its code, its signal and its time."""
-    return Status(Run.EXITED, tuple(RankEnd(rank, *end) for rank, end in enumerate(ends)), reason)
+    return Status(Run.EXITED, tuple(RankEnd(rank, *end) for rank, end in enumerate(ends)), by)
 
 
 def outcome(status: Status, asked: AfterStop | None = None, used: Tries = DEFAULT_TRIES, stuck: int = 0) -> Outcome:
@@ -30,13 +30,13 @@ def outcome(status: Status, asked: AfterStop | None = None, used: Tries = DEFAUL
         (ended((127, 0, 1.0)), ExitClass.USER),
         (ended((75, 0, 1.0)), ExitClass.AGAIN),
         (ended((0, 11, 1.0)), ExitClass.AMBIGUOUS),
-        (ended((0, 9, 1.0), (0, 15, 1.5), reason="out of memory"), ExitClass.RESOURCE),
-        (ended((0, 15, 1.0), reason="time limit"), ExitClass.LIMIT),
-        (ended((0, 9, 1.0), reason="node fault"), ExitClass.INFRASTRUCTURE),
-        (Status(Run.LOST, reason="no marker"), ExitClass.AMBIGUOUS),
-        (Status(Run.LOST, reason="node fault: its node was deleted"), ExitClass.INFRASTRUCTURE),
+        (ended((0, 9, 1.0), (0, 15, 1.5), by=EndedBy.OUT_OF_MEMORY), ExitClass.RESOURCE),
+        (ended((0, 15, 1.0), by=EndedBy.TIME_LIMIT), ExitClass.LIMIT),
+        (ended((0, 9, 1.0), by=EndedBy.NODE_FAULT), ExitClass.INFRASTRUCTURE),
+        (Status(Run.LOST, words="no marker"), ExitClass.AMBIGUOUS),
+        (Status(Run.LOST, by=EndedBy.NODE_FAULT, words="its node was deleted"), ExitClass.INFRASTRUCTURE),
         (Status(Run.ABSENT), ExitClass.INFRASTRUCTURE),
-        (ended(reason="cancelled"), ExitClass.ASKED),
+        (ended(by=EndedBy.CANCEL), ExitClass.ASKED),
     ],
 )
 def test_an_end_has_a_class(status: Status, exit_class: ExitClass) -> None:
@@ -50,11 +50,11 @@ def test_an_end_has_a_class(status: Status, exit_class: ExitClass) -> None:
         (ended((0, 15, 10.0), (0, 9, 11.0), (3, 0, 10.5)), 2),
         (ended((0, 15, 10.0), (75, 0, 11.0)), 1),
         (ended((0, 11, 1.0)), 0),
-        (ended((1, 0, 1.0), (0, 9, 1.5), reason="out of memory"), 1),
-        (ended((0, 15, 1.0), reason="time limit"), None),
-        (ended((0, 9, 1.0), reason="node fault"), None),
-        (Status(Run.LOST, reason="no marker"), None),
-        (Status(Run.LOST, (RankEnd(3, 1, 0, 1.0),), "no marker"), 3),
+        (ended((1, 0, 1.0), (0, 9, 1.5), by=EndedBy.OUT_OF_MEMORY), 1),
+        (ended((0, 15, 1.0), by=EndedBy.TIME_LIMIT), None),
+        (ended((0, 9, 1.0), by=EndedBy.NODE_FAULT), None),
+        (Status(Run.LOST, words="no marker"), None),
+        (Status(Run.LOST, (RankEnd(3, 1, 0, 1.0),), words="no marker"), 3),
         (Status(Run.ABSENT), None),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_job_whose_ranks_all_ended_with_0_has_succeeded_whatever_was_asked(
 
 @given(st.sampled_from(sorted(set(AfterStop) - RETRIED)))
 def test_what_was_asked_for_comes_true_and_costs_no_try(asked: AfterStop) -> None:
-    found = outcome(ended((0, 15, 1.0), reason="cancelled"), asked)
+    found = outcome(ended((0, 15, 1.0), by=EndedBy.CANCEL), asked)
 
     assert (found.after, found.used) == (asked, DEFAULT_TRIES)
 
@@ -104,20 +104,20 @@ def test_a_job_that_makes_no_progress_is_held_though_it_has_tries_left() -> None
 
 
 def test_an_attempt_that_the_scheduler_stopped_for_a_fault_is_tried_again_at_once() -> None:
-    found = outcome(ended((0, 15, 1.0), reason="cancelled"), AfterStop.RETRY, used=Tries())
+    found = outcome(ended((0, 15, 1.0), by=EndedBy.CANCEL), AfterStop.RETRY, used=Tries())
     assert (found.after, found.exit_class, found.wait_s) == (AfterStop.RETRY, ExitClass.INFRASTRUCTURE, 0.0)
     assert found.used.infra == 1
 
 
 def test_a_job_that_is_moved_is_tried_again_at_once_and_at_no_charge() -> None:
-    found = outcome(ended((1, 0, 1.0), reason="cancelled"), AfterStop.RELOCATE, stuck=NO_PROGRESS - 1)
+    found = outcome(ended((1, 0, 1.0), by=EndedBy.CANCEL), AfterStop.RELOCATE, stuck=NO_PROGRESS - 1)
     assert (found.after, found.exit_class, found.wait_s) == (AfterStop.RETRY, ExitClass.ASKED, 0.0)
     assert (found.used, found.no_progress) == (DEFAULT_TRIES, NO_PROGRESS - 1)
 
 
 @pytest.mark.parametrize("end", [(0, 15, 1.0), (0, 0, 1.0), (1, 0, 1.0)])
 def test_a_job_that_hung_is_tried_again_as_one_whose_end_nobody_can_explain(end: tuple[int, int, float]) -> None:
-    found = outcome(ended(end, reason="cancelled"), AfterStop.HUNG, used=Tries())
+    found = outcome(ended(end, by=EndedBy.CANCEL), AfterStop.HUNG, used=Tries())
     assert (found.after, found.exit_class, found.used.ambiguous) == (AfterStop.RETRY, ExitClass.AMBIGUOUS, 1)
 
 
@@ -127,14 +127,21 @@ def test_an_attempt_that_could_not_be_started_waits_before_the_next_and_is_not_h
 
 
 def test_faults_without_end_fail_the_job() -> None:
-    assert outcome(ended((0, 15, 1.0), reason="cancelled"), AfterStop.RETRY).after is AfterStop.FAIL
+    assert outcome(ended((0, 15, 1.0), by=EndedBy.CANCEL), AfterStop.RETRY).after is AfterStop.FAIL
 
 
 def test_a_job_that_was_cancelled_before_any_rank_began_is_cancelled_and_did_not_succeed() -> None:
-    assert outcome(ended(reason="cancelled"), asked=AfterStop.CANCEL).after is AfterStop.CANCEL
+    assert outcome(ended(by=EndedBy.CANCEL), asked=AfterStop.CANCEL).after is AfterStop.CANCEL
 
 
 @pytest.mark.parametrize("asked", sorted(set(AfterStop) - {AfterStop.SUCCEED}))
 def test_a_program_that_ends_well_because_it_was_asked_to_stop_has_not_succeeded(asked: AfterStop) -> None:
-    found = outcome(ended((0, 0, 1.0), reason="cancelled"), asked, used=Tries())
+    found = outcome(ended((0, 0, 1.0), by=EndedBy.CANCEL), asked, used=Tries())
     assert found.after is (AfterStop.RETRY if asked in RETRIED else asked)
+
+
+@given(st.sampled_from(EndedBy), st.text())
+def test_who_ended_an_attempt_is_read_from_its_line(by: EndedBy, words: str) -> None:
+    if by is EndedBy.NOBODY and words.partition(": ")[0] in set(EndedBy):
+        return  # words that begin like one of the others are read as such
+    assert read_reason(reason_of(by, words)) == (by, words)

@@ -14,16 +14,16 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
 from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.control.reconciler import Scheduler
-from longshore.scheduler.control.twin import RETRY, Twin, id_of
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.files.owner import this_process
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.placement import Placement
 from longshore.scheduler.model.run import Status
 from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desired, JobState
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.rules.attempt_step import START_LIMIT_S
+from longshore.scheduler.service.twin import RETRY, Twin, id_of
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.rows.events import EventRow, events_after
@@ -76,7 +76,7 @@ class Trouble(SimulatedBackend):
         super().cancel(name, reason)
 
 
-class Stranger(Trouble):
+class UnknownAttempt(Trouble):
     """Another cluster with nodes of the same names, that has never heard of anything."""
 
     def __init__(self, layout: Layout) -> None:
@@ -90,7 +90,7 @@ class Case:
         case = busy_case(ring=False)
         self.store, self.backend = store, Trouble(compiled(case), layout_of(case))
         gone = re.sub(r"(?<= start )[0-9]+", "0", this_process())  # each scheduler is one that is proven dead
-        self.twin = Twin(self.backend, site_of(case), store, Deciding(PACK), gone)
+        self.twin = Twin(self.backend, site_of(case), store, Placer(PACK), gone)
 
     def live_on(self, moments: int = 1) -> None:
         for _ in range(moments):
@@ -99,7 +99,7 @@ class Case:
 
     def crash(self) -> None:
         """Go on as another process would that finds the store of one that was killed."""
-        self.twin.scheduler = Scheduler(self.twin.parts)
+        self.twin.scheduler = Reconciler(self.twin.parts)
 
     def job(self, number: int) -> JobRow:
         with self.store.read() as tx:
@@ -189,7 +189,7 @@ def test_a_gang_that_the_backend_does_not_start_holds_no_gpus_and_the_others_run
 def test_of_two_schedulers_with_other_clocks_one_leads_and_every_change_is_made_once(case: Case) -> None:
     case.twin.parts = replace(case.twin.parts, owner=this_process())
     case.crash()
-    late = Scheduler(replace(case.twin.parts, now_s=lambda: case.backend.now_s + 60.0, owner="late"))
+    late = Reconciler(replace(case.twin.parts, now_s=lambda: case.backend.now_s + 60.0, owner="late"))
     led = []
     while not case.twin.is_over:
         case.live_on()
@@ -204,7 +204,7 @@ def test_of_two_schedulers_with_other_clocks_one_leads_and_every_change_is_made_
 def test_attempts_of_another_backend_are_left_alone(case: Case) -> None:
     case.live_on(2)
     running = case.jobs_in(JobState.RUNNING)
-    case.twin.parts = replace(case.twin.parts, backend_name="another", backend=Stranger(case.backend.layout))
+    case.twin.parts = replace(case.twin.parts, backend_name="another", backend=UnknownAttempt(case.backend.layout))
     before = [case.job(number) for number in running]
     case.crash()
     for _ in range(3):
@@ -296,7 +296,7 @@ def test_whatever_happens_every_job_ends_once_and_nothing_is_left(
         elif action in ("hold", "run"):
             case.wish(number, Desired.HOLD if action == "hold" else Desired.RUN)
         elif action == "forget":
-            case.twin.scheduler.book = None
+            case.twin.scheduler.cache = None
         else:
             case.twin.live_on()
         case.twin.tick()

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster, Site, Told
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.shape import fitted
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall, Site
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
 from longshore.scheduler.settings import Settings
 
@@ -27,11 +28,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return site_of(setup, Settings(ageing_s=100.0))
 
 
-def cluster_of(site: Site, out: set[int], *jobs: Asked) -> LiveCluster:
-    live = LiveCluster(site, Known(0.0, down=sorted(out)))
+def cluster_of(site: Site, out: set[int], *jobs: Asked) -> ClusterMirror:
+    mirror = ClusterMirror(site, Known(0.0, down=sorted(out)))
     for job in jobs:
-        live.submit(job)
-    return live
+        mirror.submit(job)
+    return mirror
 
 
 def suits(gpus: tuple[int, ...], nodes: int, count: int) -> bool:
@@ -50,7 +51,7 @@ def suits(gpus: tuple[int, ...], nodes: int, count: int) -> bool:
 def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
     site: Site, out: set[int], nodes: int, each: int, chosen: set[int]
 ) -> None:
-    live = cluster_of(site, out, Asked("job", nodes * each, 60.0, 0.0))
+    mirror = cluster_of(site, out, Asked("job", nodes * each, 60.0, 0.0))
     free = [gpu for gpu in ALL if gpu not in out]
     ways = [
         way
@@ -59,7 +60,7 @@ def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
         if (way := {node * GPUS + index for node in at for index in indices}) <= set(free)
     ]
 
-    gpus = fitted(live, "job", chosen, nodes)
+    gpus = fitted(mirror, "job", chosen, nodes)
 
     if not ways:
         assert gpus == ()
@@ -72,21 +73,21 @@ def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
 def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(site: Site) -> None:
     taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}  # one GPU of each node is left
     jobs = (Asked("wide", 4, 60.0, 0.0), Asked("small", 1, 60.0, 0.0))
-    live, deciding = cluster_of(site, taken, *jobs), Deciding(find_policy("spread"))
+    mirror, placer = cluster_of(site, taken, *jobs), Placer(find_policy("spread"))
     nodes_of = {"wide": 1, "small": 0}.__getitem__
-    live.begin(1.0)
+    mirror.begin(1.0)
 
     decided = []
-    while live.due() is not None:
-        decision = deciding.settle(live, nodes_of)
+    while mirror.due() is not None:
+        decision = placer.settle(mirror, nodes_of)
         decided.append((decision.job, decision.started))
     assert decided == [("wide", False), ("small", True)]
 
-    live.begin(2.0)
+    mirror.begin(2.0)
     for gpu in (5, 6, 7, 9, 10, 11):
-        live.bring_back(gpu)
-    while live.due() is not None:
-        decision = deciding.settle(live, nodes_of)
+        mirror.bring_back(gpu)
+    while mirror.due() is not None:
+        decision = placer.settle(mirror, nodes_of)
     assert (decision.job, decision.started) == ("wide", True)
     assert suits(decision.gpus, 1, 4)
 
@@ -94,12 +95,12 @@ def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(
 def test_who_follows_a_cluster_follows_it_past_a_job_without_room(site: Site) -> None:
     taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}
     jobs = (Asked("wide", 4, 60.0, 0.0), Asked("small", 1, 60.0, 0.0))
-    live, follower = cluster_of(site, taken, *jobs), cluster_of(site, taken, *jobs)
-    live.journal = journal = list[Told]()
-    live.begin(1.0)
-    assert live.due() == "wide"
-    live.pass_over()
-    assert live.due() == "small"
+    mirror, follower = cluster_of(site, taken, *jobs), cluster_of(site, taken, *jobs)
+    mirror.journal = journal = list[MirrorCall]()
+    mirror.begin(1.0)
+    assert mirror.due() == "wide"
+    mirror.pass_over()
+    assert mirror.due() == "small"
 
     follower.follow(journal)
 

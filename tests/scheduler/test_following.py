@@ -5,12 +5,12 @@ import threading
 
 import httpx
 
-from longshore.scheduler.client import Client, Told, events_of
+from longshore.scheduler.client import Client, StreamEvent, events_of
 
 from .served import Served, until
 
 
-def stream(served: Served, path: str, **headers: str) -> list[Told]:
+def stream(served: Served, path: str, **headers: str) -> list[StreamEvent]:
     """Return what a stream tells until it ends."""
     with httpx.stream("GET", f"{served.url}{path}", headers={**served.headers, **headers}, timeout=60.0) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")

@@ -7,19 +7,20 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import update
 
+from longshore.scheduler.control import admission
 from longshore.scheduler.control import attempt_driver as settling
 from longshore.scheduler.control import health_actions as judging
 from longshore.scheduler.control import reconciler as loop
 from longshore.scheduler.control import rehydrate as recall
-from longshore.scheduler.control import state_cache as book
+from longshore.scheduler.control import state_cache as cache
 from longshore.scheduler.control.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors, SpoiledError
-from longshore.scheduler.control.reconciler import Scheduler
-from longshore.scheduler.control.state_cache import Book
+from longshore.scheduler.control.reconciler import Reconciler
+from longshore.scheduler.control.state_cache import StateCache
 from longshore.scheduler.health.step_monitor import StepMonitor
-from longshore.scheduler.mirror.cluster_mirror import LiveCluster
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.run import Status
 from longshore.scheduler.model.states import Contact, Desired, JobState
-from longshore.scheduler.placement.placer import Deciding, Decision
+from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.store import transitions as changes
 from longshore.scheduler.store.database import schema
 from longshore.scheduler.store.database.errors import FencedError, StaleWriteError, StoreUnreachableError
@@ -34,15 +35,15 @@ NODES = {"a": 4, "b": 4}
 class TellingWay(Way):
     """A way to a backend whose jobs tell of their steps."""
 
-    def told(self, *arguments: Any) -> Any:
+    def step_lines(self, *arguments: Any) -> Any:
         assert isinstance(self.backend, Obedient)
-        return self.backend.told(*arguments)
+        return self.backend.step_lines(*arguments)
 
 
 class TellingTrial(Trial):
     """A scheduler over an obedient backend."""
 
-    def another(self, owner: str | None = None) -> Scheduler:
+    def another(self, owner: str | None = None) -> Reconciler:
         self.way = TellingWay(self.obedient)
         return super().another(owner)
 
@@ -72,30 +73,30 @@ class Place(NamedTuple):
 EITHER = ("held", "succeeded")
 STUCK = ("starting", "running", "stopping")  # nothing of it can be written, so its GPUs stay held
 PLACES = [
-    *(Place(loop, name) for name in ("asked_of", "is_eligible")),
-    *(Place(Scheduler, name) for name in ("_changes_outside", "_carry_on", "_open", "_noted")),
-    *(Place(LiveCluster, name) for name in ("submit", "finish")),
-    *(Place(LiveCluster, name, EITHER) for name in ("come_back", "stop", "standing")),
-    Place(Deciding, "settle"),
-    *(Place(Book, name) for name in ("open", "decided", "nodes_of", "finish")),
-    Place(Book, "stop", EITHER),
-    *(Place(settling, name) for name in ("_seen", "_step", "_launch", "attempt_of", "_change_both", "stored_job")),
+    *(Place(admission, name) for name in ("asked_of", "_step_of")),
+    *(Place(Reconciler, name) for name in ("_carry_on", "_open", "_noted")),
+    *(Place(ClusterMirror, name) for name in ("submit", "finish")),
+    *(Place(ClusterMirror, name, EITHER) for name in ("come_back", "stop", "standing")),
+    Place(Placer, "settle"),
+    *(Place(StateCache, name) for name in ("open", "decided", "nodes_of", "finish")),
+    Place(StateCache, "stop", EITHER),
+    *(Place(settling, name) for name in ("_view", "_step", "_launch", "attempt_of", "_change_both", "stored_job")),
     *(Place(settling, name) for name in ("_release", "take_last_look", "_outcome")),
     *(Place(StepMonitor, name, EITHER) for name in ("_begin", "_look_at")),
     Place(judging, "_watching_of", EITHER), *(Place(judging, name) for name in ("_rows", "register")),
     *(Place(changes, name) for name in ("opened_attempt", "reserve")),
-    *(Place(book, name) for name in ("opened_job", "opened_attempt")),
+    *(Place(cache, name) for name in ("opened_job", "opened_attempt")),
     *(Place(recall, name, EITHER) for name in ("asked_of", "running_standing")),
-    Place(loop, "waiting_standing", EITHER),
+    Place(admission, "waiting_standing", EITHER),
     Place(settling, "_close", EITHER),
-    Place(Book, "change_attempt", STUCK), Place(changes, "_events_of", STUCK),
-    Place(book, "changed_job", ("queued", *STUCK)),
+    Place(StateCache, "change_attempt", STUCK), Place(changes, "_events_of", STUCK),
+    Place(cache, "changed_job", ("queued", *STUCK)),
 ]  # fmt: skip
 
 
 def mentions(value: object, job: str) -> bool:
     """Say whether an argument of a call is a job, or something of it."""
-    if isinstance(value, LiveCluster):
+    if isinstance(value, ClusterMirror):
         return value.sim.state.current[0] >= 0 and value.current == job
     if isinstance(value, dict | list | tuple) and not hasattr(value, "_fields"):
         return any(mentions(it, job) for it in value)
@@ -139,7 +140,7 @@ def test_other_jobs_end_whatever_fails_about_one_and_that_one_is_held(
     trial.wait(10.0, 1.0)
     trial.obedient.end(AGAIN, bad)
     trial.wait(20.0, 1.0)
-    trial.scheduler.book = None  # whoever reads the store anew finds no other way past it
+    trial.scheduler.cache = None  # whoever reads the store anew finds no other way past it
     trial.wait(20.0, 1.0)
     trial.obedient.end(WELL)
     trial.wait(100.0, 1.0)
@@ -181,7 +182,7 @@ def test_a_running_job_whose_stored_file_cannot_be_read_runs_on_and_ends_as_it_e
     job = trial.submit("one")
     trial.runs(job)
     trial.store.write(lambda tx: tx.execute(update(schema.job).values(spec={"gpus": 1})))
-    trial.scheduler.book = None
+    trial.scheduler.cache = None
     trial.wait(200.0, 1.0)
     assert trial.job(job).state is JobState.RUNNING
 
@@ -218,7 +219,7 @@ def test_a_job_that_cannot_be_handled_can_be_cancelled(
     bad = trial.submit("bad")
     if state is JobState.RUNNING:
         trial.runs(bad)
-    place = Place(settling, "_outcome") if state is JobState.RUNNING else Place(loop, "asked_of")
+    place = Place(settling, "_outcome") if state is JobState.RUNNING else Place(admission, "asked_of")
     breaks(place, lambda: bad, monkeypatch)
 
     trial.wish(bad, Desired.CANCEL)
@@ -265,7 +266,7 @@ def test_a_backend_that_fails_with_a_bug_of_its_own_stops_none_of_the_jobs_that_
     assert {len(trial.attempts(job)) for job in jobs} == {1}
 
 
-@pytest.mark.parametrize("place", [Place(Deciding, "settle"), Place(settling, "attempt_of")], ids=lambda it: it.name)
+@pytest.mark.parametrize("place", [Place(Placer, "settle"), Place(settling, "attempt_of")], ids=lambda it: it.name)
 def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when_it_is_gone(
     place: Place, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,14 +285,14 @@ def test_a_job_starts_in_the_tick_in_which_any_number_before_it_cannot_be_handle
 ) -> None:
     bad = {trial.submit("bad") for _ in range(3 * loop.ROUNDS)}
     good = trial.submit("good")
-    real = Scheduler._carry_on
+    real = Reconciler._carry_on
 
-    def carry_on(self: Scheduler, book: Book, decision: Decision, now_s: float) -> None:
+    def carry_on(self: Reconciler, cache: StateCache, decision: Decision, now_s: float) -> None:
         if decision.job in bad:
             raise KeyError("a bug")
-        real(self, book, decision, now_s)
+        real(self, cache, decision, now_s)
 
-    monkeypatch.setattr(Scheduler, "_carry_on", carry_on)
+    monkeypatch.setattr(Reconciler, "_carry_on", carry_on)
     trial.tick()
 
     assert trial.job(good).state is not JobState.QUEUED
@@ -320,12 +321,12 @@ def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_told_apart(
     for job in bad:
         trial.runs(job)
         breaks(Place(judging, "register"), lambda job=job: job, monkeypatch)  # type: ignore[misc]
-    book = trial.scheduler.book
-    assert book is not None
+    cache = trial.scheduler.cache
+    assert cache is not None
     notes = judging._Notes(saved=[CheckpointRow(job, 1, 40, "/ckpt/40", "", trial.now_s()) for job in bad])
 
     with pytest.raises(SpoiledError):
-        judging._write(book, notes, trial.now_s())
+        judging._write(cache, notes, trial.now_s())
 
     assert all("a bug in register" in trial.scheduler.errors.words(job) for job in bad)
 
@@ -337,27 +338,27 @@ def test_errors_with_looks_between_them_that_go_well_do_not_add_up(
     trial.runs(job)
     for _ in range(2 * MOST):
         with monkeypatch.context() as broken:
-            failures = breaks(Place(settling, "_seen"), lambda: job, broken)
+            failures = breaks(Place(settling, "_view"), lambda: job, broken)
             trial.wait(1.0, 1.0)
         assert failures
         trial.wait(5.0, 1.0)
         assert not trial.scheduler.errors.words(job)
 
 
-@pytest.mark.parametrize("name", ["_seen", "_watching_of"])
+@pytest.mark.parametrize("name", ["_view", "_watching_of"])
 def test_a_job_that_cannot_be_looked_at_runs_on_until_it_ends(
     name: str, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = trial.submit("bad")
     trial.runs(bad)
     with monkeypatch.context() as broken:
-        breaks(Place(settling if name == "_seen" else judging, name), lambda: bad, broken)
+        breaks(Place(settling if name == "_view" else judging, name), lambda: bad, broken)
         trial.wait(60.0, 1.0)
         assert trial.job(bad).state is JobState.RUNNING
         trial.obedient.end(WELL)
         trial.wait(60.0, 1.0)
 
-    assert trial.job(bad).state is (JobState.HELD if name == "_seen" else JobState.SUCCEEDED)
+    assert trial.job(bad).state is (JobState.HELD if name == "_view" else JobState.SUCCEEDED)
     assert trial.held() == []
 
 

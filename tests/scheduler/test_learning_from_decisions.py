@@ -10,9 +10,9 @@ import torch
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import export, read_decisions, replay, stored_in
-from longshore.scheduler.policy_host.answer import seen_of
+from longshore.scheduler.policy_host.answer import record_of
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
 from tests.scheduler.test_twin import twin_of
@@ -29,10 +29,10 @@ def log_probabilities(network: torch.nn.Module, observations: torch.Tensor, mask
 def test_a_network_learns_from_the_decisions_that_it_made_in_the_scheduler(tmp_path: Path) -> None:
     checkpoint = CHECKPOINTS / "hetero64.zip"
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    twin = twin_of(busy_case(ring=True), store, Deciding(HEURISTICS["pack"], str(checkpoint), PATIENCE_S))
+    twin = twin_of(busy_case(ring=True), store, Placer(HEURISTICS["pack"], str(checkpoint), PATIENCE_S))
     assert twin.scheduler.tick()
-    twin.parts.deciding.wait_until_ready(PATIENCE_S)
-    twin.play()
+    twin.parts.placer.wait_until_ready(PATIENCE_S)
+    twin.run()
     twin.scheduler.close()
     file = tmp_path / "decisions.jsonl"
     file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
@@ -40,7 +40,7 @@ def test_a_network_learns_from_the_decisions_that_it_made_in_the_scheduler(tmp_p
 
     policy = load_policy(checkpoint)
     stored = [found for found in map(stored_in, read_decisions(file)) if found is not None]
-    seen = [seen_of(each) for each in stored]
+    seen = [record_of(each) for each in stored]
     observations, masks, logged = (
         torch.from_numpy(np.concatenate([np.asarray(it[part]) for it in seen])) for part in range(3)
     )
@@ -68,7 +68,7 @@ def test_a_network_learns_from_the_decisions_that_it_made_in_the_scheduler(tmp_p
 
 def test_what_a_heuristic_saw_is_not_stored(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    twin_of(busy_case(ring=False), store, Deciding(HEURISTICS["pack"])).play()
+    twin_of(busy_case(ring=False), store, Placer(HEURISTICS["pack"])).run()
 
     decisions = [json.loads(line) for line in export(store)]
     store.close()

@@ -14,13 +14,14 @@ from longshore.cluster.model.outcome import EVENT_KINDS
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from longshore.envs.features import time_unit_s
-from longshore.scheduler.mirror.cluster_mirror import ROW, Asked, Known, LiveCluster, Site, Standing
+from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror
+from longshore.scheduler.mirror.standing import Asked, Known, Site, Standing
 from tests.compiled_runs import compiled, picks
 from tests.plain_run import busy_case
-from tests.policies_under_test import untrained, untrained_moves
+from tests.policies_under_test import untrained, untrained_candidates
 from tests.strategies import Case, cases
 
-UNTRAINED = [untrained(action="node", waiting=True), untrained_moves(waiting=True)]
+UNTRAINED = [untrained(action="node", waiting=True), untrained_candidates(waiting=True)]
 TAKEN_UP = [HEURISTICS[name] for name in ("pack", "eft-hazard", "patient", "replacement")]
 POLICIES = TAKEN_UP + UNTRAINED
 
@@ -44,34 +45,34 @@ class Told:
 
     def __init__(self, case: Case, world: Simulation) -> None:
         self.case, self.world, self.read = case, world, 0
-        self.live = LiveCluster(site_of(case), Known(0.0))
+        self.mirror = ClusterMirror(site_of(case), Known(0.0))
 
     def catch_up(self) -> None:
         """Tell all that has happened since the last decision, moment by moment."""
-        log, live = self.world.log, self.live
+        log, mirror = self.world.log, self.mirror
         for at in range(self.read, int(log.size[0])):
             kind = EVENT_KINDS[int(log.kind[at])]
             if kind == "start":
                 continue  # the scheduler's own doing
-            if at == 0 or log.time_s[at] > live.now_s:
-                live.begin(float(log.time_s[at]))
+            if at == 0 or log.time_s[at] > mirror.now_s:
+                mirror.begin(float(log.time_s[at]))
             gpus = log.gpus[log.first_gpu[at] : log.first_gpu[at + 1]]
             self.tell(kind, int(log.job[at]), gpus.tolist())
         self.read = int(log.size[0])
-        if live.now_s < self.world.state.now_s[0]:
-            live.begin(float(self.world.state.now_s[0]))  # a job has reached the ageing bound
+        if mirror.now_s < self.world.state.now_s[0]:
+            mirror.begin(float(self.world.state.now_s[0]))  # a job has reached the ageing bound
 
     def tell(self, kind: str, job: int, gpus: list[int]) -> None:
-        live = self.live
+        mirror = self.mirror
         if kind == "submit":
-            live.submit(asked_in(self.case, job))
+            mirror.submit(asked_in(self.case, job))
         elif kind == "finish":
-            live.finish(str(job))
+            mirror.finish(str(job))
         elif kind == "stop":
-            live.stop(str(job))
+            mirror.stop(str(job))
         else:
             for gpu in gpus:
-                (live.take_out if kind == "fault" else live.bring_back)(gpu)
+                (mirror.take_out if kind == "fault" else mirror.bring_back)(gpu)
 
 
 Decided = tuple[str | None, bool, str, list[int]]  # the job that was due, whether it started, what did, and its GPUs
@@ -84,18 +85,18 @@ def decided(told: Told, policy: Policy, before: Callable[[], None] = lambda: Non
     while advance(world, 0):
         told.catch_up()
         before()
-        job, due = str(world.state.current[0]), told.live.due()
-        placed, live_placed = policy.place(world, 0), policy.place(told.live.sim, ROW)
+        job, due = str(world.state.current[0]), told.mirror.due()
+        placed, live_placed = policy.place(world, 0), policy.place(told.mirror.sim, ROW)
         yield (
             (job, placed, str(world.state.current[0]), picks(world)),
-            (due, live_placed, told.live.current, sorted(told.live.picks(told.live.current))),
+            (due, live_placed, told.mirror.current, sorted(told.mirror.picks(told.mirror.current))),
         )
         if placed:
-            assert start(world, 0) == told.live.start()
+            assert start(world, 0) == told.mirror.start()
         else:
             undo_picks(world, 0)
             wait(world, 0)
-            told.live.wait(rests=told.live.rests)
+            told.mirror.wait(rests=told.mirror.rests)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
@@ -123,9 +124,9 @@ def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(cas
     def take_up() -> None:
         nonlocal decided_s
         # Who has waited at this moment is not kept: a decision that is due again is asked for again.
-        if told.live.now_s > decided_s:
-            told.live = LiveCluster(told.live.site, told.live.known())
-        decided_s = told.live.now_s
+        if told.mirror.now_s > decided_s:
+            told.mirror = ClusterMirror(told.mirror.site, told.mirror.known())
+        decided_s = told.mirror.now_s
 
     for there, here in decided(told, policy, take_up):
         assert there == here
@@ -133,25 +134,25 @@ def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(cas
 
 def test_slots_of_jobs_that_have_ended_are_taken_back() -> None:
     case = busy_case(ring=False)
-    live = LiveCluster(site_of(case), Known(0.0))
-    live.begin(0.0)
-    live.submit(Asked("stays", 10, 25.0, 0.0))
-    assert live.due() == "stays"
-    assert HEURISTICS["pack"].place(live.sim, ROW)
-    assert live.start()
-    held, room = live.picks("stays"), live.room
+    mirror = ClusterMirror(site_of(case), Known(0.0))
+    mirror.begin(0.0)
+    mirror.submit(Asked("stays", 10, 25.0, 0.0))
+    assert mirror.due() == "stays"
+    assert HEURISTICS["pack"].place(mirror.sim, ROW)
+    assert mirror.start()
+    held, room = mirror.picks("stays"), mirror.room
 
     for job in range(3 * room):
-        live.submit(Asked(str(job), 1, 20.0 if job < room else 10.0, 0.0))
+        mirror.submit(Asked(str(job), 1, 20.0 if job < room else 10.0, 0.0))
         if job >= 5:
-            live.withdraw(str(job - 5))
+            mirror.withdraw(str(job - 5))
 
-    assert live.room == room
-    assert live.picks("stays") == held
-    assert time_unit_s(live.sim, ROW) == (25.0 + room * 20.0 + 2 * room * 10.0) / (1 + 3 * room)
-    assert list(live.known().queue) == [str(job) for job in range(3 * room - 5, 3 * room)]
-    live.finish("stays")
-    assert live.due() == str(3 * room - 5)
+    assert mirror.room == room
+    assert mirror.picks("stays") == held
+    assert time_unit_s(mirror.sim, ROW) == (25.0 + room * 20.0 + 2 * room * 10.0) / (1 + 3 * room)
+    assert list(mirror.known().queue) == [str(job) for job in range(3 * room - 5, 3 * room)]
+    mirror.finish("stays")
+    assert mirror.due() == str(3 * room - 5)
 
 
 STEPS = ("submit", "start", "stop", "withdraw", "come back", "give place")
@@ -161,89 +162,89 @@ STEPS = ("submit", "start", "stop", "withdraw", "come back", "give place")
 def test_the_queue_is_in_order_of_rank_and_then_as_jobs_came_with_stopped_ones_first_and_moved_ones_where_told(
     steps: list[tuple[str, int]],
 ) -> None:
-    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
+    mirror = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0))
     plain: list[tuple[int, str]] = []  # the queue
     running: list[tuple[int, str]] = []
     away: list[tuple[int, str, Standing]] = []
     for number, (what, rank) in enumerate(steps):
-        live.begin(float(number))
+        mirror.begin(float(number))
         if what == "submit":
-            live.submit(Asked(str(number), 1, 10.0, float(number), rank))
+            mirror.submit(Asked(str(number), 1, 10.0, float(number), rank))
             plain.append((rank, str(number)))
             plain.sort(key=lambda it: it[0])
         elif what == "start" and plain and len(running) < 10:
-            assert live.due() == plain[0][1]
-            assert HEURISTICS["pack"].place(live.sim, ROW)
-            assert live.start()
+            assert mirror.due() == plain[0][1]
+            assert HEURISTICS["pack"].place(mirror.sim, ROW)
+            assert mirror.start()
             running.append(plain.pop(0))
         elif what == "stop" and running:
             job = running.pop(rank % len(running))
-            live.stop(job[1])
+            mirror.stop(job[1])
             plain.insert(0, job)
             plain.sort(key=lambda it: it[0])
         elif what == "withdraw" and plain:
             its_rank, job_id = plain.pop(rank % len(plain))
-            away.append((its_rank, job_id, live.standing(job_id)))
-            live.withdraw(job_id)
+            away.append((its_rank, job_id, mirror.standing(job_id)))
+            mirror.withdraw(job_id)
         elif what == "come back" and away:
             its_rank, job_id, standing = away.pop(rank % len(away))
-            live.come_back(Asked(job_id, 1, 10.0, 0.0, its_rank), standing)
-            assert live.standing(job_id) == standing
+            mirror.come_back(Asked(job_id, 1, 10.0, 0.0, its_rank), standing)
+            assert mirror.standing(job_id) == standing
             plain.insert(0, (its_rank, job_id))
             plain.sort(key=lambda it: it[0])
         elif what == "give place" and plain:
             _, job_id = plain.pop(number % len(plain))
             ranks = [it for it, _ in plain]
             at = bisect_left(ranks, rank) + number % (ranks.count(rank) + 1)  # anywhere among its equals
-            live.give_place(job_id, rank, plain[at][1] if at < len(plain) else None)
+            mirror.give_place(job_id, rank, plain[at][1] if at < len(plain) else None)
             plain.insert(at, (rank, job_id))
         names = [job for _, job in plain]
-        assert list(live.known().queue) == names
+        assert list(mirror.known().queue) == names
         ends = [None, *names, None]
-        assert [live.beside(job) for job in names] == list(zip(ends, ends[2:], strict=False))
+        assert [mirror.beside(job) for job in names] == list(zip(ends, ends[2:], strict=False))
 
 
-def free_gpus(live: LiveCluster) -> tuple[list[int], int]:
-    return live.sim.state.free[ROW].tolist(), int(live.sim.state.usable[ROW])
+def free_gpus(mirror: ClusterMirror) -> tuple[list[int], int]:
+    return mirror.sim.state.free[ROW].tolist(), int(mirror.sim.state.usable[ROW])
 
 
 def test_a_gpu_that_comes_back_under_a_running_job_is_free_only_after_the_job() -> None:
-    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
-    empty = free_gpus(live)
-    live.submit(Asked("job", 1, 60.0, 0.0))
-    assert live.due() == "job"
-    live.carry_out("job", [0])
-    running = free_gpus(live)
+    mirror = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0))
+    empty = free_gpus(mirror)
+    mirror.submit(Asked("job", 1, 60.0, 0.0))
+    assert mirror.due() == "job"
+    mirror.carry_out("job", [0])
+    running = free_gpus(mirror)
 
-    live.take_out(0)
-    live.bring_back(0)
+    mirror.take_out(0)
+    mirror.bring_back(0)
 
-    assert free_gpus(live) == running
-    live.finish("job")
-    assert free_gpus(live) == empty
+    assert free_gpus(mirror) == running
+    mirror.finish("job")
+    assert free_gpus(mirror) == empty
 
 
 def test_nobody_is_placed_on_hidden_nodes_and_all_is_as_before_when_they_are_shown() -> None:
-    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
-    nodes = list(range(live.site.cluster.speed.size))
-    empty = free_gpus(live)
-    live.submit(Asked("job", 1, 60.0, 0.0))
+    mirror = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0))
+    nodes = list(range(mirror.site.cluster.speed.size))
+    empty = free_gpus(mirror)
+    mirror.submit(Asked("job", 1, 60.0, 0.0))
 
-    live.hide(nodes)
+    mirror.hide(nodes)
 
-    assert live.due() is None
-    live.show(nodes)
-    assert live.due() == "job"
-    live.withdraw("job")
-    assert free_gpus(live) == empty
+    assert mirror.due() is None
+    mirror.show(nodes)
+    assert mirror.due() == "job"
+    mirror.withdraw("job")
+    assert free_gpus(mirror) == empty
 
 
 def test_hidden_nodes_are_in_service_again_for_whoever_took_the_cluster_up_meanwhile() -> None:
-    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
-    live.hide([0])
-    other = LiveCluster(live.site, live.known())
+    mirror = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0))
+    mirror.hide([0])
+    other = ClusterMirror(mirror.site, mirror.known())
 
     other.show([0])
 
-    assert free_gpus(other) == free_gpus(LiveCluster(live.site, Known(0.0)))
+    assert free_gpus(other) == free_gpus(ClusterMirror(mirror.site, Known(0.0)))
     assert not other.sim.state.source_failed.any()

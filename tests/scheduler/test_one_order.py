@@ -12,8 +12,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from longshore.scheduler.mirror.cluster_mirror import LiveCluster
-from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 from longshore.scheduler.model.states import FINAL, Desired, JobState
 from longshore.scheduler.rules.queue_order import in_order
 from longshore.scheduler.store.queue_position import waiting_jobs
@@ -22,8 +22,8 @@ from longshore.scheduler.store.rows.retrying import try_again
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import Trial
 
-FAILED = Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0),), "rank failed", started_s=1.0)
-LOST = Status(Run.LOST, reason="node fault: its node was deleted", started_s=1.0)  # tried again at once
+FAILED = Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0),), EndedBy.RANK_FAILED, started_s=1.0)
+LOST = Status(Run.LOST, by=EndedBy.NODE_FAULT, words="its node was deleted", started_s=1.0)  # tried again at once
 GPUS, WAITING = 2, 6
 
 
@@ -98,8 +98,8 @@ class Still(Trial):
         }  # fmt: skip
 
     def in_live(self) -> list[str]:
-        assert self.scheduler.book is not None
-        return list(self.scheduler.book.live.known().queue)
+        assert self.scheduler.cache is not None
+        return list(self.scheduler.cache.mirror.known().queue)
 
     def in_store(self) -> list[str]:
         with self.store.read() as tx:
@@ -135,7 +135,7 @@ def test_the_queue_has_one_order_whatever_is_done_to_its_jobs(acts: list[tuple[s
             trial.wait(0.25, 0.25)
             assert trial.in_live() == trial.in_store(), acts[: number + 1]
             if at % 4 == 1:
-                trial.scheduler.book = None  # read anew, as after a restart
+                trial.scheduler.cache = None  # read anew, as after a restart
                 trial.tick()
                 assert trial.in_live() == trial.in_store(), acts[: number + 1]
 
@@ -197,13 +197,13 @@ def test_a_job_that_is_lowered_and_stopped_comes_to_its_place_whoever_else_is_lo
 
 def count_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that grows with each look from one job in the queue to the next."""
-    steps, real = list[str](), LiveCluster.beside
+    steps, real = list[str](), ClusterMirror.beside
 
-    def beside(live: LiveCluster, job: str) -> tuple[str | None, str | None]:
+    def beside(mirror: ClusterMirror, job: str) -> tuple[str | None, str | None]:
         steps.append(job)
-        return real(live, job)
+        return real(mirror, job)
 
-    monkeypatch.setattr(LiveCluster, "beside", beside)
+    monkeypatch.setattr(ClusterMirror, "beside", beside)
     return steps
 
 
@@ -218,12 +218,12 @@ def test_many_jobs_that_come_to_the_head_in_one_look_go_past_the_queue_once(
         for _ in range(MANY):
             trial.submits(0)
         trial.tick()
-        waiting, book = trial.in_live(), trial.scheduler.book
-        assert book is not None
+        waiting, cache = trial.in_live(), trial.scheduler.cache
+        assert cache is not None
         if how == "set aside":
             for job in waiting[:ASIDE]:
-                book.set_aside(job)
-            book.unfit.clear()  # as some GPU is back in service
+                cache.set_aside(job)
+            cache.unfit.clear()  # as some GPU is back in service
         else:
             for job in waiting[-ASIDE:]:
                 trial.give(job, 1)

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.api.views.waiting import waiting_pages
+from longshore.scheduler.control.facade import Control
 from longshore.scheduler.control.job_errors import APART_S, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors
-from longshore.scheduler.mirror.cluster_mirror import LiveCluster
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.placement.placer import Deciding, Said
+from longshore.scheduler.placement.placer import Placer, Proposal
 from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
@@ -30,15 +31,15 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
 
 def fail_once(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the next decision fail, of a scheduler that has just read its store."""
-    trial.scheduler.book = None
+    trial.scheduler.cache = None
     with monkeypatch.context() as broken:
-        broken.setattr(Deciding, "settle", lambda *_: 1 / 0)
+        broken.setattr(Placer, "settle", lambda *_: 1 / 0)
         trial.wait(1.0, 1.0)
 
 
 def reason(trial: Trial, job: str) -> str:
     """Return why a job waits, as users read it."""
-    queue = QueueNow(Settings(folder=trial.folder), trial.layout, trial.scheduler)
+    queue = QueueNow(Settings(folder=trial.folder), trial.layout, Control(trial.scheduler))
     with trial.store.read() as tx:
         return waiting_pages(tx, [trial.job(job)], queue.read(tx, trial.now_s()))[job].reason
 
@@ -57,8 +58,8 @@ def test_a_job_that_waits_for_gpus_after_an_error_says_so(trial: Trial, monkeypa
 def test_errors_with_decisions_between_them_that_let_the_job_wait_do_not_add_up(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wait(_deciding: Deciding, live: LiveCluster) -> Said:
-        return Said(live.current, (), rests=False)
+    def wait(_placer: Placer, mirror: ClusterMirror) -> Proposal:
+        return Proposal(mirror.current, (), rests=False)
 
     trial.runs(trial.submit("first"))
     job = trial.submit("late")
@@ -66,7 +67,7 @@ def test_errors_with_decisions_between_them_that_let_the_job_wait_do_not_add_up(
         fail_once(trial, monkeypatch)
         assert trial.scheduler.errors.words(job)
         with monkeypatch.context() as patient:
-            patient.setattr(Deciding, "_fall_back", wait)
+            patient.setattr(Placer, "_fall_back", wait)
             trial.wait(3 * FIRST_REST_S, FIRST_REST_S)
         assert not trial.scheduler.errors.words(job)
 

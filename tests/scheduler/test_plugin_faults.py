@@ -11,8 +11,9 @@ import pytest
 from benchmarks.rogues import LEAVES, VERSION, install
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.files.errors import PluginError
-from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster
-from longshore.scheduler.placement.placer import Deciding, Decision
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.standing import Asked, Known
+from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.policy_host import breaker
 from longshore.scheduler.policy_host.misses import Miss
 from tests.plain_run import busy_case
@@ -36,23 +37,23 @@ class Asks:
     """A cluster to which jobs come one after the other, and who decides about them."""
 
     def __init__(self, policy: str, deadline_s: float = PATIENCE_S) -> None:
-        self.live, self.jobs = LiveCluster(SITE, Known(0.0)), 0
-        self.deciding = Deciding(HEURISTICS["pack"], policy, deadline_s)
-        self.deciding.begin(self.live)
-        self.deciding.wait_until_ready(PATIENCE_S)
+        self.mirror, self.jobs = ClusterMirror(SITE, Known(0.0)), 0
+        self.placer = Placer(HEURISTICS["pack"], policy, deadline_s)
+        self.placer.begin(self.mirror)
+        self.placer.wait_until_ready(PATIENCE_S)
 
     def decide(self, gpus: int) -> Decision:
         job, self.jobs = f"job {self.jobs}", self.jobs + 1
-        self.live.begin(float(self.jobs))
-        self.live.submit(Asked(job, gpus, 60.0, float(self.jobs)))
-        assert self.live.due() == job
-        decision = self.deciding.settle(self.live)
+        self.mirror.begin(float(self.jobs))
+        self.mirror.submit(Asked(job, gpus, 60.0, float(self.jobs)))
+        assert self.mirror.due() == job
+        decision = self.placer.settle(self.mirror)
         assert (decision.started, decision.job, len(decision.gpus)) == (True, job, gpus)
         return decision
 
     def decide_and_end(self, gpus: int) -> Decision:
         decision = self.decide(gpus)
-        self.live.finish(decision.job)
+        self.mirror.finish(decision.job)
         return decision
 
 
@@ -66,7 +67,7 @@ def asks(rogues: Path) -> Iterator[Callable[..., Asks]]:
 
     yield make
     for each in made:
-        each.deciding.end()
+        each.placer.end()
 
 
 OVER = {
@@ -82,21 +83,21 @@ def test_a_policy_whose_process_is_of_no_more_use_is_replaced_by_the_heuristic_a
 ) -> None:
     asked = asks(name, 0.2 if OVER[name][0] is Miss.LATE else PATIENCE_S)
     until(lambda: asked.decide_and_end(1).kind is None)
-    asked.deciding.misses.clear()
+    asked.placer.misses.clear()
 
     missed, after = asked.decide(2), asked.decide(1)
 
     assert (missed.kind, missed.reason[: len(OVER[name][1])]) == OVER[name]
-    assert (missed.by, missed.said, missed.version) == ("pack", None, VERSION)
+    assert (missed.by, missed.proposal, missed.version) == ("pack", None, VERSION)
     assert (after.kind, after.by) == (Miss.RESTING, "pack")
-    assert asked.deciding.misses == {missed.kind: 1, Miss.RESTING: 1}
+    assert asked.placer.misses == {missed.kind: 1, Miss.RESTING: 1}
 
 
 @pytest.fixture(scope="module")
 def mixed(rogues: Path) -> Iterator[Asks]:
     asked = Asks("rogue-mixed")
     yield asked
-    asked.deciding.end()
+    asked.placer.end()
 
 
 @pytest.mark.parametrize(
@@ -141,23 +142,23 @@ def test_what_a_policy_prints_does_not_come_out_of_the_scheduler(
 
 
 def test_a_policy_follows_another_cluster_without_being_started_again(mixed: Asks) -> None:
-    assert mixed.deciding.succession is not None
-    pids = mixed.deciding.succession.pids
+    assert mixed.placer.rollover is not None
+    pids = mixed.placer.rollover.pids
     first = mixed.decide(1)
-    mixed.live = LiveCluster(SITE, Known(float(mixed.jobs)))
+    mixed.mirror = ClusterMirror(SITE, Known(float(mixed.jobs)))
 
-    mixed.deciding.begin(mixed.live)
+    mixed.placer.begin(mixed.mirror)
     again = mixed.decide_and_end(1)
 
     assert (again.kind, again.gpus) == (None, first.gpus)
-    assert mixed.deciding.succession.pids == pids
+    assert mixed.placer.rollover.pids == pids
 
 
 def test_a_policy_takes_in_whatever_happens_at_once(mixed: Asks) -> None:
     mixed.decide_and_end(1)
     for number in range(1000):
-        mixed.live.submit(Asked(f"gone {number}", 1, 60.0, 0.0))
-        mixed.live.withdraw(f"gone {number}")
+        mixed.mirror.submit(Asked(f"gone {number}", 1, 60.0, 0.0))
+        mixed.mirror.withdraw(f"gone {number}")
 
     assert mixed.decide_and_end(1).kind is None
 
@@ -184,8 +185,8 @@ def test_a_forged_answer_about_an_unknown_job_is_refused_and_the_one_behind_it_e
 
 def test_processes_that_a_policy_has_started_end_with_it(rogues: Path, asks: Callable[..., Asks]) -> None:
     asked = asks("fork", 2.0)
-    assert asked.deciding.succession is not None
-    (session,) = asked.deciding.succession.pids
+    assert asked.placer.rollover is not None
+    (session,) = asked.placer.rollover.pids
     until(lambda: asked.decide_and_end(1).kind is None)
 
     assert asked.decide(2).kind is Miss.LATE
@@ -220,7 +221,7 @@ def test_a_policy_that_has_rested_is_started_again_and_knows_what_has_happened(
     first = asked.decide(1)
     assert asked.decide(2).kind is Miss.DEAD
     assert asked.decide(1).kind is Miss.LOADING
-    until(lambda: asked.deciding.is_ready(0.1))
+    until(lambda: asked.placer.is_ready(0.1))
 
     after = asked.decide(1)
 
@@ -239,28 +240,28 @@ def test_a_policy_that_cannot_be_loaded_says_why_and_jobs_are_placed_meanwhile(
     with zipfile.ZipFile(rogues / "other.zip", "w") as archive:
         archive.writestr("schema.json", '{"format": 2}')
         archive.writestr("weights.npz", b"")
-    deciding, live = Deciding(HEURISTICS["pack"], name), LiveCluster(SITE, Known(0.0))
-    deciding.begin(live)
+    placer, mirror = Placer(HEURISTICS["pack"], name), ClusterMirror(SITE, Known(0.0))
+    placer.begin(mirror)
 
     with pytest.raises(PluginError, match=reason):
-        deciding.wait_until_ready(PATIENCE_S)
+        placer.wait_until_ready(PATIENCE_S)
 
-    live.submit(Asked("job", 2, 60.0, 0.0))
-    assert live.due() == "job"
-    decision = deciding.settle(live)
+    mirror.submit(Asked("job", 2, 60.0, 0.0))
+    assert mirror.due() == "job"
+    decision = placer.settle(mirror)
     assert (decision.by, decision.started, decision.kind) == ("pack", True, Miss.RESTING)
-    deciding.end()
+    placer.end()
 
 
 def test_jobs_are_placed_where_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breaker, "FIRST_REST_S", 0.0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    deciding, live = Deciding(HEURISTICS["pack"], "pack"), LiveCluster(SITE, Known(0.0))
-    deciding.begin(live)
-    live.submit(Asked("job", 2, 60.0, 0.0))
-    assert live.due() == "job"
+    placer, mirror = Placer(HEURISTICS["pack"], "pack"), ClusterMirror(SITE, Known(0.0))
+    placer.begin(mirror)
+    mirror.submit(Asked("job", 2, 60.0, 0.0))
+    assert mirror.due() == "job"
 
-    decision = deciding.settle(live)
+    decision = placer.settle(mirror)
 
     assert (decision.by, decision.started, decision.kind) == ("pack", True, Miss.DEAD)
     assert decision.reason.startswith("no process can be started")

@@ -9,9 +9,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from longshore.agents.learned.decision_record import Seen
+from longshore.agents.learned.decision_record import DecisionRecord
 from longshore.cluster.files.errors import PluginError
-from longshore.scheduler.policy_host.answer import SeenParts, parts_of, read_message, seen_of, stored_of
+from longshore.scheduler.policy_host.answer import RecordParts, parts_of, read_message, record_of, stored_of
 from longshore.scheduler.policy_host.frames import LENGTH_BYTES, Channel
 
 Pair = tuple[socket.socket, Channel]
@@ -102,40 +102,40 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
         read_message(data)
 
 
-SEEN = Seen(
+RECORD = DecisionRecord(
     np.arange(6, dtype=np.float32).reshape(2, 3), np.array([[True, False], [True, True]]),
     np.array([[0.0, -np.inf], [-0.5, -1.0]], dtype=np.float32), np.array([0, 1], dtype=np.int32),
 )  # fmt: skip
 
 
-def parts(seen: Seen) -> SeenParts:
-    found = parts_of(seen)
+def parts(record: DecisionRecord) -> RecordParts:
+    found = parts_of(record)
     assert found is not None
     return found
 
 
 def test_what_a_network_saw_comes_back_as_it_was() -> None:
-    found = seen_of(stored_of(parts(SEEN)))
+    found = record_of(stored_of(parts(RECORD)))
 
-    assert all((a == b).all() for a, b in zip(found, SEEN, strict=True))
+    assert all((a == b).all() for a, b in zip(found, RECORD, strict=True))
 
 
 @pytest.mark.parametrize(
     "spoiled",
     [
-        SEEN._replace(observations=SEEN.observations + np.float32(np.inf)),
-        SEEN._replace(observations=SEEN.observations[:1]),
-        SEEN._replace(log_probabilities=np.full((2, 2), np.nan, dtype=np.float32)),
-        SEEN._replace(log_probabilities=np.full((2, 2), 3.0, dtype=np.float32)),
-        SEEN._replace(log_probabilities=SEEN.log_probabilities[:, :1]),
-        SEEN._replace(masks=np.ones((2, 2), dtype=np.bool_)),
-        SEEN._replace(actions=np.array([1, 1], dtype=np.int32)),
-        SEEN._replace(actions=np.array([0, 2], dtype=np.int32)),
-        SEEN._replace(actions=np.array([0, -1], dtype=np.int32)),
-        SEEN._replace(actions=np.array([], dtype=np.int32)),
+        RECORD._replace(observations=RECORD.observations + np.float32(np.inf)),
+        RECORD._replace(observations=RECORD.observations[:1]),
+        RECORD._replace(log_probabilities=np.full((2, 2), np.nan, dtype=np.float32)),
+        RECORD._replace(log_probabilities=np.full((2, 2), 3.0, dtype=np.float32)),
+        RECORD._replace(log_probabilities=RECORD.log_probabilities[:, :1]),
+        RECORD._replace(masks=np.ones((2, 2), dtype=np.bool_)),
+        RECORD._replace(actions=np.array([1, 1], dtype=np.int32)),
+        RECORD._replace(actions=np.array([0, 2], dtype=np.int32)),
+        RECORD._replace(actions=np.array([0, -1], dtype=np.int32)),
+        RECORD._replace(actions=np.array([], dtype=np.int32)),
     ],
 )
-def test_what_no_network_can_have_seen_is_refused(spoiled: Seen) -> None:
+def test_what_no_network_can_have_seen_is_refused(spoiled: DecisionRecord) -> None:
     with pytest.raises(PluginError):
         stored_of(parts(spoiled))
 
@@ -144,8 +144,8 @@ def test_what_no_network_can_have_seen_is_refused(spoiled: Seen) -> None:
 @pytest.mark.parametrize("text", ["a", "=", "====", " ", "\x00", "ü", "\u202e", "😀", "AACAPw==x", "_-_-"])
 def test_what_is_no_base64_is_refused(field: str, text: str) -> None:
     with pytest.raises(PluginError):
-        stored_of(parts(SEEN).model_copy(update={field: text}))
+        stored_of(parts(RECORD).model_copy(update={field: text}))
 
 
 def test_what_is_too_much_is_not_sent() -> None:
-    assert parts_of(SEEN._replace(observations=np.zeros((2, 1 << 18), dtype=np.float32))) is None
+    assert parts_of(RECORD._replace(observations=np.zeros((2, 1 << 18), dtype=np.float32))) is None

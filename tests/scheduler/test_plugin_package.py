@@ -11,8 +11,8 @@ import pytest
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.registry import find_policy, policy_names
-from longshore.scheduler.control.twin import starts_of
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.service.twin import starts_of
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
 from tests.scheduler.test_twin import layout_of, simulated, twin_of
@@ -45,16 +45,16 @@ def test_the_example_is_installed_found_by_name_and_decides_about_jobs(
     monkeypatch.syspath_prepend(installed(tmp_path))
     case = busy_case(ring=True)
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    twin = twin_of(case, store, Deciding(HEURISTICS["pack"], "one-rack", PATIENCE_S))
+    twin = twin_of(case, store, Placer(HEURISTICS["pack"], "one-rack", PATIENCE_S))
     assert twin.scheduler.tick()
-    twin.parts.deciding.wait_until_ready(PATIENCE_S)
+    twin.parts.placer.wait_until_ready(PATIENCE_S)
 
-    twin.play()
+    twin.run()
     twin.scheduler.close()
     starts = starts_of(store, layout_of(case))
     store.close()
 
     assert "one-rack" in policy_names()
-    assert twin.parts.deciding.version == "longshore-rack-policy 0.1.0"
-    assert not twin.parts.deciding.misses
+    assert twin.parts.placer.version == "longshore-rack-policy 0.1.0"
+    assert not twin.parts.placer.misses
     assert starts == simulated(case, find_policy("one-rack"))

@@ -10,7 +10,7 @@ import pytest
 from longshore.agents.registry import find_policy
 from longshore.agents.rollouts.rollout import Rollout
 from longshore.cluster.files.errors import PluginError
-from longshore.scheduler.mirror.cluster_mirror import LiveCluster
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.policy_host.process import PolicyProcess
 from longshore.scheduler.policy_host.versions import read_edition
 from longshore.scheduler.policy_host.worker import limit, load
@@ -32,9 +32,9 @@ def single_faults(case: Case) -> Case:
     return case._replace(scenarios=scenarios._replace(hazard_per_s=scenarios.source_rate_per_s[:, :gpus].copy()))
 
 
-def loaded(name: str, live: LiveCluster) -> PolicyProcess:
-    process = PolicyProcess(read_edition(name), live.site, LOADED_S)
-    live.journal = []
+def loaded(name: str, mirror: ClusterMirror) -> PolicyProcess:
+    process = PolicyProcess(read_edition(name), mirror.site, LOADED_S)
+    mirror.journal = []
     assert process.ready(LOADED_S) is not None
     return process
 
@@ -43,14 +43,14 @@ def loaded(name: str, live: LiveCluster) -> PolicyProcess:
 def test_a_policy_in_a_process_of_its_own_decides_as_in_the_simulation(name: str) -> None:
     case = single_faults(busy_case(ring=True))
     told = Told(case, compiled(case))
-    process = loaded(name, told.live)
+    process = loaded(name, told.mirror)
     answers = []
 
     def ask() -> None:
-        assert told.live.journal is not None
-        journal, told.live.journal = told.live.journal, []
+        assert told.mirror.journal is not None
+        journal, told.mirror.journal = told.mirror.journal, []
         process.tell(journal)
-        process.ask(told.live.snapshot)
+        process.ask(told.mirror.snapshot)
         answers.append(process.answer())
 
     pairs = list(decided(told, find_policy(name), ask))
@@ -100,9 +100,9 @@ def test_a_live_cluster_is_the_same_after_a_snapshot_taken_between_two_decisions
     def copy() -> None:
         nonlocal copied
         copied += 1
-        before = told.live.snapshot()
-        told.live = LiveCluster.of(pickle.loads(pickle.dumps(before)))
-        after = told.live.snapshot()
+        before = told.mirror.snapshot()
+        told.mirror = ClusterMirror.of(pickle.loads(pickle.dumps(before)))
+        after = told.mirror.snapshot()
         assert (before.names, before.slot) == (after.names, after.slot)
         assert all((before.state[name] == after.state[name]).all() for name in before.state)
 

@@ -12,9 +12,9 @@ from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.api.views.models import decision_page
-from longshore.scheduler.control.twin import starts_of
-from longshore.scheduler.placement.placer import Deciding, Mode, Said
+from longshore.scheduler.placement.placer import Mode, Placer, Proposal
 from longshore.scheduler.placement.replay import export
+from longshore.scheduler.service.twin import starts_of
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.decisions import DecisionRow, decisions_after, decisions_of
 from tests.plain_run import busy_case
@@ -39,7 +39,7 @@ class Vetoed:
         undo_picks(sim, row)
         return self.decides.place(sim, row)
 
-    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+    def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         for row, scenario in enumerate(scenarios):
             reset(sim, row, scenario)
             while advance(sim, row):
@@ -60,11 +60,11 @@ class Vetoed:
 def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_path: Path) -> None:
     case = busy_case(ring=True)
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    twin = twin_of(case, store, Deciding(HEURISTICS["spread"], "patient", PATIENCE_S, mode))
+    twin = twin_of(case, store, Placer(HEURISTICS["spread"], "patient", PATIENCE_S, mode))
     assert twin.scheduler.tick()
-    twin.parts.deciding.wait_until_ready(PATIENCE_S)
+    twin.parts.placer.wait_until_ready(PATIENCE_S)
 
-    twin.play()
+    twin.run()
     twin.scheduler.close()
     starts, lines = starts_of(store, layout_of(case)), list(export(store))
     with store.read() as tx:
@@ -72,8 +72,8 @@ def test_a_policy_is_obeyed_as_the_mode_says(mode: Mode, obeyed: Policy, tmp_pat
     store.close()
 
     assert starts == simulated(case, obeyed)
-    assert not twin.parts.deciding.misses
-    agreements = twin.parts.deciding.agreements
+    assert not twin.parts.placer.misses
+    agreements = twin.parts.placer.agreements
     assert agreements[True] > 0 < agreements[False]
     assert agreements.total() == len(lines)
     assert sum('"agrees":true' in line for line in lines) == agreements[True]
@@ -98,10 +98,10 @@ def test_where_a_policy_turns_to_another_job_it_is_stored_about_which_the_heuris
     backend.now_s = trial.now_s
     trial.runs(trial.submit("x"))  # so that it may wait
     due, other = trial.submit("x"), trial.submit("x")
-    trial.scheduler.parts.deciding.policy = "learned"
-    words = [None, Said(other, (3,), rests=False)]
+    trial.scheduler.parts.placer.policy = "learned"
+    words = [None, Proposal(other, (3,), rests=False)]
     with monkeypatch.context() as learned:
-        learned.setattr(Deciding, "_hear", lambda *_: (words.pop(), None, None))
+        learned.setattr(Placer, "_hear", lambda *_: (words.pop(), None, None))
         trial.tick()
 
     told = {job: [it.explanation for it in decisions_of_job(trial, job)] for job in (due, other)}

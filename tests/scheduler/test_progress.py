@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.scheduler.model.job_id import new_job_id
-from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 from longshore.scheduler.model.states import AfterStop, JobState
 from longshore.scheduler.model.tries import DEFAULT_TRIES, Tries
 from longshore.scheduler.rules.progress import HURRIED, SILENT_S, LastLook, how_far
@@ -21,10 +21,10 @@ USED = Tries(infra=9, resource=1, user=2, asked=5, ambiguous=1)
 KILLED = Status(Run.EXITED, (RankEnd(0, 0, 9, 1.0),), started_s=0.5)
 ENDS = (
     KILLED,
-    Status(Run.LOST, reason="supervisor lost: it was killed", started_s=0.5),
-    Status(Run.LOST, reason="node fault: its node was deleted", started_s=0.5),
+    Status(Run.LOST, words="supervisor lost: it was killed", started_s=0.5),
+    Status(Run.LOST, by=EndedBy.NODE_FAULT, words="its node was deleted", started_s=0.5),
     Status(Run.EXITED, (RankEnd(0, 75, 0, 1.0),), started_s=0.5),
-    Status(Run.EXITED, (RankEnd(0, 0, 9, 1.0),), "out of memory", started_s=0.5),
+    Status(Run.EXITED, (RankEnd(0, 0, 9, 1.0),), EndedBy.OUT_OF_MEMORY, started_s=0.5),
 )
 # Each attempt goes on from the checkpoint before it, and is killed at the next one.
 GETS_ON = """

@@ -10,8 +10,9 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.control.rehydrate import queue_key
-from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster, Standing
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.standing import Asked, Known, Standing
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.rules.queue_order import Waiting, in_order, places
 from longshore.scheduler.service.service import QUICKSTART, site_of
 from longshore.scheduler.settings import Settings
@@ -48,12 +49,12 @@ def turned_to(waiting: list[Waiting], order: str, ageing_s: float, folder: Path)
         for it in waiting
     ]
     queue = [it.id for it in sorted(waiting, key=queue_key)]  # type: ignore[arg-type]
-    live = LiveCluster(site, Known(NOW_S, [RUNS, *jobs], queue))
-    deciding = Deciding(HEURISTICS["pack"])
-    deciding.begin(live)
+    mirror = ClusterMirror(site, Known(NOW_S, [RUNS, *jobs], queue))
+    placer = Placer(HEURISTICS["pack"])
+    placer.begin(mirror)
     found = []
-    while live.due() is not None:
-        found.append(deciding.settle(live).job)
+    while mirror.due() is not None:
+        found.append(placer.settle(mirror).job)
     return found
 
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.scheduler.control.reconciler import Scheduler
-from longshore.scheduler.control.twin import id_of
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.rules.quota import Quota
+from longshore.scheduler.service.twin import id_of
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.jobs import NewJob, insert_job, list_jobs
 from tests.plain_run import busy_case
@@ -32,7 +32,7 @@ def test_nobody_gets_more_than_the_quota_and_nobody_is_overtaken_by_an_own_later
     inside: list[tuple[str, int]], waiting: list[tuple[str, int]], most: int
 ) -> None:
     quota = Quota(most, [job(*it) for it in inside])
-    let = [quota.lets_in(job(*it)) for it in waiting]
+    let = [quota.take(job(*it)) for it in waiting]
     has = Counter[str]()
     for owner, gpus in inside:
         has[owner] += gpus
@@ -48,13 +48,13 @@ def test_nobody_gets_more_than_the_quota_and_nobody_is_overtaken_by_an_own_later
 @given(JOBS)
 def test_without_a_quota_everybody_comes_in(waiting: list[tuple[str, int]]) -> None:
     quota = Quota(None, [job("a", 99)])
-    assert all(quota.lets_in(job(*it)) for it in waiting)
+    assert all(quota.take(job(*it)) for it in waiting)
 
 
 def test_a_users_further_jobs_wait_until_some_have_ended_also_for_the_next_scheduler(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    twin = twin_of(busy_case(ring=False), store, Deciding(HEURISTICS["pack"]))
-    twin.scheduler = Scheduler(replace(twin.parts, gpus_per_user=3))
+    twin = twin_of(busy_case(ring=False), store, Placer(HEURISTICS["pack"]))
+    twin.scheduler = Reconciler(replace(twin.parts, gpus_per_user=3))
     spec = {"gpus": 1, "command": ["true"], "estimate_s": 50.0}
     for number, owner in enumerate(["ada"] * 5 + ["bob"]):
         new = NewJob(id_of(number), "job", owner, {**spec, "gpus": 1 + (number == 1)}, 0, 1 + (number == 1), 50.0, 0.0)
@@ -68,7 +68,7 @@ def test_a_users_further_jobs_wait_until_some_have_ended_also_for_the_next_sched
 
     twin.tick()
     assert started() == [0, 1, 5]
-    twin.scheduler.book = None
+    twin.scheduler.cache = None
     twin.tick()
     assert started() == [0, 1, 5]
     store.close()

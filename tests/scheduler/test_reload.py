@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.scheduler.mirror.cluster_mirror import Asked, Known, LiveCluster
-from longshore.scheduler.placement.placer import Deciding, Decision
-from longshore.scheduler.policy_host import rollover as succession
-from longshore.scheduler.policy_host.rollover import Reload, Succession
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.standing import Asked, Known
+from longshore.scheduler.placement.placer import Decision, Placer
+from longshore.scheduler.policy_host import rollover as rollover
+from longshore.scheduler.policy_host.rollover import Reload, Rollover
 from longshore.scheduler.policy_host.versions import Edition
 from tests.plain_run import busy_case
 from tests.scheduler.test_live import site_of
@@ -26,20 +27,20 @@ class Served:
     """A policy that decides about job after job."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self.live, self.jobs = LiveCluster(site_of(busy_case(ring=False)), Known(0.0)), 0
-        self.deciding = Deciding(HEURISTICS["pack"], str(checkpoint), PATIENCE_S)
-        self.deciding.begin(self.live)
-        self.deciding.wait_until_ready(PATIENCE_S)
+        self.mirror, self.jobs = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0)), 0
+        self.placer = Placer(HEURISTICS["pack"], str(checkpoint), PATIENCE_S)
+        self.placer.begin(self.mirror)
+        self.placer.wait_until_ready(PATIENCE_S)
 
     def decide(self) -> Decision:
         self.jobs += 1
-        self.live.begin(float(self.jobs))
-        self.live.submit(Asked(str(self.jobs), 1, 60.0, float(self.jobs)))
-        assert self.live.due() is not None
-        decision = self.deciding.settle(self.live)
+        self.mirror.begin(float(self.jobs))
+        self.mirror.submit(Asked(str(self.jobs), 1, 60.0, float(self.jobs)))
+        assert self.mirror.due() is not None
+        decision = self.placer.settle(self.mirror)
         assert decision.kind is None
         if decision.started:
-            self.live.finish(decision.job)
+            self.mirror.finish(decision.job)
         return decision
 
     def decide_until(self, holds: Callable[[Decision], bool]) -> None:
@@ -50,8 +51,8 @@ class Served:
 
     @property
     def reloads(self) -> dict[Reload, int]:
-        assert self.deciding.succession is not None
-        return dict(self.deciding.succession.reloads)
+        assert self.placer.rollover is not None
+        return dict(self.placer.rollover.reloads)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def served(checkpoint: Path) -> Iterator[Served]:
     served = Served(checkpoint)
     yield served
-    served.deciding.end()
+    served.placer.end()
 
 
 def digest(path: Path) -> str:
@@ -75,7 +76,7 @@ def test_a_checkpoint_that_is_replaced_takes_over_and_a_torn_one_changes_nothing
 ) -> None:
     first, newer = digest(checkpoint), CHECKPOINTS / "hetero64-wait-2.zip"
     assert served.decide().version == first
-    served.deciding.reload()
+    served.placer.reload()
     assert served.decide().version == first
     served.decide_until(lambda _: Reload.UNCHANGED in served.reloads)
 
@@ -86,8 +87,8 @@ def test_a_checkpoint_that_is_replaced_takes_over_and_a_torn_one_changes_nothing
     checkpoint.write_bytes(newer.read_bytes()[:1000])
     served.decide_until(lambda _: Reload.REFUSED in served.reloads)
     assert served.decide().version == digest(newer)
-    assert served.deciding.succession is not None
-    assert "is no checkpoint or is damaged" in served.deciding.succession.last_refusal
+    assert served.placer.rollover is not None
+    assert "is no checkpoint or is damaged" in served.placer.rollover.last_refusal
     assert "goes on with version" in caplog.text
 
 
@@ -99,7 +100,7 @@ def test_a_newer_checkpoint_takes_over_where_nothing_is_to_be_decided(served: Se
     end_s = time.monotonic() + PATIENCE_S
     while Reload.DONE not in served.reloads:
         assert time.monotonic() < end_s
-        served.deciding.look(served.live)
+        served.placer.look(served.mirror)
         time.sleep(0.02)
 
     assert served.decide().version == digest(newer)
@@ -109,15 +110,15 @@ def test_a_newer_version_that_cannot_be_read_changes_nothing(monkeypatch: pytest
     def gone(name: str) -> Edition:
         raise PackageNotFoundError(name)
 
-    served = Succession("pack", PATIENCE_S)
-    live = LiveCluster(site_of(busy_case(ring=False)), Known(0.0))
-    monkeypatch.setattr(succession, "read_edition", gone)
+    served = Rollover("pack", PATIENCE_S)
+    mirror = ClusterMirror(site_of(busy_case(ring=False)), Known(0.0))
+    monkeypatch.setattr(rollover, "read_edition", gone)
     served.reload()
     end_s = time.monotonic() + PATIENCE_S
     while Reload.REFUSED not in served.reloads:
         assert time.monotonic() < end_s
-        served.look(live)
+        served.look(mirror)
 
-    served.look(live)
+    served.look(mirror)
     assert served.reloads == {Reload.REFUSED: 1}
     assert "cannot be read" in served.last_refusal

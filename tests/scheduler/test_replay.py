@@ -11,25 +11,25 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.commands.admin.replay import decisions
 from longshore.scheduler.commands.admin.replay import replay as replay_command
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import Compared, as_line, export, replay
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
-from tests.policies_under_test import untrained_moves
+from tests.policies_under_test import untrained_candidates
 from tests.scheduler.test_twin import twin_of
 
 
 def recorded(folder: Path, policy: Policy, *, ring: bool) -> Path:
     """Play a busy case with faults through a real scheduler, and return the file of its decisions."""
     store = open_store(f"sqlite:///{folder / 'store.db'}")
-    twin_of(busy_case(ring=ring), store, Deciding(policy)).play()
+    twin_of(busy_case(ring=ring), store, Placer(policy)).run()
     file = folder / "decisions.jsonl"
     file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
     store.close()
     return file
 
 
-@pytest.mark.parametrize("policy", [HEURISTICS["patient"], untrained_moves(waiting=True)], ids=lambda it: it.name)
+@pytest.mark.parametrize("policy", [HEURISTICS["patient"], untrained_candidates(waiting=True)], ids=lambda it: it.name)
 @pytest.mark.parametrize("ring", [False, True])
 def test_the_same_policy_decides_the_same_again(policy: Policy, ring: bool, tmp_path: Path) -> None:  # noqa: FBT001
     file = recorded(tmp_path, policy, ring=ring)
@@ -122,7 +122,7 @@ def test_the_command_says_why_decisions_before_a_beginning_and_behind_a_gap_are_
 
 class Broken:
     name, about, waits = "broken", "raises", False
-    place = play = property(lambda self: 1 // 0)
+    place = run = property(lambda self: 1 // 0)
 
 
 def test_a_policy_that_raises_is_told_at_each_decision_and_changes_nothing(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_command_line_writes_decisions_and_tells_where_another_policy_differ
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'longshore.db'}")
-    twin_of(busy_case(ring=True), store, Deciding(HEURISTICS["patient"])).play()
+    twin_of(busy_case(ring=True), store, Placer(HEURISTICS["patient"])).run()
     store.close()
     file, out = tmp_path / "decisions.jsonl", tmp_path / "compared.jsonl"
 

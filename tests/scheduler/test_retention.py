@@ -15,12 +15,12 @@ from longshore.cluster.files.errors import InputError
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.control.job_errors import JobErrors
-from longshore.scheduler.control.state_cache import Book
+from longshore.scheduler.control.state_cache import StateCache
 from longshore.scheduler.files.disk_space import Room
-from longshore.scheduler.mirror.cluster_mirror import Known
+from longshore.scheduler.mirror.standing import Known
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.placement import placer as deciding_module
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.placement.replay import export, replay
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.retention import Horizon, Pruned, _delete_batch, count, prune, remove_files
@@ -52,7 +52,7 @@ def known_at_start(trial: Trial) -> Known:
     assert fence is not None
     parts = trial.parts(trial.way, "another")
     parts.monitor.take_up(trial.store, fence, trial.now_s())
-    return Book(parts, fence, JobErrors()).live.known()._replace(now_s=0.0)
+    return StateCache(parts, fence, JobErrors()).mirror.known()._replace(now_s=0.0)
 
 
 def test_a_prune_takes_ended_jobs_with_their_files_and_nothing_of_open_ones_and_a_restart_decides_as_before(
@@ -225,7 +225,7 @@ class Waits:
     def place(self, sim: Simulation, row: int) -> bool:
         return not may_wait(sim, row) and HEURISTICS["pack"].place(sim, row)
 
-    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+    def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         raise NotImplementedError
 
 
@@ -233,13 +233,13 @@ def test_decisions_to_wait_are_kept_now_and_then_so_that_what_happened_does_not_
     trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deciding_module, "MOST_UNTOLD", 20)
-    deciding, most = trial.scheduler.parts.deciding, 0
-    monkeypatch.setattr(deciding, "fallback", Waits())
+    placer, most = trial.scheduler.parts.placer, 0
+    monkeypatch.setattr(placer, "fallback", Waits())
     trial.runs(trial.submit("exec sleep 1000"))  # without whose end nobody may wait
     for _ in range(40):
         trial.submit("true")
         trial.tick()
-        most = max(most, len(deciding._untold))
+        most = max(most, len(placer._untold))
 
     assert 15 <= most <= 21
     assert _replayed(trial, tmp_path) > 3
@@ -249,13 +249,13 @@ def test_what_happened_does_not_pile_up_while_nothing_is_decided(
     trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deciding_module, "MOST_LEFT_OVER", 20)
-    deciding, most = trial.scheduler.parts.deciding, 0
+    placer, most = trial.scheduler.parts.placer, 0
     first = trial.submit("exec sleep 1000", gpus=8)
     trial.runs(first)
     for _ in range(40):
         last = trial.submit("true", gpus=8)
         trial.tick()
-        most = max(most, len(deciding._untold))
+        most = max(most, len(placer._untold))
 
     assert 20 <= most < 30
     trial.wish(first, Desired.CANCEL)
@@ -266,14 +266,14 @@ def test_what_happened_does_not_pile_up_while_nothing_is_decided(
 def test_a_past_that_has_become_long_begins_anew_and_both_can_be_replayed(
     trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deciding = trial.scheduler.parts.deciding
+    placer = trial.scheduler.parts.placer
     for turn in range(2):
         monkeypatch.setattr(deciding_module, "PAST_S", 0.0 if turn else 1e9)
         trial.ends(trial.submit("true", gpus=3))
     monkeypatch.setattr(deciding_module, "PAST_S", 1e9)
     trial.ends(trial.submit("true", gpus=3))
     prune(trial.store, tmp_path, Horizon(None, None, trial.now_s() - 1e9))
-    assert not deciding.is_to_begin_anew
+    assert not placer.is_to_begin_anew
 
     assert _replayed(trial, tmp_path) == 3
     with trial.store.engine.begin() as tx:
@@ -285,8 +285,8 @@ def _replayed(trial: Trial, folder: Path) -> int:
     """Return how many stored decisions can be met again, each of which is as it was."""
     path = folder / "decisions.jsonl"
     path.write_text("".join(f"{line}\n" for line in export(trial.store)))
-    assert isinstance(trial.scheduler.parts.deciding, Deciding)
-    compared = list(replay(path, trial.scheduler.parts.deciding.fallback))
+    assert isinstance(trial.scheduler.parts.placer, Placer)
+    compared = list(replay(path, trial.scheduler.parts.placer.fallback))
     assert all(it.agrees and not it.error for it in compared)
     return len(compared)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from longshore.scheduler.control import attempt_driver as settling
 from longshore.scheduler.control.job_errors import LONGEST_REST_S, MOST, JobErrors
-from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.trials import Trial
 
@@ -119,7 +119,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
     made.close()
 
 
-PLACES = [(Deciding, "settle"), (Scheduler, "_carry_on"), (settling, "attempt_of")]
+PLACES = [(Placer, "settle"), (Reconciler, "_carry_on"), (settling, "attempt_of")]
 
 
 @pytest.mark.parametrize(("owner", "name"), PLACES, ids=[name for _, name in PLACES])
@@ -153,7 +153,7 @@ def breaks_some(owner: object, name: str, bad: list[str], monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("others", [0, 2])
-@pytest.mark.parametrize(("owner", "name"), [(Scheduler, "_carry_on"), (settling, "_outcome")])
+@pytest.mark.parametrize(("owner", "name"), [(Reconciler, "_carry_on"), (settling, "_outcome")])
 def test_two_jobs_that_can_never_be_handled_are_held_on_a_quiet_cluster(
     owner: object, name: str, others: int, trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,7 +139,7 @@ def test_what_follows_from_a_move_is_written_together_with_the_stop(
 def test_a_slow_job_that_its_owner_cancels_just_then_sets_no_node_aside(case: StepsCase) -> None:
     job, other = (case.submit() for _ in range(2))
     told = [Told(case, job, 0, 300), Told(case, other, 1)]
-    steps = case.service.scheduler.parts.monitor.steps
+    steps = case.service.reconciler.parts.monitor.steps
     while not any(one.slow and one.slow.slowness.checks == CHECKS - 1 for one in steps._followed.values()):
         play(case, told, TICK_S)
     case.store.write(lambda tx: set_desired(tx, job, Desired.CANCEL, at_s=case.now_s, writer="api"))
@@ -209,7 +209,7 @@ def test_a_rank_that_is_killed_in_a_checkpoint_leaves_nothing_to_the_next_attemp
 
     assert case.health() == []
     assert (case.job(job).state, len(case.attempts(job))) == (JobState.RUNNING, 2)
-    steps = case.service.scheduler.parts.monitor.steps
+    steps = case.service.reconciler.parts.monitor.steps
     assert steps.figures[job].step == step
     assert set(steps.train_s(f"ls-{job}-2")) <= {1.0}
 
@@ -251,7 +251,7 @@ def test_a_job_runs_on_when_one_of_its_ranks_has_ended_well(case: StepsCase) -> 
 
     assert (case.health(), case.job(job).state) == ([], JobState.RUNNING)
     # What it waits for is known by the rank that is left.
-    assert case.service.scheduler.parts.monitor.steps.train_s(name)[-1] == pytest.approx(2.0, abs=0.01)
+    assert case.service.reconciler.parts.monitor.steps.train_s(name)[-1] == pytest.approx(2.0, abs=0.01)
 
 
 @pytest.mark.parametrize(("health", "hangs"), [({"hang": "off"}, False), ({"hang": 600}, False), ({"hang": 30}, True)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Told
+from longshore.scheduler.backends.protocol import StepLines
 from longshore.scheduler.model.placement import Placement
 from longshore.scheduler.model.states import AttemptState, Desired, JobState
 from longshore.scheduler.store.rows.checkpoints import checkpoints_of
@@ -26,8 +26,8 @@ class TellingWay(Way):
 
     backend: LocalBackend
 
-    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
-        return self.backend.told(name, placement, before)
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
+        return self.backend.step_lines(name, placement, before)
 
 
 @pytest.fixture

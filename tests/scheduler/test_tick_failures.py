@@ -7,7 +7,7 @@ from functools import partial
 import httpx
 import pytest
 
-from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.logging_json import REPEATS_S, JsonLines, Repeats
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.service.tick_failures import FIRST_WAIT_S, LONGEST_WAIT_S, REPEATED, TickFailures
@@ -51,10 +51,10 @@ def test_a_failure_that_passes_does_not_make_the_scheduler_unready_and_one_that_
 def test_an_answer_of_readyz_says_why_nothing_is_scheduled_and_is_well_again_by_itself(
     service: Service, api: httpx.Client, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    service.scheduler.tick()
+    service.reconciler.tick()
     assert api.get("/readyz").status_code == 200
     with monkeypatch.context() as broken:
-        broken.setattr(Scheduler, "_step", missing)
+        broken.setattr(Reconciler, "_step", missing)
         service.start()
         until(lambda: api.get("/readyz").status_code == 503)
         assert "times in a row (KeyError)" in api.get("/readyz").json()["detail"]
@@ -65,7 +65,7 @@ def test_a_first_look_that_fails_does_not_keep_a_scheduler_from_being_served(
     service: Service, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     with monkeypatch.context() as broken:
-        broken.setattr(Scheduler, "_step", missing)
+        broken.setattr(Reconciler, "_step", missing)
         service.take_up()
     service.take_up()
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from longshore.scheduler.model.run import RankEnd, Run, Status
+from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.rules.queue_order import in_order
 from longshore.scheduler.store.queue_position import waiting_jobs
@@ -15,7 +15,7 @@ from longshore.scheduler.store.rows.retrying import try_again
 from tests.scheduler.obedient import AGAIN, Obedient
 from tests.scheduler.trials import Trial
 
-FAILED = Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0),), "rank failed", started_s=1.0)
+FAILED = Status(Run.EXITED, (RankEnd(0, 1, 0, 2.0),), EndedBy.RANK_FAILED, started_s=1.0)
 
 
 class OneGpu(NamedTuple):
@@ -25,16 +25,16 @@ class OneGpu(NamedTuple):
     backend: Obedient
 
     def told(self) -> list[str]:
-        book = self.trial.scheduler.book
-        assert book is not None
-        return list(book.live.known().queue)
+        cache = self.trial.scheduler.cache
+        assert cache is not None
+        return list(cache.mirror.known().queue)
 
     def queue(self) -> list[str]:
         """Return the jobs that wait in their order, which is the same whoever tells it."""
         told, now_s = self.told(), self.trial.now_s()
         with self.trial.store.read() as tx:
             assert [it.id for it in in_order(waiting_jobs(tx, now_s), "easy", float("inf"), now_s, 1)] == told
-        self.trial.scheduler.book = None  # read anew, as after a restart
+        self.trial.scheduler.cache = None  # read anew, as after a restart
         self.trial.tick()
         assert self.told() == told
         return told

@@ -15,16 +15,16 @@ from longshore.cluster.model.topology import Cluster
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.control.twin import Start, Twin, id_of, starts_of
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import Desired, JobState
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.service.twin import Start, Twin, id_of, starts_of
 from longshore.scheduler.store.database.errors import StoreUnreachableError
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.rows.jobs import get_job, set_desired
 from longshore.scheduler.store.rows.reservations import held_gpus
-from tests.compiled_runs import compiled, play_policy, read_out
+from tests.compiled_runs import compiled, read_out, run_policy
 from tests.plain_run import busy_case
 from tests.scheduler.store.postgresql_server import Server
 from tests.scheduler.test_live import site_of
@@ -42,12 +42,12 @@ def hetero64_case(jobs: int) -> tuple[Cluster, Scenarios, int, FaultProcess, Rul
     return cluster._replace(speed=scenarios.speed[0]), scenarios, 0, process, rules
 
 
-def twin_of(case: Case, store: Store, deciding: Deciding) -> Twin:
-    return Twin(SimulatedBackend(compiled(case), layout_of(case)), site_of(case), store, deciding)
+def twin_of(case: Case, store: Store, placer: Placer) -> Twin:
+    return Twin(SimulatedBackend(compiled(case), layout_of(case)), site_of(case), store, placer)
 
 
 def simulated(case: Case, policy: Policy) -> list[Start]:
-    events, _ = play_policy(case, policy)
+    events, _ = run_policy(case, policy)
     return [(event.time_s, event.job, event.gpus) for event in events if event.kind == "start"]
 
 
@@ -63,8 +63,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_the_scheduler_decides_as_the_simulator(name: str, ring: bool, store: Store) -> None:  # noqa: FBT001
     case = busy_case(ring=ring)
 
-    twin = twin_of(case, store, Deciding(HEURISTICS[name]))
-    twin.play()
+    twin = twin_of(case, store, Placer(HEURISTICS[name]))
+    twin.run()
     events, _ = read_out(twin.backend.sim)
     decisions = starts_of(store, layout_of(case))
 
@@ -75,7 +75,7 @@ def test_the_scheduler_decides_as_the_simulator(name: str, ring: bool, store: St
 def test_many_jobs_that_arrive_over_time_on_a_cluster_with_faults_are_placed_as_in_the_simulator(store: Store) -> None:
     case = Case(*hetero64_case(jobs=150))
 
-    twin_of(case, store, Deciding(HEURISTICS["patient"])).play()
+    twin_of(case, store, Placer(HEURISTICS["patient"])).run()
 
     assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
 
@@ -86,19 +86,19 @@ def test_a_scheduler_without_the_time_to_decide_at_once_decides_the_same(
     monkeypatch.setattr("longshore.scheduler.control.reconciler.PLACE_S", 0.0)
     case = busy_case(ring=True)
 
-    twin_of(case, store, Deciding(HEURISTICS["patient"])).play()
+    twin_of(case, store, Placer(HEURISTICS["patient"])).run()
 
     assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
 
 
 def test_a_scheduler_that_reads_its_store_anew_at_every_moment_starts_every_job_once(store: Store) -> None:
     case = busy_case(ring=False)
-    twin = twin_of(case, store, Deciding(HEURISTICS["pack"]))
+    twin = twin_of(case, store, Placer(HEURISTICS["pack"]))
     twin.tick()
     while not twin.is_over:
         twin.live_on()
         twin.tick()
-        twin.scheduler.book = None
+        twin.scheduler.cache = None
 
     events, _ = read_out(twin.backend.sim)
     decisions = starts_of(store, layout_of(case))
@@ -123,13 +123,13 @@ class Fickle:
             self.store.write(lambda tx: set_desired(tx, self.job, Desired.CANCEL, at_s=0.0, writer="api"))
         return HEURISTICS["pack"].place(sim, row)
 
-    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+    def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         raise AssertionError("nobody simulates with it")
 
 
 def test_a_job_that_is_cancelled_while_it_is_being_placed_never_starts_and_frees_its_gpus(store: Store) -> None:
     case = busy_case(ring=False)
-    twin = twin_of(case, store, Deciding(Fickle(store, 0)))
+    twin = twin_of(case, store, Placer(Fickle(store, 0)))
     twin.live_on()
     for _ in range(3):
         twin.tick()
@@ -140,17 +140,17 @@ def test_a_job_that_is_cancelled_while_it_is_being_placed_never_starts_and_frees
         assert id_of(0) not in {row.job_id for row in held_gpus(tx)}
     assert job is not None
     assert (job.state, job.attempt) == (JobState.CANCELLED, 0)
-    book = twin.scheduler.book
-    assert book is not None
-    assert id_of(0) not in book.jobs
+    cache = twin.scheduler.cache
+    assert cache is not None
+    assert id_of(0) not in cache.jobs
     assert [row.number for job in range(1, 10) for row in twin_attempts(store, job)]  # others have its GPUs
-    assert id_of(0) not in [asked.job for asked, _ in book.live.known().jobs]
+    assert id_of(0) not in [asked.job for asked, _ in cache.mirror.known().jobs]
 
 
 def test_a_store_that_goes_away_for_a_while_is_taken_up_again(server: Server, postgresql_url: str) -> None:
     case = busy_case(ring=False)
     store = open_store(postgresql_url)
-    twin = twin_of(case, store, Deciding(HEURISTICS["pack"]))
+    twin = twin_of(case, store, Placer(HEURISTICS["pack"]))
     twin.tick()
     turns = 0
     while not twin.is_over:

@@ -19,7 +19,7 @@ from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.backends.local.remembered import remembered_in
 from longshore.scheduler.backends.protocol import Attempt, Share
 from longshore.scheduler.backends.slurm.ending import is_late
-from longshore.scheduler.control.unknown_attempts import Strangers
+from longshore.scheduler.control.unknown_attempts import UnknownAttempts
 from longshore.scheduler.files.durable import open_folder
 from longshore.scheduler.model.job_id import new_job_id
 from longshore.scheduler.store.database.errors import StoreUnreachableError
@@ -74,15 +74,15 @@ def fails(error: Exception) -> Callable[..., None]:
 class Listing(Trial):
     """A scheduler whose backend may have attempts that the store does not have."""
 
-    def looks(self) -> Strangers:
+    def looks(self) -> UnknownAttempts:
         """Return what another scheduler finds and follows."""
-        strangers = Strangers(self.parts(ListingWay(self.make()), "another"))
+        unknown_attempts = UnknownAttempts(self.parts(ListingWay(self.make()), "another"))
         fence = self.scheduler._fence
         assert fence is not None
-        strangers.find(fence)
-        strangers.look(fence, self.now_s())
-        assert strangers.are_known(fence)
-        return strangers
+        unknown_attempts.find(fence)
+        unknown_attempts.look(fence, self.now_s())
+        assert unknown_attempts.are_known(fence)
+        return unknown_attempts
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +101,9 @@ def test_whatever_an_attempts_file_says_it_is_found_and_followed_and_can_be_show
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, name, content)
 
-    strangers = trial.looks()
+    unknown_attempts = trial.looks()
 
-    (found,) = strangers.known
+    (found,) = unknown_attempts.known
     assert found.name == name
     assert name in UnknownAttemptPage.of(found).model_dump_json()
     assert all(share.node.isprintable() for share in found.placement)
@@ -126,10 +126,10 @@ def test_an_attempt_that_cannot_be_written_down_as_its_backend_tells_it_hides_no
     monkeypatch.setattr(LocalBackend, "remembered", lambda _: told)
     monkeypatch.setattr(LocalBackend, "released", lambda *_: False)
 
-    strangers = trial.looks()
+    unknown_attempts = trial.looks()
 
-    assert [(it.name, it.placement) for it in strangers.known] == [(NAME, (Share("a", (0,)),)), ("ls-bad-1", ())]
-    assert "not known on which GPUs" in strangers.against_starts(trial.scheduler._fence or 0)
+    assert [(it.name, it.placement) for it in unknown_attempts.known] == [(NAME, (Share("a", (0,)),)), ("ls-bad-1", ())]
+    assert "not known on which GPUs" in unknown_attempts.against_starts(trial.scheduler._fence or 0)
 
 
 @pytest.mark.parametrize("closed", ["spec.json", ""], ids=["file", "folder"])
@@ -172,18 +172,18 @@ def test_the_wish_to_end_an_attempt_outlasts_errors_of_the_backend(
     monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.LOOK_S", 0.0)
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, NAME, b"{torn")
-    strangers, fence, now_s = trial.looks(), trial.scheduler._fence or 0, trial.now_s()
+    unknown_attempts, fence, now_s = trial.looks(), trial.scheduler._fence or 0, trial.now_s()
     with monkeypatch.context() as broken:
         broken.setattr(LocalBackend, name, fails(error))
-        assert strangers.end(NAME)
+        assert unknown_attempts.end(NAME)
         for _ in range(3):
-            strangers.look(fence, now_s)
-        assert [it.name for it in strangers.known] == [NAME]
+            unknown_attempts.look(fence, now_s)
+        assert [it.name for it in unknown_attempts.known] == [NAME]
 
-    strangers.look(fence, now_s)
+    unknown_attempts.look(fence, now_s)
 
-    assert strangers.known == []
-    assert not strangers.end(NAME)
+    assert unknown_attempts.known == []
+    assert not unknown_attempts.end(NAME)
 
 
 def test_the_wish_to_disregard_an_attempt_outlasts_errors_of_the_store(
@@ -192,28 +192,28 @@ def test_the_wish_to_disregard_an_attempt_outlasts_errors_of_the_store(
     monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.LOOK_S", 0.0)
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, NAME, b"{torn")
-    strangers, fence, now_s = trial.looks(), trial.scheduler._fence or 0, trial.now_s()
-    assert strangers.disregard(NAME)
+    unknown_attempts, fence, now_s = trial.looks(), trial.scheduler._fence or 0, trial.now_s()
+    assert unknown_attempts.disregard(NAME)
     with monkeypatch.context() as broken:
         broken.setattr(Store, "write", fails(StoreUnreachableError("it is away")))
         with pytest.raises(StoreUnreachableError):
-            strangers.look(fence, now_s)
-        assert [it.name for it in strangers.known] == [NAME]
+            unknown_attempts.look(fence, now_s)
+        assert [it.name for it in unknown_attempts.known] == [NAME]
 
-    strangers.look(fence, now_s)
+    unknown_attempts.look(fence, now_s)
 
-    assert strangers.known == []
+    assert unknown_attempts.known == []
 
 
 def test_an_end_is_asked_for_until_an_attempt_is_gone(trial: Listing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.LOOK_S", 0.0)
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, NAME, json.dumps(GOOD).encode())
-    strangers, fence, asked = trial.looks(), trial.scheduler._fence or 0, list[str]()
+    unknown_attempts, fence, asked = trial.looks(), trial.scheduler._fence or 0, list[str]()
     monkeypatch.setattr(LocalBackend, "cancel", lambda _self, name, _reason: asked.append(name))
-    strangers.end(NAME)
+    unknown_attempts.end(NAME)
     for _ in range(3):
-        strangers.look(fence, trial.now_s())
+        unknown_attempts.look(fence, trial.now_s())
 
     assert asked == [NAME] * 3  # a backend may kill it only when it did not end by itself in time
 
@@ -222,16 +222,19 @@ def test_a_bug_of_the_backend_that_keeps_its_attempts_from_being_known_lets_noth
     trial: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.FIND_AGAIN_S", 0.0)
-    strangers, fence = Strangers(trial.parts(ListingWay(trial.make()), "another")), trial.scheduler._fence or 0
+    unknown_attempts, fence = (
+        UnknownAttempts(trial.parts(ListingWay(trial.make()), "another")),
+        trial.scheduler._fence or 0,
+    )
     with monkeypatch.context() as broken:
         broken.setattr(LocalBackend, "remembered", fails(BUG))
-        strangers.find(fence)
-        assert "not known which attempts run" in strangers.against_starts(fence)
-        assert strangers.are_due
+        unknown_attempts.find(fence)
+        assert "not known which attempts run" in unknown_attempts.against_starts(fence)
+        assert unknown_attempts.are_due
 
-    strangers.find(fence)
+    unknown_attempts.find(fence)
 
-    assert strangers.are_known(fence)
+    assert unknown_attempts.are_known(fence)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +286,6 @@ def test_whatever_the_file_of_a_waiting_jobs_next_attempt_says_the_job_goes_on_w
     own = GOOD | {"attempt": name, "job": job}
     write(trial.folder, name, json.dumps(own | changes).encode())
 
-    strangers = trial.looks()
+    unknown_attempts = trial.looks()
 
-    assert [it.name for it in strangers.known] == [name] * (not trial.attempts(job))
+    assert [it.name for it in unknown_attempts.known] == [name] * (not trial.attempts(job))

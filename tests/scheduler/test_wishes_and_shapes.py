@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.backends.protocol import NodeSeen
+from longshore.scheduler.backends.protocol import NodeView
 from longshore.scheduler.model.job_id import new_job_id
 from longshore.scheduler.model.job_spec import Sbatch, StoredJob
 from longshore.scheduler.model.states import FINAL, Desired, JobState
@@ -23,7 +23,7 @@ class Sick(Trial):
         self.bad: set[tuple[str, int]] = set()
         observe = self.way.observe
 
-        def seen() -> tuple[NodeSeen, ...]:
+        def seen() -> tuple[NodeView, ...]:
             return tuple(
                 replace(
                     node,

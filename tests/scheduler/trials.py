@@ -12,8 +12,8 @@ from longshore.cluster.files.errors import BackendError
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeSeen
-from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeView
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.files.owner import this_process
 from longshore.scheduler.files.processes import Process, environment, living
@@ -25,7 +25,7 @@ from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.placement import Placement, ReservationRow
 from longshore.scheduler.model.run import Status
 from longshore.scheduler.model.states import FINAL, Desired, JobState
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.opening import open_store
@@ -76,7 +76,7 @@ class Way:
         self.after(name)
         return value
 
-    def observe(self) -> tuple[NodeSeen, ...]:
+    def observe(self) -> tuple[NodeView, ...]:
         seen = self._call("observe", self.backend.observe)
         return tuple(replace(node, seen_s=self.silent_s.get(node.name, node.seen_s)) for node in seen)
 
@@ -144,15 +144,15 @@ class Trial:
 
     def parts(self, way: Way, owner: str) -> Parts:
         monitor = Monitor(way, self.backend_name, self.layout, self.types)
-        deciding = Deciding(HEURISTICS["pack"])
+        placer = Placer(HEURISTICS["pack"])
         return Parts(
-            self.store, way, full_name(self.backend_name, way), self.site, self.layout, deciding, self.now_s, owner,
+            self.store, way, full_name(self.backend_name, way), self.site, self.layout, placer, self.now_s, owner,
             monitor,
         )  # fmt: skip
 
-    def another(self, owner: str | None = None) -> Scheduler:
+    def another(self, owner: str | None = None) -> Reconciler:
         """Return another scheduler of the same store, as another process would be; proven dead if nobody is named."""
-        return Scheduler(self.parts(self.way, owner or proven_dead()))
+        return Reconciler(self.parts(self.way, owner or proven_dead()))
 
     def crash(self) -> None:
         """Go on as another process would that finds what a killed one has left."""
@@ -225,7 +225,7 @@ class Trial:
         return float(value)
 
     def close(self) -> None:
-        self.scheduler.parts.deciding.end()
+        self.scheduler.parts.placer.end()
         self.store.close()
 
 

@@ -12,15 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import HEURISTICS, Heuristic
-from longshore.agents.learned.candidate_policy import TEMPERATURE, MovesPolicy
+from longshore.agents.learned.candidate_policy import TEMPERATURE, CandidatePolicy
 from longshore.agents.learned.checkpoint import load_policy, network_of, save_policy, schema_of
-from longshore.agents.learned.objective import goal_unit_s, spent_s
-from longshore.agents.learned.schema import Goal, Schema
-from longshore.agents.networks.networks import MovesNetwork
+from longshore.agents.learned.objective import objective_unit_s, spent_s
+from longshore.agents.learned.schema import Schema
+from longshore.agents.networks.networks import CandidateNetwork
 from longshore.agents.rollouts.rollout import NEVER, Rollout, Search
-from longshore.cluster.candidates.candidates import list_moves
+from longshore.cluster.candidates.candidates import list_candidates
 from longshore.cluster.candidates.futures import FUTURE, PRESENT, copy_row, draw_future, imagination_of, recall
 from longshore.cluster.files.errors import CheckpointError, InputError
+from longshore.cluster.model.objective import Objective
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import reset
@@ -28,17 +29,17 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.training.candidates.distil import DistilLearner
 from longshore.training.candidates.fitting import _judged, _Lessons, distil_loss, noise_weight
-from longshore.training.candidates.labels import Labels, Lesson, desks_of, label, play_lesson, play_lessons
+from longshore.training.candidates.labels import Labels, Lesson, label, run_lesson, run_lessons, workers_of
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.initial import initial_network
 from longshore.training.presets import DistilParameters, GroupParameters
 from longshore.training.run import train
-from longshore.training.run_folder import Keeper, Progress
+from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.validation import Validation
 from tests.compiled_runs import at_first_decision
-from tests.envs.random_play import small_problem
+from tests.envs.random_run import small_problem
 from tests.plain_run import busy_case
-from tests.policies_under_test import untrained_moves
+from tests.policies_under_test import untrained_candidates
 from tests.test_reference import hand_case
 from tests.training import test_learning
 from tests.training.tensorboard_names import documented, shown
@@ -50,14 +51,15 @@ PATIENT = HEURISTICS["patient"]
 
 def schema(algorithm: str = "distil", *, waiting: bool = True) -> Schema:
     return schema_of(
-        algorithm=algorithm, network="moves", action="candidate", observation="full", waiting=waiting,
+        algorithm=algorithm, network="candidates", action="candidate", observation="full", waiting=waiting,
         node_gpus=(8,) * 8, time_to_go="makespan",
     )  # fmt: skip
 
 
 def config(steps: int, **changes: object) -> TrainingConfig:
     asked = TrainingConfig(
-        preset="hetero64", algorithm="distil", steps=steps, seed=0, network="moves", action="candidate", reward="dt",
+        preset="hetero64", algorithm="distil", steps=steps, seed=0, network="candidates", action="candidate",
+        reward="dt",
         waiting=True, distil=TINY, threads=1,
     )  # fmt: skip
     return asked.model_copy(update=changes)
@@ -74,8 +76,10 @@ def small_and_single_threaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def learner_of(folder: Path, problem: Problem, asked: TrainingConfig) -> DistilLearner:
-    keeper = Keeper(folder, schema(waiting=problem.rules.waiting), Validation(problem), asked, lambda progress: None)
-    return DistilLearner(problem, keeper)
+    run_folder = RunFolder(
+        folder, schema(waiting=problem.rules.waiting), Validation(problem), asked, lambda progress: None
+    )
+    return DistilLearner(problem, run_folder)
 
 
 class Noted:
@@ -90,29 +94,31 @@ class Noted:
         self.placed += 1
         return self.base.place(sim, row)
 
-    def play(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
-        self.base.play(sim, scenarios)
+    def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        self.base.run(sim, scenarios)
 
-    def play_on(self, sim: Simulation, row: int) -> None:
-        self.base.play_on(sim, row)
+    def run_on(self, sim: Simulation, row: int) -> None:
+        self.base.run_on(sim, row)
 
 
 @pytest.mark.parametrize(
-    ("goal", "gain", "to_go"),
+    ("objective", "gain", "to_go"),
     [("makespan", 12.0 / 12.0, 20.0 / 12.0), ("jct", 9.6 / 12.0 / 2.0, (1.6 + 20.0) / 12.0 / 2.0)],
 )
-def test_a_label_is_what_the_better_move_gains_in_mean_estimates(goal: Goal, gain: float, to_go: float) -> None:
+def test_a_label_is_what_the_better_candidate_gains_in_mean_estimates(
+    objective: Objective, gain: float, to_go: float
+) -> None:
     # On the fast node the first job takes 1.6 s and drives the second to the slow one for 20 s; on the slow one it
     # takes 4 s, and the second 8 s on the fast one. The mean estimate is 12 s, and two jobs are in the system.
     case = hand_case(grid_cluster(2, 2, speed=np.array([1.0, 2.5])), [(1, 4.0, 0.0), (2, 20.0, 0.0)])
     sim = at_first_decision(case)
-    told = label(Rollout(HEURISTICS["eft-hazard"], Search(futures=2), goal), sim, 0)
-    assert told.gain == pytest.approx([0.0, gain])
-    assert told.variance == 0.0
-    assert told.to_go == pytest.approx(to_go)
+    predicted_gains = label(Rollout(HEURISTICS["eft-hazard"], Search(futures=2), objective), sim, 0)
+    assert predicted_gains.gain == pytest.approx([0.0, gain])
+    assert predicted_gains.variance == 0.0
+    assert predicted_gains.to_go == pytest.approx(to_go)
 
 
-def test_a_label_is_the_mean_of_paired_gains_with_one_variance_for_all_moves() -> None:
+def test_a_label_is_the_mean_of_paired_gains_with_one_variance_for_all_candidates() -> None:
     sim = at_first_decision(busy_case(ring=True))
     rollout = Rollout(PATIENT, Search(futures=6), "makespan", seed=5)
     gains, variance, _ = label(rollout, sim, 0)
@@ -125,24 +131,24 @@ def test_a_label_is_the_mean_of_paired_gains_with_one_variance_for_all_moves() -
     assert variance > 0.0
 
 
-@pytest.mark.parametrize("goal", get_args(Goal))
-def test_what_is_still_to_come_is_that_of_the_bases_own_choice_from_the_decision_on(goal: Goal) -> None:
-    problem, base = small_problem(waiting=True, faults=4.0), untrained_moves(waiting=True)
-    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules)
+@pytest.mark.parametrize("objective", get_args(Objective))
+def test_what_is_still_to_come_is_that_of_the_bases_own_choice_from_the_decision_on(objective: Objective) -> None:
+    problem, base = small_problem(waiting=True, faults=4.0), untrained_candidates(waiting=True)
+    sim = simulation_of(problem)
     reset(sim, 0, 2)
-    assert base.play_for(sim, 0, 5, NEVER)[0]
-    while list_moves(sim, 0) == 1:
-        assert base.play_for(sim, 0, 1, NEVER)[0]
-    rollout = Rollout(base, Search(futures=3), goal)
+    assert base.run_for(sim, 0, 5, NEVER)[0]
+    while list_candidates(sim, 0) == 1:
+        assert base.run_for(sim, 0, 1, NEVER)[0]
+    rollout = Rollout(base, Search(futures=3), objective)
     imagined = imagination_of(sim)
     recall(imagined, sim, 0)
     left_s = []
     for future in range(3):
         copy_row(imagined, PRESENT, FUTURE)
         draw_future(imagined, rollout._seed(sim, 0, future))
-        base.play_on(imagined, FUTURE)
-        left_s.append(spent_s(imagined, FUTURE, goal) - spent_s(sim, 0, goal))
-    assert label(rollout, sim, 0).to_go == pytest.approx(np.mean(left_s) / goal_unit_s(sim, 0, goal))
+        base.run_on(imagined, FUTURE)
+        left_s.append(spent_s(imagined, FUTURE, objective) - spent_s(sim, 0, objective))
+    assert label(rollout, sim, 0).to_go == pytest.approx(np.mean(left_s) / objective_unit_s(sim, 0, objective))
 
 
 def test_a_label_weighs_as_much_as_noise_and_prior_leave_of_it() -> None:
@@ -151,7 +157,7 @@ def test_a_label_weighs_as_much_as_noise_and_prior_leave_of_it() -> None:
     assert got.tolist() == pytest.approx([1.0, 0.5, 0.2])  # 0.25 / (error^2 + 0.25)
 
 
-def test_the_loss_is_the_weighed_regression_and_the_expected_cost_of_moves_that_were_tried() -> None:
+def test_the_loss_is_the_weighed_regression_and_the_expected_cost_of_candidates_that_were_tried() -> None:
     parameters = DistilParameters(distil_prior=0.5, distil_temperature=2.0)
     logits = torch.tensor([[3.0, 1.0, 4.0, 99.0]])  # so -2 and 1 are told, and the last has no label
     gain, error = torch.tensor([[0.0, -1.0, 2.0, 0.0]]), torch.tensor([[0.0, 0.5, 0.0, 0.0]])
@@ -162,27 +168,27 @@ def test_the_loss_is_the_weighed_regression_and_the_expected_cost_of_moves_that_
     assert cost.item() == pytest.approx(-(shares[1] * -1.0 + shares[2] * 2.0) / 2.0)
 
 
-def test_what_is_judged_is_relative_to_the_chosen_move() -> None:
-    # The second move is chosen; the others are told to gain 0.2 and 0.1 less, and gain 0.3 and 0.2 less.
-    told = torch.tensor([[0.1, 0.3, 0.2]])
+def test_what_is_judged_is_relative_to_the_chosen_candidate() -> None:
+    # The second candidate is chosen; the others are told to gain 0.2 and 0.1 less, and gain 0.3 and 0.2 less.
+    predicted_gains = torch.tensor([[0.1, 0.3, 0.2]])
     lessons = _Lessons(
-        seen=torch.zeros(1, 1), listed=torch.tensor([3]), tried=torch.tensor([3]),
+        observations=torch.zeros(1, 1), listed=torch.tensor([3]), tried=torch.tensor([3]),
         gain=torch.tensor([[0.0, 0.3, 0.1]]), error=torch.tensor([[0.0, 0.05, 0.05]]), to_go=torch.tensor([2.0]),
     )  # fmt: skip
-    regret, value_error, spread = _judged(lambda seen: (told, torch.tensor([1.5])), lessons)  # type: ignore[arg-type]
+    regret, value_error, spread = _judged(lambda observations: (predicted_gains, torch.tensor([1.5])), lessons)  # type: ignore[arg-type]
     assert regret == pytest.approx(0.0)
     assert value_error == pytest.approx(0.5)
     assert spread == pytest.approx((2 * 0.1**2 - 2 * 0.05**2) / (0.2 + 0.1))
     worse = lessons._replace(gain=torch.tensor([[0.0, 0.3, 0.4]]))
-    assert _judged(lambda seen: (told, torch.tensor([1.5])), worse)[0] == pytest.approx(0.1)  # type: ignore[arg-type]
+    assert _judged(lambda observations: (predicted_gains, torch.tensor([1.5])), worse)[0] == pytest.approx(0.1)  # type: ignore[arg-type]
 
 
-def test_the_share_of_lessons_that_the_teachers_base_plays_itself_is_as_asked() -> None:
+def test_the_share_of_lessons_that_the_teachers_base_runs_itself_is_as_asked() -> None:
     problem, lessons = small_problem(waiting=True), [Lesson(number % 8, number, 0.0) for number in range(64)]
     for own in (0.0, 0.75, 1.0):
         teacher, other = Noted(PATIENT), Noted(PATIENT)
         with ThreadPoolExecutor(1) as pool:
-            play_lessons(lessons, desks_of(problem, "makespan", Search(), [teacher], other), own, pool)
+            run_lessons(lessons, workers_of(problem, "makespan", Search(), [teacher], other), own, pool)
         assert teacher.placed / (teacher.placed + other.placed) == pytest.approx(own, abs=0.1)
 
 
@@ -193,20 +199,20 @@ def test_states_of_later_rounds_are_those_that_the_network_leads_to(tmp_path: Pa
     )
     learner = learner_of(tmp_path, problem, config(10_000, distil=everything))
     learner.collect()
-    assert isinstance(learner._desks[0].teacher.base, Heuristic)
-    assert learner._desks[0].teacher.search == Search(2, 15)
+    assert isinstance(learner._workers[0].teacher.base, Heuristic)
+    assert learner._workers[0].teacher.search == Search(2, 15)
     learner.fit()
     with torch.no_grad():
         learner.network.score.weight *= -1.0  # now it certainly leads elsewhere
     learner.collect()
-    assert learner._desks[0].teacher.search == Search(2, 15, horizon=everything.distil_horizon)
-    sim = learner._desks[0].sim
-    policy = MovesPolicy("own", schema(), learner.network)
+    assert learner._workers[0].teacher.search == Search(2, 15, horizon=everything.distil_horizon)
+    sim = learner._workers[0].sim
+    policy = CandidatePolicy("own", schema(), learner.network)
     rollout = Rollout(policy, Search(2, 15), "makespan")
     lessons = [learner._lesson(number) for number in range(4, 8)]
-    visited = np.concatenate([play_lesson(rollout, policy, sim, lesson).seen for lesson in lessons])
-    by_heuristic = np.concatenate([play_lesson(rollout, PATIENT, sim, lesson).seen for lesson in lessons])
-    assert (learner._labels[-1].seen == visited).all()
+    visited = np.concatenate([run_lesson(rollout, policy, sim, lesson).observations for lesson in lessons])
+    by_heuristic = np.concatenate([run_lesson(rollout, PATIENT, sim, lesson).observations for lesson in lessons])
+    assert (learner._labels[-1].observations == visited).all()
     assert visited.shape != by_heuristic.shape or (visited != by_heuristic).any()
 
 
@@ -215,9 +221,9 @@ def same_labels(one: Labels, other: Labels) -> bool:
 
 
 def test_labels_depend_on_the_seed_of_a_lesson_and_not_on_those_before() -> None:
-    desk = desks_of(small_problem(waiting=True, faults=20.0), "makespan", Search(2), [PATIENT], PATIENT)[0]
+    worker = workers_of(small_problem(waiting=True, faults=20.0), "makespan", Search(2), [PATIENT], PATIENT)[0]
     lessons = [Lesson(3, 7, 0.5), Lesson(1, 2, 0.5), Lesson(3, 8, 0.5), Lesson(3, 7, 0.5)]
-    first, _, other, again = (play_lesson(desk.teacher, desk.others, desk.sim, lesson) for lesson in lessons)
+    first, _, other, again = (run_lesson(worker.teacher, worker.others, worker.sim, lesson) for lesson in lessons)
     assert first.tried.size > 2
     assert same_labels(first, again)
     assert first.gain.shape != other.gain.shape or (first.gain != other.gain).any()
@@ -309,7 +315,7 @@ def test_it_learns_from_rollouts_what_its_teacher_misses(tmp_path: Path) -> None
         if learner.steps >= learner.due:
             network = learner.fit()
     assert learner.fits == 2
-    learned = makespans_s(problem, MovesPolicy("learned", schema(waiting=False), network)).mean()
+    learned = makespans_s(problem, CandidatePolicy("learned", schema(waiting=False), network)).mean()
     assert learned < 0.7 * makespans_s(problem, HEURISTICS["eft-hazard"]).mean()
 
 
@@ -328,7 +334,7 @@ def test_what_the_value_learns_changes_no_bit_of_the_policy(tmp_path: Path, monk
 
 
 def test_a_group_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
-    network = MovesNetwork(learner_of(tmp_path, small_problem(waiting=True), config(1)).network.layout)
+    network = CandidateNetwork(learner_of(tmp_path, small_problem(waiting=True), config(1)).network.layout)
     path = tmp_path / "taught.zip"
     for algorithm, factor in (("group", 1.0), ("distil", 1.0 / TEMPERATURE)):
         save_policy(path, schema(algorithm), network)
@@ -362,4 +368,4 @@ def test_only_learners_of_candidates_take_a_beginning() -> None:
         config_of(algorithm="ppo", **asked)  # type: ignore[arg-type]
     for algorithm, steps in (("group", 2_000_000), ("distil", 175_000)):
         got = config_of(algorithm=algorithm, **asked)  # type: ignore[arg-type]
-        assert (got.steps, got.action, got.network, got.init) == (steps, "candidate", "moves", "x.zip")
+        assert (got.steps, got.action, got.network, got.init) == (steps, "candidate", "candidates", "x.zip")

@@ -13,36 +13,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from longshore.agents.learned.candidate_policy import MovesPolicy
+from longshore.agents.learned.candidate_policy import CandidatePolicy
 from longshore.agents.learned.candidate_run import Record
 from longshore.agents.learned.checkpoint import load_policy, schema_of
-from longshore.agents.learned.schema import Goal
-from longshore.agents.networks.networks import MovesNetwork
+from longshore.agents.networks.networks import CandidateNetwork
 from longshore.cluster.files.errors import CheckpointError
+from longshore.cluster.model.objective import Objective, objective_of
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
-from longshore.envs.candidate_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
-from longshore.training.candidates.group import Decisions, GroupLearner, advantages, decisions_of, goal_of
+from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
+from longshore.training.candidates.group import Decisions, GroupLearner, advantages, decisions_of
 from longshore.training.config import TrainingConfig
 from longshore.training.presets import GroupParameters
 from longshore.training.run import train
-from longshore.training.run_folder import Keeper, Progress
+from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
-from tests.envs.random_play import small_problem
+from tests.envs.random_run import small_problem
 from tests.training import test_learning
 from tests.training.test_learning import makespans_s
 
 TINY = GroupParameters(groups=4, runs=4, group_minibatch=256)
 SCHEMA = schema_of(
-    algorithm="group", network="moves", action="candidate", observation="full", waiting=False, node_gpus=(8,) * 8
+    algorithm="group", network="candidates", action="candidate", observation="full", waiting=False, node_gpus=(8,) * 8
 )
 
 
 def config(steps: int, **changes: object) -> TrainingConfig:
     asked = TrainingConfig(
-        preset="hetero64", algorithm="group", steps=steps, seed=0, network="moves", action="candidate", reward="dt",
+        preset="hetero64", algorithm="group", steps=steps, seed=0, network="candidates", action="candidate",
+        reward="dt",
         group=TINY, threads=1,
     )  # fmt: skip
     return asked.model_copy(update=changes)
@@ -59,7 +60,7 @@ def small_and_single_threaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def learner_of(folder: Path, problem: Problem, asked: TrainingConfig) -> GroupLearner:
-    return GroupLearner(problem, Keeper(folder, SCHEMA, Validation(problem), asked, lambda progress: None))
+    return GroupLearner(problem, RunFolder(folder, SCHEMA, Validation(problem), asked, lambda progress: None))
 
 
 def test_an_advantage_is_what_a_run_does_better_than_the_mean_of_the_others() -> None:
@@ -85,11 +86,13 @@ def test_advantages_have_mean_nothing_and_depend_on_no_unit(costs: np.ndarray, s
         assert advantages(costs * scale + shift) == pytest.approx(got, abs=1e-4)
 
 
-def log_probabilities(network: MovesNetwork, record: Record, at: int) -> torch.Tensor:
-    """Return those of the moves of one decision, without any room for others."""
-    moves = int(record.moves[at])
-    seen = torch.from_numpy(record.seen[at : at + 1, : MOVE_GLOBAL_COUNT + moves * MOVE_COUNT])
-    logits: torch.Tensor = network(seen)[0][0]
+def log_probabilities(network: CandidateNetwork, record: Record, at: int) -> torch.Tensor:
+    """Return those of the candidates of one decision, without any room for others."""
+    candidates = int(record.candidates[at])
+    observations = torch.from_numpy(
+        record.observations[at : at + 1, : CANDIDATE_GLOBAL_COUNT + candidates * CANDIDATE_FEATURE_COUNT]
+    )
+    logits: torch.Tensor = network(observations)[0][0]
     return logits.log_softmax(0)
 
 
@@ -104,7 +107,7 @@ def first(record: Record) -> Decisions:
     return Decisions(*(tensor[:16] for tensor in decisions))
 
 
-def test_sampled_moves_follow_the_networks_probabilities(tmp_path: Path) -> None:
+def test_sampled_candidates_follow_the_networks_probabilities(tmp_path: Path) -> None:
     learner = learner_of(tmp_path, small_problem(8, waiting=True), config(1, group=GroupParameters(groups=8, runs=32)))
     with torch.no_grad():
         learner.network.score.weight *= 100.0  # far from uniform
@@ -112,16 +115,16 @@ def test_sampled_moves_follow_the_networks_probabilities(tmp_path: Path) -> None
     surplus, variance = 0.0, 0.0
     for at in range(record.size[0]):
         with torch.no_grad():
-            told = log_probabilities(learner.network, record, at).numpy()
-        assert record.log_probability[at] == pytest.approx(told[record.chosen[at]], rel=1e-4, abs=1e-4)
-        first = float(np.exp(told[0]))
+            predicted_gains = log_probabilities(learner.network, record, at).numpy()
+        assert record.log_probability[at] == pytest.approx(predicted_gains[record.chosen[at]], rel=1e-4, abs=1e-4)
+        first = float(np.exp(predicted_gains[0]))
         surplus += (record.chosen[at] == 0) - first
         variance += first * (1.0 - first)
     assert record.size[0] > 2000
     assert abs(surplus) < 4.0 * np.sqrt(variance)
 
 
-def test_the_gradient_is_that_of_reinforce_where_the_network_is_the_one_that_played(tmp_path: Path) -> None:
+def test_the_gradient_is_that_of_reinforce_where_the_network_is_the_one_that_run(tmp_path: Path) -> None:
     parameters = GroupParameters(groups=2, runs=2, group_entropy=0.0)
     learner = learner_of(tmp_path, small_problem(waiting=True), config(1, group=parameters))
     record = collected(learner)
@@ -140,9 +143,9 @@ def test_entropy_is_paid_for_each_decision(tmp_path: Path) -> None:
     learner = learner_of(tmp_path, small_problem(), config(1, group=GroupParameters(groups=2, runs=2)))
     record = collected(learner)
     decisions = first(record)
-    loss = learner._policy_loss(learner.network(decisions.seen)[0], decisions).item()
-    told = [log_probabilities(learner.network, record, at).detach() for at in range(16)]
-    entropy = -sum(float((one.exp() * one).sum()) for one in told)
+    loss = learner._policy_loss(learner.network(decisions.observations)[0], decisions).item()
+    predicted_gains = [log_probabilities(learner.network, record, at).detach() for at in range(16)]
+    entropy = -sum(float((one.exp() * one).sum()) for one in predicted_gains)
     assert loss == pytest.approx(-learner.parameters.group_entropy * entropy, rel=1e-4)
 
 
@@ -220,7 +223,7 @@ def test_it_learns_within_twenty_updates_what_no_greedy_rule_finds(tmp_path: Pat
     learner = learner_of(tmp_path, problem, config(35_000, group=parameters))
     for _ in range(20):
         learner.update()
-    assert makespans_s(problem, MovesPolicy("learned", SCHEMA, learner.network)).mean() < 8.0 * 1.01
+    assert makespans_s(problem, CandidatePolicy("learned", SCHEMA, learner.network)).mean() < 8.0 * 1.01
 
 
 def stream_problem() -> Problem:
@@ -228,10 +231,10 @@ def stream_problem() -> Problem:
     return Problem(cluster, scenarios, process, rules._replace(waiting=True, order=ORDERS["easy"]))
 
 
-@pytest.mark.parametrize("goal", get_args(Goal))
-def test_the_value_is_taught_what_was_still_to_come_in_mean_estimates(goal: Goal, tmp_path: Path) -> None:
-    problem = stream_problem() if goal == "jct" else small_problem(4, waiting=True)
-    assert goal_of(problem) == goal
+@pytest.mark.parametrize("objective", get_args(Objective))
+def test_the_value_is_taught_what_was_still_to_come_in_mean_estimates(objective: Objective, tmp_path: Path) -> None:
+    problem = stream_problem() if objective == "jct" else small_problem(4, waiting=True)
+    assert objective_of(problem.scenarios.submit_s) == objective
     learner = learner_of(tmp_path, problem, config(1, group=GroupParameters(groups=4, runs=2)))
     record = collected(learner)
     finish_s = np.concatenate([sim.state.finish_s for sim in learner.runs._sims])  # by run
@@ -240,7 +243,7 @@ def test_the_value_is_taught_what_was_still_to_come_in_mean_estimates(goal: Goal
         known = problem.scenarios.submit_s[run // 2] <= now_s
         unit_s = problem.scenarios.estimate_s[run // 2, known].mean()
         left_s = finish_s[run] - now_s
-        expected_s = left_s.max() if goal == "makespan" else left_s[known & (left_s > 0.0)].mean()
+        expected_s = left_s.max() if objective == "makespan" else left_s[known & (left_s > 0.0)].mean()
         assert record.to_go[at] == pytest.approx(expected_s / unit_s)
 
 
@@ -270,10 +273,10 @@ def test_the_value_learns_what_is_still_to_come(tmp_path: Path) -> None:
     for _ in range(12):
         learner.update()
     decisions = decisions_of(record := collected(learner), np.zeros(32))
-    off = (learner.average.values(decisions.seen) - decisions.to_go).detach().numpy()
+    off = (learner.average.values(decisions.observations) - decisions.to_go).detach().numpy()
     assert np.sqrt((off**2).mean()) < 0.3 * record.to_go.std()
 
 
-def test_a_checkpoint_tells_of_which_goal_its_value_is_the_time_to_go(tmp_path: Path) -> None:
+def test_a_checkpoint_tells_of_which_objective_its_value_is_the_time_to_go(tmp_path: Path) -> None:
     run = train(config(10), tmp_path)
     assert load_policy(run.best).schema.time_to_go == "makespan"

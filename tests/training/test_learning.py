@@ -55,17 +55,17 @@ def problem() -> Problem:
     return Problem(cluster, scenarios._replace(speed=speed), fault_free(cluster), RULES._replace(waiting=False))
 
 
-def makespans_s(played: Problem, policy: Policy) -> np.ndarray:
-    rows = played.scenarios.jobs.size
-    sim = simulation_of(played.cluster, played.scenarios, played.process, played.rules, rows=rows)
-    policy.play(sim, np.arange(rows))
+def makespans_s(run: Problem, policy: Policy) -> np.ndarray:
+    rows = run.scenarios.jobs.size
+    sim = simulation_of(run, rows=rows)
+    policy.run(sim, np.arange(rows))
     return outcome_of(sim).makespan_s
 
 
-def trained(played: Problem, schema: Schema, steps: int) -> LearnedPolicy:
+def trained(run: Problem, schema: Schema, steps: int) -> LearnedPolicy:
     model = MaskablePPO(
         MaskedPolicy,
-        PlacementVecEnv(played, View(schema.action, schema.observation), 48),
+        PlacementVecEnv(run, View(schema.action, schema.observation), 48),
         learning_rate=lambda left: 3e-3 * left,
         n_steps=16,
         batch_size=384,
@@ -84,13 +84,13 @@ def trained(played: Problem, schema: Schema, steps: int) -> LearnedPolicy:
 
 @pytest.mark.parametrize("action", ["node", "gpu"])
 def test_a_policy_learns_the_optimum_that_no_greedy_rule_reaches(action: str) -> None:
-    played = problem()
-    rows = range(played.scenarios.jobs.size)
-    optimum_s = np.array([optimal_makespan_s(played.cluster, played.scenarios, row, played.rules) for row in rows])
+    run = problem()
+    rows = range(run.scenarios.jobs.size)
+    optimum_s = np.array([optimal_makespan_s(run.cluster, run.scenarios, row, run.rules) for row in rows])
     assert (optimum_s == 8.0).all()  # 20 s at speed 2.5, beside which 4 s at speed 1 end in time
     schema = schema_of(
         algorithm="ppo", network="set", action=action, observation="full", waiting=False, node_gpus=(2, 2)
     )
-    assert makespans_s(played, trained(played, schema, 16_000)) == pytest.approx(optimum_s, rel=1e-6)
+    assert makespans_s(run, trained(run, schema, 16_000)) == pytest.approx(optimum_s, rel=1e-6)
     for name in HEURISTICS:
-        assert makespans_s(played, HEURISTICS[name]).mean() > 1.2 * optimum_s.mean(), name
+        assert makespans_s(run, HEURISTICS[name]).mean() > 1.2 * optimum_s.mean(), name

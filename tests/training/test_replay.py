@@ -1,6 +1,5 @@
 """What replay keeps, draws and learns from, on small environments whose episodes are also cut off."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from longshore.training.actor_critic.off_policy import weighted_gae
 from longshore.training.actor_critic.ppo import NEVER
 from longshore.training.actor_critic.replay import Replay, gathered
 from longshore.training.actor_critic.rollouts import flat, judged, of_rows, own, sample_bytes, unpacked
-from tests.envs.random_play import small_problem
+from tests.envs.random_run import small_problem
 
 ROWS, STEPS = 8, 32
 SAMPLES = ROWS * STEPS
@@ -31,9 +30,9 @@ ACTIONS = 32
 def model_of(kind: type[MaskablePPO], kept: int, **changes: Any) -> tuple[MaskablePPO, Replay]:
     """Return a model on environments of 32 GPUs, some of whose episodes meet the time limit."""
     problem = small_problem(16, faults=4)
-    problem = replace(problem, rules=problem.rules._replace(limit_s=20 * 3600.0))
+    problem = problem._replace(rules=problem.rules._replace(limit_s=20 * 3600.0))
     schema = schema_of(
-        algorithm="ppo", network="mlp", action="gpu", observation="source", waiting=False, node_gpus=(8,) * 4
+        algorithm="ppo", network="mlp", action="gpu", observation="patent", waiting=False, node_gpus=(8,) * 4
     )
     policy: dict[str, Any] = {"network": "mlp", "layout": layout_of(schema), "threads": 1}
     options: dict[str, Any] = {
@@ -41,7 +40,7 @@ def model_of(kind: type[MaskablePPO], kept: int, **changes: Any) -> tuple[Maskab
         "ent_coef": 0.01, "seed": 5, "device": "cpu",
         "policy_kwargs": policy | (RMSPROP if issubclass(kind, MaskableA2C) else {}),
     }  # fmt: skip
-    model = kind(MaskedPolicy, PlacementVecEnv(problem, View("gpu", "source", "potential"), ROWS), **options | changes)
+    model = kind(MaskedPolicy, PlacementVecEnv(problem, View("gpu", "patent", "potential"), ROWS), **options | changes)
     model.set_logger(Logger(folder=None, output_formats=[]))
     kept_rollouts = Replay(kept, dynamic=kind in (MaskablePPO, MaskableA2C))
     if isinstance(model, GePPO | VtraceA2C):
@@ -69,7 +68,7 @@ def test_the_oldest_rollouts_fall_out_and_a_sample_takes_the_memory_that_is_told
     assert sum(array.nbytes for array in sampled) == SAMPLES * sample_bytes(newest.observations.shape[2], ACTIONS)
 
 
-def test_a_rollout_judged_by_the_policy_that_played_it_is_as_it_was() -> None:
+def test_a_rollout_judged_by_the_policy_that_run_it_is_as_it_was() -> None:
     model, replay = model_of(GePPO, kept=1, learning_rate=0.0)
     learned(model, replay, 3)
     rollout = replay.rollouts[0]

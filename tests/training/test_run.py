@@ -187,7 +187,7 @@ NOT_PLAYED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
 ]
 
 
-def test_a_snapshot_whose_state_could_not_be_played_is_refused_by_its_field(tmp_path: Path) -> None:
+def test_a_snapshot_whose_state_could_not_be_run_is_refused_by_its_field(tmp_path: Path) -> None:
     path = train(small(), tmp_path).folder / SNAPSHOT
     with np.load(path) as file:
         sound = dict(file)
@@ -232,7 +232,7 @@ def test_tensorboard_shows_every_documented_name(tmp_path: Path) -> None:
     [
         ({"preset": "hetero46"}, "did you mean 'hetero64'"),
         ({"preset": "philly"}, "--trace"),
-        ({"observation": "source"}, "--action gpu"),
+        ({"observation": "patent"}, "--action gpu"),
         ({"algorithm": "dqn"}, "--algo"),
         ({"network": "gnn"}, "--network"),
         ({"reward": "money"}, "--reward"),
@@ -257,13 +257,13 @@ def test_the_order_regime_is_kept_named_and_left_out_where_it_is_the_default() -
         "hetero64-ppo-wait-shortest-age24h-0",
         Regime("shortest", 86400.0, waiting=True),
     )
-    assert small(action="candidate", network="moves", reward="dt").name == "hetero64-ppo-candidate-dt-0"
+    assert small(action="candidate", network="candidates", reward="dt").name == "hetero64-ppo-candidate-dt-0"
     assert small(network="mlp").name == "hetero64-ppo-mlp-0"
     assert TrainingConfig.model_validate_json(ordered.model_dump_json()) == ordered
     assert set(get_args(TrainingConfig.model_fields["order"].annotation)) == set(ORDERS)
 
 
-def test_training_and_validation_play_by_the_order_regime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_validation_run_by_the_order_regime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Problem] = []
     preset = PRESETS["hetero64"]
 

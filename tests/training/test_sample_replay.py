@@ -1,4 +1,4 @@
-"""The source's replay to the letter: which samples are kept, how many an update gets, and what it learns from them."""
+"""The patent's replay to the letter: which samples are kept, how many an update gets, and what it learns from them."""
 
 import gc
 import tracemalloc

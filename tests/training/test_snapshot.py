@@ -30,8 +30,8 @@ from longshore.training.snapshot import (
     restore_torch,
     write_arrays,
 )
-from tests.envs.copied_play import problem
-from tests.envs.random_play import open_actions
+from tests.envs.copied_run import problem
+from tests.envs.random_run import open_actions
 
 
 def played(view: View, steps: int = 9) -> Batch:
@@ -62,6 +62,17 @@ def test_environments_go_on_where_they_were_kept(action: str) -> None:
     mine, theirs = kept(batch), kept(twin)
     assert all(np.array_equal(mine[name], theirs[name]) for name in mine if not name.startswith("state/"))
     assert np.array_equal(mine["state/now_s"], theirs["state/now_s"])
+
+
+def test_environments_go_on_whose_state_was_kept_under_older_names() -> None:
+    batch, twin = (played(View("candidate", reward="dt"), steps) for steps in (60, 0))
+    older = {
+        name.replace("candidates", "moves").replace("candidate_", "move_"): each for name, each in kept(batch).items()
+    }
+    assert older.keys() != kept(batch).keys()
+    restore_batch(older, twin)
+    assert np.array_equal(batch.sim.state.candidate_job, twin.sim.state.candidate_job)
+    assert np.array_equal(batch.observations, twin.observations)
 
 
 def test_half_a_placement_is_refused_where_moves_are_whole_ones() -> None:

@@ -16,7 +16,7 @@ from ...cluster.files.errors import InputError
 from ...cluster.model.problem import Problem
 from ...envs.batch import View
 from ...envs.sb3 import PlacementVecEnv
-from ..run_folder import Keeper
+from ..run_folder import RunFolder
 from ..snapshot import SNAPSHOT, Arrays, load_snapshot, save_snapshot
 from .a2c import RMSPROP, MaskableA2C, VtraceA2C
 from .geppo import GePPO
@@ -40,7 +40,7 @@ MODELS: dict[tuple[str, str], type[MaskablePPO]] = {
 }
 
 
-def learn_by_ppo(problem: Problem, keeper: Keeper) -> int:
+def learn_by_ppo(problem: Problem, run_folder: RunFolder) -> int:
     """Train by PPO or A2C until the run's steps are done or it is interrupted; return the steps.
 
     Raises:
@@ -48,18 +48,18 @@ def learn_by_ppo(problem: Problem, keeper: Keeper) -> int:
     """
     # Checks of every tensor cost a sixth of the time; masks and shapes are asserted where they arise.
     Distribution.set_default_validate_args(value=False)
-    config, snapshot = keeper.config, keeper.folder / SNAPSHOT
+    config, snapshot = run_folder.config, run_folder.path / SNAPSHOT
     env = PlacementVecEnv(problem, View(config.action, config.observation, config.reward), config.hyperparameters.rows)
-    model = _model(keeper, env)
-    model.set_logger(keeper.logger)
-    replay = _replay(keeper, env, model)
+    model = _model(run_folder, env)
+    model.set_logger(run_folder.logger)
+    replay = _replay(run_folder, env, model)
     if snapshot.exists():
         model._last_obs = env.reset()
         restore = partial(replay.restore, buffer=model.rollout_buffer) if replay else _nothing
         load_snapshot(snapshot, model, env, restore)
     left = config.steps - model.num_timesteps
     if left > 0:
-        watch = _Watch(keeper, env, replay)
+        watch = _Watch(run_folder, env, replay)
         callbacks: list[BaseCallback] = [replay, watch] if replay else [watch]
         with suppress(_Stop):
             model.learn(left, callback=callbacks, reset_num_timesteps=model.num_timesteps == 0, log_interval=NEVER)
@@ -67,10 +67,14 @@ def learn_by_ppo(problem: Problem, keeper: Keeper) -> int:
     return int(model.num_timesteps)
 
 
-def _model(keeper: Keeper, env: PlacementVecEnv) -> MaskablePPO:
-    config = keeper.config
+def _model(run_folder: RunFolder, env: PlacementVecEnv) -> MaskablePPO:
+    config = run_folder.config
     parameters = config.hyperparameters
-    policy: dict[str, Any] = {"network": config.network, "layout": layout_of(keeper.schema), "threads": config.threads}
+    policy: dict[str, Any] = {
+        "network": config.network,
+        "layout": layout_of(run_folder.schema),
+        "threads": config.threads,
+    }
     return MODELS[config.algorithm, config.replay](
         MaskedPolicy,
         env,
@@ -89,9 +93,9 @@ def _model(keeper: Keeper, env: PlacementVecEnv) -> MaskablePPO:
     )
 
 
-def _replay(keeper: Keeper, env: PlacementVecEnv, model: MaskablePPO) -> Replay | SampleReplay | None:
+def _replay(run_folder: RunFolder, env: PlacementVecEnv, model: MaskablePPO) -> Replay | SampleReplay | None:
     """Return what keeps the rollouts, none if the run learns without replay."""
-    config, parameters = keeper.config, keeper.config.hyperparameters
+    config, parameters = run_folder.config, run_folder.config.hyperparameters
     if config.replay == "off":
         return None
     samples = parameters.kept * parameters.rows * parameters.steps
@@ -124,15 +128,15 @@ class _Stop(Exception):  # noqa: N818 (it is no error)
 class _Watch(BaseCallback):
     """Has the run kept between updates, and stops it when it is interrupted."""
 
-    def __init__(self, keeper: Keeper, env: PlacementVecEnv, replay: Replay | SampleReplay | None) -> None:
+    def __init__(self, run_folder: RunFolder, env: PlacementVecEnv, replay: Replay | SampleReplay | None) -> None:
         super().__init__()
-        self.keeper, self.env, self.replay = keeper, env, replay
+        self.run_folder, self.env, self.replay = run_folder, env, replay
         self._began_at = 0
         self._episodes: list[dict[str, float]] = []
 
     def _on_training_start(self) -> None:
         self._began_at = self.num_timesteps
-        self.keeper.begin(self.num_timesteps)
+        self.run_folder.begin(self.num_timesteps)
 
     def _on_step(self) -> bool:
         self._episodes += [info["episode"] for info in self.locals["infos"] if info]
@@ -142,10 +146,10 @@ class _Watch(BaseCallback):
         if self.num_timesteps == self._began_at:
             return
         self._record_episodes()
-        if self.keeper.is_due(self.num_timesteps):
+        if self.run_folder.is_due(self.num_timesteps):
             self._validate()
-        self.keeper.note(self.num_timesteps)
-        if self.keeper.interrupted:
+        self.run_folder.note(self.num_timesteps)
+        if self.run_folder.interrupted:
             raise _Stop
 
     def _record_episodes(self) -> None:
@@ -158,17 +162,17 @@ class _Watch(BaseCallback):
         network = self.model.policy.network
         assert isinstance(network, Network)
         assert isinstance(self.model, MaskablePPO)
-        self.keeper.validate(network, self.num_timesteps, for_best=for_best)
+        self.run_folder.validate(network, self.num_timesteps, for_best=for_best)
         self.model.policy.set_training_mode(True)
         more = self.replay.arrays() if self.replay else {}
-        save_snapshot(self.keeper.folder / SNAPSHOT, self.model, self.env, more)
+        save_snapshot(self.run_folder.path / SNAPSHOT, self.model, self.env, more)
 
     def conclude(self) -> None:
         """Validate and keep the run as it stands, between two updates."""
         self._record_episodes()
         # A stop is no validation that an uninterrupted run would have had.
-        self._validate(for_best=self.num_timesteps >= self.keeper.config.steps)
-        self.keeper.note(self.num_timesteps)
+        self._validate(for_best=self.num_timesteps >= self.run_folder.config.steps)
+        self.run_folder.note(self.num_timesteps)
 
 
 # Figures of an episode: name in TensorBoard (docs/training.md) and unit

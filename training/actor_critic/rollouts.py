@@ -72,7 +72,7 @@ def kept_rollout(
         ended=starts,
         last=last.copy(),
         cut_at=np.array([at for at, _ in cut], dtype=np.int64),
-        cut=np.array([seen for _, seen in cut], dtype=np.float32).reshape(len(cut), last.shape[1]),
+        cut=np.array([observations for _, observations in cut], dtype=np.float32).reshape(len(cut), last.shape[1]),
         update=np.array(update),
     )
 
@@ -159,7 +159,7 @@ def judged(policy: Any, rollout: KeptRollout) -> Judged:
 
 
 def own(policy: Any, rollout: KeptRollout) -> Judged:
-    """Return what a policy made of a rollout while it played it."""
+    """Return what a policy made of a rollout while it run it."""
     return Judged(rollout.log_probability, rollout.values, next_values(policy, rollout, rollout.values))
 
 

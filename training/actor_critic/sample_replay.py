@@ -1,4 +1,4 @@
-"""The source's replay to the letter: samples of which the oldest fall out, and batches as large as a period or all."""
+"""The patent's replay to the letter: samples of which the oldest fall out, and batches as large as a period or all."""
 
 from typing import Any, NamedTuple
 

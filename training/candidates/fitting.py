@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...agents.networks.networks import MovesNetwork
-from ...envs.candidate_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
+from ...agents.networks.networks import CandidateNetwork
+from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from ..presets import DistilParameters
 from .group import CLOSED, step_in_chunks, value_loss
 from .labels import Labels
@@ -23,15 +23,15 @@ class Fitted(NamedTuple):
 
     held_out_loss: float  # the least after any epoch; its weights are kept
     epochs: int
-    regret: float  # by how much its moves fall short of the best labels, in the mean
+    regret: float  # by how much its candidates fall short of the best labels, in the mean
     value_error: float  # root mean square
-    spread: float  # variance of what moves truly gain, over the gap to the chosen one that is told, if below NEAR
+    spread: float  # variance of what candidates truly gain, over the gap to the chosen one that is told, if below NEAR
 
 
 class _Lessons(NamedTuple):
     """Labels as tensors, of some decisions."""
 
-    seen: Tensor
+    observations: Tensor
     listed: Tensor
     tried: Tensor
     gain: Tensor
@@ -42,8 +42,8 @@ class _Lessons(NamedTuple):
         """Return those of some rows, no wider than their longest list."""
         part = _Lessons(*(tensor[rows] for tensor in self))
         most = int(part.listed.max())
-        seen = part.seen[:, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT]
-        return part._replace(seen=seen, gain=part.gain[:, :most], error=part.error[:, :most])
+        observations = part.observations[:, : CANDIDATE_GLOBAL_COUNT + most * CANDIDATE_FEATURE_COUNT]
+        return part._replace(observations=observations, gain=part.gain[:, :most], error=part.error[:, :most])
 
 
 def noise_weight(error: Tensor, parameters: DistilParameters) -> Tensor:
@@ -59,18 +59,18 @@ def distil_loss(
     """Return the regression and the expected cost of some decisions, summed, to be minimised.
 
     Args:
-        logits: What the network tells, shape (decisions, moves).
-        tried: How many moves have a label, shape (decisions,).
-        gain: Labels, shape (decisions, moves).
-        error: Their standard errors, shape (decisions, moves).
+        logits: What the network tells, shape (decisions, candidates).
+        tried: How many candidates have a label, shape (decisions,).
+        gain: Labels, shape (decisions, candidates).
+        error: Their standard errors, shape (decisions, candidates).
         parameters: Prior and temperature.
     """
     is_tried = torch.arange(logits.shape[1]) < tried[:, None]
-    told = logits - logits[:, :1]
+    predicted_gains = logits - logits[:, :1]
     prior, temperature = parameters.distil_prior, parameters.distil_temperature
-    residual = (told - gain) / prior
+    residual = (predicted_gains - gain) / prior
     regression = 0.5 * (noise_weight(error, parameters) * residual**2 * is_tried).sum()
-    shares = (told / temperature).masked_fill(~is_tried, CLOSED).softmax(dim=1)
+    shares = (predicted_gains / temperature).masked_fill(~is_tried, CLOSED).softmax(dim=1)
     cost = -(shares * gain).sum() / temperature
     return regression, cost
 
@@ -81,7 +81,7 @@ def _policy_loss(logits: Tensor, lessons: _Lessons, parameters: DistilParameters
 
 
 def fit_network(
-    network: MovesNetwork, labels: Labels, parameters: DistilParameters, pool: ThreadPoolExecutor,
+    network: CandidateNetwork, labels: Labels, parameters: DistilParameters, pool: ThreadPoolExecutor,
     rng: np.random.Generator,
 ) -> Fitted:  # fmt: skip
     """Let a network learn; the weights of the least loss on what is held out remain.
@@ -101,7 +101,7 @@ def fit_network(
 
     def loss(rows: Tensor) -> Tensor:
         part = lessons.of(rows)
-        logits, values = network(part.seen)
+        logits, values = network(part.observations)
         return _policy_loss(logits, part, parameters) + value_loss(values, part.to_go)
 
     least, at, best = np.inf, 0, copy.deepcopy(network.state_dict())
@@ -113,7 +113,7 @@ def fit_network(
             rows = minibatch[torch.argsort(lessons.listed[minibatch], stable=True)]
             step_in_chunks(network, optimizer, pool, rows, loss)
         with torch.no_grad():
-            judged = float(_policy_loss(network(held.seen)[0], held, parameters)) / held.tried.numel()
+            judged = float(_policy_loss(network(held.observations)[0], held, parameters)) / held.tried.numel()
         if judged < least:
             least, at, best = judged, epoch + 1, copy.deepcopy(network.state_dict())
     network.load_state_dict(best)
@@ -121,15 +121,15 @@ def fit_network(
 
 
 @torch.no_grad()
-def _judged(network: MovesNetwork, held: _Lessons) -> tuple[float, float, float]:
+def _judged(network: CandidateNetwork, held: _Lessons) -> tuple[float, float, float]:
     """Return regret, error of the value, and spread."""
-    logits, values = network(held.seen)
+    logits, values = network(held.observations)
     is_tried = torch.arange(logits.shape[1]) < held.tried[:, None]
     chosen = logits.masked_fill(~is_tried, CLOSED).argmax(dim=1, keepdim=True)
     best = held.gain.masked_fill(~is_tried, CLOSED).amax(dim=1)
-    gain, told = (tensor - tensor.gather(1, chosen) for tensor in (held.gain, logits))
-    near = is_tried & (told < 0.0) & (told > -NEAR)
-    noise = held.error.amax(dim=1, keepdim=True).square()  # of the difference of any two moves
-    spread = ((gain - told).square() - noise)[near].sum() / -told[near].sum().clamp(max=-1e-9)
+    gain, predicted_gains = (tensor - tensor.gather(1, chosen) for tensor in (held.gain, logits))
+    near = is_tried & (predicted_gains < 0.0) & (predicted_gains > -NEAR)
+    noise = held.error.amax(dim=1, keepdim=True).square()  # of the difference of any two candidates
+    spread = ((gain - predicted_gains).square() - noise)[near].sum() / -predicted_gains[near].sum().clamp(max=-1e-9)
     regret = (best - held.gain.gather(1, chosen)[:, 0]).mean()
     return float(regret), float((values - held.to_go).square().mean().sqrt()), float(spread)

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from ...agents.learned.candidate_run import Record, sample_runs
 from ...agents.learned.checkpoint import layout_of
-from ...agents.learned.forward import moves_weights
-from ...agents.learned.schema import Goal
-from ...agents.networks.networks import MovesNetwork
+from ...agents.learned.forward import candidate_weights
+from ...agents.networks.networks import CandidateNetwork
+from ...cluster.model.objective import objective_of
 from ...cluster.model.outcome import Metrics, metrics
 from ...cluster.model.problem import Problem
 from ...cluster.simulator.simulation import outcome_of, simulation_of
-from ...cluster.state.state import MOVES, Simulation
-from ...envs.candidate_features import MOVE_COUNT, MOVE_GLOBAL_COUNT
+from ...cluster.state.state import CANDIDATES, Simulation
+from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from ..initial import initial_network
-from ..run_folder import Keeper
+from ..run_folder import RunFolder
 from ..snapshot import (
     SNAPSHOT,
     Arrays,
@@ -42,42 +42,36 @@ from ..snapshot import (
 
 AVERAGED = 8  # from random weights, the average is over the latest of so many parts of the run so far
 CHUNKS = 8  # of a minibatch, one after the other on each thread
-CLOSED = -1e9  # logit of a move that the list does not have
+CLOSED = -1e9  # logit of a candidate that the list does not have
 JUDGED = 4096  # decisions of an update that the error of the value is taken from
 PARTS = 4  # simulations that collect; not the threads, so that their number changes nothing
-
-
-def goal_of(problem: Problem) -> Goal:
-    """Return what is minimised: the makespan if all jobs are there from the start, and else the mean JCT."""
-    return "jct" if problem.scenarios.submit_s.any() else "makespan"
 
 
 class Runs:
     """A number of runs collected at once.
 
     Args:
-        problem: What is played.
+        problem: What is run.
         rows: Runs, a multiple of PARTS.
         pool: Threads.
     """
 
     def __init__(self, problem: Problem, rows: int, pool: ThreadPoolExecutor) -> None:
         self.problem, self.rows, self.pool = problem, rows, pool
-        self._jct = int(goal_of(problem) == "jct")
+        self._jct = int(objective_of(problem.scenarios.submit_s) == "jct")
         part = rows // PARTS
-        args = problem.cluster, problem.scenarios, problem.process, problem.rules
-        self._sims = [simulation_of(*args, rows=part) for _ in range(PARTS)]
+        self._sims = [simulation_of(problem, rows=part) for _ in range(PARTS)]
         self._records = [_record(part * 2 * problem.scenarios.gpus.shape[1]) for _ in range(PARTS)]
 
-    def collect(self, network: MovesNetwork, scenarios: NDArray[np.int64], seed: int) -> tuple[Record, Metrics]:
-        """Play a scenario in each row by sampled moves; return all decisions and the runs' figures."""
+    def collect(self, network: CandidateNetwork, scenarios: NDArray[np.int64], seed: int) -> tuple[Record, Metrics]:
+        """Run a scenario in each row by sampled candidates; return all decisions and the runs' figures."""
         part = self.rows // PARTS
 
         def one(index: int) -> tuple[Record, Metrics]:
             mine = scenarios[index * part : (index + 1) * part]
             record = self._records[index]
             record.size[0] = 0
-            weights = moves_weights(network)
+            weights = candidate_weights(network)
             while not sample_runs(self._sims[index], mine, weights, seed, index * part, self._jct, record):
                 record = self._records[index] = _record(2 * record.chosen.size)
             return record, self._metrics(self._sims[index], mine)
@@ -85,19 +79,17 @@ class Runs:
         records, figures = zip(*self.pool.map(one, range(PARTS)), strict=True)
         return _joined(records), Metrics(*(np.concatenate(values) for values in zip(*figures, strict=True)))
 
-    def _metrics(self, sim: Simulation, played: NDArray[np.int64]) -> Metrics:
+    def _metrics(self, sim: Simulation, run: NDArray[np.int64]) -> Metrics:
         scenarios = self.problem.scenarios
         gpus = self.problem.cluster.gpu_node.size
-        return metrics(
-            outcome_of(sim), scenarios.jobs[played], scenarios.gpus[played], scenarios.submit_s[played], gpus
-        )
+        return metrics(outcome_of(sim), scenarios.jobs[run], scenarios.gpus[run], scenarios.submit_s[run], gpus)
 
 
 def _record(decisions: int) -> Record:
     return Record(
-        seen=np.zeros((decisions, MOVE_GLOBAL_COUNT + MOVES * MOVE_COUNT), np.float32),
-        logits=np.zeros((decisions, MOVES), np.float32),
-        moves=np.zeros(decisions, np.int32),
+        observations=np.zeros((decisions, CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT), np.float32),
+        logits=np.zeros((decisions, CANDIDATES), np.float32),
+        candidates=np.zeros(decisions, np.int32),
         chosen=np.zeros(decisions, np.int64),
         log_probability=np.zeros(decisions, np.float32),
         row=np.zeros(decisions, np.int32),
@@ -121,18 +113,19 @@ def _joined(records: tuple[Record, ...]) -> Record:
 class Decisions(NamedTuple):
     """Decisions that are learned from."""
 
-    seen: Tensor  # (decisions, size) observations
-    moves: Tensor  # (decisions,) moves of the list
+    observations: Tensor  # (decisions, size) observations
+    candidates: Tensor  # (decisions,) candidates of the list
     chosen: Tensor  # (decisions,)
     log_probability: Tensor  # (decisions,) of that, by the network that chose
     gain: Tensor  # (decisions,) advantage
-    to_go: Tensor  # (decisions,) what was still to come of the goal, as the value tells it
+    to_go: Tensor  # (decisions,) what was still to come of the objective, as the value tells it
 
 
 def decisions_of(record: Record, gain: NDArray[np.float64]) -> Decisions:
     """Return what is learned from runs with these advantages, shape (runs,)."""
     arrays = (
-        record.seen, record.moves, record.chosen, record.log_probability, gain[record.row].astype(np.float32),
+        record.observations, record.candidates, record.chosen, record.log_probability,
+        gain[record.row].astype(np.float32),
         record.to_go,
     )  # fmt: skip
     return Decisions(*map(torch.from_numpy, arrays))
@@ -163,7 +156,7 @@ def advantages(cost: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def step_in_chunks(
-    network: MovesNetwork, optimizer: torch.optim.Optimizer, pool: ThreadPoolExecutor, rows: Tensor,
+    network: CandidateNetwork, optimizer: torch.optim.Optimizer, pool: ThreadPoolExecutor, rows: Tensor,
     loss: Callable[[Tensor], Tensor],
 ) -> None:  # fmt: skip
     """Take a step of the optimiser on a minibatch, in parts of which each thread takes one at a time.
@@ -195,15 +188,15 @@ class GroupLearner:
     """A network and its optimiser, updated by groups of runs.
 
     Args:
-        problem: What is played.
-        keeper: Keeps the run.
+        problem: What is run.
+        run_folder: Keeps the run.
     """
 
-    def __init__(self, problem: Problem, keeper: Keeper) -> None:
-        config = keeper.config
+    def __init__(self, problem: Problem, run_folder: RunFolder) -> None:
+        config = run_folder.config
         torch.manual_seed(config.seed)
-        self.keeper, self.parameters, self.problem = keeper, config.group, problem
-        self.network = initial_network(config) or MovesNetwork(layout_of(keeper.schema))
+        self.run_folder, self.parameters, self.problem = run_folder, config.group, problem
+        self.network = initial_network(config) or CandidateNetwork(layout_of(run_folder.schema))
         self.average = deepcopy(self.network)  # over the latest updates: each goes a little astray
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.group_learning_rate)
         self.rng = np.random.default_rng(config.seed)
@@ -228,7 +221,7 @@ class GroupLearner:
     @torch.no_grad()
     def _average(self, latest_steps: int) -> None:
         weight = self.parameters.group_average
-        if self.keeper.config.init is None:  # what random weights became first is soon outdated
+        if self.run_folder.config.init is None:  # what random weights became first is soon outdated
             weight = max(weight, min(AVERAGED * latest_steps / self.steps, 1.0))
         for mean, (name, latest) in zip(self.average.parameters(), self.network.named_parameters(), strict=True):
             # The value begins at random also where the policy was taught: it is not averaged with that.
@@ -239,7 +232,7 @@ class GroupLearner:
 
         In hours, groups of long jobs would drown the others.
         """
-        if goal_of(self.problem) == "makespan":
+        if objective_of(self.problem.scenarios.submit_s) == "makespan":
             return figures.makespan_s
         jct = figures.mean_jct_s.reshape(self.parameters.groups, -1)
         relative: NDArray[np.float64] = (jct / jct.mean(axis=1, keepdims=True)).reshape(-1)
@@ -247,14 +240,14 @@ class GroupLearner:
 
     def _learn(self, decisions: Decisions) -> None:
         """Take a step of Adam for each minibatch of decisions that had a choice."""
-        left = max(1.0 - self.steps / self.keeper.config.steps, 0.0)
+        left = max(1.0 - self.steps / self.run_folder.config.steps, 0.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.parameters.group_learning_rate * left
-        choices = np.flatnonzero(decisions.moves.numpy() > 1)
+        choices = np.flatnonzero(decisions.candidates.numpy() > 1)
         order = torch.from_numpy(self.rng.permutation(choices))
         for minibatch in torch.split(order, self.parameters.group_minibatch):
             # Chunks of decisions with equally long lists are narrow.
-            rows = minibatch[torch.argsort(decisions.moves[minibatch], stable=True)]
+            rows = minibatch[torch.argsort(decisions.candidates[minibatch], stable=True)]
             self._step(decisions, rows)
 
     def _step(self, decisions: Decisions, rows: Tensor) -> None:
@@ -265,13 +258,15 @@ class GroupLearner:
 
     def _loss(self, decisions: Decisions) -> Tensor:
         """Return what is minimised, summed over some decisions: the policy's loss and that of the value."""
-        most = int(decisions.moves.max())
-        logits, values = self.network(decisions.seen[:, : MOVE_GLOBAL_COUNT + most * MOVE_COUNT])
+        most = int(decisions.candidates.max())
+        logits, values = self.network(
+            decisions.observations[:, : CANDIDATE_GLOBAL_COUNT + most * CANDIDATE_FEATURE_COUNT]
+        )
         return self._policy_loss(logits, decisions) + value_loss(values, decisions.to_go)
 
     def _policy_loss(self, logits: Tensor, decisions: Decisions) -> Tensor:
         """Return minus PPO's clipped objective and the entropy, summed."""
-        closed = torch.arange(logits.shape[1]) >= decisions.moves[:, None]
+        closed = torch.arange(logits.shape[1]) >= decisions.candidates[:, None]
         log_probabilities = logits.masked_fill(closed, CLOSED).log_softmax(dim=1)
         taken = log_probabilities.gather(1, decisions.chosen[:, None]).squeeze(1)
         ratio = (taken - decisions.log_probability).exp()
@@ -284,12 +279,12 @@ class GroupLearner:
     @torch.no_grad()
     def _note_value(self, decisions: Decisions) -> None:
         """Record how far the value is off on runs that it has not learned from."""
-        rows = torch.arange(0, decisions.moves.numel(), -(-decisions.moves.numel() // JUDGED))
-        off = self.network.values(decisions.seen[rows]) - decisions.to_go[rows]
-        self.keeper.logger.record("group/value_error", float(off.square().mean().sqrt()))
+        rows = torch.arange(0, decisions.candidates.numel(), -(-decisions.candidates.numel() // JUDGED))
+        off = self.network.values(decisions.observations[rows]) - decisions.to_go[rows]
+        self.run_folder.logger.record("group/value_error", float(off.square().mean().sqrt()))
 
     def _note(self, figures: Metrics) -> None:
-        record = self.keeper.logger.record
+        record = self.run_folder.logger.record
         record("rollout/makespan_h", float(figures.makespan_s.mean()) / 3600.0)
         record("rollout/mean_jct_h", float(figures.mean_jct_s.mean()) / 3600.0)
         record("rollout/lost_gpu_h", float(figures.lost_gpu_s.mean()) / 3600.0)
@@ -306,7 +301,7 @@ class GroupLearner:
         rest = [self.rng.bit_generator.state["has_uint32"], self.rng.bit_generator.state["uinteger"]]
         arrays |= {"rng": np.array(words + rest, dtype=np.uint64), "steps": np.array([self.steps])}
         arrays |= {f"average/{name}": tensor.numpy() for name, tensor in self.average.state_dict().items()}
-        write_arrays(self.keeper.folder / SNAPSHOT, arrays)
+        write_arrays(self.run_folder.path / SNAPSHOT, arrays)
 
     def load(self) -> None:
         """Go on where `save` left the run.
@@ -314,7 +309,7 @@ class GroupLearner:
         Raises:
             CheckpointError: If the file is damaged or belongs to another run.
         """
-        with read_arrays(self.keeper.folder / SNAPSHOT) as arrays:
+        with read_arrays(self.run_folder.path / SNAPSHOT) as arrays:
             restore_learned(arrays, self.network, self.optimizer)
             restore_weights(arrays, "average", self.average)
             self.rng.bit_generator.state = _random_state(arrays)
@@ -334,22 +329,22 @@ def _random_state(arrays: Arrays) -> dict[str, Any]:
     }
 
 
-def learn_by_groups(problem: Problem, keeper: Keeper) -> int:
+def learn_by_groups(problem: Problem, run_folder: RunFolder) -> int:
     """Train until the run's steps are done or it is interrupted; return the steps."""
-    learner = GroupLearner(problem, keeper)
-    if (keeper.folder / SNAPSHOT).exists():
+    learner = GroupLearner(problem, run_folder)
+    if (run_folder.path / SNAPSHOT).exists():
         learner.load()
-    begun, total = learner.steps, keeper.config.steps
-    keeper.begin(begun)
-    while learner.steps < total and not keeper.interrupted:
+    begun, total = learner.steps, run_folder.config.steps
+    run_folder.begin(begun)
+    while learner.steps < total and not run_folder.interrupted:
         learner.update()
-        if keeper.is_due(learner.steps):
-            keeper.validate(learner.average, learner.steps)
+        if run_folder.is_due(learner.steps):
+            run_folder.validate(learner.average, learner.steps)
             learner.save()
-        keeper.note(learner.steps)
+        run_folder.note(learner.steps)
     if learner.steps > begun:
         # A stop is no validation that an uninterrupted run would have had.
-        keeper.validate(learner.average, learner.steps, for_best=learner.steps >= total)
+        run_folder.validate(learner.average, learner.steps, for_best=learner.steps >= total)
         learner.save()
-        keeper.note(learner.steps)
+        run_folder.note(learner.steps)
     return learner.steps

@@ -28,7 +28,7 @@ WHO_S = 5.0  # between two looks at whether a token is still valid
 END = "end"  # event by which a stream that is over differs from one that was cut off
 
 
-class Told(NamedTuple):
+class StreamEvent(NamedTuple):
     """A server-sent event."""
 
     data: str  # JSON
@@ -48,7 +48,7 @@ class Streams:
     def __init__(self, slots: StreamSlots, caller: Caller, who: Callable[[], Awaitable[Caller]]) -> None:
         self._slots, self._caller, self._who = slots, caller, who
 
-    def stream(self, service: Service, look: Callable[[], list[Told] | None]) -> StreamingResponse:
+    def stream(self, service: Service, look: Callable[[], list[StreamEvent] | None]) -> StreamingResponse:
         """Return an answer that goes on until there is nothing more to tell, or its token is not valid any more.
 
         Args:
@@ -60,11 +60,11 @@ class Streams:
         """
         give_back = self._slots.take(self._caller.owner)
         if give_back is None:
-            told = f"{self._slots.open_of()} streams are open, {self._slots.open_of(self._caller.owner)} of them yours"
-            raise ProblemError("too-many-followers", told, Retry_After="10")
-        return _Stream(self._told(service, look), give_back)
+            event = f"{self._slots.open_of()} streams are open, {self._slots.open_of(self._caller.owner)} of them yours"
+            raise ProblemError("too-many-followers", event, Retry_After="10")
+        return _Stream(self._event(service, look), give_back)
 
-    async def _told(self, service: Service, look: Callable[[], list[Told] | None]) -> AsyncIterator[bytes]:
+    async def _event(self, service: Service, look: Callable[[], list[StreamEvent] | None]) -> AsyncIterator[bytes]:
         yield HEARTBEAT  # the client knows at once that it is connected
         said = asked = time.monotonic()
         while not service.ends.is_set():
@@ -78,7 +78,7 @@ class Streams:
                 log.warning("a stream of %s breaks off: %s", self._caller.owner, error)
                 return
             if new is None:
-                yield _as_bytes(Told("{}", "", END))
+                yield _as_bytes(StreamEvent("{}", "", END))
                 return
             if new:
                 yield b"".join(map(_as_bytes, new))
@@ -93,9 +93,9 @@ class Streams:
 class _Stream(StreamingResponse):
     """A stream that gives its place back when it ends, however it does, and when it never begins."""
 
-    def __init__(self, told: AsyncIterator[bytes], give_back: Callable[[], None]) -> None:
+    def __init__(self, event: AsyncIterator[bytes], give_back: Callable[[], None]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(told, media_type=MEDIA_TYPE, headers=headers)
+        super().__init__(event, media_type=MEDIA_TYPE, headers=headers)
         self._give_back = give_back
         weakref.finalize(self, give_back)
 
@@ -107,9 +107,9 @@ class _Stream(StreamingResponse):
             self._give_back()
 
 
-def _as_bytes(told: Told) -> bytes:
-    number = f"id: {told.id}\n" if told.id else ""
-    return f"{number}event: {told.event}\ndata: {told.data}\n\n".encode()
+def _as_bytes(event: StreamEvent) -> bytes:
+    number = f"id: {event.id}\n" if event.id else ""
+    return f"{number}event: {event.event}\ndata: {event.data}\n\n".encode()
 
 
 async def streams_of(request: Request, service: Serving, known: Knowing, caller: Asking) -> Streams:

@@ -9,7 +9,7 @@ from ...service.service import Service
 from ...store.rows.events import EventRow, events_after, last_complete_seq, owners_events_after
 from ..http.auth import Asking, Serving
 from ..http.problems import ProblemError, problems
-from ..http.streaming import MEDIA_TYPE, Streaming, Told
+from ..http.streaming import MEDIA_TYPE, StreamEvent, Streaming
 from ..views.lookup import seen_owner
 from ..views.models import event_page
 
@@ -54,21 +54,21 @@ class _Following:
                 after = last_complete_seq(tx)
         self._seq = after
 
-    def look(self) -> list[Told]:
+    def look(self) -> list[StreamEvent]:
         """Return what is new to it; of others' events it passes over many at once."""
         rows: list[EventRow] = []
         with self._service.store.read() as tx:
             if self._owner is None:
                 rows = events_after(tx, self._seq, MOST_EVENTS)
                 self._seq = rows[-1].seq if rows else self._seq
-                return [_told(row) for row in rows]
+                return [_event(row) for row in rows]
             for _ in range(MOST_STEPS):
                 before = self._seq
                 rows, self._seq = owners_events_after(tx, before, MOST_EVENTS, self._owner, STEP)
                 if rows or self._seq - before < STEP:
                     break
-        return [_told(row) for row in rows]
+        return [_event(row) for row in rows]
 
 
-def _told(row: EventRow) -> Told:
-    return Told(event_page(row).model_dump_json(), str(row.seq), row.kind)
+def _event(row: EventRow) -> StreamEvent:
+    return StreamEvent(event_page(row).model_dump_json(), str(row.seq), row.kind)

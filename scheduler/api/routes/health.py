@@ -50,8 +50,8 @@ def readyz(service: Serving) -> Readiness:
         missing = "the scheduler's loop does not come to an end"
     if missing:
         raise ProblemError("not-ready", missing, Retry_After="5")
-    deciding = service.scheduler.parts.deciding
-    return Readiness(status="ok", policy=deciding.policy or deciding.fallback.name, version=deciding.version)
+    policy = service.control.policy
+    return Readiness(status="ok", policy=policy.decides, version=policy.version)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

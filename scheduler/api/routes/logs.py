@@ -15,7 +15,7 @@ from ...store.rows.attempts import AttemptRow, attempts_of, get_attempt
 from ...store.rows.jobs import get_job
 from ..http.auth import Serving
 from ..http.problems import ProblemError, problems
-from ..http.streaming import Streaming, Told
+from ..http.streaming import StreamEvent, Streaming
 from ..views.lookup import Found, find_attempt
 from ..views.rank_output import ALL, MOST_BYTES, MOST_RANKS, AllRanks, OneRank, Source, begin_of, last_of_all
 from .history import AttemptNumber
@@ -114,7 +114,7 @@ class _Following:
         self._service, self._job, self._only = service, row.id, only
         self._number, self._source = number, source
 
-    def look(self) -> list[Told] | None:
+    def look(self) -> list[StreamEvent] | None:
         """Return what is new to it, None after the last."""
         with self._service.store.read() as tx:
             row = get_job(tx, self._job)
@@ -132,7 +132,7 @@ class _Following:
         except BackendError:
             return []
         if text or not is_over:
-            return [self._source.told(attempt.number, text)] if text else []
+            return [self._source.event_of(attempt.number, text)] if text else []
         if self._only is not None or (row.state in FINAL and attempts[-1] == self._number):
             return None
         if attempts[-1] > self._number:

@@ -51,7 +51,7 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
         held = {gpu: job if owners.get(job) == mine else OTHERS for gpu, job in held.items()}
         rows = {name: _without_job(row) for name, row in rows.items()}
     seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
-    return node_pages(seen, service.layout.nodes, held, faulty, service.scheduler.parts.monitor.reports.last())
+    return node_pages(seen, service.layout.nodes, held, faulty, service.control.last_reports())
 
 
 def _without_job(row: NodeRow) -> NodeRow:
@@ -70,7 +70,7 @@ def drain(node: Node, service: Serving, _: Operating, wish: DrainWish | None = N
 def resume(node: Node, service: Serving, _: Operating) -> Response:
     """Put a node into service again; its agent, if it has one, is waited for no more until it reports again."""
     _check_known(node, service)
-    service.scheduler.parts.monitor.reports.dismiss(node)
+    service.control.dismiss_reports(node)
     return _set(service, node, "")
 
 
@@ -81,7 +81,7 @@ def report(node: Node, told: NodeReport, service: Serving, caller: Reporting) ->
         its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
         raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
     _check_known(node, service)
-    service.scheduler.parts.monitor.reports.take(node, told, service.now_s())
+    service.control.take_report(node, told)
     return Response(status_code=204)
 
 

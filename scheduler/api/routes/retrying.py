@@ -4,8 +4,9 @@ from fastapi import APIRouter
 from sqlalchemy import Connection
 
 from ...model.job import JobRow
-from ...model.states import FINAL, Desired, JobState
+from ...model.states import FINAL, JobState
 from ...model.stored_spec import is_of_sbatch
+from ...rules.job_step import Retry, retry_step
 from ...service.service import Service
 from ...store.rows.jobs import get_job
 from ...store.rows.retrying import try_again
@@ -43,7 +44,7 @@ def retry(row: Found, service: Serving, caller: Changing) -> JobPage:
 
 
 def _refuse_what_stays_ended(row: JobRow) -> None:
-    if row.desired is Desired.CANCEL or row.state in FINAL - {JobState.FAILED}:
+    if retry_step(row) is Retry.REFUSED:
         what = row.state.value if row.state in FINAL - {JobState.FAILED} else "being cancelled or deleted"
         raise ProblemError("ended", f"job {row.id} is {what}; only one that failed or is held is tried again")
     if row.state is JobState.FAILED and is_of_sbatch(row.spec):

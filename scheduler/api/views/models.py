@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from ...control.unknown_attempts import Stranger
+from ...control.unknown_attempts import UnknownAttempt
 from ...health.reports import NodeReport, Report
 from ...model.job import JobRow
 from ...model.job_spec import JobFile, StoredJob
@@ -69,7 +69,7 @@ class UnknownAttemptPage(_Said):
     found_s: float
 
     @classmethod
-    def of(cls, it: Stranger) -> "UnknownAttemptPage":
+    def of(cls, it: UnknownAttempt) -> "UnknownAttemptPage":
         """Return the page of one."""
         return cls(attempt=it.name, job=it.job, placement=share_pages(it.placement) or (), found_s=it.found_s)
 

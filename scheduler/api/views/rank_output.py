@@ -9,7 +9,7 @@ from ...control.attempt_driver import attempt_name
 from ...log_tail import tail_offset
 from ...service.service import Service
 from ...store.rows.attempts import AttemptRow
-from ..http.streaming import Told
+from ..http.streaming import StreamEvent
 
 ALL = "all"
 MOST_BYTES = 1 << 20  # in one answer
@@ -37,7 +37,7 @@ class Source(Protocol):
         """Begin anew, with the next attempt."""
         ...
 
-    def told(self, number: int, text: str) -> Told:
+    def event_of(self, number: int, text: str) -> StreamEvent:
         """Return the event that tells of a text of an attempt; its id holds where to go on."""
         ...
 
@@ -69,10 +69,10 @@ class OneRank:
         self._offset, self._lines = 0, None
         self._decoder.reset()
 
-    def told(self, number: int, text: str) -> Told:
+    def event_of(self, number: int, text: str) -> StreamEvent:
         """Return an event whose offset is that of the first byte that is not in it."""
         offset = self._offset - len(self._decoder.getstate()[0])
-        return Told(json.dumps({"text": text}), f"{number}:{self._rank}:{offset}", "log")
+        return StreamEvent(json.dumps({"text": text}), f"{number}:{self._rank}:{offset}", "log")
 
 
 class AllRanks:
@@ -95,22 +95,22 @@ class AllRanks:
             self._offsets = [begin_of(self._service, attempt, rank, self._lines, share) for rank in ranks]
             self._lines = None
         self._offsets = [self._offsets[rank] if rank < len(self._offsets) else 0 for rank in ranks]
-        told, most = [], min(MOST_FOLLOWED, share)
+        event_of, most = [], min(MOST_FOLLOWED, share)
         for rank in ranks:
             data, end = read_or_nothing(self._service, attempt, rank, self._offsets[rank], most)
             whole = _whole_lines(data, is_full=len(data) == most, is_over=is_over)
             self._offsets[rank] = end - (len(data) - len(whole))
-            told.append(prefixed(rank, whole))
-        return "".join(told)
+            event_of.append(prefixed(rank, whole))
+        return "".join(event_of)
 
     def restart(self) -> None:
         """Begin anew."""
         self._offsets, self._lines = [], None
 
-    def told(self, number: int, text: str) -> Told:
+    def event_of(self, number: int, text: str) -> StreamEvent:
         """Return an event."""
         offsets = ",".join(map(str, self._offsets))
-        return Told(json.dumps({"text": text}), f"{number}:{ALL}:{offsets}", "log")
+        return StreamEvent(json.dumps({"text": text}), f"{number}:{ALL}:{offsets}", "log")
 
 
 def last_of_all(service: Service, attempt: AttemptRow, lines: int | None) -> str:
@@ -126,11 +126,11 @@ def last_of_all(service: Service, attempt: AttemptRow, lines: int | None) -> str
     """
     ranks = ranks_of(attempt)
     most = MOST_BYTES // ranks
-    told = []
+    event_of = []
     for rank in range(ranks):
         offset = begin_of(service, attempt, rank, EVERY_LINE if lines is None else lines, most)
-        told.append(prefixed(rank, read_or_nothing(service, attempt, rank, offset, most)[0]))
-    return "".join(told)
+        event_of.append(prefixed(rank, read_or_nothing(service, attempt, rank, offset, most)[0]))
+    return "".join(event_of)
 
 
 def begin_of(service: Service, attempt: AttemptRow, rank: int, lines: int, most: int = MOST_BYTES) -> int:

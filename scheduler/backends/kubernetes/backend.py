@@ -10,7 +10,7 @@ from ....cluster.files.errors import BackendError
 from ...model.gpu_index import Layout
 from ...model.placement import Placement
 from ...model.run import Run, Status
-from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen
+from ..protocol import Attempt, Capabilities, GpuView, NodeView
 from .api import Api
 from .launching import Launch
 from .lead import Lead
@@ -86,7 +86,7 @@ class KubernetesBackend:
             view.close()
         self._api.close()
 
-    def observe(self) -> tuple[NodeSeen, ...]:
+    def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes: a GPU is healthy if its driver offers it without a taint, or says nothing.
 
         A node that is cordoned or silent, has a taint that pods do not tolerate, or lately did not take a pod takes no
@@ -102,9 +102,9 @@ class KubernetesBackend:
         for node, size in self._sizes.items():
             silent = node in self._silent
             at_s = _silent_since_s(known.get(node)) if silent else now_s
-            told = [GpuSeen(gpu, silent or gpus is None or _is_usable(gpus[node], gpu)) for gpu in range(size)]
+            told = [GpuView(gpu, silent or gpus is None or _is_usable(gpus[node], gpu)) for gpu in range(size)]
             takes_jobs = leads and not silent and node not in shut
-            seen.append(NodeSeen(node, tuple(told), at_s, takes_jobs=takes_jobs))
+            seen.append(NodeView(node, tuple(told), at_s, takes_jobs=takes_jobs))
         return tuple(seen)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
@@ -136,7 +136,7 @@ class KubernetesBackend:
             by_attempt = _by_attempt(self._pods.objects())
             silent = self._silent | self._silent_of(self._nodes.objects(), self._offers())
         except BackendError as error:
-            return {name: Status(Run.UNREACHABLE, reason=str(error)) for name in names}
+            return {name: Status(Run.UNREACHABLE, words=str(error)) for name in names}
         found = {name: self._status(name, by_attempt.get(name, []), silent) for name in names}
         # What other installations have in the namespace is left alone.
         own = {name: pods for name, pods in by_attempt.items() if name in found or self._records.knows(name)}

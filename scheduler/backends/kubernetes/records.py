@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ....cluster.files.errors import BackendError
 from ...files.durable import is_there, open_folder, read_whole, write_first, write_whole
-from ...model.run import RankEnd, Run, Status
+from ...model.run import EndedBy, RankEnd, Run, Status, read_reason
 from .objects.devices import Order
 
 _MOST_BYTES = 1 << 20
@@ -98,9 +98,9 @@ class Records:
         if end is not None:
             return end
         if self.has(name, "lifted"):
-            return Status(Run.LOST, reason="its pods were deleted, and with them the record of how it ended")
+            return Status(Run.LOST, words="its pods were deleted, and with them the record of how it ended")
         if self.has(name, "cancelled") and self.has(name, "launched"):
-            return Status(Run.EXITED, reason="cancelled")
+            return Status(Run.EXITED, by=EndedBy.CANCEL)
         return Status(Run.ABSENT)
 
     def note(self, name: str, record: str, content: object) -> None:
@@ -126,7 +126,8 @@ class Records:
             if folder is None or not is_there(folder, "ended.json"):
                 return None
             end = _End.model_validate_json(read_whole(folder, "ended.json", _MOST_BYTES))
-        return Status(Run(end.run), tuple(RankEnd(*each) for each in end.ends), end.reason, end.started_s, end.progress)
+        ends = tuple(RankEnd(*each) for each in end.ends)
+        return Status(Run(end.run), ends, *read_reason(end.reason), end.started_s, end.progress)
 
     @contextmanager
     def opened(self, name: str) -> Iterator[int | None]:

@@ -15,15 +15,15 @@ from ...files.processes import boot_id, machine_id
 from ...model.gpu_index import Layout
 from ...model.placement import Placement
 from ...model.run import Run, Status
-from ..protocol import Attempt, Capabilities, GpuSeen, NodeSeen, Told
+from ..protocol import Attempt, Capabilities, GpuView, NodeView, StepLines
 from .folders import Folders, delete_but, told_as_backend_error
 from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
 from .rank_logs import read_log_of
 from .reading import proven_gone, read_status
 from .remembered import remembered_in
+from .step_lines import read_told
 from .supervisor.spec import encode
 from .supervisor.supervision import SPEC_BYTES, write_exit
-from .told import read_told
 
 
 class LocalSettings(BaseModel):
@@ -59,11 +59,11 @@ class LocalBackend:
         self.capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=False, known_in=known_in)
         self._nodes = dict(nodes)
 
-    def observe(self) -> tuple[NodeSeen, ...]:
+    def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes; slots are always healthy."""
         now_s = time.time()
         return tuple(
-            NodeSeen(node, tuple(GpuSeen(gpu) for gpu in range(gpus)), now_s, slots=True)
+            NodeView(node, tuple(GpuView(gpu) for gpu in range(gpus)), now_s, slots=True)
             for node, gpus in self._nodes.items()
         )
 
@@ -100,7 +100,7 @@ class LocalBackend:
             with self._folders.open(name) as folder:
                 return Status(Run.ABSENT) if folder is None else read_status(folder, name, boot_id())
         except (OSError, ValueError) as error:
-            return Status(Run.UNREACHABLE, reason=str(error))
+            return Status(Run.UNREACHABLE, words=str(error))
 
     def statuses(self, names: tuple[str, ...]) -> dict[str, Status]:
         """Return what is known of many attempts."""
@@ -137,7 +137,7 @@ class LocalBackend:
         """
         return read_log_of(self._folders, name, rank, offset, most, lambda _: (".",))
 
-    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         """Return what each rank has told of its steps and checkpoints since the last time.
 
         Raises:

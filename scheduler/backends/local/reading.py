@@ -2,7 +2,7 @@
 
 from ...files.durable import is_there, read_whole
 from ...files.processes import Identity, is_alive
-from ...model.run import Run, Status
+from ...model.run import EndedBy, Run, Status, read_reason
 from .leftovers import Traces, kill_all
 from .markers import Ends, Exited, Ranks, Started, rank_ends, read_marker
 from .progress import read_progress
@@ -64,16 +64,17 @@ def _read_end(folder: int, attempt: str) -> Status | None:
     ended = read_marker(folder, attempt, Exited)
     if ended is None:
         return None
-    return Status(Run.EXITED, rank_ends(ended), ended.reason, ended.started_s, read_progress(folder))
+    return Status(Run.EXITED, rank_ends(ended), *read_reason(ended.reason), ended.started_s, read_progress(folder))
 
 
 def _read_loss(folder: int, started: Started, boot: str) -> Status:
     if _guarded(started, boot) or not _kill_left(folder, started, boot):
-        return Status(Run.UNREACHABLE, reason="its supervisor is gone, and processes of it still live")
+        return Status(Run.UNREACHABLE, words="its supervisor is gone, and processes of it still live")
     ranks = read_marker(folder, started.attempt, Ranks)
     return Status(
         Run.LOST,
         rank_ends(read_marker(folder, started.attempt, Ends)),
+        EndedBy.NOBODY,
         f"supervisor lost: {_why_lost(folder, started, boot)}",
         0.0 if ranks is None else ranks.started_s,
         read_progress(folder),

@@ -14,7 +14,7 @@ from ...model.gpu_index import Layout
 from ...model.placement import Placement
 from ...model.run import Run, Status
 from ..local.folders import told_as_backend_error
-from ..protocol import Attempt, CannotHonourError, Capabilities, GpuSeen, NodeSeen
+from ..protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView
 from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.claiming import CANCELLED, revoke
 from ..shared_folder.records import ALIVE_S, Records, status_of, status_of_running
@@ -67,7 +67,7 @@ class RayBackend(SharedFolderBackend):
         self._launcher = Launcher(api, folder.absolute(), packages=str(Path(found.origin).parents[1]))
         self._answered_s: dict[str, float] = {}  # last answer of each node
 
-    def observe(self) -> tuple[NodeSeen, ...]:
+    def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes; one that Ray has lost takes no jobs, and a GPU that Ray does not have once is faulty.
 
         Raises:
@@ -80,12 +80,12 @@ class RayBackend(SharedFolderBackend):
             log.warning("the launcher cannot be seen: %s", error)
         return tuple(self._seen(name, gpus, nodes.get(name, Node(0, {}))) for name, gpus in self._nodes.items())
 
-    def _seen(self, name: str, gpus: int, node: Node) -> NodeSeen:
+    def _seen(self, name: str, gpus: int, node: Node) -> NodeView:
         if node.living:
             self._answered_s[name] = time.time()
         # What a node had before it was lost says nothing of its GPUs' health.
-        found = tuple(GpuSeen(gpu, healthy=not node.living or node.gives(name, gpu)) for gpu in range(gpus))
-        return NodeSeen(name, found, self._answered_s.get(name, 0.0), takes_jobs=node.living == 1)
+        found = tuple(GpuView(gpu, healthy=not node.living or node.gives(name, gpu)) for gpu in range(gpus))
+        return NodeView(name, found, self._answered_s.get(name, 0.0), takes_jobs=node.living == 1)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         """Leave an attempt to the launcher, with exactly these GPUs; again, or after its end, it does nothing.
@@ -147,7 +147,7 @@ class RayBackend(SharedFolderBackend):
         try:  # The launcher may have started it, seen its end and put it away since the records were read.
             again = self._records(name)
         except (OSError, ValueError) as error:
-            return Status(Run.UNREACHABLE, reason=str(error))
+            return Status(Run.UNREACHABLE, words=str(error))
         if again is None or again.claim is None:
             return Status(Run.ABSENT)
         return status_of(again) or self._claimed(name, again)
@@ -158,7 +158,7 @@ class RayBackend(SharedFolderBackend):
             return status_of_running(records.parts)
         with suppress(OSError):  # Whatever became of its records since, the launcher has to see to it until it is over.
             _put(self._queue, name)
-        return Status(Run.UNREACHABLE, reason=f"its supervisor on node number {silent[0]} of it says nothing")
+        return Status(Run.UNREACHABLE, words=f"its supervisor on node number {silent[0]} of it says nothing")
 
     def _was_claimed_just_now(self, name: str) -> bool:
         path = self._folders.path(name) / "claim.json"

@@ -14,10 +14,10 @@ from ..local.folders import Folders, delete_but, told_as_backend_error
 from ..local.launching import refuse_what_cannot_start, spec_of
 from ..local.rank_logs import opened, read_log_of
 from ..local.remembered import remembered_in
+from ..local.step_lines import read_told
 from ..local.supervisor.spec import Spec, encode
 from ..local.supervisor.supervision import SPEC_BYTES
-from ..local.told import read_told
-from ..protocol import Attempt, Told
+from ..protocol import Attempt, StepLines
 from .claiming import CANCELLED, revoke
 from .records import Records, is_released, read_records, status_of
 
@@ -52,14 +52,14 @@ class SharedFolderBackend:
         """
         return read_log_of(self._folders, name, rank, offset, most, _parts)
 
-    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         """Return what each rank has told of its steps and checkpoints since the last time.
 
         Raises:
             BackendError: If that cannot be seen.
         """
         self._folders.path(name)
-        told = list[Told]()
+        told = list[StepLines]()
         with told_as_backend_error(name), self._folders.open(name) as folder:
             if folder is None:
                 return told
@@ -153,7 +153,7 @@ class SharedFolderBackend:
             try:
                 records = self._records(name)
             except (OSError, ValueError) as error:
-                told[name] = Status(Run.UNREACHABLE, reason=str(error))
+                told[name] = Status(Run.UNREACHABLE, words=str(error))
                 continue
             status = Status(Run.ABSENT) if records is None else status_of(records)
             if status is not None:

@@ -9,10 +9,9 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from ...files.durable import is_there, open_folder
-from ...model.run import NODE_FAULT, RankEnd, Run, Status
+from ...model.run import EndedBy, RankEnd, Run, Status, read_reason
 from ..local.markers import Ends, Exited, Marker, Ranks, rank_ends, read_marker
 from ..local.progress import read_progress
-from .claiming import CANCELLED
 from .node import MISPLACED, STOPPED, read_stop
 from .sweep import SWITCHED_OFF
 
@@ -90,7 +89,8 @@ def status_of(records: Records) -> Status | None:
     if claim is None:
         return None if records.is_wanted else Status(Run.ABSENT)
     if claim.revoked:
-        return Status(Run.EXITED if claim.revoked == CANCELLED else Run.LOST, reason=claim.revoked)
+        by, words = read_reason(claim.revoked)
+        return Status(Run.EXITED if by is EndedBy.CANCEL else Run.LOST, (), by, words)
     return _end_of(records, claim.ranks) if all(part.is_over for part in parts) else None
 
 
@@ -112,21 +112,24 @@ def _end_of(records: Records, ranks: int) -> Status:
     ends, started_s, progress = _ends(parts), _started_s(parts), _progress(parts)
     reasons = [part.reason for part in parts if part.reason]
     reason = next(iter(reasons), "")
-    fault = next((why for why in (records.stop, *reasons) if why.startswith(NODE_FAULT)), "")
-    if fault and (reasons or any(part.gone for part in parts)):
-        reason = fault  # also where the node came back, and tells how the ranks ended that were stopped for it
+    by, words = read_reason(reason)
+    found = [read_reason(text) for text in (records.stop, *reasons)]
+    fault = next((it for it in found if it[0] is EndedBy.NODE_FAULT), None)
+    if fault is not None and (reasons or any(part.gone for part in parts)):
+        by, words = fault  # also where the node came back, and tells how the ranks ended that were stopped for it
     elif any(part.gone and part.switched_off for part in parts):
-        reason = f"{NODE_FAULT}a node of it is switched off"
+        by, words = EndedBy.NODE_FAULT, "a node of it is switched off"
     elif any(part.gone for part in parts):
-        reason = "a supervisor was lost" + (f"; {reason}" if reason else "")
+        by, words = EndedBy.NOBODY, "a supervisor was lost" + (f"; {reason}" if reason else "")
     elif 0 < len(ends) < ranks and not any(end.code or end.signal for end in ends):
-        reason = f"only {len(ends)} of {ranks} ranks ran; {reason}"  # and these ended well: that is not the whole job
-    elif reason.startswith(MISPLACED):
-        reason = NODE_FAULT + reason  # The job did nothing wrong.
-    elif not reason.startswith(STOPPED):
-        return Status(Run.EXITED, ends, reason, started_s, progress)
+        # These ended well, but they are not the whole job.
+        by, words = EndedBy.NOBODY, f"only {len(ends)} of {ranks} ranks ran; {reason}"
+    elif words.startswith(MISPLACED):
+        by = EndedBy.NODE_FAULT  # The job did nothing wrong.
+    elif not words.startswith(STOPPED):
+        return Status(Run.EXITED, ends, by, words, started_s, progress)
     # Ranks that were asked to end may well have ended with 0: that is no proof that they were done.
-    return Status(Run.LOST, ends, reason, started_s, progress)
+    return Status(Run.LOST, ends, by, words, started_s, progress)
 
 
 def _read_part(folder: int, attempt: str, number: int) -> Part:

@@ -10,10 +10,10 @@ from ....cluster.files.errors import BackendError, InputError
 from ...files.durable import is_there
 from ...model.gpu_index import Layout
 from ...model.placement import Placement
-from ...model.run import Run, Status
+from ...model.run import EndedBy, Run, Status
 from ..local.folders import delete_but, told_as_backend_error
 from ..local.markers import read_marker
-from ..protocol import Attempt, Capabilities, GpuSeen, Held, NodeSeen
+from ..protocol import Attempt, Capabilities, GpuView, Held, NodeView
 from ..refusals import refuse_placement
 from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.claiming import CANCELLED, revoke
@@ -21,7 +21,7 @@ from ..shared_folder.records import Records, status_of_running
 from .commands import Commands
 from .ending import Endings, is_late
 from .held.held_attempts import HeldAttempts
-from .held.held_ends import TIME_LIMIT, Ended, Taken
+from .held.held_ends import Ended, Taken
 from .held.submit_socket import Door
 from .settings import SlurmSettings
 from .snapshot import TIMED_OUT, Node, Snapshot
@@ -99,7 +99,7 @@ class SlurmBackend(SharedFolderBackend):
         """
         self._held.discard(job)
 
-    def observe(self) -> tuple[NodeSeen, ...]:
+    def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes; one that Slurm has out of service takes no jobs, and a GPU that Slurm lacks is faulty.
 
         Raises:
@@ -108,13 +108,13 @@ class SlurmBackend(SharedFolderBackend):
         snapshot = self._view.look_complete()
         return tuple(self._seen(name, gpus, snapshot.nodes.get(name)) for name, gpus in self._nodes.items())
 
-    def _seen(self, name: str, gpus: int, node: Node | None) -> NodeSeen:
+    def _seen(self, name: str, gpus: int, node: Node | None) -> NodeView:
         if node is not None and node.answers:
             self._answered_s[name] = time.time()
         types = {} if node is None else node.types
-        found = tuple(GpuSeen(gpu, healthy=gpu in types) for gpu in range(gpus))
+        found = tuple(GpuView(gpu, healthy=gpu in types) for gpu in range(gpus))
         takes_jobs = node is not None and node.in_service
-        return NodeSeen(name, found, self._answered_s.get(name, 0.0), takes_jobs=takes_jobs)
+        return NodeView(name, found, self._answered_s.get(name, 0.0), takes_jobs=takes_jobs)
 
     def launch(self, attempt: Attempt, placement: Placement) -> None:
         """Submit an attempt with exactly these GPUs; again, or after its end, it does nothing.
@@ -159,7 +159,7 @@ class SlurmBackend(SharedFolderBackend):
             try:
                 status = self._status_of_held(name)
             except (OSError, ValueError, BackendError) as error:  # of one attempt: all others can be told
-                status = Status(Run.UNREACHABLE, reason=str(error))
+                status = Status(Run.UNREACHABLE, words=str(error))
             if status is None:
                 own.append(name)
             else:
@@ -245,7 +245,7 @@ class SlurmBackend(SharedFolderBackend):
             return status
         with suppress(BackendError):  # Then it is lost, which is right too.
             if any(job.state in TIMED_OUT for job in self._view.look().jobs.get(comment_of(name), ())):
-                return replace(status, run=Run.EXITED, reason=TIME_LIMIT)
+                return replace(status, run=Run.EXITED, by=EndedBy.TIME_LIMIT, words="")
         return status
 
     def _by_slurm(self, name: str, records: Records, snapshot: Snapshot) -> Status:
@@ -262,7 +262,7 @@ class SlurmBackend(SharedFolderBackend):
         try:
             return self._end(name, records, snapshot, said)
         except OSError as error:
-            return Status(Run.UNREACHABLE, reason=str(error))
+            return Status(Run.UNREACHABLE, words=str(error))
 
     def _end(self, name: str, records: Records, snapshot: Snapshot, said: str) -> Status:
         """See to the end of an attempt whose Slurm job is over though its supervisors have not told of it."""
@@ -272,7 +272,7 @@ class SlurmBackend(SharedFolderBackend):
             if records.claim is None:
                 reason = f"not started: {said}"
                 if revoke(folder, name, reason):
-                    return Status(Run.LOST, reason=reason)
+                    return Status(Run.LOST, words=reason)
             else:
                 self._endings.sweep(folder, name, str(self._folders.path(name)), records, snapshot)
         return _without_slurm(records, f"{said}, and it is not proven yet that all its processes are gone")
@@ -294,4 +294,4 @@ def _without_slurm(records: Records, reason: str) -> Status:
     parts = records.parts
     if parts and all(part.is_over or part.is_alive for part in parts):
         return status_of_running(parts)
-    return Status(Run.UNREACHABLE, reason=reason)
+    return Status(Run.UNREACHABLE, words=reason)

@@ -42,12 +42,12 @@ def extender(
     from ...extender.inventory import Inventory
     from ...extender.ranking import Ranker
     from ...extender.watching import Watch
-    from ...placement.placer import Deciding
+    from ...placement.placer import Placer
 
     reached = None if api is None else _api(api)
     inventory = Inventory(None if cluster is None else read_cluster(cluster))
     deadline_s = deadline
-    ranker = Ranker(inventory, Deciding(find_policy(fallback), policy, deadline_s / 2.0), deadline_s)
+    ranker = Ranker(inventory, Placer(find_policy(fallback), policy, deadline_s / 2.0), deadline_s)
     typer.echo(f"loading {policy or fallback} ...", err=True)
     ranker.warm_up(LOADED_S)
     # What is loaded by now stays: looking through it for garbage takes 100 ms, in the midst of an answer.

@@ -3,7 +3,8 @@
 from sqlalchemy import Connection, bindparam, update
 
 from ...model.event import NewEvent
-from ...model.states import FINAL, Desired, JobState
+from ...model.states import Desired, JobState
+from ...rules.job_step import Retry, retry_step
 from ..database.schema import job
 from .events import append
 from .jobs import CHANGE, WISH, locked_job
@@ -46,14 +47,12 @@ def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
         ValueError: If there is no such job.
     """
     row = locked_job(tx, job_id)
-    if row.desired is Desired.CANCEL or row.state in FINAL - {JobState.FAILED}:
-        return False
-    version = row.version + 1
-    if row.state is JobState.FAILED:
+    step, version = retry_step(row), row.version + 1
+    if step is Retry.REQUEUE:
         tx.execute(_AGAIN, {"at_id": job_id, "at_s": at_s})
         change = (version, row.state.value, JobState.QUEUED.value)
         append(tx, NewEvent(CHANGE, writer, at_s, job_id, None, *change, cause=CAUSE))
-    elif row.desired is Desired.HOLD:
+    elif step is Retry.RELEASE:
         tx.execute(_RELEASE, {"at_id": job_id})
         change = (version, row.desired.value, Desired.RUN.value)
         append(tx, NewEvent(WISH, writer, at_s, job_id, None, *change, cause=CAUSE))

@@ -86,7 +86,7 @@ RivalsOption = Annotated[
     list[str] | None,
     typer.Option(
         help="A checkpoint (NAME.zip), a name from `longshore policies`, or rollout:NAME; may be given several times. "
-        "All heuristics play too."
+        "All heuristics run too."
     ),
 ]
 WorkloadsOption = Annotated[

@@ -12,7 +12,7 @@ from .progress import INTERRUPTED, progress, training_progress
 
 def train(
     preset: Annotated[
-        str, typer.Option(help="hetero64, source4, source64; or philly, itp (with --trace).")
+        str, typer.Option(help="hetero64, patent4, patent64; or philly, itp (with --trace).")
     ] = "hetero64",
     algo: Annotated[
         str,
@@ -26,7 +26,9 @@ def train(
     logdir: Annotated[Path, typer.Option(help="Where the run's folder goes; TensorBoard reads it.")] = Path("runs"),
     network: Annotated[
         str | None,
-        typer.Option(help="set (any cluster size), mlp (the source's five layers), or moves, for candidates."),
+        typer.Option(
+            help="set (any cluster size), mlp (the patent's five layers), or candidates, for actions of that name."
+        ),
     ] = None,
     action: Annotated[
         str | None,
@@ -34,21 +36,21 @@ def train(
     ] = None,
     observation: Annotated[
         str | None,
-        typer.Option(help="full, or source (n, t and s only) with gpu actions; the preset's own if left out."),
+        typer.Option(help="full, or patent (n, t and s only) with gpu actions; the preset's own if left out."),
     ] = None,
     reward: Annotated[
         str | None, typer.Option(help="potential, dt, jct or best_of_random; the preset's own if left out.")
     ] = None,
     replay: Annotated[
         str | None,
-        typer.Option(help="off; dynamic (the source's, unsound); geppo (ppo only); vtrace (a2c only); the preset's."),
+        typer.Option(help="off; dynamic (the patent's, unsound); geppo (ppo only); vtrace (a2c only); the preset's."),
     ] = None,
     order: OrderOption = Order.fifo,
     ageing: AgeingOption = None,
     waiting: WaitingOption = False,
     trace: TraceOption = None,
     init: Annotated[
-        Path | None, typer.Option(help="Checkpoint of the network moves to begin with; group and distil.")
+        Path | None, typer.Option(help="Checkpoint of the network candidates to begin with; group and distil.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Cores that learning takes; results are the same.")] = 2,
 ) -> None:

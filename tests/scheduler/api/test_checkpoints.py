@@ -26,7 +26,7 @@ def job(api: httpx.Client, service: Service) -> str:
 
 def tick_until(service: Service, job: str, state: JobState, attempt: int) -> None:
     def is_there() -> bool:
-        service.scheduler.tick()
+        service.reconciler.tick()
         with service.store.read() as tx:
             row = get_job(tx, job)
         return row is not None and (row.state, row.attempt) == (state, attempt)

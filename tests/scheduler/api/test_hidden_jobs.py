@@ -43,10 +43,10 @@ def olga(service: Service) -> Headers:
 @pytest.fixture
 def mine(api: httpx.Client, service: Service, ada: Headers, tmp_path: Path) -> Iterator[str]:
     """A job of ada's that waits behind bob's, which was written down wherever one can be."""
-    service.scheduler.tick()
+    service.reconciler.tick()
     bob = known(service, "bob", Role.USER)
     his = submit(api, bob, 16)
-    service.scheduler.tick()
+    service.reconciler.tick()
     job = submit(api, ada, 1)
     told: list[dict[str, object]] = [
         {"kind": kind, "missed": f"/srv/bob/{his}: job {his} may not start before job {job}"} for kind in (*Miss, "new")

@@ -7,7 +7,7 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.service.service import Service
 
 HELD = {"If-Match": "*"}
@@ -31,7 +31,7 @@ def test_a_list_is_of_the_states_that_are_asked_for(api: httpx.Client, service: 
     queued, held = submit(api), submit(api)
     api.patch(f"/v1/jobs/{held}", json={"desired": "hold"}, headers=HELD)
     api.patch(f"/v1/jobs/{queued}", json={"desired": "hold"}, headers=HELD)
-    service.scheduler.tick()
+    service.reconciler.tick()
     api.patch(f"/v1/jobs/{queued}", json={"desired": "run"}, headers=HELD)
 
     assert [job["id"] for job in api.get("/v1/jobs", params={"state": ["held"]}).json()["jobs"]] == [held, queued]
@@ -68,15 +68,15 @@ def test_a_waiting_job_knows_its_place_behind_those_of_a_higher_priority(api: ht
 
 
 def test_a_job_that_asks_for_more_gpus_than_are_free_says_so(api: httpx.Client, service: Service) -> None:
-    service.scheduler.tick()
+    service.reconciler.tick()
     fills = submit(api, gpus=16, command=["/bin/sleep", "1000"], grace_s=0)
-    service.scheduler.tick()
+    service.reconciler.tick()
     waits = submit(api, gpus=2)
 
     reason = api.get(f"/v1/jobs/{waits}").json()["waiting"]["reason"]
     api.delete(f"/v1/jobs/{fills}")
     while api.get(f"/v1/jobs/{fills}").json()["ended_s"] is None:
-        service.scheduler.tick()
+        service.reconciler.tick()
 
     assert reason == "it asks for 2 GPUs, and 0 are free"
 
@@ -85,7 +85,7 @@ def test_a_held_job_waits_for_its_release(api: httpx.Client, service: Service) -
     path = f"/v1/jobs/{submit(api)}"
 
     api.patch(path, json={"desired": "hold"}, headers=HELD)
-    service.scheduler.tick()
+    service.reconciler.tick()
 
     held = api.get(path).json()
     assert (held["state"], held["waiting"]["reason"]) == ("held", "it is held until its owner releases it")
@@ -119,7 +119,7 @@ def test_a_job_is_cancelled_once_however_often_that_is_asked(api: httpx.Client, 
     path = f"/v1/jobs/{submit(api)}"
 
     first, second = api.delete(path), api.delete(path)
-    service.scheduler.tick()
+    service.reconciler.tick()
     third = api.delete(path)
 
     assert [answer.status_code for answer in (first, second, third)] == [202, 202, 202]
@@ -167,14 +167,14 @@ def test_a_change_of_both_needs_the_version_once(api: httpx.Client) -> None:
 
 
 def test_ranks_tell_where_they_run_and_how_they_ended(api: httpx.Client, service: Service) -> None:
-    service.scheduler.tick()
+    service.reconciler.tick()
     script = "[ $RANK = 0 ] || exit 3; exec sleep 1000"
     spec = {"command": ["sh", "-c", script], "gpus": 2, "grace_s": 0}
     job = api.post("/v1/jobs", json=spec).json()["id"]
-    service.scheduler.tick()
+    service.reconciler.tick()
     begun = api.get(f"/v1/jobs/{job}/tasks").json()
     while api.get(f"/v1/jobs/{job}").json()["ended_s"] is None:
-        service.scheduler.tick()
+        service.reconciler.tick()
     ended = api.get(f"/v1/jobs/{job}/tasks").json()
 
     assert [(it["rank"], it["gpu"], it["code"], it["signal"]) for it in begun] == [
@@ -191,10 +191,10 @@ def test_a_job_that_waits_as_the_disk_is_nearly_full_says_so(
     job = submit(api)
     with monkeypatch.context() as full:
         full.setattr(service.room, "least_free_bytes", 1 << 62)
-        service.scheduler.tick()
+        service.reconciler.tick()
         waiting = api.get(f"/v1/jobs/{job}").json()["waiting"]
         assert waiting["reason"] == "nothing starts, as the disk that the scheduler writes to is nearly full"
-    service.scheduler.tick()
+    service.reconciler.tick()
     assert api.get(f"/v1/jobs/{job}").json()["state"] != "queued"
 
 
@@ -206,7 +206,7 @@ def test_a_job_that_waits_as_nobody_knows_what_runs_says_so_and_the_log_says_why
 
     monkeypatch.setattr(LocalBackend, "remembered", fail)
     job = submit(api)
-    service.scheduler.tick()
+    service.reconciler.tick()
 
     waiting = api.get(f"/v1/jobs/{job}").json()["waiting"]
     assert waiting["reason"] == ("nothing starts, as it is not known which attempts run; the scheduler's log says why")
@@ -217,9 +217,9 @@ def test_a_job_that_waits_as_nobody_knows_what_runs_says_so_and_the_log_says_why
 def test_a_job_that_cannot_be_handled_says_why_while_it_is_tried_again(
     api: httpx.Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Scheduler, "_carry_on", lambda *_: 1 / 0)
+    monkeypatch.setattr(Reconciler, "_carry_on", lambda *_: 1 / 0)
     job = submit(api)
-    service.scheduler.tick()
+    service.reconciler.tick()
 
     reason = api.get(f"/v1/jobs/{job}").json()["waiting"]["reason"]
     assert reason.startswith("it could not be handled, and is tried again: ZeroDivisionError")

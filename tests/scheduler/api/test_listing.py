@@ -34,14 +34,14 @@ def reason(api: httpx.Client, job: str) -> str:
 
 @pytest.mark.parametrize(("out", "left"), [("drained", 12), ("down", 12), ("suspect", 12), ("faulty", 15)])
 def test_a_gpu_that_is_out_of_service_is_not_free(api: httpx.Client, service: Service, out: str, left: int) -> None:
-    service.scheduler.tick()
+    service.reconciler.tick()
     assert free(api) == 16
     if out == "drained":
         api.post("/v1/nodes/rack0-node1/drain")
     elif out == "faulty":
         for _ in range(3):
             api.post("/v1/nodes/rack0-node1/report", json={"gpus": [GPU]})
-            service.scheduler.tick()
+            service.reconciler.tick()
     else:
         down = node.update().where(node.c.name == "rack0-node1").values(liveness=Liveness(out))
         service.store.write(lambda tx: tx.execute(down))
@@ -52,9 +52,9 @@ def test_a_gpu_that_is_out_of_service_is_not_free(api: httpx.Client, service: Se
 
 
 def test_the_queue_has_its_own_order_and_says_where_each_job_is(api: httpx.Client, service: Service) -> None:
-    service.scheduler.tick()
+    service.reconciler.tick()
     runs = submit(api, gpus=16, command=["/bin/sleep", "1000"], grace_s=0, name="long")
-    service.scheduler.tick()
+    service.reconciler.tick()
     held, waits, urgent = submit(api), submit(api, name="train-1"), submit(api, priority=5, name="train-2")
     api.patch(f"/v1/jobs/{held}", json={"desired": "hold"}, headers=HELD)
 
@@ -64,7 +64,7 @@ def test_the_queue_has_its_own_order_and_says_where_each_job_is(api: httpx.Clien
     listed = api.get("/v1/jobs", params={"name": "long"}).json()["jobs"]
     api.delete(f"/v1/jobs/{runs}")
     while api.get(f"/v1/jobs/{runs}").json()["ended_s"] is None:
-        service.scheduler.tick()
+        service.reconciler.tick()
 
     assert [job["id"] for job in found["jobs"]] == [runs, urgent, waits, held]
     assert [job["waiting"] and job["waiting"]["position"] for job in found["jobs"]][1:] == [1, 2, None]
@@ -136,13 +136,13 @@ def bounded(tmp_path: Path) -> Iterator[httpx.Client]:
     """An API of a scheduler where one user may have four GPUs."""
     service = Service(Chosen(Settings(folder=tmp_path / "served", open=True, limits=Limits(gpus=4))))
     with client_of(create_app(service)) as client:
-        service.scheduler.tick()
+        service.reconciler.tick()
         client.post("/v1/jobs", json={"command": ["/bin/sleep", "1000"], "gpus": 3, "grace_s": 0})
-        service.scheduler.tick()
+        service.reconciler.tick()
         yield client
         client.delete(f"/v1/jobs/{client.get('/v1/jobs').json()['jobs'][-1]['id']}")
         while client.get("/v1/queue", params={"state": ["running", "starting", "stopping"]}).json()["total"]:
-            service.scheduler.tick()
+            service.reconciler.tick()
         service.ends.set()
     service.close()
 

@@ -21,7 +21,7 @@ def run(api: httpx.Client, service: Service) -> Callable[..., str]:
         job = str(api.post("/v1/jobs", json={"command": ["sh", "-c", script], "gpus": gpus, **spec}).json()["id"])
 
         def is_over() -> bool:
-            service.scheduler.tick()
+            service.reconciler.tick()
             return api.get(f"/v1/jobs/{job}").json()["ended_s"] is not None
 
         until(is_over)

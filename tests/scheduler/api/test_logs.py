@@ -16,7 +16,7 @@ def ended(api: httpx.Client, service: Service) -> str:
     job = str(api.post("/v1/jobs", json={"command": ["echo", "hello"]}).json()["id"])
 
     def is_over() -> bool:
-        service.scheduler.tick()
+        service.reconciler.tick()
         return bool(api.get(f"/v1/jobs/{job}").json()["attempts"][-1:] and is_closed(api, job))
 
     until(is_over)

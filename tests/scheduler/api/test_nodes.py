@@ -18,15 +18,15 @@ def node(api: httpx.Client) -> dict[str, object]:
 
 
 def closed(service: Service) -> list[int]:
-    return list(service.scheduler.parts.monitor.health.closed)
+    return list(service.reconciler.parts.monitor.health.closed)
 
 
 def test_a_node_is_out_of_service_from_its_drain_to_its_resume(api: httpx.Client, service: Service) -> None:
-    service.scheduler.tick()
+    service.reconciler.tick()
     assert node(api)["out_of_service"] == ""
     for _ in range(2):
         assert api.post(f"/v1/nodes/{NODE}/drain", json={"reason": "a fan"}).status_code == 204
-    service.scheduler.tick()
+    service.reconciler.tick()
     assert (node(api)["out_of_service"], node(api)["liveness"]) == ("a fan", "up")
     assert closed(service) == [4, 5, 6, 7]
     assert 'longshore_gpus{state="out_of_service",type="slots"} 4.0' in api.get("/metrics").text
@@ -34,7 +34,7 @@ def test_a_node_is_out_of_service_from_its_drain_to_its_resume(api: httpx.Client
 
     for _ in range(2):
         assert api.post(f"/v1/nodes/{NODE}/resume").status_code == 204
-    service.scheduler.tick()
+    service.reconciler.tick()
     assert node(api)["out_of_service"] == ""
     assert closed(service) == []
 
@@ -43,16 +43,16 @@ def test_a_drain_is_kept_that_no_scheduler_has_seen_yet(api: httpx.Client, servi
     assert api.post(f"/v1/nodes/{NODE}/drain").status_code == 204
     with service.store.read() as tx:
         assert [row.out_of_service for row in list_nodes(tx)] == ["drained"]
-    service.scheduler.tick()
+    service.reconciler.tick()
     assert closed(service) == [4, 5, 6, 7]
 
 
 def test_a_node_shows_what_its_agent_told_last_and_has_its_faulty_gpus(api: httpx.Client, service: Service) -> None:
-    service.scheduler.tick()
+    service.reconciler.tick()
     for healthy in (True, False, False):
         told = {"gpus": [{**GPU, "healthy": healthy}]}
         assert api.post(f"/v1/nodes/{NODE}/report", json=told).status_code == 204
-    service.scheduler.tick()
+    service.reconciler.tick()
     assert node(api)["reported"] == {"gpus": [{**GPU, "healthy": False, "link_errors": None}]}
     assert node(api)["faulty"] == [0]
 

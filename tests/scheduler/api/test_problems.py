@@ -50,7 +50,7 @@ def test_a_fault_of_ours_tells_nothing_of_the_inside(api: httpx.Client, app: Fas
 
 
 def test_a_scheduler_that_leads_is_ready(api: httpx.Client, service: Service) -> None:
-    service.scheduler.tick()
+    service.reconciler.tick()
 
     assert api.get("/readyz").json()["policy"] == "patient"
 

@@ -16,7 +16,7 @@ def ended(api: httpx.Client, service: Service, command: list[str]) -> str:
     """Return a job that has ended."""
     job = str(api.post("/v1/jobs", json={"command": command, "gpus": 1}).json()["id"])
     while api.get(f"/v1/jobs/{job}").json()["ended_s"] is None:
-        service.scheduler.tick()
+        service.reconciler.tick()
     return job
 
 
@@ -35,12 +35,12 @@ def test_what_succeeded_or_was_cancelled_is_not_tried_again(
     api: httpx.Client, service: Service, command: list[str]
 ) -> None:
     job = str(api.post("/v1/jobs", json={"command": command, "gpus": 1, "grace_s": 0}).json()["id"])
-    service.scheduler.tick()
+    service.reconciler.tick()
     if command[0] == "sleep":
         api.delete(f"/v1/jobs/{job}")
     being_cancelled = api.post(f"/v1/jobs/{job}/retry")
     while api.get(f"/v1/jobs/{job}").json()["ended_s"] is None:
-        service.scheduler.tick()
+        service.reconciler.tick()
 
     answer = api.post(f"/v1/jobs/{job}/retry")
 
@@ -51,7 +51,7 @@ def test_what_succeeded_or_was_cancelled_is_not_tried_again(
 def test_a_held_job_is_let_go(api: httpx.Client, service: Service) -> None:
     path = f"/v1/jobs/{api.post('/v1/jobs', json={'command': ['true'], 'gpus': 1}).json()['id']}"
     api.patch(path, json={"desired": "hold"}, headers=HELD)
-    service.scheduler.tick()
+    service.reconciler.tick()
 
     assert api.post(f"{path}/retry").json()["desired"] == "run"
 
@@ -81,7 +81,7 @@ def test_a_job_that_came_by_sbatch_is_not_tried_again(api: httpx.Client, service
     service.store.write(
         lambda tx: insert_job(tx, NewJob(job, "train", "local", spec, 0, 99, 60.0, service.now_s()), writer="backend")
     )
-    service.scheduler.tick()
+    service.reconciler.tick()
 
     answer = api.post(f"/v1/jobs/{job}/retry")
 

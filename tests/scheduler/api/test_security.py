@@ -21,10 +21,10 @@ HOSTILE = [
 
 
 def run(api: httpx.Client, service: Service, **spec: object) -> str:
-    service.scheduler.tick()
+    service.reconciler.tick()
     job = str(api.post("/v1/jobs", json={"environment": {"PATH": os.defpath}, **spec}).json()["id"])
     while api.get(f"/v1/jobs/{job}").json()["ended_s"] is None:
-        service.scheduler.tick()
+        service.reconciler.tick()
     return job
 
 

@@ -15,13 +15,13 @@ from benchmarks.slurm_cluster import SlurmCluster, why_no_plugin, why_not
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.control.reconciler import Scheduler
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.placement import ReservationRow
 from longshore.scheduler.model.states import Desired, JobState
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import layout_of, node_types_of, site_of
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.opening import Store, open_store
@@ -106,9 +106,9 @@ class Site:
         door = self.socket if self._takes_sbatch else None
         self.backend = backend or SlurmBackend(self.folder, layout.nodes, conf=self.cluster.conf, door=door)
         monitor = Monitor(self.backend, "slurm", layout, node_types_of(setup))
-        site, deciding = site_of(setup, Settings(folder=self.folder)), Deciding(find_policy("spread"))
-        self.scheduler = Scheduler(
-            Parts(self.store, self.backend, "slurm", site, layout, deciding, self.now_s, "test", monitor)
+        site, placer = site_of(setup, Settings(folder=self.folder)), Placer(find_policy("spread"))
+        self.scheduler = Reconciler(
+            Parts(self.store, self.backend, "slurm", site, layout, placer, self.now_s, "test", monitor)
         )
 
     def now_s(self) -> float:

@@ -88,14 +88,14 @@ def kubernetes_api(encryption: ssl.SSLContext | None = None) -> Iterator[tuple[K
         def do_GET(self) -> None:
             url = urlparse(self.path)
             api.authorization = self.headers.get("Authorization")
-            said = {key: values[0] for key, values in parse_qs(url.query).items()}
+            proposal = {key: values[0] for key, values in parse_qs(url.query).items()}
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
-            if "watch" not in said:
-                self.wfile.write(json.dumps(api.page(url.path, said.get("continue", ""))).encode())
+            if "watch" not in proposal:
+                self.wfile.write(json.dumps(api.page(url.path, proposal.get("continue", ""))).encode())
                 return
-            told = api.watch(url.path, int(said["resourceVersion"]))
+            told = api.watch(url.path, int(proposal["resourceVersion"]))
             while (line := told.get()) is not None:
                 self.wfile.write(line)
                 self.wfile.flush()

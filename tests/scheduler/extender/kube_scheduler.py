@@ -116,14 +116,14 @@ def victims(request: bytes, reply: httpx.Response) -> dict[str, set[str]]:
     known: dict[str, set[str]] = {}
     for name, found in _fields_as_they_are(meta or given.get("nodenametovictims")).items():
         known[name] = {pod["UID"] if meta else pod["metadata"]["uid"] for pod in found["Pods"]}
-    said = _fields_as_they_are(_fields(_decoded(reply)).get("nodenametometavictims"))
-    chosen = {name: {pod["UID"] for pod in found["Pods"]} for name, found in said.items()}
+    proposal = _fields_as_they_are(_fields(_decoded(reply)).get("nodenametometavictims"))
+    chosen = {name: {pod["UID"] for pod in found["Pods"]} for name, found in proposal.items()}
     if known and not chosen:
         raise RefusalError("no candidate node for preemption")
     for name, uids in chosen.items():
         if name not in known or not uids <= known[name]:
             raise RefusalError("a node or a pod that is not found")
-        if type(said[name]["NumPDBViolations"]) is not int:
+        if type(proposal[name]["NumPDBViolations"]) is not int:
             raise RefusalError("no count of violations")
     return chosen
 

@@ -16,7 +16,7 @@ from longshore.scheduler.extender.app import create_app
 from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Ranker
 from longshore.scheduler.extender.watching import Watch
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINT = ROOT / "checkpoints" / "hetero64.zip"
@@ -42,7 +42,7 @@ def ranker_of(
     deadline_s: float = DEADLINE_S,
 ) -> Ranker:  # fmt: skip
     inventory = Inventory(None if cluster is None else read_cluster(cluster))
-    return Ranker(inventory, Deciding(find_policy(fallback), policy, deadline_s / 2.0), deadline_s)
+    return Ranker(inventory, Placer(find_policy(fallback), policy, deadline_s / 2.0), deadline_s)
 
 
 def by_hand(folder: Path) -> Path:

@@ -15,7 +15,8 @@ from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Outcome, Ranker, Ranking
 from longshore.scheduler.extender.wire import RANKS, read_offer
 from longshore.scheduler.files.processes import children
-from longshore.scheduler.mirror.cluster_mirror import ROW, Asked, Known, LiveCluster
+from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror
+from longshore.scheduler.mirror.standing import Asked, Known
 from longshore.scheduler.placement.placer import Advice
 from tests.scheduler.extender.serving import (
     CHECKPOINT,
@@ -34,8 +35,8 @@ HETERO64 = ROOT / "examples" / "hetero64.yaml"
 GANG = {"scheduling.x-k8s.io/pod-group": "gang"}
 
 
-def rank(ranker: Ranker, gpus: int, uid: str, hosts: list[str] = HOSTS, /, **said: dict[str, str]) -> Ranking:
-    return ranker.rank(read_offer(names_request(pod(gpus, uid=uid, **said), hosts)))
+def rank(ranker: Ranker, gpus: int, uid: str, hosts: list[str] = HOSTS, /, **proposal: dict[str, str]) -> Ranking:
+    return ranker.rank(read_offer(names_request(pod(gpus, uid=uid, **proposal), hosts)))
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_only_as_much_is_taken_back_as_cannot_be(ranker: Ranker) -> None:
 
     rank(ranker, 4, "3", ["fast-0"])
 
-    assert set(ranker.book.assumed) == {"new", "3"}
+    assert set(ranker.ledger.assumed) == {"new", "3"}
 
 
 def test_a_pod_with_one_node_left_is_assumed_there(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_pods_on_their_only_node_are_assumed_as_long_as_they_fit_there(ranker: R
         ranker.only(read_offer(names_request(pod(2, uid=str(i)), ["fast-0"])), "fast-0")
         ranker.only(read_offer(names_request(pod(2, uid=f"lost {i}"), ["nobody"])), "nobody")
 
-    assert set(ranker.book.assumed) == {"16", "17", "18", "19"}
+    assert set(ranker.ledger.assumed) == {"16", "17", "18", "19"}
 
 
 def test_gpus_that_a_node_has_lost_are_nobodys(ranker: Ranker) -> None:
@@ -97,8 +98,8 @@ def test_gpus_that_a_node_has_lost_are_nobodys(ranker: Ranker) -> None:
 
 
 def test_a_gang_of_known_size_is_planned_as_a_whole(ranker: Ranker) -> None:
-    said = {"labels": GANG, "annotations": {"longshore.io/pods": "4"}}
-    hosts = [rank(ranker, 4, f"member {i}", **said).order[0] for i in range(4)]
+    proposal = {"labels": GANG, "annotations": {"longshore.io/pods": "4"}}
+    hosts = [rank(ranker, 4, f"member {i}", **proposal).order[0] for i in range(4)]
 
     # Two fast nodes at twice the speed of slow ones: four pods of half a node each.
     assert sorted(hosts) == ["fast-0", "fast-0", "fast-1", "fast-1"]
@@ -108,8 +109,8 @@ def test_what_is_planned_for_a_gang_is_kept_from_others_for_a_while(tmp_path: Pa
     now_s = [1000.0]
     ranker = ranker_of(by_hand(tmp_path))
     ranker.now_s = lambda: now_s[0]
-    said = {"labels": GANG, "annotations": {"longshore.io/pods": "2"}}
-    first = rank(ranker, 8, "member 0", **said).order[0]
+    proposal = {"labels": GANG, "annotations": {"longshore.io/pods": "2"}}
+    first = rank(ranker, 8, "member 0", **proposal).order[0]
     left = [host for host in HOSTS if host != first]
 
     other = rank(ranker, 8, "other", left).order[0]
@@ -148,7 +149,7 @@ def test_after_many_questions_the_view_is_still_right(ranker: Ranker) -> None:
     for i in range(600):
         assert rank(ranker, 8, str(i % 7)).order
     sizes = np.diff(ranker.inventory.place.site.cluster.first_gpu).tolist() if ranker.inventory.place else []
-    held = ranker.book.held()
+    held = ranker.ledger.held()
 
     assert all(held.get(host, 0) <= size for host, size in zip(HOSTS, sizes, strict=True))
 
@@ -164,11 +165,11 @@ def test_a_checkpoint_ranks_first_what_it_would_choose_itself() -> None:
 
     place = Inventory(read_cluster(HETERO64)).place
     assert place is not None
-    live = LiveCluster(place.site, Known(0.0))
-    live.submit(Asked("job", 4, 3600.0, 0.0))
-    live.due()
-    find_policy(str(CHECKPOINT)).place(live.sim, ROW)
-    chosen = {place.names[place.site.cluster.gpu_node[gpu]] for gpu in live.picks("job")}
+    mirror = ClusterMirror(place.site, Known(0.0))
+    mirror.submit(Asked("job", 4, 3600.0, 0.0))
+    mirror.due()
+    find_policy(str(CHECKPOINT)).place(mirror.sim, ROW)
+    chosen = {place.names[place.site.cluster.gpu_node[gpu]] for gpu in mirror.picks("job")}
     assert found.outcome is Outcome.POLICY
     assert {found.order[0]} == chosen
     assert len(found.order) == RANKS
@@ -205,7 +206,7 @@ def test_labels_tell_racks_and_gangs_stay_in_theirs() -> None:
     nodes = [node(f"n{i}", 8, labels={"topology.kubernetes.io/rack": f"r{i % 2}"}) for i in range(4)]
     request = json.loads(objects_request(pod(8, uid="0", labels=GANG), [nodes[3]]))
     ranker.rank(read_offer(objects_request(pod(8, uid="x"), nodes)))
-    ranker.book.forget("x")
+    ranker.ledger.forget("x")
 
     ranker.rank(read_offer(json.dumps(request).encode()))
 
@@ -216,16 +217,16 @@ def test_the_policy_is_asked_once_for_a_pod_and_the_heuristic_ranks_what_comes_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranker = ranker_of(by_hand(tmp_path), "pack", fallback="eft-hazard")
-    asked, consult = [], ranker.deciding.consult
+    asked, consult = [], ranker.placer.consult
 
-    def counted(live: LiveCluster) -> Advice:
-        asked.append(live.current)
-        return consult(live)
+    def counted(mirror: ClusterMirror) -> Advice:
+        asked.append(mirror.current)
+        return consult(mirror)
 
     try:
         ranker.warm_up(PATIENCE_S)
         rank(ranker, 6, "1", ["slow-1"])
-        monkeypatch.setattr(ranker.deciding, "consult", counted)
+        monkeypatch.setattr(ranker.placer, "consult", counted)
         found = rank(ranker, 2, "2")
     finally:
         ranker.close()

@@ -50,7 +50,7 @@ def running(host: str, gpus: int, phase: str = "Running") -> dict[str, Any]:
 
 def held(watched: Watched) -> dict[str, int]:
     with watched.ranker.changing():
-        return {uid: it.gpus for uid, it in watched.ranker.book.known.items()}
+        return {uid: it.gpus for uid, it in watched.ranker.ledger.known.items()}
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_pod_that_was_seen_counts_once_where_it_was_seen(watched: Watched) -> 
     watched.api.put(PODS, "asking", running("b", 4))
     until(lambda: "asking" in held(watched))
 
-    assert not watched.ranker.book.assumed
+    assert not watched.ranker.ledger.assumed
 
 
 def test_changes_that_were_missed_are_listed_again(watched: Watched) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from longshore.scheduler.backends.protocol import GpuSeen, NodeSeen
+from longshore.scheduler.backends.protocol import GpuView, NodeView
 from longshore.scheduler.health.accusing import EASE_S
 from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.health.reports import GpuReport, NodeReport
@@ -35,9 +35,9 @@ class Nodes:
     def __init__(self) -> None:
         self.now_s = 1000.0
 
-    def observe(self) -> tuple[NodeSeen, ...]:
-        gpus = tuple(GpuSeen(index, healthy=True) for index in range(GPUS))
-        return tuple(NodeSeen(name, gpus, self.now_s, slots=False) for name in NAMES)
+    def observe(self) -> tuple[NodeView, ...]:
+        gpus = tuple(GpuView(index, healthy=True) for index in range(GPUS))
+        return tuple(NodeView(name, gpus, self.now_s, slots=False) for name in NAMES)
 
 
 class Told:

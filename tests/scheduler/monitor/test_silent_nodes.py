@@ -13,15 +13,15 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.model.scenarios import stack
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import workload_of
-from longshore.scheduler.backends.protocol import NodeSeen
+from longshore.scheduler.backends.protocol import NodeView
 from longshore.scheduler.backends.simulated import SimulatedBackend
-from longshore.scheduler.control.reconciler import Scheduler
-from longshore.scheduler.control.twin import Twin, id_of
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.files.owner import this_process
 from longshore.scheduler.health.reports import GpuReport, NodeReport
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.states import AttemptState, Contact, JobState
-from longshore.scheduler.placement.placer import Deciding
+from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.service.twin import Twin, id_of
 from longshore.scheduler.store.database.schema import Liveness
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
@@ -47,7 +47,7 @@ class Silenced(SimulatedBackend):
     def now_s(self) -> float:
         return super().now_s + self.later_s
 
-    def observe(self) -> tuple[NodeSeen, ...]:
+    def observe(self) -> tuple[NodeView, ...]:
         return tuple(
             replace(node, seen_s=self.silent_s.get(node.name, node.seen_s)) for node in super().observe()
         )  # fmt: skip
@@ -74,7 +74,7 @@ class Watched:
         self.backend = Silenced(compiled(case), layout_of(case))
         self.backend.silent_s = {}
         gone = re.sub(r"(?<= start )[0-9]+", "0", this_process())  # each scheduler is one that is proven dead
-        self.twin = Twin(self.backend, site_of(case), self.store, Deciding(HEURISTICS["pack"]), gone)
+        self.twin = Twin(self.backend, site_of(case), self.store, Placer(HEURISTICS["pack"]), gone)
         self.twin.tick()
         self.live_on()
         self.wait(1)
@@ -91,7 +91,7 @@ class Watched:
 
     def crash(self) -> None:
         """Go on as another process would that finds the store of one that was killed."""
-        self.twin.scheduler = Scheduler(self.twin.parts)
+        self.twin.scheduler = Reconciler(self.twin.parts)
         self.twin.tick()
 
     def silence(self, *nodes: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.reporting import Steps
-from longshore.scheduler.backends.local.told import MOST_BYTES, read_news
+from longshore.scheduler.backends.local.step_lines import MOST_BYTES, read_news
 from longshore.scheduler.health.step_lines import Begun, StepKind, saved_in, steps_in
 from longshore.scheduler.health.step_watch import StepWatch
 

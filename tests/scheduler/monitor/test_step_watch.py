@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Told
+from longshore.scheduler.backends.protocol import StepLines
 from longshore.scheduler.health.detectors.cusum import Cusum
 from longshore.scheduler.health.step_lines import Begun, StepKind
 from longshore.scheduler.health.step_monitor import Running, Slow, StepMonitor, nodes_of, together
@@ -225,9 +225,9 @@ class Noting(LocalBackend):
         super().__init__(folder, {"a": 1})
         self.asked: list[str] = []
 
-    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         self.asked.append(name)
-        return [Told(b"train 5 100.0\n", b"", 14, 0)]
+        return [StepLines(b"train 5 100.0\n", b"", 14, 0)]
 
 
 def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Path) -> None:
@@ -278,10 +278,10 @@ def test_slow_steps_are_looked_at_behind_a_clock_that_was_set_back() -> None:
 class Broken(LocalBackend):
     """A backend with a mistake in it."""
 
-    def told(self, name: str, placement: Placement, before: Sequence[Told]) -> list[Told]:
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
         if name == "ls-a-1":
             raise RuntimeError("a mistake")
-        return [Told()] * (len(before) + 1)
+        return [StepLines()] * (len(before) + 1)
 
 
 def test_a_mistake_of_a_backend_holds_nobody_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

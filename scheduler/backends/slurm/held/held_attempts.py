@@ -16,11 +16,10 @@ from functools import partial
 from .....cluster.files.errors import BackendError
 from ....files.durable import is_there, write_first
 from ....model.placement import Placement
-from ....model.run import NODE_FAULT, Run, Status
+from ....model.run import EndedBy, Run, Status
 from ...local.folders import Folders, told_as_backend_error
 from ...local.markers import read_marker
 from ...protocol import Attempt, Held, RefusedError
-from ...shared_folder.claiming import CANCELLED
 from ...shared_folder.node import MISPLACED
 from ..commands import Commands
 from ..snapshot import Node
@@ -206,8 +205,10 @@ class HeldAttempts:
         if job is None:
             return self._by_absence("Slurm does not know its job any more, nor how it ended")
         if job.restarts > taken.restarts:
-            reason = CANCELLED if is_cancelled else f"{NODE_FAULT}Slurm has put job {job.number} back into its queue"
-            return Status(Run.EXITED if is_cancelled else Run.LOST, reason=reason)
+            if is_cancelled:
+                return Status(Run.EXITED, by=EndedBy.CANCEL)
+            words = f"Slurm has put job {job.number} back into its queue"
+            return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words)
         if job.is_over:
             return end_of(job, is_cancelled=is_cancelled)
         if job.is_held:
@@ -216,18 +217,19 @@ class HeldAttempts:
             return Status(Run.PENDING)
         return self._running(name, taken, job)
 
-    def _by_absence(self, reason: str) -> Status:
+    def _by_absence(self, words: str) -> Status:
         snapshot = self._view.look()
         if snapshot.read_s < self._read_s or not self._view.is_complete(snapshot):
-            return Status(Run.UNREACHABLE, reason="Slurm does not know all its nodes yet")
-        return Status(Run.LOST, reason=reason)
+            return Status(Run.UNREACHABLE, words="Slurm does not know all its nodes yet")
+        return Status(Run.LOST, words=words)
 
     def _running(self, name: str, taken: Taken, job: HeldJob) -> Status:
         wanted = {node: list(gpus) for node, gpus in taken.placement}
         if name not in self._checked and job.state == "RUNNING":
             got = granted(self._commands, job.number)
             if got not in (wanted, None):
-                return Status(Run.LOST, reason=f"{NODE_FAULT}{MISPLACED}Slurm gives {got}, not {wanted}")
+                words = f"{MISPLACED}Slurm gives {got}, not {wanted}"
+                return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words)
             self._checked.add(name)
         return Status(Run.RUNNING if name in self._checked else Run.PENDING)
 

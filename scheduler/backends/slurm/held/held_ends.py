@@ -5,13 +5,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ....model.run import NODE_FAULT, RankEnd, Run, Status
+from ....model.run import EndedBy, RankEnd, Run, Status, read_reason
 from ...local.markers import Marker
-from ...shared_folder.claiming import CANCELLED
 from ..snapshot import TIMED_OUT
 from .held import HeldJob
-
-TIME_LIMIT = "time limit"
 
 _LOST = frozenset(("BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "REVOKED"))  # no doing of the job
 _KILLED = 9
@@ -44,16 +41,16 @@ class Ended(Marker):
 def end_of(job: HeldJob, *, is_cancelled: bool) -> Status:
     """Return how a job that is over ended, by what Slurm says."""
     if job.state == "CANCELLED":  # by its owner, whose wish is known by now, or by us
-        return Status(Run.EXITED, reason=CANCELLED) if is_cancelled else Status(Run.ABSENT)
+        return Status(Run.EXITED, by=EndedBy.CANCEL) if is_cancelled else Status(Run.ABSENT)
     if job.state in TIMED_OUT:
-        return Status(Run.EXITED, reason=TIME_LIMIT)
+        return Status(Run.EXITED, by=EndedBy.TIME_LIMIT)
     if job.state in _LOST:
-        return Status(Run.LOST, reason=f"{NODE_FAULT}Slurm says {job.state}")
+        return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=f"Slurm says {job.state}")
     code, signal = job.exit_status >> 8 & 255, job.exit_status & 127
     if job.state == "OUT_OF_MEMORY":
         code, signal = 0, _KILLED
     elif (job.state == "COMPLETED") != (job.exit_status == 0):
-        return Status(Run.LOST, reason=f"Slurm says {job.state} with exit status {job.exit_status}")
+        return Status(Run.LOST, words=f"Slurm says {job.state} with exit status {job.exit_status}")
     return Status(Run.EXITED, (RankEnd(0, code, signal, time.time()),))
 
 
@@ -69,4 +66,4 @@ def ended_of(name: str, status: Status) -> Ended:
 def status_of(ended: Ended) -> Status:
     """Return the status that was kept."""
     ends = (RankEnd(0, ended.code, ended.signal, ended.ended_s),) if ended.has_code else ()
-    return Status(Run(ended.run), ends, ended.reason)
+    return Status(Run(ended.run), ends, *read_reason(ended.reason))

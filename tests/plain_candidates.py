@@ -1,4 +1,4 @@
-"""The moves of a decision and what they lead to once more: slow and plain, from docs/policies.md."""
+"""The candidates of a decision and what they lead to once more: slow and plain, from docs/policies.md."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,18 +13,18 @@ from longshore.cluster.model.scenarios import Rules
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
 from tests.envs.plain_features import Decision
-from tests.envs.random_play import steps_of_episode
+from tests.envs.random_run import steps_of_episode
 from tests.reference_policies import TIE, earlier, greedy_set
 from tests.strategies import Case
 
-AHEAD = 33  # jobs that are imagined, the move's own among them
+AHEAD = 33  # jobs that are imagined, the candidate's own among them
 SHOWN = 7  # of which so many are seen one by one
 LOOKS = 4  # ends that a job looks at, to wait for better GPUs
 DECISIONS = 40  # of one random episode
 
 
-class Move(NamedTuple):
-    """A move of the list."""
+class Candidate(NamedTuple):
+    """A candidate of the list."""
 
     job: int
     delay_s: float
@@ -42,7 +42,7 @@ class Ahead(NamedTuple):
 
 
 def decisions(problem: Problem, scenario: int, seed: int) -> Iterator[Batch]:
-    """Play random moves; yields a batch of one row at each of the first decisions, its moves listed."""
+    """Run random candidates; yields a batch of one row at each of the first decisions, its candidates listed."""
     batch = Batch(problem, View(action="candidate"), 1)
     steps = steps_of_episode(batch, scenario, np.random.default_rng(seed))
     for _ in zip(range(DECISIONS), steps, strict=False):
@@ -50,18 +50,18 @@ def decisions(problem: Problem, scenario: int, seed: int) -> Iterator[Batch]:
             yield batch
 
 
-def listed(sim: Simulation, row: int) -> list[Move]:
+def listed(sim: Simulation, row: int) -> list[Candidate]:
     state = sim.state
-    nodes = state.move_node[row].reshape(state.move_size.shape[1], -1)
+    nodes = state.candidate_node[row].reshape(state.candidate_size.shape[1], -1)
     return [
-        Move(
-            job=int(state.move_job[row, move]),
-            delay_s=float(state.move_delay_s[row, move]),
-            run_s=float(state.move_s[row, move]),
-            hole=int(state.move_hole[row, move]),
-            nodes=nodes[move, : state.move_size[row, move]].tolist(),
+        Candidate(
+            job=int(state.candidate_job[row, candidate]),
+            delay_s=float(state.candidate_delay_s[row, candidate]),
+            run_s=float(state.candidate_s[row, candidate]),
+            hole=int(state.candidate_hole[row, candidate]),
+            nodes=nodes[candidate, : state.candidate_size[row, candidate]].tolist(),
         )
-        for move in range(int(state.moves[row]))
+        for candidate in range(int(state.candidates[row]))
     ]
 
 
@@ -188,23 +188,23 @@ def best_moment(seen: Decision, job: int, first: Moment) -> Moment:
     return afterwards[max(gains_s, key=gains_s.__getitem__)]
 
 
-def look_ahead(seen: Decision, move: Move) -> tuple[dict[int, int], list[Ahead]]:
-    """Imagine a move and the next jobs of the queue in order, each on its quick set.
+def look_ahead(seen: Decision, candidate: Candidate) -> tuple[dict[int, int], list[Ahead]]:
+    """Imagine a candidate and the next jobs of the queue in order, each on its quick set.
 
     Returns:
-        The GPUs of each node that are usable when the move has started, and the jobs, the move's own first; a job that
-        never starts is the last.
+        The GPUs of each node that are usable when the candidate has started, and the jobs, the candidate's own first; a
+        job that never starts is the last.
     """
-    left = usable_after(seen, move.delay_s)
-    now_s = seen.now_s + move.delay_s
-    given = given_by(left, move.nodes, seen.gpus[move.job])
+    left = usable_after(seen, candidate.delay_s)
+    now_s = seen.now_s + candidate.delay_s
+    given = given_by(left, candidate.nodes, seen.gpus[candidate.job])
     add(left, given, -1)
     leaving = [
-        (end_s(seen, job), held(seen, job)) for job in seen.started if end_s(seen, job) - seen.now_s > move.delay_s
+        (end_s(seen, job), held(seen, job)) for job in seen.started if end_s(seen, job) - seen.now_s > candidate.delay_s
     ]
-    ahead = [Ahead(move.job, now_s, now_s + move.run_s)]
-    moment = Moment(now_s, dict(left), [*leaving, (now_s + move.run_s, given)])
-    for job in [job for job in seen.queue if job != move.job][: AHEAD - 1]:
+    ahead = [Ahead(candidate.job, now_s, now_s + candidate.run_s)]
+    moment = Moment(now_s, dict(left), [*leaving, (now_s + candidate.run_s, given)])
+    for job in [job for job in seen.queue if job != candidate.job][: AHEAD - 1]:
         enough = (it for it in chain([moment], moments(moment)) if sum(it.free.values()) >= seen.gpus[job])
         first = next(enough, None)
         if first is None:

@@ -1,6 +1,4 @@
-"""Observations of whole moves against their plain definitions."""
-
-from dataclasses import replace
+"""Observations of whole candidates against their plain definitions."""
 
 import numpy as np
 import pytest
@@ -8,34 +6,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.state.state import MOVES
+from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.batch import Batch, View
-from longshore.envs.candidate_layout import MOVE_FEATURES, MOVE_GLOBALS
+from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from longshore.envs.layout import CLIP
-from tests.envs.plain_move_features import plain_move_features
-from tests.envs.random_play import open_actions, problem_of, small_problem
-from tests.plain_moves import decisions
+from tests.envs.plain_candidate_features import plain_candidate_features
+from tests.envs.random_run import open_actions, problem_of, small_problem
+from tests.plain_candidates import decisions
 from tests.strategies import Case, cases
 
-NAMES = [*MOVE_GLOBALS, *(f"{name} of move {move}" for move in range(MOVES) for name in MOVE_FEATURES)]
+NAMES = [
+    *CANDIDATE_GLOBALS,
+    *(f"{name} of candidate {candidate}" for candidate in range(CANDIDATES) for name in CANDIDATE_FEATURES),
+]
 
 
 def agree(batch: Batch, row: int) -> None:
     """Compare a row's observation with its plain version, and name what differs."""
-    seen, plain = batch.observations[row], plain_move_features(batch, row)
+    seen, plain = batch.observations[row], plain_candidate_features(batch, row)
     odd = np.flatnonzero(~np.isclose(seen, plain, rtol=2e-5, atol=4e-6))
     assert [(NAMES[column], seen[column], plain[column]) for column in odd] == []
 
 
 @settings(max_examples=60)
 @given(cases() | cases(nodes=(9, 12)), st.integers(0, 2**32 - 1))
-def test_an_observation_of_moves_is_what_its_description_says(case: Case, seed: int) -> None:
+def test_an_observation_of_candidates_is_what_its_description_says(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         agree(batch, 0)
 
 
 @pytest.mark.parametrize("order", ["fifo", "easy", "shortest"])
-def test_an_observation_of_moves_is_what_its_description_says_on_a_busy_cluster(order: str) -> None:
+def test_an_observation_of_candidates_is_what_its_description_says_on_a_busy_cluster(order: str) -> None:
     problem = small_problem(nodes=5, jobs=24, faults=2, order=order, waiting=True)
     batch = Batch(problem, View(action="candidate"), 8)
     rng = np.random.default_rng(2)
@@ -49,28 +50,27 @@ def test_an_observation_of_moves_is_what_its_description_says_on_a_busy_cluster(
 
 @settings(max_examples=40)
 @given(cases(), st.integers(0, 2**32 - 1))
-def test_observations_of_moves_are_finite_and_within_their_bounds_and_all_and_only_moves_are_open(
+def test_observations_of_candidates_are_finite_and_within_their_bounds_and_all_and_only_candidates_are_open(
     case: Case, seed: int
 ) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         assert np.isfinite(batch.observations).all()
         assert (np.abs(batch.observations) <= CLIP).all()
-        table = batch.observations[0, len(MOVE_GLOBALS) :].reshape(MOVES, len(MOVE_FEATURES))
-        assert (batch.masks[0] == (table[:, MOVE_FEATURES.index("exists")] == 1.0)).all()
+        table = batch.observations[0, len(CANDIDATE_GLOBALS) :].reshape(CANDIDATES, len(CANDIDATE_FEATURES))
+        assert (batch.masks[0] == (table[:, CANDIDATE_FEATURES.index("exists")] == 1.0)).all()
         assert (table[~batch.masks[0]] == 0.0).all()
-        assert batch.masks[0].sum() == batch.sim.state.moves[0]
+        assert batch.masks[0].sum() == batch.sim.state.candidates[0]
 
 
-def test_the_sources_observation_of_candidates_is_refused() -> None:
-    with pytest.raises(ValueError, match="'source' describes no candidates"):
-        View(action="candidate", observation="source")
+def test_the_patents_observation_of_candidates_is_refused() -> None:
+    with pytest.raises(ValueError, match="'patent' describes no candidates"):
+        View(action="candidate", observation="patent")
 
 
 def test_extreme_numbers_stay_within_the_bounds() -> None:
     problem = small_problem(waiting=True)
     work_s = np.where(np.arange(problem.scenarios.work_s.shape[1]) % 2, 1e-3, 1e12) + 0.0 * problem.scenarios.work_s
-    odd = replace(
-        problem,
+    odd = problem._replace(
         scenarios=problem.scenarios._replace(work_s=work_s, estimate_s=work_s),
         rules=problem.rules._replace(limit_s=1e7),
     )

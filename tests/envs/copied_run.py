@@ -1,4 +1,4 @@
-"""Every class of environments played by random open actions; as a program, those that a file holds, pickled."""
+"""Every class of environments run by random open actions; as a program, those that a file holds, pickled."""
 
 import hashlib
 import json
@@ -27,26 +27,26 @@ def problem(seed: int = 0, *, order: str = "easy", waiting: bool = True) -> Prob
     return Problem(cluster, scenarios, process, rules._replace(order=ORDERS[order], waiting=waiting))
 
 
-def batch(played: Problem, view: View) -> Batch:
-    made = Batch(played, view, ROWS)
+def batch(run: Problem, view: View) -> Batch:
+    made = Batch(run, view, ROWS)
     made.reset()
     return made
 
 
-def placement(played: Problem, view: View) -> PlacementEnv:
-    made = PlacementEnv(played, action=view.action, observation=view.observation, reward=view.reward)
+def placement(run: Problem, view: View) -> PlacementEnv:
+    made = PlacementEnv(run, action=view.action, observation=view.observation, reward=view.reward)
     made.reset(seed=1)
     return made
 
 
-def vector(played: Problem, view: View) -> PlacementVectorEnv:
-    made = PlacementVectorEnv(ROWS, played, action=view.action, observation=view.observation, reward=view.reward)
+def vector(run: Problem, view: View) -> PlacementVectorEnv:
+    made = PlacementVectorEnv(ROWS, run, action=view.action, observation=view.observation, reward=view.reward)
     made.reset(seed=1)
     return made
 
 
-def sb3(played: Problem, view: View) -> PlacementVecEnv:
-    made = PlacementVecEnv(played, view, ROWS)
+def sb3(run: Problem, view: View) -> PlacementVecEnv:
+    made = PlacementVecEnv(run, view, ROWS)
     made.reset()
     return made
 

@@ -38,7 +38,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Book:
+class Ledger:
     """All that is held, and what is planned. Not safe for threads."""
 
     known: dict[str, Holding] = field(default_factory=dict)  # by uid: the Kubernetes API shows them

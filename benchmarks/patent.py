@@ -19,7 +19,7 @@ from longshore.training.actor_critic.ppo import learn_by_ppo
 from longshore.training.actor_critic.rollouts import sample_bytes
 from longshore.training.config import REPLAYS, TrainingConfig
 from longshore.training.presets import Hyperparameters
-from longshore.training.run_folder import Keeper, Progress
+from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
 
@@ -45,7 +45,7 @@ def learn(problem: Problem, algorithm: str, replay: str, folder: Path) -> float:
         algorithm=config.algorithm, network="set", action="node", observation="full", waiting=False, node_gpus=(8,) * 8
     )
     validation = Validation(hetero64_problem(8, SEED, Regime()))
-    learn_by_ppo(problem, Keeper(folder, schema, validation, config, tell))
+    learn_by_ppo(problem, RunFolder(folder, schema, validation, config, tell))
     later = marks[SIZE.kept :]  # when the replay is full
     return statistics.median((b[0] - a[0]) / (b[1] - a[1]) for a, b in itertools.pairwise(later))
 

@@ -1,4 +1,4 @@
-"""Small problems and random masked play for the tests of environments."""
+"""Small problems and random masked run for the tests of environments."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def open_actions(masks: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[
 
 
 def steps_of_episode(batch: Batch, scenario: int, rng: np.random.Generator) -> Iterator[None]:
-    """Play row 0 of a batch of one at random; yields at every decision and after the last step."""
+    """Run row 0 of a batch of one at random; yields at every decision and after the last step."""
     batch.reset(scenario)
     yield
     while batch.masks[0].any():

@@ -6,38 +6,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.state.state import MOVES, State
+from longshore.cluster.state.state import CANDIDATES, State
 from longshore.envs.batch import Batch
-from longshore.envs.candidate_layout import MOVE_FEATURES, MOVE_GLOBALS
+from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from tests.envs.plain_features import Decision, clipped, plain_globals
-from tests.plain_moves import AHEAD, SHOWN, Move, given_by, held, listed, look_ahead, node_hazard_per_s, usable_after
+from tests.plain_candidates import (
+    AHEAD,
+    SHOWN,
+    Candidate,
+    given_by,
+    held,
+    listed,
+    look_ahead,
+    node_hazard_per_s,
+    usable_after,
+)
 
 NO_COMPLETION = (1.0, 1.0)  # of features that only the other observation has
 
 
-def plain_move_features(batch: Batch, row: int) -> NDArray[np.float32]:
-    """Return the observation of the decision that is due in a row, given the list of its moves."""
-    seen, moves = Decision(batch, row), listed(batch.sim, row)
+def plain_candidate_features(batch: Batch, row: int) -> NDArray[np.float32]:
+    """Return the observation of the decision that is due in a row, given the list of its candidates."""
+    seen, candidates = Decision(batch, row), listed(batch.sim, row)
     values = plain_globals(seen, NO_COMPLETION) | _queue(seen) | _drains(seen)
-    values |= {"base_waits": moves[0].delay_s > 0.0, "moves": len(moves) / 16}
-    features = [clipped(values[name]) for name in MOVE_GLOBALS]
-    described = [_move(seen, move) for move in moves]
+    values |= {"base_waits": candidates[0].delay_s > 0.0, "candidates": len(candidates) / 16}
+    features = [clipped(values[name]) for name in CANDIDATE_GLOBALS]
+    described = [_candidate(seen, candidate) for candidate in candidates]
     for number, values in enumerate(described):
         values["base"] = number == 0
         values["rests"] = values["waits"] and number > 0 and seen.rules.order != ORDERS["fifo"]
-        at_once = number == int(moves[0].delay_s > 0.0)
-        values["refused"] = at_once and _is_refused(seen, moves[number], batch.sim.state, row)
+        at_once = number == int(candidates[0].delay_s > 0.0)
+        values["refused"] = at_once and _is_refused(seen, candidates[number], batch.sim.state, row)
         for name in ("finish", "committed", "ahead_sum", "ahead_last"):
             values[f"{name}_over_base"] = clipped(values[name]) - clipped(described[0][name])
-        features += [clipped(values[name]) for name in MOVE_FEATURES]
-    features += [0.0] * (len(MOVE_FEATURES) * (MOVES - len(moves)))
+        features += [clipped(values[name]) for name in CANDIDATE_FEATURES]
+    features += [0.0] * (len(CANDIDATE_FEATURES) * (CANDIDATES - len(candidates)))
     return np.array(features, dtype=np.float32)
 
 
-def _is_refused(seen: Decision, move: Move, state: State, row: int) -> bool:
+def _is_refused(seen: Decision, candidate: Candidate, state: State, row: int) -> bool:
     """Say whether the due job's set at once breaks the reservation."""
     gpus = seen.gpus[seen.job]
-    run_s = seen.run_s(given_by(usable_after(seen, 0.0), move.nodes, gpus))
+    run_s = seen.run_s(given_by(usable_after(seen, 0.0), candidate.nodes, gpus))
     return bool(gpus > state.extra[row] and seen.now_s + run_s > state.shadow_s[row])
 
 
@@ -76,40 +86,40 @@ def _drains(seen: Decision) -> dict[str, float]:
     return values | {"running_gpu_time": sum(left) / seen.unit_s / len(seen.gpu_node)}
 
 
-def _move(seen: Decision, move: Move) -> dict[str, float]:
-    gpus, cluster_gpus, size = seen.gpus[move.job], len(seen.gpu_node), max(seen.size.values())
-    given = given_by(usable_after(seen, move.delay_s), move.nodes, gpus)
-    finish_s, high = move.delay_s + move.run_s, max(seen.speed)
+def _candidate(seen: Decision, candidate: Candidate) -> dict[str, float]:
+    gpus, cluster_gpus, size = seen.gpus[candidate.job], len(seen.gpu_node), max(seen.size.values())
+    given = given_by(usable_after(seen, candidate.delay_s), candidate.nodes, gpus)
+    finish_s, high = candidate.delay_s + candidate.run_s, max(seen.speed)
     last_s = max((seen.time_left_s(job) for job in seen.started), default=0.0)
     slowest = min(seen.speed[node] for node in given)
     hazards = [node_hazard_per_s(seen, node) for node in seen.nodes]
     median = sorted(hazards)[(len(hazards) - 1) // 2]
     values = {
         "exists": 1.0,
-        "waits": move.delay_s > 0.0,
-        "delay": move.delay_s / seen.unit_s,
-        "run": move.run_s / seen.unit_s,
+        "waits": candidate.delay_s > 0.0,
+        "delay": candidate.delay_s / seen.unit_s,
+        "run": candidate.run_s / seen.unit_s,
         "finish": finish_s / seen.unit_s,
         "finish_over_last": (finish_s - last_s) / seen.unit_s,
         "finish_over_drain": (finish_s - max(drain_s(seen, node) for node in given)) / seen.unit_s,
-        "faults": sum(count * hazards[node] for node, count in given.items()) * move.run_s,
+        "faults": sum(count * hazards[node] for node, count in given.items()) * candidate.run_s,
         "nodes": len(given) / 8,
         "excess_nodes": (len(given) - math.ceil(gpus / size)) / 8,
         "speed": slowest / high,
         "wasted_speed": sum(count * (seen.speed[node] - slowest) for node, count in given.items()) / (gpus * high),
-        "hole": move.hole / size,
-        "committed": gpus * move.run_s / seen.unit_s / cluster_gpus,
-        "due": move.job == seen.job,
+        "hole": candidate.hole / size,
+        "committed": gpus * candidate.run_s / seen.unit_s / cluster_gpus,
+        "due": candidate.job == seen.job,
         "job_log2_gpus": math.log2(gpus) / 5,
-        "job_estimate": seen.work_left_s(move.job) / seen.unit_s,
-        "job_waited": math.log(1 + max(seen.now_s - seen.queued_s[move.job], 0.0) / seen.unit_s),
+        "job_estimate": seen.work_left_s(candidate.job) / seen.unit_s,
+        "job_waited": math.log(1 + max(seen.now_s - seen.queued_s[candidate.job], 0.0) / seen.unit_s),
         "takes_lemon": sum(count for node, count in given.items() if hazards[node] > 5 * median) / gpus,
     }
-    return values | _consequences(seen, move, last_s)
+    return values | _consequences(seen, candidate, last_s)
 
 
-def _consequences(seen: Decision, move: Move, last_s: float) -> dict[str, float]:
-    left, ahead = look_ahead(seen, move)
+def _consequences(seen: Decision, candidate: Candidate, last_s: float) -> dict[str, float]:
+    left, ahead = look_ahead(seen, candidate)
     cluster_gpus, size, high = len(seen.gpu_node), max(seen.size.values()), max(seen.speed)
     ends_s = [it.end_s - seen.now_s for it in ahead if it.end_s < math.inf]
     values = {

@@ -12,37 +12,37 @@ from ..cluster.simulator.event_log import events_of
 from ..cluster.simulator.simulation import outcome_of, simulation_of
 from ..cluster.state.state import allocate_log
 
-CHUNK = 4096  # scenarios that are played side by side: more are no faster, but take memory and show no progress
+CHUNK = 4096  # scenarios that are run side by side: more are no faster, but take memory and show no progress
 FIRST, ENOUGH_S = 16, 0.25  # scenarios in the first chunk of a policy; chunks that take this long are large enough
 
 
-def play_all(
+def run_all(
     problem: Problem,
     policies: Sequence[Policy],
-    tell: Callable[[str, int], None] = lambda name, played: None,
+    tell: Callable[[str, int], None] = lambda name, numbers: None,
     *,
     chunk: int = CHUNK,
 ) -> dict[str, Outcome]:
-    """Play every scenario under every policy.
+    """Run every scenario under every policy.
 
     Args:
-        problem: What is played.
-        policies: Who plays, each on the same faults.
-        tell: Called with the name of a policy and how many scenarios it has played, before each chunk of them.
-        chunk: Scenarios that are played at once at most; outcomes do not depend on it.
+        problem: What is numbers.
+        policies: Who runs, each on the same faults.
+        tell: Called with the name of a policy and how many scenarios it has numbers, before each chunk of them.
+        chunk: Scenarios that are run at once at most; outcomes do not depend on it.
     """
     scenarios = problem.scenarios.jobs.size
     rows = min(chunk, scenarios)
-    sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, rows=rows)
+    sim = simulation_of(problem, rows=rows)
     outcomes = {}
     for policy in policies:
         parts, first, size = [], 0, min(FIRST, rows)
         while first < scenarios:
             tell(policy.name, first)
-            played = np.arange(first, min(first + size, scenarios))
+            numbers = np.arange(first, min(first + size, scenarios))
             began = time.monotonic()
-            policy.play(sim, played)
-            parts.append(outcome_of(sim, slice(played.size)))
+            policy.run(sim, numbers)
+            parts.append(outcome_of(sim, slice(numbers.size)))
             first += size
             if time.monotonic() - began < ENOUGH_S:
                 size = min(4 * size, rows)
@@ -50,14 +50,14 @@ def play_all(
     return outcomes
 
 
-def play_recorded(problem: Problem, policy: Policy, scenario: int) -> tuple[Outcome, list[Event]]:
-    """Play one scenario and return also every event of it."""
+def run_recorded(problem: Problem, policy: Policy, scenario: int) -> tuple[Outcome, list[Event]]:
+    """Run one scenario and return also every event of it."""
     jobs = int(problem.scenarios.jobs[scenario])
     room = 8 * jobs + 4 * problem.cluster.gpu_node.size
     while True:
         log = allocate_log(room, 8 * room)
-        sim = simulation_of(problem.cluster, problem.scenarios, problem.process, problem.rules, log=log)
-        policy.play(sim, np.array([scenario]))
+        sim = simulation_of(problem, log=log)
+        policy.run(sim, np.array([scenario]))
         if log.size[1] == 0:
             return outcome_of(sim), events_of(log)
         room *= 4

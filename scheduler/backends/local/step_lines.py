@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from ...files.durable import open_file
-from ..protocol import Told
+from ..protocol import StepLines
 from .supervisor.rank import saved_name, steps_name
 
 MOST_BYTES = 8 << 10  # that are read of a file at once: what is older than that is passed over
@@ -41,7 +41,7 @@ def read_news(folder: int, name: str, offset: int) -> tuple[bytes, int]:
     return content[first:end], begin + end
 
 
-def read_told(folder: int, first: int, before: Sequence[Told]) -> list[Told]:
+def read_told(folder: int, first: int, before: Sequence[StepLines]) -> list[StepLines]:
     """Return what ranks of one folder have told since the last time.
 
     Args:
@@ -57,10 +57,10 @@ def read_told(folder: int, first: int, before: Sequence[Told]) -> list[Told]:
     return [_read_rank(folder, there, rank, last) for rank, last in enumerate(before, first)]
 
 
-def _read_rank(folder: int, there: frozenset[str], rank: int, last: Told) -> Told:
+def _read_rank(folder: int, there: frozenset[str], rank: int, last: StepLines) -> StepLines:
     steps, steps_end, saved, saved_end = b"", last.steps_end, b"", last.saved_end
     if (name := steps_name(rank)) in there:
         steps, steps_end = read_news(folder, name, steps_end)
     if (name := saved_name(rank)) in there:
         saved, saved_end = read_news(folder, name, saved_end)
-    return Told(steps, saved, steps_end, saved_end)
+    return StepLines(steps, saved, steps_end, saved_end)

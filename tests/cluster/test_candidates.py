@@ -1,25 +1,25 @@
-"""The short list of moves: the base heuristic's first, then smallest sets of nodes, each kind once."""
+"""The short list of candidates: the base heuristic's first, then smallest sets of nodes, each kind once."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.cluster.candidates.candidates import is_wait, list_moves, pick_move
+from longshore.cluster.candidates.candidates import is_wait, list_candidates, pick_candidate
 from longshore.cluster.dispatch.order import may_wait, turn_to
 from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.engine import advance, reset, start, wait
-from longshore.cluster.state.state import MOVES
+from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.batch import Batch
-from tests.compiled_runs import compiled, picks, play_heuristic, read_out
+from tests.compiled_runs import compiled, picks, read_out, run_heuristic
 from tests.contracts.test_policies import remember
 from tests.envs.plain_features import Decision
-from tests.envs.random_play import problem_of, small_problem
-from tests.plain_moves import (
-    Move,
+from tests.envs.random_run import problem_of, small_problem
+from tests.plain_candidates import (
+    Candidate,
     decisions,
     end_s,
     finish_s,
@@ -36,12 +36,12 @@ ANY_CASE = cases() | cases(nodes=(9, 12))
 Run = tuple[list[Event], Outcome]
 
 
-def play_first_moves(case: Case) -> Run:
+def run_first_candidates(case: Case) -> Run:
     sim = compiled(case)
     reset(sim, 0, case.row)
     while advance(sim, 0):
-        assert 1 <= list_moves(sim, 0) <= MOVES
-        if pick_move(sim, 0, 0):
+        assert 1 <= list_candidates(sim, 0) <= CANDIDATES
+        if pick_candidate(sim, 0, 0):
             start(sim, 0)
         else:
             wait(sim, 0)
@@ -50,46 +50,48 @@ def play_first_moves(case: Case) -> Run:
 
 @settings(max_examples=60)
 @given(ANY_CASE)
-def test_the_first_move_is_the_base_heuristics(case: Case) -> None:
+def test_the_first_candidate_is_the_base_heuristics(case: Case) -> None:
     base = "patient" if case.rules.waiting else "eft-hazard"
-    assert play_first_moves(case)[0] == play_heuristic(case, base)[0]
+    assert run_first_candidates(case)[0] == run_heuristic(case, base)[0]
 
 
 @pytest.mark.parametrize("waiting", [False, True])
-def test_the_list_of_a_large_cluster_is_short_and_begins_with_the_base_heuristics_move(*, waiting: bool) -> None:
+def test_the_list_of_a_large_cluster_is_short_and_begins_with_the_base_heuristics_candidate(*, waiting: bool) -> None:
     cluster, scenarios, process, rules = hetero64(1, 3, nodes=64, jobs=200)
     case = Case(cluster, scenarios, 0, process, rules._replace(waiting=waiting))
-    assert play_first_moves(case)[0] == play_heuristic(case, "patient")[0]
+    assert run_first_candidates(case)[0] == run_heuristic(case, "patient")[0]
 
 
 def sets_that_are_smallest(batch: Batch) -> int:
-    """Check that each move takes usable GPUs that hold its job, of no node too many; return the number of moves."""
-    seen, moves = Decision(batch, 0), listed(batch.sim, 0)
-    for move in moves:
-        free, need = usable_after(seen, move.delay_s), seen.gpus[move.job]
-        gives = [free[node] for node in move.nodes]
-        assert len(set(move.nodes)) == len(gives)
+    """Check that each candidate takes usable GPUs that hold its job, of no node too many; return their number."""
+    seen, candidates = Decision(batch, 0), listed(batch.sim, 0)
+    for candidate in candidates:
+        free, need = usable_after(seen, candidate.delay_s), seen.gpus[candidate.job]
+        gives = [free[node] for node in candidate.nodes]
+        assert len(set(candidate.nodes)) == len(gives)
         assert gives == sorted(gives, reverse=True)
         assert sum(gives) >= need > sum(gives) - gives[-1]
         assert gives[-1] > 0
-        assert move.hole == sum(gives) - need
-        assert move.run_s == pytest.approx(finish_s(seen, move.job, given_by(free, move.nodes, need)), rel=1e-9)
-    return len(moves)
+        assert candidate.hole == sum(gives) - need
+        assert candidate.run_s == pytest.approx(
+            finish_s(seen, candidate.job, given_by(free, candidate.nodes, need)), rel=1e-9
+        )
+    return len(candidates)
 
 
 @settings(max_examples=40)
 @given(ANY_CASE, SEEDS)
-def test_a_move_is_a_set_of_usable_gpus_that_could_spare_no_node(case: Case, seed: int) -> None:
+def test_a_candidate_is_a_set_of_usable_gpus_that_could_spare_no_node(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         sets_that_are_smallest(batch)
 
 
-def test_moves_on_a_large_cluster_could_spare_no_node() -> None:
+def test_candidates_on_a_large_cluster_could_spare_no_node() -> None:
     problem = small_problem(1, nodes=40, jobs=150, waiting=True)
     assert sum(map(sets_that_are_smallest, decisions(problem, 0, 1))) > 100
 
 
-def kind_of(batch: Batch, move: Move, lemons: set[int]) -> tuple[object, ...]:
+def kind_of(batch: Batch, candidate: Candidate, lemons: set[int]) -> tuple[object, ...]:
     """Return what tells a set from others, the names of its nodes aside."""
     cluster, seen = batch.problem.cluster, Decision(batch, 0)
     nodes = [
@@ -101,25 +103,25 @@ def kind_of(batch: Batch, move: Move, lemons: set[int]) -> tuple[object, ...]:
             float(cluster.nic_bytes_per_s[node]),
             float(cluster.intra_bytes_per_s[node]),
         )
-        for node in move.nodes
+        for node in candidate.nodes
     ]
-    return move.job, *sorted(nodes)
+    return candidate.job, *sorted(nodes)
 
 
 @settings(max_examples=40)
 @given(ANY_CASE, SEEDS)
-def test_no_two_moves_are_of_a_kind_and_two_wait_only_where_the_base_holds_back_its_own_job(
+def test_no_two_candidates_are_of_a_kind_and_two_wait_only_where_the_base_holds_back_its_own_job(
     case: Case, seed: int
 ) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
-        seen, moves = Decision(batch, 0), listed(batch.sim, 0)
+        seen, candidates = Decision(batch, 0), listed(batch.sim, 0)
         hazards = [node_hazard_per_s(seen, node) for node in seen.nodes]
         median = sorted(hazards)[(len(hazards) - 1) // 2]
         lemons = {node for node in seen.nodes if hazards[node] > 5 * median}
-        kinds = [kind_of(batch, move, lemons) for move in moves if not move.delay_s]
+        kinds = [kind_of(batch, candidate, lemons) for candidate in candidates if not candidate.delay_s]
         assert len(kinds) == len(set(kinds))
-        alone = bool(moves[0].delay_s) and case.rules.order != ORDERS["fifo"]
-        assert len(moves) - len(kinds) == may_wait(batch.sim, 0) + alone
+        alone = bool(candidates[0].delay_s) and case.rules.order != ORDERS["fifo"]
+        assert len(candidates) - len(kinds) == may_wait(batch.sim, 0) + alone
 
 
 @settings(max_examples=40)
@@ -127,7 +129,9 @@ def test_no_two_moves_are_of_a_kind_and_two_wait_only_where_the_base_holds_back_
 def test_among_few_nodes_the_set_of_earliest_finish_is_in_the_list(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         seen = Decision(batch, 0)
-        now = [move.run_s for move in listed(batch.sim, 0) if not move.delay_s and move.job == seen.job]
+        now = [
+            candidate.run_s for candidate in listed(batch.sim, 0) if not candidate.delay_s and candidate.job == seen.job
+        ]
         assert min(now) == pytest.approx(least_finish_s(seen, seen.job, usable_after(seen, 0.0)), rel=1e-9)
 
 
@@ -136,35 +140,39 @@ def test_among_few_nodes_the_set_of_earliest_finish_is_in_the_list(case: Case, s
 def test_a_wait_is_the_one_that_gains_most_and_comes_first_if_it_gains_anything(case: Case, seed: int) -> None:
     case = case._replace(rules=case.rules._replace(waiting=True))
     for batch in decisions(problem_of(case), case.row, seed):
-        seen, moves = Decision(batch, 0), listed(batch.sim, 0)
-        waits = [move for move in moves if move.delay_s]
-        assert all(move == waits[0] for move in waits)
-        for move in waits[:1]:
+        seen, candidates = Decision(batch, 0), listed(batch.sim, 0)
+        waits = [candidate for candidate in candidates if candidate.delay_s]
+        assert all(candidate == waits[0] for candidate in waits)
+        for candidate in waits[:1]:
             now_s = least_finish_s(seen, seen.job, usable_after(seen, 0.0))
             delays_s = [end_s(seen, job) - seen.now_s for job in seen.started]
             gains_s = [
                 0.4 * (now_s - least_finish_s(seen, seen.job, usable_after(seen, delay_s))) - delay_s
                 for delay_s in delays_s
             ]
-            gain_s = 0.4 * (now_s - move.run_s) - move.delay_s
+            gain_s = 0.4 * (now_s - candidate.run_s) - candidate.delay_s
             if max(gains_s) > 0.0:  # where no wait gains anything, any will do
                 assert gain_s == pytest.approx(max(gains_s), rel=1e-9, abs=1e-9 * now_s)
             if abs(gain_s / now_s - 1e-9) > 1e-12:
-                assert (moves[0] is move) == (gain_s > 1e-9 * now_s)
+                assert (candidates[0] is candidate) == (gain_s > 1e-9 * now_s)
 
 
 @settings(max_examples=30)
 @given(ANY_CASE, SEEDS)
-def test_listing_changes_nothing_and_picking_a_move_takes_its_set(case: Case, seed: int) -> None:
+def test_listing_changes_nothing_and_picking_a_candidate_takes_its_set(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         sim, seen, before = batch.sim, Decision(batch, 0), remember(batch.sim)
-        count = list_moves(sim, 0)
+        count = list_candidates(sim, 0)
         assert remember(sim) == before
         rested = int(sim.state.rested[0])
-        for number, move in enumerate(listed(sim, 0)):
-            assert is_wait(sim, 0, number) == (move.delay_s > 0.0)
-            taken = {} if move.delay_s else given_by(usable_after(seen, 0.0), move.nodes, seen.gpus[move.job])
-            assert pick_move(sim, 0, number) == bool(taken)
+        for number, candidate in enumerate(listed(sim, 0)):
+            assert is_wait(sim, 0, number) == (candidate.delay_s > 0.0)
+            taken = (
+                {}
+                if candidate.delay_s
+                else given_by(usable_after(seen, 0.0), candidate.nodes, seen.gpus[candidate.job])
+            )
+            assert pick_candidate(sim, 0, number) == bool(taken)
             nodes, counts = np.unique(sim.cluster.gpu_node[picks(sim)], return_counts=True)
             assert dict(zip(nodes.tolist(), counts.tolist(), strict=True)) == taken
             undo_picks(sim, 0)

@@ -6,17 +6,17 @@ Source: DESIGN, twin test.
 from collections.abc import Iterable
 
 from ..backends.simulated import ROW, SimulatedBackend
+from ..control.reconciler import Reconciler
+from ..control.state_cache import Parts
 from ..health.monitor import Monitor
-from ..mirror.cluster_mirror import Site
+from ..mirror.standing import Site
 from ..model.gpu_index import Layout
 from ..model.states import AttemptState
-from ..placement.placer import Deciding
+from ..placement.placer import Placer
 from ..store.opening import Store
 from ..store.rows.attempts import attempts_of
 from ..store.rows.events import events_after
 from ..store.rows.jobs import NewJob, insert_job
-from .reconciler import Scheduler
-from .state_cache import Parts
 
 WRITER = "twin"
 EVERY_EVENT = 1 << 40
@@ -36,14 +36,14 @@ class Twin:
     """
 
     def __init__(
-        self, backend: SimulatedBackend, site: Site, store: Store, deciding: Deciding, owner: str = WRITER
+        self, backend: SimulatedBackend, site: Site, store: Store, placer: Placer, owner: str = WRITER
     ) -> None:
         self.backend = backend
         self.parts = Parts(
-            store, backend, "simulated", site, backend.layout, deciding, lambda: backend.now_s, owner,
+            store, backend, "simulated", site, backend.layout, placer, lambda: backend.now_s, owner,
             Monitor(backend, "simulated", backend.layout, {}),
         )  # fmt: skip
-        self.scheduler = Scheduler(self.parts)
+        self.scheduler = Reconciler(self.parts)
 
     @property
     def is_over(self) -> bool:
@@ -51,7 +51,7 @@ class Twin:
         sim = self.backend.sim
         return bool(sim.state.finished[ROW] == sim.scenarios.jobs[ROW])
 
-    def play(self) -> None:
+    def run(self) -> None:
         """Let the scheduler look at each moment at which something happens, until all jobs have ended."""
         self.tick()
         while not self.is_over:

@@ -1,4 +1,4 @@
-"""Runs of the source's method and of replay from end to end."""
+"""Runs of the patent's method and of replay from end to end."""
 
 import signal
 from pathlib import Path
@@ -29,7 +29,7 @@ METHODS = [
 
 def asked(**changes: object) -> TrainingConfig:
     defaults: dict[str, object] = {
-        "preset": "source4", "algorithm": "ppo", "steps": 1e5, "seed": 0, "network": None, "action": None,
+        "preset": "patent4", "algorithm": "ppo", "steps": 1e5, "seed": 0, "network": None, "action": None,
         "observation": None, "reward": None, "waiting": False, "trace": None, "threads": 1,
     }  # fmt: skip
     return config_of(**(defaults | changes))  # type: ignore[arg-type]
@@ -53,11 +53,11 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return all((a[name] == b[name]).all() for name in a)
 
 
-@pytest.mark.parametrize("preset", ["source4", "source64"])
+@pytest.mark.parametrize("preset", ["patent4", "patent64"])
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
-def test_the_presets_of_the_source_train_its_method_if_nothing_else_is_said(preset: str, algorithm: str) -> None:
+def test_the_presets_of_the_patent_train_its_method_if_nothing_else_is_said(preset: str, algorithm: str) -> None:
     config = asked(preset=preset, algorithm=algorithm)
-    assert (config.action, config.observation, config.network) == ("gpu", "source", "mlp")
+    assert (config.action, config.observation, config.network) == ("gpu", "patent", "mlp")
     assert (config.reward, config.replay, config.name) == ("best_of_random", "dynamic", f"{preset}-{algorithm}-0")
     assert config.hyperparameters == PRESETS[preset].hyperparameters(algorithm)
 
@@ -66,7 +66,7 @@ def test_what_is_said_goes_before_the_preset() -> None:
     config = asked(action="node", network="set", reward="dt", replay="off")
     assert (config.action, config.observation, config.network) == ("node", "full", "set")
     assert (config.reward, config.replay, config.name) == (
-        "dt", "off", "source4-ppo-node-set-dt-replay-off-0",
+        "dt", "off", "patent4-ppo-node-set-dt-replay-off-0",
     )  # fmt: skip
     assert asked(preset="hetero64", replay="geppo").name == "hetero64-ppo-replay-geppo-0"
     assert asked(preset="hetero64").replay == asked(preset="hetero64", algorithm="a2c").replay == "off"
@@ -108,14 +108,14 @@ def test_a_run_with_replay_that_was_interrupted_ends_as_if_it_had_not_been(
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
 def test_without_replay_a_run_is_plain_ppo_or_a2c(algorithm: str, tmp_path: Path) -> None:
     config = small(algorithm=algorithm, replay="off")
-    problem, _ = PRESETS["source4"].build(0, None, config.regime)
+    problem, _ = PRESETS["patent4"].build(0, None, config.regime)
     schema = schema_of(
-        algorithm=algorithm, network="mlp", action="gpu", observation="source", waiting=False, node_gpus=(1,) * 4
+        algorithm=algorithm, network="mlp", action="gpu", observation="patent", waiting=False, node_gpus=(1,) * 4
     )
     policy = {"network": "mlp", "layout": layout_of(schema)} | (RMSPROP if algorithm == "a2c" else {})
     kind = MaskableA2C if algorithm == "a2c" else MaskablePPO
     plain = kind(
-        MaskedPolicy, PlacementVecEnv(problem, View("gpu", "source", "best_of_random"), SMALL.rows),
+        MaskedPolicy, PlacementVecEnv(problem, View("gpu", "patent", "best_of_random"), SMALL.rows),
         learning_rate=lambda left: SMALL.learning_rate * left, n_steps=SMALL.steps, batch_size=SMALL.minibatch,
         n_epochs=SMALL.epochs, gamma=1.0, gae_lambda=SMALL.gae_lambda, clip_range=SMALL.clip, ent_coef=SMALL.entropy,
         vf_coef=SMALL.value, policy_kwargs=policy, seed=0, device="cpu",

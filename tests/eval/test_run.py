@@ -7,17 +7,17 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.cluster.model.outcome import Outcome
-from longshore.eval.play import play_all
-from tests.envs.random_play import small_problem
+from longshore.eval.run import run_all
+from tests.envs.random_run import small_problem
 
 HETERO64 = Path(__file__).parents[2] / "checkpoints" / "hetero64.zip"
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4])
-def test_scenarios_played_in_chunks_end_as_those_played_at_once(chunk: int) -> None:
+def test_scenarios_run_in_chunks_end_as_those_run_at_once(chunk: int) -> None:
     problem = small_problem(8, faults=2, order="easy")
     policies: list[Policy] = [HEURISTICS["random"], load_policy(HETERO64)]
-    whole, parts = (play_all(problem, policies, chunk=size) for size in (100, chunk))
+    whole, parts = (run_all(problem, policies, chunk=size) for size in (100, chunk))
     for policy in policies:
         for name in Outcome._fields:
             one, other = (getattr(outcomes[policy.name], name) for outcomes in (whole, parts))
@@ -25,8 +25,8 @@ def test_scenarios_played_in_chunks_end_as_those_played_at_once(chunk: int) -> N
             assert np.array_equal(one, other), name
 
 
-def test_each_chunk_is_told_before_it_is_played() -> None:
+def test_each_chunk_is_told_before_it_is_run() -> None:
     told: list[tuple[str, int]] = []
     policies = [HEURISTICS["pack"], HEURISTICS["eft"]]
-    play_all(small_problem(7), policies, lambda *stand: told.append(stand), chunk=3)
-    assert told == [(name, played) for name in ("pack", "eft") for played in (0, 3, 6)]
+    run_all(small_problem(7), policies, lambda *stand: told.append(stand), chunk=3)
+    assert told == [(name, run) for name in ("pack", "eft") for run in (0, 3, 6)]

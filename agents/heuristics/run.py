@@ -78,8 +78,8 @@ def decide(sim: Simulation, row: int, rule: int, patience: float) -> bool:
 
 
 @kernel
-def play_on(sim: Simulation, row: int, rule: int, patience: float, decisions: int) -> bool:
-    """Play a row on for so many decisions by a rule; False if it has come to its end before."""
+def run_on(sim: Simulation, row: int, rule: int, patience: float, decisions: int) -> bool:
+    """Run a row on for so many decisions by a rule; False if it has come to its end before."""
     for _ in range(decisions):
         if not advance(sim, row):
             return False
@@ -91,8 +91,8 @@ def play_on(sim: Simulation, row: int, rule: int, patience: float, decisions: in
 
 
 @kernel
-def play(sim: Simulation, scenarios: NDArray[np.int64], rule: int, patience: float) -> None:
-    """Play one scenario in each row, from its beginning to its end."""
+def run(sim: Simulation, scenarios: NDArray[np.int64], rule: int, patience: float) -> None:
+    """Run one scenario in each row, from its beginning to its end."""
     for row in range(scenarios.size):
         reset(sim, row, scenarios[row])
-        play_on(sim, row, rule, patience, ALL)
+        run_on(sim, row, rule, patience, ALL)

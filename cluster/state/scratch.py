@@ -1,0 +1,35 @@
+"""What kernels write down within one call and nobody reads afterwards: no part of what a cluster is like.
+
+Copies, imaginations and kept runs leave it out.
+"""
+
+from typing import Annotated, NamedTuple
+
+from .shapes import Floats, Ints, Longs
+
+
+class Scratch(NamedTuple):
+    """Notes of the kernels on each row; their axes are those of the state (shapes.py)."""
+
+    trial_free: Annotated[Ints, "rows", "nodes"]  # usable GPUs at a moment that is imagined
+    trial_order: Annotated[Ints, "rows", "nodes"]  # nodes by usable GPUs, most first
+    trial_bit: Annotated[Ints, "rows", "nodes"]  # their places among the nodes with usable GPUs
+    trial_run_s: Annotated[Floats, "rows", "nodes"]  # run time of the current job if the node is taken next
+    trial_speed: Annotated[Floats, "rows", "nodes"]  # slowest speed of that run
+    trial_set: Annotated[Ints, "rows", "nodes"]  # nodes of a set, in the order in which they give
+    best_set: Annotated[Ints, "rows", "nodes"]  # the best such set found
+    node_class: Annotated[Ints, "rows", "nodes"]  # class of a node with free GPUs: nodes of a class are alike
+    offer_s: Annotated[Floats, "rows", "offers"]  # run time of a set that may become a candidate
+    offer_hole: Annotated[Ints, "rows", "offers"]
+    offer_size: Annotated[Ints, "rows", "offers"]  # its number of nodes
+    offer_sign: Annotated[Longs, "rows", "offers"]  # the same for sets of the same classes
+    offer_node: Annotated[Ints, "rows", "offers x nodes"]  # its nodes, in the order in which they give
+    other_job: Annotated[Ints, "rows", "others"]  # jobs that the policy may turn to
+    ahead_start_s: Annotated[Floats, "rows", "ahead"]  # start, inf if never
+    ahead_end_s: Annotated[Floats, "rows", "ahead"]  # end
+    ahead_job: Annotated[Ints, "rows", "ahead"]
+    ahead_size: Annotated[Ints, "rows", "ahead"]  # its number of nodes
+    ahead_node: Annotated[Ints, "rows", "ahead x nodes"]
+    ahead_gives: Annotated[Ints, "rows", "ahead x nodes"]  # GPUs that each of them gives
+    ahead_order: Annotated[Ints, "rows", "ahead"]  # their places by end, the earliest first
+    ahead_free: Annotated[Ints, "rows", "nodes"]  # `trial_free` of the moment to which a look at later ends comes back

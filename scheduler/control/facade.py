@@ -1,0 +1,93 @@
+"""What the API and the dashboard may ask of a running scheduler. They know neither its loop nor its parts."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..health.reports import NodeReport, Report
+from ..health.step_monitor import Figures
+from ..placement.placer import Mode
+from .job_errors import JobErrors
+from .reconciler import Reconciler
+from .unknown_attempts import UnknownAttempt
+
+
+class PolicyStatus(NamedTuple):
+    """Who decides at the moment."""
+
+    name: str | None  # of the policy, None for the heuristic alone
+    fallback: str  # name of the heuristic
+    mode: Mode
+    version: str
+    deadline_s: float  # for one decision
+
+    @property
+    def decides(self) -> str:
+        """Name of the policy, or of the heuristic where there is none."""
+        return self.name or self.fallback
+
+
+class Control:
+    """A running scheduler as pages and routes see it. Any thread may use it.
+
+    Args:
+        reconciler: The scheduler's loop.
+    """
+
+    def __init__(self, reconciler: Reconciler) -> None:
+        self._reconciler = reconciler
+
+    def now_s(self) -> float:
+        """Return the present as Unix time."""
+        return self._reconciler.parts.now_s()
+
+    def leads(self) -> bool:
+        """Say whether this scheduler leads."""
+        return self._reconciler.cache is not None
+
+    @property
+    def policy(self) -> PolicyStatus:
+        """Who decides at the moment."""
+        placer = self._reconciler.parts.placer
+        return PolicyStatus(placer.policy, placer.fallback.name, placer.mode, placer.version, placer.deadline_s)
+
+    @property
+    def held_back(self) -> str:
+        """Why no job may start at the moment, "" if jobs may."""
+        return self._reconciler.held_back
+
+    @property
+    def errors(self) -> JobErrors:
+        """Errors that the scheduler met while it handled single jobs."""
+        return self._reconciler.errors
+
+    def unknown_attempts(self) -> Sequence[UnknownAttempt]:
+        """Return the attempts that the backend has and the store does not."""
+        return self._reconciler.unknown_attempts.known
+
+    def end_unknown(self, attempt: str) -> bool:
+        """Let an unknown attempt be stopped; False if there is none of that name."""
+        return self._reconciler.unknown_attempts.end(attempt)
+
+    def disregard_unknown(self, attempt: str) -> bool:
+        """Let jobs start on the GPUs of an unknown attempt; False if there is none of that name."""
+        return self._reconciler.unknown_attempts.disregard(attempt)
+
+    def last_reports(self) -> Mapping[str, Report]:
+        """Return the last report of each node's agent."""
+        return self._reconciler.parts.monitor.reports.last()
+
+    def take_report(self, node: str, report: NodeReport) -> None:
+        """Take the report of a node's agent."""
+        self._reconciler.parts.monitor.reports.take(node, report, self.now_s())
+
+    def dismiss_reports(self, node: str) -> None:
+        """Wait no more for the agent of a node, until it reports again."""
+        self._reconciler.parts.monitor.reports.dismiss(node)
+
+    def step_figures(self) -> Mapping[str, Figures]:
+        """Return what is known of the steps of each job that runs."""
+        return self._reconciler.parts.monitor.steps.figures
+
+    def step_times_s(self, attempt: str) -> Sequence[float]:
+        """Return the last training step times of an attempt, by its name at the backend."""
+        return self._reconciler.parts.monitor.steps.train_s(attempt)

@@ -1,0 +1,87 @@
+"""What is known of a cluster and its jobs at a moment, and what was done to its arrays: the words of the mirror."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cluster.model.scenarios import FaultProcess, Rules
+from ...cluster.model.topology import Cluster
+
+
+class Site(NamedTuple):
+    """What stays the same of a cluster."""
+
+    cluster: Cluster
+    rules: Rules
+    process: FaultProcess  # of imagined futures
+    hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known of a job when it is submitted."""
+
+    job: str
+    gpus: int
+    estimate_s: float  # run time on the reference placement
+    submitted_s: float
+    rank: int = 0  # jobs of a lower rank stand before those of a higher one in the queue
+    compute_s: float = 1.0  # of an iteration at speed 1
+    parameter_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What has happened to a job, complete enough to go on from."""
+
+    guess_s: float  # the estimate, doubled whenever it was outlived
+    entered_s: float  # when it last came into the queue
+    saved_s: float = 0.0  # work that checkpoints hold
+    wait_s: float = 0.0  # total time of its finished stays in the queue
+    stops: int = 0
+    first_start_s: float = -1.0  # -1 before
+    start_s: float = 0.0  # last start
+    overhead_s: float = 0.0  # restart cost of the run in progress
+    slowdown: float = 1.0  # run time over work on its placement
+    gpus: tuple[int, ...] = ()  # that it runs on, in the order of their picks; none while it waits
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is expected of a start."""
+
+    slowdown: float  # run time over work
+    end_s: float
+
+
+class Known(NamedTuple):
+    """A cluster at one moment, as it can be taken up again."""
+
+    now_s: float
+    jobs: Sequence[tuple[Asked, Standing]] = ()  # in the order of submission
+    queue: Sequence[str] = ()  # those that wait, in the order of the queue
+    down: Sequence[int] = ()  # GPUs out of service, each as often as it was taken out
+    # All jobs so far, and the sum of their estimates: the mean is the measure of time in what policies see. Of these
+    # jobs alone where that is more.
+    estimates: tuple[int, float] = (0, 0.0)
+
+
+class MirrorCall(NamedTuple):
+    """A method of ClusterMirror that was called, and with what."""
+
+    method: str
+    arguments: tuple[object, ...]
+
+
+class Snapshot(NamedTuple):
+    """All that a live cluster holds, to the bit; a copy that nobody else changes."""
+
+    site: Site
+    names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
+    slot: dict[str, int]  # of the jobs in the system
+    rank: NDArray[np.int64]
+    scenarios: dict[str, NDArray[np.generic]]  # of jobs
+    state: dict[str, NDArray[np.generic]]

@@ -1,0 +1,95 @@
+"""What is done next about a job, over all that can be wanted and known of it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.scheduler.model.job import JobRow
+from longshore.scheduler.model.states import FINAL, JOB_CHANGES, AfterStop, AttemptState, Desired, JobState
+from longshore.scheduler.model.tries import Tries
+from longshore.scheduler.rules.job_step import (
+    AFTER,
+    Around,
+    Hold,
+    JobDo,
+    Retry,
+    hold_step,
+    may_enter,
+    next_job_step,
+    release_step,
+    retry_step,
+)
+from longshore.scheduler.rules.retry_policy import ExitClass, Outcome
+
+NOW_S, GPUS = 100.0, 8
+
+
+def row(state: JobState, desired: Desired, gpus: int = 1, not_before_s: float = 0.0) -> JobRow:
+    return JobRow(
+        1, "a", "a", "ann", {}, desired, state, 0, gpus, 60.0, 0.0, not_before_s, 0, 1, 0, 0, 0, 0, 0, 0, 0.0, 60.0,
+        0.0, 0.0, None, "", "", None, None,
+    )  # fmt: skip
+
+
+JOBS = st.builds(
+    row, st.sampled_from((JobState.QUEUED, JobState.HELD)), st.sampled_from(Desired), st.integers(-1, 2 * GPUS),
+    st.sampled_from((0.0, NOW_S, NOW_S + 1.0)),
+)  # fmt: skip
+AROUND = st.builds(Around, st.booleans(), st.just(GPUS), st.booleans())
+
+
+@given(JOBS, AROUND)
+def test_every_change_is_legal_and_brings_a_job_nearer_to_what_is_wanted(job: JobRow, around: Around) -> None:
+    step = next_job_step(job, around, NOW_S)
+    if step.do is JobDo.CHANGE:
+        assert step.now in JOB_CHANGES[job.state]
+        assert step.cause
+        changed = job._replace(state=step.now)
+        if changed.state not in FINAL:  # it has arrived: no other change follows
+            assert next_job_step(changed, around, NOW_S).do is not JobDo.CHANGE or step.is_released
+    if step.do is JobDo.ENTER:
+        assert may_enter(job, NOW_S)
+        assert 1 <= job.gpus <= GPUS
+        assert not around.is_kept_out
+        assert not around.is_in_queue
+    if step.do is JobDo.LEAVE:
+        assert around.is_in_queue
+        assert job.desired is not Desired.RUN
+
+
+@given(JOBS)
+def test_a_job_that_leaves_the_queue_comes_into_the_state_that_is_wanted(job: JobRow) -> None:
+    inside, outside = Around(is_in_queue=True, cluster_gpus=GPUS), Around(is_in_queue=False, cluster_gpus=GPUS)
+    if next_job_step(job, inside, NOW_S).do is JobDo.LEAVE:
+        wanted = {Desired.CANCEL: JobState.CANCELLED, Desired.HOLD: JobState.HELD}[job.desired]
+        assert next_job_step(job, outside, NOW_S).now is wanted
+
+
+@given(
+    st.sampled_from(sorted(AFTER)), st.sampled_from(Desired), st.sampled_from((None, *AfterStop)),
+    st.sampled_from((0.0, 5.0)),
+)  # fmt: skip
+def test_a_hold_that_nobody_asked_for_lasts_until_somebody_wants_the_job_to_run(
+    after: AfterStop, desired: Desired, asked: AfterStop | None, wait_s: float
+) -> None:
+    job = row(JobState.STOPPING, desired)._replace(after_stop=asked)
+    release = release_step(job, Outcome(after, ExitClass.USER, "why", Tries(), 0, wait_s))
+    assert release.now in JOB_CHANGES[JobState.STOPPING]
+    if after is AfterStop.HOLD and asked is not AfterStop.HOLD and desired is Desired.RUN:
+        assert release.desired is Desired.HOLD
+    else:
+        assert release.desired is None
+    assert release.stays == (release.now is JobState.QUEUED and desired is Desired.RUN and not wait_s)
+
+
+@given(st.sampled_from(JobState), st.sampled_from(Desired), st.sampled_from((None, *AttemptState)))
+def test_only_a_job_that_failed_or_is_held_is_tried_again_and_none_that_runs_is_held_for_an_error(
+    state: JobState, desired: Desired, attempt: AttemptState | None
+) -> None:
+    job = row(state, desired)
+    retry = retry_step(job)
+    assert (retry is Retry.REFUSED) == (desired is Desired.CANCEL or state in {JobState.SUCCEEDED, JobState.CANCELLED})
+    assert (retry is Retry.REQUEUE) == (state is JobState.FAILED and desired is not Desired.CANCEL)
+    hold = hold_step(job, attempt)
+    assert hold is not Hold.DRAIN or JobState.STOPPING in JOB_CHANGES[JobState.STARTING]
+    if attempt is AttemptState.RUNNING and state is not JobState.QUEUED:
+        assert hold is Hold.NOTHING
