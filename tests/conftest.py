@@ -1,6 +1,8 @@
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -37,6 +39,16 @@ class ByServer(LoadFileScheduling):  # type: ignore[misc]  # it is not typed
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByServer:
     return ByServer(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Say how a process of tests ended: xdist tells a kill and a crash with the same words."""
+    if error:
+        code = node.gateway._io.popen.wait(10)
+        memory = re.findall("(?:MemTotal|MemAvailable): .*", Path("/proc/meminfo").read_text())
+        reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_line(f"\n{node.gateway.id} ended with {code} (of a signal, below 0); {'; '.join(memory)}")
 
 
 @pytest.hookimpl(trylast=True)
