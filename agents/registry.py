@@ -2,24 +2,19 @@
 
 import difflib
 import re
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from ..cluster.files.errors import PluginError
+from ..cluster.files.plugins import load, registered
 from .protocol import Policy
 
-GROUP = "longshore.policies"
 ROLLOUT = "rollout:"
 LIMITS = re.compile(r"(\d+(?:\.\d+)?)ms(?:,h(\d{1,9}))?|h(\d{1,9})")  # of a rollout's decision, as in 20ms,h16
 
 
-def _registered() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
 def policy_names() -> list[str]:
     """Return the names of all registered policies, in alphabetical order."""
-    return sorted(_registered())
+    return sorted({*registered("policies"), *registered("heuristics")})
 
 
 def _rollout(name: str) -> Policy:
@@ -38,6 +33,14 @@ def _rollout(name: str) -> Policy:
     return rollout_of(find_policy(base), float(ms) if ms else None, int(horizon) if horizon else None)
 
 
+def _heuristic(name: str) -> Policy:
+    from .heuristics.heuristics import HEURISTICS  # kernels, which those who only ask for names need not import
+    from .heuristics.run import rule_of
+
+    rule_of(name)  # tells why, if a stranger's cannot be used
+    return HEURISTICS[name]
+
+
 def find_policy(name: str) -> Policy:
     """Return a policy by its registered name, or from a checkpoint by its path, or rollouts of either.
 
@@ -54,9 +57,11 @@ def find_policy(name: str) -> Policy:
         from .learned.checkpoint import load_policy  # torch is imported only where a network is used
 
         return load_policy(Path(name))
-    registered = _registered()
-    if name not in registered:
-        close = difflib.get_close_matches(name, registered, n=1)
+    if name in registered("heuristics"):
+        return _heuristic(name)
+    known = registered("policies")
+    if name not in known:
+        close = difflib.get_close_matches(name, policy_names(), n=1)
         if Path(name).is_dir():
             raise PluginError(
                 f"{name} is a folder; a learned policy is named by its checkpoint, such as {Path(name) / 'NAME.zip'}"
@@ -65,15 +70,12 @@ def find_policy(name: str) -> Policy:
         raise PluginError(
             f"there is no policy {name!r}; {hint}, and a learned one is named by its checkpoint (NAME.zip)"
         )
-    try:
-        found = registered[name].load()
-    except Exception as error:  # a stranger's module may fail in any way
-        raise PluginError(f"policy {name!r} ({registered[name].value}) cannot be imported: {error}") from error
+    found = load("policies", name)
     policy = found() if isinstance(found, type) else found
     if not isinstance(policy, Policy):
         missing = [part for part in ("name", "about", "waits", "place", "run") if not hasattr(policy, part)]
         was = "; `run` was called `play` before" if "run" in missing and hasattr(policy, "play") else ""
         raise PluginError(
-            f"policy {name!r} ({registered[name].value}) lacks part of the policy protocol: {', '.join(missing)}{was}"
+            f"policy {name!r} ({known[name].value}) lacks part of the policy protocol: {', '.join(missing)}{was}"
         )
     return policy

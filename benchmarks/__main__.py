@@ -1,4 +1,4 @@
-"""Run all benchmarks, each in a process of its own, and write benchmarks/results.json."""
+"""Run the benchmarks of NAMES, each in a process of its own, and write benchmarks/results.json."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .harness import RESULTS, ROOT, progress, stamp_of_run, write_results
 
+# In this order. The others run when they are asked for: they take long, or need what not every machine has.
 NAMES = (
     "simulator", "environment", "training", "reference", "policy", "hetero64", "patent", "store", "history",
     "scheduler", "twin", "policy_host", "steps", "dashboard", "extender", "api", "cli",

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from fastapi.routing import APIRoute
 from sqlalchemy import Connection
 
-from longshore.scheduler.dashboard.router import dashboard_router
+from longshore.scheduler.dashboard.router import page_routers
 from longshore.scheduler.model.job_id import new_job_id
 from longshore.scheduler.model.placement import Share
 from longshore.scheduler.model.states import AttemptState, JobState
@@ -81,7 +82,8 @@ def measure() -> Iterator[Row]:
     """Time pages and metrics."""
     with tempfile.TemporaryDirectory() as name:
         service = full_service(Path(name))
-        pages = {route.path: route.endpoint for route in dashboard_router(service).routes}  # type: ignore[attr-defined]
+        routes = [route for _, router in page_routers(service) for route in router.routes]
+        pages = {route.path: route.endpoint for route in routes if isinstance(route, APIRoute)}
         for path in ("/", "/jobs", "/policy", "/events"):
             yield Row(f"page {path} with 1,024 GPUs", _median_ms(pages[path]), "ms", most=MOST_MS)
         seen = pages["/parts/cluster"]

@@ -34,6 +34,8 @@ from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.traces.statistics import describe
 from longshore.eval.run import run_all
+from longshore.scheduler.mirror.checks import check_decision
+from longshore.scheduler.mirror.checks import expected as expected_of
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Asked, Known
 from longshore.scheduler.model.job_spec import JobFile
@@ -77,7 +79,7 @@ def feed_job(data: bytes, folder: Path) -> bool:
     """Read a job file as the API and the command line do; an accepted one must come back from the store as it was."""
     job = _job_of(data) if data.startswith((b"{", b"[")) else _job_in(data, folder)
     again = stored_job(job.model_dump(mode="json"))
-    if JobFile.model_validate(again.model_dump(exclude={"sbatch"})) != job:
+    if JobFile.model_validate(again.model_dump(exclude={"external"})) != job:
         raise AssertionError("the store gives another job back")
     if job.gpus <= _SITE.cluster.gpu_node.size:
         mirror = ClusterMirror(_SITE, Known(0.0))
@@ -85,7 +87,7 @@ def feed_job(data: bytes, folder: Path) -> bool:
             Asked("job", job.gpus, job.estimate_s, 0.0, compute_s=job.compute_s, parameter_bytes=job.parameter_bytes)
         )  # fmt: skip
         mirror.due()
-        expected = mirror.expected("job", range(job.gpus))
+        expected = expected_of(mirror, "job", range(job.gpus))
         if not (0.0 < expected.slowdown < np.inf and 0.0 < expected.end_s < np.inf):
             raise AssertionError(f"a job is expected to end at {expected}")
     return True
@@ -238,7 +240,7 @@ def feed_answer(data: bytes, _: Path) -> bool:
     mirror = ClusterMirror(_SITE, Known(0.0))
     mirror.submit(Asked("job", 2, 60.0, 0.0))
     mirror.due()
-    mirror.check_move(message.job, message.gpus)
+    check_decision(mirror, message.job, message.gpus)
     if message.gpus:
         mirror.carry_out(message.job, message.gpus)
         if sorted(gpu for gpu in range(_SITE.cluster.gpu_node.size) if mirror.holder(gpu)) != sorted(message.gpus):

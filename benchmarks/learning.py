@@ -28,7 +28,7 @@ from longshore.agents.rollouts.rollout import Rollout, Search, rollout_of
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, hetero64_problem, patent_problem
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.envs.rewards import random_makespan_s
+from longshore.envs.rewards.best_of_random import random_makespan_s
 from longshore.eval.run import run_all
 from longshore.training.presets import PRESETS
 from longshore.training.run_folder import BEST

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,10 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from longshore.cluster.files.plugins import registered
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.local.supervisor.rank import steps_name
-from longshore.scheduler.health.detectors.named import DETECTORS, Detector
-from longshore.scheduler.health.detectors.simple import MadRule, MedianRule
+from longshore.scheduler.health.detectors.mad_rule import MadRule
+from longshore.scheduler.health.detectors.median_rule import MedianRule
+from longshore.scheduler.health.detectors.protocol import Detector
+from longshore.scheduler.health.detectors.registry import new_detector
 from longshore.scheduler.health.step_lines import Begun, StepKind
 from longshore.scheduler.health.step_monitor import LOOK_S, Running, StepMonitor
 from longshore.scheduler.health.step_watch import StepWatch
@@ -28,7 +32,7 @@ from .harness import Row, main, progress
 from .step_times import NOISES, Noise, step_times
 
 RULES: dict[str, Callable[[], Detector]] = {
-    **DETECTORS,
+    **{name: partial(new_detector, name) for name in registered("detectors")},
     "in_a_row, three": lambda: MedianRule(1.2, 3),
     "mad, three": lambda: MadRule(3),
 }

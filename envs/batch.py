@@ -10,7 +10,7 @@ from ..cluster.presets.hetero64 import hetero64
 from ..cluster.simulator.simulation import simulation_of
 from .features import NODE_COUNT
 from .layout import action_count, bounds, observation_size
-from .rewards import REWARDS, random_makespan_s
+from .rewards.table import REWARDS, reward_of
 from .stepping import (
     CANDIDATE_ACTION,
     FULL,
@@ -52,7 +52,7 @@ class View:
             `candidate` (a whole placement or wait out of a short list, cluster/candidates/candidates.py).
         observation: `patent-literal` (SPEC R2 to the letter), `patent` (the same of what is left of the job) or `full`
             (envs/layout.py); `candidate` has its own, envs/candidate_layout.py.
-        reward: `dt`, `potential`, `jct` or `best_of_random` (envs/rewards.py).
+        reward: `dt`, `potential`, `jct`, `best_of_random`, or another that is registered (envs/rewards/).
     """
 
     action: str = "node"
@@ -103,8 +103,8 @@ class Batch:
         self.sim = simulation_of(problem, rows=rows)
         self.unit_s = ideal_time_s(problem)
         self._credit_s = np.zeros_like(self.unit_s)  # what the cost of each scenario is compared with
-        if view.reward == "best_of_random":
-            self.unit_s = self._credit_s = random_makespan_s(self.sim)
+        if (against_s := reward_of(view.reward).against_s) is not None:
+            self.unit_s = self._credit_s = against_s(self.sim)
         nodes, gpus = problem.cluster.speed.size, problem.cluster.gpu_node.size
         size = observation_size(view.observation, view.action, gpus, nodes)
         self.low, self.high = bounds(view.observation, size, gpus)

@@ -12,7 +12,7 @@ from ..cluster.simulator.engine import advance, pass_over, reset, start, wait
 from ..cluster.state.state import CANDIDATES, Simulation
 from .candidate_features import write_candidates
 from .features import GLOBAL_COUNT, write_full, write_gpus, write_literal_patent, write_patent
-from .rewards import BEST_OF_RANDOM, cost_so_far_s
+from .rewards.table import cost_so_far_s, is_at_end
 
 GPU_ACTION, NODE_ACTION, CANDIDATE_ACTION = 0, 1, 2
 PATENT, FULL, PATENT_LITERAL = 0, 1, 2
@@ -143,10 +143,9 @@ def step_rows(
     rewards: NDArray[np.float32],
     ended: NDArray[np.bool_],
 ) -> None:
-    """Carry out one action in every row.
+    """Carry out one action in every row. Rows whose episode ends are marked, and left at their end.
 
-    Rows whose episode ends are marked and left at their end: their mask is empty, and their observation zero or, if
-    they were cut off, that of their last decision.
+    Their mask is empty, and their observation zero or, if they were cut off, that of their last decision.
 
     Args:
         sim: The simulation, of as many rows.
@@ -169,8 +168,8 @@ def step_rows(
         ended[row] = False
         if pick(sim, row, action, chosen[row]):
             ended[row] = not advance_to_choice(sim, row, action)
-            if ended[row] or reward != BEST_OF_RANDOM:
-                cost_s = cost_so_far_s(sim, row, reward)
+            if ended[row] or not is_at_end(reward):
+                cost_s = cost_so_far_s(reward, sim, row)
                 rewards[row] = (paid_s[row] - cost_s) / unit_s[scenario]
                 paid_s[row] = cost_s
         if ended[row]:

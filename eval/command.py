@@ -17,7 +17,8 @@ from ..cluster.model.outcome import Event, Outcome, overloaded
 from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import Scenarios, same_jobs
 from .comparison import Comparison, compare
-from .figures import pictures, write_pictures
+from .figures.pictures import pictures, write_pictures
+from .metrics.registry import registered_metrics
 from .report import write_json, write_report
 from .run import run_all, run_recorded
 from .setting import EvaluationRequest, Setting, setting_of
@@ -37,13 +38,14 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
 
     Raises:
         InputError: If a file, an option or a combination of them cannot be used.
-        PluginError: If a policy is not known.
+        PluginError: If a policy is not known, or a metric of another package cannot be used.
         CheckpointError: If a checkpoint cannot be used.
     """
     _check(request)
     with progress("reading the input"):
         named = [find_policy(name) for name in dict.fromkeys(request.policies)]
         setting = setting_of(request)
+        registered_metrics()  # one that cannot be used is told before anything takes time
     problem, what = setting.problem, setting.what
     policies = _policies(request, named, problem)
     _introduce(console, what, problem, policies)

@@ -1,8 +1,8 @@
 """Policies side by side on the same scenarios: figures, intervals, and each policy against the best heuristic."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,42 +10,12 @@ from numpy.typing import NDArray
 from ..cluster.files.errors import InputError
 from ..cluster.model.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
 from ..cluster.model.objective import objective_of
-from ..cluster.model.outcome import Outcome, metrics
+from ..cluster.model.outcome import Outcome
 from ..cluster.model.scenarios import Scenarios
+from .metrics.metric import Metric, result_of
+from .metrics.registry import registered_metrics, values_of
 
 TIE = 1e-9  # runs whose figures differ by less than this share are equal: rounding, not policy
-
-
-class Metric(NamedTuple):
-    """One figure of a run, a field of `Metrics`."""
-
-    name: str
-    title: str
-    quantity: Literal["time", "GPU-time", "share", "count"]  # the field's unit is s, GPU-s, none, none
-    better: Literal["lower", "higher"]
-    meaning: str
-
-
-METRICS = (
-    Metric("makespan_s", "makespan", "time", "lower", "Completion of the last job of a workload."),
-    Metric("mean_jct_s", "mean JCT", "time", "lower", "Finish minus submission, averaged over a scenario's jobs."),
-    Metric("p99_jct_s", "p99 JCT", "time", "lower", "Job completion time that 99 % of a scenario's jobs stay below."),
-    Metric(
-        "useful_utilisation",
-        "useful util.",
-        "share",
-        "higher",
-        "Share of all GPU-time until the makespan that did work which was kept; the rest was idle, broken or lost.",
-    ),
-    Metric(
-        "lost_gpu_s",
-        "lost to faults",
-        "GPU-time",
-        "lower",
-        "GPU-time of work that faults threw away: since the last checkpoint, restart included.",
-    ),
-    Metric("restarts", "restarts", "count", "lower", "How often a fault stopped a job, which then started again."),
-)
 
 
 class JobSizes(NamedTuple):
@@ -60,11 +30,12 @@ class JobSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Policies, best mean of the objective first, with their figures. Metrics are in the order of `METRICS`."""
+    """Policies, best mean of the objective first, with their figures."""
 
     policies: tuple[str, ...]
     heuristics: frozenset[str]
     best_heuristic: str
+    metrics: tuple[Metric, ...]  # in the order of their columns
     objective: int  # index of the metric that ranks the policies
     confidence: float
     unit: NDArray[np.intp]  # (scenarios,) independent unit: the scenario, or its group
@@ -76,6 +47,11 @@ class Comparison:
     worse_share: NDArray[np.float64]  # (policies,) scenarios with a worse objective than the best heuristic's
     wins: NDArray[np.float64]  # (policies, policies) scenarios in which the row's objective is better than the column's
     job_sizes: JobSizes
+
+    @property
+    def ranked_by(self) -> Metric:
+        """The objective."""
+        return self.metrics[self.objective]
 
     @property
     def scenarios(self) -> int:
@@ -95,15 +71,10 @@ class Comparison:
 
 
 def compare(
-    outcomes: Mapping[str, Outcome],
-    scenarios: Scenarios,
-    cluster_gpus: int,
-    *,
-    heuristics: Collection[str],
-    confidence: float = 0.95,
-    groups: NDArray[np.generic] | None = None,
+    outcomes: Mapping[str, Outcome], scenarios: Scenarios, cluster_gpus: int, *,
+    heuristics: Collection[str], confidence: float = 0.95, groups: NDArray[np.generic] | None = None,
     objective: str | None = None,
-) -> Comparison:
+) -> Comparison:  # fmt: skip
     """Return the policies' figures and how each does against the best heuristic.
 
     Args:
@@ -114,27 +85,29 @@ def compare(
         confidence: Probability that the intervals aim to cover.
         groups: Label of each scenario, shape (scenarios,): scenarios of one label depend on each other (several
             fault seeds of one trace window) and are one unit of the intervals. Every scenario by itself if left out.
-        objective: Metric that ranks the policies; if left out, makespan where all jobs are submitted at 0, else mean
-            JCT.
+        objective: Metric that ranks the policies; makespan if left out and all jobs are submitted at 0, else mean JCT.
 
     Raises:
         ValueError: If there is no outcome of a heuristic, or a shape or the objective does not fit.
         InputError: If a run was cut off before all its jobs ended.
+        PluginError: If a metric of another package cannot be used.
     """
     _check(outcomes, scenarios, heuristics, groups)
-    objective_index = _objective(objective, scenarios)
-    table = {name: _metrics(outcome, scenarios, cluster_gpus) for name, outcome in outcomes.items()}
-    ranked = sorted(table, key=lambda name: _cost(table[name], objective_index).mean())
+    metrics = registered_metrics()
+    objective_index = _objective(objective, scenarios, metrics)
+    table = {name: _figures(outcome, scenarios, cluster_gpus, metrics) for name, outcome in outcomes.items()}
+    ranked = sorted(table, key=lambda name: _cost(table[name][objective_index], metrics[objective_index]).mean())
     best = next(name for name in ranked if name in heuristics)
     values = np.array([table[name] for name in ranked])
     unit = np.unique(np.arange(scenarios.jobs.size) if groups is None else groups, return_inverse=True)[1]
-    cost = _cost(values, objective_index)
+    cost = _cost(values[:, objective_index], metrics[objective_index])
     wins = _better(cost[:, None], cost[None]).mean(axis=-1)
     estimates = _estimates(values, ranked.index(best), unit, confidence)
     return Comparison(
         policies=tuple(ranked),
         heuristics=frozenset(heuristics) & table.keys(),
         best_heuristic=best,
+        metrics=metrics,
         objective=objective_index,
         confidence=confidence,
         unit=unit,
@@ -187,8 +160,8 @@ def _check(
             )
 
 
-def _objective(objective: str | None, scenarios: Scenarios) -> int:
-    names = [metric.name for metric in METRICS]
+def _objective(objective: str | None, scenarios: Scenarios, metrics: Sequence[Metric]) -> int:
+    names = [metric.name for metric in metrics]
     if objective is None:
         return names.index({"jct": "mean_jct_s", "makespan": "makespan_s"}[objective_of(scenarios.submit_s)])
     if objective not in names:
@@ -196,14 +169,17 @@ def _objective(objective: str | None, scenarios: Scenarios) -> int:
     return names.index(objective)
 
 
-def _metrics(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> NDArray[np.float64]:
-    figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
-    return np.array([getattr(figures, metric.name) for metric in METRICS])
+def _figures(
+    outcome: Outcome, scenarios: Scenarios, cluster_gpus: int, metrics: Sequence[Metric]
+) -> NDArray[np.float64]:
+    """Return the figures of one policy, shape (metrics, scenarios)."""
+    result = result_of(outcome, scenarios, cluster_gpus)
+    return np.array([values_of(metric, result) for metric in metrics])
 
 
-def _cost(values: NDArray[np.float64], metric: int) -> NDArray[np.float64]:
-    """Return a metric, less is better; `values` has the metrics on the second axis from the end."""
-    cost: NDArray[np.float64] = values[..., metric, :] * (-1.0 if METRICS[metric].better == "higher" else 1.0)
+def _cost(values: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
+    """Return values of a metric such that less is better."""
+    cost: NDArray[np.float64] = values * (-1.0 if metric.better == "higher" else 1.0)
     return cost
 
 

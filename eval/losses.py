@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..cluster.model.intervals import Estimates
-from .comparison import METRICS, Comparison
+from .comparison import Comparison
 from .table import interval_text, percent_text, verdict
 
 MOST_NAMED = 5  # scenarios that are named one by one
@@ -24,7 +24,7 @@ def _better_heuristics(comparison: Comparison, row: int) -> str:
     better = [name for name in comparison.policies[:row] if name in comparison.heuristics]
     if not better:
         return ""
-    return f"Heuristics with a better mean {METRICS[comparison.objective].title}: {', '.join(better)}."
+    return f"Heuristics with a better mean {comparison.ranked_by.title}: {', '.join(better)}."
 
 
 def _scenarios(comparison: Comparison, row: int) -> str:
@@ -32,18 +32,18 @@ def _scenarios(comparison: Comparison, row: int) -> str:
     worse = round(comparison.worse_share[row] * comparison.scenarios)
     if not worse:
         return ""
-    sign = -1 if METRICS[comparison.objective].better == "higher" else 1
+    sign = -1 if comparison.ranked_by.better == "higher" else 1
     base = comparison.values[best, comparison.objective]
     change = 100 * (comparison.values[row, comparison.objective] - base) / np.where(base == 0, np.nan, base)
     order = np.argsort(np.nan_to_num(-sign * change), kind="stable")[: min(worse, MOST_NAMED)]
     named = ", ".join(f"scenario {index} ({percent_text(float(change[index]))})" for index in order)
     share = f"{worse} of {comparison.scenarios} scenarios ({100 * comparison.worse_share[row]:.0f} %)"
-    return f"Worse {METRICS[comparison.objective].title} than {comparison.best_heuristic} in {share}; worst: {named}."
+    return f"Worse {comparison.ranked_by.title} than {comparison.best_heuristic} in {share}; worst: {named}."
 
 
 def _metrics(comparison: Comparison, row: int) -> list[str]:
     found = []
-    for index, metric in enumerate(METRICS):
+    for index, metric in enumerate(comparison.metrics):
         change = comparison.difference.value[row, index]
         if change < 0 if metric.better == "higher" else change > 0:
             clear = verdict(comparison, row, index) == "worse"

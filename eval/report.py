@@ -11,8 +11,8 @@ from string import Template
 
 from ..cluster.files.output_file import write_text
 from ..cluster.model.intervals import FEWEST_RESAMPLED, Estimates
-from .comparison import METRICS, Comparison
-from .figures import Picture
+from .comparison import Comparison
+from .figures.drawing import Picture
 from .losses import losses
 from .table import Row, caption, interval_text, percent_text, relative_cell, rows, time_unit, titles, versus_titles
 
@@ -37,7 +37,7 @@ def write_report(
         caption=escape(caption(comparison)),
         losses=_losses(comparison),
         figures="\n".join(_figure(picture) for picture in pictures),
-        objective=METRICS[comparison.objective].title,
+        objective=comparison.ranked_by.title,
         best_heuristic=escape(comparison.best_heuristic),
         wins=_wins_table(comparison),
         relative=_relative_table(comparison),
@@ -50,7 +50,7 @@ def write_report(
 
 def write_json(path: Path, comparison: Comparison, *, title: str, facts: Mapping[str, str]) -> None:
     """Write a comparison's figures as JSON, in the metrics' own units; null where a figure or interval is missing."""
-    names = [metric.name for metric in METRICS]
+    names = [metric.name for metric in comparison.metrics]
     document = {
         "title": title,
         "facts": dict(facts),
@@ -70,7 +70,7 @@ def write_json(path: Path, comparison: Comparison, *, title: str, facts: Mapping
 
 def summary(comparison: Comparison) -> str:
     """Return the result in one or two sentences."""
-    objective, best = METRICS[comparison.objective].title, comparison.best_heuristic
+    objective, best = comparison.ranked_by.title, comparison.best_heuristic
     if not comparison.challengers:
         return f"Only {best} was run, in {_scenarios(comparison)}."
     name = comparison.challengers[0]
@@ -149,9 +149,9 @@ def _relative_table(comparison: Comparison) -> str:
     body = []
     for row, name in enumerate(comparison.policies):
         if name != comparison.best_heuristic:
-            cells = [_relative_td(comparison, row, metric) for metric in range(len(METRICS))]
+            cells = [_relative_td(comparison, row, metric) for metric in range(len(comparison.metrics))]
             body.append(_tr(escape(name), cells))
-    head = [_heading(metric.title, f"{metric.better} is better") for metric in METRICS]
+    head = [_heading(metric.title, f"{metric.better} is better") for metric in comparison.metrics]
     return _table(["policy", *head], body)
 
 
@@ -199,8 +199,10 @@ def _figure(picture: Picture) -> str:
 
 
 def _meanings(comparison: Comparison) -> str:
-    meanings = {metric.title: f"{metric.meaning} {metric.better.capitalize()} is better." for metric in METRICS}
-    objective, confidence = METRICS[comparison.objective].title, f"{100 * comparison.confidence:g} %"
+    meanings = {
+        metric.title: f"{metric.meaning} {metric.better.capitalize()} is better." for metric in comparison.metrics
+    }
+    objective, confidence = comparison.ranked_by.title, f"{100 * comparison.confidence:g} %"
     meanings["vs best"] = (
         "Difference of the means in per cent of the best heuristic's. The best heuristic is the one with the best mean "
         f"{objective} on these very scenarios, so the bar is set as high as these heuristics allow."

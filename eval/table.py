@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from ..cluster.model.intervals import FEWEST_RESAMPLED, Estimates
-from .comparison import METRICS, Comparison
+from .comparison import Comparison
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,7 +55,7 @@ class Column(NamedTuple):
 def unit_of(comparison: Comparison, metric: int) -> Unit:
     """Return the unit in which all policies' values of a metric are readable."""
     largest = float(np.abs(comparison.mean.value[:, metric]).max())
-    quantity = METRICS[metric].quantity
+    quantity = comparison.metrics[metric].quantity
     if quantity == "share":
         return Unit("%", 100.0, 1)
     if quantity == "count":
@@ -79,7 +79,7 @@ def _decimals(largest: float) -> int:
 
 def titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
     """Return each metric's title and the unit that it is shown in."""
-    return tuple((metric.title, unit_of(comparison, index).name) for index, metric in enumerate(METRICS))
+    return tuple((metric.title, unit_of(comparison, index).name) for index, metric in enumerate(comparison.metrics))
 
 
 def rows(comparison: Comparison) -> list[Row]:
@@ -103,12 +103,12 @@ def _row(comparison: Comparison, policy: int) -> Row:
 
 
 def _cells(comparison: Comparison, policy: int) -> tuple[Cell, ...]:
-    return tuple(_mean_cell(comparison, policy, metric) for metric in range(len(METRICS)))
+    return tuple(_mean_cell(comparison, policy, metric) for metric in range(len(comparison.metrics)))
 
 
 def _mean_cell(comparison: Comparison, policy: int, metric: int) -> Cell:
     means, unit = comparison.mean.value[:, metric], unit_of(comparison, metric)
-    best = means.max() if METRICS[metric].better == "higher" else means.min()
+    best = means.max() if comparison.metrics[metric].better == "higher" else means.min()
     value, low, high = (float(part[policy, metric]) * unit.scale for part in comparison.mean)
     text = f"{value:.{unit.decimals}f}"
     if not np.isnan(low):
@@ -125,13 +125,13 @@ def verdict(comparison: Comparison, policy: int, metric: int) -> Verdict:
     low, high = comparison.difference.low[policy, metric], comparison.difference.high[policy, metric]
     if not (low > 0 or high < 0) or not comparison.p[policy, metric] < 1 - comparison.confidence:
         return "open"
-    return "better" if (low > 0) == (METRICS[metric].better == "higher") else "worse"
+    return "better" if (low > 0) == (comparison.metrics[metric].better == "higher") else "worse"
 
 
 def relative_cell(comparison: Comparison, policy: int, metric: int) -> Cell:
     """Return a policy's difference to the best heuristic in per cent, a dash where it is not defined."""
     means = comparison.relative_percent.value[:, metric]
-    best = means.max() if METRICS[metric].better == "higher" else means.min()
+    best = means.max() if comparison.metrics[metric].better == "higher" else means.min()
     return Cell(percent_text(float(means[policy])), bool(means[policy] == best), verdict(comparison, policy, metric))
 
 
@@ -150,7 +150,7 @@ def interval_text(percent: Estimates, row: int, column: int) -> str:
 
 def caption(comparison: Comparison) -> str:
     """Return the sentence under the table that says how to read it."""
-    objective = METRICS[comparison.objective].title
+    objective = comparison.ranked_by.title
     scenarios = f"{comparison.scenarios} scenario{'s' if comparison.scenarios > 1 else ''}"
     if comparison.units < 2:
         return f"{scenarios}: no intervals. The last columns compare {objective} with {comparison.best_heuristic}."
@@ -202,7 +202,7 @@ def _difference_columns(comparison: Comparison) -> list[Column]:
             f"{metric.better} best",
             [_difference(comparison, policy, index) for policy in range(len(comparison.policies))],
         )
-        for index, metric in enumerate(METRICS)
+        for index, metric in enumerate(comparison.metrics)
     ]
 
 
@@ -258,7 +258,7 @@ def _header(title: str, unit: str) -> str:
 def versus_titles(comparison: Comparison) -> tuple[tuple[str, str], ...]:
     """Return title and second line of the columns that compare with the best heuristic."""
     return (
-        (METRICS[comparison.objective].title, "vs best"),
+        (comparison.ranked_by.title, "vs best"),
         (f"{100 * comparison.confidence:g} %", "interval"),
         ("scenarios", "worse"),
     )

@@ -6,12 +6,12 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..cluster.files.errors import InputError
+from ..cluster.files.registered_name import RegisteredName
 from ..cluster.files.yaml_file import YamlFile, read_yaml, validated
 from .access.hosts import is_loopback
 from .model.job_spec import Priority
 
 PAGE = "docs/configuration.md"  # on configuration files
-Order = Literal["fifo", "easy", "easy-shortest", "shortest"]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
 
@@ -62,7 +62,7 @@ class Settings(_Section):
     store: str | None = None  # URL; a SQLite file in the folder if left out
     backend: BackendChoice = BackendChoice()
     policy: PolicyChoice = PolicyChoice()
-    order: Order = "easy"
+    order: Annotated[str, RegisteredName("orders")] = "easy"
     ageing_s: Annotated[float, Field(ge=0.0)] = 72 * 3600.0  # 6 h cost 10 % of mean JCT (docs/benchmarks.md, unseen)
     waiting: bool = True
     host: Name = "127.0.0.1"

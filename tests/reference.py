@@ -4,83 +4,28 @@ It keeps every definition where a reader can compare it with the page: no heaps,
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 
 from longshore.cluster.model.outcome import Event, Outcome
-from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, Scenarios, fault_sources
+from longshore.cluster.model.scenarios import FaultProcess, Rules, Scenarios, fault_sources
 from longshore.cluster.model.topology import Cluster
 from tests.reference_faults import random_outages
+from tests.reference_queue import aged_s, bounded, leader, may_wait, offered, passes
+from tests.reference_state import (
+    Job,
+    ReferenceState,
+    Source,
+    overhead_s,
+    renew_estimate,
+    running,
+    slowdown,
+    usable_gpus,
+)
 
 ROUNDING = 1e-9  # of a checkpoint interval
-FIFO, EASY, SHORTEST = (ORDERS[name] for name in ("fifo", "easy", "shortest"))
-
-
-@dataclass
-class Job:
-    """What is known of one job at the present moment; seconds and bytes."""
-
-    gpus: int
-    estimate_s: float  # of the whole work; doubles when it proves too short
-    submit_s: float
-    compute_s: float
-    parameter_bytes: float
-    work_s: float
-    saved_s: float = 0.0  # of that work, what checkpoints hold
-    entered_s: float = 0.0  # when it last came into the queue
-    wait_s: float = 0.0  # in the queue, over the stays before that
-    placement: list[int] = field(default_factory=list)  # ascending, empty unless it runs
-    start_s: float = 0.0  # of the present run
-    overhead_s: float = 0.0
-    slowdown: float = 0.0
-    end_s: float = math.inf
-    first_start_s: float = math.nan
-    finish_s: float = math.nan
-    stops: int = 0
-    lost_s: float = 0.0
-
-
-@dataclass
-class Source:
-    """A fault source: the GPUs that it takes away, and its present or next outage."""
-
-    gpus: list[int]
-    outages: Iterator[tuple[float, float]]
-    outage: tuple[float, float]  # (start, end) of the present outage if down, else of the next
-    down: bool = False
-
-
-@dataclass
-class ReferenceState:
-    """A simulation at one moment. GPUs, nodes, racks, jobs and sources are indices into plain lists."""
-
-    rules: Rules
-    gpu_node: list[int]
-    node_gpus: list[list[int]]
-    node_rack: list[int]
-    speed: list[float]  # of each node in this scenario
-    intra_bytes_per_s: list[float]
-    nic_bytes_per_s: list[float]
-    uplink_bytes_per_s: list[float]
-    hazard_per_s: list[float]  # of each GPU, as policies know it
-    seed: int  # of faults and of random placements
-    jobs: list[Job]
-    sources: list[Source]
-    gpu_job: list[int]  # -1 when no job holds the GPU
-    held_down_by: list[set[int]]  # sources that hold the GPU down
-    down_since_s: list[float]
-    now_s: float = 0.0
-    queue: list[int] = field(default_factory=list)
-    submitted: int = 0
-    passed_over: set[int] = field(default_factory=set)  # jobs that are not offered again at this moment
-    decisions: int = 0  # taken so far
-    busy_gpu_s: float = 0.0
-    down_gpu_s: float = 0.0
-    overhead_gpu_s: float = 0.0
-    events: list[Event] = field(default_factory=list)
 
 
 Choose = Callable[[ReferenceState, int], list[int] | None]
@@ -177,75 +122,6 @@ def source_gpus(cluster: Cluster, source: int) -> list[int]:
     if source < gpus + nodes:
         return [gpu for gpu in range(gpus) if gpu_node[gpu] == source - gpus]
     return [gpu for gpu in range(gpus) if node_rack[gpu_node[gpu]] == source - gpus - nodes]
-
-
-def slowdown(state: ReferenceState, job: int, gpus: list[int]) -> float:
-    """Return how many seconds a second of the job's work takes on a placement."""
-    nodes = {state.gpu_node[gpu] for gpu in gpus}
-    slowest = min(state.speed[node] for node in nodes)
-    if not state.rules.ring:
-        return (1 + state.rules.node_penalty * (len(nodes) - 1)) / slowest
-    if len(gpus) == 1:
-        return 1 / slowest
-    exchange_s = volume_bytes(state.jobs[job]) / slowest_link(state, gpus)
-    return (state.jobs[job].compute_s / slowest + exchange_s) / reference_iteration_s(state, job)
-
-
-def least_slowdown(state: ReferenceState, job: int) -> float:
-    """Return what no placement of a job can be below: one node of the highest speed, links that take no time."""
-    fastest = max(state.speed)
-    if not state.rules.ring or state.jobs[job].gpus == 1:
-        return 1 / fastest
-    return state.jobs[job].compute_s / fastest / reference_iteration_s(state, job)
-
-
-def volume_bytes(job: Job) -> float:
-    return 2 * (job.gpus - 1) / job.gpus * job.parameter_bytes
-
-
-def reference_iteration_s(state: ReferenceState, job: int) -> float:
-    """Return the iteration time of a job on the reference placement (ring model)."""
-    it, rules = state.jobs[job], state.rules
-    one_node = it.gpus <= rules.reference_gpus
-    link = rules.reference_intra_bytes_per_s if one_node else rules.reference_nic_bytes_per_s
-    return it.compute_s + (0.0 if it.gpus == 1 else volume_bytes(it) / link)
-
-
-def slowest_link(state: ReferenceState, gpus: list[int]) -> float:
-    """Return the bandwidth of the slowest link of a ring over two or more GPUs."""
-    gives = [state.gpu_node[gpu] for gpu in gpus]
-    nodes = set(gives)
-    racks = {state.node_rack[node] for node in nodes}
-    links = [state.intra_bytes_per_s[node] for node in nodes if gives.count(node) >= 2]
-    if len(nodes) > 1:
-        links += [state.nic_bytes_per_s[node] for node in nodes]
-    if len(racks) > 1:
-        links += [state.uplink_bytes_per_s[rack] for rack in racks]
-    return min(links)
-
-
-def overhead_s(state: ReferenceState, job: int) -> float:
-    return state.rules.restart_s if state.jobs[job].stops else 0.0
-
-
-def estimated_run_s(state: ReferenceState, job: int, factor: float) -> float:
-    """Return how long policies expect a run of a queued job to take at a slowdown."""
-    return overhead_s(state, job) + estimated_work_s(state, job) * factor
-
-
-def estimated_work_s(state: ReferenceState, job: int) -> float:
-    """Return what is left of a job's estimate."""
-    return state.jobs[job].estimate_s - state.jobs[job].saved_s
-
-
-def expected_end_s(job: Job) -> float:
-    return job.start_s + (job.overhead_s + (job.estimate_s - job.saved_s) * job.slowdown)
-
-
-def renew_estimate(state: ReferenceState, job: Job) -> None:
-    """Double the estimate of a running job until its expected end lies in the future."""
-    while expected_end_s(job) <= state.now_s:
-        job.estimate_s *= 2
 
 
 def next_moment(state: ReferenceState) -> float:
@@ -349,93 +225,6 @@ def renew_estimates(state: ReferenceState) -> None:
 
 def note(state: ReferenceState, kind: str, job: int, gpus: list[int]) -> None:
     state.events.append(Event(state.now_s, kind, job, tuple(gpus)))
-
-
-def running(state: ReferenceState) -> list[Job]:
-    return [job for job in state.jobs if job.placement]
-
-
-def usable_gpus(state: ReferenceState) -> list[int]:
-    """Return the GPUs that are free and held down by no source, ascending."""
-    return [
-        gpu
-        for gpu, (job, sources) in enumerate(zip(state.gpu_job, state.held_down_by, strict=True))
-        if job < 0 and not sources
-    ]
-
-
-def aged_s(state: ReferenceState, job: int) -> float:
-    """Return when a waiting job ages, to be compared with the moment itself: a difference may be rounded."""
-    return waits_since_s(state, job) + state.rules.ageing_s
-
-
-def waits_since_s(state: ReferenceState, job: int) -> float:
-    """Return when a waiting job would have come into the queue, had all its stays there been one."""
-    return state.jobs[job].entered_s - state.jobs[job].wait_s
-
-
-def binds(state: ReferenceState, job: int) -> bool:
-    """Say whether nobody may overtake a waiting job: it has aged, and as many GPUs as it asks for are in service."""
-    return state.now_s >= aged_s(state, job) and state.jobs[job].gpus <= state.held_down_by.count(set())
-
-
-def bounded(state: ReferenceState) -> list[int]:
-    """Return the waiting jobs that the ageing bound is for: under strict FIFO the head only."""
-    return state.queue[:1] if state.rules.order == FIFO else state.queue
-
-
-def may_wait(state: ReferenceState, job: int) -> bool:
-    """Say whether the policy may let the next event pass instead of placing the job."""
-    return state.rules.waiting and not binds(state, job) and bool(running(state))
-
-
-def offered(state: ReferenceState) -> int | None:
-    """Return the job that may start now by the order regime, None if there is no more."""
-    usable = len(usable_gpus(state))
-    ready = [job for job in state.queue if state.jobs[job].gpus <= usable and job not in state.passed_over]
-    first = leader(state)
-    if first is None or first in ready:
-        return first
-    if binds(state, first) or state.rules.order == FIFO:
-        return None
-    others = [job for job in followers(state, first) if job in ready]
-    return next((job for job in others if passes(state, first, job, least_slowdown(state, job))), None)
-
-
-def leader(state: ReferenceState) -> int | None:
-    """Return the job that no other may delay: the one that aged longest, else the first by the order regime."""
-    if not state.queue:
-        return None
-    too_long = [job for job in bounded(state) if binds(state, job)]
-    if too_long:
-        return min(too_long, key=lambda job: waits_since_s(state, job))
-    if state.rules.order == SHORTEST:
-        return min(state.queue, key=lambda job: estimated_work_s(state, job))
-    return state.queue[0]
-
-
-def followers(state: ReferenceState, first: int) -> list[int]:
-    """Return the other jobs of the queue, in the order in which they may pass the first."""
-    others = [job for job in state.queue if job != first][: state.rules.backfill_depth]
-    if state.rules.order == EASY:
-        return others
-    return sorted(others, key=lambda job: estimated_work_s(state, job))
-
-
-def reservation(state: ReferenceState, first: int) -> tuple[float, int]:
-    """Return the first expected end at which the first job fits, and how many GPUs are left over then."""
-    spare = len(usable_gpus(state)) - state.jobs[first].gpus
-    ends = sorted((expected_end_s(job), job.gpus) for job in running(state))
-    for shadow_s, _ in ends:
-        extra = spare + sum(gpus for end_s, gpus in ends if end_s <= shadow_s)
-        if extra >= 0:
-            return shadow_s, extra
-    return math.inf, 0
-
-
-def passes(state: ReferenceState, first: int, job: int, factor: float) -> bool:
-    shadow_s, extra = reservation(state, first)
-    return state.now_s + estimated_run_s(state, job, factor) <= shadow_s or state.jobs[job].gpus <= extra
 
 
 def decide(state: ReferenceState, job: int, gpus: list[int] | None) -> None:

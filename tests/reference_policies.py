@@ -7,18 +7,18 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import count
 
-from tests.reference import (
-    Choose,
+from tests.reference import Choose
+from tests.reference_faults import plain_uniform
+from tests.reference_queue import may_wait
+from tests.reference_state import (
     ReferenceState,
     estimated_run_s,
     expected_end_s,
-    may_wait,
     reference_iteration_s,
     running,
     slowdown,
     usable_gpus,
 )
-from tests.reference_faults import plain_uniform
 
 Key = Callable[[ReferenceState, int, int, int], tuple[float, ...]]  # state, node, its free GPUs, GPUs still needed
 LARGEST_SET = 8  # nodes with free GPUs up to which `eft` looks at all their sets

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from benchmarks import __main__ as all_of_them
 from benchmarks import calibration, harness
 from benchmarks.bound import FUTURES, Seen, rows_of
 from benchmarks.harness import Calibration, Row, main, medians
@@ -134,6 +137,48 @@ def test_a_machine_that_is_calibrated_has_two_speeds_beside_those_of_the_referen
     found = harness.calibration()
     assert all(each.here > 0.0 for each in found)
     assert [each.reference for each in found] == [pytest.approx(there / 1e6) for there in calibration.REFERENCE]
+
+
+BENCHMARKS = Path(harness.__file__).parent
+TABLE = (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text()
+
+
+def test_every_benchmark_stands_in_the_table_of_the_page_which_says_whether_all_of_them_include_it() -> None:
+    files = {path.stem for path in BENCHMARKS.glob("*.py") if re.search(r"^ +main\(measure", path.read_text(), re.M)}
+    listed = {name: "not part of `make bench`" not in takes
+              for name, takes in re.findall(r"^\| `(\w+)` \| ([^|]*) \|", TABLE, re.M)}  # fmt: skip
+    assert files == set(listed)
+    assert {name for name, included in listed.items() if included} == set(all_of_them.NAMES)
+
+
+ONE_MORE = """
+from .harness import Row, main
+
+def measure():
+    yield Row("jobs lost", 2.0, "jobs", most=BAR)
+
+if __name__ == "__main__":
+    main(measure)
+"""
+
+
+@pytest.mark.parametrize(("bar", "status"), [(3.0, 0), (1.0, 1)])
+def test_one_more_benchmark_is_one_file_and_its_name(
+    bar: float, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__", "*.json"))
+    (tmp_path / "benchmarks" / "one_more.py").write_text(ONE_MORE.replace("BAR", str(bar)))
+    monkeypatch.setattr(all_of_them, "ROOT", tmp_path)
+    monkeypatch.setattr(all_of_them, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(all_of_them, "NAMES", ("one_more",))
+    with pytest.raises(SystemExit) as end:
+        all_of_them.main()
+    assert end.value.code == status
+    ((name, rows),) = json.loads((tmp_path / "results.json").read_text())["results"].items()
+    assert (name, rows) == (
+        "one_more",
+        [{"name": "jobs lost", "value": 2.0, "unit": "jobs", "bar": f"<= {bar:g}", "ok": not status}],
+    )
 
 
 def test_the_results_file_says_when_on_what_and_from_which_sources(tmp_path: Path) -> None:

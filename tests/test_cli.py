@@ -1,30 +1,18 @@
 """The command line as a user meets it: bad input in this process, the main paths as processes of their own."""
 
 import json
-import os
-import re
-import shlex
-import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.markup import render
-from typer.core import TyperGroup
-from typer.main import get_command
 
-from longshore import cli
 from longshore.cluster.workloads.profiles import PROFILES
 from longshore.commands import options
-from longshore.commands.adding import COMMANDS as OFFLINE
-from longshore.commands.progress import Lines
-from longshore.scheduler.commands.adding import ENTRIES
-from longshore.scheduler.commands.panels import JOBS, POLICIES, SCHEDULER
 from tests.command_line import Command
+from tests.packages import install
 from tests.schedule_checker import check_schedule
 
 ROOT = Path(__file__).parent.parent
@@ -170,7 +158,7 @@ def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tm
         ("train --steps inf", "--steps: inf is no number of steps"),
         ("train --steps 1e400", "--steps: inf is no number of steps"),
         ("train --preset hetreo64", "did you mean 'hetero64'?"),
-        ("train --network cnn", "--network: there is no network 'cnn'; known: set, mlp"),
+        ("train --network cnn", "--network: there is no network 'cnn'; known: candidates, mlp, set"),
         ("train --algo dqn", "--algo: there is no algo 'dqn'"),
         ("train --reward jtc", "--reward: there is no reward 'jtc'; did you mean 'jct'?"),
         ("train --action rack", "--action: "),
@@ -180,7 +168,7 @@ def test_a_cluster_without_checkpoints_is_written_as_json(longshore: Command, tm
         ("train --trace {one.csv}", "hetero64 draws its own jobs"),
         ("train --logdir {empty}", "cannot write here"),
         ("trace inspect {nowhere}", "No such file"),
-        ("trace inspect {one.csv} --format csv", "no trace format is called 'csv'"),
+        ("trace inspect {one.csv} --format csv", "there is no trace format 'csv'"),
         ("trace convert {one.csv} {one.csv}", "is also the file of FILE"),
         ("trace convert {one.csv} {no/where.csv}", "there is no folder"),
         ("trace convert {one.csv} {out.xlsx}", "out.xlsx: only csv is written, not '.xlsx'; end it in .csv"),
@@ -200,176 +188,6 @@ def test_bad_input_is_answered_in_one_line(longshore: Command, folder: Path, com
     assert not any(line.startswith(("simulating", "running")) for line in before)
     assert done.out == ""
     assert not (folder / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "simulate",
-        "simulate --cluster x --oder fifo",
-        "simulate --cluster x --order lifo",
-        "simulate --cluster x --load nan",
-        "simulate --cluster x --load inf",
-        "simulate --cluster x --sigma 1e300",
-        "simulate --cluster x --ageing nan",
-        "simulate --cluster x --ageing 72",
-        "train --ageing -1h",
-        "agent --node n --every 0s",
-        "submit --limit 0s -- x",
-        "wait x --timeout 5",
-        "simulate --cluster x --jobs 0",
-        "simulate --cluster x --seed 99999999999999999999",
-        "evaluate --workloads many",
-        "evaluate --estimates guess",
-        "evaluate --sigma 6",
-        "train --steps nan",
-        "trace inspect",
-        "fly",
-    ],
-)
-def test_wrong_usage_ends_with_2(longshore: Command, command: str) -> None:
-    done = longshore(*command.split())
-    assert done.status == 2
-    assert done.out == ""
-    assert done.err.startswith("longshore: ")
-    assert done.err.count("\n") == 1
-    assert " --help` shows what can be said" in done.err
-    assert "Input should be" not in done.err
-
-
-def commands() -> list[str]:
-    """Return all commands and groups of commands, each as it is typed."""
-    top = get_command(cli.app)
-    assert isinstance(top, TyperGroup)
-    found = ["", *top.commands]
-    for name, command in top.commands.items():
-        found += [f"{name} {each}" for each in command.commands] if isinstance(command, TyperGroup) else []
-    return found
-
-
-@pytest.mark.parametrize("option", ["-h", "--help"])
-@pytest.mark.parametrize("command", commands())
-def test_every_command_explains_itself(longshore: Command, command: str, option: str) -> None:
-    done = longshore(*command.split(), option)
-    assert (done.status, done.err) == (0, "")
-    assert f"Usage: longshore {command}".strip() in done.out
-
-
-def test_every_command_stands_in_a_group_and_has_an_example(longshore: Command) -> None:
-    top: Any = get_command(cli.app)
-    for name, command in top.commands.items():
-        assert command.rich_help_panel in (JOBS, SCHEDULER, POLICIES), name
-        for each in command.commands.values() if isinstance(command, TyperGroup) else [command]:
-            assert (each.epilog or "").startswith(f"Example: longshore {name} "[:-1]), name
-    assert "─ Commands ─" not in longshore("--help").out
-
-
-@pytest.mark.parametrize("command", commands())
-def test_no_help_is_taken_for_markup(command: str) -> None:
-    found: Any = get_command(cli.app)
-    for name in command.split():
-        found = found.commands[name]
-    texts = [found.help, found.epilog, found.short_help, *(getattr(each, "help", None) for each in found.params)]
-    for text in filter(None, texts):
-        assert render(text).plain == text
-
-
-@pytest.mark.parametrize("example", [it.example for it in ENTRIES] + list(OFFLINE.values()))
-def test_every_example_is_a_command_with_options_that_it_has(example: str) -> None:
-    _, name, *words = shlex.split(example.partition(" && ")[0])
-    command: Any = get_command(cli.app)
-    command = command.commands[name]
-    with command.make_context(name, list(words)) as context:
-        assert context.args == []
-
-
-def test_the_version_is_told(longshore: Command) -> None:
-    assert longshore("--version").out.startswith("Longshore 0.")
-
-
-def test_help_is_instant_because_it_imports_nothing_heavy() -> None:
-    code = """
-import sys
-import threading
-from longshore.cli import main
-sys.argv = ["longshore", "--help"]
-try:
-    main()
-finally:
-    print(*sys.modules, file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name.split(".")[0] for name in done.stderr.split()}
-    assert "typer" in loaded
-    assert not loaded & {"torch", "numba", "polars", "matplotlib", "pandas", "scipy", "stable_baselines3", "gymnasium"}
-
-
-def test_ctrl_c_ends_with_130_and_without_a_traceback() -> None:
-    command = process("evaluate", "--workloads", 3000)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stderr is not None
-        for line in running.stderr:
-            if line.startswith("running"):
-                running.send_signal(signal.SIGINT)
-                break
-        _, err = running.communicate()
-    assert running.returncode == 130
-    assert "Traceback" not in err
-
-
-def test_a_reader_that_leaves_early_is_no_error_to_read_about() -> None:
-    command = process("policies")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        assert running.stderr is not None
-        running.stdout.close()
-        assert running.stderr.read() == ""
-
-
-def test_compiling_is_told_only_when_it_happens(tmp_path: Path) -> None:
-    code = """
-from longshore.commands.progress import telling_of_compiling
-from kernels import double
-with telling_of_compiling(lambda: print("compiling")):
-    double(1.0), double(2)
-"""
-    kernel = "from numba import njit\n@njit(cache=True)\ndef double(x): return 2 * x\n"
-    (tmp_path / "kernels.py").write_text(kernel)
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    told = [
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        ).stdout
-        for _ in range(2)
-    ]
-    assert told == ["compiling\n", ""]
-
-
-def test_progress_goes_line_by_line_where_there_is_no_terminal(longshore: Command) -> None:
-    done = longshore("simulate", "--cluster", HETERO64, "--jobs", 5)
-    said = [line for line in done.err.splitlines() if not line.startswith("compiling") and "so far" not in line]
-    assert said == ["starting ...", "reading the input ...", "simulating 5 jobs under pack ..."]
-    assert "..." not in done.out
-
-
-def test_what_takes_long_is_told_again_with_its_time_until_something_else_begins() -> None:
-    told, again = list[str](), threading.Event()
-
-    def say(text: str) -> None:
-        told.append(text)
-        if text.endswith("so far"):
-            again.set()
-
-    with Lines(say, every_s=0.01) as lines:
-        for text in ("first", "second"):
-            again.clear()
-            lines.tell(text)
-            assert again.wait(60.0)
-
-    assert told[0] == "first"
-    assert all(re.fullmatch(r"(first|second)(, \d+ s so far)?", text) for text in told)
-    assert told.index("second") > 1
-    assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 
 def test_an_overloaded_cluster_is_warned_of(longshore: Command) -> None:
@@ -447,17 +265,8 @@ def test_a_trace_is_converted_sampled_and_inspected(longshore: Command, folder: 
 def test_policies_are_listed_also_when_one_of_them_is_broken(
     longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    register(tmp_path, "broken = nowhere:POLICY")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    install(tmp_path / "theirs", monkeypatch, "policies", {"broken": "nowhere:POLICY"})
     done = longshore("policies")
     assert done.status == 0
     assert "pack " in done.out
     assert "broken           cannot be used: " in done.out
-
-
-def register(at: Path, policies: str) -> None:
-    """Make a folder look like an installed package that registers policies."""
-    metadata = at / "theirs-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[longshore.policies]\n{policies}\n")

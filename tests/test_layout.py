@@ -1,5 +1,6 @@
 import ast
 import re
+import statistics
 import subprocess
 import sys
 from importlib.resources import files
@@ -38,8 +39,30 @@ def test_no_module_imports_a_room_by_its_bare_name() -> None:
             assert not {name.split(".")[0] for name in names} & set(ROOMS), path
 
 
-def test_no_file_is_longer_than_500_lines() -> None:
-    assert [path for path in sources() if len(path.read_text().splitlines()) > 500] == []
+def test_no_file_is_longer_than_400_lines() -> None:
+    assert [path for path in sources() if len(path.read_text().splitlines()) > 400] == []
+
+
+def functions() -> list[tuple[int, str]]:
+    """Return the length of every function, docstring and all, and its name."""
+    return [
+        ((node.end_lineno or 0) - node.lineno + 1, f"{path}:{node.name}")
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def test_functions_are_short() -> None:
+    found = functions()
+    assert [name for lines, name in found if lines > 50] == []
+    assert statistics.median(lines for lines, _ in found) <= 7
+
+
+def test_a_folder_has_few_modules() -> None:
+    folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    counts = {folder: len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) for folder in folders}
+    assert {folder: count for folder, count in counts.items() if count > 12 and "versions" not in folder.parts} == {}
 
 
 def test_checkpoints_are_found_in_the_package() -> None:

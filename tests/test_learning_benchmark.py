@@ -60,7 +60,7 @@ def test_every_command_of_the_comparison_is_one_that_train_takes(line: str, tmp_
     given = typer.main.get_command(app).get_command(None, name).make_context(name, arguments).params  # type: ignore[attr-defined]
     order, algorithm, logdir = given.pop("order"), given.pop("algo"), given.pop("logdir")
     assert given.pop("ageing") is None
-    config = config_of(**given, order=order.value, algorithm=algorithm)
+    config = config_of(**given, order=order, algorithm=algorithm)
     assert (config.preset, config.threads, str(logdir)) == (preset_of(line), 1, "runs")
 
 

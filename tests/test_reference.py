@@ -14,9 +14,10 @@ from longshore.cluster.model.outcome import Event, Outcome, metrics
 from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, fault_sources, stack
 from longshore.cluster.model.topology import Cluster, grid_cluster
 from longshore.cluster.model.workload import workload_of
-from tests.reference import Choose, ReferenceState, first_state, simulate, slowdown
+from tests.reference import Choose, first_state, simulate
 from tests.reference_faults import philox, plain_uniform, random_outages
 from tests.reference_policies import POLICIES, first_fit, scripted
+from tests.reference_state import ReferenceState, slowdown
 from tests.schedule_checker import check_schedule
 from tests.schedule_records import cluster_record, event_records, job_records
 from tests.strategies import Case, cases

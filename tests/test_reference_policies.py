@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.topology import grid_cluster
-from tests.reference import ReferenceState, first_state, simulate
+from tests.reference import first_state, simulate
 from tests.reference_policies import POLICIES, gpus_of_set, lemons, likely_sets, node_sets, scripted
+from tests.reference_state import ReferenceState
 from tests.test_reference import Jobs, hand_case
 
 MIXED = np.array([1.0, 2.0, 0.5])

@@ -1,20 +1,22 @@
 """What a training run was asked to do, kept in its folder as config.json."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..agents.learned.network import find_network
 from ..agents.learned.old_names import todays_name, with_todays_names
+from ..agents.networks.candidates import CandidateNetwork
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
+from ..cluster.files.registered_name import RegisteredName
 from ..cluster.presets.problems import Regime
 from .presets import PRESETS, TAUGHT, DistilParameters, GroupParameters, Hyperparameters
 
-OrderName = Literal["fifo", "easy", "easy-shortest", "shortest"]  # ORDERS of cluster/model/scenarios.py
 REPLAYS = {
     "ppo": ("off", "dynamic", "literal", "literal-all", "geppo"),
     "a2c": ("off", "dynamic", "literal", "literal-all", "vtrace"),
@@ -33,13 +35,13 @@ class TrainingConfig(BaseModel):
     algorithm: Literal["ppo", "a2c", "group", "distil"] = "ppo"
     steps: int = Field(gt=0)  # of all environments together; decisions that are labelled
     seed: int = Field(ge=0, lt=1_000_000)
-    network: Literal["set", "mlp", "candidates"] = "set"
+    network: Annotated[str, RegisteredName("networks")] = "set"
     action: Literal["node", "gpu", "candidate"] = "node"
     observation: Literal["full", "patent", "patent-literal"] = "full"
-    reward: Literal["potential", "dt", "jct", "best_of_random"]
+    reward: Annotated[str, RegisteredName("rewards")]
     replay: Literal["off", "dynamic", "literal", "literal-all", "geppo", "vtrace"] = "off"
     waiting: bool = False
-    order: OrderName = "fifo"
+    order: Annotated[str, RegisteredName("orders")] = "fifo"
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
     trace: str | None = None
     init: str | None = None  # checkpoint whose weights it begins with
@@ -112,8 +114,10 @@ def config_of(
     replay = replay or (own.replay if algorithm in REPLAYS else "off")
     for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
                          "reward": reward or "dt", "order": order, "replay": replay}.items():  # fmt: skip
-        _check_known(field, value, get_args(TrainingConfig.model_fields[field].annotation))
-    _check_candidates(algorithm, network, action, init)
+        _check_known(field, value, _words_of(field))
+    _check_network(algorithm, network, action)
+    if init is not None and algorithm not in BY_CANDIDATES:
+        raise InputError(f"{algorithm} begins at random", "leave --init out, or take --algo group", field="--init")
     if observation != "full" and action != "gpu":
         raise InputError("the patent's state has one entry per GPU", "add --action gpu", field="--observation")
     if replay not in (able := REPLAYS.get(algorithm, ("off",))):
@@ -138,13 +142,25 @@ def config_of(
     )  # fmt: skip
 
 
-def _check_candidates(algorithm: str, network: str, action: str, init: Path | None) -> None:
-    if (network == "candidates") != (action == "candidate"):
-        raise InputError("the network `candidates` scores candidates", "give both or none", field="--network")
+def _check_network(algorithm: str, network: str, action: str) -> None:
+    """Refuse a network that does not choose by these actions, or that the algorithm cannot teach."""
+    kind = find_network(network)
     if algorithm in BY_CANDIDATES and action != "candidate":
         raise InputError(f"{algorithm} learns to choose among candidates", "leave --action out", field="--action")
-    if init is not None and algorithm not in BY_CANDIDATES:
-        raise InputError(f"{algorithm} begins at random", "leave --init out, or take --algo group", field="--init")
+    if action not in kind.actions:
+        raise InputError(
+            f"the network {network!r} has no {action} actions", f"add --action {' or '.join(kind.actions)}",
+            field="--network",
+        )  # fmt: skip
+    if algorithm in BY_CANDIDATES and kind is not CandidateNetwork:
+        raise InputError(f"{algorithm} teaches the network `candidates`", "leave --network out", field="--network")
+
+
+def _words_of(field: str) -> Collection[str]:
+    """Return the words that a field of a configuration takes."""
+    known = TrainingConfig.model_fields[field]
+    name = next((it for it in known.metadata if isinstance(it, RegisteredName)), None)
+    return get_args(known.annotation) if name is None else name.names()
 
 
 def _check_known(field: str, value: str, known: Iterable[str]) -> None:

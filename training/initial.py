@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from ..agents.learned.candidate_policy import TEMPERATURE
 from ..agents.learned.checkpoint import load_policy
-from ..agents.networks.networks import CandidateNetwork
+from ..agents.networks.candidates import TEMPERATURE, CandidateNetwork
 from ..cluster.files.errors import InputError
 from .config import TrainingConfig
 

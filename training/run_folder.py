@@ -14,8 +14,9 @@ from typing import NamedTuple
 from stable_baselines3.common.logger import HParam, configure
 
 from ..agents.learned.checkpoint import load_policy, policy_of, save_policy
+from ..agents.learned.network import Network
 from ..agents.learned.schema import Schema
-from ..agents.networks.networks import Network
+from ..cluster.files.output_file import replacing
 from .config import TrainingConfig
 from .validation import Score, Validation
 
@@ -81,9 +82,8 @@ class RunFolder:
 
     def _write(self, name: str, values: Spent | Score) -> None:
         """Write a small file; a process that is cut off leaves it as it was."""
-        part = self.path / (name + ".part")
-        part.write_text(json.dumps(values._asdict()) + "\n")
-        part.replace(self.path / name)
+        with replacing(self.path / name) as part:
+            part.write_text(json.dumps(values._asdict()) + "\n")
 
     def _read_score(self) -> None:
         """Take up the best validation so far; one that cannot be read is made again."""

@@ -16,6 +16,7 @@ from torch.optim import Optimizer, RMSprop
 from ..agents.learned.archive import stored_arrays
 from ..agents.learned.old_names import todays_name
 from ..cluster.files.errors import CheckpointError
+from ..cluster.files.output_file import replacing
 from ..cluster.simulator.state_border import LARGEST, sound_state
 from ..cluster.state.border import refuse
 from ..cluster.state.state import State
@@ -171,10 +172,8 @@ def records(arrays: Arrays, prefix: str, like: Record) -> Record:
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write arrays into a file, which is replaced at once or not at all."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    with replacing(path) as part, part.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
-    part.replace(path)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import math
 from ...cluster.dispatch.placing import safest_gpu, take_gpu
 from ...cluster.kernels.compiled import kernel
 from ...cluster.state.state import Simulation
+from .rule import Rule
 
 
 @kernel
@@ -69,7 +70,7 @@ def stand_in_node(sim: Simulation, row: int, first: int, last: int) -> int:
 
 
 @kernel
-def pick_stand_ins(sim: Simulation, row: int) -> None:
+def pick_stand_ins(sim: Simulation, row: int, patience: float) -> bool:
     """Pick the GPUs of the current job one by one, each as a ring's stand-in."""
     first, last = -1, -1
     while sim.state.need[row] > 0:
@@ -77,3 +78,7 @@ def pick_stand_ins(sim: Simulation, row: int) -> None:
         take_gpu(sim, row, safest_gpu(sim, row, node))
         first = node if first < 0 else first
         last = node
+    return True
+
+
+RULE = Rule(pick_stand_ins, "each GPU chosen as a faulty ring member's stand-in")

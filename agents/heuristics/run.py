@@ -1,80 +1,50 @@
-"""Heuristics as compiled code: one decision, or whole simulations."""
+"""Heuristics as compiled code: one decision, or whole simulations. Rules are called by their numbers in RULES."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster.candidates.random_placement import DRAWS
-from ...cluster.dispatch.expected import expected_fault_loss_s
-from ...cluster.dispatch.order import may_wait
-from ...cluster.dispatch.placing import picked_slowdown, undo_picks
+from ...cluster.files.errors import PluginError
+from ...cluster.files.plugins import load, registered
 from ...cluster.kernels.compiled import kernel
+from ...cluster.kernels.one_of import one_of
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.state.state import Simulation
 from ..parts import ALL
-from .finish_rules import pick_by_finish
-from .node_rules import PACK, RANDOM, pick_by_rule
-from .ring_rule import pick_stand_ins
-
-# Rules beyond those of node_rules, which are 0 to 6
-BEST_OF_RANDOM, CONSOLIDATE, EFT, EFT_HAZARD, PATIENT, REPLACEMENT = range(7, 13)
-TRIES = 8  # placements that best-of-random compares
+from .first_fit import pick_first_fit
+from .rule import Rule
 
 
-@kernel
-def pick_best_of_random(sim: Simulation, row: int) -> None:
-    """Pick the random placement with the smallest slowdown of several."""
-    best, least = 0, np.inf
-    for attempt in range(TRIES):
-        pick_by_rule(sim, row, RANDOM, attempt * DRAWS)
-        slowdown = picked_slowdown(sim, row)
-        if slowdown < least:
-            best, least = attempt, slowdown
-        undo_picks(sim, row)
-    pick_by_rule(sim, row, RANDOM, best * DRAWS)
+def rule_of(name: str) -> Rule:
+    """Return a heuristic's rule.
+
+    Raises:
+        PluginError: If nothing of that name is registered, or what is registered is no rule.
+    """
+    rule = load("heuristics", name)
+    if not isinstance(rule, Rule):
+        raise PluginError(f"heuristic {name!r} is {type(rule).__name__}, not a Rule")
+    return rule
 
 
-@kernel
-def fewest_nodes(sim: Simulation, gpus: int) -> int:
-    """Return how many nodes a job of so many GPUs needs on an empty cluster."""
-    first_gpu = sim.cluster.first_gpu
-    nodes, size = 0, sim.cluster.gpu_node.size
-    while gpus > 0 and size > 0:
-        smaller = 0  # the next size that a node has: to try all in between would take minutes beside a huge node
-        for node in range(first_gpu.size - 1):
-            own = first_gpu[node + 1] - first_gpu[node]
-            if own < size:
-                smaller = max(smaller, own)
-            elif own == size and gpus > 0:
-                gpus -= size
-                nodes += 1
-        size = smaller
-    return nodes
+def _usable() -> dict[str, Rule]:
+    """Return all rules but those that a stranger's package breaks: who uses one of these is told."""
+    found = {}
+    for name in registered("heuristics"):
+        try:
+            found[name] = rule_of(name)
+        except PluginError:
+            continue
+    return found
 
 
-@kernel
-def pick_consolidated(sim: Simulation, row: int) -> bool:
-    """Pick as `pack` does; False if that takes more nodes than needed and waiting is allowed."""
-    pick_by_rule(sim, row, PACK, 0)
-    if not may_wait(sim, row):
-        return True
-    gpus = sim.scenarios.gpus[sim.state.scenario[row], sim.state.current[row]]
-    return bool(sim.state.picked_nodes[row] <= fewest_nodes(sim, gpus))
+RULES = _usable()
+_pick = one_of("heuristic", [rule.pick for rule in RULES.values()] or [pick_first_fit])
 
 
 @kernel
 def decide(sim: Simulation, row: int, rule: int, patience: float) -> bool:
     """Pick the GPUs of the current job by a rule; False if the rule would rather wait."""
-    if rule < BEST_OF_RANDOM:
-        pick_by_rule(sim, row, rule, 0)
-    elif rule == BEST_OF_RANDOM:
-        pick_best_of_random(sim, row)
-    elif rule == CONSOLIDATE:
-        return pick_consolidated(sim, row)
-    elif rule == REPLACEMENT:
-        pick_stand_ins(sim, row)
-    else:
-        return pick_by_finish(sim, row, 0.0 if rule == EFT else expected_fault_loss_s(sim), patience)
-    return True
+    return bool(_pick(rule, sim, row, patience) != 0.0)
 
 
 @kernel

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from ...cluster.files.errors import CheckpointError
 from ...cluster.files.input_problems import MOST_TOLD, input_problems
+from ...cluster.files.output_file import replacing
+from ...cluster.files.plugins import registered
 from ...cluster.model.objective import Objective
-from ..networks.networks import NETWORKS, CandidateNetwork, Layout, Network
 from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
-from .candidate_policy import CandidatePolicy
+from .network import Layout, Network, find_network
 from .schema import Schema, check_features, feature_names, item_count
 from .step_policy import LearnedPolicy
 
@@ -46,8 +47,12 @@ def schema_of(
 
 
 def network_of(schema: Schema) -> Network:
-    """Return an untrained network for a schema, its parameters random (SPEC R1)."""
-    return NETWORKS[schema.network](layout_of(schema))
+    """Return an untrained network for a schema, its parameters random (SPEC R1).
+
+    Raises:
+        PluginError: If its network is not registered, or is none.
+    """
+    return find_network(schema.network)(layout_of(schema))
 
 
 def layout_of(schema: Schema) -> Layout:
@@ -63,18 +68,17 @@ def save_policy(path: Path, schema: Schema, network: Network) -> None:
     weights = io.BytesIO()
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
     np.savez(weights, allow_pickle=False, **arrays)
-    part = path.with_name(path.name + ".part")
-    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+    with replacing(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in ((SCHEMA, schema.model_dump_json(indent=1).encode()), (WEIGHTS, weights.getvalue())):
             archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
-    part.replace(path)
 
 
 def load_policy(path: Path) -> LearnedPolicy:
     """Return the policy of a checkpoint, named after the file.
 
     Raises:
-        CheckpointError: If the file is missing or damaged, or does not fit this version.
+        CheckpointError: If the file is missing or damaged, or does not fit this version or the installed networks.
+        PluginError: If its network is installed, and is none or cannot be imported.
     """
     try:
         schema, network, arrays = _read(path)
@@ -102,10 +106,8 @@ def _one_line(text: str) -> str:
 
 
 def policy_of(name: str, schema: Schema, network: Network) -> LearnedPolicy:
-    """Return a network under the policy protocol."""
-    if isinstance(network, CandidateNetwork):
-        return CandidatePolicy(name, schema, network)
-    return LearnedPolicy(name, schema, network)
+    """Return a network under the policy protocol, by its compiled pass if it has one."""
+    return network.compiled(name, schema) or LearnedPolicy(name, schema, network)
 
 
 def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
@@ -113,30 +115,47 @@ def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
     with open_archive(read_file(path), (SCHEMA, WEIGHTS), packed=True) as archive:
         schema = _schema(path, read_entry(archive, SCHEMA, MOST_SCHEMA_BYTES))
         check_features(schema, str(path))
-        expected = _shapes(schema)
-        most_bytes = LARGEST_BYTES if schema.network == "candidates" else min(packed_bytes(expected), LARGEST_BYTES)
+        kind, layout = _network(path, schema), layout_of(schema)
+        expected = _shapes(kind, layout)
+        most_bytes = LARGEST_BYTES if kind.sized_by else min(packed_bytes(expected), LARGEST_BYTES)
         content = read_entry(archive, WEIGHTS, most_bytes)
     with open_archive(content, tuple(f"{name}.npy" for name in expected), packed=False) as weights:
-        width = _width(weights) if schema.network == "candidates" else None
-        arrays = arrays_in(weights, _shapes(schema, width))
+        width = (_width(weights, kind.sized_by),) if kind.sized_by else ()
+        arrays = arrays_in(weights, _shapes(kind, layout, *width))
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise CheckpointError(f"{path}: some weights are not finite; train it again")
-    network = network_of(schema)
-    return schema, network if width is None else CandidateNetwork(layout_of(schema), width), arrays
+    return schema, kind(layout, *width), arrays
 
 
-def _width(weights: zipfile.ZipFile) -> int:
-    """Return of which width a network over candidates was trained."""
-    shape = shape_in(weights, "score.weight")
-    if len(shape) != 2 or not 0 < shape[1] <= MOST_UNITS:
-        raise ValueError(f"weight score.weight has shape {shape}, expected 1 to {MOST_UNITS} units")
-    return shape[1]
+def _network(path: Path, schema: Schema) -> type[Network]:
+    """Return the network that a schema names."""
+    known = registered("networks")
+    if schema.network not in known:
+        raise CheckpointError(
+            f"{path}: there is no network {schema.network!r}, only {', '.join(known)}; install the package that "
+            "registers it under longshore.networks"
+        )
+    kind = find_network(schema.network)
+    if schema.action not in kind.actions:
+        raise CheckpointError(
+            f"{path}: the network {schema.network!r} has no {schema.action} actions, only {', '.join(kind.actions)}; "
+            "it was made by another version"
+        )
+    return kind
 
 
-def _shapes(schema: Schema, width: int | None = None) -> Shapes:
+def _width(weights: zipfile.ZipFile, name: str) -> int:
+    """Return of which width a network was trained, by one of its weights."""
+    shape = shape_in(weights, name)
+    if not shape or not 0 < shape[-1] <= MOST_UNITS:
+        raise ValueError(f"weight {name} has shape {shape}, expected 1 to {MOST_UNITS} units")
+    return shape[-1]
+
+
+def _shapes(kind: type[Network], layout: Layout, *width: int) -> Shapes:
     """Return the shape of each weight of a network, which takes no memory."""
     with torch.device("meta"):
-        network = network_of(schema) if width is None else CandidateNetwork(layout_of(schema), width)
+        network = kind(layout, *width)
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 

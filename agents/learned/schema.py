@@ -27,7 +27,7 @@ class Schema(BaseModel):
     format: Literal[1] = 1
     longshore: Name  # version that wrote it
     algorithm: Name
-    network: Literal["mlp", "set", "candidates"]
+    network: Name  # as it is registered under longshore.networks
     action: Literal["gpu", "node", "candidate"]
     observation: Literal["patent", "patent-literal", "full"]
     waiting: bool

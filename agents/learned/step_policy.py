@@ -1,18 +1,21 @@
 """A trained network under the policy protocol."""
 
+from typing import Any
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ...cluster.files.errors import CheckpointError
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import Simulation
 from ...envs.batch import ACTIONS, OBSERVATIONS
 from ...envs.features import NODE_COUNT
-from ...envs.layout import observation_size
+from ...envs.layout import action_count, observation_size
 from ...envs.stepping import begin_rows, choose, continue_rows, show
-from ..networks.networks import LARGEST, Network
 from .decision_record import DecisionRecord, joined, log_softmax
+from .network import LARGEST, Network
+from .open_actions import open_in, starts_due_in
 from .schema import Schema
 
 # Nodes in the same state have the same logit but for rounding, which differs with the size of a batch.
@@ -42,6 +45,11 @@ class LearnedPolicy:
         """Whether waiting is one of its actions."""
         return self.schema.waiting
 
+    @property
+    def temperature(self) -> float:
+        """What its logits are divided by where actions are drawn."""
+        return 1.0
+
     def check(self, sim: Simulation) -> None:
         """Refuse a cluster that the network cannot read.
 
@@ -49,27 +57,89 @@ class LearnedPolicy:
             CheckpointError: If the network is tied to another number of GPUs or nodes.
         """
         sizes = tuple(int(gpus) for gpus in np.diff(sim.cluster.first_gpu))
-        if self.schema.network == "mlp" and sizes != self.schema.node_gpus:
+        if not self.network.any_size and sizes != self.schema.node_gpus:
             raise CheckpointError(
                 f"{self.name} was trained for {self.schema.gpus} GPUs on {len(self.schema.node_gpus)} nodes, this "
-                f"cluster has {sum(sizes)} on {len(sizes)}, or other numbers on a node; use a policy with a `set` "
-                "network, or train one for this cluster"
+                f"cluster has {sum(sizes)} on {len(sizes)}, or other numbers on a node; use a policy whose network "
+                "serves clusters of any size, or train one for this cluster"
             )
-
-    def _items(self, sim: Simulation) -> int:
-        return int(sim.cluster.speed.size if self.schema.action == "node" else sim.cluster.gpu_node.size)
 
     def choose(self, observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the most probable open action of each row, shape (rows,); ties go to the first."""
         return _first_of_largest(self._open_logits(observations, masks))
+
+    def predict(
+        self,
+        observation: ArrayLike | dict[str, Any],
+        state: tuple[Any, ...] | None = None,
+        episode_start: ArrayLike | None = None,
+        deterministic: bool = True,  # noqa: FBT001, FBT002 (the signature is Stable-Baselines3's)
+        *,
+        action_masks: ArrayLike | None = None,
+    ) -> tuple[NDArray[np.int64], tuple[Any, ...] | None]:
+        """Return actions and the state, as models of Stable-Baselines3 and sb3-contrib do.
+
+        Args:
+            observation: Of an environment with the action and the observation of the policy's schema, shape (size,) or
+                (rows, size). No environment of ours has several in one.
+            state: Comes back as it is; the policy has none.
+            episode_start: Nothing hangs on it.
+            deterministic: Whether actions are the policy's own choice. Else they are drawn by their probabilities, with
+                the random numbers of PyTorch.
+            action_masks: Open actions, of shape (actions,) or (rows, actions). Without them, those are open of which
+                the observation says so; it does not say what a reservation closes.
+
+        Returns:
+            Actions, of no shape for one observation, else of shape (rows,).
+
+        Raises:
+            ValueError: If observations or masks have another shape, or a row has no open action.
+        """
+        del episode_start
+        given = np.ascontiguousarray(observation, dtype=np.float32)
+        observations = np.atleast_2d(given)
+        rows, items = observations.shape[0], self._items_in(observations)
+        masks = open_in(self.schema, observations) if action_masks is None else _masks(action_masks, rows, items)
+        logits = self._open_logits(observations, masks)
+        closed = np.flatnonzero(np.isneginf(logits).all(axis=1))
+        if closed.size:
+            raise ValueError(f"observation {closed[0]} has no open action that the policy knows")
+        actions = _first_of_largest(logits) if deterministic else self._drawn(logits)
+        return actions.reshape(given.shape[:-1]), state
+
+    def _items_in(self, observations: NDArray[np.float32]) -> int:
+        """Return how many items observations describe."""
+        before, each = len(self.schema.globals), len(self.schema.features)
+        items: int = (observations.shape[-1] - before) // each
+        is_free = self.network.any_size and self.schema.action != "candidate"
+        is_whole = observations.ndim == 2 and items > 0 and observations.shape[1] == before + each * items
+        if not (is_whole and (is_free or items == self.schema.items)):
+            raise ValueError(
+                f"observations have shape {observations.shape}, expected {before} numbers and {each} for each of "
+                f"{self.schema.items} {self.schema.action}s a row"
+            )
+        return items
+
+    def _drawn(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return an action of each row by its probability."""
+        probabilities = np.exp(log_softmax(logits / np.float32(self.temperature)))
+        drawn: NDArray[np.int64] = torch.multinomial(torch.from_numpy(probabilities), 1).squeeze(1).numpy()
+        return drawn
+
+    def _score(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits that the network tells, shape (rows, actions)."""
+        with torch.inference_mode():
+            logits: NDArray[np.float32] = self.network(torch.from_numpy(observations))[0].numpy()
+        return logits
 
     def _open_logits(self, observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Return the logits of all actions, shape (rows, actions): finite for those that are open, else -inf.
 
         Weights that are finite can still overflow; an open action must stay open, or a placement would never be whole.
         """
-        with torch.inference_mode():
-            logits = self.network(torch.from_numpy(observations))[0].numpy()
+        if self.schema.action == "candidate" and not self.waits:
+            masks = masks & starts_due_in(observations)
+        logits = self._score(observations)
         # A policy that never learned to wait has no logit for it, and one that did may not be allowed to.
         actions = min(logits.shape[1], masks.shape[1])
         finite = np.nan_to_num(logits[:, :actions], nan=-LARGEST).clip(-LARGEST, LARGEST)
@@ -79,11 +149,12 @@ class LearnedPolicy:
     def _arrays(self, sim: Simulation, rows: int) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float32]]:
         nodes, gpus = sim.cluster.speed.size, sim.cluster.gpu_node.size
         size = observation_size(self.schema.observation, self.schema.action, gpus, nodes)
-        masks = np.zeros((rows, self._items(sim) + int(sim.rules.waiting)), dtype=np.bool_)
+        actions = action_count(self.schema.action, gpus, nodes, waiting=bool(sim.rules.waiting))
+        masks = np.zeros((rows, actions), dtype=np.bool_)
         return np.zeros((rows, size), np.float32), masks, np.zeros((rows, nodes * NODE_COUNT), np.float32)
 
     def place(self, sim: Simulation, row: int) -> bool:
-        """Pick the GPUs of the job that is due in a row; False, with nothing picked, to wait."""
+        """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""
         self.check(sim)
         observations, masks, table = self._arrays(sim, 1)
         action, observation = ACTIONS[self.schema.action], OBSERVATIONS[self.schema.observation]
@@ -95,10 +166,8 @@ class LearnedPolicy:
             self._choices.append(
                 DecisionRecord(observations.copy(), np.isfinite(logits), logits, actions.astype(np.int32))
             )
-            chosen = int(actions[0])
-            if chosen == self._items(sim):
+            if not choose(sim, row, action, int(actions[0])):
                 return False
-            choose(sim, row, action, chosen)
         return True
 
     def last_decision(self) -> DecisionRecord:
@@ -118,6 +187,16 @@ class LearnedPolicy:
             rows = np.flatnonzero(~ended)
             chosen = self.choose(observations[rows], masks[rows])
             continue_rows(sim, *kinds, rows, chosen, observations, masks, table, ended)
+
+
+def _masks(given: ArrayLike, rows: int, items: int) -> NDArray[np.bool_]:
+    """Return masks of shape (rows, actions): one action for each item, and perhaps waiting."""
+    masks = np.atleast_2d(np.asarray(given, dtype=np.bool_))
+    if masks.shape not in ((rows, items), (rows, items + 1)):
+        raise ValueError(
+            f"action_masks have shape {masks.shape}, expected {rows} rows of {items} actions, and perhaps waiting"
+        )
+    return masks
 
 
 def _first_of_largest(logits: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .networks import Network
+from ..learned.network import Network
 
 ROWS = 1024  # of a chunk
 

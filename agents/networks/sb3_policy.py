@@ -11,20 +11,20 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
+from ..learned.network import Layout, find_network
 from .chunks import in_chunks
-from .networks import NETWORKS, Layout
 
 CLOSED = -1e8  # logit of an action that may not be taken, as in sb3-contrib
 
 
 class MaskedPolicy(MaskableActorCriticPolicy):
-    """Actor and critic of agents/networks/networks.py under the interface of MaskablePPO.
+    """A network under the interface of MaskablePPO.
 
     Args:
         observation_space: A flat Box.
         action_space: Discrete.
         lr_schedule: Learning rate by progress.
-        network: A name of NETWORKS.
+        network: Its registered name.
         layout: How the network reads observations.
         threads: Cores that learning takes.
         kwargs: What else MaskableActorCriticPolicy takes.
@@ -46,7 +46,7 @@ class MaskedPolicy(MaskableActorCriticPolicy):
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
-        self.network = NETWORKS[self.network_name](self.layout)
+        self.network = find_network(self.network_name)(self.layout)
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
         self.action_dist = make_masked_proba_distribution(self.action_space)
 

@@ -30,8 +30,8 @@ from ...cluster.model.objective import Objective, objective_of
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import Simulation
-from ..learned.candidate_run import take_candidate
 from ..learned.objective import objective_unit_s, spent_s
+from ..networks.candidate_run import take_candidate
 from ..parts import Watchable
 from ..protocol import Policy
 from .posterior import Posterior, blend, posterior_of, value_of_information

@@ -76,7 +76,7 @@ def _swap_ends(sim: Simulation, row: int, a: int, b: int) -> None:
 
 @kernel
 def _sink_end(sim: Simulation, row: int, at: int, size: int) -> None:
-    """Candidate the end at a place of a heap, whose latest stands first, down to where it belongs."""
+    """Move the end at a place of a heap, whose latest stands first, down to where it belongs."""
     while 2 * at + 1 < size:
         child = 2 * at + 1
         if child + 1 < size and _ends_before(sim, row, child, child + 1):

@@ -3,13 +3,18 @@
 import math
 
 from ..kernels.compiled import kernel
-from ..model.scenarios import ORDERS
 from ..state.state import OTHERS, Simulation
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
+from .orders.table import is_by_key, is_smallest_first, key_of, passes
 from .placing import begin_picks, least_slowdown
-from .queue_index import first_to_pass, hide, is_indexed, longest_waiting, next_to_age_s, shortest_job, show_hidden
+from .queue_index import first_to_pass, hide, is_indexed, longest_waiting, next_to_age_s, show_hidden, smallest_job
 
-FIFO, EASY, SHORTEST = ORDERS["fifo"], ORDERS["easy"], ORDERS["shortest"]
+
+@kernel
+def _key(sim: Simulation, row: int, job: int) -> float:
+    """Return what the order regime orders jobs by."""
+    gpus = sim.scenarios.gpus[sim.state.scenario[row], job]
+    return float(key_of(sim.rules.order, gpus, estimated_work_s(sim, row, job)))
 
 
 @kernel
@@ -83,7 +88,7 @@ def _aged_job(sim: Simulation, row: int) -> int:
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
     in_service = sim.cluster.gpu_node.size - state.down[row]
-    if sim.rules.order != FIFO and is_indexed(sim, row):
+    if passes(sim.rules.order) and is_indexed(sim, row):
         longest = longest_waiting(sim, row, in_service)
         aged = longest >= 0 and state.now_s[row] >= state.queued_s[row, longest] + sim.rules.ageing_s
         return longest if aged else -1
@@ -97,7 +102,7 @@ def _aged_job(sim: Simulation, row: int) -> int:
             and gpus[job] <= in_service
         ):
             best = job
-        job = state.next_job[row, job] if sim.rules.order != FIFO else -1
+        job = state.next_job[row, job] if passes(sim.rules.order) else -1
     return best
 
 
@@ -108,30 +113,30 @@ def next_ageing_s(sim: Simulation, row: int) -> float:
     least_s = math.inf
     if sim.rules.ageing_s == math.inf:
         return least_s
-    if sim.rules.order != FIFO and is_indexed(sim, row):
+    if passes(sim.rules.order) and is_indexed(sim, row):
         return next_to_age_s(sim, row)
     job = state.head[row]
     while job >= 0:
         aged_s = state.queued_s[row, job] + sim.rules.ageing_s
         if state.now_s[row] < aged_s < least_s:
             least_s = aged_s
-        job = state.next_job[row, job] if sim.rules.order != FIFO else -1
+        job = state.next_job[row, job] if passes(sim.rules.order) else -1
     return least_s
 
 
 @kernel
-def _shortest(sim: Simulation, row: int) -> int:
-    """Return the waiting job of shortest estimate, the first in the queue among equals."""
+def _smallest(sim: Simulation, row: int) -> int:
+    """Return the waiting job of smallest key, the first in the queue among equals."""
     state = sim.state
     if is_indexed(sim, row):
-        return shortest_job(sim, row)
+        return smallest_job(sim, row)
     best = state.head[row]
-    least_s = estimated_work_s(sim, row, best)
+    least = _key(sim, row, best)
     job = state.next_job[row, best]
     while job >= 0:
-        work_s = estimated_work_s(sim, row, job)
-        if work_s < least_s:
-            best, least_s = job, work_s
+        key = _key(sim, row, job)
+        if key < least:
+            best, least = job, key
         job = state.next_job[row, job]
     return best
 
@@ -139,7 +144,7 @@ def _shortest(sim: Simulation, row: int) -> int:
 @kernel
 def _holder(sim: Simulation, row: int) -> int:
     """Return the job of the queue that holds the reservation."""
-    return _shortest(sim, row) if sim.rules.order == SHORTEST else sim.state.head[row]
+    return _smallest(sim, row) if is_smallest_first(sim.rules.order) else sim.state.head[row]
 
 
 @kernel
@@ -163,18 +168,18 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
     state = sim.state
     if _all_may_pass(sim, row) and is_indexed(sim, row):
         return first_to_pass(sim, row)
-    by_estimate = sim.rules.order != EASY
-    best, least_s = -1, math.inf
+    by_key = is_by_key(sim.rules.order)
+    best, least = -1, math.inf
     job, left = state.head[row], sim.rules.backfill_depth
     while job >= 0 and left > 0:
         if job != holder:
             left -= 1
             if _may_pass(sim, row, job):
-                work_s = estimated_work_s(sim, row, job)
-                if not by_estimate:
+                if not by_key:
                     return job
-                if work_s < least_s:
-                    best, least_s = job, work_s
+                key = _key(sim, row, job)
+                if best < 0 or key < least:
+                    best, least = job, key
         job = state.next_job[row, job]
     return best
 
@@ -197,7 +202,7 @@ def next_job(sim: Simulation, row: int) -> int:
             return aged if gpus[aged] <= state.usable[row] else -1
     if state.rested[row] == state.moment[row]:
         return -1
-    if sim.rules.order == FIFO:
+    if not passes(sim.rules.order):
         return head if gpus[head] <= state.usable[row] and state.waited[row] != state.moment[row] else -1
     holder = _holder(sim, row)
     if gpus[holder] <= state.usable[row] and state.passed[row, holder] != state.moment[row]:
@@ -217,7 +222,7 @@ def may_wait(sim: Simulation, row: int) -> bool:
 @kernel
 def may_turn(sim: Simulation, row: int) -> bool:
     """Say whether the policy may turn to another job than the one that is due: where it may let that one wait."""
-    return bool(sim.rules.order != FIFO and may_wait(sim, row))
+    return bool(passes(sim.rules.order) and may_wait(sim, row))
 
 
 @kernel
@@ -247,7 +252,7 @@ def list_others(sim: Simulation, row: int) -> int:
     reservation that they must keep, and no longer that of the job that is due.
     """
     state = sim.state
-    by_estimate = sim.rules.order != EASY
+    by_key = is_by_key(sim.rules.order)
     holder, due = _holder(sim, row), state.current[row]
     _reserve(sim, row, holder)
     if _all_may_pass(sim, row) and is_indexed(sim, row):
@@ -255,12 +260,12 @@ def list_others(sim: Simulation, row: int) -> int:
     others = sim.scratch.other_job
     count = 0
     job, left = state.head[row], sim.rules.backfill_depth
-    while job >= 0 and left > 0 and (by_estimate or count < OTHERS):
+    while job >= 0 and left > 0 and (by_key or count < OTHERS):
         left -= job != holder
         if job not in (holder, due) and _may_pass(sim, row, job):
-            work_s = estimated_work_s(sim, row, job)
+            key = _key(sim, row, job)
             at = min(count, OTHERS)
-            while by_estimate and at > 0 and estimated_work_s(sim, row, others[row, at - 1]) > work_s:
+            while by_key and at > 0 and _key(sim, row, others[row, at - 1]) > key:
                 if at < OTHERS:
                     others[row, at] = others[row, at - 1]
                 at -= 1

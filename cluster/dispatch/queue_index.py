@@ -14,12 +14,11 @@ import math
 
 from ..kernels.compiled import kernel
 from ..kernels.heap import push, remove
-from ..model.scenarios import ORDERS
 from ..state.state import Simulation
 from .expected import estimated_work_s, expected_run_s
+from .orders.table import is_by_key, key_of
 from .placing import least_slowdown
 
-EASY = ORDERS["easy"]
 NO_LEAVES, EMPTY, KEPT = range(3)  # `index_stage`
 LONGEST_S = 1.7976931348623157e308  # the largest number, which stands for runs that are longer: inf is that of no job
 
@@ -101,14 +100,22 @@ def _climb(sim: Simulation, row: int, leaf: int) -> None:
 
 
 @kernel
+def _key(sim: Simulation, row: int, job: int) -> float:
+    """Return what a job is ordered by: what the order regime says, or its place in the queue."""
+    if not is_by_key(sim.rules.order):
+        return float(sim.state.index_place[row, job])
+    gpus = sim.scenarios.gpus[sim.state.scenario[row], job]
+    return float(key_of(sim.rules.order, gpus, estimated_work_s(sim, row, job)))
+
+
+@kernel
 def _offer(sim: Simulation, row: int, job: int) -> None:
     """Let a job of the queue be found by `first_to_pass`."""
     state = sim.state
     leaf = state.index_leaf[row, job]
     node = state.index_best.shape[1] // 2 + leaf
     state.index_best[row, node] = leaf
-    by_place = sim.rules.order == EASY
-    state.index_key[row, node] = state.index_place[row, job] if by_place else estimated_work_s(sim, row, job)
+    state.index_key[row, node] = _key(sim, row, job)
     run_s = expected_run_s(sim, row, job, least_slowdown(sim, row, job))
     state.index_run_s[row, node] = min(run_s, LONGEST_S)
     _climb(sim, row, leaf)
@@ -257,18 +264,15 @@ def note_passed(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def shortest_job(sim: Simulation, row: int) -> int:
-    """Return the waiting job of shortest estimate, hidden or not, the first in the queue among equals.
-
-    Not under `easy`, whose index is by place.
-    """
+def smallest_job(sim: Simulation, row: int) -> int:
+    """Return the waiting job of smallest key, hidden or not, the first in the queue among equals."""
     state = sim.state
     leaf, key = state.index_best[row, 1], state.index_key[row, 1]
     for at in range(state.index_hidden[row]):
         job = state.index_hidden_job[row, at]
-        work_s = estimated_work_s(sim, row, job)
-        if _is_first(sim, row, work_s, state.index_leaf[row, job], key, leaf):
-            leaf, key = state.index_leaf[row, job], work_s
+        own = _key(sim, row, job)
+        if _is_first(sim, row, own, state.index_leaf[row, job], key, leaf):
+            leaf, key = state.index_leaf[row, job], own
     return int(state.index_job[row, leaf])
 
 

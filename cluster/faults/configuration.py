@@ -1,7 +1,8 @@
-"""What all fault models have in common: repairs, transient faults, and the arrays they build."""
+"""What a fault model is, and what all have in common: repairs, transient faults, and the arrays they build."""
 
 import math
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,17 @@ class FaultConfiguration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    model: str
+    model: str = ""  # the name that it is registered under, as the cluster file gives it
     transient_probability: Share = 0.73  # a restart is enough
     repair_mean_s: Positive = REPAIR_MEAN_S
     repair_sigma: Annotated[float, Field(ge=0, le=10)] = REPAIR_SIGMA  # log-normal; 0: exponential
+
+
+class FaultModel(NamedTuple):
+    """One way in which a cluster fails."""
+
+    configuration: type[FaultConfiguration]  # the `faults` section of a cluster file
+    build: Callable[..., FaultDraw]  # of (cluster, hazard_per_s, configuration, seed)
 
 
 def fault_process(configuration: FaultConfiguration, shape: float) -> FaultProcess:

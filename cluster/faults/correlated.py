@@ -1,13 +1,13 @@
 """Faults that take a whole node or a whole rack away, besides those of single GPUs."""
 
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
 from ..model.topology import Cluster
-from .configuration import FaultConfiguration, FaultDraw, Share, fault_process, source_rates
+from .configuration import FaultConfiguration, FaultDraw, FaultModel, Share, fault_process, source_rates
 from .weibull import Shape
 
 
@@ -18,7 +18,6 @@ class Correlated(FaultConfiguration):
     (14.6 % of the node faults) hit several nodes at the same moment.
     """
 
-    model: Literal["correlated"] = "correlated"
     node_share: Share = 0.24
     rack_share: Share = 0.057
     shape: Shape = 1.0
@@ -50,3 +49,6 @@ def correlated(cluster: Cluster, hazard_per_s: NDArray[np.float64], configuratio
     single = max(0.0, 1.0 - node_share - rack_share)
     rates = source_rates(cluster, single * hazard_per_s, node_share * of_node, rack_share * of_rack)
     return rates, fault_process(configuration, configuration.shape)
+
+
+MODEL = FaultModel(Correlated, correlated)

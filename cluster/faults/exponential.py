@@ -1,18 +1,14 @@
 """GPUs that fail one by one, without memory."""
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..model.topology import Cluster
-from .configuration import FaultConfiguration, FaultDraw, fault_process, source_rates
+from .configuration import FaultConfiguration, FaultDraw, FaultModel, fault_process, source_rates
 
 
 class Exponential(FaultConfiguration):
     """Configuration of exponential up times."""
-
-    model: Literal["exponential"] = "exponential"
 
 
 def exponential(
@@ -30,3 +26,6 @@ def exponential(
         Rates of shape (sources,), and the process.
     """
     return source_rates(cluster, hazard_per_s), fault_process(configuration, 1.0)
+
+
+MODEL = FaultModel(Exponential, exponential)

@@ -1,6 +1,6 @@
 """A few nodes that fail far more often than the others."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from pydantic import Field
 from ..kernels.counter_random import uniform
 from ..model.scenarios import fault_sources
 from ..model.topology import Cluster
-from .configuration import FaultConfiguration, FaultDraw, Share, fault_process, source_rates
+from .configuration import FaultConfiguration, FaultDraw, FaultModel, Share, fault_process, source_rates
 from .weibull import Shape
 
 # 5 % of the nodes have 24.5 % of the faults: 0.245 / 0.05 against 0.755 / 0.95.
@@ -19,7 +19,6 @@ DEFAULT_FACTOR = 6.17
 class Lemon(FaultConfiguration):
     """Configuration of lemon nodes, which bear `lemon_factor` times the fault rate of the others."""
 
-    model: Literal["lemon"] = "lemon"
     lemon_share: Share = 0.05
     lemon_factor: Annotated[float, Field(ge=1, le=1e6)] = DEFAULT_FACTOR
     shape: Shape = 1.0
@@ -51,3 +50,6 @@ def _lemon_nodes(cluster: Cluster, configuration: Lemon, seed: int) -> NDArray[n
     first = fault_sources(cluster)
     drawn = np.array([uniform(seed, first + node, 0) for node in range(cluster.speed.size)])
     return drawn < configuration.lemon_share
+
+
+MODEL = FaultModel(Lemon, lemon)

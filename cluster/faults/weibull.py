@@ -1,13 +1,13 @@
 """GPUs that fail one by one, and again soon after."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from ..model.topology import Cluster
-from .configuration import FaultConfiguration, FaultDraw, fault_process, source_rates
+from .configuration import FaultConfiguration, FaultDraw, FaultModel, fault_process, source_rates
 
 DEFAULT_SHAPE = 0.62  # measured on the times between faults of InfiniteHBD's trace
 Shape = Annotated[float, Field(ge=0.1, le=10)]
@@ -16,7 +16,6 @@ Shape = Annotated[float, Field(ge=0.1, le=10)]
 class Weibull(FaultConfiguration):
     """Configuration of Weibull up times; with a shape below 1 faults come in bursts."""
 
-    model: Literal["weibull"] = "weibull"
     shape: Shape = DEFAULT_SHAPE
 
 
@@ -33,3 +32,6 @@ def weibull(cluster: Cluster, hazard_per_s: NDArray[np.float64], configuration: 
         Rates of shape (sources,), and the process.
     """
     return source_rates(cluster, hazard_per_s), fault_process(configuration, configuration.shape)
+
+
+MODEL = FaultModel(Weibull, weibull)

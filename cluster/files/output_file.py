@@ -1,7 +1,8 @@
 """Files that a command writes: refused before the long work if they cannot be written, so that no result is lost."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import InputError
@@ -49,6 +50,14 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", "give another path", path=path) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write to; what stands there then replaces a file at once, or not at all if the writing fails."""
+    part = path.with_name(path.name + ".part")
+    yield part
+    part.replace(path)
 
 
 def make_folder(path: Path, option: str) -> None:

@@ -3,7 +3,9 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +13,25 @@ import numba
 from numba.core.dispatcher import Dispatcher
 from numba.core.types import Type, unliteral
 
+from ..files.plugins import registered
+
 PACKAGE = Path(__file__).absolute().parents[2]
+COMPILED_SEAMS = ("heuristics", "orders", "rewards")  # whose kernels are called by ours, which are compiled with them
+
+
+def _strangers() -> Iterator[bytes]:
+    """Return what tells apart the kernels that other packages add to ours: the text of the modules that register them.
+
+    An editable install changes without a new version.
+    """
+    for seam in COMPILED_SEAMS:
+        for name, point in registered(seam).items():
+            if point.module.partition(".")[0] == "longshore":
+                continue
+            yield f"{seam} {name} {point.value} {point.dist and point.dist.version}".encode()
+            with suppress(Exception):  # whoever uses it is told
+                spec = find_spec(point.module)
+                yield Path(spec.origin).read_bytes() if spec and spec.origin else b""
 
 
 def _cache_folder() -> Path:
@@ -20,6 +40,8 @@ def _cache_folder() -> Path:
     for room in ("agents", "cluster", "envs"):  # the rooms with kernels
         for path in sorted((PACKAGE / room).rglob("*.py")):
             digest.update(path.read_bytes())
+    for text in _strangers():
+        digest.update(text)
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "longshore" / "kernels" / digest.hexdigest()[:16]
     try:

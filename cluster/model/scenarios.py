@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.errors import InputError
+from ..files.plugins import registered
 from .topology import Cluster
 from .workload import Workload
 
@@ -60,7 +61,7 @@ class Rules(NamedTuple):
     backfill_depth: int = EVERY_JOB  # of the queue, behind the holder of the reservation: who may pass it
 
 
-ORDERS = {"fifo": 0, "easy": 1, "easy-shortest": 2, "shortest": 3}
+ORDERS = {name: number for number, name in enumerate(registered("orders"))}  # number of each order regime
 
 
 def fault_sources(cluster: Cluster) -> int:

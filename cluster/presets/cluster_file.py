@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ..faults import FAULT_MODELS
 from ..faults.configuration import DEFAULT_HAZARD_PER_S, FaultConfiguration, FaultDraw
+from ..faults.registry import fault_model
 from ..files.errors import InputError, raise_all
 from ..files.input_problems import MOST_TOLD, Place, nearest, shortened
+from ..files.plugins import registered
 from ..files.yaml_file import YamlFile, not_told, read_yaml, validated
 from ..model.scenarios import MOST_RESTART_S, ORDERS, Rules
 from ..model.topology import Cluster
@@ -133,6 +134,7 @@ def read_cluster(path: Path) -> ClusterSetup:
 
     Raises:
         InputError: If the file cannot be read or used; one line with the file, its line, the field, and what to do.
+        PluginError: If its fault model cannot be imported.
     """
     file = read_yaml(path, "docs/clusters.md")
     content = validated(file, ClusterFile, file.data)
@@ -160,7 +162,7 @@ def draw_faults(setup: ClusterSetup, seed: int) -> FaultDraw:
         setup: The cluster and its fault model.
         seed: Decides what the model draws, such as which nodes are lemons.
     """
-    return FAULT_MODELS[setup.faults.model].build(setup.cluster, setup.hazard_per_s, setup.faults, seed)
+    return fault_model(setup.faults.model).build(setup.cluster, setup.hazard_per_s, setup.faults, seed)
 
 
 def _check_references(file: YamlFile, content: ClusterFile) -> None:
@@ -279,11 +281,10 @@ def _node_names(file: YamlFile, racks: list[_Rack]) -> tuple[str, ...]:
 
 def _fault_configuration(file: YamlFile, section: dict[str, object]) -> FaultConfiguration:
     """Return the `faults` section as the configuration of its model."""
+    known = registered("faults")
     if "model" not in section:
-        raise file.error(("faults", "model"), "is missing", f"add it; known: {', '.join(FAULT_MODELS)}")
+        raise file.error(("faults", "model"), "is missing", f"add it; known: {', '.join(known)}")
     name = section["model"]
-    if not isinstance(name, str) or name not in FAULT_MODELS:
-        raise file.error(
-            ("faults", "model"), f"{shortened(name)} is not a fault model", nearest(str(name), FAULT_MODELS)
-        )
-    return validated(file, FAULT_MODELS[name].configuration, section, ("faults",))
+    if not isinstance(name, str) or name not in known:
+        raise file.error(("faults", "model"), f"{shortened(name)} is not a fault model", nearest(str(name), known))
+    return validated(file, fault_model(name).configuration, section, ("faults",))

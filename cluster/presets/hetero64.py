@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.problem import Problem
-from ..model.scenarios import FaultProcess, Rules, Scenarios, fault_sources
+from ..model.scenarios import ORDERS, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster, grid_cluster
 from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES
 
@@ -103,7 +103,7 @@ def rules() -> Rules:
         reference_nic_bytes_per_s=12.5e9,
         checkpoint_s=HOUR_S,
         restart_s=0.25 * HOUR_S,
-        order=0,
+        order=ORDERS["fifo"],
         ageing_s=float("inf"),
         waiting=False,
     )

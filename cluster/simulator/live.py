@@ -11,7 +11,7 @@ from ..model.problem import Problem
 from ..model.scenarios import EVERY_JOB, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster
 from ..state.state import Simulation
-from .engine import dequeue, enqueue_first, enqueue_last, link
+from .job_changes import dequeue, enqueue_first, enqueue_last, link
 from .simulation import simulation_of
 
 OF_JOBS = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # what scenarios say of each

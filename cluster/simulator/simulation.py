@@ -3,13 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dispatch.orders.table import order_of
 from ..model.outcome import Outcome
 from ..model.problem import Problem
-from ..model.scenarios import EVERY_JOB, ORDERS
+from ..model.scenarios import EVERY_JOB
 from ..state.border import sound_cluster, sound_process, sound_rules, sound_scenarios
 from ..state.state import INDEX_FROM, Log, Simulation, State, allocate_log, allocate_state, traits_of
-
-FIFO = ORDERS["fifo"]
 
 
 def simulation_of(
@@ -28,6 +27,7 @@ def simulation_of(
         index_from: Length of a queue from which it has an index, more than any queue for never. It changes no result.
 
     Raises:
+        PluginError: If the order regime cannot be used.
         ValueError: If anything could not be run (cluster/state/border.py), such as a job that asks more GPUs than
             the cluster has; naming the field.
     """
@@ -41,7 +41,7 @@ def simulation_of(
         traits=traits_of(cluster, scenarios),
         process=sound_process(problem.process),
         rules=rules,
-        state=allocate_state(cluster, scenarios, rows, EVERY_JOB if rules.order == FIFO else index_from),
+        state=allocate_state(cluster, scenarios, rows, index_from if order_of(rules.order).passes else EVERY_JOB),
         log=log or allocate_log(0, 0),
     )
 

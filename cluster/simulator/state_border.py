@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN
+from ..dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, SEVERAL_RACKS
 from ..state.border import refuse
 from ..state.shapes import ANY, RANGES, Floats, Ints
 from ..state.state import Simulation, State
-from .engine import MOST_QUIET, MOST_STOPS
+from .limits import MOST_QUIET, MOST_STOPS
 
 # Of times and sums of them. No run comes near: traces end after 3,000 years, 1e11 s. Such a time is still finite as a
 # number of 32 bits, as rewards are, in the smallest unit of rewards, and when it is divided by the least slowdown.
@@ -46,6 +46,7 @@ def sound_state(sim: Simulation, state: State) -> State:
     _check_sources(sim, state)
     _check_jobs(sim, state, _waiting(state))
     _check_gpus(sim, state)
+    _check_picks(sim, state)
     _same("index_from", state.index_from, sim.state.index_from)  # by which there is room for an index
     new = {name: np.zeros_like(getattr(state, name)) for name in ("index_stage", "ends_kept", "unlooked")}
     return state._replace(**new)
@@ -207,3 +208,24 @@ def _check_gpus(sim: Simulation, state: State) -> None:
     fits = (state.gpu_down == 0) | (state.gpu_job < 0)
     refuse("state.gpu_down", state.gpu_down, fits, "0 for a GPU that a job holds")
     _same("picked_nodes", state.picked_nodes, (state.taken > 0).sum(axis=1))
+
+
+def _check_picks(sim: Simulation, state: State) -> None:
+    """Refuse what is told of the picks, from which their run time follows, unless the picks say so."""
+    cluster, is_taken = sim.cluster, state.taken > 0
+    slowest = {
+        "speed": (sim.scenarios.speed[state.scenario], is_taken),
+        "intra": (cluster.intra_bytes_per_s, state.taken > 1),
+        "nic": (cluster.nic_bytes_per_s, is_taken),
+        "uplink": (cluster.uplink_bytes_per_s[cluster.node_rack], is_taken),
+    }
+    for name, (values, counts) in slowest.items():
+        expected = np.where(counts, values, np.inf).min(axis=1)
+        _same(f"picked_{name}", getattr(state, f"picked_{name}"), expected)
+    racks = np.where(is_taken, cluster.node_rack, -1).max(axis=1)
+    is_one = (~is_taken | (cluster.node_rack == racks[:, None])).all(axis=1)
+    _same("picked_rack", state.picked_rack, np.where(is_one, racks, SEVERAL_RACKS))
+    is_picked = state.gpu_job == state.current[:, None]
+    hazard = np.where(is_picked, sim.scenarios.hazard_per_s[state.scenario], 0.0).sum(axis=1)
+    fits = np.isclose(state.picked_hazard, hazard, rtol=1e-9, atol=0.0)  # added up in the order of the picks
+    refuse("state.picked_hazard", state.picked_hazard, fits, "the sum over the picks")

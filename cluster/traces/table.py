@@ -6,7 +6,7 @@ guesses a type.
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -110,8 +110,10 @@ class Rows:
         raise self.error(column, row, "is not a number", "write one, or drop the row")
 
 
-def read_rows(path: Path, columns: tuple[str, ...], *, optional: tuple[str, ...] = ()) -> Iterator[Rows]:
+def read_rows(path: Path, columns: tuple[str, ...], *, optional: tuple[str, ...] = ()) -> Generator[Rows, None, None]:
     """Yield the rows of a csv file with a header, some ten thousand at a time. Empty lines are passed over.
+
+    The file is open until all are read, or `close` is called.
 
     Args:
         path: The file.

@@ -1,7 +1,6 @@
 """Backends by name: ours and those that other packages register, found without importing any until it is used."""
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,11 +8,11 @@ from pydantic import BaseModel, ValidationError
 
 from ...cluster.files.errors import BackendError, InputError, PluginError, raise_all
 from ...cluster.files.input_problems import input_problems, nearest
+from ...cluster.files.plugins import load, registered
 from ...cluster.files.yaml_file import YamlFile, validated
 from ..model.gpu_index import Layout
 from .protocol import Backend
 
-GROUP = "longshore.backends"
 PLACE = ("backend", "settings")  # in the configuration file
 
 
@@ -72,20 +71,17 @@ def kind_of(name: str, file: YamlFile | None = None) -> Buildable:
         InputError: If there is no such backend.
         PluginError: If it cannot be imported or built.
     """
-    registered = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in registered:
+    known = registered("backends")
+    if name not in known:
         problem = f"there is no backend {name!r}"
         raise (
-            InputError(problem, nearest(name, registered))
+            InputError(problem, nearest(name, known))
             if file is None
-            else file.error(("backend", "name"), problem, nearest(name, registered))
+            else file.error(("backend", "name"), problem, nearest(name, known))
         )
-    try:
-        kind: Buildable = registered[name].load()
-    except Exception as error:  # a stranger's module may fail in any way
-        raise PluginError(f"backend {name!r} ({registered[name].value}) cannot be imported: {error}") from error
+    kind: Buildable = load("backends", name)
     if not hasattr(kind, "Settings") or not hasattr(kind, "build"):
-        raise PluginError(f"backend {name!r} ({registered[name].value}) cannot be built: it lacks Settings or build")
+        raise PluginError(f"backend {name!r} ({known[name].value}) cannot be built: it lacks Settings or build")
     return kind
 
 

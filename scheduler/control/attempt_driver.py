@@ -54,7 +54,7 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> 
         spec.grace_s,
         limit_s,
         spec.image,
-        is_held=spec.sbatch is not None,
+        is_held=spec.external is not None,
     )
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from ...cluster.files.errors import BackendError
 from ..backends.protocol import Held, Holds
 from ..model.error_words import words_of
-from ..model.job_spec import LEAST_S, YEAR_S, Retry, Sbatch, StoredJob
+from ..model.job_spec import LEAST_S, YEAR_S, External, Retry, Shape, StoredJob
 from ..model.states import FINAL, Desired
 from ..store.rows.jobs import MANY, NewJob, get_jobs, insert_job, set_desired
 from ..store.rows.leases import check_fence
@@ -114,7 +114,8 @@ def new_job_of(held: Held) -> NewJob:
     given = {
         "name": name_of(held.name), "gpus": held.gpus, "command": ("sbatch", held.name), "retry": RETRY,
         "estimate_s": max(LEAST_S, min(held.estimate_s, YEAR_S)),
-        "sbatch": Sbatch(number=held.number, nodes=held.nodes),
+        "external": External(number=held.number),
+        "shape": Shape(nodes=held.nodes, gpus_per_node=held.gpus // held.nodes),
     }  # fmt: skip
     spec = StoredJob.model_validate(given)
     content = spec.model_dump(mode="json")

@@ -174,7 +174,7 @@ class Reconciler:
         started, until, due = [], time.monotonic() + PLACE_S, cache.mirror.due()
         while due is not None:
             with cache.about(due, now_s, spoils=True, what="placing", step="decision"):
-                decision = self.parts.placer.settle(cache.mirror, cache.nodes_of)
+                decision = self.parts.placer.settle(cache.mirror, cache.form_of)
                 cache.errors.took(due, "placing", "decision", now_s)
             step = "start" if decision.started else "wait"
             with cache.about(decision.job, now_s, spoils=True, what="placing", step=step):
@@ -201,8 +201,8 @@ class Reconciler:
 
     def _is_unfit(self, cache: StateCache, job: str) -> bool:
         """Say whether no GPUs in service could hold a job, though they are as many as it asks for."""
-        nodes = cache.nodes_of(job)
-        return nodes > 0 and not fitted(cache.mirror, job, (), nodes, in_service=True)
+        form = cache.form_of(job)
+        return form is not None and not fitted(cache.mirror, job, (), form, in_service=True)
 
     def _open(self, cache: StateCache, decision: Decision, now_s: float) -> int:
         standing = cache.mirror.standing(decision.job)

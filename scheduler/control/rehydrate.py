@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 
+from ..mirror.shape import Form
 from ..mirror.standing import Asked, Known, Standing
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
 from ..model.job_spec import LEAST_S, StoredJob
 from ..model.states import OPEN_ATTEMPTS
-from ..model.stored_spec import is_of_sbatch, stored_job, stored_or_usual
+from ..model.stored_spec import is_shaped, stored_job, stored_or_usual
 from ..model.tries import Tries
 from ..rules.job_step import may_enter
 from ..rules.quota import Quota
@@ -47,12 +48,12 @@ def estimate_of(row: JobRow) -> float:
     return _within(row.estimate_s, LEAST_S, MOST_S, StoredJob.model_fields["estimate_s"].default)
 
 
-def nodes_of(row: JobRow) -> int:
-    """Return how many nodes are to give a job the same GPUs each, 0 if it takes any GPUs."""
-    if not is_of_sbatch(row.spec):
-        return 0
-    sbatch = stored_job(row.spec).sbatch
-    return 0 if sbatch is None else sbatch.nodes
+def form_of(row: JobRow) -> Form | None:
+    """Return how a job's GPUs must lie on nodes, None if it takes any GPUs."""
+    if not is_shaped(row.spec):
+        return None
+    spec = stored_job(row.spec)
+    return None if spec.shape is None else Form(spec.shape.nodes, spec.external is not None)
 
 
 def used_by(row: JobRow) -> Tries:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from ..backends.protocol import Backend
 from ..health.monitor import Health, Monitor
 from ..mirror.cluster_mirror import ClusterMirror
+from ..mirror.shape import Form
 from ..mirror.standing import Known, Site
 from ..model.error_words import words_of
 from ..model.event import NewEvent
@@ -41,7 +42,7 @@ from ..store.transitions import (
 from ..store.trial import try_out
 from .job_errors import OF_NO_JOB, JobErrors, SpoiledError
 from .launches import Launches
-from .rehydrate import estimate_of, known_of, nodes_of
+from .rehydrate import estimate_of, form_of, known_of
 
 log = logging.getLogger(__name__)
 
@@ -216,9 +217,9 @@ class StateCache:
         self._keep(opened_job(opened))
         return attempt.number
 
-    def nodes_of(self, job: str) -> int:
-        """Return how many nodes are to give an open job the same GPUs each, 0 if it takes any GPUs."""
-        return nodes_of(self.jobs[job])
+    def form_of(self, job: str) -> Form | None:
+        """Return how the GPUs of an open job must lie on nodes, None if it takes any GPUs."""
+        return form_of(self.jobs[job])
 
     def decided(self, decision: NewDecision) -> None:
         """Store a decision."""

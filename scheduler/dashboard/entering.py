@@ -1,10 +1,11 @@
-"""Who sees the pages: whoever may see all jobs. A browser that has told a token keeps a number in its place.
+"""Who sees which page. A browser that has told a token keeps a number in its place.
 
 The number is good for the pages alone, and only until the scheduler ends: cookies go to every server of a host.
 
 Source: SPEC K8; docs/dashboard.md.
 """
 
+from collections.abc import Awaitable, Callable, Collection
 from typing import Annotated
 from urllib.parse import parse_qs
 
@@ -12,20 +13,21 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from ..access.browsers import Browsers
-from ..access.tokens import Role
+from ..access.tokens import Caller, Role
 from ..api.http.auth import Knowing, Serving, caller_with, has_own_origin, who_asks
 from ..api.http.problem_codes import CODES
 from ..api.http.problems import ProblemError
+from ..api.http.token_cache import Known
 from ..api.routes.browser_links import Letting, browsers_of
 from ..service.service import Service
+from .pages.page import OPERATORS
+from .pages.registry import registered_pages
 from .rendering import render
 
 COOKIE = "longshore"
-NOT_ALL = "the pages show everybody's jobs: they take a token with the role operator"
 OTHER_ORIGIN = "this was sent by another site, or by a proxy that does not pass the `Host` of the request on"
 USED = "the link was used, or is more than an hour old; `longshore dashboard` prints another"
 MOST_FORM_BYTES = 4096  # a form with a token
-OPEN = "/static/"  # what the page that asks for a token needs itself
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -34,27 +36,37 @@ class TokenNeededError(Exception):
     """Nobody may see a page without a token."""
 
 
-async def looking(request: Request, service: Serving, known: Knowing) -> None:
-    """Let in who may see all jobs.
+def looking(seen_by: Collection[Role]) -> Callable[..., Awaitable[None]]:
+    """Return the dependency that lets in who has one of some roles, and tells the page who it is.
 
-    Raises:
-        TokenNeededError: If the request has no valid token, and needs one.
-        ProblemError: If whoever asks may see only some.
+    It raises TokenNeededError if the request has no valid token, and needs one; ProblemError if whoever asks has
+    another role.
     """
-    if request.url.path.startswith(OPEN):
-        return
+
+    async def look(request: Request, service: Serving, known: Knowing) -> None:
+        request.state.caller = caller = await _caller(request, service, known)
+        if caller.role not in seen_by:
+            raise ProblemError("forbidden", _refused(seen_by))
+
+    return look
+
+
+async def _caller(request: Request, service: Service, known: Known) -> Caller:
     secret = (await browsers_of(request)).token_of(request.cookies.get(COOKIE, ""), service.now_s())
     try:
         if secret is None or "authorization" in request.headers:
-            caller = await who_asks(request, service, known)
-        else:
-            caller = await caller_with(secret, service, known)
+            return await who_asks(request, service, known)
+        return await caller_with(secret, service, known)
     except ProblemError as problem:
         if problem.code == "unauthorized":
             raise TokenNeededError from problem
         raise
-    if caller.role is not Role.OPERATOR:
-        raise ProblemError("forbidden", NOT_ALL)
+
+
+def _refused(seen_by: Collection[Role]) -> str:
+    if seen_by == OPERATORS:
+        return "the pages show everybody's jobs: they take a token with the role operator"
+    return f"this page takes a token with the role {' or '.join(sorted(seen_by))}"
 
 
 def check_origin(request: Request) -> None:
@@ -107,11 +119,10 @@ async def enter(request: Request, service: Serving, known: Knowing, browsers: Le
 async def _let_in(request: Request, secret: str, browsers: Browsers, service: Service, known: Knowing) -> Response:
     try:
         caller = await caller_with(secret, service, known)
-        if caller.role is not Role.OPERATOR:
-            raise ProblemError("forbidden", NOT_ALL)
+        first = _first_page(caller.role)
     except ProblemError as problem:
         return _asked_again(problem.code, str(problem))
-    entered = RedirectResponse("/", 303, {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"})
+    entered = RedirectResponse(first, 303, {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"})
     entered.set_cookie(
         COOKIE,
         browsers.let_in(secret, service.now_s()),
@@ -122,10 +133,21 @@ async def _let_in(request: Request, secret: str, browsers: Browsers, service: Se
     return entered
 
 
+def _first_page(role: Role) -> str:
+    """Return the address at which a role begins.
+
+    Raises:
+        ProblemError: If there is no page for it.
+    """
+    pages = registered_pages()
+    first = next((page.path for page in pages if role in page.seen_by), None)
+    if first is None:
+        raise ProblemError("forbidden", _refused(frozenset(seen for page in pages for seen in page.seen_by)))
+    return first
+
+
 def _asked_again(code: str, detail: str) -> Response:
-    answer = render("login.html", page="", problem=detail)
-    answer.status_code = CODES[code].status
-    return answer
+    return render("login.html", CODES[code].status, page="", problem=detail)
 
 
 @router.post("/logout")

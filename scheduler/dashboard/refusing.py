@@ -3,20 +3,25 @@
 from fastapi import Request, Response
 
 from ..api.http.problem_codes import CODES
+from .pages.registry import is_of, registered_pages
 from .rendering import render
 
-PAGES = ("/jobs", "/policy", "/events", "/parts/", "/static/", "/login", "/logout")  # and / itself
+BESIDE_PAGES = ("/parts/", "/static/", "/login", "/logout")
 PROGRAMS = ("/v1/", "/metrics", "/healthz", "/readyz", "/problems/", "/openapi.json")
+
+
+def is_of_browsers(path: str) -> bool:
+    """Say whether browsers ask for an address, and no programs."""
+    return path.startswith(BESIDE_PAGES) or any(is_of(page, path) for page in registered_pages())
 
 
 def refusal_page(request: Request, code: str, detail: str, headers: dict[str, str] | None) -> Response | None:
     """Return the page that tells an error, None where a program asks."""
     path = request.url.path
     lost = not path.startswith(PROGRAMS) and "text/html" in request.headers.get("accept", "")
-    if not (path == "/" or path.startswith(PAGES) or lost):
+    if not (is_of_browsers(path) or lost):
         return None
     title = code.replace("-", " ").capitalize()
-    answer = render("refused.html", page="", title=title, detail=detail, status=CODES[code].status)
-    answer.status_code = CODES[code].status
+    answer = render("refused.html", CODES[code].status, page="", title=title, detail=detail)
     answer.headers.update(headers or {})
     return answer

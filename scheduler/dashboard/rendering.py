@@ -9,11 +9,14 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import NamedTuple
 
+from fastapi import Response
 from fastapi.responses import HTMLResponse
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
-from ..api.views.models import decision_page
+from ..api.views.decisions import decision_page
+from ..service.service import Service
 from .charts.grid import blocks, cells
+from .pages.registry import registered_pages
 from .text import duration_text, elapsed, indices_text, milliseconds_text, moment, placement_text, sentence
 
 CSP = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
@@ -58,9 +61,51 @@ def static(name: str) -> str:
     return f"/static/{name}?v={static_files()[name].digest}"
 
 
-def render(template: str, **values: object) -> HTMLResponse:
-    """Return a page; every value is escaped."""
-    return HTMLResponse(_environment().get_template(template).render(values), headers=HEADERS)
+def render(template: str | Template, status_code: int = 200, /, **values: object) -> HTMLResponse:
+    """Return a page; every value is escaped.
+
+    Args:
+        template: The name of one of ours, or what `template_of` gave.
+        status_code: Of the answer.
+        values: What it shows.
+    """
+    text = _environment().get_template(template).render(values)
+    return HTMLResponse(text, status_code, headers=HEADERS)
+
+
+def draw(
+    service: Service, page: str, template: str | Template, status_code: int = 200, /, **values: object
+) -> HTMLResponse:
+    """Return a page, or a part of one, that also shows how the scheduler stands.
+
+    Args:
+        service: The scheduler.
+        page: Name of the page, whose link is marked; "" for none.
+        template: The name of one of ours, or what `template_of` gave.
+        status_code: Of the answer.
+        values: What else it shows.
+    """
+    policy = service.control.policy
+    return render(
+        template, status_code, page=page, now_s=service.now_s(), leads=service.leads(), mode=policy.mode,
+        policy=policy.name, fallback=policy.fallback, deadline_s=policy.deadline_s,
+        asks_for_tokens=not service.is_open, **values,
+    )  # fmt: skip
+
+
+def template_of(text: str) -> Template:
+    """Return a template by its text. It may extend base.html, import macros.html, and use all filters of ours."""
+    return _environment().from_string(text)
+
+
+def nothing_new() -> Response:
+    """Return what leaves a page as it is."""
+    return Response(status_code=204, headers=HEADERS)
+
+
+def no_part() -> Response:
+    """Return that there is no such part of a page."""
+    return Response(status_code=404, headers=HEADERS)
 
 
 @cache
@@ -76,5 +121,5 @@ def _environment() -> Environment:
         base=lambda name: PurePath(name).name, percent=lambda number: f"{number:.4g}%",
         share=lambda number: f"{100 * number:.0f} %",
     )  # fmt: skip
-    environment.globals.update(static=static, elapsed=elapsed)
+    environment.globals.update(static=static, elapsed=elapsed, pages=registered_pages)
     return environment

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...cluster.faults import FAULT_MODELS
 from ...cluster.faults.configuration import DEFAULT_HAZARD_PER_S
+from ...cluster.faults.none import NoFaults, none
 from ...cluster.model.scenarios import ORDERS, Rules
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
@@ -119,6 +119,5 @@ def _learned(gpus: dict[str, int], rack: dict[str, str]) -> Place:
         order=ORDERS["fifo"], ageing_s=float("inf"), waiting=False,
     )  # fmt: skip
     hazard_per_s = np.full(int(sizes.sum()), DEFAULT_HAZARD_PER_S)
-    none = FAULT_MODELS["none"]
-    process = none.build(cluster, hazard_per_s, none.configuration.model_validate({"model": "none"}), 0)[1]
+    process = none(cluster, hazard_per_s, NoFaults(), 0)[1]
     return Place(Site(cluster, rules, process, hazard_per_s), tuple(names))

@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import NamedTuple
 
-from ...cluster.files.errors import BackendError
+from ...cluster.files.errors import BackendError, PluginError
 from ..backends.protocol import Backend, StepLines, WritesSteps
-from ..model.job_spec import Watching
+from ..model.job_spec import OFF, Watching
 from ..model.placement import Placement
-from .detectors.named import DETECTORS
+from .detectors.protocol import Detector
+from .detectors.registry import new_detector
 from .liveness import AT_ONCE_LEAST, AT_ONCE_S, AT_ONCE_SHARE
 from .step_lines import Saved, StepKind, saved_in, steps_in
 from .step_watch import Hang, Slowness, StepWatch
@@ -171,7 +172,7 @@ class StepMonitor:
 
     def _begin(self, it: Running, wanted: Watching, now_s: float, others: int) -> _Followed:
         ranks = _ranks(it)
-        detector = None if wanted.slow == "off" else DETECTORS[wanted.slow]()
+        detector = _detector_of(it.name, wanted.slow)
         # Not all at the same moment, even if a scheduler takes all of them up at once.
         wait_s = LOOK_S * (others % 8) / 8.0
         watch = StepWatch(ranks, detector, wanted.hang_s, now_s)
@@ -231,6 +232,17 @@ class StepMonitor:
                 found.shared.extend(others)
                 self._shared_since_s = since_s
             found.slow[job] = slow._replace(is_shared=bool(others))
+
+
+def _detector_of(attempt: str, wanted: str) -> Detector | None:
+    """Return the detector that a job wants; None where it cannot be made, so that hangs are noticed all the same."""
+    if wanted == OFF:
+        return None
+    try:
+        return new_detector(wanted)
+    except PluginError as error:
+        log.warning("slow steps of %s are not looked for: %s", attempt, error)
+        return None
 
 
 def _ranks(it: Running) -> int:

@@ -5,14 +5,17 @@ Reads no clock, network or store. All of it is of this attempt, so that nothing 
 Source: SPEC K2, K3, K5, F3; docs/steps.md.
 """
 
+import logging
 import statistics
 from array import array
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from .detectors.cusum import Cusum
-from .detectors.named import Detector
+from .detectors.protocol import Detector
 from .step_lines import Begun, StepKind
+
+log = logging.getLogger(__name__)
 
 LEAST_HANG_S, UNKNOWN_HANG_S = 60.0, 900.0
 MEDIANS, LONGESTS, RECENT = 10.0, 2.0, 1500  # a step may take ten medians, and twice the longest of the last ones
@@ -226,10 +229,19 @@ class StepWatch:
         told.append(took_s)
         if len(told) > 2 * RECENT:
             del told[:-RECENT]
-        if kind is StepKind.TRAIN and self._detector is not None:
-            was_slow = self._detector.is_slow
-            is_slow = self._detector.tell(took_s)
-            if self._detector.slow_steps == 0:
-                self._calm_s = at_s
-            elif is_slow and not was_slow:
-                self._usual_s = statistics.median(told[: -self._detector.slow_steps] or told)
+        if kind is not StepKind.TRAIN or self._detector is None:
+            return
+        try:
+            self._tell(self._detector, told, at_s)
+        except Exception:  # a stranger's code may fail in any way, and hangs are to be noticed all the same
+            log.exception("the detector failed: slow steps of this attempt are no longer looked for")
+            self._detector = None
+
+    def _tell(self, detector: Detector, told: "array[float]", at_s: float) -> None:
+        """Tell the detector of the last training step."""
+        was_slow = detector.is_slow
+        is_slow = detector.tell(told[-1])
+        if detector.slow_steps == 0:
+            self._calm_s = at_s
+        elif is_slow and not was_slow:
+            self._usual_s = statistics.median(told[: -detector.slow_steps] or told)

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...cluster.dispatch.expected import expected_run_s
 from ...cluster.dispatch.order import may_wait, next_ageing_s, turn_to
-from ...cluster.dispatch.placing import picked_slowdown, take_gpu, undo_picks
+from ...cluster.dispatch.placing import take_gpu, undo_picks
 from ...cluster.files.errors import PluginError
-from ...cluster.simulator import engine
+from ...cluster.simulator import engine, fault_changes, job_changes
 from ...cluster.simulator.live import (
     OF_JOBS,
     come_back,
@@ -21,9 +20,9 @@ from ...cluster.simulator.live import (
     resume,
     withdraw,
 )
-from .standing import Asked, Expected, Known, MirrorCall, Site, Snapshot, Standing
+from .checks import check_gpus
+from .standing import ROW, Asked, Known, MirrorCall, Site, Snapshot, Standing
 
-ROW = 0  # of the simulation
 LEAST_ROOM = 16384  # jobs
 TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
 
@@ -131,7 +130,7 @@ class ClusterMirror:
     def finish(self, job: str) -> None:
         """End a running job."""
         self._note("finish", job)
-        engine.finish(self.sim, ROW, self._slot.pop(job))
+        job_changes.finish(self.sim, ROW, self._slot.pop(job))
 
     def stop(self, job: str, kept: float | None = None) -> None:
         """Put a running job back into the queue, before all others of its rank.
@@ -146,8 +145,8 @@ class ClusterMirror:
         self._note("stop", job, kept)
         slot = self._slot[job]
         ran_s = max(self.now_s - float(self.sim.state.start_s[ROW, slot]), 0.0)
-        kept_s = engine.kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s)
-        engine.stop(self.sim, ROW, slot, kept_s)
+        kept_s = job_changes.kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s)
+        job_changes.stop(self.sim, ROW, slot, kept_s)
         move_by_rank(self.sim, ROW, slot, self._rank)
 
     def withdraw(self, job: str) -> None:
@@ -159,14 +158,14 @@ class ClusterMirror:
         """Take a GPU out of service once more; a job on it goes on."""
         self._note("take_out", gpu)
         state = self.sim.state
-        engine.take_out(self.sim, ROW, gpu, gpu + 1)
+        fault_changes.take_out(self.sim, ROW, gpu, gpu + 1)
         state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 1, state.now_s[ROW]
 
     def bring_back(self, gpu: int) -> None:
         """Undo one `take_out`."""
         self._note("bring_back", gpu)
         state = self.sim.state
-        engine.bring_back(self.sim, ROW, gpu, gpu + 1)
+        fault_changes.bring_back(self.sim, ROW, gpu, gpu + 1)
         if state.gpu_down[ROW, gpu] == 0:
             state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 0, state.now_s[ROW]
 
@@ -175,7 +174,7 @@ class ClusterMirror:
         self._note("hide", nodes)
         first_gpu = self.site.cluster.first_gpu
         for node in nodes:
-            engine.take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
+            fault_changes.take_out(self.sim, ROW, first_gpu[node], first_gpu[node + 1])
 
     def show(self, nodes: Sequence[int]) -> None:
         """Undo one `hide`."""
@@ -183,7 +182,7 @@ class ClusterMirror:
         first_gpu, state = self.site.cluster.first_gpu, self.sim.state
         for node in nodes:
             first, after = first_gpu[node], first_gpu[node + 1]
-            engine.bring_back(self.sim, ROW, first, after)
+            fault_changes.bring_back(self.sim, ROW, first, after)
             # Whoever took the cluster up while they were hidden knows them as out of service.
             state.source_failed[ROW, first:after] &= state.gpu_down[ROW, first:after] > 0
 
@@ -211,70 +210,12 @@ class ClusterMirror:
         Raises:
             PluginError: If the job may not start at this moment, or cannot start on these GPUs; nothing has changed.
         """
-        self.check(job, gpus)
+        check_gpus(self, job, gpus)
         if job != self.current and not turn_to(self.sim, ROW, self._slot[job]):
             raise PluginError(f"job {job} may not start before job {self.current}")
         for gpu in gpus:
             take_gpu(self.sim, ROW, gpu)
         return self.start()
-
-    def check(self, job: str, gpus: Sequence[int]) -> None:
-        """Refuse GPUs that a waiting job cannot have.
-
-        Raises:
-            PluginError: Saying why.
-        """
-        state = self.sim.state
-        if job not in self._slot or state.run_place[ROW, self._slot[job]] >= 0:
-            raise PluginError(f"job {job} does not wait")
-        asked = self._asked[self._slot[job]].gpus
-        if len(gpus) != asked or len(set(gpus)) != asked:
-            raise PluginError(f"job {job} asks for {asked} GPUs and was given {len(set(gpus))}")
-        for gpu in gpus:
-            if not 0 <= gpu < state.gpu_job.shape[1]:
-                raise PluginError(f"there is no GPU {gpu}")
-            if state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
-                raise PluginError(f"GPU {gpu} is {'busy' if state.gpu_job[ROW, gpu] >= 0 else 'out of service'}")
-
-    def check_move(self, job: str, gpus: Sequence[int]) -> None:
-        """Refuse a decision that cannot be carried out; the job that is due stays so.
-
-        Args:
-            job: That starts, or waits if it has no GPUs.
-            gpus: That it starts on.
-
-        Raises:
-            PluginError: Saying why.
-        """
-        if not gpus:
-            if job != self.current:
-                raise PluginError(f"job {job} cannot wait in the place of job {self.current}")
-            if not may_wait(self.sim, ROW):
-                raise PluginError(f"job {job} may not wait at this moment")
-            return
-        self.check(job, gpus)
-        due = self.current
-        if job != due:
-            turned = turn_to(self.sim, ROW, self._slot[job])
-            self.due()
-            if not turned:
-                raise PluginError(f"job {job} may not start before job {due}")
-
-    def expected(self, job: str, gpus: Sequence[int]) -> Expected:
-        """Return what is expected of a job on GPUs that it could start on now.
-
-        The job that is due stays so.
-        """
-        self.check_move(job, gpus)
-        slot = self._slot[job]
-        turn_to(self.sim, ROW, slot)
-        for gpu in gpus:
-            take_gpu(self.sim, ROW, gpu)
-        slowdown = float(picked_slowdown(self.sim, ROW))
-        end_s = self.now_s + float(expected_run_s(self.sim, ROW, slot, slowdown))
-        self.take_back()
-        self.due()
-        return Expected(slowdown, end_s)
 
     def take_back(self) -> None:
         """Give the picks for the current job back, and forget that all jobs were to wait."""
@@ -370,6 +311,10 @@ class ClusterMirror:
             for name, array in arrays.items():
                 getattr(part, name)[...] = array
         return mirror
+
+    def slot(self, job: str) -> int:
+        """Return the number of a job of the system in the simulation's arrays."""
+        return self._slot[job]
 
     def has(self, job: str) -> bool:
         """Say whether a job is in the system."""

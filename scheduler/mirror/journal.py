@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
-from ...cluster.model.scenarios import FaultProcess, Rules
+from ...cluster.model.scenarios import ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 from .standing import Asked, Known, MirrorCall, Site, Standing
 
@@ -49,6 +49,7 @@ _FROM_KNOWN: TypeAdapter[Any] = TypeAdapter(_KNOWN)
 COMPRESSED_FROM = 4096  # bytes
 MOST_BYTES = 1 << 30
 MOST_GPUS = 1 << 31  # of a job
+NUMBERED_ORDERS = ("fifo", "easy", "easy-shortest", "shortest")  # as older versions stored them
 
 
 class Opening(NamedTuple):
@@ -164,7 +165,8 @@ def _read_known(written: object) -> Known:
 def _site(site: Site) -> dict[str, object]:
     return {
         "cluster": {name: _array(array) for name, array in site.cluster._asdict().items()},
-        "rules": {name: _number(value) for name, value in site.rules._asdict().items()},
+        "rules": {name: _number(value) for name, value in site.rules._asdict().items()}
+        | {"order": list(ORDERS)[site.rules.order]},
         "process": {
             name: _array(value) if isinstance(value, np.ndarray) else _number(value)
             for name, value in site.process._asdict().items()
@@ -175,11 +177,20 @@ def _site(site: Site) -> dict[str, object]:
 
 def _read_site(written: Mapping[str, Any]) -> Site:
     cluster = Cluster(**{name: _read_array(array) for name, array in written["cluster"].items()})
-    rules = Rules(**{name: kind(written["rules"][name]) for name, kind in Rules.__annotations__.items()})
+    told = {**written["rules"], "order": _order(written["rules"]["order"])}
+    rules = Rules(**{name: kind(told[name]) for name, kind in Rules.__annotations__.items()})
     process = _read_process(written["process"])
     hazard_per_s = _read_array(written["hazard_per_s"])
     _check(cluster, hazard_per_s)
     return Site(cluster, rules, process, hazard_per_s)
+
+
+def _order(written: object) -> int:
+    """Return the number of an order regime, which was stored by its name, or by its number before there were others."""
+    name = NUMBERED_ORDERS[written] if isinstance(written, int) else str(written)
+    if name not in ORDERS:
+        raise ForeignPastError(f"they follow the order regime {shortened(name)}, which no package registers here")
+    return ORDERS[name]
 
 
 def _read_process(written: Mapping[str, Any]) -> FaultProcess:

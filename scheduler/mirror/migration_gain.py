@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from ...cluster.dispatch.placing import slowdown_of
-from .cluster_mirror import ROW, ClusterMirror
+from .cluster_mirror import ClusterMirror
+from .standing import ROW
 
 GAIN = 0.8  # of the present step time, at most, on other GPUs
 

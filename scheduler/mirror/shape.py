@@ -1,16 +1,25 @@
-"""GPUs for jobs that do not take any: so many nodes, with GPUs of the same indices on each."""
+"""GPUs for jobs that do not take any: as many on each of some nodes."""
 
 from collections.abc import Iterable
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .cluster_mirror import ROW, ClusterMirror
+from .cluster_mirror import ClusterMirror
+from .standing import ROW
+
+
+class Form(NamedTuple):
+    """How the GPUs of a job must lie on nodes."""
+
+    nodes: int  # that give as many GPUs each
+    same_indices: bool = False  # whether these have the same indices on each node
 
 
 def fitted(
-    mirror: ClusterMirror, job: str, chosen: Iterable[int], nodes: int, *, in_service: bool = False
+    mirror: ClusterMirror, job: str, chosen: Iterable[int], form: Form, *, in_service: bool = False
 ) -> tuple[int, ...]:
     """Return free GPUs that suit a waiting job, as many of them as can be from those that were chosen for it.
 
@@ -18,38 +27,43 @@ def fitted(
         mirror: The cluster; nothing may be picked for the job yet.
         job: The job.
         chosen: GPUs that somebody would take.
-        nodes: That are to give it the same GPUs each.
+        form: How the job's GPUs must lie.
         in_service: Whether GPUs of other jobs count as free.
 
     Returns:
         The GPUs, ascending: the chosen ones themselves if they suit, none if no free GPUs do.
     """
     gpus, state = mirror.asked(job).gpus, mirror.sim.state
-    if gpus % nodes:
+    if gpus % form.nodes:
         return ()
     wanted = np.zeros(state.gpu_job.shape[1], dtype=bool)
     wanted[list(chosen)] = True
     free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0)
     first = mirror.site.cluster.first_gpu
-    each = gpus // nodes
-    if nodes == 1:
-        return _on_one(free, wanted & free, first, each)
-    return _on_several(free, wanted & free, first, each, nodes)
+    find = _of_same_indices if form.same_indices and form.nodes > 1 else _of_any_indices
+    return find(free, wanted & free, first, gpus // form.nodes, form.nodes)
 
 
-def _on_one(free: NDArray[np.bool_], wanted: NDArray[np.bool_], first: NDArray[np.int32], each: int) -> tuple[int, ...]:
-    """Return GPUs of the node with room that has most of those that are wanted."""
-    room = np.add.reduceat(free, first[:-1], dtype=np.int64)
-    has = np.add.reduceat(wanted, first[:-1], dtype=np.int64)
-    node = int(np.argmax(np.where(room >= each, has, -1)))
-    if room[node] < each:
+def _of_any_indices(
+    free: NDArray[np.bool_], wanted: NDArray[np.bool_], first: NDArray[np.int32], each: int, nodes: int
+) -> tuple[int, ...]:
+    """Return GPUs of the nodes with room that have most of those that are wanted."""
+    if nodes > first.size - 1:
         return ()
-    gpus = np.arange(first[node], first[node + 1])
-    own = gpus[free[gpus]]
-    return tuple(sorted(own[np.argsort(~wanted[own], kind="stable")][:each].tolist()))
+    room = np.add.reduceat(free, first[:-1], dtype=np.int64)
+    has = np.minimum(np.add.reduceat(wanted, first[:-1], dtype=np.int64), each)
+    best = np.argsort(-np.where(room >= each, has, -1), kind="stable")[:nodes]
+    if room[best].min() < each:
+        return ()
+    found: list[int] = []
+    for node in best:
+        gpus = np.arange(first[node], first[node + 1])
+        own = gpus[free[gpus]]
+        found += own[np.argsort(~wanted[own], kind="stable")][:each].tolist()
+    return tuple(sorted(found))
 
 
-def _on_several(
+def _of_same_indices(
     free: NDArray[np.bool_], wanted: NDArray[np.bool_], first: NDArray[np.int32], each: int, nodes: int
 ) -> tuple[int, ...]:
     """Return the same indices of several nodes, of all such choices the one that has most of what is wanted."""

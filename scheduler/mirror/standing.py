@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from ...cluster.model.scenarios import FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 
+ROW = 0  # of the simulation that holds the cluster
+
 
 class Site(NamedTuple):
     """What stays the same of a cluster."""

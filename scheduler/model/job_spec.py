@@ -4,10 +4,12 @@ Source: SPEC K9.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from ...cluster.files.registered_name import RegisteredName
 from .tries import DEFAULT_TRIES, NO_PROGRESS, Tries
 
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
@@ -28,15 +30,19 @@ Text = Annotated[  # what a process can be given
 Secret = Annotated[Text, Field(json_schema_extra={"writeOnly": True})]
 NAME_WORDS = "1 to 40 small letters, digits and -, the first and the last no -."
 IMAGE_WORDS = "Text of at most 512 characters, none of them zero."
+MOST_GPUS = 1_000_000
 VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
+OFF = "off"  # in place of a detector: slow steps are not looked for
+OLD_DETECTORS = {"source_mean": "patent_mean", "source_literal": "patent_literal"}
+DetectorName = Annotated[str, RegisteredName("detectors", (OFF,), OLD_DETECTORS)]
 
 
 class Watching(NamedTuple):
     """What the steps of a job are looked at for."""
 
-    slow: str = "cusum"  # name of a detector, or off
+    slow: str = "cusum"  # name of a detector, or OFF
     hang_s: float | None = None  # how long a step may take, inf for as long as it likes; None to go by those before
 
 
@@ -62,7 +68,7 @@ class Retry(_Section):
 class Health(_Section):
     """What is done about steps that are slow, or do not end; only of a job that tells of its steps."""
 
-    slow: Literal["cusum", "median_k", "in_a_row", "mad", "ewma", "source_mean", "source_literal", "off"] = "cusum"
+    slow: DetectorName = Watching().slow
     hang: Literal["auto", "off"] | Seconds = "auto"  # seconds that a step may take
 
     def watching(self) -> Watching:
@@ -72,12 +78,37 @@ class Health(_Section):
         )
 
 
+class Shape(_Section):
+    """How the GPUs of a job lie on nodes."""
+
+    nodes: int = Field(ge=1, le=1_000_000)
+    gpus_per_node: int = Field(ge=1, le=1_000_000)
+
+    @property
+    def gpus(self) -> int:
+        """Of all nodes together."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        each = "1 GPU" if self.gpus_per_node == 1 else f"{self.gpus_per_node} GPUs"
+        return f"1 node with {each}" if self.nodes == 1 else f"{self.nodes} nodes with {each} each"
+
+    @model_validator(mode="after")
+    def _bound(self) -> "Shape":
+        if self.gpus > MOST_GPUS:
+            raise ValueError(f"that is {self.gpus} GPUs in all; a job has at most {MOST_GPUS}")
+        return self
+
+
 class JobFile(_Section):
     """A job. Times are in seconds; the command runs once for each GPU, and never meets a shell."""
 
     version: Literal[1] = 1
     name: str = Field("job", pattern=NAME, description=NAME_WORDS)
-    gpus: int = Field(1, ge=1, le=1_000_000)
+    gpus: int = Field(1, ge=1, le=MOST_GPUS)
+    shape: Shape | None = None  # that many nodes with that many GPUs each; `gpus` may be left out then
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
     image: str = Field("", max_length=512, pattern=r"^[^\x00]*$", description=IMAGE_WORDS)  # the cluster's if left out
     folder: Text = ""  # working directory; one of the attempt's own if left out
@@ -91,15 +122,36 @@ class JobFile(_Section):
     retry: Retry = Retry()
     health: Health = Health()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _count_gpus(cls, content: object) -> object:
+        if not isinstance(content, Mapping) or content.get("gpus") is not None:
+            return content
+        try:
+            shape = Shape.model_validate(content.get("shape"))
+        except ValidationError:  # which is told of the field itself
+            return content
+        return {**content, "gpus": shape.gpus}
 
-class Sbatch(_Section):
-    """A job of another queue, which holds it until its GPUs have been chosen."""
+    @field_validator("shape")
+    @classmethod
+    def _add_up(cls, shape: Shape | None, told: ValidationInfo) -> Shape | None:
+        gpus = told.data.get("gpus")
+        if shape is not None and gpus is not None and gpus != shape.gpus:
+            raise ValueError(f"{shape.words}: these are not the {gpus} of `gpus`; leave `gpus` out")
+        return shape
+
+
+class External(_Section):
+    """A job of another queue, such as Slurm's. It is held there until its GPUs have been chosen.
+
+    The other queue can only be told of GPUs with the same indices on each node.
+    """
 
     number: str = Field(max_length=64)  # that its owner knows it by
-    nodes: int = Field(ge=1, le=1_000_000)  # that it needs, with the same number of GPUs on each
 
 
 class StoredJob(JobFile):
     """A job as the store holds it; it may have come by another way than a job file."""
 
-    sbatch: Sbatch | None = None
+    external: External | None = None

@@ -13,7 +13,7 @@ from ...cluster.files.errors import LongshoreError
 from .job_spec import StoredJob
 
 # What a job runs, and on what: with another value it would be another job, so that nobody puts one in its place.
-ESSENTIAL = ("command", "folder", "environment", "image", "sbatch")
+ESSENTIAL = ("command", "folder", "environment", "image", "shape", "external")
 NEAREST = {"greater_than_equal": "ge", "less_than_equal": "le"}  # kinds of problems, and where the bound stands
 ROUNDS = 8  # of mending: one shows what the one before hid
 
@@ -34,7 +34,7 @@ def stored_job(spec: object) -> StoredJob:
     Raises:
         UnreadableSpecError: If it does not say what to run, and with which folder, environment and image.
     """
-    given = spec
+    given = _todays(spec)
     for _ in range(ROUNDS):
         try:
             return StoredJob.model_validate(given)
@@ -43,9 +43,29 @@ def stored_job(spec: object) -> StoredJob:
     raise UnreadableSpecError("its stored job file makes no sense; submit it again")
 
 
-def is_of_sbatch(spec: object) -> bool:
-    """Say whether a stored job came by `sbatch`; much faster than to read all of it."""
-    return isinstance(spec, Mapping) and bool(spec.get("sbatch"))
+def is_external(spec: object) -> bool:
+    """Say whether a stored job came from another queue; much faster than to read all of it."""
+    return isinstance(spec, Mapping) and bool(spec.get("external") or spec.get("sbatch"))
+
+
+def is_shaped(spec: object) -> bool:
+    """Say whether it matters for a stored job how its GPUs lie on nodes; much faster than to read all of it."""
+    return isinstance(spec, Mapping) and bool(spec.get("shape") or spec.get("sbatch"))
+
+
+def _todays(spec: object) -> object:
+    """Return a stored job file with today's names: jobs of other queues had `sbatch` with `number` and `nodes`."""
+    if not isinstance(spec, Mapping) or not isinstance(old := spec.get("sbatch"), Mapping):
+        return spec
+    nodes, gpus = old.get("nodes"), spec.get("gpus")
+    if not isinstance(nodes, int) or not isinstance(gpus, int) or nodes < 1 or gpus % nodes:
+        raise UnreadableSpecError("its stored job file does not say on how many nodes it runs; submit it again")
+    rest = {name: value for name, value in spec.items() if name != "sbatch"}
+    return {
+        **rest,
+        "external": {"number": old.get("number")},
+        "shape": {"nodes": nodes, "gpus_per_node": gpus // nodes},
+    }
 
 
 def stored_or_usual(spec: object) -> StoredJob:

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from ...agents.protocol import Policy
 from ...cluster.files.errors import PluginError
-from ..mirror.cluster_mirror import ROW, ClusterMirror
+from ..mirror.checks import check_decision, expected
+from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import Opening, encode, encode_opening
-from ..mirror.shape import fitted
-from ..mirror.standing import Asked, Expected, Known, MirrorCall, Site
+from ..mirror.shape import Form, fitted
+from ..mirror.standing import ROW, Asked, Expected, Known, MirrorCall, Site
 from ..policy_host.answer import RecordParts, Stored, stored_of
 from ..policy_host.misses import Miss, MissError
 from ..policy_host.rollover import Rollover
@@ -74,8 +75,8 @@ class Advice(NamedTuple):
     miss: str  # why the policy was not heard, "" if it was
 
 
-def _any_nodes(_: str) -> int:
-    return 0
+def _any_form(_: str) -> Form | None:
+    return None
 
 
 class Placer:
@@ -155,16 +156,16 @@ class Placer:
         """Say whether the policy can be asked, or there is none."""
         return self.rollover is None or self.rollover.is_ready(wait_s)
 
-    def settle(self, mirror: ClusterMirror, nodes_of: Callable[[str], int] = _any_nodes) -> Decision:
+    def settle(self, mirror: ClusterMirror, form_of: Callable[[str], Form | None] = _any_form) -> Decision:
         """Decide about the job that is due, and carry it out on the cluster's arrays.
 
         Args:
             mirror: The cluster.
-            nodes_of: How many nodes are to give a job the same GPUs each; 0 if it takes any GPUs.
+            form_of: How the GPUs of a job must lie on nodes; None if it takes any GPUs.
         """
         began = time.perf_counter()
         due = mirror.current
-        if (nodes := nodes_of(due)) and not fitted(mirror, due, (), nodes):
+        if (form := form_of(due)) and not fitted(mirror, due, (), form):
             return self._pass_over(mirror, due, began)
         self._untold += self._happened(mirror)
         miss = self._ask(mirror)
@@ -174,9 +175,9 @@ class Placer:
         if proposal is not None:
             self.agreements[proposal.agrees(fallback_proposal)] += 1
         obeyed, by = self._obeyed(proposal, fallback_proposal)
-        suited = _suited(mirror, obeyed, nodes_of)
+        suited = _suited(mirror, obeyed, form_of)
         if suited is None:  # it turned to another job, which cannot have what it needs
-            suited, by = _suited(mirror, fallback_proposal, nodes_of), self.fallback.name
+            suited, by = _suited(mirror, fallback_proposal, form_of), self.fallback.name
         if suited is None:
             return self._pass_over(mirror, due, began)
         obeyed = suited
@@ -268,7 +269,7 @@ class Placer:
             MissError: If it is not.
         """
         try:
-            mirror.check_move(proposal.job, proposal.gpus)
+            check_decision(mirror, proposal.job, proposal.gpus)
         except PluginError as error:
             raise MissError(Miss.REFUSED, str(error)) from error
         try:
@@ -292,17 +293,17 @@ class Placer:
         return proposal, self.policy
 
 
-def _suited(mirror: ClusterMirror, proposal: Proposal, nodes_of: Callable[[str], int]) -> Proposal | None:
+def _suited(mirror: ClusterMirror, proposal: Proposal, form_of: Callable[[str], Form | None]) -> Proposal | None:
     """Return what somebody said with GPUs that the job can have, None if there are none."""
-    nodes = nodes_of(proposal.job) if proposal.gpus else 0
-    if not nodes:
+    form = form_of(proposal.job) if proposal.gpus else None
+    if form is None:
         return proposal
-    gpus = fitted(mirror, proposal.job, proposal.gpus, nodes)
+    gpus = fitted(mirror, proposal.job, proposal.gpus, form)
     return proposal._replace(gpus=gpus) if gpus else None
 
 
 def _expected(mirror: ClusterMirror, proposal: Proposal) -> Expected | None:
-    return mirror.expected(proposal.job, proposal.gpus) if proposal.gpus else None
+    return expected(mirror, proposal.job, proposal.gpus) if proposal.gpus else None
 
 
 def _carry_out(mirror: ClusterMirror, proposal: Proposal) -> bool:

@@ -14,9 +14,10 @@ from typing import Any
 
 from ...agents.protocol import Policy
 from ...cluster.files.errors import InputError, PluginError
-from ..mirror.cluster_mirror import ROW, ClusterMirror
+from ..mirror.checks import expected
+from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import DECISIONS, ForeignPastError, decode, to_json
-from ..mirror.standing import Expected, MirrorCall
+from ..mirror.standing import ROW, Expected, MirrorCall
 from ..policy_host.answer import Stored
 from ..store.opening import Store
 from ..store.rows.decisions import DecisionRow, WholeDecision, decisions_after
@@ -194,7 +195,7 @@ def _proposal_of(mirror: ClusterMirror, decision: MirrorCall) -> Proposal:
 
 
 def _expected(mirror: ClusterMirror, proposal: Proposal) -> Expected | None:
-    return mirror.expected(proposal.job, proposal.gpus) if proposal.gpus else None
+    return expected(mirror, proposal.job, proposal.gpus) if proposal.gpus else None
 
 
 def as_line(compared: Compared) -> str:

@@ -2,10 +2,11 @@
 
 import hashlib
 from dataclasses import dataclass
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from pathlib import Path
 
-from ...agents.registry import GROUP, ROLLOUT
+from ...agents.registry import ROLLOUT
+from ...cluster.files.plugins import registered
 
 MOST_FILE_BYTES = 64 << 20
 Stamp = tuple[int, int, int]  # of a file: when it was written, its size and its number
@@ -47,9 +48,9 @@ def read_edition(name: str) -> Edition:
 
 
 def _package_of(name: str) -> str:
-    for point in entry_points(group=GROUP, name=name):
-        if point.dist is not None:
-            return f"{point.dist.name} {point.dist.version}"
+    point = registered("policies").get(name) or registered("heuristics").get(name)
+    if point is not None and point.dist is not None:
+        return f"{point.dist.name} {point.dist.version}"
     return f"longshore {version('longshore')}"
 
 

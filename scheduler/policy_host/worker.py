@@ -22,8 +22,8 @@ from ...agents.learned.decision_record import Observing
 from ...agents.protocol import Policy
 from ...agents.registry import ROLLOUT, find_policy
 from ...cluster.files.errors import LongshoreError
-from ..mirror.cluster_mirror import ROW, ClusterMirror
-from ..mirror.standing import Asked, Known, MirrorCall, Site, Snapshot
+from ..mirror.cluster_mirror import ClusterMirror
+from ..mirror.standing import ROW, Asked, Known, MirrorCall, Site, Snapshot
 from .answer import Choice, Failed, Followed, Message, Ready, Refused, parts_of
 from .frames import Channel
 from .versions import Edition, base_of, checkpoint_of

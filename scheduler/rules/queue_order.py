@@ -7,6 +7,8 @@ nobody.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ...cluster.dispatch.orders.order import Order
+
 
 class Waiting(NamedTuple):
     """A job in the queue."""
@@ -23,7 +25,7 @@ class Waiting(NamedTuple):
     saved_s: float
 
 
-def in_order(waiting: Iterable[Waiting], order: str, ageing_s: float, now_s: float, in_service: int) -> list[Waiting]:
+def in_order(waiting: Iterable[Waiting], order: Order, ageing_s: float, now_s: float, in_service: int) -> list[Waiting]:
     """Return waiting jobs as they are offered GPUs, the first one first.
 
     Args:
@@ -34,11 +36,10 @@ def in_order(waiting: Iterable[Waiting], order: str, ageing_s: float, now_s: flo
         in_service: GPUs that are not out of service; a job that asks for more does not age.
     """
     line = sorted(waiting, key=_place)
-    if order == "shortest":
-        line.sort(key=_left_s)
-    elif order == "easy-shortest":
-        line[1:] = sorted(line[1:], key=_left_s)
-    if order == "fifo":  # there the first one is the oldest that counts
+    if order.key is not None:
+        key, first = order.key, 0 if order.goes_first else 1
+        line[first:] = sorted(line[first:], key=lambda it: key(it.gpus, _left_s(it)))
+    if not order.passes:  # there the first one is the oldest that counts
         return line
     aged = [it for it in line if now_s >= _since_s(it) + ageing_s and it.gpus <= in_service]
     aged.sort(key=lambda it: (_since_s(it), _place(it)))

@@ -32,7 +32,7 @@ from ..api.routes import event_stream as changes
 from ..api.views import listing
 from ..dashboard.entering import ask_for_tokens, looking
 from ..dashboard.refusing import refusal_page
-from ..dashboard.router import dashboard_router
+from ..dashboard.router import page_routers, static_router
 from ..service.service import Service
 
 ROUTERS = (
@@ -60,7 +60,9 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(BodyLimit, answer=answer_with_problems(app, refusal_page))
     for router in ROUTERS:
         app.include_router(router)
-    app.include_router(dashboard_router(service), dependencies=[Depends(looking)])
+    for page, router in page_routers(service):
+        app.include_router(router, dependencies=[Depends(looking(page.seen_by))])
+    app.include_router(static_router())
     ask_for_tokens(app)
     _describe(app)
     return app

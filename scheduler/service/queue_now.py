@@ -6,10 +6,13 @@ It takes 0.1 s to read where 10,000 jobs wait, so it is read once for all who as
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from ...cluster.dispatch.orders.table import order_of
+from ...cluster.model.scenarios import ORDERS
 from ..control.facade import Control
 from ..control.job_errors import JobErrors
 from ..model.gpu_index import Layout
@@ -29,6 +32,11 @@ class Room(NamedTuple):
     gpus: int
     in_service: int
     free: int  # in service, and held by nobody
+    free_by_node: Mapping[str, int]
+
+    def has(self, nodes: int, gpus_per_node: int) -> bool:
+        """Say whether so many nodes have so many free GPUs each."""
+        return sum(free >= gpus_per_node for free in self.free_by_node.values()) >= nodes
 
 
 class Queue(NamedTuple):
@@ -47,7 +55,8 @@ def room_in(tx: Connection, layout: Layout) -> Room:
     """Return how many GPUs there are, in service and free: a drained, silent or faulty one is not."""
     in_service = gpus_in_service(tx, layout.nodes)
     held = {(row.node, row.gpu) for row in held_gpus(tx)}
-    return Room(layout.gpus, len(in_service), len(in_service - held))
+    free = in_service - held
+    return Room(layout.gpus, len(in_service), len(free), Counter(node for node, _ in free))
 
 
 class QueueNow:
@@ -82,7 +91,8 @@ class QueueNow:
 
     def _read(self, tx: Connection, now_s: float) -> Queue:
         settings, room = self._settings, room_in(tx, self._layout)
-        line = in_order(waiting_jobs(tx, now_s), settings.order, settings.ageing_s, now_s, room.in_service)
+        order = order_of(ORDERS[settings.order])
+        line = in_order(waiting_jobs(tx, now_s), order, settings.ageing_s, now_s, room.in_service)
         held = Counter(row.job_id for row in held_gpus(tx)) if settings.limits.gpus is not None else Counter[str]()
         by_owner: Counter[str] = Counter()
         for job, owner in owners_of(tx, sorted(held)).items():

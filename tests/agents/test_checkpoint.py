@@ -10,7 +10,7 @@ import torch
 
 from longshore.agents.learned.checkpoint import layout_of, load_policy, network_of, save_policy, schema_of
 from longshore.agents.learned.step_policy import LearnedPolicy
-from longshore.agents.networks.networks import CandidateNetwork
+from longshore.agents.networks.candidates import CandidateNetwork
 from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.hetero64 import hetero64

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from longshore.agents.learned.network import Layout, find_network
 from longshore.agents.networks.chunks import ROWS, in_chunks
-from longshore.agents.networks.networks import NETWORKS, Layout
+from longshore.cluster.files.plugins import registered
 
 LAYOUT = Layout(globals=5, items=6, features=4, actions=6, waiting=False)
 
@@ -15,7 +16,7 @@ LAYOUT = Layout(globals=5, items=6, features=4, actions=6, waiting=False)
 def passes(name: str, threads: int, rows: int) -> tuple[list[Tensor], list[Tensor]]:
     """Return outputs and gradients, in one go (threads 0) or in chunks."""
     torch.manual_seed(1)
-    network = NETWORKS[name](LAYOUT)
+    network = find_network(name)(LAYOUT)
     observation = torch.rand(rows, LAYOUT.globals + LAYOUT.items * LAYOUT.features)
     with ThreadPoolExecutor(threads or 1) as pool:
         outputs = in_chunks(network, pool, observation) if threads else network(observation)
@@ -25,7 +26,7 @@ def passes(name: str, threads: int, rows: int) -> tuple[list[Tensor], list[Tenso
     return [output.detach() for output in outputs], gradients
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS))
+@pytest.mark.parametrize("name", registered("networks"))
 @pytest.mark.parametrize("rows", [ROWS, ROWS + 1, 3 * ROWS - 7])
 def test_chunks_give_the_outputs_and_gradients_of_one_pass(name: str, rows: int) -> None:
     whole, parts = passes(name, 0, rows), passes(name, 2, rows)
@@ -34,7 +35,7 @@ def test_chunks_give_the_outputs_and_gradients_of_one_pass(name: str, rows: int)
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS))
+@pytest.mark.parametrize("name", registered("networks"))
 def test_the_number_of_threads_changes_no_bit(name: str) -> None:
     one, three = passes(name, 1, 5 * ROWS), passes(name, 3, 5 * ROWS)
     assert all(torch.equal(a, b) for a, b in zip(one[0] + one[1], three[0] + three[1], strict=True))

@@ -9,11 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.learned.candidate_policy import CandidatePolicy
 from longshore.agents.learned.checkpoint import network_of, schema_of
-from longshore.agents.learned.forward import candidate_weights, network_value, score_candidates
 from longshore.agents.learned.objective import objective_unit_s, spent_s
-from longshore.agents.networks.networks import CandidateNetwork, mean_of, member_of
+from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.networks.candidate_forward import network_value, score_candidates
+from longshore.agents.networks.candidates import (
+    CandidateNetwork,
+    CandidatePolicy,
+    candidate_weights,
+    mean_of,
+    member_of,
+)
 from longshore.agents.rollouts.rollout import NEVER
 from longshore.cluster.candidates.candidates import pick_candidate
 from longshore.cluster.dispatch.order import may_wait
@@ -131,8 +137,9 @@ def run_in_an_environment(case: Case, policy: CandidatePolicy) -> list[Event]:
     batch = Batch(problem_of(case), View(action="candidate"), 1)
     batch.sim = compiled(case)  # which keeps its events
     batch.reset(case.row)
+    by_torch = LearnedPolicy("by torch", policy.schema, policy.network)
     while batch.masks[0].any():
-        batch.step(policy.choose(batch.observations, batch.masks))
+        batch.step(by_torch.choose(batch.observations, batch.masks))
     return read_out(batch.sim)[0]
 
 
@@ -147,6 +154,7 @@ def test_all_ways_to_run_lead_to_the_same_events(order: str, *, waiting: bool) -
         assert run_one_by_one(case, policy) == events
         assert run_on_from_the_middle(case, policy) == events
         assert run_in_an_environment(case, policy) == events
+        assert run_policy(case, LearnedPolicy("by torch", policy.schema, policy.network))[0] == events
         waits += run_policy(case, policy)[1].decisions[0] > sum(event.kind == "start" for event in events)
     if order == "fifo":  # elsewhere placements that are refused are decisions too
         assert (waits > 0) == waiting
@@ -164,9 +172,11 @@ def test_rows_that_are_run_side_by_side_run_as_each_does_alone(*, waiting: bool)
 def test_a_policy_that_never_learned_to_wait_takes_its_best_candidate_that_does_not() -> None:
     problem, policy = small_problem(8, jobs=24, waiting=True, faults=4), sharp_policy(0, waits=False)
     waiting = sharp_policy(0, waits=True)
+    by_torch = LearnedPolicy("by torch", policy.schema, policy.network)
     differ = 0
     for row in range(8):
         events, outcome = run_policy(case_of(problem, row), policy)
+        assert run_policy(case_of(problem, row), by_torch)[0] == events
         assert outcome.decisions[0] == sum(event.kind == "start" for event in events)
         differ += events != run_policy(case_of(problem, row), waiting)[0]
     assert differ > 0

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.learned.checkpoint import network_of, save_policy, schema_of
+from longshore.cluster.files.plugins import registered
 
 ROOT = Path(__file__).parents[2]
 ROOM_BYTES = 600 << 20  # beside what the loader itself takes
@@ -220,6 +221,9 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         "score.weight", shaped("(1, 99999999999)")
     ),
     "a network over candidates of width 0": lambda: Parts("candidates").with_array("score.weight", shaped("(1, 0)")),
+    "a network that nobody has": lambda: with_keys({"network": "transformer\n"}).archive(),
+    "a network that is a path": lambda: with_keys({"network": "../../set"}).archive(),
+    "a network for other actions": lambda: with_keys({"network": "candidates"}).archive(),
     "a schema that asks 24 GB": lambda: Parts(node_gpus=[8] * 125_000, gpus=1_000_000, items=125_000).archive(),
     "a schema of a million nodes": lambda: Parts(node_gpus=[1] * 1_000_000, gpus=1_000_000, items=1_000_000).archive(),
     "a schema of more": lambda: Parts(node_gpus=[1] * 1_000_001).archive(),
@@ -282,7 +286,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked_whatever_it_says_of_its_size(lo
     assert f"weights.npz says that it has {120 << 20} bytes, and the file has " in load(path)
 
 
-@pytest.mark.parametrize("network", ["mlp", "set", "candidates"])
+@pytest.mark.parametrize("network", registered("networks"))
 def test_what_is_spoiled_above_is_sound_before(network: str, load: Load, tmp_path: Path) -> None:
     path = tmp_path / "p.zip"
     path.write_bytes(Parts(network).archive())

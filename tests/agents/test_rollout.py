@@ -14,29 +14,24 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import HEURISTICS, PART_NODES
-from longshore.agents.learned.candidate_policy import CandidatePolicy
 from longshore.agents.learned.checkpoint import network_of
-from longshore.agents.learned.objective import objective_unit_s, spent_s
-from longshore.agents.networks.networks import CandidateNetwork, mean_of
+from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
 from longshore.agents.parts import decisions_of_a_part
-from longshore.agents.registry import find_policy
 from longshore.agents.rollouts.posterior import Posterior, blend, posterior_of, value_of_information
-from longshore.agents.rollouts.rollout import FORESEE_FROM, Base, Ranking, Rollout, Search, rollout_of
-from longshore.cluster.candidates.candidates import is_wait, list_candidates
+from longshore.agents.rollouts.rollout import Base, Ranking, Rollout, Search, rollout_of
 from longshore.cluster.candidates.futures import PRESENT, TRIAL, draw_future
-from longshore.cluster.files.errors import PluginError
 from longshore.cluster.model.objective import Objective
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.model.topology import grid_cluster
-from longshore.cluster.simulator.engine import advance, reset, start
+from longshore.cluster.simulator.engine import reset
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import at_first_decision, compiled, read_out, run_heuristic, run_policy
 from tests.deep_cases import deep_case
 from tests.plain_candidates import without_faults
 from tests.plain_run import busy_case
-from tests.policies_under_test import CHECKPOINTS, POLICIES, untrained_candidates
+from tests.policies_under_test import POLICIES, untrained_candidates
 from tests.strategies import Case, cases
 from tests.test_reference import hand_case
 
@@ -321,160 +316,3 @@ def test_the_best_of_a_base_that_ranks_are_tried_and_no_others() -> None:
     tried = np.flatnonzero(~np.isnan(gains[0]))
     assert set(tried) == set(np.argsort(-predicted_gains, kind="stable")[:2])
     assert (gains[:, predicted_gains.argmax()] == 0.0).all()
-
-
-class Seer:
-    """A network whose value is the exact time to go: it runs a row to the end to tell it, and puts it back."""
-
-    waits, about, name = True, "", "seer"
-
-    def __init__(self, policy: CandidatePolicy, objective: Objective, error_s: float = 0.0) -> None:
-        self.policy, self.time_to_go, self.error_s = policy, objective, error_s
-        self.place, self.run, self.run_on = policy.place, policy.run, policy.run_on
-        self.predicted_gains, self.stand_in = policy.predicted_gains, self
-        self.asked, self.asked_from = 0, dict[int, int]()  # by jobs that the candidate tried has started
-
-    def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
-        self.asked_from[int(sim.state.queued[PRESENT] - sim.state.queued[row])] = foresee_from
-        due, _ = self.policy.run_for(sim, row, starts, foresee_from)
-        assert not due or foresee_from > starts, "what is cut off foresees nothing but its end"
-        return due, math.nan if due else spent_s(sim, row, self.time_to_go) + self.error_s
-
-    def value(self, sim: Simulation, row: int) -> float:
-        self.asked += 1
-        arrays: Iterable[NDArray[Any]] = sim.state
-        before = [array[row].copy() for array in arrays]
-        spent, unit_s = spent_s(sim, row, self.time_to_go), objective_unit_s(sim, row, self.time_to_go)
-        self.policy.run_on(sim, row)
-        left_s = spent_s(sim, row, self.time_to_go) - spent
-        for array, was in zip(arrays, before, strict=True):
-            array[row] = was
-        return left_s / unit_s
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("horizon", [0, 1, 4])
-def test_an_exact_value_gives_the_costs_of_the_whole_run(objective: Objective, horizon: int) -> None:
-    policy, predicted_gains = untrained_candidates(waiting=True), 0
-    for ring in (False, True):
-        for order in ORDERS.values():
-            case = busy_case(ring=ring)
-            batch = case.scenarios._replace(submit_s=np.zeros_like(case.scenarios.submit_s))
-            rules = case.rules._replace(order=order)
-            sim = at_first_decision(case._replace(scenarios=batch, rules=rules))
-            seer = Seer(policy, objective)
-            costs_s = Rollout(seer, Search(futures=3, horizon=horizon), objective).costs_s(sim, 0)
-            whole_s = Rollout(policy, Search(futures=3), objective).costs_s(sim, 0)
-            assert costs_s == pytest.approx(whole_s, rel=1e-12)
-            predicted_gains += seer.asked
-    assert predicted_gains > 0
-
-
-@settings(max_examples=15)
-@given(cases(), st.sampled_from(OBJECTIVES), st.sampled_from([0.0, 1024.0]))
-def test_what_is_foreseen_with_one_error_for_all_changes_no_candidate(
-    case: Case, objective: Objective, error_s: float
-) -> None:
-    policy = untrained_candidates(waiting=True)  # foresees nothing
-    blind, seeing = (Rollout(base, Search(3, 4), objective) for base in (policy, Seer(policy, objective, error_s)))
-    assert run_policy(case, seeing)[0] == run_policy(case, blind)[0]
-
-
-def test_what_is_foreseen_tells_on_a_decision() -> None:
-    class Wrong(Seer):
-        def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
-            due, cost_s = super().run_for(sim, row, starts, foresee_from)
-            return due, -1e3 * cost_s
-
-    sim, policy = at_first_decision(busy_case(ring=True)), untrained_candidates(waiting=True)
-    exact, wrong = (Rollout(base(policy, "jct"), Search(3, 4), "jct") for base in (Seer, Wrong))
-    assert exact.choose(sim, 0) != wrong.choose(sim, 0)
-    (ends, foreseen), (same_ends, misled) = (each.gains_both_ways(sim, 0) for each in (exact, wrong))
-    np.testing.assert_array_equal(ends, same_ends)
-    np.testing.assert_allclose(misled, -1e3 * foreseen)
-
-
-def where_waiting_is_a_candidate() -> Simulation:
-    case = busy_case(ring=True)
-    sim = at_first_decision(case._replace(rules=case.rules._replace(waiting=True)))
-    while not any(is_wait(sim, 0, candidate) for candidate in range(list_candidates(sim, 0))):
-        assert HEURISTICS["eft"].place(sim, 0)
-        start(sim, 0)
-        assert advance(sim, 0)
-    return sim
-
-
-def test_candidates_are_foreseen_from_the_same_number_of_started_jobs_on() -> None:
-    sim, seer = where_waiting_is_a_candidate(), Seer(untrained_candidates(waiting=True), "jct")
-    Rollout(seer, Search(1, 15), "jct").choose(sim, 0)
-    assert seer.asked_from == {0: FORESEE_FROM, 1: FORESEE_FROM - 1}
-
-
-def test_where_one_candidate_is_not_foreseen_the_ends_count_for_all() -> None:
-    class Short(Seer):
-        def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
-            due, cost_s = super().run_for(sim, row, starts, foresee_from)
-            return due, math.nan if foresee_from == FORESEE_FROM else -1e3 * cost_s  # of waiting nothing
-
-    sim, policy = where_waiting_is_a_candidate(), untrained_candidates(waiting=True)
-    blind, short = (Rollout(base, Search(3, 15), "jct") for base in (policy, Short(policy, "jct")))
-    assert short.choose(sim, 0) == blind.choose(sim, 0)
-
-
-@pytest.mark.parametrize("ring", [False, True])
-@pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
-def test_a_horizon_beyond_the_end_changes_no_end(*, ring: bool, order: int) -> None:
-    case = busy_case(ring=ring)
-    sim = at_first_decision(case._replace(rules=case.rules._replace(order=order)))
-    base = untrained_candidates(waiting=True, time_to_go="jct")  # what its value tells is nonsense
-    whole, cut = (Rollout(base, Search(3, 15, horizon=horizon), "jct").gains(sim, 0) for horizon in (None, 10_000))
-    np.testing.assert_array_equal(whole, cut)
-
-
-@pytest.mark.parametrize("predicted_gains", OBJECTIVES)
-def test_tries_are_cut_off_only_where_the_value_tells_what_is_minimised(predicted_gains: Objective) -> None:
-    base, sim = untrained_candidates(waiting=True, time_to_go=predicted_gains), at_first_decision(busy_case(ring=True))
-    for objective in OBJECTIVES:
-        whole, cut = (Rollout(base, Search(3, 4, horizon=horizon), objective).gains(sim, 0) for horizon in (None, 3))
-        assert np.array_equal(whole, cut, equal_nan=True) == (objective != predicted_gains)
-
-
-@pytest.mark.parametrize(
-    ("limits", "budget_s", "horizon"),
-    [("", np.inf, None), ("@20ms", 0.02, None), ("@h16", np.inf, 16), ("@2.5ms,h0", 0.0025, 0)],
-)
-def test_limits_stand_behind_the_name(
-    limits: str, budget_s: float, horizon: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    foreseeing = untrained_candidates(waiting=True, time_to_go="makespan")
-    monkeypatch.setattr("longshore.agents.learned.checkpoint.load_policy", lambda path: foreseeing)
-    policy = find_policy(f"rollout:any.zip{limits}")
-    assert isinstance(policy, Rollout)
-    assert (policy.search.budget_s, policy.search.horizon, policy.base) == (budget_s, horizon, foreseeing)
-
-
-@pytest.mark.parametrize("limits", ["", "20", "h", "16h", "20ms,", ",h16", "h16,20ms", "20msh16", "h-1", "h1.5"])
-def test_limits_that_cannot_be_read_are_refused_in_one_line(limits: str) -> None:
-    with pytest.raises(PluginError, match=r"as in rollout:patient@20ms, .*rollout:NAME\.zip@20ms,h16") as caught:
-        find_policy(f"rollout:patient@{limits}")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("base", "predicted_gains"),
-    [
-        ("patient", "cannot be cut off: no value tells"),
-        ("any.zip", "cannot be cut off: no value tells"),
-        (str(CHECKPOINTS / "hetero64.zip"), "has no run_on"),
-    ],
-)
-def test_what_tells_no_time_to_go_cannot_be_cut_off(
-    base: str, predicted_gains: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if base == "any.zip":
-        monkeypatch.setattr(
-            "longshore.agents.learned.checkpoint.load_policy", lambda path: untrained_candidates(waiting=True)
-        )
-    with pytest.raises(PluginError, match=predicted_gains) as caught:
-        find_policy(f"rollout:{base}@h16")
-    assert "\n" not in str(caught.value)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from longshore.agents.learned.candidate_policy import CandidatePolicy
 from longshore.agents.learned.decision_record import Observing
 from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.protocol import Policy
 from longshore.agents.rollouts.rollout import Rollout, Search
 from longshore.cluster.dispatch.placing import undo_picks

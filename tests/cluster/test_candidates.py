@@ -14,8 +14,8 @@ from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.batch import Batch
+from longshore.testing.policies import remember
 from tests.compiled_runs import compiled, picks, read_out, run_heuristic
-from tests.contracts.test_policies import remember
 from tests.envs.plain_features import Decision
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import (

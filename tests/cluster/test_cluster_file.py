@@ -63,7 +63,7 @@ def test_racks_nodes_and_gpus_stand_in_the_order_of_the_file(tmp_path: Path) -> 
     assert cluster.nic_bytes_per_s.tolist() == [12.5e9, 25e9, 25e9, 12.5e9, 25e9, 25e9, 25e9]
     assert cluster.uplink_bytes_per_s.tolist() == [50e9, 50e9, 1e9]
     assert setup.hazard_per_s[[4, 7, 16]].tolist() == [3e-7, 3e-7, 2e-7]
-    assert setup.faults == Lemon()
+    assert setup.faults == Lemon(model="lemon")
     assert setup.name == "c"
 
 
@@ -160,9 +160,9 @@ WRONG = [
     (
         "model: lemon",
         "model: replay",
-        "c.yaml:21:faults.model: 'replay' is not a fault model; known: none",
+        "c.yaml:21:faults.model: 'replay' is not a fault model; known: correlated",
     ),
-    ("model: lemon", "modle: lemon", "c.yaml:20:faults.model: is missing; add it; known: none, exponential"),
+    ("model: lemon", "modle: lemon", "c.yaml:20:faults.model: is missing; add it; known: correlated, exp"),
     ("model: lemon", "model: lemon\n  shape: 0", "c.yaml:22:faults.shape: '0' cannot be used; it should be a number"),
     (
         "model: lemon",

@@ -15,7 +15,8 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from tests.compiled_runs import run_heuristic
-from tests.reference import first_state, slowdown
+from tests.reference import first_state
+from tests.reference_state import slowdown
 from tests.schedule_checker import check_schedule
 from tests.schedule_records import cluster_record, event_records, job_records
 from tests.strategies import Case, cases

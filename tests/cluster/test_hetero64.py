@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import JOB_GPUS, JOB_GPUS_PROBABILITY, hetero64
 
 
@@ -33,7 +34,7 @@ def test_the_draws_follow_the_published_setting() -> None:
     assert (np.sort(drawn.speed) == [1.0] * 4 + [2.5] * 4).all()
     assert np.allclose((drawn.speed == 2.5).mean(axis=0), 0.5, atol=0.03)
     assert (cluster.gpu_node.size, faults.repair_mean_s, rules.checkpoint_s, rules.restart_s) == (64, 43200, 3600, 900)
-    assert (rules.ring, rules.waiting, rules.order, rules.ageing_s) == (False, False, 0, float("inf"))
+    assert (rules.ring, rules.waiting, rules.order, rules.ageing_s) == (False, False, ORDERS["fifo"], float("inf"))
 
 
 def test_each_scenario_has_one_lemon_of_eight_gpus() -> None:

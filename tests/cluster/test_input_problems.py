@@ -12,10 +12,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from longshore.agents.learned.schema import Schema
-from longshore.cluster.faults import FAULT_MODELS
 from longshore.cluster.faults.recorded import FaultEvent
+from longshore.cluster.faults.registry import fault_model
 from longshore.cluster.files.errors import InputError, ManyProblemsError
 from longshore.cluster.files.input_problems import MOST_LETTERS, input_problems, nearest
+from longshore.cluster.files.plugins import registered
 from longshore.cluster.files.yaml_file import read_yaml, validated
 from longshore.cluster.presets.cluster_file import ClusterFile
 from longshore.cluster.traces.formats.philly import PhillyJob
@@ -35,7 +36,7 @@ from longshore.training.config import TrainingConfig
 MODELS: list[type[BaseModel]] = [
     JobFile, Settings, ClusterFile, KubernetesSettings, SlurmSettings, RaySettings, LocalSettings, Change, TokenWish,
     DrainWish, NewCheckpoint, NodeReport, TrainingConfig, Schema, FaultEvent, PhillyJob,
-    *(model.configuration for model in FAULT_MODELS.values()),
+    *(fault_model(name).configuration for name in registered("faults")),
 ]  # fmt: skip
 HOSTILE: list[object] = [
     None, True, 0, -1, 3, 2**70, 10**400, 0.5, -0.5, 1e300, math.nan, math.inf, "", "x", "X y", "a\0b", "x" * 200_000,
@@ -137,8 +138,8 @@ JOB_FILES = [
     ("gpu: 4", "1:gpu: unknown key; did you mean 'gpus'?"),
     ("command: a b", "1:command: 'a b' cannot be used; it should be a list of 1 to 1000 values"),
     ("command: []", "1:command: an empty list cannot be used; it should be a list of 1 to 1000 values"),
-    ("health: {slow: cusun}", "1:health.slow: 'cusun' cannot be used; it should be cusum, median_k, "
-     "in_a_row, mad, ewma, source_mean, source_literal or off; did you mean 'cusum'?"),
+    ("health: {slow: cusun}", "1:health.slow: 'cusun' cannot be used; it should be cusum, ewma, "
+     "in_a_row, mad, median_k, patent_literal, patent_mean or off; did you mean 'cusum'?"),
     ("health: {hang: offf}", "1:health.hang: 'offf' cannot be used; it should be auto or off, or a number from 0.001 "
      "to 31622400; did you mean 'off'?"),
     ("retry: 3", "1:retry: '3' cannot be used; it should be keys with values"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.presets.patent import patent
 
@@ -17,7 +18,7 @@ def test_gpus_differ_by_their_faults_alone_over_two_decades(gpus: int, jobs: int
     assert (drawn.hazard_per_s == drawn.hazard_per_s[0]).all()
     assert (drawn.speed == 1.0).all()
     assert (cluster.gpu_node.size, cluster.speed.size, drawn.gpus.shape) == (gpus, gpus, (50, jobs))
-    assert (rules.ring, rules.node_penalty, rules.order, rules.waiting) == (False, 0.0, 0, False)
+    assert (rules.ring, rules.node_penalty, rules.order, rules.waiting) == (False, 0.0, ORDERS["fifo"], False)
 
 
 def test_jobs_are_those_of_hetero64_that_ask_half_of_the_gpus_at_most() -> None:

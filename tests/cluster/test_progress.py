@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.agents.heuristics.node_rules import PACK
 from longshore.agents.heuristics.run import decide
 from longshore.agents.registry import find_policy
 from longshore.cli import app
@@ -24,8 +23,9 @@ from longshore.cluster.files.errors import EndlessError, InputError
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.presets.hetero64 import hetero64
-from longshore.cluster.simulator import engine, signals
-from longshore.cluster.simulator.engine import advance, begin_moment, reset, start, stop, wait
+from longshore.cluster.simulator import limits, signals
+from longshore.cluster.simulator.engine import advance, begin_moment, reset, start, wait
+from longshore.cluster.simulator.job_changes import stop
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
@@ -62,10 +62,10 @@ def run(sim: Simulation) -> None:
 @pytest.mark.parametrize(
     ("sim", "told"),
     [
-        (lambda: failing(8, rate_per_s=1e-2), engine.STOPPED_FOR_EVER),
-        (lambda: failing(8, rate_per_s=1e30), engine.STOPPED_FOR_EVER),
-        (lambda: failing(64, rate_per_s=1e-3, transient=0.0), engine.NOTHING_ELSE),
-        (lambda: failing(8, rate_per_s=1e30, first=8), engine.NOTHING_ELSE),
+        (lambda: failing(8, rate_per_s=1e-2), limits.STOPPED_FOR_EVER),
+        (lambda: failing(8, rate_per_s=1e30), limits.STOPPED_FOR_EVER),
+        (lambda: failing(64, rate_per_s=1e-3, transient=0.0), limits.NOTHING_ELSE),
+        (lambda: failing(8, rate_per_s=1e30, first=8), limits.NOTHING_ELSE),
     ],
 )
 def test_faults_that_let_no_job_end_are_told_with_the_field_to_change(sim: Callable[[], Simulation], told: str) -> None:
@@ -79,20 +79,20 @@ def test_faults_that_let_no_time_pass_are_told() -> None:
     sim = failing(8, rate_per_s=1e30, first=8, work_s=1e12)
     reset(sim, 0, 0)
     sim.state.source_s[0, 8:64] = 1e9  # a time at which 1e-30 s more is the same
-    with pytest.raises(EndlessError, match=re.escape(engine.FAILING_AT_ONCE)):
+    with pytest.raises(EndlessError, match=re.escape(limits.FAILING_AT_ONCE)):
         HEURISTICS["first-fit"].run_on(sim, 0)
 
 
 def test_a_job_may_be_stopped_as_often_as_that_and_no_more() -> None:
     sim = failing(8, rate_per_s=0.0)
     reset(sim, 0, 0)
-    sim.state.stops[0, 0] = engine.MOST_STOPS - 1
+    sim.state.stops[0, 0] = limits.MOST_STOPS - 1
     for _ in range(2):
         assert advance(sim, 0)
         HEURISTICS["pack"].place(sim, 0)
         start(sim, 0)
         begin_moment(sim, 0, float(sim.state.now_s[0]) + 1.0)
-        if sim.state.stops[0, 0] == engine.MOST_STOPS:
+        if sim.state.stops[0, 0] == limits.MOST_STOPS:
             with pytest.raises(EndlessError, match="100,000 times"):
                 stop(sim, 0, 0, 0.0)
         else:
@@ -107,13 +107,13 @@ def test_decisions_at_every_fault_do_not_keep_an_endless_run_from_being_told(ord
     assert advance(sim, 0)
     HEURISTICS["pack"].place(sim, 0)
     start(sim, 0)
-    sim.state.quiet[0] = engine.MOST_QUIET - 100
+    sim.state.quiet[0] = limits.MOST_QUIET - 100
     for _ in range(101):  # the first at the moment of the start
         assert advance(sim, 0)
         assert sim.state.current[0] == 1
         wait(sim, 0)
-    assert sim.state.quiet[0] == engine.MOST_QUIET
-    with pytest.raises(EndlessError, match=re.escape(engine.NOTHING_ELSE)):
+    assert sim.state.quiet[0] == limits.MOST_QUIET
+    with pytest.raises(EndlessError, match=re.escape(limits.NOTHING_ELSE)):
         advance(sim, 0)
 
 
@@ -208,6 +208,7 @@ def test_ctrl_c_stops_a_step_of_an_environment() -> None:
         batch.step(first)
 
 
+PACK_RULE = HEURISTICS["pack"].rule
 RAISE = ctypes.CDLL(None)["raise"]  # of C: at once, also inside compiled code
 RAISE.argtypes, RAISE.restype = [ctypes.c_int], ctypes.c_int
 
@@ -217,7 +218,7 @@ def place_and_raise(sim: Simulation, decision: int, number: int) -> None:
     while advance(sim, 0):
         if sim.state.decisions[0] == decision:
             RAISE(number)
-        decide(sim, 0, PACK, 0.0)
+        decide(sim, 0, PACK_RULE, 0.0)
         start(sim, 0)
 
 

@@ -16,7 +16,7 @@ from longshore.cluster.dispatch.queue_index import (
     is_indexed,
     longest_waiting,
     next_to_age_s,
-    shortest_job,
+    smallest_job,
 )
 from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
 from longshore.cluster.simulator.engine import advance, reset, start, wait
@@ -56,8 +56,7 @@ def offered_first(sim: Simulation, jobs: list[int]) -> int:
 def check_index(sim: Simulation) -> None:
     """Compare all that the index tells at a decision, with nothing picked, with the queue."""
     state, jobs = sim.state, queue_of(sim)
-    if sim.rules.order != ORDERS["easy"]:
-        assert shortest_job(sim, 0) == min(jobs, key=lambda job: work_s(sim, job))
+    assert smallest_job(sim, 0) == offered_first(sim, jobs)
     kept = state.shadow_s[0], state.extra[0]
     for shadow_s, extra in (kept, (math.inf, 0), (state.now_s[0] + 100.0, 1), (state.now_s[0] + 300.0, 0)):
         state.shadow_s[0], state.extra[0] = shadow_s, extra

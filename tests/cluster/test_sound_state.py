@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.files.errors import EndlessError
 from longshore.cluster.model.outcome import Outcome
-from longshore.cluster.simulator.engine import MOST_QUIET, MOST_STOPS, advance, reset, start, wait
+from longshore.cluster.simulator.engine import advance, reset, start, wait
+from longshore.cluster.simulator.limits import MOST_QUIET, MOST_STOPS
 from longshore.cluster.simulator.simulation import outcome_of
 from longshore.cluster.simulator.state_border import BOUNDED, sound_state
 from longshore.cluster.state.shapes import ANY, RANGES, declared_dtype
@@ -139,6 +140,16 @@ def test_a_gpu_that_a_job_holds_is_not_out_of_service(kind: str) -> None:
     down.down[row] += 1
     with pytest.raises(ValueError, match=rf"state\.gpu_down\[{row}, {gpu}\] is 1, expected 0 for a GPU"):
         sound_state(sim, down)
+
+
+@pytest.mark.parametrize("name", ["speed", "intra", "nic", "uplink", "rack", "hazard"])
+def test_what_is_told_of_the_picks_follows_from_them(name: str) -> None:
+    batch = run()
+    field = f"picked_{name}"
+    for row in range(3):
+        other = -2 if name == "rack" and getattr(batch.sim.state, field)[row] != -2 else 0.5
+        with pytest.raises(ValueError, match=rf"state\.{field}\[{row}\]"):
+            sound_state(batch.sim, spoiled(batch.sim.state, field, other, row))
 
 
 @settings(max_examples=150)

@@ -9,7 +9,7 @@ from stable_baselines3.common.env_checker import check_env as check_with_sb3
 
 import longshore.envs
 from longshore.envs.placement import PlacementEnv
-from longshore.envs.rewards import REWARDS
+from longshore.envs.rewards.table import REWARDS
 from tests.envs.random_run import small_problem
 
 NAME = "longshore/Placement-v0"

@@ -11,14 +11,14 @@ from longshore.envs.batch import Batch, View
 from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from longshore.envs.episodes import episode_summaries
 from longshore.envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
-from longshore.envs.rewards import REWARDS
+from longshore.envs.rewards.table import REWARDS
 from tests.envs.random_run import small_problem
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["gymnasium", "sb3", "batched"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["gymnasium", "sb3", "predict", "batched"])
 def test_an_example_of_the_page_runs(example: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(example)
     runpy.run_path(str(tmp_path / "example.py"))

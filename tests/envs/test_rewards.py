@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longshore.agents.heuristics.node_rules import RANDOM, pick_by_rule
+from longshore.agents.heuristics.random_rule import pick_at_random
 from longshore.cluster.candidates.random_placement import DRAWS
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
@@ -81,7 +81,7 @@ def random_makespan_s(case: Case, run: int) -> float:
     sim = simulation_of(Problem(case.cluster, case.scenarios, case.process, case.rules))
     reset(sim, 0, case.row)
     while advance(sim, 0):
-        pick_by_rule(sim, 0, RANDOM, run * DRAWS)
+        pick_at_random(sim, 0, run * DRAWS)
         start(sim, 0)
     return float(sim.state.now_s[0])
 

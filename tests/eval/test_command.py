@@ -19,7 +19,8 @@ from longshore.eval.generated import JobsRequest
 from longshore.eval.setting import EvaluationRequest, setting_of
 from longshore.eval.terminal import Tell
 from tests.eval.runs import scenarios
-from tests.test_cli import HETERO64, register
+from tests.packages import install
+from tests.test_cli import HETERO64
 
 ASKED = EvaluationRequest(
     policies=(), trace=None, cluster=None, faults=None, regime=Regime(), workloads=3, runs=None, load=None,
@@ -82,12 +83,11 @@ def test_a_checkpoint_challenges_every_heuristic(tmp_path: Path) -> None:
 def test_a_policy_of_another_package_is_a_challenger_and_never_the_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    register(tmp_path, "theirs = their_policies:POLICY")
-    (tmp_path / "their_policies.py").write_text(
+    text = (
         "from dataclasses import replace\nfrom longshore.agents.heuristics.heuristics import EFT\n"
         "POLICY = replace(EFT, name='theirs')\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    install(tmp_path / "a", monkeypatch, "policies", {"theirs": "their_policies:POLICY"}, their_policies=text)
     document = figures(replace(ASKED, policies=("theirs", "pack", "theirs")), tmp_path)
     assert not document["policies"]["theirs"]["heuristic"]
     assert document["policies"]["pack"]["heuristic"]

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.eval.comparison import METRICS, compare, size_classes
+from longshore.eval.comparison import compare, size_classes
+from longshore.eval.metrics.registry import registered_metrics
 from longshore.eval.table import verdict
 from tests.eval.runs import CLUSTER_GPUS, comparison, finishes, outcome, policies, scenarios
 
-NAMES = [metric.name for metric in METRICS]
+NAMES = [metric.name for metric in registered_metrics()]
 MAKESPAN = NAMES.index("makespan_s")
 
 
@@ -165,7 +166,7 @@ def test_a_table_of_equal_policies_hardly_ever_calls_a_cell_clear() -> None:
     for _ in range(tables):
         runs = {f"policy-{i}": outcome(finishes(9) + rng.normal(0.0, 900.0, (9, 4))) for i in range(14)}
         found = compare(runs, scenarios(9), CLUSTER_GPUS, heuristics=["policy-0"])
-        cells = range(len(found.policies)), range(len(METRICS))
+        cells = range(len(found.policies)), range(len(NAMES))
         coloured += any(verdict(found, *cell) != "open" for cell in product(*cells))
         single += bool(((found.difference.low > 0) | (found.difference.high < 0)).any())
     assert coloured <= 0.05 * tables + 3  # three standard deviations above what is promised

@@ -7,8 +7,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from longshore.eval.comparison import METRICS, Comparison, compare
-from longshore.eval.figures import MOST_GPU_ROWS, Picture, forest, gantt, pictures, policy_colours
+from longshore.eval.comparison import Comparison, compare
+from longshore.eval.figures.drawing import Picture, policy_colours
+from longshore.eval.figures.pictures import pictures
+from longshore.eval.figures.policies import forest
+from longshore.eval.figures.schedules import MOST_GPU_ROWS, gantt
 from longshore.eval.report import summary, write_json, write_report
 from longshore.eval.table import rows
 from tests.eval.runs import CLUSTER_GPUS, EVENTS, GPU_NODE, comparison, finishes, outcome, policies, scenarios
@@ -72,7 +75,7 @@ def test_the_page_shows_the_same_cells_as_the_terminal(source: str) -> None:
     for row in rows(comparison(12)):
         assert row.policy in text
         assert all(cell.text in text for cell in (*row.cells, row.versus))
-    assert all(metric.meaning in text for metric in METRICS)
+    assert all(metric.meaning in text for metric in comparison(12).metrics)
 
 
 def test_the_page_says_what_was_run_and_where_the_policy_loses(source: str) -> None:
@@ -120,7 +123,7 @@ def test_the_json_file_holds_the_same_figures(tmp_path: Path, count: int) -> Non
     assert (document["objective"], document["best_heuristic"], document["facts"]) == ("makespan_s", "pack", FACTS)
     for row, name in enumerate(found.policies):
         figures = document["policies"][name]
-        for column, metric in enumerate(METRICS):
+        for column, metric in enumerate(found.metrics):
             assert figures["mean"][metric.name]["value"] == found.mean.value[row, column]
             assert (figures["mean"][metric.name]["low"] is None) == (count == 1)
     assert document["wins"][LEARNED]["pack"] == found.wins[0, 1]

@@ -1,5 +1,6 @@
 """GPUs for jobs that need so many nodes with the same GPUs on each."""
 
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
-from longshore.scheduler.mirror.shape import fitted
+from longshore.scheduler.mirror.shape import Form, fitted
 from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall, Site
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.service import default_cluster, layout_of, site_of
@@ -60,7 +61,7 @@ def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
         if (way := {node * GPUS + index for node in at for index in indices}) <= set(free)
     ]
 
-    gpus = fitted(mirror, "job", chosen, nodes)
+    gpus = fitted(mirror, "job", chosen, Form(nodes, same_indices=True))
 
     if not ways:
         assert gpus == ()
@@ -70,16 +71,38 @@ def test_gpus_suit_and_are_as_many_of_the_chosen_ones_as_can_be(
         assert len(chosen & set(gpus)) == max(len(chosen & way) for way in ways)
 
 
+@given(
+    out=st.sets(st.sampled_from(ALL), max_size=14), nodes=st.integers(1, NODES + 1), each=st.integers(1, GPUS),
+    chosen=st.sets(st.sampled_from(ALL)),
+)  # fmt: skip
+def test_of_any_indices_they_are_as_many_of_each_node_and_of_the_chosen_ones_as_can_be(
+    site: Site, out: set[int], nodes: int, each: int, chosen: set[int]
+) -> None:
+    mirror = cluster_of(site, out, Asked("job", nodes * each, 60.0, 0.0))
+    free = [[gpu for gpu in range(node * GPUS, (node + 1) * GPUS) if gpu not in out] for node in range(NODES)]
+    has = sorted((min(each, len(chosen & set(own))) for own in free if len(own) >= each), reverse=True)
+
+    gpus = fitted(mirror, "job", chosen, Form(nodes))
+
+    if len(has) < nodes:
+        assert gpus == ()
+    else:
+        assert sorted(Counter(gpu // GPUS for gpu in gpus).values()) == [each] * nodes
+        assert set(gpus) <= {gpu for own in free for gpu in own}
+        assert list(gpus) == sorted(set(gpus))
+        assert len(chosen & set(gpus)) == sum(has[:nodes])
+
+
 def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(site: Site) -> None:
     taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}  # one GPU of each node is left
     jobs = (Asked("wide", 4, 60.0, 0.0), Asked("small", 1, 60.0, 0.0))
     mirror, placer = cluster_of(site, taken, *jobs), Placer(find_policy("spread"))
-    nodes_of = {"wide": 1, "small": 0}.__getitem__
+    form_of = {"wide": Form(1), "small": None}.__getitem__
     mirror.begin(1.0)
 
     decided = []
     while mirror.due() is not None:
-        decision = placer.settle(mirror, nodes_of)
+        decision = placer.settle(mirror, form_of)
         decided.append((decision.job, decision.started))
     assert decided == [("wide", False), ("small", True)]
 
@@ -87,7 +110,7 @@ def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(
     for gpu in (5, 6, 7, 9, 10, 11):
         mirror.bring_back(gpu)
     while mirror.due() is not None:
-        decision = placer.settle(mirror, nodes_of)
+        decision = placer.settle(mirror, form_of)
     assert (decision.job, decision.started) == ("wide", True)
     assert suits(decision.gpus, 1, 4)
 

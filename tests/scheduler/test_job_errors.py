@@ -10,21 +10,18 @@ from sqlalchemy import update
 from longshore.scheduler.control import admission
 from longshore.scheduler.control import attempt_driver as settling
 from longshore.scheduler.control import health_actions as judging
-from longshore.scheduler.control import reconciler as loop
 from longshore.scheduler.control import rehydrate as recall
 from longshore.scheduler.control import state_cache as cache
-from longshore.scheduler.control.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors, SpoiledError
+from longshore.scheduler.control.job_errors import ERROR
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
 from longshore.scheduler.health.step_monitor import StepMonitor
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.run import Status
 from longshore.scheduler.model.states import Contact, Desired, JobState
-from longshore.scheduler.placement.placer import Decision, Placer
+from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store import transitions as changes
 from longshore.scheduler.store.database import schema
-from longshore.scheduler.store.database.errors import FencedError, StaleWriteError, StoreUnreachableError
-from longshore.scheduler.store.rows.checkpoints import CheckpointRow
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
 from tests.scheduler.trials import Trial, Way
@@ -78,7 +75,7 @@ PLACES = [
     *(Place(ClusterMirror, name) for name in ("submit", "finish")),
     *(Place(ClusterMirror, name, EITHER) for name in ("come_back", "stop", "standing")),
     Place(Placer, "settle"),
-    *(Place(StateCache, name) for name in ("open", "decided", "nodes_of", "finish")),
+    *(Place(StateCache, name) for name in ("open", "decided", "form_of", "finish")),
     Place(StateCache, "stop", EITHER),
     *(Place(settling, name) for name in ("_view", "_step", "_launch", "attempt_of", "_change_both", "stored_job")),
     *(Place(settling, name) for name in ("_release", "take_last_look", "_outcome")),
@@ -266,85 +263,6 @@ def test_a_backend_that_fails_with_a_bug_of_its_own_stops_none_of_the_jobs_that_
     assert {len(trial.attempts(job)) for job in jobs} == {1}
 
 
-@pytest.mark.parametrize("place", [Place(Placer, "settle"), Place(settling, "attempt_of")], ids=lambda it: it.name)
-def test_what_fails_for_most_jobs_at_once_holds_none_of_them_and_they_start_when_it_is_gone(
-    place: Place, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as broken:
-        broken.setattr(place.owner, place.name, lambda *_: 1 / 0)
-        jobs = [trial.submit("one"), trial.submit("two")]
-        trial.wait(30.0, 1.0)
-    trial.wait(90.0, 1.0)
-
-    assert {trial.job(job).state for job in jobs} == {JobState.RUNNING}
-    assert not [it for it in trial.events() if it.kind == ERROR]
-
-
-def test_a_job_starts_in_the_tick_in_which_any_number_before_it_cannot_be_handled(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad = {trial.submit("bad") for _ in range(3 * loop.ROUNDS)}
-    good = trial.submit("good")
-    real = Reconciler._carry_on
-
-    def carry_on(self: Reconciler, cache: StateCache, decision: Decision, now_s: float) -> None:
-        if decision.job in bad:
-            raise KeyError("a bug")
-        real(self, cache, decision, now_s)
-
-    monkeypatch.setattr(Reconciler, "_carry_on", carry_on)
-    trial.tick()
-
-    assert trial.job(good).state is not JobState.QUEUED
-    assert {trial.job(job).state for job in bad} == {JobState.QUEUED}
-
-
-def test_several_jobs_of_which_nothing_can_be_written_are_all_held_and_stop_nobody(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad = [trial.submit("bad"), trial.submit("bad")]
-    for job in bad:
-        breaks(Place(changes, "reserve"), lambda job=job: job, monkeypatch)  # type: ignore[misc]
-
-    trial.wait(20.0, 1.0)
-
-    assert {trial.job(job).state for job in bad} == {JobState.HELD}
-    assert "a bug in reserve" in trial.job(bad[1]).cause
-    good = trial.submit("good")
-    trial.runs(good)
-
-
-def test_several_jobs_whose_checkpoints_cannot_be_written_are_all_told_apart(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad = [trial.submit("bad"), trial.submit("bad")]
-    for job in bad:
-        trial.runs(job)
-        breaks(Place(judging, "register"), lambda job=job: job, monkeypatch)  # type: ignore[misc]
-    cache = trial.scheduler.cache
-    assert cache is not None
-    notes = judging._Notes(saved=[CheckpointRow(job, 1, 40, "/ckpt/40", "", trial.now_s()) for job in bad])
-
-    with pytest.raises(SpoiledError):
-        judging._write(cache, notes, trial.now_s())
-
-    assert all("a bug in register" in trial.scheduler.errors.words(job) for job in bad)
-
-
-def test_errors_with_looks_between_them_that_go_well_do_not_add_up(
-    trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = trial.submit("one")
-    trial.runs(job)
-    for _ in range(2 * MOST):
-        with monkeypatch.context() as broken:
-            failures = breaks(Place(settling, "_view"), lambda: job, broken)
-            trial.wait(1.0, 1.0)
-        assert failures
-        trial.wait(5.0, 1.0)
-        assert not trial.scheduler.errors.words(job)
-
-
 @pytest.mark.parametrize("name", ["_view", "_watching_of"])
 def test_a_job_that_cannot_be_looked_at_runs_on_until_it_ends(
     name: str, trial: TellingTrial, monkeypatch: pytest.MonkeyPatch
@@ -360,67 +278,3 @@ def test_a_job_that_cannot_be_looked_at_runs_on_until_it_ends(
 
     assert trial.job(bad).state is (JobState.HELD if name == "_view" else JobState.SUCCEEDED)
     assert trial.held() == []
-
-
-@pytest.mark.parametrize(
-    "error", [FencedError("f"), StaleWriteError("s"), StoreUnreachableError("u")], ids=lambda it: type(it).__name__
-)
-def test_what_is_the_stores_doing_is_no_jobs_fault(error: Exception) -> None:
-    errors = JobErrors()
-
-    for _ in range(9):
-        with pytest.raises(type(error)), errors.about("j", 0.0, lambda: 0):
-            raise error
-
-    assert not errors.is_failing("j")
-
-
-def test_errors_count_in_a_row_only_and_a_job_rests_after_each_for_longer() -> None:
-    errors, now_s = JobErrors(), 0.0
-
-    def fail() -> None:
-        with errors.about("j", now_s, lambda: 0):
-            raise ValueError("x")
-
-    for number in range(1, 12):
-        fail()
-        errors.begin(now_s)
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** (number - 1))
-        assert errors.is_failing("j") == (number >= MOST)
-        assert errors.rests("j", now_s + rest_s - 0.5)
-        now_s += rest_s
-        assert not errors.rests("j", now_s)
-    errors.forget({"j"})
-    assert not errors.is_failing("j")
-
-
-@pytest.mark.parametrize(("failing", "is_shared"), [(1, False), (3, False), (4, True), (10, True)])
-def test_jobs_are_blamed_for_what_goes_wrong_unless_it_goes_wrong_for_many_at_once(
-    failing: int, is_shared: bool  # noqa: FBT001
-) -> None:  # fmt: skip
-    errors = JobErrors()
-    for _ in range(MOST):
-        for job in range(10):
-            with errors.about(str(job), 0.0, lambda: 0):
-                assert job >= failing
-        errors.begin(0.0)
-
-    assert {str(job) for job in range(10) if errors.is_failing(str(job))} == (
-        set() if is_shared else {str(job) for job in range(failing)}
-    )
-
-
-def test_an_error_behind_a_change_says_that_the_copy_is_of_no_use() -> None:
-    errors, changed = JobErrors(), [0]
-
-    def change_and_fail() -> None:
-        with errors.about("j", 0.0, lambda: changed[0]):
-            changed[0] += 1
-            raise ValueError("x")
-
-    for _ in range(MOST):
-        with pytest.raises(SpoiledError):
-            change_and_fail()
-        errors.begin(0.0)
-
-    assert errors.is_failing("j")

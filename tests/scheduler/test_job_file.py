@@ -32,7 +32,7 @@ ODD = [
 NO_JOB: list[Any] = [
     None, 3, "sleep", [], {}, {"command": []}, {"command": "sleep 1"}, {"command": [1]}, {"gpus": 1},
     {"command": ["a"], "environment": {"A B": "x"}}, {"command": ["a"], "folder": 3},
-    {"command": ["a"], "sbatch": {"number": "1", "nodes": 0}}, {"command": ["a\x00"]},
+    {"command": ["a"], "external": {"number": 17}}, {"command": ["a\x00"]},
 ]  # fmt: skip
 
 
@@ -75,10 +75,10 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*JobFile.model_fields, "sbatch", "new"]), JSON))
+@given(st.dictionaries(st.sampled_from([*JobFile.model_fields, "external", "sbatch", "new"]), JSON))
 def test_whatever_was_stored_is_read_or_called_unreadable(spec: dict[str, object]) -> None:
     try:
         job = stored_job({"command": ["true"], **spec})
     except UnreadableSpecError:
         return
-    assert JobFile.model_validate(job.model_dump(exclude={"sbatch"})).command == job.command
+    assert JobFile.model_validate(job.model_dump(exclude={"external"})).command == job.command

@@ -14,8 +14,8 @@ from longshore.cluster.model.outcome import EVENT_KINDS
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
 from longshore.envs.features import time_unit_s
-from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror
-from longshore.scheduler.mirror.standing import Asked, Known, Site, Standing
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.standing import ROW, Asked, Known, Site, Standing
 from tests.compiled_runs import compiled, picks
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_candidates

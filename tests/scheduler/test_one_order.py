@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from longshore.cluster.dispatch.orders.easy import ORDER as EASY
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 from longshore.scheduler.model.states import FINAL, Desired, JobState
@@ -103,7 +104,7 @@ class Still(Trial):
 
     def in_store(self) -> list[str]:
         with self.store.read() as tx:
-            return [it.id for it in in_order(waiting_jobs(tx, self.now_s()), "easy", float("inf"), self.now_s(), GPUS)]
+            return [it.id for it in in_order(waiting_jobs(tx, self.now_s()), EASY, float("inf"), self.now_s(), GPUS)]
 
 
 @contextmanager

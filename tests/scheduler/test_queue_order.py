@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.dispatch.orders.easy import ORDER as EASY
+from longshore.cluster.dispatch.orders.table import order_of
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.control.rehydrate import queue_key
@@ -65,7 +67,7 @@ def turned_to(waiting: list[Waiting], order: str, ageing_s: float, folder: Path)
 def test_the_order_that_is_shown_is_that_of_the_scheduler(
     tmp_path: Path, order: str, waiting: list[Waiting], ageing_s: float
 ) -> None:
-    shown = [it.id for it in in_order(reversed(waiting), order, ageing_s, NOW_S, GPUS)]
+    shown = [it.id for it in in_order(reversed(waiting), order_of(ORDERS[order]), ageing_s, NOW_S, GPUS)]
     assert shown == turned_to(waiting, order, ageing_s, tmp_path)
 
 
@@ -74,12 +76,12 @@ def test_the_order_that_is_shown_is_that_of_the_scheduler(
 @given(waiting=waiting_jobs())
 def test_jobs_pass_the_first_one_in_the_order_that_is_shown(tmp_path: Path, order: str, waiting: list[Waiting]) -> None:
     first = Waiting("first", "ada", 2, GPUS, 99, 0.0, 0.0, 0.0, 100.0, 0.0)  # it waits for the one that runs
-    shown = [it.id for it in in_order([*waiting, first], order, float("inf"), NOW_S, GPUS)]
+    shown = [it.id for it in in_order([*waiting, first], order_of(ORDERS[order]), float("inf"), NOW_S, GPUS)]
     assert shown == ["first", *turned_to([*waiting, first], order, float("inf"), tmp_path)]
 
 
 def test_a_job_that_asks_for_more_than_is_in_service_does_not_age() -> None:
     small = Waiting("small", "ada", 0, 4, 2, 900.0, 0.0, 0.0, 100.0, 0.0)
     large = Waiting("large", "ada", -1, 16, 1, 0.0, 0.0, 0.0, 100.0, 0.0)
-    assert [it.id for it in in_order([large, small], "easy", 500.0, NOW_S, 16)] == ["large", "small"]
-    assert places(in_order([large, small], "easy", 500.0, NOW_S, 8)) == {"small": 1, "large": 2}
+    assert [it.id for it in in_order([large, small], EASY, 500.0, NOW_S, 16)] == ["large", "small"]
+    assert places(in_order([large, small], EASY, 500.0, NOW_S, 8)) == {"small": 1, "large": 2}

@@ -9,13 +9,12 @@ import yaml
 from pydantic import BaseModel
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.scenarios import ORDERS
 from longshore.scheduler.access.hosts import is_loopback
 from longshore.scheduler.backends.building import build
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Mode
 from longshore.scheduler.service.service import QUICKSTART, Service
-from longshore.scheduler.settings import Chosen, Order, PolicyChoice, Settings, read_settings
+from longshore.scheduler.settings import Chosen, PolicyChoice, Settings, read_settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "longshore.yaml"
@@ -59,16 +58,15 @@ def test_the_page_on_the_configuration_has_every_field_and_no_other() -> None:
     assert set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)) == fields(Settings)
 
 
-def test_modes_and_orders_are_those_of_the_scheduler() -> None:
+def test_modes_are_those_of_the_scheduler() -> None:
     assert set(get_args(PolicyChoice.model_fields["mode"].annotation)) == set(Mode)
-    assert set(get_args(Order)) == set(ORDERS)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("ordr: easy\n", "c.yaml:1:ordr: unknown key; did you mean 'order'?"),
-        ("port: 1\norder: best\n", "c.yaml:2:order: 'best' cannot be used; it should be fifo, easy, "),
+        ("port: 1\norder: best\n", "c.yaml:2:order: 'best' cannot be used; it should be easy, easy-shortest, "),
         ("policy:\n  deadline_s: .nan\n", "c.yaml:2:policy.deadline_s: '.nan' cannot be used; "),
         ("policy:\n  deadlin_s: 1\n", "c.yaml:2:policy.deadlin_s: unknown key; did you mean 'deadline_s'?"),
         ("backend:\n  name: locl\n", "c.yaml:2:backend.name: there is no backend 'locl'; did you mean 'local'?"),

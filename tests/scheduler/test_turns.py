@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
+from longshore.cluster.dispatch.orders.easy import ORDER as EASY
 from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.rules.queue_order import in_order
@@ -33,7 +34,7 @@ class OneGpu(NamedTuple):
         """Return the jobs that wait in their order, which is the same whoever tells it."""
         told, now_s = self.told(), self.trial.now_s()
         with self.trial.store.read() as tx:
-            assert [it.id for it in in_order(waiting_jobs(tx, now_s), "easy", float("inf"), now_s, 1)] == told
+            assert [it.id for it in in_order(waiting_jobs(tx, now_s), EASY, float("inf"), now_s, 1)] == told
         self.trial.scheduler.cache = None  # read anew, as after a restart
         self.trial.tick()
         assert self.told() == told

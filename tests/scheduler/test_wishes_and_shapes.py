@@ -9,7 +9,7 @@ import pytest
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import NodeView
 from longshore.scheduler.model.job_id import new_job_id
-from longshore.scheduler.model.job_spec import Sbatch, StoredJob
+from longshore.scheduler.model.job_spec import StoredJob
 from longshore.scheduler.model.states import FINAL, Desired, JobState
 from longshore.scheduler.store.rows.jobs import NewJob, insert_job
 from tests.scheduler.trials import Trial
@@ -83,10 +83,10 @@ def four_nodes(tmp_path: Path) -> Iterator[Sick]:
     trial.close()
 
 
-def of_shape(trial: Trial, nodes: int, gpus: int) -> str:
+def of_shape(trial: Trial, nodes: int, gpus: int, script: str = "exit 0") -> str:
     """Submit a job of so many nodes with the same GPUs each."""
     spec = StoredJob.model_validate(
-        {"gpus": gpus, "command": ("sbatch", "x"), "sbatch": Sbatch(number="17", nodes=nodes)}
+        {"shape": {"nodes": nodes, "gpus_per_node": gpus // nodes}, "command": ("sh", "-c", script)}
     )
     now_s = trial.now_s()
     new = NewJob(new_job_id(now_s), "x", "ada", spec.model_dump(mode="json"), 0, gpus, 60.0, now_s)
@@ -107,4 +107,19 @@ def test_an_aged_job_of_a_shape_that_is_out_of_service_holds_up_nobody_and_start
     assert trial.job(shaped).state is JobState.QUEUED
 
     trial.bad.clear()
-    trial.until(lambda: trial.attempts(shaped))  # which this backend refuses: it knows no sbatch
+    trial.until(lambda: trial.attempts(shaped))
+
+
+def test_a_job_waits_for_nodes_of_its_shape_and_others_start_meanwhile(four_nodes: Sick) -> None:
+    trial = four_nodes
+    holder = of_shape(trial, nodes=2, gpus=2, script="sleep 1000")
+    trial.until(lambda: trial.job(holder).state is JobState.RUNNING)
+    shaped = of_shape(trial, nodes=3, gpus=12)  # 14 are free, and two nodes have 4
+    small = trial.submit("exit 0")
+    trial.ends(small)
+    assert trial.job(shaped).state is JobState.QUEUED
+
+    trial.wish(holder, Desired.CANCEL)
+    trial.ends(shaped)
+    assert [len(share.gpus) for share in trial.attempts(holder)[0].placement] == [1, 1]
+    assert [len(share.gpus) for share in trial.attempts(shaped)[0].placement] == [4, 4, 4]

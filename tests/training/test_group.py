@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from longshore.agents.learned.candidate_policy import CandidatePolicy
-from longshore.agents.learned.candidate_run import Record
 from longshore.agents.learned.checkpoint import load_policy, schema_of
-from longshore.agents.networks.networks import CandidateNetwork
+from longshore.agents.networks.candidate_run import Record
+from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy
 from longshore.cluster.files.errors import CheckpointError
 from longshore.cluster.model.objective import Objective, objective_of
 from longshore.cluster.model.problem import Problem

@@ -11,8 +11,8 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import layout_of, schema_of
 from longshore.agents.learned.schema import Schema
 from longshore.agents.learned.step_policy import LearnedPolicy
-from longshore.agents.networks.networks import SetNetwork
 from longshore.agents.networks.sb3_policy import MaskedPolicy
+from longshore.agents.networks.set import SetNetwork
 from longshore.agents.protocol import Policy
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import fault_sources, stack

@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from torch.distributions import Distribution
 
 from ...agents.learned.checkpoint import layout_of
-from ...agents.networks.networks import Network
+from ...agents.learned.network import Network
 from ...agents.networks.sb3_policy import MaskedPolicy
 from ...cluster.files.errors import InputError
 from ...cluster.model.problem import Problem

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from ...agents.heuristics.heuristics import HEURISTICS
-from ...agents.learned.candidate_policy import CandidatePolicy
 from ...agents.learned.checkpoint import layout_of
-from ...agents.networks.networks import CandidateNetwork, mean_of
+from ...agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
 from ...agents.rollouts.rollout import Base, Search
 from ...cluster.files.errors import CheckpointError, InputError
 from ...cluster.model.objective import objective_of

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...agents.networks.networks import CandidateNetwork
+from ...agents.networks.candidates import CandidateNetwork
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from ..presets import DistilParameters
 from .group import CLOSED, step_in_chunks, value_loss

@@ -16,10 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...agents.learned.candidate_run import Record, sample_runs
 from ...agents.learned.checkpoint import layout_of
-from ...agents.learned.forward import candidate_weights
-from ...agents.networks.networks import CandidateNetwork
+from ...agents.networks.candidate_run import Record, sample_runs
+from ...agents.networks.candidates import CandidateNetwork, candidate_weights
 from ...cluster.model.objective import objective_of
 from ...cluster.model.outcome import Metrics, metrics
 from ...cluster.model.problem import Problem

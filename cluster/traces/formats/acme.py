@@ -1,31 +1,20 @@
 """Jobs of Shanghai AI Lab's clusters, `trace_seren.csv` and `trace_kalos.csv`: InternLM/AcmeTrace."""
 
-from pathlib import Path
+from collections.abc import Set
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.workload import Workload
-from ..jobs import Jobs, jobs_of, workload_from
-from ..table import Rows, columns_of, read_rows
+from ..csv_format import CsvFormat
+from ..jobs import Jobs, jobs_of
+from ..table import Rows
 
 COLUMNS = ("job_id", "gpu_num", "submit_time", "duration")
 RUN_COLUMNS = ("start_time", "end_time")
 
 
-def sniff(head: str) -> bool:
-    """Return whether a file that begins so is in this format."""
-    columns = columns_of(head)
+def _marks(columns: Set[str]) -> bool:
     return "gpu_num" in columns and bool({"gpu_time", "type"} & columns) and "vc" not in columns
-
-
-def read(path: Path) -> Workload:
-    """Read the file; see docs/formats.md.
-
-    Raises:
-        InputError: If it cannot be used.
-    """
-    return workload_from(path, map(_jobs, read_rows(path, COLUMNS, optional=RUN_COLUMNS)))
 
 
 def _jobs(rows: Rows) -> Jobs:
@@ -48,3 +37,6 @@ def _run_s(rows: Rows) -> NDArray[np.float64]:
     if early.size:
         raise rows.error("end_time", int(early[0]), "is before start_time", "correct or drop the row")
     return run_s
+
+
+FORMAT = CsvFormat(COLUMNS, _marks, _jobs, RUN_COLUMNS)

@@ -1,13 +1,13 @@
 """Longshore's own csv of jobs, which holds all that a workload does."""
 
-from pathlib import Path
+from collections.abc import Set
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.workload import Workload
-from ..jobs import Jobs, jobs_of, workload_from
-from ..table import LONGEST_S, Rows, columns_of, read_rows
+from ..csv_format import CsvFormat
+from ..jobs import Jobs, jobs_of
+from ..table import LONGEST_S, Rows
 
 COLUMNS = ("gpus", "work_s", "submit_s")
 OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes")
@@ -15,19 +15,8 @@ LEAST_COMPUTE_S = 1e-6  # a job that computes for no time and sends nothing woul
 MOST_BYTES = 1e18
 
 
-def sniff(head: str) -> bool:
-    """Return whether a file that begins so is in this format."""
-    columns = columns_of(head)
+def _marks(columns: Set[str]) -> bool:
     return "work_s" in columns or {"gpus", "submit_s"} <= columns
-
-
-def read(path: Path) -> Workload:
-    """Read the file; see docs/formats.md.
-
-    Raises:
-        InputError: If it cannot be used.
-    """
-    return workload_from(path, map(_jobs, read_rows(path, COLUMNS, optional=OPTIONAL)))
 
 
 def _jobs(rows: Rows) -> Jobs:
@@ -45,3 +34,6 @@ def _jobs(rows: Rows) -> Jobs:
 def _optional(rows: Rows, column: str, *, least: float, most: float) -> NDArray[np.float64] | None:
     """Return the column, NaN where a cell is empty, or None if there is no such column."""
     return rows.numbers(column, least=least, most=most, blank=np.nan) if rows.has(column) else None
+
+
+FORMAT = CsvFormat(COLUMNS, _marks, _jobs, OPTIONAL)

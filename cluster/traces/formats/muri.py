@@ -1,12 +1,11 @@
 """Virtual clusters of Microsoft Philly, as Muri's csv: Rivendile/Muri."""
 
-from pathlib import Path
-
 import numpy as np
 
-from ...model.workload import DEFAULT_PARAMETER_BYTES, Workload
-from ..jobs import Jobs, jobs_of, workload_from
-from ..table import LONGEST_S, Rows, columns_of, read_rows
+from ...model.workload import DEFAULT_PARAMETER_BYTES
+from ..csv_format import CsvFormat
+from ..jobs import Jobs, jobs_of
+from ..table import LONGEST_S, Rows
 
 COLUMNS = ("job_id", "num_gpu", "submit_time", "duration", "model_name", "iteration_time")
 MS_PER_S = 1000.0
@@ -25,20 +24,6 @@ PARAMETERS = {
 BYTES_PER_PARAMETER = 4  # gradients in single precision
 
 
-def sniff(head: str) -> bool:
-    """Return whether a file that begins so is in this format."""
-    return {"num_gpu", "submit_time"} <= columns_of(head)
-
-
-def read(path: Path) -> Workload:
-    """Read the file; see docs/formats.md.
-
-    Raises:
-        InputError: If it cannot be used.
-    """
-    return workload_from(path, map(_jobs, read_rows(path, COLUMNS)))
-
-
 def _jobs(rows: Rows) -> Jobs:
     most_ms = LONGEST_S * MS_PER_S
     return jobs_of(
@@ -54,3 +39,6 @@ def _jobs(rows: Rows) -> Jobs:
 def _parameter_bytes(model: str) -> float:
     parameters = PARAMETERS.get(model.strip())
     return DEFAULT_PARAMETER_BYTES if parameters is None else float(parameters * BYTES_PER_PARAMETER)
+
+
+FORMAT = CsvFormat(COLUMNS, lambda columns: {"num_gpu", "submit_time"} <= columns, _jobs)

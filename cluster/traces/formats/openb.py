@@ -1,28 +1,15 @@
-"""Pods of an Alibaba GPU cluster, as csv: hkust-adsl/kubernetes-scheduler-simulator."""
+"""Pods of an Alibaba GPU cluster, as csv: hkust-adsl/kubernetes-scheduler-simulator.
 
-from pathlib import Path
+A pod with a share of a GPU takes a whole one (SPEC R10).
+"""
 
 import numpy as np
 
-from ...model.workload import Workload
-from ..jobs import Jobs, jobs_of, workload_from
-from ..table import Rows, columns_of, read_rows
+from ..csv_format import CsvFormat
+from ..jobs import Jobs, jobs_of
+from ..table import Rows
 
-POD_COLUMNS = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
-
-
-def sniff(head: str) -> bool:
-    """Return whether a file that begins so is in this format."""
-    return "gpu_milli" in columns_of(head)
-
-
-def read(path: Path) -> Workload:
-    """Read a pod list; a pod with a share of a GPU takes a whole one (SPEC R10). See docs/formats.md.
-
-    Raises:
-        InputError: If it cannot be used.
-    """
-    return workload_from(path, map(_jobs, read_rows(path, POD_COLUMNS)))
+COLUMNS = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
 
 
 def _jobs(rows: Rows) -> Jobs:
@@ -33,3 +20,6 @@ def _jobs(rows: Rows) -> Jobs:
     if early.size:
         raise rows.error("deletion_time", int(early[0]), "is before scheduled_time", "correct or drop the row")
     return jobs_of(rows.cells["name"], rows.whole_numbers("num_gpu"), work_s, rows.numbers("creation_time"))
+
+
+FORMAT = CsvFormat(COLUMNS, lambda columns: "gpu_milli" in columns, _jobs)

@@ -1,5 +1,6 @@
 """What endpoints work with, as dependencies: the scheduler, and who asks."""
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -139,29 +140,14 @@ async def who_operates(caller: Asking) -> Caller:
 Operating = Annotated[Caller, Depends(who_operates)]
 
 
-async def who_reports(caller: Anybody) -> Caller:
-    """Return who asks, if they may report on nodes; an agent only on its own.
+def _one_of(*roles: Role) -> Callable[[Caller], Awaitable[Caller]]:
+    async def who(caller: Anybody) -> Caller:
+        if caller.role not in roles:
+            raise ProblemError("forbidden", f"this takes a token with the role {' or '.join(roles)}")
+        return caller
 
-    Raises:
-        ProblemError: If they may not.
-    """
-    if caller.role not in (Role.OPERATOR, Role.AGENT):
-        raise ProblemError("forbidden", "this takes a token with the role agent or operator")
-    return caller
+    return who
 
 
-Reporting = Annotated[Caller, Depends(who_reports)]
-
-
-async def who_scrapes(caller: Anybody) -> Caller:
-    """Return who asks, if they may read the metrics, which tell of everybody's jobs.
-
-    Raises:
-        ProblemError: If they may not.
-    """
-    if caller.role not in (Role.OPERATOR, Role.SCRAPE):
-        raise ProblemError("forbidden", "this takes a token with the role scrape or operator")
-    return caller
-
-
-Scraping = Annotated[Caller, Depends(who_scrapes)]
+Reporting = Annotated[Caller, Depends(_one_of(Role.AGENT, Role.OPERATOR))]  # on nodes; an agent only on its own
+Scraping = Annotated[Caller, Depends(_one_of(Role.SCRAPE, Role.OPERATOR))]  # metrics tell of all jobs

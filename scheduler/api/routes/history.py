@@ -10,17 +10,15 @@ from ...store.rows.decisions import decisions_of
 from ...store.rows.events import events_after
 from ..http.auth import Asking, Serving
 from ..http.problems import problems
+from ..views.decisions import DecisionPage, decision_page, users_decision_page
 from ..views.lookup import NO_JOB, Found, find_attempt, seen_owner
 from ..views.models import (
     AttemptPage,
-    DecisionPage,
     EventPage,
     TaskPage,
     attempt_page,
-    decision_page,
     event_page,
     task_pages,
-    users_decision_page,
 )
 
 router = APIRouter()

@@ -5,7 +5,7 @@ from sqlalchemy import Connection
 
 from ...model.job import JobRow
 from ...model.states import FINAL, JobState
-from ...model.stored_spec import is_of_sbatch
+from ...model.stored_spec import is_external
 from ...rules.job_step import Retry, retry_step
 from ...service.service import Service
 from ...store.rows.jobs import get_job
@@ -47,8 +47,9 @@ def _refuse_what_stays_ended(row: JobRow) -> None:
     if retry_step(row) is Retry.REFUSED:
         what = row.state.value if row.state in FINAL - {JobState.FAILED} else "being cancelled or deleted"
         raise ProblemError("ended", f"job {row.id} is {what}; only one that failed or is held is tried again")
-    if row.state is JobState.FAILED and is_of_sbatch(row.spec):
-        raise ProblemError("ended", f"job {row.id} came by sbatch, and Slurm has ended it; submit it there again")
+    if row.state is JobState.FAILED and is_external(row.spec):
+        owner = "came from another queue (Slurm's, by sbatch), which has ended it"
+        raise ProblemError("ended", f"job {row.id} {owner}; submit it there again")
 
 
 def _now(service: Service, row: JobRow) -> JobRow:

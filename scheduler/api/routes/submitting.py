@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from ...access.tokens import Caller, Role
 from ...model.job_id import new_job_id
-from ...model.job_spec import JobFile
+from ...model.job_spec import JobFile, Shape
 from ...service.queue_now import room_in
 from ...service.service import Service
 from ...settings import Limits
@@ -98,6 +98,7 @@ def submit(
 ) -> object:
     """Put a job into the queue. With an `Idempotency-Key`, asking again gives the first answer again."""
     check_gpus(spec.gpus, service)
+    check_shape(spec.shape, service)
     check_priority(spec.priority, caller, service)
     if dry_run:
         return JSONResponse(_plan(service, spec).model_dump())
@@ -118,6 +119,20 @@ def check_gpus(gpus: int, service: Service) -> None:
         raise ProblemError("too-large", f"the job asks for {gpus} GPUs, the cluster has {here}")
     if most is not None and gpus > most:
         raise ProblemError("too-large", f"the job asks for {gpus} GPUs, and one user may have {most}")
+
+
+def check_shape(shape: Shape | None, service: Service) -> None:
+    """Refuse a shape that the nodes can never give.
+
+    Raises:
+        ProblemError: Saying what they can.
+    """
+    if shape is None:
+        return
+    able = sum(gpus >= shape.gpus_per_node for gpus in service.layout.nodes.values())
+    if able < shape.nodes:
+        have = "1 node has" if able == 1 else f"{able} nodes have"
+        raise ProblemError("too-large", f"the job asks for {shape.words}, and {have} so many")
 
 
 def check_room(tx: Connection, owner: str, limits: Limits) -> None:
@@ -144,9 +159,10 @@ def check_priority(priority: int, caller: Caller, service: Service) -> None:
 
 def _plan(service: Service, spec: JobFile) -> PlanPage:
     with service.store.read() as tx:
-        free = room_in(tx, service.layout).free
+        room = room_in(tx, service.layout)
         ahead = jobs_before_new(tx, spec.priority, service.now_s())
-    return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=free, would_fit=spec.gpus <= free)
+    fits = spec.gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
+    return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=room.free, would_fit=fits)
 
 
 def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> Mapping[str, object]:

@@ -11,11 +11,9 @@ from ...model.job import JobRow
 from ...model.job_spec import JobFile, StoredJob
 from ...model.placement import Placement
 from ...model.stored_spec import UnreadableSpecError, stored_job
-from ...policy_host.misses import WORDS, Miss
 from ...rules.retry_policy import rank_to_look_at
 from ...store.rows.attempts import AttemptRow
 from ...store.rows.checkpoints import CheckpointRow
-from ...store.rows.decisions import DecisionRow
 from ...store.rows.events import EventRow
 from ...store.rows.nodes import NodeRow
 from ...store.rows.user_tokens import TokenRow
@@ -23,18 +21,20 @@ from ...store.rows.user_tokens import TokenRow
 OTHERS = "-"  # in place of the id of somebody else's job
 
 
-class _Said(BaseModel):
+class Page(BaseModel):
+    """A part of an answer."""
+
     model_config = ConfigDict(frozen=True)
 
 
-class SharePage(_Said):
+class SharePage(Page):
     """GPUs of one node."""
 
     node: str
     gpus: tuple[int, ...]
 
 
-class CrashPage(_Said):
+class CrashPage(Page):
     """The rank that explains why an attempt failed."""
 
     rank: int
@@ -44,7 +44,7 @@ class CrashPage(_Said):
     signal: int
 
 
-class AttemptPage(_Said):
+class AttemptPage(Page):
     """One try to run a job."""
 
     number: int
@@ -60,7 +60,7 @@ class AttemptPage(_Said):
     crash: CrashPage | None  # none of an attempt that no rank made fail
 
 
-class UnknownAttemptPage(_Said):
+class UnknownAttemptPage(Page):
     """An attempt that the store does not have."""
 
     attempt: str  # its name at the backend
@@ -74,7 +74,7 @@ class UnknownAttemptPage(_Said):
         return cls(attempt=it.name, job=it.job, placement=share_pages(it.placement) or (), found_s=it.found_s)
 
 
-class JobPage(_Said):
+class JobPage(Page):
     """A job."""
 
     id: str
@@ -91,7 +91,7 @@ class JobPage(_Said):
     cause_class: str
 
 
-class WaitingPage(_Said):
+class WaitingPage(Page):
     """Why a job does not run yet."""
 
     position: int | None  # in the queue, from 1; none outside of it
@@ -107,14 +107,14 @@ class ListedJobPage(JobPage):
     waiting: WaitingPage | None  # none if it does not wait
 
 
-class JobsPage(_Said):
+class JobsPage(Page):
     """Some jobs, the last submitted first."""
 
     jobs: tuple[ListedJobPage, ...]
     cursor: str | None  # of the next page
 
 
-class QueuePage(_Said):
+class QueuePage(Page):
     """Some jobs that have not ended, in their order."""
 
     jobs: tuple[ListedJobPage, ...]
@@ -129,7 +129,7 @@ class JobDetailPage(JobPage):
     spec: dict[str, Any]  # the job file, with the names of its environment only
 
 
-class PlanPage(_Said):
+class PlanPage(Page):
     """What would become of a job."""
 
     spec: dict[str, Any]
@@ -138,7 +138,7 @@ class PlanPage(_Said):
     would_fit: bool  # on the GPUs that are free
 
 
-class TaskPage(_Said):
+class TaskPage(Page):
     """A rank: where it runs, and how it ended once that is known."""
 
     attempt: int
@@ -150,7 +150,7 @@ class TaskPage(_Said):
     ended_s: float | None
 
 
-class CheckpointPage(_Said):
+class CheckpointPage(Page):
     """A checkpoint."""
 
     attempt: int
@@ -160,7 +160,7 @@ class CheckpointPage(_Said):
     at_s: float  # when it was registered
 
 
-class EventPage(_Said):
+class EventPage(Page):
     """Something that happened."""
 
     seq: int
@@ -175,7 +175,7 @@ class EventPage(_Said):
     at_s: float
 
 
-class NodePage(_Said):
+class NodePage(Page):
     """A node and who holds its GPUs."""
 
     name: str
@@ -190,45 +190,7 @@ class NodePage(_Said):
     reported: NodeReport | None  # by its agent, none if it has none
 
 
-class ExpectedPage(_Said):
-    """What is expected of a start, by the job's estimate."""
-
-    slowdown: float  # run time over that on the reference GPUs
-    end_s: float
-
-
-class WordPage(_Said):
-    """What a policy would do, whether it is obeyed or not."""
-
-    job: str  # the one that is due, or another that may pass it; `-` for somebody else's
-    placement: tuple[SharePage, ...] | None  # none to wait, and of somebody else's job
-    expected: ExpectedPage | None  # of the start
-    agrees: bool  # whether the heuristic says the same
-    probability: float | None  # that the policy's network gave to it, if it tells
-    options: int | None  # among which it chose first
-
-
-class DecisionPage(_Said):
-    """A decision on a job."""
-
-    at_s: float
-    attempt: int | None  # that came of it, none if the job waited
-    policy: str
-    version: str
-    mode: str
-    heuristic: str  # that decides where the policy does not
-    obeyed: str  # the policy, or the heuristic in its place
-    missed: str  # why the policy was not heard, if it was not
-    placement: tuple[SharePage, ...] | None  # none to wait
-    fallback: tuple[SharePage, ...] | None  # what the heuristic would have chosen; none of somebody else's job
-    fallback_job: str  # for which: the one that was due; `-` for somebody else's, empty if that is not known
-    took_s: float
-    expected: ExpectedPage | None  # of the start
-    fallback_expected: ExpectedPage | None
-    said: WordPage | None  # by the policy; none if there is none, or it was not heard
-
-
-class TokenPage(_Said):
+class TokenPage(Page):
     """A token, but for what is secret of it."""
 
     name: str
@@ -249,55 +211,6 @@ class NewTokenPage(TokenPage):
 def share_pages(placement: Placement | None) -> tuple[SharePage, ...] | None:
     """Return what is said of a placement."""
     return None if placement is None else tuple(SharePage(node=it.node, gpus=it.gpus) for it in placement)
-
-
-def decision_page(row: DecisionRow) -> DecisionPage:
-    """Return what is said of a decision."""
-    told: Mapping[str, Any] = row.explanation
-    return DecisionPage(
-        at_s=row.at_s, attempt=row.number, policy=row.policy, version=row.policy_version, mode=row.mode,
-        obeyed=str(row.explanation.get("obeyed", "")), missed=str(row.explanation.get("missed", "")),
-        placement=share_pages(row.placement), fallback=share_pages(row.fallback), took_s=row.took_s,
-        heuristic=str(told.get("fallback", "")), fallback_job=_fallback_job(row), said=_word_page(told),
-        **{name: told.get(name) for name in ("expected", "fallback_expected")},
-    )  # fmt: skip
-
-
-def _fallback_job(row: DecisionRow) -> str:
-    """Return the job that the heuristic decided about, "" where nobody wrote down which that is."""
-    told = row.explanation
-    may_differ = told.get("agrees") is False and told.get("obeyed") != told.get("fallback")
-    return str(told.get("fallback_job", "" if may_differ else row.job_id))
-
-
-def _word_page(told: Mapping[str, Any]) -> WordPage | None:
-    said = told.get("said")
-    if said is None:
-        return None
-    return WordPage(
-        job=said["job"], placement=told.get("said_placement"), expected=told.get("said_expected"),
-        agrees=bool(told.get("agrees")), probability=told.get("probability"), options=told.get("options"),
-    )  # fmt: skip
-
-
-def users_decision_page(row: DecisionRow, own: Collection[str]) -> DecisionPage:
-    """Return what is said of a decision to who may not see all jobs: nothing of somebody else's.
-
-    Args:
-        row: The decision.
-        own: Jobs that its reader may see.
-    """
-    page = decision_page(row)
-    if page.fallback_job not in {row.job_id, *own}:
-        hidden = {"fallback_job": OTHERS, "fallback": None, "fallback_expected": None}
-        page = page.model_copy(update=hidden)
-    said, missed = page.said, page.missed
-    if said is not None and said.job not in own:
-        said = said.model_copy(update={"job": OTHERS, "placement": None, "expected": None})
-    if missed:
-        kind = str(row.explanation.get("kind"))
-        missed = WORDS[Miss(kind)] if kind in set(Miss) else "it gave no answer of use"
-    return page.model_copy(update={"said": said, "missed": missed})
 
 
 def attempt_page(row: AttemptRow) -> AttemptPage:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from ...model.job import JobRow
+from ...model.job_spec import Shape
 from ...model.states import Desired, JobState
+from ...model.stored_spec import is_shaped, stored_or_usual
 from ...service.queue_now import Queue
 from ...store.rows.decisions import DecisionRow, last_decisions_of
 from .models import WaitingPage
@@ -53,11 +55,17 @@ def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | Non
         return f"{asks}, its owner's jobs hold {queue.held[row.owner]}, and one user may have {queue.most}"
     if row.gpus > room.free:
         return f"{asks}, and {room.free} {'is' if room.free == 1 else 'are'} free"
+    if (shape := _shape(row)) is not None and not room.has(shape.nodes, shape.gpus_per_node):
+        return f"it asks for {shape.words}, and the free GPUs do not lie so"
     if last is not None and last.placement is None:
         return f"{last.explanation.get('obeyed')} lets it wait for better GPUs"
     if place == 1:
         return "it is decided about next"
     return "1 job stands before it" if place == 2 else f"{place - 1} jobs stand before it"
+
+
+def _shape(row: JobRow) -> Shape | None:
+    return stored_or_usual(row.spec).shape if is_shaped(row.spec) else None
 
 
 def _gpus(count: int) -> str:

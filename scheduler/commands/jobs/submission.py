@@ -17,10 +17,11 @@ from ...model.job_spec import JobFile
 
 SCRIPTS = {".py": "python", ".sh": "sh", ".bash": "bash", ".slurm": "sh", ".sbatch": "sh"}
 BATCH = "docs/migrate.md says how a batch script becomes a job file"
+SHAPE = re.compile(r"([1-9][0-9]{0,6})[xX]([1-9][0-9]{0,6})")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 OPTIONS = {
-    "gpus": "--gpus", "name": "--name", "priority": "--priority", "estimate_s": "--estimate", "limit_s": "--limit",
-    "folder": "--folder", "environment": "--env", "command": "the command behind --",
+    "gpus": "--gpus", "shape": "--shape", "name": "--name", "priority": "--priority", "estimate_s": "--estimate",
+    "limit_s": "--limit", "folder": "--folder", "environment": "--env", "command": "the command behind --",
 }  # fmt: skip
 
 
@@ -45,6 +46,18 @@ def file_of(words: Sequence[str]) -> Path | None:
         raise _absent(file)
     _refuse_script(file)
     return file
+
+
+def shape_of(text: str) -> dict[str, int]:
+    """Return what `--shape 2x4` asks for: nodes, and GPUs of each.
+
+    Raises:
+        InputError: If it cannot be read.
+    """
+    found = SHAPE.fullmatch(text)
+    if found is None:
+        raise InputError(f"{text!r} is no shape", "write NODESxGPUS, as in --shape 2x4", field="--shape")
+    return {"nodes": int(found[1]), "gpus_per_node": int(found[2])}
 
 
 def command_of(words: Sequence[str] | None) -> list[str] | None:

@@ -39,20 +39,25 @@ class SubmitCommand(TyperCommand):
             raise
 
 
+EstimateOption = Annotated[
+    float | None, typer.Option(parser=run_time, metavar=DURATION, help="How long it is expected to run; 1h if unsaid.")
+]
+LimitOption = Annotated[
+    float | None, typer.Option(parser=run_time, metavar=DURATION, help="Running time after which it is stopped.")
+]
+
+
 def submit(
     context: typer.Context,
     file: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Job file (YAML).")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs; 1 if neither file nor option says.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="NODESxGPUS", help="So many nodes with so many GPUs each, as in 2x4.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher goes first, -1000 to 1000.")] = None,
-    estimate: Annotated[
-        float | None,
-        typer.Option(parser=run_time, metavar=DURATION, help="How long it is expected to run; 1h if unsaid."),
-    ] = None,
-    limit: Annotated[
-        float | None,
-        typer.Option(parser=run_time, metavar=DURATION, help="Running time after which it is stopped."),
-    ] = None,
+    estimate: EstimateOption = None,
+    limit: LimitOption = None,
     folder: Annotated[
         str | None, typer.Option(help="Working directory; that of the file, or the present one, if unsaid.")
     ] = None,
@@ -68,10 +73,11 @@ def submit(
 
     Options go before what the file says, and so does a command behind --.
     """
-    from .submission import command_of, environment_of, file_of
+    from .submission import command_of, environment_of, file_of, shape_of
 
     given = {
-        "gpus": gpus, "name": name, "priority": priority, "estimate_s": estimate, "limit_s": limit,
+        "gpus": gpus, "shape": None if shape is None else shape_of(shape), "name": name, "priority": priority,
+        "estimate_s": estimate, "limit_s": limit,
         "folder": None if folder is None else str(Path.cwd() / folder),
         "command": command_of(context.meta[COMMAND]), "environment": environment_of(env or (), os.environ),
     }  # fmt: skip
@@ -115,4 +121,7 @@ def _job(file: Path | None, given: Mapping[str, Any]) -> "JobFile":
     job_with({"command": ["x"], **given})  # an option is blamed as one, not as a line of the file
     if "environment" in given and isinstance(data.get("environment", {}), dict):
         given = {**given, "environment": {**data.get("environment", {}), **given["environment"]}}
+    for one, other in (("gpus", "shape"), ("shape", "gpus")):  # each says how many GPUs, so one replaces both
+        if one in given and other not in given:
+            data.pop(other, None)
     return validated(content, JobFile, {**data, **given})

@@ -1,11 +1,14 @@
 """Options that several commands take."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..cluster.files.input_problems import nearest
+from ..cluster.files.plugins import SEAMS, registered
 from ..scheduler.commands.durations import DURATION, duration
 
 if TYPE_CHECKING:
@@ -14,13 +17,22 @@ if TYPE_CHECKING:
 MOST_GPUS = 1_000_000  # as in cluster files
 
 
-class Order(StrEnum):
-    """Order regimes (docs/simulator.md)."""
+def names(seam: str) -> str:
+    """Return the names that are registered for a seam, as a help text tells them."""
+    *words, last = registered(seam)
+    return f"{', '.join(words)} or {last}" if words else last
 
-    fifo = "fifo"
-    easy = "easy"
-    easy_shortest = "easy-shortest"
-    shortest = "shortest"
+
+def registered_name(seam: str) -> Callable[[str], str]:
+    """Return what reads an option that takes a name that is registered for a seam (cluster/files/plugins.py)."""
+
+    def name(text: str) -> str:
+        known = registered(seam)
+        if text not in known:
+            raise typer.BadParameter(f"there is no {SEAMS[seam]} {text!r}; {nearest(text, known)}")
+        return text
+
+    return name
 
 
 class Estimates(StrEnum):
@@ -55,7 +67,14 @@ TraceOption = Annotated[Path | None, typer.Option("--trace", help="Job trace, an
 FaultsOption = Annotated[
     Path | None, typer.Option("--faults", help="Recorded faults (JSON), instead of the cluster file's fault model.")
 ]
-OrderOption = Annotated[Order, typer.Option(help="Which waiting job may start next.")]
+OrderOption = Annotated[
+    str,
+    typer.Option(
+        parser=registered_name("orders"),
+        metavar="NAME",
+        help=f"Which waiting job may start next: {names('orders')}.",
+    ),
+]
 AgeingOption = Annotated[
     float | None,
     typer.Option(
@@ -114,8 +133,8 @@ HeuristicsOption = Annotated[
 ]
 
 
-def regime_of(order: Order, ageing_s: float | None, *, waiting: bool) -> "Regime":
+def regime_of(order: str, ageing_s: float | None, *, waiting: bool) -> "Regime":
     """Return the order regime that options ask for."""
     from ..cluster.presets.problems import Regime
 
-    return Regime(order.value, float("inf") if ageing_s is None else ageing_s, waiting)
+    return Regime(order, float("inf") if ageing_s is None else ageing_s, waiting)

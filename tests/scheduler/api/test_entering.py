@@ -10,8 +10,8 @@ from fastapi.routing import APIRoute
 from longshore.scheduler.access.browsers import BROWSER_S, CODE_S, Browsers, link_path
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.dashboard.entering import MOST_FORM_BYTES, router
-from longshore.scheduler.dashboard.refusing import PAGES as REFUSING
-from longshore.scheduler.dashboard.router import dashboard_router
+from longshore.scheduler.dashboard.refusing import is_of_browsers
+from longshore.scheduler.dashboard.router import page_routers, static_router
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.store.rows.user_tokens import add_token, revoke_token
 
@@ -185,8 +185,8 @@ def test_a_fault_and_a_body_that_is_too_large_are_told_on_a_page_too(api: httpx.
 
 
 def test_every_page_that_there_is_tells_its_refusals_on_a_page(service: Service) -> None:
-    routes = [*dashboard_router(service).routes, *router.routes]
+    routers = [*(routes for _, routes in page_routers(service)), static_router(), router]
+    paths = [it.path for each in routers for it in each.routes if isinstance(it, APIRoute)]
 
-    assert [
-        it.path for it in routes if isinstance(it, APIRoute) and it.path != "/" and not it.path.startswith(REFUSING)
-    ] == []
+    assert {*PAGES, "/jobs/{job}", "/parts/jobs", "/login", "/static/{name}"} <= set(paths)
+    assert [path for path in paths if not is_of_browsers(path)] == []

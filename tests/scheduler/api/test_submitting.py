@@ -116,3 +116,38 @@ def test_a_body_that_is_no_job_is_a_problem(
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert jobs(refusing_api) == []
+
+
+def test_a_shape_says_how_many_gpus(api: httpx.Client) -> None:
+    shape = {"nodes": 2, "gpus_per_node": 2}
+    answer = api.post("/v1/jobs", json={**SPEC, "shape": shape}).json()
+    assert answer["gpus"] == 4
+    assert api.get(f"/v1/jobs/{answer['id']}").json()["spec"]["shape"] == shape
+    assert api.post("/v1/jobs", json={**SPEC, "shape": shape, "gpus": 4}).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "told"),
+    [
+        (
+            {"shape": {"nodes": 2, "gpus_per_node": 2}, "gpus": 3},
+            422,
+            "2 nodes with 2 GPUs each: these are not",
+        ),
+        ({"shape": {"nodes": 0, "gpus_per_node": 2}}, 422, "shape"),
+        ({"shape": {"nodes": 2}}, 422, "gpus_per_node"),
+        ({"shape": [2, 2]}, 422, "shape"),
+        ({"shape": {"nodes": 10**6, "gpus_per_node": 10**6}}, 422, "1000000000000 GPUs in all"),
+        (
+            {"shape": {"nodes": 1, "gpus_per_node": 5}},
+            422,
+            "1 node with 5 GPUs, and 0 nodes have so many",
+        ),
+    ],
+)
+def test_a_shape_that_nothing_can_have_is_refused(
+    api: httpx.Client, given: dict[str, object], status: int, told: str
+) -> None:
+    answer = api.post("/v1/jobs", json={**SPEC, **given})
+    assert answer.status_code == status
+    assert told in answer.text

@@ -4,11 +4,7 @@ import json
 import os
 import signal
 import sys
-import time
-import uuid
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -16,58 +12,15 @@ from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend
 from longshore.scheduler.files.processes import Identity, boot_id, find, is_alive, kill
 from longshore.scheduler.model.gpu_index import Layout
-from longshore.scheduler.model.placement import Placement, Share
-from longshore.scheduler.model.run import Run, Status
+from longshore.scheduler.model.placement import Placement
+from longshore.testing.attempts import NODES, ONE_GPU, THREE_GPUS, end_of, running, runs, sh, until
 
-NODES = {"a": 4, "b": 2}
-ONE_GPU: Placement = (Share("a", (2,)),)
-THREE_GPUS: Placement = (Share("a", (1, 3)), Share("b", (0,)))
-
-ValueT = TypeVar("ValueT")
-
-
-def until(check: Callable[[], ValueT], within_s: float = 60.0) -> ValueT:
-    """Return what a check says as soon as it is true."""
-    until_s = time.monotonic() + within_s
-    while not (value := check()):
-        assert time.monotonic() < until_s, "it did not come true"
-        time.sleep(0.02)
-    return value
-
-
-def sh(
-    script: str, *, grace_s: float = 30.0, limit_s: float = float("inf"), environment: Mapping[str, str] | None = None
-) -> Attempt:
-    """Return an attempt that runs a shell script; its name is nobody else's."""
-    return running(("sh", "-c", script), grace_s=grace_s, limit_s=limit_s, environment=environment)
+__all__ = ["NODES", "ONE_GPU", "THREE_GPUS", "end_of", "running", "runs", "sh", "until"]
 
 
 def python(code: str) -> Attempt:
     """Return an attempt that runs a Python program."""
     return running((sys.executable, "-I", "-S", "-c", code))
-
-
-def running(
-    command: tuple[str, ...],
-    *,
-    grace_s: float = 30.0,
-    limit_s: float = float("inf"),
-    environment: Mapping[str, str] | None = None,
-) -> Attempt:
-    """Return an attempt that runs a command."""
-    job = uuid.uuid4().hex[:12]
-    return Attempt(f"ls-{job}-1", job, 1, command, "", environment or {}, grace_s, limit_s)
-
-
-def end_of(backend: Backend, attempt: Attempt) -> Status:
-    """Return the status of an attempt that has ended and left no process."""
-    until(lambda: backend.status(attempt.name).run in (Run.EXITED, Run.LOST) and backend.released(attempt.name))
-    return backend.status(attempt.name)
-
-
-def runs(backend: Backend, attempt: Attempt) -> None:
-    """Wait until an attempt runs."""
-    until(lambda: backend.status(attempt.name).run is Run.RUNNING)
 
 
 def random_placements(rng: np.random.Generator, layout: Layout) -> list[Placement]:

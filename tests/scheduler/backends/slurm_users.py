@@ -148,7 +148,7 @@ class Site:
         """Return the jobs of the store by their numbers in Slurm."""
         with self.store.read() as tx:
             rows = list_jobs(tx, limit=200)
-        return {str(row.spec["sbatch"]["number"]): row for row in rows}  # type: ignore[index]
+        return {str(row.spec["external"]["number"]): row for row in rows}  # type: ignore[index]
 
     def want(self, number: str, desired: Desired) -> None:
         """Wish something of a job as the API does."""

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from longshore.scheduler.api.http.problems import answer_with_problems
 from longshore.scheduler.api.views.waiting import waiting_pages
 from longshore.scheduler.dashboard.refusing import refusal_page
-from longshore.scheduler.dashboard.router import dashboard_router
+from longshore.scheduler.dashboard.router import page_routers, static_router
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.job_id import new_job_id
 from longshore.scheduler.model.placement import Share
@@ -48,7 +48,8 @@ class Shown:
         self.service = Service(Chosen(Settings(folder=folder, policy=choice, open=True)))
         app = FastAPI()
         answer_with_problems(app, refusal_page)
-        app.include_router(dashboard_router(self.service))
+        for router in (*(router for _, router in page_routers(self.service)), static_router()):
+            app.include_router(router)
         self.app, self.folder = app, folder
         fence = self.service.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
         assert fence is not None

@@ -15,8 +15,8 @@ from longshore.scheduler.extender.inventory import Inventory
 from longshore.scheduler.extender.ranking import Outcome, Ranker, Ranking
 from longshore.scheduler.extender.wire import RANKS, read_offer
 from longshore.scheduler.files.processes import children
-from longshore.scheduler.mirror.cluster_mirror import ROW, ClusterMirror
-from longshore.scheduler.mirror.standing import Asked, Known
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.standing import ROW, Asked, Known
 from longshore.scheduler.placement.placer import Advice
 from tests.scheduler.extender.serving import (
     CHECKPOINT,

@@ -4,6 +4,7 @@ import itertools
 
 from sqlalchemy import update
 
+from longshore.cluster.dispatch.orders.easy import ORDER as EASY
 from longshore.scheduler.control.rehydrate import queue_key
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.rules.queue_order import in_order
@@ -36,7 +37,7 @@ def test_the_queue_has_the_order_that_the_scheduler_gives_it(store: Store) -> No
     fill(store)
     with store.read() as tx:
         inside = [row for row in open_jobs(tx) if row.desired == Desired.RUN and row.not_before_s <= NOW_S]
-        line = in_order(waiting_jobs(tx, NOW_S), "easy", float("inf"), NOW_S, 16)
+        line = in_order(waiting_jobs(tx, NOW_S), EASY, float("inf"), NOW_S, 16)
         before_new = [jobs_before_new(tx, priority, NOW_S) for priority in (4, 3, 0, -1)]
 
     assert [it.id for it in line] == [row.id for row in sorted(inside, key=queue_key)]

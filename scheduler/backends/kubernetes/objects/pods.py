@@ -61,38 +61,6 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
     told = json.dumps(launcher_spec(attempt, placement, part, settings), sort_keys=True)
     if len(told) >= _MOST_BYTES:
         raise RefusedError(f"{attempt.name}: its command and environment take {len(told)} of {_MOST_BYTES} bytes")
-    pod, own = settings.pod.of_pod(), settings.pod.of_container()
-    mounts = [{"name": "longshore", "mountPath": _HOME}, {"name": "shm", "mountPath": "/dev/shm"}]
-    volumes = [{"name": "longshore", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
-    container: Json = {
-        **own,
-        "name": "ranks",
-        "image": attempt.image or settings.image,
-        "command": ["python3", "-I", "-S", "-X", "utf8", "-c", _launcher()],
-        "args": [told],
-        "volumeMounts": [*mounts, *own.get("volumeMounts", [])],
-        "resources": dict(own.get("resources", {})),
-        "terminationMessagePath": _MESSAGE,
-    }
-    spec: Json = {
-        **pod,
-        "restartPolicy": "Never",
-        "schedulingGates": [{"name": GATE}],
-        "hostname": pod_name(attempt.name, part.number),
-        "subdomain": settings.ranks_service,
-        "terminationGracePeriodSeconds": math.ceil(attempt.grace_s) + END_S,
-        "tolerations": [it.model_dump(by_alias=True, exclude_none=True) for it in settings.tolerations()],
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "containers": [container],
-        "volumes": [*volumes, *pod.get("volumes", [])],
-    }
-    if part.gpus:
-        spec["resourceClaims"] = [{"name": "gpus", "resourceClaimName": pod_name(attempt.name, part.number)}]
-        container["resources"]["claims"] = [{"name": "gpus"}]
-    else:
-        limits = container["resources"].get("limits", {})
-        container["resources"]["limits"] = {**limits, settings.resource: str(len(part.share.gpus))}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -107,8 +75,50 @@ def pod_manifest(attempt: Attempt, placement: Placement, part: Part, settings: K
                 GPUS: ",".join(str(gpu) for gpu in part.share.gpus), NODE: part.share.node,
             },
         },
-        "spec": spec,
+        "spec": _pod_spec(attempt, part, settings, _container(attempt, part, settings, told)),
     }  # fmt: skip
+
+
+def _container(attempt: Attempt, part: Part, settings: KubernetesSettings, told: str) -> Json:
+    """Return the container of a pod: its launcher, which is told what to run, and its GPUs."""
+    own = settings.pod.of_container()
+    mounts = [{"name": "longshore", "mountPath": _HOME}, {"name": "shm", "mountPath": "/dev/shm"}]
+    resources = dict(own.get("resources", {}))
+    if part.gpus:
+        resources["claims"] = [{"name": "gpus"}]
+    else:
+        resources["limits"] = {**resources.get("limits", {}), settings.resource: str(len(part.share.gpus))}
+    return {
+        **own,
+        "name": "ranks",
+        "image": attempt.image or settings.image,
+        "command": ["python3", "-I", "-S", "-X", "utf8", "-c", _launcher()],
+        "args": [told],
+        "volumeMounts": [*mounts, *own.get("volumeMounts", [])],
+        "resources": resources,
+        "terminationMessagePath": _MESSAGE,
+    }
+
+
+def _pod_spec(attempt: Attempt, part: Part, settings: KubernetesSettings, container: Json) -> Json:
+    """Return what a pod consists of beside its container."""
+    pod, name = settings.pod.of_pod(), pod_name(attempt.name, part.number)
+    volumes = [{"name": "longshore", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    claims = {"resourceClaims": [{"name": "gpus", "resourceClaimName": name}]} if part.gpus else {}
+    return {
+        **pod,
+        "restartPolicy": "Never",
+        "schedulingGates": [{"name": GATE}],
+        "hostname": name,
+        "subdomain": settings.ranks_service,
+        "terminationGracePeriodSeconds": math.ceil(attempt.grace_s) + END_S,
+        "tolerations": [it.model_dump(by_alias=True, exclude_none=True) for it in settings.tolerations()],
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [container],
+        "volumes": [*volumes, *pod.get("volumes", [])],
+        **claims,
+    }
 
 
 def claim_manifest(pod: Json, part: Part, settings: KubernetesSettings) -> Json:

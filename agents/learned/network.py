@@ -1,0 +1,87 @@
+"""What a network is. Each stands in a file of its own and is registered under `longshore.networks`."""
+
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from ...cluster.files.errors import PluginError
+from ...cluster.files.plugins import load, registered
+
+if TYPE_CHECKING:
+    from .schema import Schema
+    from .step_policy import LearnedPolicy
+
+LARGEST = 1e30  # a logit or a value that is gone by: weights that are finite can still overflow
+
+
+class Layout(NamedTuple):
+    """How a network reads an observation and what it answers."""
+
+    globals: int  # features of the decision as a whole, first in the observation
+    items: int  # GPUs, nodes or candidates, which follow one by one
+    features: int  # features of each
+    actions: int  # GPUs, nodes or candidates that can be chosen
+    waiting: bool  # one more action at the end
+
+
+class Network(nn.Module):
+    """Actor and critic in one PyTorch module. Register a class of them under the group `longshore.networks`.
+
+    A layout says all that a network needs to be made. So the weights of a checkpoint, and their shapes, are known
+    before anything of it is read. Weights are floating numbers, and a pass changes nothing in the network: passes run
+    on several threads.
+
+    Args:
+        layout: How it reads an observation.
+        width: As in `sized_by`; only classes that have it are made with one.
+
+    Attributes:
+        actions: What it can choose, some of `node`, `gpu` and `candidate` (docs/environments.md).
+        any_size: Whether the same weights serve clusters of any size.
+        sized_by: A weight whose last extent is the width that a network was made with. Checkpoints of one class may
+            then have different widths; if it is empty, the layout alone says what the weights are.
+    """
+
+    actions: ClassVar[tuple[str, ...]] = ("node", "gpu")
+    any_size: ClassVar[bool] = True
+    sized_by: ClassVar[str] = ""
+
+    def __init__(self, layout: Layout, width: int = 0) -> None:
+        super().__init__()
+        self.layout, self.width = layout, width
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits of shape (batch, actions), waiting last if the layout has it, and values of shape (batch,).
+
+        Args:
+            observation: Shape (batch, size); a network for any size takes other numbers of items than its layout's.
+        """
+        raise NotImplementedError
+
+    def values(self, observation: Tensor) -> Tensor:
+        """Return values of shape (batch,); worth writing where they take less than a whole pass."""
+        values: Tensor = self(observation)[1]
+        return values
+
+    def compiled(self, name: str, schema: "Schema") -> "LearnedPolicy | None":
+        """Return a policy that decides by a compiled pass of this network, None if it has none and PyTorch decides.
+
+        Args:
+            name: Of the policy.
+            schema: What the network was made for.
+        """
+        del name, schema
+        return None
+
+
+def find_network(name: str) -> type[Network]:
+    """Return a network by its registered name.
+
+    Raises:
+        PluginError: If nothing of that name is registered, or what is registered is no network.
+    """
+    found = load("networks", name)
+    if not (isinstance(found, type) and issubclass(found, Network)):
+        value = registered("networks")[name].value
+        raise PluginError(f"network {name!r} ({value}) is no subclass of longshore.agents.learned.network.Network")
+    return found

@@ -1,0 +1,272 @@
+"""The network `candidates`: one small scorer of whole placements, which decides by compiled passes.
+
+The passes are in candidate_forward.py, and whole simulations by them in candidate_run.py.
+"""
+
+import math
+from collections.abc import Sequence
+from copy import copy
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...cluster.candidates.candidates import pick_candidate
+from ...cluster.model.objective import Objective
+from ...cluster.state.border import rows_to_run
+from ...cluster.state.state import CANDIDATES, Simulation
+from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
+from ..learned.decision_record import DecisionRecord, log_softmax
+from ..learned.network import Layout, Network
+from ..learned.open_actions import listed_in
+from ..learned.schema import Schema
+from ..learned.step_policy import LearnedPolicy
+from ..parts import ALL, Look, decisions_of_a_part
+from .candidate_forward import CandidateWeights, score_rows
+from .candidate_run import (
+    BEGINNING,
+    GOES_ON,
+    IS_DUE,
+    decide_by_network,
+    first_of_largest,
+    run_by_network,
+    run_for_by_network,
+    run_on_by_network,
+    score_by_network,
+    value_by_network,
+)
+
+PART_NODES = 64  # looked at by a network in some milliseconds
+TEMPERATURE = 0.02  # of the softmax over gains, in their unit, by which policies sample that do not tell gains
+MOST_MEMBERS = 16  # networks that are looked for in a mean
+# Parameters with a row for each unit of a member, and with a column.
+BY_ROW = ("item.weight", "context.weight", "context.bias", "hidden.bias", "value.0.weight", "value.0.bias")
+BY_COLUMN = ("score.weight", "value.2.weight")
+
+
+class CandidateNetwork(Network):
+    """One scorer for every candidate, which also reads the list's mean and its first candidate, the base heuristic's.
+
+    Two layers for each candidate, of which the first also reads the context; a candidate's logit comes from them, the
+    value from the context alone by layers of its own, so that neither changes by what the other learns. Rectified
+    rather than curved, so that the compiled forward pass is short.
+    """
+
+    actions = ("candidate",)
+    sized_by = "score.weight"
+
+    def __init__(self, layout: Layout, width: int = 128) -> None:
+        super().__init__(layout, width)
+        self.item = nn.Linear(layout.features, width, bias=False)
+        self.context = nn.Linear(layout.globals + 2 * layout.features, width)
+        self.hidden = nn.Linear(width, width)
+        self.score = nn.Linear(width, 1, bias=False)
+        self.value = nn.Sequential(
+            nn.Linear(layout.globals + 2 * layout.features, width), nn.ReLU(), nn.Linear(width, 1)
+        )
+        with torch.no_grad():
+            self.score.weight *= 0.1  # a nearly uniform policy to begin with
+
+    def _context(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the candidates' features, and what is known of the decision as a whole."""
+        layout = self.layout
+        items = observation[:, layout.globals :].reshape(observation.shape[0], -1, layout.features)
+        # The first feature is 1 where the list has a candidate, and all are 0 elsewhere.
+        mean = items.sum(1) / items[:, :, :1].sum(1).clamp(min=1.0)
+        return items, torch.cat((observation[:, : layout.globals], mean, items[:, 0]), 1)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits of shape (batch, candidates) and values of shape (batch,)."""
+        items, context = self._context(observation)
+        hidden = (self.item(items) + self.context(context).unsqueeze(1)).relu()
+        logits = self.score(self.hidden(hidden).relu()).squeeze(-1)
+        return logits, self.value(context).squeeze(-1)
+
+    def values(self, observation: Tensor) -> Tensor:
+        """Return values of shape (batch,)."""
+        values: Tensor = self.value(self._context(observation)[1]).squeeze(-1)
+        return values
+
+    def compiled(self, name: str, schema: Schema) -> "CandidatePolicy":
+        """Return the policy of this network."""
+        return CandidatePolicy(name, schema, self)
+
+
+def mean_of(networks: Sequence[CandidateNetwork]) -> CandidateNetwork:
+    """Return one network whose outputs are the means of several's: their units stand side by side."""
+    count, width = len(networks), sum(network.hidden.in_features for network in networks)
+    mean = CandidateNetwork(networks[0].layout, width)
+
+    def joined(name: str) -> list[Tensor]:
+        return [network.get_parameter(name) for network in networks]
+
+    with torch.no_grad():
+        for name in BY_ROW:
+            mean.get_parameter(name).copy_(torch.cat(joined(name)))
+        mean.hidden.weight.copy_(torch.block_diag(*joined("hidden.weight")))  # type: ignore[no-untyped-call]
+        for name in BY_COLUMN:
+            mean.get_parameter(name).copy_(torch.cat(joined(name), dim=1) / count)
+        mean.get_parameter("value.2.bias").copy_(torch.stack(joined("value.2.bias")).mean(0))
+    return mean
+
+
+def members_of(network: CandidateNetwork) -> int:
+    """Return of how many networks of equal width one may be the mean, as `mean_of` makes it; 1 if of no others."""
+    hidden = network.hidden.weight.detach()
+    width = hidden.shape[0]
+    for count in range(MOST_MEMBERS, 1, -1):
+        block = torch.arange(width) // max(width // count, 1)
+        if width % count == 0 and not hidden[block[:, None] != block].any():
+            return count
+    return 1
+
+
+def member_of(mean: CandidateNetwork, number: int) -> CandidateNetwork:
+    """Return one of the networks that `mean_of` joined; its value has the offset of their mean."""
+    count = members_of(mean)
+    width = mean.hidden.in_features // count
+    part = slice(number * width, (number + 1) * width)
+    network = CandidateNetwork(mean.layout, width)
+    with torch.no_grad():
+        for name in BY_ROW:
+            network.get_parameter(name).copy_(mean.get_parameter(name)[part])
+        network.hidden.weight.copy_(mean.hidden.weight[part, part])
+        for name in BY_COLUMN:
+            network.get_parameter(name).copy_(mean.get_parameter(name)[:, part] * count)
+        network.get_parameter("value.2.bias").copy_(mean.get_parameter("value.2.bias"))
+    return network
+
+
+def candidate_weights(network: CandidateNetwork) -> CandidateWeights:
+    """Return a copy of a network's weights, for compiled passes."""
+    tensors = network.state_dict()
+
+    def array(name: str) -> NDArray[np.float32]:
+        return np.array(tensors[name].numpy().T, dtype=np.float32, order="C")
+
+    width, inputs = network.hidden.in_features, network.context.in_features
+    return CandidateWeights(
+        array("item.weight"), array("context.weight"), array("context.bias"), array("hidden.weight"),
+        array("hidden.bias"), array("score.weight")[:, 0].copy(), array("value.0.weight"), array("value.0.bias"),
+        array("value.2.weight")[:, 0].copy(), array("value.2.bias"),
+        np.zeros((4, max(width, inputs)), np.float32), np.zeros(max(width, inputs), np.int64), members_of(network),
+    )  # fmt: skip
+
+
+class CandidatePolicy(LearnedPolicy):
+    """Takes the candidate of the largest logit, in one compiled pass for clusters of any size.
+
+    Where the network is the mean of several, the first of them is the base of rollouts, for it takes less time.
+
+    Args:
+        name: Its name in tables.
+        schema: What the network was made for.
+        network: The trained network; later changes to it do not reach the policy.
+    """
+
+    def __init__(self, name: str, schema: Schema, network: CandidateNetwork) -> None:
+        super().__init__(name, schema, network)
+        self.weights = candidate_weights(network)
+        self._stand_in = None if members_of(network) == 1 else CandidatePolicy(name, schema, member_of(network, 0))
+        self._observations = np.zeros(
+            (1, CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT), dtype=np.float32
+        )
+        self._logits = np.zeros((1, CANDIDATES), dtype=np.float32)
+        self._look: Look | None = None
+        self._chosen = -1  # candidate of the last decision, -1 before the first
+
+    @property
+    def temperature(self) -> float:
+        """What its logits are divided by where actions are drawn: gains are no logits yet."""
+        return TEMPERATURE if self._tells_gains else 1.0
+
+    @property
+    def _tells_gains(self) -> bool:
+        return self.schema.algorithm == "distil"
+
+    def _score(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits that the compiled pass tells, shape (rows, candidates)."""
+        logits = np.zeros((observations.shape[0], CANDIDATES), dtype=np.float32)
+        score_rows(self.weights, observations, listed_in(observations).sum(axis=1), logits)
+        return logits
+
+    def place(self, sim: Simulation, row: int) -> bool:
+        """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""
+        self._chosen = decide_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
+        return bool(pick_candidate(sim, row, self._chosen))
+
+    def last_decision(self) -> DecisionRecord:
+        """Return its record of the last `place`; nothing else may have been asked of it since."""
+        if self._chosen < 0:
+            raise ValueError("the policy has not decided yet")
+        logits = np.where(listed_in(self._observations), self._logits, np.float32(-np.inf))
+        actions = np.array([self._chosen], dtype=np.int32)
+        return DecisionRecord(self._observations.copy(), np.isfinite(logits), log_softmax(logits), actions)
+
+    def predicted_gains(self, sim: Simulation, row: int) -> NDArray[np.float64]:
+        """List the candidates of the decision that is due and predict their gains but for a constant, (candidates,).
+
+        In units of `objective_unit_s`. -inf for the candidates that the policy never takes, as it never learned to
+        wait. The first of those that gain most is its own choice.
+        """
+        candidates = score_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
+        predicted_gains = self._logits[0, :candidates].astype(np.float64)
+        predicted_gains[first_of_largest(self._logits, candidates)] = (
+            predicted_gains.max()
+        )  # they differ by less than rounding
+        return predicted_gains if self._tells_gains else predicted_gains * TEMPERATURE
+
+    @property
+    def stand_in(self) -> "CandidatePolicy":
+        """Who is the base of rollouts in its place."""
+        return self._stand_in or self
+
+    def run_on(self, sim: Simulation, row: int) -> None:
+        """Run a row from where it stands to its end."""
+        waits, decisions = int(self.waits), self._decisions_of_a_part(sim)
+        while run_on_by_network(sim, row, self.weights, waits, decisions, self._observations, self._logits):
+            self._looked()
+
+    def watched(self, look: Look) -> Self:
+        """Return the same policy, which calls `look` every few decisions while it runs on."""
+        watched = copy(self)
+        watched._look = look
+        return watched
+
+    def _decisions_of_a_part(self, sim: Simulation) -> int:
+        return ALL if self._look is None else decisions_of_a_part(sim, PART_NODES)
+
+    def _looked(self) -> None:
+        if self._look is not None:
+            self._look()
+
+    @property
+    def time_to_go(self) -> Objective | None:
+        """Objective of which its value tells what is still to come, None if it tells something else."""
+        return self.schema.time_to_go
+
+    def run_for(self, sim: Simulation, row: int, starts: int, foresee_from: int) -> tuple[bool, float]:
+        """Run a row until so many jobs are started and a decision is due, or to its end.
+
+        Return whether one is due, and what the run was foreseen to come to on the way, in seconds: the mean over the
+        first decisions after each start from number `foresee_from` on, nan if there were none.
+        """
+        jct = int(self.time_to_go == "jct")
+        way, limits = BEGINNING, (int(self.waits), starts, foresee_from, jct)
+        decisions = self._decisions_of_a_part(sim)
+        while True:
+            way = run_for_by_network(sim, row, self.weights, *limits, way, decisions, self._observations, self._logits)
+            if way.stage != GOES_ON:
+                return way.stage == IS_DUE, way.foreseen_s / way.times if way.times else math.nan
+            self._looked()
+
+    def value(self, sim: Simulation, row: int) -> float:
+        """Return the network's value of the decision that is due."""
+        return float(value_by_network(sim, row, self.weights, self._observations))
+
+    def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
+        """Run one scenario in each row, from its beginning to its end."""
+        scenarios = rows_to_run(sim, scenarios)
+        run_by_network(sim, scenarios, self.weights, int(self.waits), self._observations, self._logits)

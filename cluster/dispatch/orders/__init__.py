@@ -1,0 +1,1 @@
+"""Order regimes: which job may start next (docs/simulator.md)."""

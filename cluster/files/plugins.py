@@ -1,0 +1,71 @@
+"""What installed packages register by entry points: policies, trace formats, rewards and the like (docs/extending.md).
+
+Names are known without an import. A module is imported when its name is used.
+"""
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from .errors import PluginError
+from .input_problems import nearest
+
+# The last part of each entry-point group `longshore.SEAM`, and what one of its entries is called.
+SEAMS = {
+    "policies": "policy", "heuristics": "heuristic", "networks": "network", "traces": "trace format",
+    "faults": "fault model", "orders": "order regime", "rewards": "reward", "metrics": "metric",
+    "backends": "backend", "detectors": "detector", "pages": "dashboard page",
+}  # fmt: skip
+
+
+def registered(seam: str) -> Mapping[str, EntryPoint]:
+    """Return what all installed packages register for a seam, by name, in alphabetical order.
+
+    Args:
+        seam: A key of SEAMS.
+    """
+    return {name: points[0] for name, points in _registered(seam, tuple(sys.path)).items()}
+
+
+def is_registered(seam: str, name: str) -> bool:
+    """Say whether any package registers a name for a seam, in less than a microsecond.
+
+    Args:
+        seam: A key of SEAMS.
+        name: The name.
+    """
+    return name in _registered(seam, tuple(sys.path))
+
+
+def load(seam: str, name: str) -> Any:
+    """Return one of the things that are registered for a seam, imported.
+
+    Args:
+        seam: A key of SEAMS.
+        name: Its name.
+
+    Raises:
+        PluginError: If nothing has that name, two packages give it to different things, or the import fails.
+    """
+    known = _registered(seam, tuple(sys.path))
+    if name not in known:
+        raise PluginError(f"there is no {SEAMS[seam]} {name!r}; {nearest(name, known)}")
+    first, *others = known[name]
+    if others:
+        raise PluginError(f"{SEAMS[seam]} {name!r} is both {first.value} and {others[0].value}; uninstall one")
+    try:
+        return first.load()
+    except Exception as error:  # a stranger's module may fail in any way
+        raise PluginError(f"{SEAMS[seam]} {name!r} ({first.value}) cannot be imported: {error}") from error
+
+
+@cache
+def _registered(seam: str, path: tuple[str, ...]) -> Mapping[str, list[EntryPoint]]:
+    """Return the different things that packages register under each name; `path` is where packages are looked for."""
+    del path  # only told apart by it
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=f"longshore.{seam}"):
+        found.setdefault(point.name, {}).setdefault(point.value, point)
+    return {name: list(found[name].values()) for name in sorted(found)}

@@ -1,0 +1,1 @@
+"""Pages of the dashboard, each in a file of its own."""

@@ -1,0 +1,145 @@
+"""The list of jobs, and the page of each with its output and its buttons."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from sqlalchemy import Connection
+
+from ....cluster.files.errors import BackendError
+from ...control.attempt_driver import attempt_name
+from ...model.job import JobRow
+from ...model.job_id import is_job_id
+from ...model.states import FINAL, JobState
+from ...service.service import Service
+from ...store.queries import last_event_of
+from ...store.rows.attempts import AttemptRow, attempts_of
+from ...store.rows.events import last_seq
+from ...store.rows.jobs import get_job, list_jobs
+from ..acting import actions_of, add_actions
+from ..charts.gantt import gantt
+from ..charts.step_chart import step_chart
+from ..job_view import JobView, job_view
+from ..log_text import Part, part_after, tail
+from ..rendering import draw, no_part, nothing_new, render
+from .page import OPERATORS, Before, Page, Seen
+
+ROWS = 50
+GROWS_S = 5.0  # between two pictures of a job that runs
+
+
+def add_jobs(router: APIRouter, service: Service) -> None:
+    """Add the list, and what belongs to each job."""
+    for add in (_add_list, _add_job, _add_logs, add_actions):
+        add(router, service)
+
+
+def _add_list(router: APIRouter, service: Service) -> None:
+    def page(template: str, state: JobState | None, before: int | None, seen: str) -> Response:
+        with service.store.read() as tx:
+            now = str(last_seq(tx))
+            if now == seen:
+                return nothing_new()
+            rows = list_jobs(tx, limit=ROWS + 1, states=None if state is None else [state], before_seq=before)
+        more = rows[ROWS - 1].submit_seq if len(rows) > ROWS else None
+        return draw(
+            service, "jobs", template, jobs=rows[:ROWS], state=state, states=list(JobState), more=more, before=before,
+            seen=now,
+        )  # fmt: skip
+
+    @router.get("/jobs")
+    def jobs(state: JobState | None = None, before: Before = None) -> Response:
+        return page("jobs.html", state, before, "")
+
+    @router.get("/parts/jobs")
+    def jobs_part(state: JobState | None = None, before: Before = None, seen: Seen = "") -> Response:
+        return page("jobs_part.html", state, before, seen)
+
+
+def _job_in(tx: Connection, job: str) -> JobRow | None:
+    return get_job(tx, job) if is_job_id(job) else None
+
+
+def _add_job(router: APIRouter, service: Service) -> None:
+    def seen_of(tx: Connection, row: JobRow) -> str:
+        # A picture of a job that has not ended grows with time as well.
+        grown = 0 if row.state in FINAL else int(service.now_s() / GROWS_S)
+        return f"{last_event_of(tx, row.id)}-{grown}"
+
+    def values_of(view: JobView, seen: str) -> dict[str, object]:
+        now_s, control = service.now_s(), service.control
+        times_s = control.step_times_s(attempt_name(view.attempts[-1])) if view.attempts else ()
+        return {
+            "view": view, "gantt": gantt(view.events, now_s), "seen": seen,
+            "steps": control.step_figures().get(view.job.id), "chart": step_chart(times_s),
+            "actions": actions_of(view.job),
+        }  # fmt: skip
+
+    @router.get("/jobs/{job}")
+    def job_page(
+        job: str,
+        attempt: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
+        rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    ) -> Response:
+        with service.store.read() as tx:
+            row = _job_in(tx, job)
+            if row is None:
+                return draw(service, "", "missing.html", 404, what=f"There is no job {job[:40]!r}.")
+            now, view = seen_of(tx, row), job_view(tx, row, service)
+        log, problem = _log(service, view.job, view.attempts, attempt, rank)
+        number = attempt or (view.attempts[-1].number if view.attempts else None)
+        return draw(
+            service, "jobs", "job.html", log=log, problem=problem, number=number, rank=rank, **values_of(view, now)
+        )
+
+    @router.get("/parts/jobs/{job}")
+    def job_part(job: str, seen: Seen = "") -> Response:
+        with service.store.read() as tx:
+            row = _job_in(tx, job)
+            if row is None:
+                return no_part()
+            now = seen_of(tx, row)
+            if now == seen:
+                return nothing_new()
+            view = job_view(tx, row, service)
+        return draw(service, "jobs", "job_poll.html", **values_of(view, now))
+
+
+def _log(service: Service, job: JobRow, attempts: list[AttemptRow], number: int | None, rank: int) -> tuple[Part, str]:
+    """Return the end of an output, or why there is none."""
+    mine = [row for row in attempts if number in (None, row.number)]
+    if not mine:
+        return Part("", 0), "" if number is None else f"There is no attempt {number}."
+    name = attempt_name(mine[-1])
+    try:
+        part = tail(lambda offset, most: service.backend.logs(name, rank, offset, most), is_over=job.state in FINAL)
+    except BackendError as error:
+        return Part("", 0), str(error)
+    return part, ""
+
+
+def _add_logs(router: APIRouter, service: Service) -> None:
+    @router.get("/parts/jobs/{job}/logs")
+    def logs(
+        job: str,
+        attempt: Annotated[int, Query(ge=1, le=1_000_000)],
+        rank: Annotated[int, Query(ge=0, le=1_000_000)],
+        offset: Annotated[int, Query(ge=0, le=2**62)],
+    ) -> Response:
+        with service.store.read() as tx:
+            row = _job_in(tx, job)
+            mine = [it for it in attempts_of(tx, job) if it.number == attempt] if row is not None else []
+        if row is None or not mine:
+            return no_part()
+        name, over = attempt_name(mine[0]), row.state in FINAL or row.attempt > attempt
+        try:
+            part = part_after(lambda begin, most: service.backend.logs(name, rank, begin, most), offset, is_over=over)
+        except BackendError:
+            return nothing_new()
+        if part.offset == offset and not over:
+            return nothing_new()
+        follows = not over or part.offset != offset
+        newer = row.attempt if row.attempt > attempt else None
+        return render("log_part.html", log=part, job_id=row.id, number=attempt, rank=rank, follows=follows, newer=newer)
+
+
+PAGE = Page("jobs", "/jobs", "Jobs", 20, OPERATORS, add_jobs)

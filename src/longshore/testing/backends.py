@@ -1,0 +1,352 @@
+"""What every backend must do, on the real thing. The cluster has nodes a and b, with 4 and 2 GPUs.
+
+Source: longshore.scheduler.backends.protocol; docs/plugins.md.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..cluster.files.errors import BackendError
+from ..scheduler.backends.protocol import Backend, CannotHonourError, RefusedError, StepLines, WritesSteps
+from ..scheduler.model.placement import Placement, Share
+from ..scheduler.model.run import Run
+from .attempts import ONE_GPU, THREE_GPUS, end_made, end_of, running, runs, sh, until
+
+IMPOSSIBLE: tuple[Placement, ...] = (
+    (),
+    (Share("c", (0,)),),
+    (Share("a", ()),),
+    (Share("a", (4,)),),
+    (Share("a", (-1,)),),
+    (Share("a", (1, 1)),),
+    (Share("a", (0,)), Share("a", (1,))),
+)
+
+
+@dataclass(slots=True)
+class BackendTrial:
+    """How to try a backend.
+
+    Args:
+        make: Returns a fresh object of it, which knows the attempts of an earlier one.
+        folder: That checks may write to, on a file system that the nodes share with this process.
+        sees_programs: Whether it can tell that a program is not there before it starts it.
+    """
+
+    make: Callable[[], Backend]
+    folder: Path
+    sees_programs: bool = True
+    backend: Backend = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.backend = self.make()
+
+
+BACKEND_CHECKS: dict[str, Callable[[BackendTrial], None]] = {}
+
+
+def check_backend(make: Callable[[], Backend], *, sees_programs: bool = True) -> None:
+    """Check a backend of a cluster with nodes a and b, of 4 and 2 GPUs: all checks, one after the other.
+
+    Each check starts small shell programs and sees them end. Those of BACKEND_CHECKS may be called one by one as well.
+
+    Args:
+        make: As in BackendTrial.
+        sees_programs: As there.
+
+    Raises:
+        AssertionError: Naming the check, and what is broken.
+    """
+    for name, check in BACKEND_CHECKS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            trial = BackendTrial(make, Path(folder), sees_programs)
+            try:
+                check(trial)
+            except AssertionError as error:
+                raise AssertionError(f"{name.replace('_', ' ')}: {error}") from error
+            finally:
+                end_made(trial.backend)
+
+
+def _check(function: Callable[[BackendTrial], None]) -> Callable[[BackendTrial], None]:
+    BACKEND_CHECKS[function.__name__.removeprefix("_")] = function
+    return function
+
+
+@contextmanager
+def _refused(error: type[Exception]) -> Iterator[None]:
+    """Demand that what is done inside raises an error."""
+    try:
+        yield
+    except error:
+        return
+    raise AssertionError(f"it raises no {error.__name__}")
+
+
+@_check
+def _it_tells_all_nodes_in_their_order(trial: BackendTrial) -> None:
+    backend = trial.backend
+    before_s = time.time()
+    nodes = backend.observe()
+    assert [node.name for node in nodes] == ["a", "b"]
+    assert [[gpu.index for gpu in node.gpus] for node in nodes] == [[0, 1, 2, 3], [0, 1]]
+    assert all(before_s <= node.seen_s <= time.time() for node in nodes)
+    assert all(0.0 <= gpu.utilisation <= 1.0 for node in nodes for gpu in node.gpus)
+
+
+@_check
+def _what_was_never_launched_is_absent_and_holds_nothing(trial: BackendTrial) -> None:
+    backend = trial.backend
+    name = sh("true").name
+    assert backend.status(name).run is Run.ABSENT
+    assert backend.released(name)
+    backend.forget(name)
+
+
+@_check
+def _an_attempt_runs_to_its_end_once(trial: BackendTrial) -> None:
+    backend, tmp_path = trial.backend, trial.folder
+    attempt = sh(f"echo rank $RANK >> {tmp_path}/starts; sleep 0.1")
+    for _ in range(3):
+        backend.launch(attempt, ONE_GPU)
+    status = end_of(backend, attempt)
+    backend.launch(attempt, ONE_GPU)
+    assert (tmp_path / "starts").read_text() == "rank 0\n"
+    assert (status.run, status.reason) == (Run.EXITED, "")
+    assert [(end.rank, end.code, end.signal) for end in status.ends] == [(0, 0, 0)]
+    assert 0.0 < status.started_s <= status.ends[0].ended_s <= time.time()
+
+
+@_check
+def _every_rank_is_told_with_its_exit_code(trial: BackendTrial) -> None:
+    backend = trial.backend
+    attempt = sh("exit 0")
+    failing = sh("exit 17")
+    killed = sh("kill -KILL $$")
+    for one in (attempt, failing, killed):
+        backend.launch(one, ONE_GPU)
+        end_of(backend, one)
+    told = backend.statuses((attempt.name, failing.name, killed.name))
+    assert [(told[one.name].ends[0].code, told[one.name].ends[0].signal) for one in (attempt, failing, killed)] == [
+        (0, 0), (17, 0), (0, 9),
+    ]  # fmt: skip
+
+
+@_check
+def _a_launch_that_comes_after_a_cancel_starts_nothing_even_if_the_attempt_was_forgotten(trial: BackendTrial) -> None:
+    backend, tmp_path = trial.backend, trial.folder
+    attempt = sh(f"touch {tmp_path}/started; exec sleep 1000")
+    backend.cancel(attempt.name, "not wanted")
+    until(lambda: backend.released(attempt.name))
+    backend.forget(attempt.name)
+    with suppress(BackendError):
+        backend.launch(attempt, ONE_GPU)
+    until(lambda: backend.status(attempt.name).run in (Run.ABSENT, Run.EXITED, Run.LOST))
+    until(lambda: backend.released(attempt.name))
+    assert not (tmp_path / "started").exists()
+
+
+@_check
+def _another_attempt_under_the_same_name_is_an_error(trial: BackendTrial) -> None:
+    backend = trial.backend
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    with _refused(BackendError):
+        backend.launch(replace(attempt, command=("true",)), ONE_GPU)
+    with _refused(BackendError):
+        backend.launch(attempt, THREE_GPUS)
+
+
+@_check
+def _ranks_get_exactly_the_gpus_that_were_chosen(trial: BackendTrial) -> None:
+    backend = trial.backend
+    if not backend.capabilities.exact_gpus:
+        return
+    # Either the index or a name that ends with it.
+    attempt = sh("echo $LONGSHORE_NODE ${CUDA_VISIBLE_DEVICES##*-}")
+    backend.launch(attempt, THREE_GPUS)
+    end_of(backend, attempt)
+    assert [backend.logs(attempt.name, rank, 0, 100)[0] for rank in range(3)] == [b"a 1\n", b"a 3\n", b"b 0\n"]
+
+
+@_check
+def _gpus_that_cannot_be_given_are_refused(trial: BackendTrial) -> None:
+    backend = trial.backend
+    for placement in IMPOSSIBLE:
+        attempt = sh("true")
+        with _refused(CannotHonourError):
+            backend.launch(attempt, placement)
+        assert backend.status(attempt.name).run is Run.ABSENT
+
+
+@_check
+def _a_program_that_is_not_there_is_refused_or_ends_as_a_shell_would_say(trial: BackendTrial) -> None:
+    backend = trial.backend
+    attempt = running(("no-such-program",))
+    if not trial.sees_programs:
+        backend.launch(attempt, ONE_GPU)
+        assert [(end.rank, end.code) for end in end_of(backend, attempt).ends] == [(0, 127)]
+        return
+    with _refused(RefusedError):
+        backend.launch(attempt, ONE_GPU)
+    assert backend.status(attempt.name).run is Run.ABSENT
+    assert backend.released(attempt.name)
+
+
+@_check
+def _a_cancelled_attempt_ends_and_may_be_cancelled_again(trial: BackendTrial) -> None:
+    backend = trial.backend
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, THREE_GPUS)
+    runs(backend, attempt)
+    assert not backend.released(attempt.name)
+    backend.cancel(attempt.name, "no longer wanted")
+    backend.cancel(attempt.name, "asked again")
+    status = end_of(backend, attempt)
+    backend.cancel(attempt.name, "asked once more")
+    assert backend.status(attempt.name) == status
+    assert (status.run, status.reason) == (Run.EXITED, "cancelled")
+    assert sorted((end.rank, end.signal) for end in status.ends) == [(0, 15), (1, 15), (2, 15)]
+
+
+@_check
+def _an_attempt_that_is_cancelled_before_its_start_never_runs(trial: BackendTrial) -> None:
+    backend, tmp_path = trial.backend, trial.folder
+    attempt = sh(f"touch {tmp_path}/started")
+    backend.cancel(attempt.name, "no longer wanted")
+    backend.launch(attempt, ONE_GPU)
+    status = end_of(backend, attempt)
+    assert (status.run, status.reason, status.ends) == (Run.EXITED, "cancelled", ())
+    assert not (tmp_path / "started").exists()
+
+
+@_check
+def _an_attempt_that_is_cancelled_while_it_starts_ends(trial: BackendTrial) -> None:
+    backend = trial.backend
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    backend.cancel(attempt.name, "no longer wanted")
+    assert end_of(backend, attempt).reason == "cancelled"
+
+
+@_check
+def _a_fresh_object_knows_what_an_earlier_one_launched(trial: BackendTrial) -> None:
+    backend, tmp_path = trial.backend, trial.folder
+    attempt = sh(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 9")
+    backend.launch(attempt, ONE_GPU)
+    fresh = trial.make()
+    runs(fresh, attempt)
+    fresh.launch(attempt, ONE_GPU)
+    (tmp_path / "go").touch()
+    assert [end.code for end in end_of(fresh, attempt).ends] == [9]
+
+
+@_check
+def _logs_are_read_piece_by_piece(trial: BackendTrial) -> None:
+    backend = trial.backend
+    attempt = sh("echo out; echo err >&2; seq 1000")
+    backend.launch(attempt, ONE_GPU)
+    end_of(backend, attempt)
+    whole, end = backend.logs(attempt.name, 0, 0, 1 << 20)
+    pieces, offset = b"", 0
+    while offset < end:
+        piece, offset = backend.logs(attempt.name, 0, offset, 100)
+        pieces += piece
+    assert pieces == whole == b"out\nerr\n" + b"".join(b"%d\n" % i for i in range(1, 1001))
+    assert backend.logs(attempt.name, 0, end, 100) == (b"", end)
+    assert backend.logs(attempt.name, 0, end + 5, 100) == (b"", end + 5)
+
+
+@_check
+def _logs_are_read_while_it_runs(trial: BackendTrial) -> None:
+    backend = trial.backend
+    attempt = sh("echo early; exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    assert until(lambda: backend.logs(attempt.name, 0, 0, 100)[0]) == b"early\n"
+
+
+@_check
+def _what_a_python_program_printed_before_it_was_killed_is_in_its_log(trial: BackendTrial) -> None:
+    backend, tmp_path = trial.backend, trial.folder
+    script = tmp_path / "train.py"
+    script.write_text("import os, signal\nprint('step 1')\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    ordinary = running((sys.executable, str(script)))
+    buffered = running((sys.executable, str(script)), environment={"PYTHONUNBUFFERED": ""})
+    for attempt in (ordinary, buffered):
+        backend.launch(attempt, ONE_GPU)
+        end_of(backend, attempt)
+    assert [backend.logs(it.name, 0, 0, 100)[0] for it in (ordinary, buffered)] == [b"step 1\n", b""]
+
+
+@_check
+def _only_ranks_have_logs(trial: BackendTrial) -> None:
+    backend = trial.backend
+    attempt = sh("true")
+    with _refused(BackendError):
+        backend.logs(attempt.name, 0, 0, 100)
+    backend.launch(attempt, ONE_GPU)
+    end_of(backend, attempt)
+    for rank in (-1, 1):
+        with _refused(BackendError):
+            backend.logs(attempt.name, rank, 0, 100)
+
+
+@_check
+def _what_is_forgotten_keeps_its_logs_and_never_starts_again(trial: BackendTrial) -> None:
+    backend, tmp_path = trial.backend, trial.folder
+    attempt = sh(f"echo started; echo started >> {tmp_path}/starts")
+    backend.launch(attempt, ONE_GPU)
+    end_of(backend, attempt)
+    for _ in range(2):
+        backend.forget(attempt.name)
+    backend.launch(attempt, ONE_GPU)
+    assert backend.logs(attempt.name, 0, 0, 100)[0] == b"started\n"
+    assert backend.released(attempt.name)
+    assert (tmp_path / "starts").read_text() == "started\n"
+
+
+@_check
+def _a_running_attempt_cannot_be_forgotten(trial: BackendTrial) -> None:
+    backend = trial.backend
+    attempt = sh("exec sleep 1000")
+    backend.launch(attempt, ONE_GPU)
+    runs(backend, attempt)
+    with _refused(BackendError):
+        backend.forget(attempt.name)
+    assert backend.status(attempt.name).run is Run.RUNNING
+
+
+@_check
+def _what_ranks_tell_of_their_steps_comes_rank_by_rank_and_once(trial: BackendTrial) -> None:
+    backend = trial.backend
+    if not isinstance(backend, WritesSteps):
+        return
+    tells = 'echo "train $RANK 5.0" >> $LONGSHORE_STEPS; echo "$RANK 5.0 - /ckpt" >> $LONGSHORE_SAVED; exec sleep 1000'
+    attempt = sh(tells)
+    backend.launch(attempt, THREE_GPUS)
+    first: list[StepLines] = []
+
+    def all_told() -> bool:
+        first[:] = backend.step_lines(attempt.name, THREE_GPUS, [StepLines()] * 3)
+        return len(first) == 3 and all(it.saved for it in first)
+
+    until(all_told)
+    assert [it.steps for it in first] == [b"train %d 5.0\n" % rank for rank in range(3)]
+    assert [it.saved for it in first] == [b"%d 5.0 - /ckpt\n" % rank for rank in range(3)]
+    again = backend.step_lines(attempt.name, THREE_GPUS, first)
+    assert [(it.steps, it.saved) for it in again] == [(b"", b"")] * 3
+    assert [it.steps_end for it in again] == [it.steps_end for it in first]
+    backend.cancel(attempt.name, "cancelled")
+    end_of(backend, attempt)
+
+
+@_check
+def _an_attempt_that_never_began_has_told_nothing(trial: BackendTrial) -> None:
+    backend = trial.backend
+    if isinstance(backend, WritesSteps):
+        assert backend.step_lines(sh("true").name, THREE_GPUS, [StepLines()] * 3) == []

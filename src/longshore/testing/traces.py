@@ -1,0 +1,94 @@
+"""What every trace format must do (longshore.cluster.traces.detect)."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ..cluster.files.errors import InputError
+from ..cluster.files.plugins import registered
+from ..cluster.model.workload import Workload
+from ..cluster.traces.detect import TraceFormat
+
+HEAD = 4096  # characters that `sniff` is given
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "blank": lambda data: b"\n \n",
+    "cut off in the middle": lambda data: data[: len(data) // 2].rsplit(b"\n", 1)[0][:-1],
+    "no text": lambda data: data[: len(data) // 2] + b"\xff\xfe" + data[len(data) // 2 :],
+}
+
+
+def check_trace_format(trace_format: TraceFormat, sample: Path) -> Workload:
+    """Check a trace format by a small file that is in it, and return the jobs of the file.
+
+    `sniff` must know the file, and no other registered format may take it. `read` must give jobs that can be run, in
+    the order of their submission. It must refuse an empty file, and one that is no text, with an InputError. Of a file
+    that is cut off it may read what is whole, or refuse it.
+
+    Args:
+        trace_format: Its module, or any object with `sniff` and `read`.
+        sample: The file.
+
+    Raises:
+        AssertionError: Saying what is broken.
+    """
+    data = sample.read_bytes()
+    head = data.decode("utf-8-sig")[:HEAD]
+    assert trace_format.sniff(head) is True, "`sniff` does not know a file of its own format"
+    assert not trace_format.sniff("no,such,columns\n1,2,3\n"), "`sniff` takes any csv for a file of its format"
+    assert not trace_format.sniff(""), "`sniff` takes an empty file"
+    workload = trace_format.read(sample)
+    _check_jobs(workload)
+    _check_again(trace_format, data, workload)
+    for damage, spoil in DAMAGES.items():
+        _check_damaged(trace_format, spoil(data), damage)
+    return workload
+
+
+def others_that_take(sample: Path, name: str) -> list[str]:
+    """Return the registered formats but one that take a file for theirs: `longshore` could then not find its format."""
+    from ..cluster.traces.detect import load_format
+
+    head = sample.read_bytes().decode("utf-8-sig")[:HEAD]
+    return [other for other in registered("traces") if other != name and load_format(other).sniff(head)]
+
+
+def _check_jobs(workload: Workload) -> None:
+    assert isinstance(workload, Workload), f"`read` gave {type(workload).__name__}, not a Workload"
+    assert workload.gpus.size > 0, "`read` found no job in the sample"
+    assert (workload.gpus >= 1).all(), "a job asks for no GPU"
+    for name in ("work_s", "estimate_s"):
+        values = getattr(workload, name)
+        assert (np.isfinite(values) & (values > 0.0)).all(), f"{name} of a job is not finite and above 0"
+    assert (np.isfinite(workload.submit_s) & (workload.submit_s >= 0.0)).all(), "submit_s of a job is below 0"
+    assert (np.diff(workload.submit_s) >= 0.0).all(), "the jobs are not in the order of their submission"
+    assert len(set(workload.ids)) == len(workload.ids), "two jobs have one id"
+
+
+def _check_again(trace_format: TraceFormat, data: bytes, first: Workload) -> None:
+    """The same file with a byte order mark and other ends of lines holds the same jobs."""
+    text = data.decode("utf-8-sig").replace("\r\n", "\n")
+    again = _read(trace_format, ("\ufeff" + text.replace("\n", "\r\n")).encode())
+    for name in ("gpus", "work_s", "submit_s"):
+        same = np.array_equal(getattr(again, name), getattr(first, name))
+        assert same, f"{name} differs where lines end as on Windows"
+
+
+def _check_damaged(trace_format: TraceFormat, data: bytes, damage: str) -> None:
+    try:
+        workload = _read(trace_format, data)
+    except InputError:
+        return
+    except Exception as error:
+        raise AssertionError(f"a file that is {damage} raises {type(error).__name__}, not an InputError") from error
+    assert damage.startswith("cut"), f"a file that is {damage} is read as if it were well"
+    _check_jobs(workload)
+
+
+def _read(trace_format: TraceFormat, data: bytes) -> Workload:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace"
+        path.write_bytes(data)
+        return trace_format.read(path)

@@ -1,0 +1,11 @@
+"""Every registered reward does what a reward must."""
+
+import pytest
+
+from longshore.envs.rewards.table import REWARDS
+from longshore.testing import check_reward
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_reward_does_its_part(name: str) -> None:
+    check_reward(name)

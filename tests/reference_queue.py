@@ -1,0 +1,90 @@
+"""The reference simulation's order regimes: who may start next."""
+
+import math
+
+from longshore.cluster.model.scenarios import ORDERS
+from tests.reference_state import (
+    ReferenceState,
+    estimated_run_s,
+    estimated_work_s,
+    expected_end_s,
+    least_slowdown,
+    running,
+    usable_gpus,
+)
+
+FIFO, EASY, SHORTEST = ORDERS["fifo"], ORDERS["easy"], ORDERS["shortest"]
+
+
+def aged_s(state: ReferenceState, job: int) -> float:
+    """Return when a waiting job ages, to be compared with the moment itself: a difference may be rounded."""
+    return waits_since_s(state, job) + state.rules.ageing_s
+
+
+def waits_since_s(state: ReferenceState, job: int) -> float:
+    """Return when a waiting job would have come into the queue, had all its stays there been one."""
+    return state.jobs[job].entered_s - state.jobs[job].wait_s
+
+
+def binds(state: ReferenceState, job: int) -> bool:
+    """Say whether nobody may overtake a waiting job: it has aged, and as many GPUs as it asks for are in service."""
+    return state.now_s >= aged_s(state, job) and state.jobs[job].gpus <= state.held_down_by.count(set())
+
+
+def bounded(state: ReferenceState) -> list[int]:
+    """Return the waiting jobs that the ageing bound is for: under strict FIFO the head only."""
+    return state.queue[:1] if state.rules.order == FIFO else state.queue
+
+
+def may_wait(state: ReferenceState, job: int) -> bool:
+    """Say whether the policy may let the next event pass instead of placing the job."""
+    return state.rules.waiting and not binds(state, job) and bool(running(state))
+
+
+def offered(state: ReferenceState) -> int | None:
+    """Return the job that may start now by the order regime, None if there is no more."""
+    usable = len(usable_gpus(state))
+    ready = [job for job in state.queue if state.jobs[job].gpus <= usable and job not in state.passed_over]
+    first = leader(state)
+    if first is None or first in ready:
+        return first
+    if binds(state, first) or state.rules.order == FIFO:
+        return None
+    others = [job for job in followers(state, first) if job in ready]
+    return next((job for job in others if passes(state, first, job, least_slowdown(state, job))), None)
+
+
+def leader(state: ReferenceState) -> int | None:
+    """Return the job that no other may delay: the one that aged longest, else the first by the order regime."""
+    if not state.queue:
+        return None
+    too_long = [job for job in bounded(state) if binds(state, job)]
+    if too_long:
+        return min(too_long, key=lambda job: waits_since_s(state, job))
+    if state.rules.order == SHORTEST:
+        return min(state.queue, key=lambda job: estimated_work_s(state, job))
+    return state.queue[0]
+
+
+def followers(state: ReferenceState, first: int) -> list[int]:
+    """Return the other jobs of the queue, in the order in which they may pass the first."""
+    others = [job for job in state.queue if job != first][: state.rules.backfill_depth]
+    if state.rules.order == EASY:
+        return others
+    return sorted(others, key=lambda job: estimated_work_s(state, job))
+
+
+def reservation(state: ReferenceState, first: int) -> tuple[float, int]:
+    """Return the first expected end at which the first job fits, and how many GPUs are left over then."""
+    spare = len(usable_gpus(state)) - state.jobs[first].gpus
+    ends = sorted((expected_end_s(job), job.gpus) for job in running(state))
+    for shadow_s, _ in ends:
+        extra = spare + sum(gpus for end_s, gpus in ends if end_s <= shadow_s)
+        if extra >= 0:
+            return shadow_s, extra
+    return math.inf, 0
+
+
+def passes(state: ReferenceState, first: int, job: int, factor: float) -> bool:
+    shadow_s, extra = reservation(state, first)
+    return state.now_s + estimated_run_s(state, job, factor) <= shadow_s or state.jobs[job].gpus <= extra

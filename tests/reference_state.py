@@ -1,0 +1,154 @@
+"""What the reference simulation knows at a moment, and what it reckons from that."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from longshore.cluster.model.outcome import Event
+from longshore.cluster.model.scenarios import Rules
+
+
+@dataclass
+class Job:
+    """What is known of one job at the present moment; seconds and bytes."""
+
+    gpus: int
+    estimate_s: float  # of the whole work; doubles when it proves too short
+    submit_s: float
+    compute_s: float
+    parameter_bytes: float
+    work_s: float
+    saved_s: float = 0.0  # of that work, what checkpoints hold
+    entered_s: float = 0.0  # when it last came into the queue
+    wait_s: float = 0.0  # in the queue, over the stays before that
+    placement: list[int] = field(default_factory=list)  # ascending, empty unless it runs
+    start_s: float = 0.0  # of the present run
+    overhead_s: float = 0.0
+    slowdown: float = 0.0
+    end_s: float = math.inf
+    first_start_s: float = math.nan
+    finish_s: float = math.nan
+    stops: int = 0
+    lost_s: float = 0.0
+
+
+@dataclass
+class Source:
+    """A fault source: the GPUs that it takes away, and its present or next outage."""
+
+    gpus: list[int]
+    outages: Iterator[tuple[float, float]]
+    outage: tuple[float, float]  # (start, end) of the present outage if down, else of the next
+    down: bool = False
+
+
+@dataclass
+class ReferenceState:
+    """A simulation at one moment. GPUs, nodes, racks, jobs and sources are indices into plain lists."""
+
+    rules: Rules
+    gpu_node: list[int]
+    node_gpus: list[list[int]]
+    node_rack: list[int]
+    speed: list[float]  # of each node in this scenario
+    intra_bytes_per_s: list[float]
+    nic_bytes_per_s: list[float]
+    uplink_bytes_per_s: list[float]
+    hazard_per_s: list[float]  # of each GPU, as policies know it
+    seed: int  # of faults and of random placements
+    jobs: list[Job]
+    sources: list[Source]
+    gpu_job: list[int]  # -1 when no job holds the GPU
+    held_down_by: list[set[int]]  # sources that hold the GPU down
+    down_since_s: list[float]
+    now_s: float = 0.0
+    queue: list[int] = field(default_factory=list)
+    submitted: int = 0
+    passed_over: set[int] = field(default_factory=set)  # jobs that are not offered again at this moment
+    decisions: int = 0  # taken so far
+    busy_gpu_s: float = 0.0
+    down_gpu_s: float = 0.0
+    overhead_gpu_s: float = 0.0
+    events: list[Event] = field(default_factory=list)
+
+
+def slowdown(state: ReferenceState, job: int, gpus: list[int]) -> float:
+    """Return how many seconds a second of the job's work takes on a placement."""
+    nodes = {state.gpu_node[gpu] for gpu in gpus}
+    slowest = min(state.speed[node] for node in nodes)
+    if not state.rules.ring:
+        return (1 + state.rules.node_penalty * (len(nodes) - 1)) / slowest
+    if len(gpus) == 1:
+        return 1 / slowest
+    exchange_s = volume_bytes(state.jobs[job]) / slowest_link(state, gpus)
+    return (state.jobs[job].compute_s / slowest + exchange_s) / reference_iteration_s(state, job)
+
+
+def least_slowdown(state: ReferenceState, job: int) -> float:
+    """Return what no placement of a job can be below: one node of the highest speed, links that take no time."""
+    fastest = max(state.speed)
+    if not state.rules.ring or state.jobs[job].gpus == 1:
+        return 1 / fastest
+    return state.jobs[job].compute_s / fastest / reference_iteration_s(state, job)
+
+
+def volume_bytes(job: Job) -> float:
+    return 2 * (job.gpus - 1) / job.gpus * job.parameter_bytes
+
+
+def reference_iteration_s(state: ReferenceState, job: int) -> float:
+    """Return the iteration time of a job on the reference placement (ring model)."""
+    it, rules = state.jobs[job], state.rules
+    one_node = it.gpus <= rules.reference_gpus
+    link = rules.reference_intra_bytes_per_s if one_node else rules.reference_nic_bytes_per_s
+    return it.compute_s + (0.0 if it.gpus == 1 else volume_bytes(it) / link)
+
+
+def slowest_link(state: ReferenceState, gpus: list[int]) -> float:
+    """Return the bandwidth of the slowest link of a ring over two or more GPUs."""
+    gives = [state.gpu_node[gpu] for gpu in gpus]
+    nodes = set(gives)
+    racks = {state.node_rack[node] for node in nodes}
+    links = [state.intra_bytes_per_s[node] for node in nodes if gives.count(node) >= 2]
+    if len(nodes) > 1:
+        links += [state.nic_bytes_per_s[node] for node in nodes]
+    if len(racks) > 1:
+        links += [state.uplink_bytes_per_s[rack] for rack in racks]
+    return min(links)
+
+
+def overhead_s(state: ReferenceState, job: int) -> float:
+    return state.rules.restart_s if state.jobs[job].stops else 0.0
+
+
+def estimated_run_s(state: ReferenceState, job: int, factor: float) -> float:
+    """Return how long policies expect a run of a queued job to take at a slowdown."""
+    return overhead_s(state, job) + estimated_work_s(state, job) * factor
+
+
+def estimated_work_s(state: ReferenceState, job: int) -> float:
+    """Return what is left of a job's estimate."""
+    return state.jobs[job].estimate_s - state.jobs[job].saved_s
+
+
+def expected_end_s(job: Job) -> float:
+    return job.start_s + (job.overhead_s + (job.estimate_s - job.saved_s) * job.slowdown)
+
+
+def renew_estimate(state: ReferenceState, job: Job) -> None:
+    """Double the estimate of a running job until its expected end lies in the future."""
+    while expected_end_s(job) <= state.now_s:
+        job.estimate_s *= 2
+
+
+def running(state: ReferenceState) -> list[Job]:
+    return [job for job in state.jobs if job.placement]
+
+
+def usable_gpus(state: ReferenceState) -> list[int]:
+    """Return the GPUs that are free and held down by no source, ascending."""
+    return [
+        gpu
+        for gpu, (job, sources) in enumerate(zip(state.gpu_job, state.held_down_by, strict=True))
+        if job < 0 and not sources
+    ]

@@ -1,0 +1,317 @@
+"""The steps of one attempt by hand: what is slow, what hangs, and who is to blame."""
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.protocol import StepLines
+from longshore.scheduler.health.detectors.cusum import Cusum
+from longshore.scheduler.health.step_lines import Begun, StepKind
+from longshore.scheduler.health.step_monitor import Running, Slow, StepMonitor, nodes_of, together
+from longshore.scheduler.health.step_watch import Slowness, StepWatch
+from longshore.scheduler.model.job_spec import Watching
+from longshore.scheduler.model.placement import Placement, Share
+
+TRAIN, CHECKPOINT, OTHER, DONE = StepKind.TRAIN, StepKind.CHECKPOINT, StepKind.OTHER, StepKind.DONE
+TWO_NODES: Placement = (Share("a", (0, 1)), Share("b", (0, 1)))
+
+
+def watch(ranks: int = 1, hang_s: float | None = None) -> StepWatch:
+    return StepWatch(ranks, Cusum(), hang_s, 0.0)
+
+
+def train(it: StepWatch, steps: int, step_s: float = 1.0, begin_s: float = 0.0, first: int = 0) -> float:
+    """Let all ranks begin steps, and return when the last of them began."""
+    for at in range(steps):
+        now_s = begin_s + at * step_s
+        it.take([[Begun(TRAIN, first + at, now_s, None)]] * len(it._ranks), now_s)
+    return begin_s + (steps - 1) * step_s
+
+
+@pytest.mark.parametrize(("step_s", "limit_s"), [(0.2, 60.0), (1.0, 60.0), (10.0, 100.0)])
+def test_a_step_hangs_after_a_minute_or_ten_of_its_like(step_s: float, limit_s: float) -> None:
+    it = watch()
+    last_s = train(it, 50, step_s)
+    assert it.hang(last_s + limit_s - 1.0) is None
+    hang = it.hang(last_s + limit_s + 1.0)
+    assert hang is not None
+    assert (hang.rank, hang.kind, hang.step, hang.since_s) == (0, TRAIN, 49, last_s)
+
+
+def test_a_step_may_take_twice_the_longest_before_it() -> None:
+    it = watch()
+    last_s = train(it, 2, 100.0)
+    last_s = train(it, 50, 1.0, last_s + 100.0, 2)
+    assert it.hang(last_s + 199.0) is None
+    assert it.hang(last_s + 201.0) is not None
+
+
+@pytest.mark.parametrize("kind", [CHECKPOINT, OTHER])
+def test_a_kind_of_step_that_nobody_knows_may_take_a_quarter_of_an_hour(kind: StepKind) -> None:
+    it = watch()
+    last_s = train(it, 50) + 1.0
+    it.take([[Begun(kind, 50, last_s, None)]], last_s)
+    assert it.hang(last_s + 899.0) is None
+    assert it.hang(last_s + 901.0) is not None
+
+
+def test_ranks_that_wait_for_one_that_saves_a_checkpoint_do_not_hang() -> None:
+    it = watch(2)
+    last_s = train(it, 50) + 1.0
+    it.take([[Begun(CHECKPOINT, 50, last_s, None)], [Begun(TRAIN, 50, last_s, None)]], last_s)
+    assert it.hang(last_s + 899.0) is None
+
+
+def test_a_job_that_is_done_may_take_as_long_as_it_likes() -> None:
+    it = watch(2)
+    last_s = train(it, 50) + 1.0
+    it.take([[Begun(DONE, 0, last_s, None)]] * 2, last_s)
+    assert it.hang(last_s + 1e6) is None
+
+
+def test_what_no_rank_has_told_does_not_hang() -> None:
+    assert watch().hang(1e6) is None
+
+
+@pytest.mark.parametrize("took_s", [5.0, 840.0])
+def test_how_long_a_checkpoint_takes_is_learnt_from_the_one_rank_that_saves(took_s: float) -> None:
+    it, now_s = watch(2), 0.0
+    for at in range(30):
+        both = Begun(TRAIN, at, now_s, None)
+        it.take([[both], [both]], now_s)
+        now_s += 1.0
+        saver, saves = at % 2, Begun(CHECKPOINT, at, now_s, None)  # in turns
+        it.take([[saves] if rank == saver else [] for rank in (0, 1)], now_s)
+        now_s += took_s
+    assert it.limit_s(CHECKPOINT) == max(60.0, 10.0 * took_s)
+
+
+def test_a_rank_that_is_done_is_not_waited_for() -> None:
+    it = watch(2)
+    last_s = train(it, 50) + 1.0
+    it.take([[Begun(DONE, 0, last_s, None)], [Begun(TRAIN, 50, last_s, None)]], last_s)
+    for at in range(51, 150):
+        last_s += 2.0
+        it.take([[], [Begun(TRAIN, at, last_s, None)]], last_s)
+    assert it.present_s() == 2.0
+
+
+def test_a_training_step_waits_for_a_rank_that_is_behind() -> None:
+    it = watch(2)
+    for at in range(50):
+        behind = [Begun(TRAIN, at - 3, 2.0 * at, None)] if at >= 3 else []
+        it.take([[Begun(TRAIN, at, 1.0 * at, None)], behind], 2.0 * at)
+    assert set(it.train_s()[5:]) == {2.0}
+
+
+def test_a_clock_that_is_wrong_makes_nobody_hang_earlier_or_later() -> None:
+    for wrong_s in (-1e6, 1e6):
+        it = watch()
+        for at in range(50):
+            it.take([[Begun(TRAIN, at, 2e6 + at + wrong_s, None)]], float(at))
+        assert it.hang(49.0 + 59.0) is None
+        assert it.hang(49.0 + 62.0) is not None
+
+
+def test_a_step_takes_as_long_as_on_the_slowest_rank() -> None:
+    it = watch(2)
+    for at in range(30):
+        it.take([[Begun(TRAIN, at, at * 1.0, None)], [Begun(TRAIN, at, at * 1.5, None)]], at * 1.5)
+    assert it.present_s() == 1.5
+
+
+def test_steps_that_are_told_now_and_then_count_as_one_each() -> None:
+    it = watch()
+    for at in range(30):
+        it.take([[Begun(TRAIN, 10 * at, at * 1.0, None)]], at * 1.0)
+    assert it.present_s() == pytest.approx(0.1)
+
+
+def slow_after(it: StepWatch, ranks: int, slow: dict[int, float]) -> Slowness:
+    """Let steps take 1.5 times as long after 300 of them, by the computing of some ranks."""
+    now_s = 0.0
+    for at in range(600):
+        factor = 1.5 if at >= 300 else 1.0
+        computed = [0.5 * (slow.get(rank, 1.0) if at > 300 else 1.0) for rank in range(ranks)]
+        it.take([[Begun(TRAIN, at, now_s, computed_s)] for computed_s in computed], now_s)
+        now_s += factor
+    found = it.slowness(now_s)
+    assert found is not None
+    return found
+
+
+def test_the_rank_that_computes_longer_is_to_blame_and_not_those_that_wait_for_it() -> None:
+    found = slow_after(watch(4), 4, {2: 1.8})
+    assert (found.ranks, found.checks) == ((2,), 1)
+    assert (found.usual_s, found.present_s) == (1.0, 1.5)
+    assert abs(found.since_s - 300.0) <= 5.0
+
+
+class Failing(Cusum):
+    """A detector that fails at its third step."""
+
+    def tell(self, step_s: float) -> bool:
+        if self._seen == 2:
+            raise ZeroDivisionError
+        return super().tell(step_s)
+
+
+def test_a_detector_that_fails_is_told_of_once_and_hangs_are_noticed_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    it = StepWatch(1, Failing(), None, 0.0)
+    last_s = train(it, 50)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["the detector failed"]
+    assert not it.is_ready
+    assert not it.is_slow
+    assert it.hang(last_s + 61.0) is not None
+
+
+def test_slow_steps_are_told_once_a_minute() -> None:
+    it = watch()
+    slow_after(it, 1, {0: 1.5})
+    assert it.slowness(1e4 - 1.0) is not None
+    assert it.slowness(1e4 + 50.0) is None
+    again = it.slowness(1e4 + 60.0)
+    assert again is not None
+    assert again.checks == 3
+
+
+@pytest.mark.parametrize(
+    ("placement", "ranks", "nodes"),
+    [
+        (TWO_NODES, (2, 3), {"b"}),
+        (TWO_NODES, (1,), {"a"}),
+        (TWO_NODES, (0, 1, 2, 3), set()),  # the job itself has changed
+        (TWO_NODES, (), set()),  # something else than computing has
+        (TWO_NODES, None, set()),
+        (TWO_NODES[:1], (0,), {"a"}),
+        (TWO_NODES[:1], None, {"a"}),
+        (TWO_NODES[:1], (), set()),
+    ],
+)
+def test_nodes_are_to_blame_whose_ranks_compute_longer(
+    placement: Placement, ranks: tuple[int, ...] | None, nodes: set[str]
+) -> None:
+    assert nodes_of(placement, ranks) == nodes
+
+
+def slow(since_s: float, *nodes: str) -> Slow:
+    return Slow(Slowness(since_s, 1.0, 1.3, None, 3), frozenset(nodes), is_shared=False)
+
+
+@pytest.mark.parametrize(
+    ("others", "ready", "is_shared"),
+    [
+        ({"b": slow(50.0, "n1"), "c": slow(-50.0, "n2")}, 4, True),
+        ({"b": slow(50.0)}, 4, True),
+        ({"b": slow(50.0, "n0"), "c": slow(50.0, "n0")}, 3, False),  # all on one node, which is to blame
+        ({"b": slow(70.0, "n1"), "c": slow(math.inf, "n2")}, 3, False),  # not at the same time
+        ({"b": slow(50.0, "n1")}, 10, False),  # two of ten
+        ({}, 1, False),
+    ],
+)
+def test_many_that_become_slow_at_once_have_another_cause_than_a_node(
+    others: dict[str, Slow], ready: int, is_shared: bool  # noqa: FBT001
+) -> None:  # fmt: skip
+    one = slow(0.0, "n0")
+    assert bool(together(one, {"a": one, **others}, ready)) is is_shared
+
+
+def test_checkpoints_are_told_until_somebody_has_written_them_down(tmp_path: Path) -> None:
+    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}))
+    running = [Running("j", "ls-j-1", (Share("a", (0,)),))]
+    saved = tmp_path / "attempts" / "ls-j-1" / "saved-0"
+    saved.parent.mkdir()
+    told = []
+    for at in range(3):
+        with saved.open("a") as file:
+            file.write(f"{at} 5.0 - /ckpt/{at}\n")
+        found = monitor.look(running, {"ls-j-1"}, lambda _: Watching(), 100.0 * at, lambda _: nullcontext())
+        told.append([it.step for it in found.saved.get("ls-j-1", [])])
+        if at == 1:
+            monitor.written()
+    assert told == [[0], [0, 1], [2]]
+
+
+class Noting(LocalBackend):
+    """A backend that notes when it is asked what an attempt tells, of which there is always something."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, {"a": 1})
+        self.asked: list[str] = []
+
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
+        self.asked.append(name)
+        return [StepLines(b"train 5 100.0\n", b"", 14, 0)]
+
+
+def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Path) -> None:
+    backend = Noting(tmp_path)
+    monitor = StepMonitor(backend)
+    running = [Running(str(job), f"ls-{job}-1", (Share("a", (0,)),)) for job in range(16)]
+    asked = []
+    for half_s in range(8):
+        monitor.look(
+            running, {it.name for it in running}, lambda _: Watching(), 100.0 + half_s / 2.0, lambda _: nullcontext()
+        )
+        asked.append(len(backend.asked))
+    assert asked == list(range(2, 18, 2))
+
+
+def test_a_clock_that_is_set_back_keeps_nobody_from_looking(tmp_path: Path) -> None:
+    backend = Noting(tmp_path)
+    monitor = StepMonitor(backend)
+    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10))):
+        found = monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s, lambda _: nullcontext())
+    assert len(backend.asked) == 12
+    assert not found.hangs
+
+
+def test_a_step_that_lasts_behind_a_clock_that_was_set_back_hangs_by_the_new_time(tmp_path: Path) -> None:
+    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}))
+    steps = tmp_path / "attempts" / "ls-0-1" / "steps-0"
+    steps.parent.mkdir()
+    steps.write_text("train 5 100.0\n")
+    running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
+    hung = [
+        now_s
+        for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10)))
+        if monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s, lambda _: nullcontext()).hangs
+    ]
+    assert hung == [6_432.0, 6_436.0]
+
+
+def test_slow_steps_are_looked_at_behind_a_clock_that_was_set_back() -> None:
+    it = watch()
+    slow_after(it, 1, {0: 1.5})
+    assert it.slowness(-3600.0) is not None
+    assert it.slowness(-3550.0) is None
+    assert it.slowness(-3540.0) is not None
+
+
+class Broken(LocalBackend):
+    """A backend with a mistake in it."""
+
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
+        if name == "ls-a-1":
+            raise RuntimeError("a mistake")
+        return [StepLines()] * (len(before) + 1)
+
+
+def test_a_mistake_of_a_backend_holds_nobody_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monitor = StepMonitor(Broken(tmp_path, {"a": 2}))
+    running = [Running(job, f"ls-{job}-1", (Share("a", (0,)),)) for job in "ab"]
+    for at in range(3):
+        assert not any(
+            monitor.look(
+                running, {it.name for it in running}, lambda _: Watching(), 100.0 * at, lambda _: nullcontext()
+            )
+        )
+    assert monitor.end(running[0]) == ([], False, None)
+    assert "steps of ls-a-1 cannot be seen" in caplog.text

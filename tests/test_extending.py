@@ -1,0 +1,55 @@
+"""What docs/extending.md says works as it stands there: its files are written down and run."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.files.plugins import SEAMS
+from longshore.cluster.kernels.compiled import COMPILED_SEAMS
+from tests.packages import write_package
+
+PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
+PARTS = {part.split("\n", 1)[0]: part for part in PAGE.split("\n## ")[1:]}
+COMPILED = [f"longshore.{seam}" for seam in COMPILED_SEAMS]
+WITH_CODE = [title for title, part in PARTS.items() if "```python" in part]
+
+
+def files_of(part: str) -> dict[str, str]:
+    """Return the Python files that a part of the page shows, by name."""
+    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", part, re.S)
+    assert len(blocks) == part.count("```python")
+    return dict(blocks)
+
+
+def points_of(part: str) -> dict[str, dict[str, str]]:
+    """Return the entry points that a part of the page registers, by group."""
+    (block,) = re.findall(r"```toml\n(.*?)```", part, re.S)
+    groups: dict[str, dict[str, str]] = tomllib.loads(block)["project"]["entry-points"]
+    return groups
+
+
+@pytest.mark.parametrize("title", WITH_CODE)
+def test_an_example_is_one_file_and_one_registration_and_passes_its_check(title: str, tmp_path: Path) -> None:
+    files, ((group, points),) = files_of(PARTS[title]), points_of(PARTS[title]).items()
+    (check,) = [name for name in files if name.startswith("check_")]
+    assert group.removeprefix("longshore.") in SEAMS
+    assert len(points) == 1
+    assert len(files) <= 2
+    write_package(tmp_path, group.removeprefix("longshore."), points)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    # A stranger's kernel is compiled with all of ours, which takes minutes; as plain Python it does the same.
+    environment = os.environ | ({"NUMBA_DISABLE_JIT": "1"} if group in COMPILED else {})
+    line = [sys.executable, check]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_page_has_a_section_for_every_kind() -> None:
+    groups = [group for part in PARTS.values() if "```toml" in part for group in points_of(part)]
+    assert sorted(groups) == sorted(f"longshore.{seam}" for seam in SEAMS)

@@ -1,0 +1,68 @@
+"""What a stranger's package registers is used by the command line, as a user would."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.packages import write_package
+from tests.test_extending import PARTS, files_of, points_of
+
+ROOT = Path(__file__).parent.parent
+
+
+def call(folders: list[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Call longshore where packages are on the path; as plain Python, as strangers' kernels take minutes to compile."""
+    path = os.pathsep.join(str(folder) for folder in folders)
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path, "COLUMNS": "200"}
+    line = [sys.executable, "-m", "longshore", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> list[Path]:
+    """The examples of docs/extending.md whose kernels ours call."""
+    folders = []
+    for title in ("A heuristic", "An order regime", "A reward"):
+        ((group, points),) = points_of(PARTS[title]).items()
+        folder = tmp_path / group.removeprefix("longshore.")
+        write_package(folder, folder.name, points)
+        for name, text in files_of(PARTS[title]).items():
+            (folder / name).write_text(text)
+        folders.append(folder)
+    return folders
+
+
+def test_jobs_are_simulated_by_a_strangers_heuristic_under_a_strangers_order_regime(packages: list[Path]) -> None:
+    small = str(ROOT / "examples" / "small.yaml")
+    done = call(packages, "simulate", "--cluster", small, "--jobs", "8", "--policy", "tidy", "--order", "smallest")
+    assert done.returncode == 0, done.stderr
+    assert "8" in done.stdout
+    listed = call(packages, "policies")
+    assert "tidy " in listed.stdout
+    assert "fewest free GPUs first" in listed.stdout
+
+
+def test_help_and_messages_name_what_a_stranger_adds(packages: list[Path]) -> None:
+    shown = " ".join(call(packages, "train", "--help").stdout.split())
+    assert "waste" in shown
+    assert "smallest" in shown
+    wrong = call(packages, "train", "--reward", "wast", "--steps", "1")
+    assert "did you mean 'waste'" in wrong.stderr
+
+
+def test_a_broken_package_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:
+    folders = []
+    for seam in ("heuristics", "orders", "rewards", "metrics", "detectors", "faults", "networks", "pages", "traces"):
+        write_package(tmp_path / seam, seam, {"broken": "nowhere:THING"})
+        folders.append(tmp_path / seam)
+    small = str(ROOT / "examples" / "small.yaml")
+    simulate = ("simulate", "--cluster", small, "--jobs", "3")
+    assert call(folders, *simulate).returncode == 0
+    for option in (("--policy", "broken"), ("--order", "broken")):
+        done = call(folders, *simulate, *option)
+        assert done.returncode == 2
+        assert "'broken' (nowhere:THING) cannot be imported" in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,136 @@
+"""A stranger's network is one file and one registration: it is trained, loaded, compared, and obeyed by a scheduler."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.learned.checkpoint import load_policy
+from longshore.agents.registry import find_policy
+from longshore.cluster.files.errors import CheckpointError
+from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.service.twin import starts_of
+from longshore.scheduler.store.opening import open_store
+from longshore.training.presets import PRESETS, Hyperparameters
+from tests.command_line import Command
+from tests.packages import install
+from tests.plain_run import busy_case
+from tests.scheduler.test_twin import layout_of, simulated, twin_of
+
+SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)
+PATIENCE_S = 120.0  # far more than anything here takes
+NETWORK = """
+import torch
+from torch import nn
+from longshore.agents.learned.network import Network
+
+
+class TheirNetwork(Network):
+    actions = {actions}
+
+    def __init__(self, layout):
+        super().__init__(layout)
+        self.score, self.value = nn.Linear(layout.features, 1), nn.Linear(layout.globals, 1)
+        self.wait = nn.Linear(layout.globals, 1)
+
+    def forward(self, observation):
+        decision = observation[:, : self.layout.globals]
+        items = observation[:, self.layout.globals :].unflatten(1, (-1, self.layout.features))
+        logits = self.score(items).squeeze(-1)
+        if self.layout.waiting:
+            logits = torch.cat((logits, self.wait(decision)), 1)
+        return logits, self.value(decision).squeeze(-1)
+"""
+NODES, LISTS = ("node", "gpu"), ("candidate",)
+
+
+def install_network(folder: Path, monkeypatch: pytest.MonkeyPatch, actions: tuple[str, ...]) -> None:
+    """Put a package with a network for some actions on the path."""
+    points = {"theirs": "their_network:TheirNetwork"}
+    install(folder, monkeypatch, "networks", points, their_network=NETWORK.format(actions=actions))
+
+
+@pytest.fixture(autouse=True)
+def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longshore.training.presets.TRAINING_SCENARIOS", 64)
+    monkeypatch.setattr("longshore.training.presets.VALIDATION_SCENARIOS", 16)
+    monkeypatch.setitem(PRESETS, "hetero64", replace(PRESETS["hetero64"], ppo=SMALL))
+
+
+@pytest.mark.parametrize(
+    ("actions", "options"), [(NODES, ()), (NODES, ("--action", "gpu")), (LISTS, ("--action", "candidate", "--waiting"))]
+)
+def test_a_strangers_network_goes_all_the_way(
+    actions: tuple[str, ...], options: tuple[str, ...], longshore: Command, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    install_network(tmp_path / "package", monkeypatch, actions)
+    line = ("--preset", "hetero64", "--network", "theirs", "--steps", "512", "--threads", "1", *options)
+    done = longshore("train", *line, "--logdir", tmp_path)
+    assert done.status == 0, done.err
+    (checkpoint,) = tmp_path.glob("hetero64-ppo-*theirs-*0/best.zip")
+
+    policy = load_policy(checkpoint)
+    assert policy.schema.network == "theirs"
+    assert policy.about.startswith("learned: ppo, theirs network")
+    done = longshore("evaluate", "--policy", checkpoint, "--workloads", "2", "--no-heuristics", *options[2:])
+    assert done.status == 0, done.err
+    assert "best" in done.out
+
+    case, store = busy_case(ring=True), open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    twin = twin_of(case, store, Placer(HEURISTICS["pack"], str(checkpoint), PATIENCE_S))
+    assert twin.scheduler.tick()
+    twin.parts.placer.wait_until_ready(PATIENCE_S)
+    twin.run()
+    twin.scheduler.close()
+    starts = starts_of(store, layout_of(case))
+    store.close()
+    assert not twin.parts.placer.misses
+    assert starts == simulated(case, find_policy(str(checkpoint)))
+
+
+def test_without_the_package_a_checkpoint_says_what_to_install(
+    longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as installed:
+        install_network(tmp_path / "package", installed, NODES)
+        longshore("train", "--network", "theirs", "--steps", "256", "--threads", "1", "--logdir", tmp_path)
+    (checkpoint,) = tmp_path.glob("*/best.zip")
+    told = "there is no network 'theirs', only candidates, mlp, set; install the package that registers it under"
+    with pytest.raises(CheckpointError, match=f"{checkpoint}: {told} longshore.networks"):
+        load_policy(checkpoint)
+    done = longshore("evaluate", "--policy", checkpoint)
+    assert done.status == 2
+    assert done.err.splitlines()[-1] == f"longshore: {checkpoint}: {told} longshore.networks"
+
+
+@pytest.mark.parametrize(
+    ("actions", "options", "told"),
+    [
+        (NODES, ("--action", "candidate"), "--network: the network 'theirs' has no candidate actions; add --action "),
+        (LISTS, (), "--network: the network 'theirs' has no node actions; add --action candidate"),
+        (LISTS, ("--algo", "group"), "--network: group teaches the network `candidates`; leave --network out"),
+        (NODES, ("--algo", "distil", "--action", "node"), "--action: distil learns to choose among candidates"),
+    ],
+)
+def test_what_a_network_cannot_do_is_refused_before_it_is_trained(
+    actions: tuple[str, ...], options: tuple[str, ...], told: str, longshore: Command, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    install_network(tmp_path / "package", monkeypatch, actions)
+    done = longshore("train", "--network", "theirs", *options, "--logdir", tmp_path / "runs")
+    assert done.status == 2
+    assert told in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_help_names_every_network_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_network(tmp_path / "package", monkeypatch, NODES)
+    line = [sys.executable, "-m", "longshore", "train", "--help"]
+    environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
+    assert "candidates, mlp, set or theirs" in done.stdout
