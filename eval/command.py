@@ -18,7 +18,6 @@ from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import Scenarios, same_jobs
 from .comparison import Comparison, compare
 from .figures.pictures import pictures, write_pictures
-from .metrics.registry import registered_metrics
 from .report import write_json, write_report
 from .run import run_all, run_recorded
 from .setting import EvaluationRequest, Setting, setting_of
@@ -38,14 +37,13 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
 
     Raises:
         InputError: If a file, an option or a combination of them cannot be used.
-        PluginError: If a policy is not known, or a metric of another package cannot be used.
+        PluginError: If a policy is not known, or a metric of another package gives no numbers.
         CheckpointError: If a checkpoint cannot be used.
     """
     _check(request)
     with progress("reading the input"):
         named = [find_policy(name) for name in dict.fromkeys(request.policies)]
         setting = setting_of(request)
-        registered_metrics()  # one that cannot be used is told before anything takes time
     problem, what = setting.problem, setting.what
     policies = _policies(request, named, problem)
     _introduce(console, what, problem, policies)

@@ -30,7 +30,7 @@ class PolicyChoice(_Section):
     """Who decides."""
 
     name: Name | None = None  # of a policy, or a checkpoint; the fallback alone if left out
-    mode: Literal["active", "shadow", "veto"] = "active"  # as in `deciding.Mode`
+    mode: Literal["active", "shadow", "veto"] = "active"  # as `Mode` of placement/placer.py
     fallback: Name = "patient"  # heuristic that decides whenever the policy does not
     deadline_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 0.1  # of one decision
 

@@ -66,3 +66,18 @@ def test_a_broken_package_stops_nobody_who_does_not_use_it(tmp_path: Path) -> No
         assert done.returncode == 2
         assert "'broken' (nowhere:THING) cannot be imported" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_kernel_of_a_package_that_cannot_be_called_stops_nobody_who_does_not_use_it(tmp_path: Path) -> None:
+    text = (
+        "from longshore.agents.heuristics.rule import Rule\n"
+        "from longshore.cluster.kernels.compiled import kernel\n"
+        "@kernel\ndef pick(sim):\n    return True\n"
+        "RULE = Rule(pick, 'takes too little')\n"
+    )
+    write_package(tmp_path, "heuristics", {"short": "short_module:RULE"})
+    (tmp_path / "short_module.py").write_text(text)
+    small = str(ROOT / "examples" / "small.yaml")
+    assert call([tmp_path], "simulate", "--cluster", small, "--jobs", "3").returncode == 0
+    done = call([tmp_path], "simulate", "--cluster", small, "--jobs", "3", "--policy", "short")
+    assert "the rule of heuristic 'short' takes 1 arguments, expected 3" in done.stderr

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.heuristics.heuristics import rivals
+from ..agents.heuristics.heuristics import own_rivals
 from ..agents.protocol import Policy
 from ..cluster.model.intervals import ratio_estimates, unit_sums
 from ..cluster.model.objective import objective_of
@@ -44,7 +44,7 @@ class Validation:
         self.problem = problem
         self._sim = simulation_of(problem, rows=problem.scenarios.jobs.size)
         self.objective = {"jct": "mean_jct", "makespan": "makespan"}[objective_of(problem.scenarios.submit_s)]
-        run = {policy.name: self._run(policy) for policy in rivals(problem.rules)}
+        run = {policy.name: self._run(policy) for policy in own_rivals(problem.rules)}
         self.best = min(run, key=lambda name: float(run[name].mean()))
         self._best_s = run[self.best]
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.dispatch.placing import undo_picks
+from ...cluster.files.plugins import is_ours, registered
 from ...cluster.model.scenarios import Rules
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import Simulation
@@ -63,6 +64,12 @@ HEURISTICS = {
     for number, (name, rule) in enumerate(run.RULES.items())
 }
 PACK, EFT, EFT_HAZARD, PATIENT = (HEURISTICS[name] for name in ("pack", "eft", "eft-hazard", "patient"))
+
+
+def own_rivals(rules: Rules) -> list[Heuristic]:
+    """Return those of `rivals` that are Longshore's own: the same on every machine."""
+    points = registered("heuristics")
+    return [policy for policy in rivals(rules) if is_ours(points[policy.name])]
 
 
 def rivals(rules: Rules) -> list[Heuristic]:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from ...cluster.files.errors import PluginError
 from ...cluster.files.plugins import load, registered
 from ...cluster.kernels.compiled import kernel
-from ...cluster.kernels.one_of import one_of
+from ...cluster.kernels.one_of import check_kernel, one_of
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.state.state import Simulation
 from ..parts import ALL
@@ -23,6 +23,7 @@ def rule_of(name: str) -> Rule:
     rule = load("heuristics", name)
     if not isinstance(rule, Rule):
         raise PluginError(f"heuristic {name!r} is {type(rule).__name__}, not a Rule")
+    check_kernel(f"the rule of heuristic {name!r}", rule.pick, 3)
     return rule
 
 

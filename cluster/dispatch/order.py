@@ -197,7 +197,7 @@ def next_job(sim: Simulation, row: int) -> int:
     gpus = sim.scenarios.gpus[state.scenario[row]]
     if sim.rules.ageing_s < math.inf:
         aged = _aged_job(sim, row)
-        if aged >= 0:
+        if aged >= 0 and state.passed[row, aged] != state.moment[row]:  # one that no free GPUs suit holds up nobody
             state.aged[row] = 1
             return aged if gpus[aged] <= state.usable[row] else -1
     if state.rested[row] == state.moment[row]:

@@ -29,6 +29,11 @@ def registered(seam: str) -> Mapping[str, EntryPoint]:
     return {name: points[0] for name, points in _registered(seam, tuple(sys.path)).items()}
 
 
+def is_ours(point: EntryPoint) -> bool:
+    """Say whether an entry point is Longshore's own."""
+    return point.module.partition(".")[0] == "longshore"
+
+
 def is_registered(seam: str, name: str) -> bool:
     """Say whether any package registers a name for a seam, in less than a microsecond.
 
@@ -57,15 +62,26 @@ def load(seam: str, name: str) -> Any:
         raise PluginError(f"{SEAMS[seam]} {name!r} is both {first.value} and {others[0].value}; uninstall one")
     try:
         return first.load()
-    except Exception as error:  # a stranger's module may fail in any way
+    except (Exception, SystemExit) as error:  # a stranger's module may fail in any way
         raise PluginError(f"{SEAMS[seam]} {name!r} ({first.value}) cannot be imported: {error}") from error
 
 
 @cache
 def _registered(seam: str, path: tuple[str, ...]) -> Mapping[str, list[EntryPoint]]:
-    """Return the different things that packages register under each name; `path` is where packages are looked for."""
+    """Return the different things that packages register under each name; `path` is where packages are looked for.
+
+    Ours keep their names, whatever else is installed.
+
+    Raises:
+        PluginError: If none of ours is registered.
+    """
     del path  # only told apart by it
     found: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=f"longshore.{seam}"):
         found.setdefault(point.name, {}).setdefault(point.value, point)
-    return {name: list(found[name].values()) for name in sorted(found)}
+    points = {name: list(found[name].values()) for name in sorted(found)}
+    ours = {name: [it] for name, all_of_it in points.items() for it in all_of_it if is_ours(it)}
+    if not ours and seam != "policies":  # ours are heuristics
+        what = f"no {SEAMS[seam]} of Longshore's own is registered"
+        raise PluginError(f"{what}: what is installed is older than the sources; install it again")
+    return points | ours

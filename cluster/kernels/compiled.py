@@ -13,25 +13,34 @@ import numba
 from numba.core.dispatcher import Dispatcher
 from numba.core.types import Type, unliteral
 
-from ..files.plugins import registered
+from ..files.plugins import is_ours, registered
 
 PACKAGE = Path(__file__).absolute().parents[2]
 COMPILED_SEAMS = ("heuristics", "orders", "rewards")  # whose kernels are called by ours, which are compiled with them
 
 
 def _strangers() -> Iterator[bytes]:
-    """Return what tells apart the kernels that other packages add to ours: the text of the modules that register them.
+    """Return what tells apart the kernels that other packages add to ours: their names, and the text of the packages.
 
-    An editable install changes without a new version.
+    An editable install changes without a new version. Nothing is imported for that.
     """
     for seam in COMPILED_SEAMS:
         for name, point in registered(seam).items():
-            if point.module.partition(".")[0] == "longshore":
+            if is_ours(point):
                 continue
             yield f"{seam} {name} {point.value} {point.dist and point.dist.version}".encode()
             with suppress(Exception):  # whoever uses it is told
-                spec = find_spec(point.module)
-                yield Path(spec.origin).read_bytes() if spec and spec.origin else b""
+                yield from _texts_of(point.module.partition(".")[0])
+
+
+def _texts_of(package: str) -> Iterator[bytes]:
+    spec = find_spec(package)
+    if spec is None:
+        return
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [path for folder in folders for path in folder.rglob("*.py")] or [Path(spec.origin or "")]
+    for path in sorted(files):
+        yield path.read_bytes()
 
 
 def _cache_folder() -> Path:
@@ -42,8 +51,8 @@ def _cache_folder() -> Path:
             digest.update(path.read_bytes())
     for text in _strangers():
         digest.update(text)
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "longshore" / "kernels" / digest.hexdigest()[:16]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longshore" / "kernels"
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or base) / digest.hexdigest()[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -51,9 +60,8 @@ def _cache_folder() -> Path:
     return folder
 
 
-if "NUMBA_CACHE_DIR" not in os.environ:
-    # Not through the environment: a child started after an upgrade must find its own folder.
-    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+# Not through the environment: a child started after an upgrade must find its own folder.
+numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
 
 Function = TypeVar("Function", bound=Callable[..., object])
 

@@ -1,9 +1,14 @@
 """Kernels by number: how compiled code calls what packages register."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
+import numba
+from numba.core.dispatcher import Dispatcher
+
+from ..files.errors import PluginError
 from .compiled import kernel
 
 MIDDLE, LOWER, UPPER, CALLED = 0, None, None, None  # each kernel has its own: globals are constants for Numba
@@ -28,6 +33,25 @@ def one_of(what: str, kernels: Sequence[Callable[..., float]]) -> Callable[..., 
             the last one.
     """
     return _tree(what, kernels, 0, len(kernels))
+
+
+def check_kernel(what: str, function: object, arguments: int) -> None:
+    """Refuse what cannot be called from our kernels: a fault would show in all of them.
+
+    Args:
+        what: What it is, for messages.
+        function: What a package registers as a kernel.
+        arguments: How many it must take.
+
+    Raises:
+        PluginError: Saying what is wrong.
+    """
+    if not numba.config.DISABLE_JIT and not isinstance(function, Dispatcher):  # type: ignore[attr-defined]
+        raise PluginError(f"{what} is not compiled; write @kernel (longshore.cluster.kernels.compiled) above it")
+    plain = getattr(function, "py_func", function)
+    taken = len(inspect.signature(plain).parameters) if callable(plain) else 0
+    if taken != arguments:
+        raise PluginError(f"{what} takes {taken} arguments, expected {arguments}")
 
 
 def _tree(what: str, kernels: Sequence[Callable[..., float]], first: int, end: int) -> Callable[..., float]:

@@ -3,7 +3,7 @@
 from ...cluster.files.errors import PluginError
 from ...cluster.files.plugins import load, registered
 from ...cluster.kernels.compiled import kernel
-from ...cluster.kernels.one_of import one_of
+from ...cluster.kernels.one_of import check_kernel, one_of
 from .dt import time_s
 from .reward import Reward
 
@@ -19,6 +19,7 @@ def reward_of(name: str) -> Reward:
     reward = load("rewards", name)
     if not isinstance(reward, Reward):
         raise PluginError(f"reward {name!r} is {type(reward).__name__}, not a Reward")
+    check_kernel(f"the cost of reward {name!r}", reward.cost_s, 2)
     return reward
 
 
@@ -30,7 +31,7 @@ def _compiled(name: str) -> Reward:
 
 
 _rewards = [_compiled(name) for name in REWARDS]
-_AT_END = sum(reward.at_end << number for number, reward in enumerate(_rewards))  # bit n: of reward n
+_AT_END = sum(bool(reward.at_end) << number for number, reward in enumerate(_rewards))  # bit n: of reward n
 cost_so_far_s = one_of("reward_cost", [reward.cost_s for reward in _rewards])
 
 

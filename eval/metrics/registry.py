@@ -1,5 +1,7 @@
 """All metrics: ours and those that other packages register."""
 
+import logging
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,18 +9,26 @@ from ...cluster.files.errors import PluginError
 from ...cluster.files.plugins import load, registered
 from .metric import Metric, Result
 
+log = logging.getLogger(__name__)
+
 
 def registered_metrics() -> tuple[Metric, ...]:
-    """Return all metrics, in the order of their columns.
-
-    Raises:
-        PluginError: If one cannot be imported, is no Metric, or has another name than it is registered under.
-    """
-    found = [_metric(name) for name in registered("metrics")]
+    """Return all metrics, in the order of their columns, but those that a stranger's package breaks: these are told."""
+    found = []
+    for name in registered("metrics"):
+        try:
+            found.append(metric_of(name))
+        except PluginError as error:
+            log.warning("a column is left out: %s", error)
     return tuple(sorted(found, key=lambda metric: (metric.place, metric.name)))
 
 
-def _metric(name: str) -> Metric:
+def metric_of(name: str) -> Metric:
+    """Return a metric by its name.
+
+    Raises:
+        PluginError: If it cannot be imported, is no Metric, or has another name than it is registered under.
+    """
     found: object = load("metrics", name)
     where = f"metric {name!r} ({registered('metrics')[name].value})"
     if not isinstance(found, Metric):
@@ -34,7 +44,10 @@ def values_of(metric: Metric, result: Result) -> NDArray[np.float64]:
     Raises:
         PluginError: If the metric gives anything else than a finite number for each.
     """
-    values = np.asarray(metric.values(result))
+    try:
+        values = np.asarray(metric.values(result))
+    except Exception as error:  # a stranger's code may fail in any way
+        raise PluginError(f"metric {metric.name!r} failed: {error}") from error
     if values.shape != result.scenarios.jobs.shape or values.dtype != np.float64 or not np.isfinite(values).all():
         raise PluginError(
             f"metric {metric.name!r} gave {values.dtype} of shape {values.shape}, expected finite float64 of shape "

@@ -194,7 +194,7 @@ def _against_leaving(cache: StateCache, row: AttemptRow, slow: Slow, now_s: floa
     """Return why a slow job would not gain by other GPUs, "" if it would."""
     mirror, layout, told = cache.mirror, cache.parts.layout, slow.slowness
     slow_gpus = [layout.number(node, gpu) for node in slow.nodes for gpu in range(layout.nodes[node])]
-    step_s = best_step_s(mirror, layout.numbers(row.placement), slow_gpus, told.usual_s)
+    step_s = best_step_s(mirror, layout.numbers(row.placement), slow_gpus, told.usual_s, cache.form_of(row.job_id))
     if step_s > GAIN * told.present_s:
         return "no other GPUs would do better"
     with cache.parts.store.read() as tx:

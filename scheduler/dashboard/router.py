@@ -39,6 +39,8 @@ def router_of(page: Page, service: Service) -> APIRouter:
     """
     router = _empty_router()
     page.add(router, service)
+    if any(not isinstance(route, APIRoute) for route in router.routes):
+        raise PluginError("it has routes that nothing guards; add them by get, post and the like")
     paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
     elsewhere = [path for path in paths if not is_of(page, path)]
     if elsewhere:

@@ -25,7 +25,7 @@ class Mirror:
 
     Args:
         place: The cluster.
-        deciding: Who ranks.
+        placer: Who ranks.
         now_s: The present.
     """
 

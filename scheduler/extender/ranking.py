@@ -45,7 +45,7 @@ class Ranker:
 
     Args:
         inventory: The nodes.
-        deciding: Who ranks; its deadline is that of one question.
+        placer: Who ranks; its deadline is that of one question.
         deadline_s: For one answer. Half of it is for waiting until others are answered, half for the policy.
         now_s: The clock.
     """

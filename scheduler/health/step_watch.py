@@ -8,7 +8,7 @@ Source: SPEC K2, K3, K5, F3; docs/steps.md.
 import logging
 import statistics
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from .detectors.cusum import Cusum
@@ -100,12 +100,12 @@ class StepWatch:
     @property
     def is_ready(self) -> bool:
         """Whether slow steps would be noticed."""
-        return self._detector is not None and self._detector.is_ready
+        return bool(self._ask(lambda detector: detector.is_ready))
 
     @property
     def is_slow(self) -> bool:
         """Whether steps are slow."""
-        return self._detector is not None and self._detector.is_slow
+        return bool(self._ask(lambda detector: detector.is_slow))
 
     def train_s(self) -> Sequence[float]:
         """Return the times of the last training steps; any thread may ask."""
@@ -229,13 +229,19 @@ class StepWatch:
         told.append(took_s)
         if len(told) > 2 * RECENT:
             del told[:-RECENT]
-        if kind is not StepKind.TRAIN or self._detector is None:
-            return
+        if kind is StepKind.TRAIN:
+            self._ask(lambda detector: self._tell(detector, told, at_s))
+
+    def _ask(self, question: Callable[[Detector], object]) -> object:
+        """Return what the detector answers; None without one. One that fails is dropped; hangs are still noticed."""
+        if self._detector is None:
+            return None
         try:
-            self._tell(self._detector, told, at_s)
-        except Exception:  # a stranger's code may fail in any way, and hangs are to be noticed all the same
+            return question(self._detector)
+        except Exception:  # a stranger's code may fail in any way
             log.exception("the detector failed: slow steps of this attempt are no longer looked for")
             self._detector = None
+            return None
 
     def _tell(self, detector: Detector, told: "array[float]", at_s: float) -> None:
         """Tell the detector of the last training step."""

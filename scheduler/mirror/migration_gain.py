@@ -9,12 +9,15 @@ import numpy as np
 
 from ...cluster.dispatch.placing import slowdown_of
 from .cluster_mirror import ClusterMirror
+from .shape import Form, suiting
 from .standing import ROW
 
 GAIN = 0.8  # of the present step time, at most, on other GPUs
 
 
-def candidates(mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus: Iterable[int]) -> list[list[int]]:
+def candidates(
+    mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus: Iterable[int], form: Form | None = None
+) -> list[list[int]]:
     """Return sets of GPUs that a running job could have instead: on few nodes, and on fast ones.
 
     Args:
@@ -22,6 +25,7 @@ def candidates(mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus
         own: GPUs that it has.
         wanted: How many it asks for.
         slow_gpus: All of the nodes that are to blame.
+        form: How they must lie on nodes, None for any.
     """
     state, cluster = mirror.sim.state, mirror.site.cluster
     usable = (state.gpu_job[ROW] < 0) & (state.gpu_down[ROW] == 0)
@@ -37,7 +41,10 @@ def candidates(mirror: ClusterMirror, own: Iterable[int], wanted: int, slow_gpus
         (nodes, cluster.speed[nodes] * -1.0, np.where(room >= wanted, room, cluster.gpu_node.size * 2 - room))
     )
     fast = np.lexsort((nodes, -room, cluster.speed[nodes] * -1.0))
-    return [gpus[order[:wanted]].tolist() for order in (few, fast)]
+    found = [gpus[order[:wanted]].tolist() for order in (few, fast)]
+    if form is None:
+        return found
+    return [list(suited) for it in found if (suited := suiting(mirror, usable, it, wanted, form))]
 
 
 def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
@@ -61,7 +68,9 @@ def slowdown_on(mirror: ClusterMirror, slot: int, gpus: list[int]) -> float:
     )  # fmt: skip
 
 
-def best_step_s(mirror: ClusterMirror, own: tuple[int, ...], slow_gpus: Iterable[int], usual_s: float) -> float:
+def best_step_s(
+    mirror: ClusterMirror, own: tuple[int, ...], slow_gpus: Iterable[int], usual_s: float, form: Form | None = None
+) -> float:
     """Return the step time that a running job is predicted to have on other GPUs, inf if there are none for it.
 
     Args:
@@ -69,8 +78,9 @@ def best_step_s(mirror: ClusterMirror, own: tuple[int, ...], slow_gpus: Iterable
         own: GPUs that it has.
         slow_gpus: All of the nodes that are to blame.
         usual_s: Its step time before they were slow.
+        form: How its GPUs must lie on nodes, None for any.
     """
     slot = int(mirror.sim.state.gpu_job[ROW, own[0]])
     present = slowdown_on(mirror, slot, list(own))
-    others = [slowdown_on(mirror, slot, gpus) for gpus in candidates(mirror, own, len(own), slow_gpus)]
+    others = [slowdown_on(mirror, slot, gpus) for gpus in candidates(mirror, own, len(own), slow_gpus, form)]
     return usual_s * min(others, default=np.inf) / present

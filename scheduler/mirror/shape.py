@@ -33,15 +33,32 @@ def fitted(
     Returns:
         The GPUs, ascending: the chosen ones themselves if they suit, none if no free GPUs do.
     """
-    gpus, state = mirror.asked(job).gpus, mirror.sim.state
+    state = mirror.sim.state
+    free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0)
+    return suiting(mirror, free, chosen, mirror.asked(job).gpus, form)
+
+
+def suiting(
+    mirror: ClusterMirror, usable: NDArray[np.bool_], chosen: Iterable[int], gpus: int, form: Form
+) -> tuple[int, ...]:
+    """Return usable GPUs that lie as a form says, as many of them as can be from those that were chosen.
+
+    Args:
+        mirror: The cluster.
+        usable: Whether each GPU may be taken, shape (gpus,).
+        chosen: GPUs that somebody would take.
+        gpus: How many are wanted.
+        form: How they must lie.
+
+    Returns:
+        The GPUs, ascending, none if no usable ones do.
+    """
     if gpus % form.nodes:
         return ()
-    wanted = np.zeros(state.gpu_job.shape[1], dtype=bool)
+    wanted = np.zeros(usable.size, dtype=bool)
     wanted[list(chosen)] = True
-    free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0)
-    first = mirror.site.cluster.first_gpu
     find = _of_same_indices if form.same_indices and form.nodes > 1 else _of_any_indices
-    return find(free, wanted & free, first, gpus // form.nodes, form.nodes)
+    return find(usable, wanted & usable, mirror.site.cluster.first_gpu, gpus // form.nodes, form.nodes)
 
 
 def _of_any_indices(

@@ -78,6 +78,10 @@ class Health(_Section):
         )
 
 
+def _is_none(value: object) -> bool:  # such a field is not written: what older versions know stays as it was
+    return value is None
+
+
 class Shape(_Section):
     """How the GPUs of a job lie on nodes."""
 
@@ -108,7 +112,7 @@ class JobFile(_Section):
     version: Literal[1] = 1
     name: str = Field("job", pattern=NAME, description=NAME_WORDS)
     gpus: int = Field(1, ge=1, le=MOST_GPUS)
-    shape: Shape | None = None  # that many nodes with that many GPUs each; `gpus` may be left out then
+    shape: Shape | None = Field(None, exclude_if=_is_none)  # `gpus` may be left out then
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
     image: str = Field("", max_length=512, pattern=r"^[^\x00]*$", description=IMAGE_WORDS)  # the cluster's if left out
     folder: Text = ""  # working directory; one of the attempt's own if left out
@@ -154,4 +158,4 @@ class External(_Section):
 class StoredJob(JobFile):
     """A job as the store holds it; it may have come by another way than a job file."""
 
-    external: External | None = None
+    external: External | None = Field(None, exclude_if=_is_none)

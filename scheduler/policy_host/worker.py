@@ -21,7 +21,8 @@ from typing import NoReturn
 from ...agents.learned.decision_record import Observing
 from ...agents.protocol import Policy
 from ...agents.registry import ROLLOUT, find_policy
-from ...cluster.files.errors import LongshoreError
+from ...cluster.files.errors import LongshoreError, PluginError
+from ...cluster.model.scenarios import ORDERS
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.standing import ROW, Asked, Known, MirrorCall, Site, Snapshot
 from .answer import Choice, Failed, Followed, Message, Ready, Refused, parts_of
@@ -40,6 +41,7 @@ class Begin:
     edition: Edition
     deadline_s: float
     site: Site
+    orders: tuple[str, ...] = tuple(ORDERS)  # whose numbers the site's rules have
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ def serve(channel: Channel) -> None:
     """
     try:
         begin: Begin = pickle.loads(channel.receive())
+        if begin.orders != tuple(ORDERS):
+            raise PluginError("other order regimes are installed than when the scheduler started; start it again")
         policy = load(begin.edition)
         if begin.edition.name.startswith(ROLLOUT):
             limit(policy, begin.deadline_s)

@@ -31,7 +31,7 @@ class Twin:
         backend: The simulation, with true run times and faults.
         site: What policies know of the cluster.
         store: An empty store.
-        deciding: Who decides.
+        placer: Who decides.
         owner: Of the scheduler's lease.
     """
 

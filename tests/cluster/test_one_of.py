@@ -1,9 +1,11 @@
 """Kernels that are called by number."""
 
+import numba
 import pytest
 
+from longshore.cluster.files.errors import PluginError
 from longshore.cluster.kernels.compiled import kernel
-from longshore.cluster.kernels.one_of import one_of
+from longshore.cluster.kernels.one_of import check_kernel, one_of
 
 
 @kernel
@@ -47,3 +49,12 @@ def test_a_kernel_calls_it_with_a_number_that_is_not_known_when_it_is_compiled()
 def test_two_choices_of_as_many_kernels_do_not_share_code() -> None:
     other = one_of("test_other", [first, first, added])
     assert [other(number, 3, 4.0) for number in range(3)] == [3.0, 3.0, 7.0]
+
+
+def test_what_cannot_be_a_kernel_is_refused_before_it_is_called() -> None:
+    check_kernel("it", added, 2)
+    with pytest.raises(PluginError, match="it takes 2 arguments, expected 3"):
+        check_kernel("it", added, 3)
+    if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        with pytest.raises(PluginError, match="it is not compiled; write @kernel"):
+            check_kernel("it", lambda a, b: 0.0, 2)

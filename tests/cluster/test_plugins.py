@@ -43,3 +43,18 @@ def test_the_same_registration_twice_is_one(tmp_path: Path, monkeypatch: pytest.
     for folder in ("one", "two"):  # as an editable install and a build folder on the path are
         install(tmp_path / folder, monkeypatch, "policies", {"mine": "my_module:THING"}, my_module="THING = 1")
     assert load("policies", "mine") == 1
+
+
+def test_ours_keep_their_names_whatever_else_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load("heuristics", "pack")
+    install(tmp_path / "theirs", monkeypatch, "heuristics", {"pack": "theirs_module:THING"}, theirs_module="THING = 1")
+    assert load("heuristics", "pack") is before
+
+
+def test_a_module_that_ends_the_process_is_an_error_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "theirs", monkeypatch, "policies", {"rude": "rude_module:THING"},
+            rude_module="import sys; sys.exit(3)")  # fmt: skip
+    with pytest.raises(PluginError, match="rude"):
+        load("policies", "rude")

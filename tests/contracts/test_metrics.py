@@ -16,7 +16,7 @@ from longshore.eval.comparison import compare
 from longshore.eval.figures.policies import forest
 from longshore.eval.losses import losses
 from longshore.eval.metrics.metric import Metric, Result
-from longshore.eval.metrics.registry import registered_metrics
+from longshore.eval.metrics.registry import metric_of, registered_metrics
 from longshore.testing import check_metric
 from tests.command_line import Command
 from tests.eval.runs import CLUSTER_GPUS, finishes, outcome, scenarios
@@ -145,11 +145,28 @@ def test_every_figure_has_a_panel_for_each_metric(
     [
         ("longest_wait", "waits:values", r"metric 'longest_wait' \(waits:values\) is function, not a Metric"),
         ("longest_wait_s", "waits:MISNAMED", "calls itself 'wait'; register it under that name"),
+    ],
+)
+def test_what_is_no_metric_has_no_column(
+    point: str, value: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    install(tmp_path / "theirs", monkeypatch, "metrics", {point: value}, waits=THEIRS)
+    found = compare({"pack": outcome(finishes(3))}, scenarios(3), CLUSTER_GPUS, heuristics=["pack"])
+    assert sorted(metric.name for metric in found.metrics) == sorted(OURS)
+    assert re.search(says, caplog.text)
+    with pytest.raises(PluginError, match=says):
+        metric_of(point)
+
+
+@pytest.mark.parametrize(
+    ("point", "value", "says"),
+    [
         ("endless", "waits:ENDLESS", r"metric 'endless' gave float64 of shape \(3,\), expected finite float64"),
         ("few", "waits:FEW", r"metric 'few' gave float64 of shape \(\), expected finite float64 of shape \(3,\)"),
     ],
 )
-def test_what_is_no_metric_is_refused(
+def test_a_metric_that_gives_no_numbers_is_refused(
     point: str, value: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "theirs", monkeypatch, "metrics", {point: value}, waits=THEIRS)

@@ -115,6 +115,19 @@ def test_a_job_that_has_no_room_lets_others_start_and_starts_when_there_is_some(
     assert suits(decision.gpus, 1, 4)
 
 
+def test_an_aged_job_that_no_free_gpus_suit_holds_up_nobody(site: Site) -> None:
+    aged = site._replace(rules=site.rules._replace(ageing_s=10.0))
+    taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}
+    jobs = (Asked("wide", 4, 60.0, 0.0), Asked("small", 1, 60.0, 0.0))
+    mirror, placer = cluster_of(aged, taken, *jobs), Placer(find_policy("spread"))
+    mirror.begin(100.0)
+    decided = []
+    while mirror.due() is not None:
+        decision = placer.settle(mirror, {"wide": Form(1), "small": None}.__getitem__)
+        decided.append((decision.job, decision.started))
+    assert decided == [("wide", False), ("small", True)]
+
+
 def test_who_follows_a_cluster_follows_it_past_a_job_without_room(site: Site) -> None:
     taken = {1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15}
     jobs = (Asked("wide", 4, 60.0, 0.0), Asked("small", 1, 60.0, 0.0))

@@ -3,7 +3,7 @@
 from ...files.errors import PluginError
 from ...files.plugins import load
 from ...kernels.compiled import kernel
-from ...kernels.one_of import one_of
+from ...kernels.one_of import check_kernel, one_of
 from ...model.scenarios import ORDERS
 from .order import Order
 
@@ -21,6 +21,8 @@ def _loaded() -> tuple[list[Order], dict[int, PluginError]]:
             order = load("orders", name)
             if not isinstance(order, Order):
                 raise PluginError(f"order regime {name!r} is {type(order).__name__}, not an Order")
+            if order.key is not None:
+                check_kernel(f"the key of order regime {name!r}", order.key, 2)
         except PluginError as error:
             order, problems[number] = Order("", passes=False), error
         orders.append(order)
@@ -29,9 +31,9 @@ def _loaded() -> tuple[list[Order], dict[int, PluginError]]:
 
 _orders, _problems = _loaded()
 # Bit n says so of order regime n: to look into a tuple is slow in a kernel.
-_PASSES = sum(order.passes << number for number, order in enumerate(_orders))
+_PASSES = sum(bool(order.passes) << number for number, order in enumerate(_orders))
 _BY_KEY = sum((order.key is not None) << number for number, order in enumerate(_orders))
-_SMALLEST_FIRST = sum(order.goes_first << number for number, order in enumerate(_orders))
+_SMALLEST_FIRST = sum(bool(order.goes_first) << number for number, order in enumerate(_orders))
 key_of = one_of("order_key", [order.key or _no_key for order in _orders])
 
 

@@ -22,7 +22,7 @@ _LOOK_AGAIN_S = 1.0  # at an attempt that runs
 _SWEEP_AGAIN_S = 5.0
 _SILENT_S = 30.0  # a supervisor shows every 2 s that it lives; a file system may hold that back for a while
 _MOST_BYTES = 1 << 16
-_NODE_FAULT = "node fault: "  # as the scheduler calls what the cluster did (exits.py)
+_NODE_FAULT = "node fault: "  # as the scheduler calls what the cluster did (rules/retry_policy.py)
 
 
 class Holding:
