@@ -4,13 +4,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.files.errors import PluginError
-from ...cluster.files.plugins import load, registered
+from ...cluster.files.plugins import load_as, registered
 from ...cluster.kernels.compiled import kernel
 from ...cluster.kernels.one_of import check_kernel, one_of
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.state.state import Simulation
 from ..parts import ALL
-from .first_fit import pick_first_fit
 from .rule import Rule
 
 
@@ -20,9 +19,7 @@ def rule_of(name: str) -> Rule:
     Raises:
         PluginError: If nothing of that name is registered, or what is registered is no rule.
     """
-    rule = load("heuristics", name)
-    if not isinstance(rule, Rule):
-        raise PluginError(f"heuristic {name!r} is {type(rule).__name__}, not a Rule")
+    rule = load_as("heuristics", name, Rule)
     check_kernel(f"the rule of heuristic {name!r}", rule.pick, 3)
     return rule
 
@@ -39,7 +36,7 @@ def _usable() -> dict[str, Rule]:
 
 
 RULES = _usable()
-_pick = one_of("heuristic", [rule.pick for rule in RULES.values()] or [pick_first_fit])
+_pick = one_of("heuristic", [rule.pick for rule in RULES.values()])
 
 
 @kernel

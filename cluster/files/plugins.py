@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import PluginError
 from .input_problems import nearest
@@ -18,6 +18,8 @@ SEAMS = {
     "faults": "fault model", "orders": "order regime", "rewards": "reward", "metrics": "metric",
     "backends": "backend", "detectors": "detector", "pages": "dashboard page",
 }  # fmt: skip
+
+KindT = TypeVar("KindT")
 
 
 def registered(seam: str) -> Mapping[str, EntryPoint]:
@@ -64,6 +66,20 @@ def load(seam: str, name: str) -> Any:
         return first.load()
     except (Exception, SystemExit) as error:  # a stranger's module may fail in any way
         raise PluginError(f"{SEAMS[seam]} {name!r} ({first.value}) cannot be imported: {error}") from error
+
+
+def load_as(seam: str, name: str, kind: type[KindT]) -> KindT:
+    """Return one of the things that are registered for a seam, imported, if it is what the seam takes.
+
+    Raises:
+        PluginError: As `load`, or if it is something else.
+    """
+    found: object = load(seam, name)
+    if not isinstance(found, kind):
+        where = f"{SEAMS[seam]} {name!r} ({registered(seam)[name].value})"
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise PluginError(f"{where} is {type(found).__name__}, not {article} {kind.__name__}")
+    return found
 
 
 @cache

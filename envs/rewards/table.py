@@ -1,7 +1,7 @@
 """The registered rewards as compiled code sees them: by their numbers in REWARDS."""
 
 from ...cluster.files.errors import PluginError
-from ...cluster.files.plugins import load, registered
+from ...cluster.files.plugins import load_as, registered
 from ...cluster.kernels.compiled import kernel
 from ...cluster.kernels.one_of import check_kernel, one_of
 from .dt import time_s
@@ -16,9 +16,7 @@ def reward_of(name: str) -> Reward:
     Raises:
         PluginError: If nothing of that name is registered, or what is registered is no reward.
     """
-    reward = load("rewards", name)
-    if not isinstance(reward, Reward):
-        raise PluginError(f"reward {name!r} is {type(reward).__name__}, not a Reward")
+    reward = load_as("rewards", name, Reward)
     check_kernel(f"the cost of reward {name!r}", reward.cost_s, 2)
     return reward
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.files.errors import PluginError
-from ...cluster.files.plugins import load, registered
+from ...cluster.files.plugins import load_as, registered
 from .metric import Metric, Result
 
 log = logging.getLogger(__name__)
@@ -29,11 +29,9 @@ def metric_of(name: str) -> Metric:
     Raises:
         PluginError: If it cannot be imported, is no Metric, or has another name than it is registered under.
     """
-    found: object = load("metrics", name)
-    where = f"metric {name!r} ({registered('metrics')[name].value})"
-    if not isinstance(found, Metric):
-        raise PluginError(f"{where} is {type(found).__name__}, not a Metric")
+    found = load_as("metrics", name, Metric)
     if found.name != name:
+        where = f"metric {name!r} ({registered('metrics')[name].value})"
         raise PluginError(f"{where} calls itself {found.name!r}; register it under that name")
     return found
 

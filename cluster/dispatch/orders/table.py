@@ -1,7 +1,7 @@
 """The registered order regimes as compiled code sees them: by their numbers in ORDERS."""
 
 from ...files.errors import PluginError
-from ...files.plugins import load
+from ...files.plugins import load_as
 from ...kernels.compiled import kernel
 from ...kernels.one_of import check_kernel, one_of
 from ...model.scenarios import ORDERS
@@ -18,9 +18,7 @@ def _loaded() -> tuple[list[Order], dict[int, PluginError]]:
     orders, problems = [], {}
     for name, number in ORDERS.items():
         try:
-            order = load("orders", name)
-            if not isinstance(order, Order):
-                raise PluginError(f"order regime {name!r} is {type(order).__name__}, not an Order")
+            order = load_as("orders", name, Order)
             if order.key is not None:
                 check_kernel(f"the key of order regime {name!r}", order.key, 2)
         except PluginError as error:
