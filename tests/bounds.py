@@ -94,6 +94,7 @@ def solve(sizes: Sequence[int], jobs: Sequence[list[Mode]]) -> int:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_time_in_seconds = 10
+    solver.parameters.catch_sigint_signal = False  # it would leave Ctrl-C to the system, and that kills a process
     if solver.solve(model) != cp_model.OPTIMAL:
         raise RuntimeError(f"no optimum proved within 10 s for {len(jobs)} jobs on nodes of {list(sizes)} GPUs")
     return int(solver.value(makespan))

@@ -1,5 +1,6 @@
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,22 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if RAY in item.config.stash and not goes_on:
         item.config.stash[RAY].end()
         del item.config.stash[RAY]
+
+
+def caught_signals() -> tuple[bool, bool]:
+    """Return whether this process handles SIGINT and SIGTERM; what Python was last told may have been undone in C."""
+    caught = re.search(r"SigCgt:\s*(\w+)", Path("/proc/self/status").read_text())
+    assert caught
+    interrupt, terminate = (int(caught[1], 16) >> number - 1 & 1 == 1 for number in (signal.SIGINT, signal.SIGTERM))
+    return interrupt, terminate
+
+
+@pytest.fixture(autouse=True)
+def signals_are_left_alone() -> Iterator[None]:
+    """Let no test change what a signal does to the tests after it: another would die, and only in some orders."""
+    before = caught_signals()
+    yield
+    assert caught_signals() == before, "this test leaves SIGINT or SIGTERM handled in another way"
 
 
 @pytest.fixture
