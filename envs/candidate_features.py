@@ -11,36 +11,18 @@ from ..cluster.dispatch.expected import estimated_work_s
 from ..cluster.dispatch.order import may_wait
 from ..cluster.kernels.compiled import kernel
 from ..cluster.state.state import AHEAD, CANDIDATES, SHOWN, Simulation
-from .candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS, QUANTILES, SIZES
-from .features import time_unit_s
-from .layout import CLIP
+from .candidate_layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS, DECISION, QUANTILES, SIZES
+from .common_features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
 
 Rows = NDArray[np.float32]
 CANDIDATE_GLOBAL_COUNT, CANDIDATE_FEATURE_COUNT = len(CANDIDATE_GLOBALS), len(CANDIDATE_FEATURES)
 SCANNED = 256  # jobs of the queue that are looked at one by one
-
-(
-    USABLE, BUSY, DOWN, USABLE_FASTEST, LARGEST_FREE, QUEUED, BY_SIZE, NEXT_END, LAST_END, RUNNING, DRAIN, NEXT_LARGE,
-    LONGEST, MAY_WAIT,
-) = (
-    CANDIDATE_GLOBALS.index(name)
-    for name in (
-        "usable", "busy", "down", "usable_fastest", "largest_free", "queued", "queued_gpu_time_0", "next_end",
-        "last_end", "running_gpu_time", "drain_0", "next_large", "longest", "may_wait",
-    )
-)  # fmt: skip
-FINISH, NODES, LEFT, AHEAD_FIRST, AHEAD_SUM, COMMITTED, FINISH_OVER_BASE, COMMITTED_OVER_BASE, DUE = (
-    CANDIDATE_FEATURES.index(name)
-    for name in (
-        "finish", "nodes", "left_fastest", "ahead_start_1", "ahead_sum", "committed", "finish_over_base",
-        "committed_over_base", "due",
-    )
-)  # fmt: skip
-
-
-@kernel
-def _clip(value: float) -> float:
-    return min(max(value, -CLIP), CLIP)
+OVER_BASE = (  # a column, and the column of which it holds what it is above the base's
+    (CANDIDATE.finish_over_base, CANDIDATE.finish),
+    (CANDIDATE.committed_over_base, CANDIDATE.committed),
+    (CANDIDATE.ahead_sum_over_base, CANDIDATE.ahead_sum),
+    (CANDIDATE.ahead_last_over_base, CANDIDATE.ahead_last),
+)
 
 
 @kernel
@@ -59,12 +41,14 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
     gpus = sim.scenarios.gpus[scenario]
     cluster_gpus = state.gpu_job.shape[1]
     for place in range(SIZES):
-        out[at, BY_SIZE + place] = 0.0
+        out[at, DECISION.queued_gpu_time_0 + place] = 0.0
     large, before, longest, longest_s = -1, 0, -1, 0.0
     job, place = state.head[row], 0
     while job >= 0 and place < SCANNED:
         work_s = estimated_work_s(sim, row, job)
-        out[at, BY_SIZE + _size_class(gpus[job])] += work_s * gpus[job] / (4.0 * unit_s * cluster_gpus)
+        out[at, DECISION.queued_gpu_time_0 + _size_class(gpus[job])] += (
+            work_s * gpus[job] / (4.0 * unit_s * cluster_gpus)
+        )
         if job != current:
             if large < 0 and gpus[job] >= size:
                 large, before = job, place
@@ -72,12 +56,12 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
                 longest, longest_s = job, work_s
         place += 1
         job = state.next_job[row, job]
-    out[at, NEXT_LARGE] = math.log1p(float(before if large >= 0 else place)) / 4.0
+    out[at, DECISION.next_large] = math.log1p(float(before if large >= 0 else place)) / 4.0
     for kind in range(SIZES):
-        out[at, BY_SIZE + kind] = _clip(out[at, BY_SIZE + kind])
-    out[at, NEXT_LARGE + 1] = gpus[large] / cluster_gpus if large >= 0 else 0.0
-    out[at, LONGEST] = _clip(longest_s / unit_s)
-    out[at, LONGEST + 1] = gpus[longest] / cluster_gpus if longest >= 0 else 0.0
+        out[at, DECISION.queued_gpu_time_0 + kind] = clip(out[at, DECISION.queued_gpu_time_0 + kind])
+    out[at, DECISION.next_large_gpus] = gpus[large] / cluster_gpus if large >= 0 else 0.0
+    out[at, DECISION.longest] = clip(longest_s / unit_s)
+    out[at, DECISION.longest_gpus] = gpus[longest] / cluster_gpus if longest >= 0 else 0.0
 
 
 @kernel
@@ -97,9 +81,9 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) ->
             sum_s += left_s
             gpu = state.gpu_next[row, gpu]
     last_s = state.ends_s[row, count - 1] - now_s if count > 0 else 0.0
-    out[at, NEXT_END] = _clip((state.ends_s[row, 0] - now_s) / unit_s) if count > 0 else 0.0
-    out[at, LAST_END] = _clip(last_s / unit_s)
-    out[at, RUNNING] = _clip(sum_s / unit_s / state.gpu_job.shape[1])
+    out[at, DECISION.next_end] = clip((state.ends_s[row, 0] - now_s) / unit_s) if count > 0 else 0.0
+    out[at, DECISION.last_end] = clip(last_s / unit_s)
+    out[at, DECISION.running_gpu_time] = clip(sum_s / unit_s / state.gpu_job.shape[1])
     ordered = sim.scratch.trial_speed
     for node in range(nodes):
         place = node
@@ -109,33 +93,20 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) ->
         ordered[row, place] = drain[row, node]
     for quantile in range(QUANTILES):
         place = (nodes - 1) * quantile // (QUANTILES - 1)
-        out[at, DRAIN + quantile] = _clip(ordered[row, place] / unit_s)
+        out[at, DECISION.drain_0 + quantile] = clip(ordered[row, place] / unit_s)
     return last_s
 
 
 @kernel
 def _write_capacity(sim: Simulation, row: int, size: int, out: Rows, at: int) -> None:
     """Write how many GPUs and wholly free nodes of the highest and the lowest speed are usable."""
-    state, cluster = sim.state, sim.cluster
-    speeds = sim.scenarios.speed[state.scenario[row]]
-    high, low, largest = sim.traits.max_speed[state.scenario[row]], math.inf, 0
-    for node in range(speeds.size):
-        low = min(low, speeds[node])
-        largest = max(largest, state.free[row, node])
-    for i in range(2):
-        speed = high if i == 0 else low
-        usable, gpus, empty, nodes = 0, 0, 0, 0
-        for node in range(speeds.size):
-            node_gpus = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
-            free = state.free[row, node]
-            counts = int(speeds[node] == speed)
-            usable += counts * free
-            gpus += counts * node_gpus
-            empty += counts * (free == node_gpus)
-            nodes += counts
-        out[at, USABLE_FASTEST + i] = usable / gpus
-        out[at, USABLE_FASTEST + 2 + i] = empty / nodes
-    out[at, LARGEST_FREE] = largest / size
+    high, largest = sim.traits.max_speed[sim.state.scenario[row]], 0
+    for node in range(sim.cluster.speed.size):
+        largest = max(largest, sim.state.free[row, node])
+    out[at, DECISION.usable_fastest], out[at, DECISION.empty_fastest] = open_at_speed(sim, row, high)
+    low = lowest_speed(sim, row)
+    out[at, DECISION.usable_slowest], out[at, DECISION.empty_slowest] = open_at_speed(sim, row, low)
+    out[at, DECISION.largest_free] = largest / size
 
 
 @kernel
@@ -145,21 +116,21 @@ def _write_globals(sim: Simulation, row: int, unit_s: float, size: int, candidat
     scenario, job = state.scenario[row], state.current[row]
     cluster_gpus = state.gpu_job.shape[1]
     gpus = sim.scenarios.gpus[scenario, job]
-    out[at, 0] = _clip(gpus / size)
-    out[at, 1] = math.log2(gpus) / 5.0
-    out[at, 2] = _clip(estimated_work_s(sim, row, job) / unit_s)
-    out[at, 3] = 1.0 if state.stops[row, job] > 0 else 0.0
-    out[at, USABLE] = state.usable[row] / cluster_gpus
-    out[at, BUSY] = state.busy[row] / cluster_gpus
-    out[at, DOWN] = state.down[row] / cluster_gpus
+    out[at, DECISION.gpus_per_node_size] = clip(gpus / size)
+    out[at, DECISION.log2_gpus] = math.log2(gpus) / 5.0
+    out[at, DECISION.estimate] = clip(estimated_work_s(sim, row, job) / unit_s)
+    out[at, DECISION.restarted] = 1.0 if state.stops[row, job] > 0 else 0.0
+    out[at, DECISION.usable] = state.usable[row] / cluster_gpus
+    out[at, DECISION.busy] = state.busy[row] / cluster_gpus
+    out[at, DECISION.down] = state.down[row] / cluster_gpus
     _write_capacity(sim, row, size, out, at)
-    out[at, QUEUED] = math.log1p(float(state.queued[row])) / 4.0
-    out[at, QUEUED + 1] = _clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
+    out[at, DECISION.queued] = math.log1p(float(state.queued[row])) / 4.0
+    out[at, DECISION.queued_gpu_time] = clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
     _write_queue(sim, row, unit_s, size, out, at)
     last_s = _write_ends(sim, row, unit_s, out, at)
-    out[at, MAY_WAIT] = 1.0 if may_wait(sim, row) else 0.0
-    out[at, MAY_WAIT + 1] = state.base_waits[row]
-    out[at, MAY_WAIT + 2] = candidates / CANDIDATES
+    out[at, DECISION.may_wait] = 1.0 if may_wait(sim, row) else 0.0
+    out[at, DECISION.base_waits] = state.base_waits[row]
+    out[at, DECISION.candidates] = candidates / CANDIDATES
     return last_s
 
 
@@ -177,10 +148,10 @@ def _write_left(sim: Simulation, row: int, size: int, out: Rows, at: int, first:
         largest = max(largest, free)
         empty += free == cluster.first_gpu[node + 1] - cluster.first_gpu[node]
     cluster_gpus = state.gpu_job.shape[1]
-    out[at, first + LEFT] = fast / cluster_gpus
-    out[at, first + LEFT + 1] = others / cluster_gpus
-    out[at, first + LEFT + 2] = largest / size
-    out[at, first + LEFT + 3] = empty / speeds.size
+    out[at, first + CANDIDATE.left_fastest] = fast / cluster_gpus
+    out[at, first + CANDIDATE.left_others] = others / cluster_gpus
+    out[at, first + CANDIDATE.left_largest] = largest / size
+    out[at, first + CANDIDATE.left_empty] = empty / speeds.size
 
 
 @kernel
@@ -200,14 +171,14 @@ def _write_nodes(sim: Simulation, row: int, candidate: int, finish_s: float, siz
         hazard += gives * sim.traits.node_hazard_per_s[scenario, node]
         drain_s = max(drain_s, sim.scratch.trial_run_s[row, node])
         lemons += gives * sim.traits.lemon[scenario, node]
-    out[at, first + NODES - 2] = _clip((finish_s - drain_s) / unit_s)
-    out[at, first + NODES - 1] = _clip(hazard * state.candidate_s[row, candidate])
-    out[at, first + NODES] = _clip(count / 8.0)
-    out[at, first + NODES + 1] = _clip((count - (gpus + size - 1) // size) / 8.0)
-    out[at, first + NODES + 2] = slowest / high
-    out[at, first + NODES + 3] = (total - gpus * slowest) / (gpus * high)
-    out[at, first + NODES + 4] = state.candidate_hole[row, candidate] / size
-    out[at, first + LEFT + 4] = lemons / gpus
+    out[at, first + CANDIDATE.finish_over_drain] = clip((finish_s - drain_s) / unit_s)
+    out[at, first + CANDIDATE.faults] = clip(hazard * state.candidate_s[row, candidate])
+    out[at, first + CANDIDATE.nodes] = clip(count / 8.0)
+    out[at, first + CANDIDATE.excess_nodes] = clip((count - (gpus + size - 1) // size) / 8.0)
+    out[at, first + CANDIDATE.speed] = slowest / high
+    out[at, first + CANDIDATE.wasted_speed] = (total - gpus * slowest) / (gpus * high)
+    out[at, first + CANDIDATE.hole] = state.candidate_hole[row, candidate] / size
+    out[at, first + CANDIDATE.takes_lemon] = lemons / gpus
 
 
 @kernel
@@ -218,12 +189,12 @@ def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: 
     now_s = state.now_s[row]
     sum_s, latest_s = scratch.ahead_end_s[row, 0] - now_s, last_s
     latest_s = max(latest_s, sum_s)
-    column = first + AHEAD_FIRST
+    column = first + CANDIDATE.ahead_start_1
     for place in range(1, AHEAD):
         start, end = 0.0, 0.0
         if place < places:
-            start = _clip((scratch.ahead_start_s[row, place] - now_s) / unit_s)
-            end = _clip((scratch.ahead_end_s[row, place] - now_s) / unit_s)
+            start = clip((scratch.ahead_start_s[row, place] - now_s) / unit_s)
+            end = clip((scratch.ahead_end_s[row, place] - now_s) / unit_s)
             if scratch.ahead_end_s[row, place] < math.inf:
                 sum_s += scratch.ahead_end_s[row, place] - now_s
                 latest_s = max(latest_s, scratch.ahead_end_s[row, place] - now_s)
@@ -231,8 +202,8 @@ def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: 
             out[at, column] = start
             out[at, column + 1] = end
             column += 2
-    out[at, first + AHEAD_SUM] = _clip(sum_s / unit_s / AHEAD)
-    out[at, first + AHEAD_SUM + 1] = _clip(latest_s / unit_s)
+    out[at, first + CANDIDATE.ahead_sum] = clip(sum_s / unit_s / AHEAD)
+    out[at, first + CANDIDATE.ahead_last] = clip(latest_s / unit_s)
 
 
 @kernel
@@ -240,15 +211,15 @@ def _write_job(sim: Simulation, row: int, candidate: int, unit_s: float, out: Ro
     """Write what a candidate's job is, and what becomes of the jobs that are offered."""
     state = sim.state
     job = state.candidate_job[row, candidate]
-    out[at, first + DUE] = 1.0 if job == state.current[row] else 0.0
-    out[at, first + DUE + 1] = math.log2(sim.scenarios.gpus[state.scenario[row], job]) / 5.0
-    out[at, first + DUE + 2] = _clip(estimated_work_s(sim, row, job) / unit_s)
+    out[at, first + CANDIDATE.due] = 1.0 if job == state.current[row] else 0.0
+    out[at, first + CANDIDATE.job_log2_gpus] = math.log2(sim.scenarios.gpus[state.scenario[row], job]) / 5.0
+    out[at, first + CANDIDATE.job_estimate] = clip(estimated_work_s(sim, row, job) / unit_s)
     waited_s = state.now_s[row] - state.queued_s[row, job]
     # Rounding leaves a wait of nothing a little below 0.
-    out[at, first + DUE + 3] = _clip(math.log1p(max(waited_s, 0.0) / unit_s))
-    out[at, first + DUE + 4] = 1.0 if is_rest(sim, row, candidate) else 0.0
+    out[at, first + CANDIDATE.job_waited] = clip(math.log1p(max(waited_s, 0.0) / unit_s))
+    out[at, first + CANDIDATE.rests] = 1.0 if is_rest(sim, row, candidate) else 0.0
     refused = state.base_refused[row] == 1 and candidate == state.base_waits[row]
-    out[at, first + DUE + 5] = 1.0 if refused else 0.0
+    out[at, first + CANDIDATE.refused] = 1.0 if refused else 0.0
 
 
 @kernel
@@ -262,21 +233,19 @@ def _write_candidate(sim: Simulation, row: int, candidate: int, size: int, last_
     start = imagine_candidate(sim, row, candidate)
     _write_left(sim, row, size, out, at, first)
     places = imagine_queue(sim, row, start)
-    out[at, first] = 1.0
-    out[at, first + 1] = 1.0 if candidate == 0 else 0.0
-    out[at, first + 2] = 1.0 if is_wait(sim, row, candidate) else 0.0
-    out[at, first + 3] = _clip(delay_s / unit_s)
-    out[at, first + 4] = _clip(run_s / unit_s)
-    out[at, first + FINISH] = _clip(finish_s / unit_s)
-    out[at, first + FINISH + 2] = _clip((finish_s - last_s) / unit_s)
-    out[at, first + COMMITTED] = _clip(gpus * run_s / unit_s / state.gpu_job.shape[1])
+    out[at, first + CANDIDATE.exists] = 1.0
+    out[at, first + CANDIDATE.base] = 1.0 if candidate == 0 else 0.0
+    out[at, first + CANDIDATE.waits] = 1.0 if is_wait(sim, row, candidate) else 0.0
+    out[at, first + CANDIDATE.delay] = clip(delay_s / unit_s)
+    out[at, first + CANDIDATE.run] = clip(run_s / unit_s)
+    out[at, first + CANDIDATE.finish] = clip(finish_s / unit_s)
+    out[at, first + CANDIDATE.finish_over_last] = clip((finish_s - last_s) / unit_s)
+    out[at, first + CANDIDATE.committed] = clip(gpus * run_s / unit_s / state.gpu_job.shape[1])
     _write_nodes(sim, row, candidate, finish_s, size, unit_s, out, at, first)
     _write_ahead(sim, row, places, last_s, unit_s, out, at, first)
     _write_job(sim, row, candidate, unit_s, out, at, first)
-    out[at, first + FINISH_OVER_BASE] = out[at, first + FINISH] - out[at, base + FINISH]
-    out[at, first + COMMITTED_OVER_BASE] = out[at, first + COMMITTED] - out[at, base + COMMITTED]
-    out[at, first + AHEAD_SUM + 2] = out[at, first + AHEAD_SUM] - out[at, base + AHEAD_SUM]
-    out[at, first + AHEAD_SUM + 3] = out[at, first + AHEAD_SUM + 1] - out[at, base + AHEAD_SUM + 1]
+    for over, of in OVER_BASE:
+        out[at, first + over] = out[at, first + of] - out[at, base + of]
 
 
 @kernel
@@ -289,11 +258,8 @@ def write_candidates(sim: Simulation, row: int, out: Rows, at: int) -> int:
         out: Takes the features, shape (rows, CANDIDATE_GLOBAL_COUNT + CANDIDATES x CANDIDATE_FEATURE_COUNT).
         at: Row of `out`.
     """
-    cluster = sim.cluster
     unit_s = time_unit_s(sim, row)
-    size = 1
-    for node in range(cluster.speed.size):
-        size = max(size, cluster.first_gpu[node + 1] - cluster.first_gpu[node])
+    size = largest_node(sim)
     candidates = list_candidates(sim, row)
     last_s = _write_globals(sim, row, unit_s, size, candidates, out, at)
     for candidate in range(candidates):

@@ -6,71 +6,102 @@ is delay + run time, expected faults included. The jobs ahead are those that clu
 after it. Candidates that the list does not have are zero.
 """
 
-from ..cluster.state.state import SHOWN
+from typing import NamedTuple
 
 SIZES = 6  # classes of the queue's jobs: 1, 2, 3 to 4, 5 to 8, 9 to 16, more GPUs
 QUANTILES = 5  # of the nodes' drain times: least, quarters, most
 
-CANDIDATE_GLOBALS = (
-    "gpus_per_node_size",  # GPUs of the job that is due, over the size of the largest node
-    "log2_gpus",  # its base 2 logarithm of GPUs, over 5
-    "estimate",  # estimated work that it has left
-    "restarted",  # 1 if it was stopped before
-    "usable",  # share of all GPUs
-    "busy",  # share that runs jobs
-    "down",  # share out of service
-    "usable_fastest",  # usable GPUs on nodes of the highest speed, as a share of theirs
-    "usable_slowest",  # the same for the lowest speed
-    "empty_fastest",  # wholly free nodes of the highest speed, as a share of theirs
-    "empty_slowest",  # the same for the lowest speed
-    "largest_free",  # most usable GPUs of a node, over the size of the largest
-    "queued",  # natural logarithm of 1 + the jobs that wait, over 4
-    "queued_gpu_time",  # their estimated work x GPUs, over GPUs of the cluster x unit x 4
-    *(f"queued_gpu_time_{size}" for size in range(SIZES)),  # the same by GPUs of the job
-    "next_end",  # time until the next expected end of a running job, 0 if none runs
-    "last_end",  # time until the last expected end, 0 if none runs
-    "running_gpu_time",  # GPU-time that running jobs are expected to take still, over GPUs of the cluster x unit
-    *(f"drain_{quantile}" for quantile in range(QUANTILES)),  # time until a node's last job is expected to end
-    "next_large",  # jobs of the queue before the next that fills the largest node, all if none does, logarithm as above
-    "next_large_gpus",  # its GPUs, over those of the cluster
-    "longest",  # longest estimated work in the queue, the job that is due left out
-    "longest_gpus",  # its GPUs, over those of the cluster
-    "may_wait",  # 1 if waiting is allowed
-    "base_waits",  # 1 if the base heuristic waits
-    "candidates",  # candidates in the list, over 16
-)
-CANDIDATE_FEATURES = (
-    "exists",  # 1 where the list has a candidate
-    "base",  # 1 for the base heuristic's
-    "waits",  # 1 if it waits first
-    "delay",  # how long
-    "run",  # run time
-    "finish",  # delay + run time
-    "finish_over_base",  # that, less the base's
-    "finish_over_last",  # that, less the last expected end of a running job
-    "finish_over_drain",  # that, less the last expected end on its nodes
-    "faults",  # expected faults of its GPUs in that time
-    "nodes",  # over 8
-    "excess_nodes",  # nodes beyond those that its GPUs fill, over 8
-    "speed",  # slowest speed, over the fastest of the cluster
-    "wasted_speed",  # speed of its GPUs beyond the slowest, over GPUs x the fastest
-    "hole",  # GPUs that its last node has left, over the size of the largest node
-    "committed",  # GPU-time, over GPUs of the cluster x unit
-    "committed_over_base",  # that, less the base's
-    "left_fastest",  # usable GPUs then left on nodes of the highest speed, over those of the cluster
-    "left_others",  # and on others
-    "left_largest",  # most usable GPUs then left on a node, over the size of the largest
-    "left_empty",  # wholly free nodes then left, as a share of all
-    "takes_lemon",  # share of its GPUs on lemons
-    *(f"{name}_{job}" for job in range(1, SHOWN) for name in ("ahead_start", "ahead_end")),  # CLIP if never, 0 if none
-    "ahead_sum",  # sum of the ends of all jobs ahead, its own finish included, over AHEAD
-    "ahead_last",  # last of all ends, those of running jobs included
-    "ahead_sum_over_base",
-    "ahead_last_over_base",
-    "due",  # 1 if its job is the one that is due
-    "job_log2_gpus",  # base 2 logarithm of its job's GPUs, over 5
-    "job_estimate",  # estimated work that its job has left
-    "job_waited",  # natural logarithm of 1 + the time that its job has been in the queue
-    "rests",  # 1 if it lets all jobs wait until the next event, and not only the one that is due
-    "refused",  # 1 if it breaks the reservation, so that it only passes its job over
-)
+
+class CandidateGlobals(NamedTuple):
+    """Features of the decision as a whole: each field is a column."""
+
+    gpus_per_node_size: int  # GPUs of the job that is due, over the size of the largest node
+    log2_gpus: int  # its base 2 logarithm of GPUs, over 5
+    estimate: int  # estimated work that it has left
+    restarted: int  # 1 if it was stopped before
+    usable: int  # share of all GPUs
+    busy: int  # share that runs jobs
+    down: int  # share out of service
+    usable_fastest: int  # usable GPUs on nodes of the highest speed, as a share of theirs
+    usable_slowest: int  # the same for the lowest speed
+    empty_fastest: int  # wholly free nodes of the highest speed, as a share of theirs
+    empty_slowest: int  # the same for the lowest speed
+    largest_free: int  # most usable GPUs of a node, over the size of the largest
+    queued: int  # natural logarithm of 1 + the jobs that wait, over 4
+    queued_gpu_time: int  # their estimated work x GPUs, over GPUs of the cluster x unit x 4
+    queued_gpu_time_0: int  # the same by GPUs of the job
+    queued_gpu_time_1: int
+    queued_gpu_time_2: int
+    queued_gpu_time_3: int
+    queued_gpu_time_4: int
+    queued_gpu_time_5: int
+    next_end: int  # time until the next expected end of a running job, 0 if none runs
+    last_end: int  # time until the last expected end, 0 if none runs
+    running_gpu_time: int  # GPU-time that running jobs are expected to take still, over GPUs of the cluster x unit
+    drain_0: int  # time until a node's last job is expected to end
+    drain_1: int
+    drain_2: int
+    drain_3: int
+    drain_4: int
+    next_large: int  # jobs of the queue before the next that fills the largest node, logarithm as above
+    next_large_gpus: int  # its GPUs, over those of the cluster
+    longest: int  # longest estimated work in the queue, the job that is due left out
+    longest_gpus: int  # its GPUs, over those of the cluster
+    may_wait: int  # 1 if waiting is allowed
+    base_waits: int  # 1 if the base heuristic waits
+    candidates: int  # candidates in the list, over 16
+
+
+class CandidateFeatures(NamedTuple):
+    """Features of a candidate: each field is a column, counted from the candidate's first."""
+
+    exists: int  # 1 where the list has a candidate
+    base: int  # 1 for the base heuristic's
+    waits: int  # 1 if it waits first
+    delay: int  # how long
+    run: int  # run time
+    finish: int  # delay + run time
+    finish_over_base: int  # that, less the base's
+    finish_over_last: int  # that, less the last expected end of a running job
+    finish_over_drain: int  # that, less the last expected end on its nodes
+    faults: int  # expected faults of its GPUs in that time
+    nodes: int  # over 8
+    excess_nodes: int  # nodes beyond those that its GPUs fill, over 8
+    speed: int  # slowest speed, over the fastest of the cluster
+    wasted_speed: int  # speed of its GPUs beyond the slowest, over GPUs x the fastest
+    hole: int  # GPUs that its last node has left, over the size of the largest node
+    committed: int  # GPU-time, over GPUs of the cluster x unit
+    committed_over_base: int  # that, less the base's
+    left_fastest: int  # usable GPUs then left on nodes of the highest speed, over those of the cluster
+    left_others: int  # and on others
+    left_largest: int  # most usable GPUs then left on a node, over the size of the largest
+    left_empty: int  # wholly free nodes then left, as a share of all
+    takes_lemon: int  # share of its GPUs on lemons
+    ahead_start_1: int  # CLIP if never, 0 if none
+    ahead_end_1: int
+    ahead_start_2: int
+    ahead_end_2: int
+    ahead_start_3: int
+    ahead_end_3: int
+    ahead_start_4: int
+    ahead_end_4: int
+    ahead_start_5: int
+    ahead_end_5: int
+    ahead_start_6: int
+    ahead_end_6: int
+    ahead_sum: int  # sum of the ends of all jobs ahead, its own finish included, over AHEAD
+    ahead_last: int  # last of all ends, those of running jobs included
+    ahead_sum_over_base: int
+    ahead_last_over_base: int
+    due: int  # 1 if its job is the one that is due
+    job_log2_gpus: int  # base 2 logarithm of its job's GPUs, over 5
+    job_estimate: int  # estimated work that its job has left
+    job_waited: int  # natural logarithm of 1 + the time that its job has been in the queue
+    rests: int  # 1 if it lets all jobs wait until the next event, and not only the one that is due
+    refused: int  # 1 if it breaks the reservation, so that it only passes its job over
+
+
+# Kernels write by these columns, so that the order stands in the classes above and nowhere else.
+DECISION = CandidateGlobals(*range(len(CandidateGlobals._fields)))
+CANDIDATE = CandidateFeatures(*range(len(CandidateFeatures._fields)))
+CANDIDATE_GLOBALS, CANDIDATE_FEATURES = CandidateGlobals._fields, CandidateFeatures._fields

@@ -5,21 +5,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.dispatch.expected import estimated_work_s, expected_end_s, expected_run_s
+from ..cluster.dispatch.expected import estimated_work_s, expected_run_s, revise_end_s
 from ..cluster.dispatch.order import may_wait
 from ..cluster.dispatch.placing import SEVERAL_RACKS, order_nodes, slowdown_of
 from ..cluster.kernels.compiled import kernel
 from ..cluster.state.state import Simulation
+from .common_features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
 from .layout import AHEAD_COUNT, AHEAD_ESTIMATE, AHEAD_GPUS, CLIP, GLOBAL, GLOBALS, LOOK_AHEAD, NODE, NODE_FEATURES, OWN
 
 Rows = NDArray[np.float32]
 GLOBAL_COUNT, NODE_COUNT = len(GLOBALS), len(NODE_FEATURES)
 OWN_COUNT = len(OWN)
-
-
-@kernel
-def _clip(value: float) -> float:
-    return min(max(value, -CLIP), CLIP)
 
 
 @kernel
@@ -93,9 +89,9 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, ta
     first_s, last_s, sum_s = math.inf, 0.0, 0.0
     for i in range(state.running[row]):
         job = state.run_heap[row, i]
-        left_s = expected_end_s(sim, row, job) - now_s
+        left_s = revise_end_s(sim, row, job) - now_s
         first_s, last_s = min(first_s, left_s), max(last_s, left_s)
-        left = np.float32(_clip(left_s / unit_s))
+        left = np.float32(clip(left_s / unit_s))
         gpu, seen = state.first_gpu[row, job], -1
         while gpu >= 0:
             sum_s += left_s
@@ -105,9 +101,9 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int, ta
                 table[at, first + NODE.first_end] = min(table[at, first + NODE.first_end], left)
                 table[at, first + NODE.last_end] = max(table[at, first + NODE.last_end], left)
             gpu, seen = state.gpu_next[row, gpu], node
-    out[at, GLOBAL.next_end] = _clip(first_s / unit_s) if first_s < math.inf else 0.0
-    out[at, GLOBAL.last_end] = _clip(last_s / unit_s)
-    out[at, GLOBAL.mean_end] = _clip(sum_s / unit_s / state.gpu_job.shape[1])
+    out[at, GLOBAL.next_end] = clip(first_s / unit_s) if first_s < math.inf else 0.0
+    out[at, GLOBAL.last_end] = clip(last_s / unit_s)
+    out[at, GLOBAL.mean_end] = clip(sum_s / unit_s / state.gpu_job.shape[1])
     return last_s
 
 
@@ -124,32 +120,17 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
             out[at, AHEAD_GPUS + AHEAD_COUNT * i] = 0.0
             out[at, AHEAD_ESTIMATE + AHEAD_COUNT * i] = 0.0
             continue
-        out[at, AHEAD_GPUS + AHEAD_COUNT * i] = _clip(sim.scenarios.gpus[scenario, job] / size)
-        out[at, AHEAD_ESTIMATE + AHEAD_COUNT * i] = _clip(estimated_work_s(sim, row, job) / unit_s)
+        out[at, AHEAD_GPUS + AHEAD_COUNT * i] = clip(sim.scenarios.gpus[scenario, job] / size)
+        out[at, AHEAD_ESTIMATE + AHEAD_COUNT * i] = clip(estimated_work_s(sim, row, job) / unit_s)
         job = state.next_job[row, job]
 
 
 @kernel
 def _write_capacity(sim: Simulation, row: int, out: Rows, at: int) -> None:
     """Write how many GPUs and wholly free nodes of the highest and the lowest speed are usable, as shares."""
-    state, cluster = sim.state, sim.cluster
-    speeds = sim.scenarios.speed[state.scenario[row]]
-    high, low = sim.traits.max_speed[state.scenario[row]], math.inf
-    for node in range(speeds.size):
-        low = min(low, speeds[node])
-    for i in range(2):
-        speed = high if i == 0 else low
-        usable, gpus, empty, nodes = 0, 0, 0, 0
-        for node in range(speeds.size):
-            size = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
-            free = state.free[row, node]
-            counts = int(speeds[node] == speed)  # multiplied rather than branched on: no processor guesses speeds
-            usable += counts * free
-            gpus += counts * size
-            empty += counts * (free == size)
-            nodes += counts
-        out[at, GLOBAL.usable_fastest if i == 0 else GLOBAL.usable_slowest] = usable / gpus
-        out[at, GLOBAL.empty_fastest if i == 0 else GLOBAL.empty_slowest] = empty / nodes
+    high, low = sim.traits.max_speed[sim.state.scenario[row]], lowest_speed(sim, row)
+    out[at, GLOBAL.usable_fastest], out[at, GLOBAL.empty_fastest] = open_at_speed(sim, row, high)
+    out[at, GLOBAL.usable_slowest], out[at, GLOBAL.empty_slowest] = open_at_speed(sim, row, low)
 
 
 @kernel
@@ -161,20 +142,19 @@ def _write_globals(
     scenario, job = state.scenario[row], state.current[row]
     high = sim.traits.max_speed[scenario]
     cluster_gpus = state.gpu_job.shape[1]
-    size, largest = 1, 0
+    size, largest = largest_node(sim), 0
     for node in range(sim.cluster.speed.size):
-        size = max(size, sim.cluster.first_gpu[node + 1] - sim.cluster.first_gpu[node])
         largest = max(largest, state.free[row, node])
     gpus = sim.scenarios.gpus[scenario, job]
-    out[at, GLOBAL.gpus_per_node_size] = _clip(gpus / size)
+    out[at, GLOBAL.gpus_per_node_size] = clip(gpus / size)
     out[at, GLOBAL.log2_gpus] = math.log2(gpus) / 5.0
     out[at, GLOBAL.need_share] = state.need[row] / gpus
-    out[at, GLOBAL.estimate] = _clip(estimated_work_s(sim, row, job) / unit_s)
+    out[at, GLOBAL.estimate] = clip(estimated_work_s(sim, row, job) / unit_s)
     out[at, GLOBAL.restarted] = 1.0 if state.stops[row, job] > 0 else 0.0
-    out[at, GLOBAL.saved] = _clip(state.saved_s[row, job] / unit_s)
-    out[at, GLOBAL.picked_nodes] = _clip(float(state.picked_nodes[row]))
+    out[at, GLOBAL.saved] = clip(state.saved_s[row, job] / unit_s)
+    out[at, GLOBAL.picked_nodes] = clip(float(state.picked_nodes[row]))
     out[at, GLOBAL.picked_speed] = state.picked_speed[row] / high if state.picked_nodes[row] > 0 else 1.0
-    out[at, GLOBAL.best_run] = _clip(best_s / unit_s)
+    out[at, GLOBAL.best_run] = clip(best_s / unit_s)
     out[at, GLOBAL.best_speed] = best_speed / high
     out[at, GLOBAL.usable] = state.usable[row] / cluster_gpus
     out[at, GLOBAL.busy] = state.busy[row] / cluster_gpus
@@ -182,7 +162,7 @@ def _write_globals(
     _write_capacity(sim, row, out, at)
     out[at, GLOBAL.largest_free] = largest / size
     out[at, GLOBAL.queued] = math.log1p(float(state.queued[row])) / 4.0
-    out[at, GLOBAL.queued_gpu_time] = _clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
+    out[at, GLOBAL.queued_gpu_time] = clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
     out[at, GLOBAL.may_wait] = 1.0 if may_wait(sim, row) else 0.0
     _write_queue(sim, row, unit_s, size, out, at)
 
@@ -207,7 +187,7 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
     out[at, first + NODE.speed] = speed / sim.traits.max_speed[scenario]
     out[at, first + NODE.slows] = 1.0 if speed < state.picked_speed[row] and state.picked_nodes[row] > 0 else 0.0
     faults = gives * sim.traits.node_hazard_per_s[scenario, node] * run_s if gives > 0 else 0.0
-    out[at, first + NODE.faults] = _clip(faults)
+    out[at, first + NODE.faults] = clip(faults)
     out[at, first + NODE.lemon] = sim.traits.lemon[scenario, node]
     out[at, first + NODE.taken] = taken / size
     out[at, first + NODE.down] = down / size
@@ -224,18 +204,12 @@ def _write_run(
     scenario, job = sim.state.scenario[row], sim.state.current[row]
     run_s, slowest = run
     share = sim.scenarios.gpus[scenario, job] / sim.state.gpu_job.shape[1]
-    table[at, first + NODE.run] = _clip(run_s / unit_s)
-    table[at, first + NODE.run_over_best] = _clip(run_s / best_s - 1.0)
+    table[at, first + NODE.run] = clip(run_s / unit_s)
+    table[at, first + NODE.run_over_best] = clip(run_s / best_s - 1.0)
     table[at, first + NODE.best] = 1.0 if run_s <= best_s * (1.0 + 1e-9) else 0.0
-    table[at, first + NODE.end_over_last] = _clip((run_s - last_s) / unit_s)
-    table[at, first + NODE.committed] = _clip(share * run_s / unit_s)
-    table[at, first + NODE.speed_excess] = _clip(sim.scenarios.speed[scenario, node] / slowest - 1.0)
-
-
-@kernel
-def time_unit_s(sim: Simulation, row: int) -> float:
-    """Return the unit of times: the mean estimate of the jobs submitted so far, which a live scheduler knows too."""
-    return float(sim.state.estimates_s[row] / sim.state.estimated[row])
+    table[at, first + NODE.end_over_last] = clip((run_s - last_s) / unit_s)
+    table[at, first + NODE.committed] = clip(share * run_s / unit_s)
+    table[at, first + NODE.speed_excess] = clip(sim.scenarios.speed[scenario, node] / slowest - 1.0)
 
 
 @kernel

@@ -65,6 +65,33 @@ def test_a_folder_has_few_modules() -> None:
     assert {folder: count for folder, count in counts.items() if count > 12 and "versions" not in folder.parts} == {}
 
 
+def test_folders_are_not_deep() -> None:
+    """Two folders below a room; each backend and trace format may have one more, and alembic has its own."""
+    deep = {path.parent.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    assert {
+        str(it)
+        for it in deep
+        if len(it.parts) > 3 and it.parts[1] not in ("backends", "traces") and it.name != "versions"
+    } == set()
+    assert max(len(it.parts) for it in deep) <= 4
+
+
+def test_few_classes_stand_between_others_and_a_single_one() -> None:
+    """A base of one class is a detour; errors are caught by their bases, and protocols are no bases."""
+    below: dict[str, set[str]] = {}
+    protocols = set()
+    for path in (it for room in ROOMS for it in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                below.setdefault(node.name, set())
+                bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+                protocols |= {node.name} if "Protocol" in bases else set()
+                for base in bases & below.keys():
+                    below[base].add(node.name)
+    single = {it for it, found in below.items() if len(found) == 1 and not it.endswith("Error")} - protocols
+    assert len(single) <= 3, sorted(single)
+
+
 def test_checkpoints_are_found_in_the_package() -> None:
     names = {entry.name for entry in (files("longshore") / "checkpoints").iterdir()}
     assert {"hetero64.zip", "hetero64.md"} <= names

@@ -3,7 +3,7 @@
 from ...cluster.kernels.compiled import kernel
 from ...cluster.model.objective import Objective
 from ...cluster.state.state import Simulation
-from ...envs.features import time_unit_s
+from ...envs.common_features import time_unit_s
 
 
 @kernel

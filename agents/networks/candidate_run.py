@@ -12,7 +12,7 @@ from ...cluster.kernels.counter_random import uniform
 from ...cluster.simulator.engine import advance, reset, start, wait
 from ...cluster.state.state import Simulation
 from ...envs.candidate_features import Rows, write_candidates
-from ...envs.features import time_unit_s
+from ...envs.common_features import time_unit_s
 from ..learned.objective import spent_on_objective_s, unit_of_objective_s
 from ..parts import ALL
 from .candidate_forward import CandidateWeights, network_value, score_candidates

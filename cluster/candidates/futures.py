@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dispatch.expected import estimated_work_s, expected_end_s
+from ..dispatch.expected import revise_end_s, whole_work_s
 from ..dispatch.queue_index import forget_index
 from ..kernels.compiled import kernel
 from ..kernels.counter_random import uniform
@@ -81,13 +81,11 @@ def _copy_state(sim: Simulation, row: int, imagined: Simulation) -> None:
 def _estimate(imagined: Simulation) -> None:
     """Replace what is not known of jobs in row PRESENT by its estimate."""
     state = imagined.state
-    for job in range(imagined.scenarios.jobs[0]):
-        estimated_work_s(imagined, PRESENT, job)
     for i in range(state.running[PRESENT]):
         job = state.run_heap[PRESENT, i]
-        state.end_s[PRESENT, job] = expected_end_s(imagined, PRESENT, job)
+        state.end_s[PRESENT, job] = revise_end_s(imagined, PRESENT, job)
     for job in range(imagined.scenarios.jobs[0]):
-        imagined.scenarios.work_s[0, job] = state.guess_s[PRESENT, job]
+        imagined.scenarios.work_s[0, job] = whole_work_s(imagined, PRESENT, job)
     heapify(state.end_s, state.run_heap, state.run_place, state.running, PRESENT)
 
 

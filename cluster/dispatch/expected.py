@@ -9,13 +9,18 @@ FEW = 128  # running jobs, up to which sorting by insertion is faster than by a 
 
 
 @kernel
+def whole_work_s(sim: Simulation, row: int, job: int) -> float:
+    """Return the estimated work of a whole job: its estimate, doubled until it exceeds what is saved."""
+    work_s: float = sim.state.guess_s[row, job]
+    while work_s <= sim.state.saved_s[row, job]:
+        work_s *= 2.0
+    return work_s
+
+
+@kernel
 def estimated_work_s(sim: Simulation, row: int, job: int) -> float:
-    """Return the estimated work that a job has left; the estimate doubles until it exceeds what is saved."""
-    state = sim.state
-    while state.guess_s[row, job] <= state.saved_s[row, job]:
-        state.guess_s[row, job] *= 2.0
-    left_s: float = state.guess_s[row, job] - state.saved_s[row, job]
-    return left_s
+    """Return the estimated work that a job has left."""
+    return whole_work_s(sim, row, job) - float(sim.state.saved_s[row, job])
 
 
 @kernel
@@ -35,8 +40,8 @@ def _planned_end_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
-def expected_end_s(sim: Simulation, row: int, job: int) -> float:
-    """Return a running job's expected end; the estimate doubles until that lies in the future."""
+def revise_end_s(sim: Simulation, row: int, job: int) -> float:
+    """Double a running job's estimate until its expected end lies in the future; return that end."""
     state = sim.state
     end_s: float = state.now_s[row]
     while end_s <= state.now_s[row]:
@@ -93,7 +98,7 @@ def _sort_all(sim: Simulation, row: int, count: int) -> None:
     state = sim.state
     for i in range(count):
         job = state.run_heap[row, i]
-        state.ends_s[row, i] = expected_end_s(sim, row, job)
+        state.ends_s[row, i] = revise_end_s(sim, row, job)
         state.ends_job[row, i] = job
     if count <= FEW:
         for i in range(1, count):
@@ -125,7 +130,7 @@ def sort_expected_ends(sim: Simulation, row: int) -> int:
         return count
     while count > 0 and state.ends_s[row, 0] <= state.now_s[row]:
         job = state.ends_job[row, 0]
-        end_s = expected_end_s(sim, row, job)
+        end_s = revise_end_s(sim, row, job)
         at = 0
         while at + 1 < count and (
             state.ends_s[row, at + 1] < end_s

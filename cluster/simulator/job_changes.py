@@ -2,7 +2,7 @@
 
 import math
 
-from ..dispatch.expected import estimated_work_s, expected_end_s, note_leave
+from ..dispatch.expected import estimated_work_s, note_leave, revise_end_s
 from ..dispatch.queue_index import note_first, note_gone, note_last
 from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
@@ -138,7 +138,7 @@ def stop(sim: Simulation, row: int, job: int, kept_s: float) -> None:
     """
     state = sim.state
     log_placement(sim, row, STOP, job)
-    expected_end_s(sim, row, job)  # the estimate doubles here too, if it was outlived
+    revise_end_s(sim, row, job)  # the estimate doubles here too, if it was outlived
     _leave_gpus(sim, row, job)
     state.saved_s[row, job] += kept_s / state.slowdown[row, job]
     state.lost_s[row, job] += state.now_s[row] - state.start_s[row, job] - kept_s

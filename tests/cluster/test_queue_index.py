@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.cluster.dispatch.expected import estimated_work_s, expected_end_s, expected_run_s, sort_expected_ends
+from longshore.cluster.dispatch.expected import estimated_work_s, expected_run_s, revise_end_s, sort_expected_ends
 from longshore.cluster.dispatch.order import list_others, may_turn, may_wait, next_ageing_s, next_job
 from longshore.cluster.dispatch.placing import least_slowdown, undo_picks
 from longshore.cluster.dispatch.queue_index import (
@@ -75,7 +75,7 @@ def check_ends(sim: Simulation) -> None:
     running = np.flatnonzero(sim.state.run_place[0] >= 0).tolist()
     count = sort_expected_ends(sim, 0)
     got = list(zip(sim.state.ends_s[0, :count].tolist(), sim.state.ends_job[0, :count].tolist(), strict=True))
-    assert got == sorted((float(expected_end_s(sim, 0, job)), job) for job in running)
+    assert got == sorted((float(revise_end_s(sim, 0, job)), job) for job in running)
 
 
 def decide_somehow(sim: Simulation, rng: np.random.Generator) -> None:

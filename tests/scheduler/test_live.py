@@ -13,7 +13,7 @@ from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.model.outcome import EVENT_KINDS
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import Simulation
-from longshore.envs.features import time_unit_s
+from longshore.envs.common_features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import ROW, Asked, Known, Site, Standing
 from tests.compiled_runs import compiled, picks

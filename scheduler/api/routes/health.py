@@ -22,9 +22,12 @@ class Health(BaseModel):
     status: str
 
 
-class Readiness(Health):
-    """What there is to work with."""
+class Readiness(BaseModel):
+    """A sign of life, and what there is to work with."""
 
+    model_config = ConfigDict(frozen=True)
+
+    status: str
     policy: str  # that decides
     version: str  # of it; that of Longshore while the heuristic decides in its place
 

@@ -53,11 +53,12 @@ class Ends(Marker):
     ends: tuple[_End, ...]
 
 
-class Exited(Ends):
-    """How an attempt ended."""
+class Exited(Marker):
+    """How an attempt ended, and its ranks."""
 
     file_name = "exit.json"
 
+    ends: tuple[_End, ...]
     boot: str
     reason: str
     started_s: _Time
@@ -89,6 +90,6 @@ def read_marker(folder: int, attempt: str, kind: type[MarkerT]) -> MarkerT | Non
     return marker
 
 
-def rank_ends(marker: Ends | None) -> tuple[RankEnd, ...]:
+def rank_ends(marker: Ends | Exited | None) -> tuple[RankEnd, ...]:
     """Return how ranks ended, in the order of their ends."""
     return () if marker is None else tuple(RankEnd(*end) for end in marker.ends)
