@@ -30,7 +30,7 @@ from longshore.cluster.presets.problems import Regime, hetero64_problem, patent_
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.envs.rewards.best_of_random import random_makespan_s
 from longshore.eval.run import run_all
-from longshore.training.presets import PRESETS
+from longshore.training.presets import PRESETS, SIZES
 from longshore.training.run_folder import BEST
 
 from .card import machine_text
@@ -57,6 +57,7 @@ from .learning_ways import (
     trainings,
     write_runs,
 )  # fmt: skip
+from .traces import stored
 
 CHECKPOINTS = ROOT / "checkpoints"
 AT_ONCE = 2
@@ -98,7 +99,7 @@ def run_rivals(preset: str) -> Runs:
     """Run all heuristics of a preset; those that never wait run the same whether waiting is allowed or not."""
     waiting, found = preset == "hetero64", {}
     held_out = problem_of(preset, HELD_OUT, SEED, waiting=waiting)
-    _, validated = PRESETS[preset].build(0, None, Regime(waiting=waiting))  # which no training seed changes
+    _, validated = PRESETS[preset].build(0, None, Regime(waiting=waiting), SIZES)  # which no training seed changes
     curves = run_all(validated, rivals_on(preset))
     for name, outcome in run_all(held_out, rivals_on(preset)).items():
         curve = ((0, float(curves[name].makespan_s.mean()) / 3600.0),)
@@ -261,7 +262,7 @@ def measure() -> Iterator[Row]:
     yield Row("runs that are finished", len(keys & runs.keys()), "runs", least=len(keys))
     if runs:
         yield from rows_of(runs, seeds, share)
-        write_page(runs, trials(), seeds, share)
+        write_page(runs, trials(), stored(), seeds, share)
         draw_pictures(PAGE.parent / "pictures", runs, trials(), seeds, share)
 
 

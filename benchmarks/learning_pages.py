@@ -1,6 +1,7 @@
 """The page docs/results.md, from the figures of finished runs; learning_figures.py draws its pictures."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,6 @@ from numpy.typing import NDArray
 from longshore.agents.heuristics.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
 from longshore.cluster.model.intervals import Estimates, ratio_estimates
 
-from . import traces
 from .harness import ROOT
 from .learning_ways import (
     BEST_RANDOM,
@@ -25,6 +25,8 @@ from .learning_ways import (
     key,
     rival_key,
 )  # fmt: skip
+from .trace_page import Stored
+from .traces import summary
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
@@ -244,7 +246,9 @@ def common_rival(found: Sequence[Standing]) -> str:
     return rivals.pop() if len(rivals) == 1 else COMMON
 
 
-def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float) -> None:
+def write_page(
+    runs: Runs, trials: Sequence[Trial], traced: Stored, seeds: int, share: float, *, path: Path = PAGE
+) -> None:
     """Write docs/results.md; sections without any finished run are left out."""
     lines = list(head_lines(runs, seeds, share))
     for section in SECTIONS:
@@ -252,11 +256,11 @@ def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float) ->
             lines += section_lines(runs, section, found, share)
     if tried := points(runs, trials):
         lines += rollout_lines(tried)
-    if table := list(traces.summary()):
+    if table := list(summary(traced)):
         lines += [
             "## A real trace", "",
             "Policies trained by groups on the first 60 % of the jobs of a trace, on windows of its last 30 %: "
             "difference of the mean JCT, 95 % interval over windows. [results-trace.md](results-trace.md) has all "
             "figures, with each window, tails and estimates with errors.", "", *table,
         ]  # fmt: skip
-    PAGE.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

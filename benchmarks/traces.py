@@ -150,16 +150,16 @@ def scored(regime: Regime, folder: Path, took_s: float) -> Run:
     )
 
 
-def stored() -> Stored:
+def stored(path: Path = STORED) -> Stored:
     """Return what was measured so far."""
-    return Stored.model_validate_json(STORED.read_text()) if STORED.exists() else Stored()
+    return Stored.model_validate_json(path.read_text()) if path.exists() else Stored()
 
 
-def store(found: Stored) -> None:
+def store(found: Stored, path: Path = STORED) -> None:
     """Write what was measured, so that a run that is cut off goes on from there."""
-    part = STORED.with_suffix(".part")
+    part = path.with_suffix(".part")
     part.write_text(found.model_dump_json(indent=1) + "\n")
-    part.replace(STORED)
+    part.replace(path)
 
 
 def retrain(seeds: int, steps: int) -> None:
@@ -232,9 +232,8 @@ def title(seeds: int, steps: int) -> list[str]:
     ]  # fmt: skip
 
 
-def summary() -> Iterator[str]:
+def summary(found: Stored) -> Iterator[str]:
     """Yield the lines of a short table, each regime's policies on the test windows; none if nothing is stored."""
-    found = stored()
     rows = [
         f"| {name} | {' | '.join(cells_of(part))} |"
         for name, regime in REGIMES.items()
@@ -247,16 +246,20 @@ def summary() -> Iterator[str]:
 
 
 def measure() -> Iterator[Row]:
-    """Train where asked, write the page, and yield what each regime gained."""
+    """Train where asked, write the page, and yield what each regime gained, by what is stored."""
     seeds, steps = int(os.environ.get("SEEDS", SEEDS)), round(float(os.environ.get("STEPS", "1")) * STEPS)
     if os.environ.get("RETRAIN") == "1":
         retrain(seeds, steps)
-    found = stored()
+    yield from told(stored(), seeds, steps)
+
+
+def told(found: Stored, seeds: int, steps: int, path: Path = PAGE) -> Iterator[Row]:
+    """Write the page, and yield what each regime gained."""
     runs = {name: runs_of(found, regime, seeds, steps) for name, regime in REGIMES.items()}
     parts = {name: parts_of(found, name, runs[name]) for name in REGIMES}
     trained = [trained_text(regime, runs[name], steps) for name, regime in REGIMES.items()]
     if any(runs.values()):
-        PAGE.write_text(page(title(seeds, steps), parts, trained), encoding="utf-8")
+        path.write_text(page(title(seeds, steps), parts, trained), encoding="utf-8")
     for name in REGIMES:
         yield Row(f"{name}: policies that are stored", len(runs[name]), "policies", least=seeds)
         for part in parts[name]:

@@ -163,16 +163,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("bar", "status"), [(3.0, 0), (1.0, 1)])
-def test_one_more_benchmark_is_one_file_and_its_name(
-    bar: float, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_more_benchmark_is_one_file_and_its_name(bar: float, status: int, tmp_path: Path) -> None:
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__", "*.json"))
     (tmp_path / "benchmarks" / "one_more.py").write_text(ONE_MORE.replace("BAR", str(bar)))
-    monkeypatch.setattr(all_of_them, "ROOT", tmp_path)
-    monkeypatch.setattr(all_of_them, "RESULTS", tmp_path / "results.json")
-    monkeypatch.setattr(all_of_them, "NAMES", ("one_more",))
     with pytest.raises(SystemExit) as end:
-        all_of_them.main()
+        all_of_them.main(("one_more",), tmp_path, tmp_path / "results.json")
     assert end.value.code == status
     ((name, rows),) = json.loads((tmp_path / "results.json").read_text())["results"].items()
     assert (name, rows) == (

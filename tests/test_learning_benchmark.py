@@ -10,7 +10,6 @@ import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import learning_pages, traces
 from benchmarks.learning import Job, complete
 from benchmarks.learning_figures import draw_curves, draw_rollouts, spread
 from benchmarks.learning_pages import machines_of, points, section_lines, standings, write_page
@@ -32,6 +31,7 @@ from benchmarks.learning_ways import (
     trainings,
     write_runs,
 )
+from benchmarks.trace_page import Stored
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cli import app
 from longshore.training.config import config_of
@@ -155,10 +155,8 @@ def test_a_machine_stands_once_with_all_its_commits() -> None:
     assert machines_of(runs) == "a PDP-11, 1977-01-01; a VAX, 2026-01-02, commit abc, def"
 
 
-def test_the_page_leaves_out_what_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning_pages, "PAGE", tmp_path / "results.md")
-    monkeypatch.setattr(traces, "STORED", tmp_path / "traces.json")
-    write_page(made_up_runs(), [ALONE, SEARCHED], 2, 1.0)
+def test_the_page_leaves_out_what_is_not_finished(tmp_path: Path) -> None:
+    write_page(made_up_runs(), [ALONE, SEARCHED], Stored(), 2, 1.0, path=tmp_path / "results.md")
     headings = [line for line in (tmp_path / "results.md").read_text().splitlines() if line.startswith("## ")]
     assert headings == ["## Rewards", "## Warm start", "## Waiting", "## Rollouts"]
 

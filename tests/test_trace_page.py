@@ -40,28 +40,23 @@ def test_a_page_tells_the_windows_one_by_one_and_the_range_of_the_seeds() -> Non
 
 
 def test_stored_figures_make_page_and_rows_without_the_trace_and_what_is_missing_misses_a_bar(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(traces, "STORED", tmp_path / "traces.json")
-    monkeypatch.setattr(traces, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(traces, "TRACE", "absent.csv")
-    monkeypatch.delenv("RETRAIN", raising=False)
-    monkeypatch.setenv("SEEDS", "1")
     regime = traces.REGIMES["EASY backfill"]
     names = [setting.name for setting in traces.settings_of(regime)]
     run = Run(
         seconds=90.0, validation_percent=-3.0, machine="a machine",
         figures=dict.fromkeys(names, figures(1800.0, 3600.0)),
     )  # fmt: skip
-    traces.store(
-        Stored(
-            rivals={"EASY backfill": dict.fromkeys(names, rivals(figures(3600.0, 3600.0)))},
-            runs={traces.command(regime, 0, traces.STEPS): run},
-        )
+    made = Stored(
+        rivals={"EASY backfill": dict.fromkeys(names, rivals(figures(3600.0, 3600.0)))},
+        runs={traces.command(regime, 0, traces.STEPS): run},
     )
-    rows = {row.name: row for row in traces.measure()}
+    traces.store(made, tmp_path / "traces.json")
+    found = traces.stored(tmp_path / "traces.json")
+    rows = {row.name: row for row in traces.told(found, 1, traces.STEPS, tmp_path / "page.md")}
     assert rows["EASY backfill: Test windows, against patient"].value == pytest.approx(100.0 * (np.sqrt(0.5) - 1.0))
     assert rows["EASY backfill: Test windows, against patient"].ok
     assert not rows["Strict FIFO: policies that are stored"].ok
     assert "--order easy " in (tmp_path / "page.md").read_text()
-    assert list(traces.summary())[-1].startswith("| EASY backfill | -29.3 [")
+    assert list(traces.summary(found))[-1].startswith("| EASY backfill | -29.3 [")

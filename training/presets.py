@@ -13,8 +13,21 @@ from ..cluster.traces.detect import read_trace
 
 TRAINING_SCENARIOS = 16_384
 VALIDATION_SCENARIOS = 1000
+VALIDATIONS = 12  # in a run, spread evenly
 STREAM_JOBS, STREAM_LOAD = 128, 0.85
 TRAINED_PART, VALIDATED_PART = (0.0, 0.6), (0.6, 0.7)  # of a trace, in order of time; the rest is for tests
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a run, beside those that can be asked for."""
+
+    trained: int = TRAINING_SCENARIOS  # where the problem is drawn; windows of a trace are as many as there are
+    validated: int = VALIDATION_SCENARIOS
+    validations: int = VALIDATIONS
+
+
+SIZES = Sizes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +97,7 @@ class Preset:
     Args:
         about: One line of description.
         needs_trace: Whether it trains on windows of a trace.
-        build: From the seed, the trace and the regime to the problems to train and to validate on.
+        build: From the seed, the trace, the regime and the sizes to the problems to train and to validate on.
         reward: The reward that fits it.
         action: What one step picks if nothing is said; so are the next three, for PPO and A2C.
         observation: What is seen.
@@ -96,7 +109,7 @@ class Preset:
 
     about: str
     needs_trace: bool
-    build: Callable[[int, Path | None, Regime], tuple[Problem, Problem]]
+    build: Callable[[int, Path | None, Regime, Sizes], tuple[Problem, Problem]]
     reward: str
     action: str = "node"
     observation: str = "full"
@@ -113,23 +126,24 @@ class Preset:
         return self.a2c if algorithm == "a2c" else self.ppo
 
 
-def _hetero64(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
+def _hetero64(seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
     del trace
     return (
-        hetero64_problem(TRAINING_SCENARIOS, training_key(seed), regime),
-        hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, regime),
+        hetero64_problem(sizes.trained, training_key(seed), regime),
+        hetero64_problem(sizes.validated, VALIDATION_SEED, regime),
     )
 
 
-def _stream(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
+def _stream(seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
     del trace
     return (
-        hetero64_problem(TRAINING_SCENARIOS, training_key(seed), regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
-        hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
+        hetero64_problem(sizes.trained, training_key(seed), regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
+        hetero64_problem(sizes.validated, VALIDATION_SEED, regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
     )
 
 
-def _windows(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
+def _windows(seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
+    del sizes
     if trace is None:
         raise InputError("this preset trains on windows of a trace", "give its file", field="--trace")
     workload = read_trace(trace)
@@ -142,12 +156,12 @@ def _windows(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Pr
     )
 
 
-def _patent(gpus: int, seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
+def _patent(gpus: int, seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
     del trace
     return (
-        patent_problem(gpus, TRAINING_SCENARIOS, training_key(seed), regime),
+        patent_problem(gpus, sizes.trained, training_key(seed), regime),
         # On 64 GPUs a workload takes 400 steps: validations of all would take most of a run.
-        patent_problem(gpus, VALIDATION_SCENARIOS // (5 if gpus == 64 else 1), VALIDATION_SEED, regime),
+        patent_problem(gpus, sizes.validated // (5 if gpus == 64 else 1), VALIDATION_SEED, regime),
     )
 
 

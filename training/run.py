@@ -18,7 +18,7 @@ from .candidates.distil import learn_by_distillation
 from .candidates.group import learn_by_groups
 from .config import BY_CANDIDATES, TrainingConfig
 from .initial import initial_network
-from .presets import PRESETS
+from .presets import PRESETS, SIZES, Sizes
 from .run_folder import BEST, Progress, RunFolder, Tell, interruptible
 from .validation import Score, Validation
 
@@ -47,7 +47,7 @@ def _silent(progress: Progress) -> None:
     del progress
 
 
-def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent) -> Result:
+def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: Sizes = SIZES) -> Result:
     """Train a policy, or go on where the run of this configuration in `logdir` was stopped.
 
     Ctrl-C ends the run after the update in progress and keeps everything; a second one ends it at once.
@@ -58,7 +58,7 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent) -> Result:
         CheckpointError: If the folder's snapshot is damaged, or the checkpoint to begin with.
     """
     trace = Path(config.trace) if config.trace else None
-    problem, validated_on = PRESETS[config.preset].build(config.seed, trace, config.regime)
+    problem, validated_on = PRESETS[config.preset].build(config.seed, trace, config.regime, sizes)
     initial_network(config)  # refused before the folder is made
     folder = _open_folder(config, logdir)
     torch.set_num_threads(1)  # learning has its own (agents/networks/chunks.py)
@@ -67,7 +67,7 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent) -> Result:
         waiting=config.waiting, node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),
         time_to_go=objective_of(problem.scenarios.submit_s) if config.algorithm in BY_CANDIDATES else None,
     )  # fmt: skip
-    run_folder = RunFolder(folder, schema, Validation(validated_on), config, tell)
+    run_folder = RunFolder(folder, schema, Validation(validated_on), config, tell, validations=sizes.validations)
     began = time.monotonic()
     with interruptible(run_folder):
         steps = LEARNERS[config.algorithm](problem, run_folder)

@@ -18,11 +18,11 @@ from ..agents.learned.network import Network
 from ..agents.learned.schema import Schema
 from ..cluster.files.output_file import replacing
 from .config import TrainingConfig
+from .presets import VALIDATIONS
 from .validation import Score, Validation
 
 log = logging.getLogger(__name__)
 
-VALIDATIONS = 12  # in a run, spread evenly
 POLICY, BEST, SCORE, SPENT = "policy.zip", "best.zip", "score.json", "spent.json"
 
 
@@ -58,12 +58,15 @@ class RunFolder:
         validation: Scenarios to validate on.
         config: What was asked for.
         tell: Called after every update and validation.
+        validations: In the run, spread evenly.
     """
 
     def __init__(
-        self, folder: Path, schema: Schema, validation: Validation, config: TrainingConfig, tell: Tell
-    ) -> None:
+        self, folder: Path, schema: Schema, validation: Validation, config: TrainingConfig, tell: Tell,
+        *, validations: int = VALIDATIONS,
+    ) -> None:  # fmt: skip
         self.path, self.schema, self.validation, self.config, self.tell = folder, schema, validation, config, tell
+        self._validations = validations
         self.logger = configure(str(folder), ["tensorboard"])
         self.interrupted = False
         self.best: Score | None = None
@@ -103,7 +106,7 @@ class RunFolder:
 
     def is_due(self, steps: int) -> bool:
         """Say whether the run, which is not over yet, is to be validated."""
-        every = self.config.steps / VALIDATIONS
+        every = self.config.steps / self._validations
         return steps // every > self._validated_at // every and steps < self.config.steps
 
     def note(self, steps: int) -> None:

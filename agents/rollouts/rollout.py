@@ -5,6 +5,7 @@ Source: rollout algorithms (Tesauro and Galperin, NIPS 1996; Bertsekas and Casta
 
 import struct
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -14,16 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.candidates.candidates import is_wait, list_candidates, pick_candidate
-from ...cluster.candidates.futures import (
-    FUTURE,
-    PRESENT,
-    TRIAL,
-    copy_row,
-    draw_future,
-    imagination_of,
-    recall,
-    without_faults,
-)
+from ...cluster.candidates.futures import FUTURE, PRESENT, TRIAL, copy_row
 from ...cluster.dispatch.placing import undo_picks
 from ...cluster.files.errors import EndlessError, PluginError
 from ...cluster.model.objective import Objective, objective_of
@@ -34,6 +26,7 @@ from ..learned.objective import objective_unit_s, spent_s
 from ..networks.candidate_run import take_candidate
 from ..parts import Watchable
 from ..protocol import Policy
+from .imagining import IMAGINING, Imagining
 from .posterior import Posterior, blend, posterior_of, value_of_information
 
 
@@ -166,6 +159,8 @@ class Rollout:
         objective: What is minimised; if None, the makespan while all known jobs were submitted at once, and then the
             mean JCT.
         seed: Of the imagined futures.
+        imagining: What imagines them.
+        passed_s: The clock of the budget.
 
     Raises:
         PluginError: If the search has a horizon and the base tells no time to go.
@@ -173,8 +168,11 @@ class Rollout:
 
     waits = True  # it tries waiting out, whatever its base does; one that ranks must have been trained to
 
-    def __init__(self, base: Base, search: Search, objective: Objective | None = None, seed: int = 0) -> None:
-        self._began_s = 0.0
+    def __init__(
+        self, base: Base, search: Search, objective: Objective | None = None, seed: int = 0, *,
+        imagining: Imagining = IMAGINING, passed_s: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self._imagining, self._passed_s, self._began_s = imagining, passed_s, 0.0
         actor = base
         if search.budget_s < float("inf") and isinstance(base, Watchable):
             actor = base.watched(self._look)
@@ -205,7 +203,7 @@ class Rollout:
 
     def _imagination(self, sim: Simulation) -> Simulation:
         if self._imagined is None or self._imagined[0] is not sim:
-            self._imagined = (sim, imagination_of(sim))
+            self._imagined = (sim, self._imagining.imagination_of(sim))
         return self._imagined[1]
 
     def gains(self, sim: Simulation, row: int) -> NDArray[np.float64]:
@@ -234,19 +232,19 @@ class Rollout:
 
         There is no future where there is but one candidate.
         """
-        began, imagined = time.perf_counter(), self._recalled(sim, row)
+        began, imagined = self._passed_s(), self._recalled(sim, row)
         candidates = list(range(min(list_candidates(imagined, PRESENT), 1 + self.search.width)))
         return self._costs_s(sim, row, candidates, began)
 
     def _recalled(self, sim: Simulation, row: int) -> Simulation:
         """Return the imagination, put at the decision that is due."""
         imagined = self._imagination(sim)
-        recall(imagined, sim, row)
+        self._imagining.recall(imagined, sim, row)
         return imagined
 
     def _tried(self, sim: Simulation, row: int) -> _Tried:
         """Try the candidates of the decision that is due."""
-        began, imagined = time.perf_counter(), self._recalled(sim, row)
+        began, imagined = self._passed_s(), self._recalled(sim, row)
         if self._ranking is not None:
             return self._ranked(sim, row, self._ranking.predicted_gains(imagined, PRESENT), began)
         listed = min(list_candidates(imagined, PRESENT), 1 + self.search.width)
@@ -272,7 +270,7 @@ class Rollout:
         for future in range(-1, self.search.futures):
             if left.size < 2:
                 break
-            with without_faults(imagined) if future < 0 else nullcontext():
+            with self._imagining.without_faults(imagined) if future < 0 else nullcontext():
                 tried = [candidates[i] for i in left]
                 tried_s = self._future_s(imagined, self._seed(sim, row, future), tried, began, foresee_from)
             if tried_s.size == 0:
@@ -316,7 +314,7 @@ class Rollout:
         """
         tried_s = np.zeros((2, len(candidates)))
         copy_row(imagined, PRESENT, FUTURE)
-        draw_future(imagined, seed)
+        self._imagining.draw_future(imagined, seed)
         self._began_s = began
         try:
             for place, candidate in enumerate(candidates):
@@ -334,7 +332,7 @@ class Rollout:
         Raises:
             _OutOfTimeError: If the budget of the decision is spent.
         """
-        if time.perf_counter() - self._began_s > self.search.budget_s:
+        if self._passed_s() - self._began_s > self.search.budget_s:
             raise _OutOfTimeError
 
     def _seed(self, sim: Simulation, row: int, future: int) -> int:

@@ -34,10 +34,11 @@ class ExternalJobs:
 
     Args:
         parts: What the scheduler works with.
+        discard_s: Of a look, for ends at the backend.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, *, discard_s: float = DISCARD_S) -> None:
+        self._parts, self._discard_s = parts, discard_s
         self._backend = parts.backend if isinstance(parts.backend, Holds) else None
         self._seen: Sequence[Held] | None = None
         self._ended: set[str] = set()  # jobs in a final state that the backend still knows
@@ -84,7 +85,7 @@ class ExternalJobs:
         Raises:
             BackendError: If it is not known whether it ends.
         """
-        until_s = time.monotonic() + DISCARD_S
+        until_s = time.monotonic() + self._discard_s
         for it in held:
             if (it.job in self._ended or it.job in unwanted) and not it.is_over:
                 backend.discard(it.job)

@@ -5,7 +5,8 @@ Source: SPEC K6, K7, R8, R10; docs/scheduler.md.
 
 import logging
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from sqlalchemy import Connection
@@ -21,11 +22,11 @@ from ..store.rows.leases import NEVER, SCHEDULER, LeaseRow, acquire, clock, give
 from ..store.rows.reservations import held_gpus
 from .admission import admit, give_places
 from .attempt_driver import settle
-from .external_jobs import ExternalJobs
+from .external_jobs import DISCARD_S, ExternalJobs
 from .job_errors import JobErrors, SpoiledError
 from .quarantine import hold_failing
 from .state_cache import Parts, StateCache
-from .unknown_attempts import UnknownAttempts
+from .unknown_attempts import FIND_AGAIN_S, LOOK_S, UnknownAttempts
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +36,38 @@ ROUNDS_S = 5.0  # after which the next tick goes on; the lease lasts longer
 PLACE_S = 0.5  # after which what was decided is launched before more is decided
 
 
-class Reconciler:
-    """One scheduler of a store, of which one at a time leads."""
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What a scheduler goes by, beside the time of its jobs."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+    passed_s: Callable[[], float] = time.monotonic  # by a clock that nobody sets
+    store_s: Callable[[Connection], float] = clock  # Unix time, by the store's machine
+    place_s: float = PLACE_S
+    discard_s: float = DISCARD_S
+    look_s: float = LOOK_S
+    find_again_s: float = FIND_AGAIN_S
+
+
+TIMES = Times()
+
+
+class Reconciler:
+    """One scheduler of a store, of which one at a time leads.
+
+    Args:
+        parts: What it works with.
+        times: What it goes by.
+    """
+
+    def __init__(self, parts: Parts, times: Times = TIMES) -> None:
+        self.parts, self._times = parts, times
         self.cache: StateCache | None = None  # None while it does not lead, or has to read the store anew
         self._fence: int | None = None  # token of its lease, None while it does not lead
         self._renew_at_s = 0.0
         self._watched, self._watched_s = NEVER, 0.0  # another one's lease, and since when it has not been renewed
-        self._external_jobs = ExternalJobs(parts)
+        self._external_jobs = ExternalJobs(parts, discard_s=times.discard_s)
         self.errors = JobErrors()
-        self.unknown_attempts = UnknownAttempts(parts)
+        self.unknown_attempts = UnknownAttempts(parts, look_s=times.look_s, find_again_s=times.find_again_s)
         self.is_behind = False  # jobs may be due that the last tick had no time for
         self.held_back = ""  # why none of the jobs that are due may start, "" if they may; any thread may read it
 
@@ -58,9 +79,9 @@ class Reconciler:
             InputError: If jobs hold GPUs that the cluster file does not have; then it does not lead.
         """
         self.errors.begin(self.parts.now_s())
-        rounds, until = 0, time.monotonic() + ROUNDS_S
+        rounds, until = 0, self._times.passed_s() + ROUNDS_S
         try:
-            while rounds < ROUNDS + self.errors.failed and time.monotonic() < until and self._leads():
+            while rounds < ROUNDS + self.errors.failed and self._times.passed_s() < until and self._leads():
                 rounds += 1
                 if self.parts.placer.is_to_begin_anew or self.unknown_attempts.are_due:
                     self._forget()
@@ -115,11 +136,11 @@ class Reconciler:
 
     def _leads(self) -> bool:
         """Hold the lease, or take it if it is free."""
-        parts, now_s, fence = self.parts, time.monotonic(), self._fence
+        parts, now_s, fence = self.parts, self._times.passed_s(), self._fence
         if fence is not None and now_s < self._renew_at_s:
             return True
         if fence is not None:
-            if not parts.store.write(lambda tx: renew(tx, SCHEDULER, fence, clock(tx), LEASE_S)):
+            if not parts.store.write(lambda tx: renew(tx, SCHEDULER, fence, self._times.store_s(tx), LEASE_S)):
                 raise FencedError("the lease was taken over")
         else:
             with parts.store.read() as tx:
@@ -144,7 +165,7 @@ class Reconciler:
         Raises:
             InputError: If jobs hold GPUs that the cluster file does not have; the lease is not taken.
         """
-        fence = acquire(tx, SCHEDULER, self.parts.owner, clock(tx), LEASE_S, left=left)
+        fence = acquire(tx, SCHEDULER, self.parts.owner, self._times.store_s(tx), LEASE_S, left=left)
         if fence is not None:
             self.parts.layout.check_held(held_gpus(tx))
         return fence
@@ -171,7 +192,7 @@ class Reconciler:
 
     def _place(self, cache: StateCache, now_s: float) -> None:
         """Decide about the jobs that are due now, reserve the GPUs in one transaction, and launch."""
-        started, until, due = [], time.monotonic() + PLACE_S, cache.mirror.due()
+        started, until, due = [], self._times.passed_s() + self._times.place_s, cache.mirror.due()
         while due is not None:
             with cache.about(due, now_s, spoils=True, what="placing", step="decision"):
                 decision = self.parts.placer.settle(cache.mirror, cache.form_of)
@@ -185,7 +206,7 @@ class Reconciler:
             due = cache.mirror.due()
             if due == decision.job and not decision.started:
                 due = None  # nobody may overtake it, and it cannot start before something happens
-            if time.monotonic() >= until:
+            if self._times.passed_s() >= until:
                 break
         refused = cache.write(now_s)
         self.is_behind = due is not None or refused

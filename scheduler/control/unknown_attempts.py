@@ -58,10 +58,12 @@ class UnknownAttempts:
 
     Args:
         parts: What the scheduler works with.
+        look_s: Between two looks at them.
+        find_again_s: After which the backend is asked again that could not tell them.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, *, look_s: float = LOOK_S, find_again_s: float = FIND_AGAIN_S) -> None:
+        self._parts, self._look_s, self._find_again_s = parts, look_s, find_again_s
         self._backend = parts.backend if isinstance(parts.backend, Lists) else None
         self._fence: int | None = None  # of the lease under which they were looked for
         self._is_waiting = False  # for the backend to tell them
@@ -113,7 +115,7 @@ class UnknownAttempts:
         try:
             remembered = ask(self._backend.remembered)
         except BackendError as error:
-            self._is_waiting, self._again_s = True, time.monotonic() + FIND_AGAIN_S
+            self._is_waiting, self._again_s = True, time.monotonic() + self._find_again_s
             log.warning("nothing starts, as it is not known which attempts run: %s", error)
             return
         self._is_waiting = False
@@ -135,7 +137,7 @@ class UnknownAttempts:
         Raises:
             FencedError: If another scheduler has taken over.
         """
-        if self._found and time.monotonic() - self._looked_s >= LOOK_S:
+        if self._found and time.monotonic() - self._looked_s >= self._look_s:
             self._looked_s = time.monotonic()
             for unknown in self.known:
                 self._follow(unknown, fence, now_s)

@@ -6,6 +6,7 @@ Source: SPEC R8, R9.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import version
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from ..mirror.journal import Opening, encode, encode_opening
 from ..mirror.shape import Form, fitted
 from ..mirror.standing import ROW, Asked, Expected, Known, MirrorCall, Site
 from ..policy_host.answer import RecordParts, Stored, stored_of
+from ..policy_host.breaker import Breaker
 from ..policy_host.misses import Miss, MissError
 from ..policy_host.rollover import Rollover
 
@@ -75,6 +77,19 @@ class Advice(NamedTuple):
     miss: str  # why the policy was not heard, "" if it was
 
 
+@dataclass(frozen=True, slots=True)
+class PastLimits:
+    """How long the past of a decision may become."""
+
+    most_untold: int = MOST_UNTOLD
+    most_left_over: int = MOST_LEFT_OVER
+    past_s: float = PAST_S
+    passed_s: Callable[[], float] = time.monotonic  # the clock for it, which nobody sets
+
+
+PAST_LIMITS = PastLimits()
+
+
 def _any_form(_: str) -> Form | None:
     return None
 
@@ -87,33 +102,37 @@ class Placer:
         policy: Name of the policy, None for the heuristic alone.
         deadline_s: For one decision of the policy.
         mode: What the policy's word counts for.
+        limits: Of the past that is kept with decisions.
+        breaker: Says when the policy rests after misses; one of its own if left out.
     """
 
     def __init__(
-        self, fallback: Policy, policy: str | None = None, deadline_s: float = 0.1, mode: Mode = Mode.ACTIVE
-    ) -> None:
+        self, fallback: Policy, policy: str | None = None, deadline_s: float = 0.1, mode: Mode = Mode.ACTIVE,
+        *, limits: PastLimits = PAST_LIMITS, breaker: Breaker | None = None,
+    ) -> None:  # fmt: skip
         self.fallback, self.policy, self.deadline_s, self.mode = fallback, policy, deadline_s, mode
         self.misses: Counter[Miss] = Counter()
         self.agreements: Counter[bool] = Counter()  # whether the policy said what the heuristic says
-        self.rollover = None if policy is None else Rollover(policy, deadline_s)
+        self.rollover = None if policy is None else Rollover(policy, deadline_s, breaker)
         self._release = f"longshore {version('longshore')}"
         self._opening = ""  # of a past, until its first decision
         self._number = 0  # of the next decision in its past
         self._untold: list[MirrorCall] = []  # that belongs to the past of the next decision
-        self._began = time.monotonic()  # of the past
+        self._limits, self._began = limits, limits.passed_s()  # of the past
 
     def begin(self, mirror: ClusterMirror) -> None:
         """Follow a cluster from here on; nothing has happened to it since it was made."""
         mirror.journal = []
         self._opening, self._number, self._untold = encode_opening(Opening(mirror.site, mirror.origin)), 0, []
-        self._began = time.monotonic()
+        self._began = self._limits.passed_s()
         if self.rollover is not None:
             self.rollover.begin(mirror)
 
     @property
     def is_to_begin_anew(self) -> bool:
         """Whether the past has become so long that the cluster is to be read, and followed, from the beginning."""
-        return len(self._untold) > MOST_LEFT_OVER or time.monotonic() - self._began > PAST_S
+        limits = self._limits
+        return len(self._untold) > limits.most_left_over or limits.passed_s() - self._began > limits.past_s
 
     def warm_up(self, site: Site) -> None:
         """Let the heuristic decide once about nothing: its first decision may have to compile it."""
@@ -190,7 +209,7 @@ class Placer:
         self._untold += self._happened(mirror)
         # What a heuristic lets wait is of no use to anybody, and at a full cluster there are many such jobs. But what
         # has happened has to go somewhere.
-        is_kept = started or self.policy is not None or len(self._untold) > MOST_UNTOLD
+        is_kept = started or self.policy is not None or len(self._untold) > self._limits.most_untold
         past = self._past() if is_kept else b""
         took_s = time.perf_counter() - began
         return Decision(

@@ -8,9 +8,14 @@ FORGIVEN_AFTER = 100  # answers in a row, after which the next rest is the first
 
 
 class Breaker:
-    """Counts misses and answers, and says when a policy rests."""
+    """Counts misses and answers, and says when a policy rests.
 
-    def __init__(self) -> None:
+    Args:
+        first_rest_s: How long the first time; then twice as long with each rest.
+    """
+
+    def __init__(self, *, first_rest_s: float = FIRST_REST_S) -> None:
+        self._first_rest_s = first_rest_s
         self._misses, self._answers, self._rests = 0, 0, 0
         self._rest_until = 0.0  # of `time.monotonic`
 
@@ -36,7 +41,7 @@ class Breaker:
         self._answers = 0
         if not is_over and self._misses < MOST_IN_A_ROW:
             return False
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0**self._rests)
+        rest_s = min(LONGEST_REST_S, self._first_rest_s * 2.0**self._rests)
         self._misses, self._rests, self._rest_until = 0, min(self._rests + 1, 20), time.monotonic() + rest_s
         return True
 

@@ -41,9 +41,10 @@ class Rollover:
     Args:
         name: Of the policy.
         deadline_s: For a decision.
+        breaker: Says when it rests; one of its own if left out.
     """
 
-    def __init__(self, name: str, deadline_s: float) -> None:
+    def __init__(self, name: str, deadline_s: float, breaker: Breaker | None = None) -> None:
         self.name, self.deadline_s = name, deadline_s
         self.reloads: Counter[Reload] = Counter()
         self.last_refusal = ""  # why a newer version was refused, "" since one took over
@@ -52,7 +53,7 @@ class Rollover:
         self._edition = read_edition(name)  # that runs well, as far as is known
         self._serving: PolicyProcess | None = None
         self._successor: PolicyProcess | None = None
-        self._breaker = Breaker()
+        self._breaker = breaker or Breaker()
         self._wanted = threading.Event()
         self._reading: Future[Edition] | None = None  # of a file that has changed
 

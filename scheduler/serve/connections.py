@@ -15,8 +15,6 @@ from typing import NamedTuple
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEADERS_S, BODY_S = 10.0, 30.0  # from the first moment on, and from the end of the headers on
-UNREAD_S = 60.0  # that what was sent may wait to be read
 MOST, LEAST = 1000, 16  # connections at once; as many as there are files for
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -30,20 +28,28 @@ class Bounds(NamedTuple):
     most_asking: int  # of one address, that have not sent a whole request
 
 
+class Patience(NamedTuple):
+    """How long a client may take."""
+
+    headers_s: float = 10.0  # from the first moment on
+    body_s: float = 30.0  # from the end of the headers on
+    unread_s: float = 60.0  # that what was sent may wait to be read
+
+
 def bounds_of(files: int) -> Bounds:
     """Return bounds that leave half of the files that a process may open to other things."""
     most = max(LEAST, min(MOST, files // 2))
     return Bounds(most, max(1, most // 2))
 
 
-def bounded_protocol(bounds: Bounds) -> type[H11Protocol]:
+def bounded_protocol(bounds: Bounds, patience: Patience) -> type[H11Protocol]:
     """Return the protocol of a server with bounds on its connections."""
-    connections = _Connections(bounds)
+    connections, waits = _Connections(bounds), patience
 
     class Bounded(_Bounded):
         """A connection of one server."""
 
-        others = connections
+        others, patience = connections, waits
 
     return Bounded
 
@@ -52,6 +58,7 @@ class _Bounded(H11Protocol):
     """A connection that is closed if its client takes too long."""
 
     others: "_Connections"
+    patience: Patience
     address = ""
     is_asking = True  # no whole request is there
     _phase: object = None
@@ -90,7 +97,7 @@ class _Bounded(H11Protocol):
     def pause_writing(self) -> None:
         """Wait for the client to read."""
         super().pause_writing()
-        self._unread = self._unread or self.loop.call_later(UNREAD_S, self.transport.abort)
+        self._unread = self._unread or self.loop.call_later(self.patience.unread_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Go on sending."""
@@ -105,7 +112,7 @@ class _Bounded(H11Protocol):
         if phase is self._phase or self.transport.is_closing():
             return
         self._phase, self.is_asking = phase, phase in (h11.IDLE, h11.SEND_BODY)
-        self._set_deadline({h11.IDLE: HEADERS_S, h11.SEND_BODY: BODY_S}.get(phase))
+        self._set_deadline({h11.IDLE: self.patience.headers_s, h11.SEND_BODY: self.patience.body_s}.get(phase))
         self.others.note(self)
 
     def _set_deadline(self, in_s: float | None) -> None:

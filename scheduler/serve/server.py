@@ -10,11 +10,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from ..service.service import Service
-from .connections import bounded_protocol, bounds_of
+from .connections import Patience, bounded_protocol, bounds_of
 from .rare_lines import Seldom
 
 log = logging.getLogger(__name__)
 
+PATIENCE = Patience()
 STOP_S = 5  # that requests have to come to their end
 BACKLOG = 128  # connections that wait to be taken; asyncio tries so many at a time, also when files have run out
 MOST_FILES = 65536  # more are never needed, and some programs of jobs, which inherit the bound, close all one by one
@@ -38,10 +39,13 @@ class ApiServer(uvicorn.Server):
         app: What answers.
         service: What the application serves.
         files: That this process may open.
+        patience: With clients.
         options: Others of uvicorn.
     """
 
-    def __init__(self, app: FastAPI, service: Service, files: int, **options: Any) -> None:
+    def __init__(
+        self, app: FastAPI, service: Service, files: int, *, patience: Patience = PATIENCE, **options: Any
+    ) -> None:
         self._service = service
         for name in (__name__, "uvicorn.error"):
             logger = logging.getLogger(name)
@@ -50,7 +54,7 @@ class ApiServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=bounded_protocol(bounds_of(files)),
+                http=bounded_protocol(bounds_of(files), patience),
                 ws="none",
                 backlog=BACKLOG,
                 access_log=False,

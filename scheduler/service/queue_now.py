@@ -66,10 +66,11 @@ class QueueNow:
         settings: Of the scheduler.
         layout: Of its cluster.
         control: What is asked of the scheduler.
+        fresh_s: For which it is not read again while nothing happens.
     """
 
-    def __init__(self, settings: Settings, layout: Layout, control: Control) -> None:
-        self._settings, self._layout, self._control = settings, layout, control
+    def __init__(self, settings: Settings, layout: Layout, control: Control, *, fresh_s: float = FRESH_S) -> None:
+        self._settings, self._layout, self._control, self._fresh_s = settings, layout, control, fresh_s
         self._lock = threading.Lock()
         self._last: tuple[int, float, Queue] | None = None  # number of the last event, when it was read, what was read
 
@@ -82,7 +83,7 @@ class QueueNow:
         """
         seq = last_seq(tx)
         with self._lock:
-            if self._last is not None and self._last[0] == seq and time.monotonic() - self._last[1] < FRESH_S:
+            if self._last is not None and self._last[0] == seq and time.monotonic() - self._last[1] < self._fresh_s:
                 return self._last[2]
             began = time.monotonic()
             queue = self._read(tx, now_s)

@@ -209,14 +209,14 @@ class Service:
             self._forgot = time.monotonic()
             self.store.write(lambda tx: forget_before(tx, self.now_s() - KEPT_S))
 
-    def _keep(self) -> None:
+    def _keep(self, every_s: float = KEEP_S) -> None:
         """Watch the disk and how GPUs are used, and delete old history; beside the ticks, for it may take long."""
         tasks = (
             ("room on the disk could not be looked after", self.room.look),
             ("the use of GPUs could not be noted", self._look_at_use),
             ("old history could not be deleted", self._prune),
         )
-        while not self.ends.wait(KEEP_S):
+        while not self.ends.wait(every_s):
             for failure, task in tasks:
                 try:
                     task()

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -17,6 +16,7 @@ from longshore.agents.heuristics.heuristics import HEURISTICS, PART_NODES
 from longshore.agents.learned.checkpoint import network_of
 from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
 from longshore.agents.parts import decisions_of_a_part
+from longshore.agents.rollouts.imagining import IMAGINING, Imagining
 from longshore.agents.rollouts.posterior import Posterior, blend, posterior_of, value_of_information
 from longshore.agents.rollouts.rollout import Base, Ranking, Rollout, Search, rollout_of
 from longshore.cluster.candidates.futures import PRESENT, TRIAL, draw_future
@@ -49,7 +49,7 @@ class Clock:
     def __init__(self, base: Base) -> None:
         self.base, self.now_s, self.runs = base, 0.0, 0
 
-    def perf_counter(self) -> float:
+    def passed_s(self) -> float:
         return self.now_s
 
     def draw_future(self, imagined: Simulation, key: int) -> None:
@@ -117,20 +117,17 @@ def test_with_the_true_future_faults_and_all_a_rollout_never_loses_to_its_base(
 ) -> None:
     base = untrained_candidates(waiting=True) if name == "untrained" else HEURISTICS[name]
     outcome = run_policy(case, base)[1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longshore.agents.rollouts.rollout.imagination_of", truth_of)
-        patch.setattr("longshore.agents.rollouts.rollout.recall", recall_truth)
-        patch.setattr("longshore.agents.rollouts.rollout.draw_future", lambda imagined, key: None)
-        patch.setattr("longshore.agents.rollouts.rollout.without_faults", nullcontext)
-        for objective in OBJECTIVES:
-            better = run_policy(case, Rollout(base, Search(futures=2, width=width), objective))[1]
-            came_to, bound = (
-                one.makespan_s
-                if objective == "makespan"
-                else (one.finish_s - case.scenarios.submit_s[case.row]).sum(axis=1)
-                for one in (better, outcome)
-            )
-            assert came_to[0] <= bound[0] * (1 + 1e-9)
+    truth = Imagining(truth_of, recall_truth, lambda imagined, key: None, lambda imagined: nullcontext())
+    for objective in OBJECTIVES:
+        rollout = Rollout(base, Search(futures=2, width=width), objective, imagining=truth)
+        better = run_policy(case, rollout)[1]
+        came_to, bound = (
+            one.makespan_s
+            if objective == "makespan"
+            else (one.finish_s - case.scenarios.submit_s[case.row]).sum(axis=1)
+            for one in (better, outcome)
+        )
+        assert came_to[0] <= bound[0] * (1 + 1e-9)
 
 
 def test_what_is_believed_is_the_mean_weighted_by_variances() -> None:
@@ -211,15 +208,13 @@ def test_a_rollout_without_time_runs_as_its_base(case: Case, base: str) -> None:
 
 @pytest.mark.parametrize("budget_s", [0.0, 1.5, 5.5, 6.5, 20.5, 1e9])
 @pytest.mark.parametrize("ranks", [False, True])
-def test_a_decision_passes_its_budget_by_at_most_one_try(
-    *, budget_s: float, ranks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decision_passes_its_budget_by_at_most_one_try(*, budget_s: float, ranks: bool) -> None:
     clock = RankingClock(untrained_candidates(waiting=True)) if ranks else Clock(HEURISTICS["patient"])
     assert isinstance(clock, Ranking if ranks else Base)
-    monkeypatch.setattr("longshore.agents.rollouts.rollout.time", SimpleNamespace(perf_counter=clock.perf_counter))
-    monkeypatch.setattr("longshore.agents.rollouts.rollout.draw_future", clock.draw_future)
+    imagining = IMAGINING._replace(draw_future=clock.draw_future)
+    search = Search(futures=8, width=4, budget_s=budget_s)
     sim = at_first_decision(busy_case(ring=True))
-    gains = Rollout(clock, Search(futures=8, width=4, budget_s=budget_s), "makespan").gains(sim, 0)
+    gains = Rollout(clock, search, "makespan", imagining=imagining, passed_s=clock.passed_s).gains(sim, 0)
     # A base that ranks has the future without faults beside the others, and its own choice is one of the 5 candidates.
     futures, candidates = (9, 5) if ranks else (8, 6)
     assert clock.now_s <= min(budget_s + 1.0 + DRAW_S, futures * (candidates + DRAW_S))
@@ -228,20 +223,20 @@ def test_a_decision_passes_its_budget_by_at_most_one_try(
 
 @pytest.mark.parametrize("name", ["patient", "untrained"])
 @pytest.mark.parametrize("order", list(ORDERS))
-def test_a_try_is_given_up_on_its_way_when_the_budget_is_spent(
-    name: str, order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_try_is_given_up_on_its_way_when_the_budget_is_spent(name: str, order: str) -> None:
     case = deep_case(LONG_BATCH, order)
     sim = at_first_decision(case._replace(rules=case.rules._replace(waiting=True, ageing_s=math.inf)))
     part = decisions_of_a_part(sim, PART_NODES)
     base = untrained_candidates(waiting=True) if name == "untrained" else HEURISTICS[name]
-    rollout = Rollout(base, Search(budget_s=20.0))
+
+    def passed_s() -> float:
+        """Return a second for each decision of the try that goes on."""
+        return float(max(state.decisions[TRIAL] - state.decisions[PRESENT], 0))
+
+    rollout = Rollout(base, Search(budget_s=20.0), passed_s=passed_s)
     state = rollout._imagination(sim).state
-    # A second for each decision of the try that goes on
-    clock = SimpleNamespace(perf_counter=lambda: float(max(state.decisions[TRIAL] - state.decisions[PRESENT], 0)))
-    monkeypatch.setattr("longshore.agents.rollouts.rollout.time", clock)
     assert rollout.choose(sim, 0) == -1
-    assert 20.0 < clock.perf_counter() <= 20.0 + part
+    assert 20.0 < passed_s() <= 20.0 + part
     assert state.finished[TRIAL] < state.submitted[TRIAL], "the try went on to its end"
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.learned.checkpoint import save_policy
 from longshore.agents.learned.objective import objective_unit_s, spent_s
 from longshore.agents.networks.candidates import CandidatePolicy
 from longshore.agents.registry import find_policy
@@ -149,14 +151,15 @@ def test_tries_are_cut_off_only_where_the_value_tells_what_is_minimised(predicte
     ("limits", "budget_s", "horizon"),
     [("", np.inf, None), ("@20ms", 0.02, None), ("@h16", np.inf, 16), ("@2.5ms,h0", 0.0025, 0)],
 )
-def test_limits_stand_behind_the_name(
-    limits: str, budget_s: float, horizon: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_stand_behind_the_name(limits: str, budget_s: float, horizon: int | None, tmp_path: Path) -> None:
     foreseeing = untrained_candidates(waiting=True, time_to_go="makespan")
-    monkeypatch.setattr("longshore.agents.learned.checkpoint.load_policy", lambda path: foreseeing)
-    policy = find_policy(f"rollout:any.zip{limits}")
+    save_policy(tmp_path / "any.zip", foreseeing.schema, foreseeing.network)
+    policy = find_policy(f"rollout:{tmp_path / 'any.zip'}{limits}")
     assert isinstance(policy, Rollout)
-    assert (policy.search.budget_s, policy.search.horizon, policy.base) == (budget_s, horizon, foreseeing)
+    assert isinstance(policy.base, CandidatePolicy)
+    assert (policy.search.budget_s, policy.search.horizon, policy.base.schema) == (
+        budget_s, horizon, foreseeing.schema,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("limits", ["", "20", "h", "16h", "20ms,", ",h16", "h16,20ms", "20msh16", "h-1", "h1.5"])
@@ -175,12 +178,11 @@ def test_limits_that_cannot_be_read_are_refused_in_one_line(limits: str) -> None
     ],
 )
 def test_what_tells_no_time_to_go_cannot_be_cut_off(
-    base: str, predicted_gains: str, monkeypatch: pytest.MonkeyPatch
+    base: str, predicted_gains: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if base == "any.zip":
-        monkeypatch.setattr(
-            "longshore.agents.learned.checkpoint.load_policy", lambda path: untrained_candidates(waiting=True)
-        )
+    monkeypatch.chdir(tmp_path)
+    blind = untrained_candidates(waiting=True)
+    save_policy(tmp_path / "any.zip", blind.schema, blind.network)
     with pytest.raises(PluginError, match=predicted_gains) as caught:
         find_policy(f"rollout:{base}@h16")
     assert "\n" not in str(caught.value)

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from longshore.scheduler.control.reconciler import LEASE_S
+from longshore.scheduler.control.reconciler import LEASE_S, Times
 from longshore.scheduler.files.owner import this_process
 from longshore.scheduler.model.states import Contact, Desired, JobState
 from tests.scheduler.backends.attempts import end_all
@@ -24,10 +23,9 @@ class Clocks:
 
 
 @pytest.fixture
-def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+def clocks(trial: Trial) -> Clocks:
     it = Clocks()
-    monkeypatch.setattr("longshore.scheduler.control.reconciler.time", SimpleNamespace(monotonic=lambda: it.passed_s))
-    monkeypatch.setattr("longshore.scheduler.control.reconciler.clock", lambda _tx: it.store_s)
+    trial.times = Times(passed_s=lambda: it.passed_s, store_s=lambda _tx: it.store_s)
     return it
 
 

@@ -14,7 +14,7 @@ from longshore.cluster.files.errors import PluginError
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Asked, Known
 from longshore.scheduler.placement.placer import Decision, Placer
-from longshore.scheduler.policy_host import breaker
+from longshore.scheduler.policy_host.breaker import Breaker
 from longshore.scheduler.policy_host.misses import Miss
 from tests.plain_run import busy_case
 from tests.scheduler.test_live import site_of
@@ -36,9 +36,9 @@ def rogues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 class Asks:
     """A cluster to which jobs come one after the other, and who decides about them."""
 
-    def __init__(self, policy: str, deadline_s: float = PATIENCE_S) -> None:
+    def __init__(self, policy: str, deadline_s: float = PATIENCE_S, breaker: Breaker | None = None) -> None:
         self.mirror, self.jobs = ClusterMirror(SITE, Known(0.0)), 0
-        self.placer = Placer(HEURISTICS["pack"], policy, deadline_s)
+        self.placer = Placer(HEURISTICS["pack"], policy, deadline_s, breaker=breaker)
         self.placer.begin(self.mirror)
         self.placer.wait_until_ready(PATIENCE_S)
 
@@ -61,8 +61,8 @@ class Asks:
 def asks(rogues: Path) -> Iterator[Callable[..., Asks]]:
     made: list[Asks] = []
 
-    def make(policy: str, deadline_s: float = PATIENCE_S) -> Asks:
-        made.append(Asks(f"rogue-{policy}", deadline_s))
+    def make(policy: str, deadline_s: float = PATIENCE_S, breaker: Breaker | None = None) -> Asks:
+        made.append(Asks(f"rogue-{policy}", deadline_s, breaker))
         return made[-1]
 
     yield make
@@ -214,10 +214,9 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_policy_that_has_rested_is_started_again_and_knows_what_has_happened(
-    asks: Callable[..., Asks], monkeypatch: pytest.MonkeyPatch
+    asks: Callable[..., Asks],
 ) -> None:
-    monkeypatch.setattr(breaker, "FIRST_REST_S", 0.0)
-    asked = asks("die")
+    asked = asks("die", breaker=Breaker(first_rest_s=0.0))
     first = asked.decide(1)
     assert asked.decide(2).kind is Miss.DEAD
     assert asked.decide(1).kind is Miss.LOADING
@@ -254,9 +253,9 @@ def test_a_policy_that_cannot_be_loaded_says_why_and_jobs_are_placed_meanwhile(
 
 
 def test_jobs_are_placed_where_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "FIRST_REST_S", 0.0)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    placer, mirror = Placer(HEURISTICS["pack"], "pack"), ClusterMirror(SITE, Known(0.0))
+    placer = Placer(HEURISTICS["pack"], "pack", breaker=Breaker(first_rest_s=0.0))
+    mirror = ClusterMirror(SITE, Known(0.0))
     placer.begin(mirror)
     mirror.submit(Asked("job", 2, 60.0, 0.0))
     assert mirror.due() == "job"

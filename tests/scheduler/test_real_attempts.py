@@ -154,7 +154,7 @@ def test_what_cannot_be_removed_of_a_job_is_told_and_changes_nothing_of_how_it_e
 
 @pytest.mark.parametrize("elsewhere", ["folder", "machine"])
 def test_a_job_of_another_folder_or_machine_is_left_alone_until_its_own_scheduler_is_back(
-    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str
+    trial: Trial, tmp_path: Path, elsewhere: str
 ) -> None:
     job, ends = trial.submit("exec sleep 1000"), trial.submit(f"{WAIT_FOR_GO.format(tmp_path)} exit 3")
     trial.runs(job)
@@ -164,7 +164,7 @@ def test_a_job_of_another_folder_or_machine_is_left_alone_until_its_own_schedule
     if elsewhere == "folder":
         trial.make = lambda: LocalBackend(tmp_path / "other", NODES)
     else:
-        monkeypatch.setattr("longshore.scheduler.backends.local.backend.machine_id", lambda: "another")
+        trial.make = lambda: LocalBackend(tmp_path, NODES, machine="another")
     trial.crash()
     trial.wait(600.0, step_s=60.0)
     assert (trial.job(job), trial.job(ends)) == before
@@ -178,7 +178,6 @@ def test_a_job_of_another_folder_or_machine_is_left_alone_until_its_own_schedule
     assert processes_of(job) != []
 
     trial.make = own
-    monkeypatch.undo()
     trial.crash()
     assert trial.ends(job).state is JobState.CANCELLED
     assert trial.ends(ends).cause == "rank 0 ended with exit code 3"

@@ -7,6 +7,7 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec, encode
+from longshore.scheduler.control.reconciler import Times
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.served import Served, until
@@ -90,8 +91,8 @@ def test_an_operator_may_give_the_gpus_of_an_unknown_attempt_away(trial: Restore
     assert trial.told() == ["found", "disregarded"]
 
 
-def test_nothing_starts_until_it_is_known_what_runs(trial: Restored, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.FIND_AGAIN_S", 0.0)
+def test_nothing_starts_until_it_is_known_what_runs(trial: Restored) -> None:
+    trial.times = Times(find_again_s=0.0)
     trial.crash()
 
     def fail(name: str) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,12 @@ from longshore.cluster.files.errors import InputError
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.control.job_errors import JobErrors
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache
 from longshore.scheduler.files.disk_space import Room
 from longshore.scheduler.mirror.standing import Known
 from longshore.scheduler.model.states import Desired
-from longshore.scheduler.placement import placer as deciding_module
-from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.placement.placer import PAST_S, PastLimits, Placer
 from longshore.scheduler.placement.replay import export, replay
 from longshore.scheduler.serve.app import create_app
 from longshore.scheduler.service.retention import Horizon, Pruned, _delete_batch, count, prune, remove_files
@@ -229,12 +230,16 @@ class Waits:
         raise NotImplementedError
 
 
+def decided_by(trial: Trial, placer: Placer) -> Placer:
+    """Let another scheduler go on with a placer, and return that."""
+    trial.scheduler = Reconciler(replace(trial.scheduler.parts, placer=placer))
+    return placer
+
+
 def test_decisions_to_wait_are_kept_now_and_then_so_that_what_happened_does_not_pile_up(
-    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trial: Trial, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(deciding_module, "MOST_UNTOLD", 20)
-    placer, most = trial.scheduler.parts.placer, 0
-    monkeypatch.setattr(placer, "fallback", Waits())
+    placer, most = decided_by(trial, Placer(Waits(), limits=PastLimits(most_untold=20))), 0
     trial.runs(trial.submit("exec sleep 1000"))  # without whose end nobody may wait
     for _ in range(40):
         trial.submit("true")
@@ -245,11 +250,8 @@ def test_decisions_to_wait_are_kept_now_and_then_so_that_what_happened_does_not_
     assert _replayed(trial, tmp_path) > 3
 
 
-def test_what_happened_does_not_pile_up_while_nothing_is_decided(
-    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deciding_module, "MOST_LEFT_OVER", 20)
-    placer, most = trial.scheduler.parts.placer, 0
+def test_what_happened_does_not_pile_up_while_nothing_is_decided(trial: Trial, tmp_path: Path) -> None:
+    placer, most = decided_by(trial, Placer(HEURISTICS["pack"], limits=PastLimits(most_left_over=20))), 0
     first = trial.submit("exec sleep 1000", gpus=8)
     trial.runs(first)
     for _ in range(40):
@@ -263,15 +265,13 @@ def test_what_happened_does_not_pile_up_while_nothing_is_decided(
     assert _replayed(trial, tmp_path) == 41
 
 
-def test_a_past_that_has_become_long_begins_anew_and_both_can_be_replayed(
-    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    placer = trial.scheduler.parts.placer
-    for turn in range(2):
-        monkeypatch.setattr(deciding_module, "PAST_S", 0.0 if turn else 1e9)
-        trial.ends(trial.submit("true", gpus=3))
-    monkeypatch.setattr(deciding_module, "PAST_S", 1e9)
+def test_a_past_that_has_become_long_begins_anew_and_both_can_be_replayed(trial: Trial, tmp_path: Path) -> None:
+    passed_s = [0.0]
+    placer = decided_by(trial, Placer(HEURISTICS["pack"], limits=PastLimits(passed_s=lambda: passed_s[0])))
     trial.ends(trial.submit("true", gpus=3))
+    passed_s[0] += PAST_S + 1.0
+    for _ in range(2):
+        trial.ends(trial.submit("true", gpus=3))
     prune(trial.store, tmp_path, Horizon(None, None, trial.now_s() - 1e9))
     assert not placer.is_to_begin_anew
 

@@ -153,9 +153,8 @@ def test_of_what_is_done_beside_the_ticks_the_log_names_what_failed_and_the_rest
 
     for name in KEPT:
         monkeypatch.setattr(service.room if name == "look" else service, name, partial(do, name))
-    monkeypatch.setattr("longshore.scheduler.service.service.KEEP_S", 0.0)
 
-    service._keep()
+    service._keep(every_s=0.0)
 
     assert done == 2 * [*KEPT]
     assert [row.getMessage() for row in caplog.records if row.exc_info] == 2 * [KEPT[failing]]

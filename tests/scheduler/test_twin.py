@@ -15,6 +15,7 @@ from longshore.cluster.model.topology import Cluster
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.backends.simulated import SimulatedBackend
+from longshore.scheduler.control.reconciler import Reconciler, Times
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.placement.placer import Placer
@@ -80,13 +81,12 @@ def test_many_jobs_that_arrive_over_time_on_a_cluster_with_faults_are_placed_as_
     assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
 
 
-def test_a_scheduler_without_the_time_to_decide_at_once_decides_the_same(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("longshore.scheduler.control.reconciler.PLACE_S", 0.0)
+def test_a_scheduler_without_the_time_to_decide_at_once_decides_the_same(store: Store) -> None:
     case = busy_case(ring=True)
+    twin = twin_of(case, store, Placer(HEURISTICS["patient"]))
+    twin.scheduler = Reconciler(twin.parts, Times(place_s=0.0))
 
-    twin_of(case, store, Placer(HEURISTICS["patient"])).run()
+    twin.run()
 
     assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
 

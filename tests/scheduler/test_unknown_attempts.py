@@ -19,7 +19,7 @@ from longshore.scheduler.backends.local.folders import Folders
 from longshore.scheduler.backends.local.remembered import remembered_in
 from longshore.scheduler.backends.protocol import Attempt, Share
 from longshore.scheduler.backends.slurm.ending import is_late
-from longshore.scheduler.control.unknown_attempts import UnknownAttempts
+from longshore.scheduler.control.unknown_attempts import LOOK_S, UnknownAttempts
 from longshore.scheduler.files.durable import open_folder
 from longshore.scheduler.model.job_id import new_job_id
 from longshore.scheduler.store.database.errors import StoreUnreachableError
@@ -74,9 +74,9 @@ def fails(error: Exception) -> Callable[..., None]:
 class Listing(Trial):
     """A scheduler whose backend may have attempts that the store does not have."""
 
-    def looks(self) -> UnknownAttempts:
+    def looks(self, *, look_s: float = LOOK_S) -> UnknownAttempts:
         """Return what another scheduler finds and follows."""
-        unknown_attempts = UnknownAttempts(self.parts(ListingWay(self.make()), "another"))
+        unknown_attempts = UnknownAttempts(self.parts(ListingWay(self.make()), "another"), look_s=look_s)
         fence = self.scheduler._fence
         assert fence is not None
         unknown_attempts.find(fence)
@@ -169,10 +169,9 @@ BUG = ValueError("not what an attempt is")
 def test_the_wish_to_end_an_attempt_outlasts_errors_of_the_backend(
     trial: Listing, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.LOOK_S", 0.0)
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, NAME, b"{torn")
-    unknown_attempts, fence, now_s = trial.looks(), trial.scheduler._fence or 0, trial.now_s()
+    unknown_attempts, fence, now_s = trial.looks(look_s=0.0), trial.scheduler._fence or 0, trial.now_s()
     with monkeypatch.context() as broken:
         broken.setattr(LocalBackend, name, fails(error))
         assert unknown_attempts.end(NAME)
@@ -189,10 +188,9 @@ def test_the_wish_to_end_an_attempt_outlasts_errors_of_the_backend(
 def test_the_wish_to_disregard_an_attempt_outlasts_errors_of_the_store(
     trial: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.LOOK_S", 0.0)
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, NAME, b"{torn")
-    unknown_attempts, fence, now_s = trial.looks(), trial.scheduler._fence or 0, trial.now_s()
+    unknown_attempts, fence, now_s = trial.looks(look_s=0.0), trial.scheduler._fence or 0, trial.now_s()
     assert unknown_attempts.disregard(NAME)
     with monkeypatch.context() as broken:
         broken.setattr(Store, "write", fails(StoreUnreachableError("it is away")))
@@ -206,10 +204,9 @@ def test_the_wish_to_disregard_an_attempt_outlasts_errors_of_the_store(
 
 
 def test_an_end_is_asked_for_until_an_attempt_is_gone(trial: Listing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.LOOK_S", 0.0)
     shutil.rmtree(trial.folder / "attempts")
     write(trial.folder, NAME, json.dumps(GOOD).encode())
-    unknown_attempts, fence, asked = trial.looks(), trial.scheduler._fence or 0, list[str]()
+    unknown_attempts, fence, asked = trial.looks(look_s=0.0), trial.scheduler._fence or 0, list[str]()
     monkeypatch.setattr(LocalBackend, "cancel", lambda _self, name, _reason: asked.append(name))
     unknown_attempts.end(NAME)
     for _ in range(3):
@@ -221,11 +218,8 @@ def test_an_end_is_asked_for_until_an_attempt_is_gone(trial: Listing, monkeypatc
 def test_a_bug_of_the_backend_that_keeps_its_attempts_from_being_known_lets_nothing_start_until_it_is_gone(
     trial: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longshore.scheduler.control.unknown_attempts.FIND_AGAIN_S", 0.0)
-    unknown_attempts, fence = (
-        UnknownAttempts(trial.parts(ListingWay(trial.make()), "another")),
-        trial.scheduler._fence or 0,
-    )
+    unknown_attempts = UnknownAttempts(trial.parts(ListingWay(trial.make()), "another"), find_again_s=0.0)
+    fence = trial.scheduler._fence or 0
     with monkeypatch.context() as broken:
         broken.setattr(LocalBackend, "remembered", fails(BUG))
         unknown_attempts.find(fence)

@@ -13,7 +13,7 @@ from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.building import full_name
 from longshore.scheduler.backends.local.backend import LocalBackend
 from longshore.scheduler.backends.protocol import Attempt, Backend, Capabilities, NodeView
-from longshore.scheduler.control.reconciler import Reconciler
+from longshore.scheduler.control.reconciler import TIMES, Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.files.owner import this_process
 from longshore.scheduler.files.processes import Process, environment, living
@@ -136,7 +136,7 @@ class Trial:
         self.site = site_of(setup, Settings(folder=folder))
         self.store = open_store(f"sqlite:///{folder / 'store.db'}")
         self.later_s = 0.0  # by how much the scheduler's clock is ahead of the real one
-        self.way = Way(self.make())
+        self.way, self.times = Way(self.make()), TIMES
         self.scheduler = self.another()
 
     def now_s(self) -> float:
@@ -152,7 +152,7 @@ class Trial:
 
     def another(self, owner: str | None = None) -> Reconciler:
         """Return another scheduler of the same store, as another process would be; proven dead if nobody is named."""
-        return Reconciler(self.parts(self.way, owner or proven_dead()))
+        return Reconciler(self.parts(self.way, owner or proven_dead()), self.times)
 
     def crash(self) -> None:
         """Go on as another process would that finds what a killed one has left."""

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -26,13 +27,13 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import reset
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation
+from longshore.training import run
 from longshore.training.candidates.distil import DistilLearner
 from longshore.training.candidates.fitting import _judged, _Lessons, distil_loss, noise_weight
 from longshore.training.candidates.labels import Labels, Lesson, label, run_lesson, run_lessons, workers_of
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.initial import initial_network
-from longshore.training.presets import DistilParameters, GroupParameters
-from longshore.training.run import train
+from longshore.training.presets import DistilParameters, GroupParameters, Sizes
 from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.validation import Validation
 from tests.compiled_runs import at_first_decision
@@ -45,6 +46,7 @@ from tests.training.tensorboard_names import documented, shown
 from tests.training.test_learning import makespans_s
 
 TINY = DistilParameters(rounds=2, distil_first=0.5, futures=2, distil_block=2, distil_epochs=3, distil_minibatch=32)
+train = partial(run.train, sizes=Sizes(32, 8))
 PATIENT = HEURISTICS["patient"]
 
 
@@ -65,9 +67,7 @@ def config(steps: int, **changes: object) -> TrainingConfig:
 
 
 @pytest.fixture(autouse=True)
-def small_and_single_threaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("longshore.training.presets.TRAINING_SCENARIOS", 32)
-    monkeypatch.setattr("longshore.training.presets.VALIDATION_SCENARIOS", 8)
+def single_threaded() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -343,8 +343,8 @@ def test_a_group_begins_with_the_weights_of_a_checkpoint(tmp_path: Path) -> None
         torch.testing.assert_close(begun(observation)[0], network(observation)[0] * factor)
         assert torch.equal(begun(observation)[1], network(observation)[1]), "the value is another"
     tiny = GroupParameters(groups=4, runs=4, group_minibatch=256)
-    run = train(config(10, algorithm="group", init=str(path), group=tiny), tmp_path)
-    assert run.folder.name == "hetero64-group-init-wait-0"
+    folder = train(config(10, algorithm="group", init=str(path), group=tiny), tmp_path).folder
+    assert folder.name == "hetero64-group-init-wait-0"
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:

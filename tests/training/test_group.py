@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import get_args
@@ -22,10 +23,10 @@ from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
+from longshore.training import run
 from longshore.training.candidates.group import Decisions, GroupLearner, advantages, decisions_of
 from longshore.training.config import TrainingConfig
-from longshore.training.presets import GroupParameters
-from longshore.training.run import train
+from longshore.training.presets import GroupParameters, Sizes
 from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
@@ -34,6 +35,7 @@ from tests.training import test_learning
 from tests.training.test_learning import makespans_s
 
 TINY = GroupParameters(groups=4, runs=4, group_minibatch=256)
+train = partial(run.train, sizes=Sizes(64, 16))
 SCHEMA = schema_of(
     algorithm="group", network="candidates", action="candidate", observation="full", waiting=False, node_gpus=(8,) * 8
 )
@@ -49,9 +51,7 @@ def config(steps: int, **changes: object) -> TrainingConfig:
 
 
 @pytest.fixture(autouse=True)
-def small_and_single_threaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("longshore.training.presets.TRAINING_SCENARIOS", 64)
-    monkeypatch.setattr("longshore.training.presets.VALIDATION_SCENARIOS", 16)
+def single_threaded() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -166,10 +166,8 @@ def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(tmp
 
 
 @pytest.mark.parametrize("least", [1, 2500])  # before and after the first validation
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
-    least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("longshore.training.run_folder.VALIDATIONS", 2)
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, tmp_path: Path) -> None:
+    train = partial(run.train, sizes=Sizes(64, 16, validations=2))
     whole = train(config(4500), tmp_path / "whole")
     pressed: list[int] = []
 
@@ -277,5 +275,5 @@ def test_the_value_learns_what_is_still_to_come(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_tells_of_which_objective_its_value_is_the_time_to_go(tmp_path: Path) -> None:
-    run = train(config(10), tmp_path)
-    assert load_policy(run.best).schema.time_to_go == "makespan"
+    best = train(config(10), tmp_path).best
+    assert load_policy(best).schema.time_to_go == "makespan"

@@ -12,10 +12,12 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import CheckpointError
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.presets.problems import Regime
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.twin import starts_of
 from longshore.scheduler.store.opening import open_store
-from longshore.training.presets import PRESETS, Hyperparameters
+from longshore.training.presets import PRESETS, Hyperparameters, Sizes
 from tests.command_line import Command
 from tests.packages import install
 from tests.plain_run import busy_case
@@ -56,9 +58,13 @@ def install_network(folder: Path, monkeypatch: pytest.MonkeyPatch, actions: tupl
 
 @pytest.fixture(autouse=True)
 def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longshore.training.presets.TRAINING_SCENARIOS", 64)
-    monkeypatch.setattr("longshore.training.presets.VALIDATION_SCENARIOS", 16)
-    monkeypatch.setitem(PRESETS, "hetero64", replace(PRESETS["hetero64"], ppo=SMALL))
+    own = PRESETS["hetero64"]
+
+    def build(seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
+        del sizes
+        return own.build(seed, trace, regime, Sizes(64, 16))
+
+    monkeypatch.setitem(PRESETS, "hetero64", replace(own, build=build, ppo=SMALL))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Runs of the patent's method and of replay from end to end."""
 
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from longshore.agents.networks.sb3_policy import MaskedPolicy
 from longshore.cluster.files.errors import InputError
 from longshore.envs.batch import View
 from longshore.envs.sb3 import PlacementVecEnv
+from longshore.training import run
 from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.presets import PRESETS, Hyperparameters
-from longshore.training.run import train
+from longshore.training.presets import PRESETS, Hyperparameters, Sizes
 from longshore.training.run_folder import Progress
 from tests.training.tensorboard_names import documented, events_of, shown
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=2, kept=3)
+FEW = Sizes(64, 16)
+train = partial(run.train, sizes=FEW)
 METHODS = [
     ("ppo", "dynamic"), ("ppo", "literal"), ("ppo", "geppo"), ("a2c", "dynamic"), ("a2c", "literal-all"),
     ("a2c", "vtrace"), ("a2c", "off"),
@@ -37,12 +40,6 @@ def asked(**changes: object) -> TrainingConfig:
 
 def small(steps: int = 1024, **changes: object) -> TrainingConfig:
     return asked(**changes).model_copy(update={"hyperparameters": SMALL, "steps": steps})
-
-
-@pytest.fixture(autouse=True)
-def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longshore.training.presets.TRAINING_SCENARIOS", 64)
-    monkeypatch.setattr("longshore.training.presets.VALIDATION_SCENARIOS", 16)
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
@@ -108,7 +105,7 @@ def test_a_run_with_replay_that_was_interrupted_ends_as_if_it_had_not_been(
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
 def test_without_replay_a_run_is_plain_ppo_or_a2c(algorithm: str, tmp_path: Path) -> None:
     config = small(algorithm=algorithm, replay="off")
-    problem, _ = PRESETS["patent4"].build(0, None, config.regime)
+    problem, _ = PRESETS["patent4"].build(0, None, config.regime, FEW)
     schema = schema_of(
         algorithm=algorithm, network="mlp", action="gpu", observation="patent", waiting=False, node_gpus=(1,) * 4
     )

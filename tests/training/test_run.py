@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,17 @@ from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.presets.streams import VALIDATION_SEED, training_key
+from longshore.training import run
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.presets import PRESETS, Hyperparameters
-from longshore.training.run import Result, train
+from longshore.training.presets import PRESETS, Hyperparameters, Sizes
+from longshore.training.run import Result
 from longshore.training.run_folder import BEST, SPENT, Progress, Spent
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Score
 from tests.training.tensorboard_names import documented, shown
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)
+train = partial(run.train, sizes=Sizes(64, 16))
 
 
 def small(steps: int = 1024, **changes: object) -> TrainingConfig:
@@ -34,12 +37,6 @@ def small(steps: int = 1024, **changes: object) -> TrainingConfig:
         preset="hetero64", steps=steps, seed=0, reward="potential", hyperparameters=SMALL, threads=1
     )
     return config.model_copy(update=changes)
-
-
-@pytest.fixture(autouse=True)
-def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longshore.training.presets.TRAINING_SCENARIOS", 64)
-    monkeypatch.setattr("longshore.training.presets.VALIDATION_SCENARIOS", 16)
 
 
 def weights(path: Path) -> dict[str, np.ndarray]:
@@ -266,8 +263,8 @@ def test_training_and_validation_run_by_the_order_regime(tmp_path: Path, monkeyp
     built: list[Problem] = []
     preset = PRESETS["hetero64"]
 
-    def build(seed: int, trace: Path | None, regime: Regime) -> tuple[Problem, Problem]:
-        built.extend(preset.build(seed, trace, regime))
+    def build(seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
+        built.extend(preset.build(seed, trace, regime, sizes))
         return built[0], built[1]
 
     monkeypatch.setitem(PRESETS, "hetero64", replace(preset, build=build))

@@ -43,10 +43,13 @@ class Streams:
         slots: Places for all streams of an application.
         caller: Who asks.
         who: Says who asks now; raises ProblemError if a token is not valid any more.
+        who_s: Between two looks at that.
     """
 
-    def __init__(self, slots: StreamSlots, caller: Caller, who: Callable[[], Awaitable[Caller]]) -> None:
-        self._slots, self._caller, self._who = slots, caller, who
+    def __init__(
+        self, slots: StreamSlots, caller: Caller, who: Callable[[], Awaitable[Caller]], *, who_s: float = WHO_S
+    ) -> None:
+        self._slots, self._caller, self._who, self._who_s = slots, caller, who, who_s
 
     def stream(self, service: Service, look: Callable[[], list[StreamEvent] | None]) -> StreamingResponse:
         """Return an answer that goes on until there is nothing more to tell, or its token is not valid any more.
@@ -69,7 +72,7 @@ class Streams:
         said = asked = time.monotonic()
         while not service.ends.is_set():
             try:
-                if time.monotonic() - asked > WHO_S:
+                if time.monotonic() - asked > self._who_s:
                     asked = time.monotonic()
                     if await self._who() != self._caller:
                         return

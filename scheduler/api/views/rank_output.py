@@ -82,15 +82,18 @@ class AllRanks:
         service: The scheduler.
         offsets: By rank, where to begin in the first attempt; none for its beginning.
         lines: Begin with so many lines before the end of it instead; None to go by the offsets.
+        most_bytes: In one answer, of all ranks.
     """
 
-    def __init__(self, service: Service, offsets: list[int], lines: int | None = None) -> None:
-        self._service, self._offsets, self._lines = service, offsets, lines
+    def __init__(
+        self, service: Service, offsets: list[int], lines: int | None = None, *, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._service, self._offsets, self._lines, self._most_bytes = service, offsets, lines, most_bytes
 
     def text(self, attempt: AttemptRow, *, is_over: bool) -> str:
         """Return what is new of an attempt."""
         ranks = range(ranks_of(attempt))
-        share = MOST_BYTES // len(ranks)
+        share = self._most_bytes // len(ranks)
         if self._lines is not None:
             self._offsets = [begin_of(self._service, attempt, rank, self._lines, share) for rank in ranks]
             self._lines = None

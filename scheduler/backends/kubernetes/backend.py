@@ -13,7 +13,7 @@ from ...model.run import Run, Status
 from ..protocol import Attempt, Capabilities, GpuView, NodeView
 from .api import Api
 from .launching import Launch
-from .lead import Lead
+from .lead import LEAD_TIMES, Lead, LeadTimes
 from .objects.devices import Gpu, Offers, by_index, learned, published
 from .objects.objects import ATTEMPT, FIRST_RANK, PODS, RANKS, Node, NodeSpec, Pod, ResourceSlice
 from .objects.pods import pod_name
@@ -41,6 +41,7 @@ class KubernetesBackend:
         folder: Where records and logs of attempts are; made if need be.
         nodes: GPUs of each node, in cluster-file order; the names are those of the cluster.
         settings: What was chosen.
+        lead_times: Of the lease of its namespace.
 
     Raises:
         InputError: If the client is not installed, or the cluster's address is not known.
@@ -53,7 +54,10 @@ class KubernetesBackend:
         """Return the backend of a scheduler."""
         return cls(folder, layout.nodes, settings)
 
-    def __init__(self, folder: Path, nodes: Mapping[str, int], settings: KubernetesSettings) -> None:
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, int], settings: KubernetesSettings, *,
+        lead_times: LeadTimes = LEAD_TIMES,
+    ) -> None:  # fmt: skip
         exact = settings.gpus == "claims"
         self.capabilities = Capabilities(exact_gpus=exact, atomic_gang=False, enforced=True)
         self.settings, self._sizes = settings, dict(nodes)
@@ -63,7 +67,7 @@ class KubernetesBackend:
         self._pods = View(api, "pods", api.core.list_namespaced_pod, Pod, namespace, ATTEMPT)
         self._nodes = View(api, "nodes", api.core.list_node, Node)
         self._slices = View(api, "resource slices", api.resource.list_resource_slice, ResourceSlice)
-        self._lead = Lead(api, settings.namespace, self._records.installation())
+        self._lead = Lead(api, settings.namespace, self._records.installation(), lead_times)
         self._launch = Launch(api, settings, self._records, self._pods, self._sizes, self._lead)
         self._left = Unbound(len(self._sizes))
         self._removal = Removal(api, settings, self._records, self._left)

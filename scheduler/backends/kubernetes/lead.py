@@ -9,6 +9,7 @@ Source: SPEC K7; the rules are those of client-go's leader election.
 import logging
 import socket
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pydantic import Field
@@ -24,6 +25,17 @@ HOLD_S = 15  # for which a lease is good
 RENEW_S = 5.0  # after which it is renewed
 _MISSING = 404
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
+
+
+@dataclass(frozen=True, slots=True)
+class LeadTimes:
+    """Of a lease."""
+
+    hold_s: int = HOLD_S
+    renew_s: float = RENEW_S
+
+
+LEAD_TIMES = LeadTimes()
 
 
 class _Spec(Read):
@@ -51,10 +63,11 @@ class Lead:
         api: Where it is.
         namespace: Of the pods.
         installation: What all schedulers with this folder have in common, and no others.
+        times: For how long it is good, and when it is renewed.
     """
 
-    def __init__(self, api: Api, namespace: str, installation: str) -> None:
-        self._api, self._namespace, self._installation = api, namespace, installation
+    def __init__(self, api: Api, namespace: str, installation: str, times: LeadTimes = LEAD_TIMES) -> None:
+        self._api, self._namespace, self._installation, self._times = api, namespace, installation, times
         self._held_s = self._asked_s = float("-inf")  # by the clock that nobody sets
         self._seen, self._seen_s = _Spec(), 0.0  # what others wrote last, and when that was noticed
         self._told = ""  # why it is not held, as it was last logged
@@ -62,7 +75,7 @@ class Lead:
 
     def keep(self) -> bool:
         """Take or renew the lease if it is time to, and say whether it is held; why not is logged once."""
-        if time.monotonic() >= self._asked_s + RENEW_S:
+        if time.monotonic() >= self._asked_s + self._times.renew_s:
             try:
                 self._take()
                 self._told = ""
@@ -71,7 +84,7 @@ class Lead:
                     log.warning("no pod is started: %s", error)
                 self._told = str(error)
             self._asked_s = time.monotonic()  # A call that hangs is not made again at once.
-        return time.monotonic() < self._held_s + HOLD_S
+        return time.monotonic() < self._held_s + self._times.hold_s
 
     def hold(self) -> None:
         """Make sure that the lease is held.
@@ -79,7 +92,7 @@ class Lead:
         Raises:
             BackendError: If it is another's, or that is not known.
         """
-        if time.monotonic() > self._held_s + RENEW_S:
+        if time.monotonic() > self._held_s + self._times.renew_s:
             self._take()
 
     def give_up(self) -> None:
@@ -89,7 +102,7 @@ class Lead:
             BackendError: If nobody knows whether others have it.
         """
         api = self._api
-        if time.monotonic() >= self._held_s + HOLD_S:
+        if time.monotonic() >= self._held_s + self._times.hold_s:
             return
         self._held_s = float("-inf")
         lease = api.call(api.coordination.read_namespaced_lease, NAME, self._namespace)
@@ -134,7 +147,7 @@ class Lead:
         stays = before.holder_identity == me
         return {
             "holderIdentity": me,
-            "leaseDurationSeconds": HOLD_S,
+            "leaseDurationSeconds": self._times.hold_s,
             "leaseTransitions": before.lease_transitions + (0 if stays or not before.holder_identity else 1),
             "acquireTime": (stays and before.acquire_time) or now,
             "renewTime": now,

@@ -40,6 +40,7 @@ class LocalBackend:
     Args:
         folder: Where the attempts' folders are; made if need be.
         nodes: GPUs of each node, in cluster-file order.
+        machine: On which they run; this one if left out.
 
     Raises:
         BackendError: If the folder cannot be written.
@@ -52,10 +53,10 @@ class LocalBackend:
         """Return the backend of a scheduler."""
         return cls(folder, layout.nodes)
 
-    def __init__(self, folder: Path, nodes: Mapping[str, int]) -> None:
+    def __init__(self, folder: Path, nodes: Mapping[str, int], *, machine: str | None = None) -> None:
         self._folders = Folders(folder)
         # Elsewhere its attempts would look as if they had never been, or as if the machine had been restarted.
-        known_in = f"{machine_id()}/{self._folders.identity()}"
+        known_in = f"{machine or machine_id()}/{self._folders.identity()}"
         self.capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=False, known_in=known_in)
         self._nodes = dict(nodes)
 

@@ -32,18 +32,19 @@ class Api:
     Args:
         address: Of the dashboard, such as `http://head:8265`.
         token: File with the token of a cluster that asks for one.
+        deadline_s: Of a call.
 
     Raises:
         InputError: If there is no such file.
     """
 
-    def __init__(self, address: str, token: Path | None) -> None:
+    def __init__(self, address: str, token: Path | None, *, deadline_s: float = DEADLINE_S) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {_read_token(token)}"}
         # A call every few seconds needs no connection that stays open. Of the caller's environment, where a proxy could
         # be set, nothing counts.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(base_url=address, headers=headers, limits=limits, trust_env=False)
-        self._address, self._rest_until_s = address, 0.0
+        self._address, self._deadline_s, self._rest_until_s = address, deadline_s, 0.0
 
     def get(self, path: str) -> object:
         """Return what is answered to a question.
@@ -81,12 +82,12 @@ class Api:
             raise BackendError(f"Ray at {self._address} answered no JSON to {path}: {answer[:80]!r}") from error
 
     def _ask(self, method: str, path: str, content: object) -> tuple[int, bytes]:
-        until_s, answer = time.monotonic() + DEADLINE_S, b""
-        with self._client.stream(method, path, json=content, timeout=DEADLINE_S) as response:
+        until_s, answer = time.monotonic() + self._deadline_s, b""
+        with self._client.stream(method, path, json=content, timeout=self._deadline_s) as response:
             for piece in response.iter_bytes():
                 answer += piece
                 if time.monotonic() > until_s or len(answer) > _MOST_BYTES:
-                    raise httpx.ReadTimeout(f"no whole answer within {DEADLINE_S:g} s")
+                    raise httpx.ReadTimeout(f"no whole answer within {self._deadline_s:g} s")
             return response.status_code, answer
 
 

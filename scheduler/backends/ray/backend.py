@@ -18,7 +18,7 @@ from ..protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeVi
 from ..shared_folder.backend import SharedFolderBackend
 from ..shared_folder.claiming import CANCELLED, revoke
 from ..shared_folder.records import ALIVE_S, Records, status_of, status_of_running
-from .api import Api
+from .api import DEADLINE_S, Api
 from .jobs import Launcher
 from .names import QUEUE
 from .settings import RaySettings
@@ -35,6 +35,7 @@ class RayBackend(SharedFolderBackend):
         nodes: GPUs of each node, in cluster-file order, under the names that label Ray's nodes.
         address: Of Ray's dashboard.
         token: File with the token of a cluster that asks for one.
+        deadline_s: Of a call to Ray.
 
     Raises:
         BackendError: If Ray is not installed.
@@ -55,12 +56,15 @@ class RayBackend(SharedFolderBackend):
         """
         return cls(folder, layout.nodes, address=settings.address, token=settings.token)
 
-    def __init__(self, folder: Path, nodes: Mapping[str, int], *, address: str, token: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, int], *, address: str, token: Path | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:  # fmt: skip
         found = find_spec("ray")
         if found is None or found.origin is None:
             raise BackendError("Ray is not installed; pip install 'longshore[ray]'")
         super().__init__(folder, nodes)
-        api = Api(address, token)
+        api = Api(address, token, deadline_s=deadline_s)
         self._view = View(api)
         self._queue = folder.absolute() / QUEUE
         self._queue.mkdir(parents=True, exist_ok=True)

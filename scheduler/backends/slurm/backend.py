@@ -26,6 +26,7 @@ from .held.submit_socket import Door
 from .settings import SlurmSettings
 from .snapshot import TIMED_OUT, Node, Snapshot
 from .submission import comment_of, submit
+from .times import TIMES, Times
 from .view import View
 
 OPTIONS = ("--account=", "--partition=", "--qos=", "--reservation=")
@@ -40,6 +41,7 @@ class SlurmBackend(SharedFolderBackend):
         conf: Slurm's configuration; where Slurm looks for it by itself if left out.
         options: Of every sbatch, from OPTIONS.
         door: Socket at which job_submit.lua asks; None if users of sbatch go their own way.
+        times: How long it waits, and how often it asks.
 
     Raises:
         BackendError: If Slurm's commands are not there, or the socket cannot be made.
@@ -67,17 +69,18 @@ class SlurmBackend(SharedFolderBackend):
         conf: Path | None = None,
         options: Sequence[str] = (),
         door: Path | None = None,
+        times: Times = TIMES,
     ) -> None:
         for option in options:
             if not option.startswith(OPTIONS):
                 raise InputError(f"sbatch's {option!r} is not Longshore's to pass on", f"use {', '.join(OPTIONS)}")
         super().__init__(folder, nodes)
         self._options = tuple(options)
-        self._commands = Commands(conf)
+        self._commands = Commands(conf, times)
         self._view = View(self._commands, self._nodes)
         self._answered_s: dict[str, float] = {}  # last answer of each node
         self._endings = Endings(self._commands, self._options)
-        self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes)
+        self._held = HeldAttempts(self._folders, self._commands, self._view, self._nodes, times)
         self._door = None if door is None else Door(door, self._nodes)
 
     def held(self) -> Sequence[Held]:

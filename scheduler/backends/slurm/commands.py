@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....cluster.files.errors import BackendError
-
-DEADLINE_S = 5.0  # squeue takes 0.04 s for 1,000 jobs
-REST_S = 5.0  # after a missed deadline, in which the next calls fail at once: the scheduler has other work
+from .times import TIMES, Times
 
 
 class Commands:
@@ -18,18 +16,19 @@ class Commands:
 
     Args:
         conf: Slurm's configuration; where Slurm looks for it by itself if left out.
+        times: Deadline and rest.
 
     Raises:
         BackendError: If Slurm's commands are not there.
     """
 
-    def __init__(self, conf: Path | None) -> None:
+    def __init__(self, conf: Path | None, times: Times = TIMES) -> None:
         self._paths = {name: _find(name) for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")}
         # Nothing of the caller's environment, where SBATCH_ and SQUEUE_ variables would change what is meant.
         self._environment = {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
         if conf is not None:
             self._environment["SLURM_CONF"] = str(conf)
-        self._rest_until_s = 0.0
+        self._times, self._rest_until_s = times, 0.0
 
     @property
     def srun(self) -> str:
@@ -53,11 +52,12 @@ class Commands:
         try:
             done = subprocess.run(
                 [self._paths[name], *arguments], input=stdin, env=self._environment, cwd="/",
-                capture_output=True, text=True, errors="replace", timeout=DEADLINE_S, check=False,
+                capture_output=True, text=True, errors="replace", timeout=self._times.deadline_s, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            self._rest_until_s = time.monotonic() + REST_S
-            raise BackendError(f"{name}: Slurm's controller did not answer within {DEADLINE_S:.0f} s") from error
+            self._rest_until_s = time.monotonic() + self._times.rest_s
+            within = f"within {self._times.deadline_s:.0f} s"
+            raise BackendError(f"{name}: Slurm's controller did not answer {within}") from error
         except OSError as error:
             raise BackendError(f"{name} cannot be run: {error}") from error
         if done.returncode != 0:

@@ -52,7 +52,9 @@ _ONE = select(*(checkpoint.c[name] for name in CheckpointRow._fields)).where(*_A
 _DELETE = delete(checkpoint).where(*_AT)
 
 
-def register(tx: Connection, row: CheckpointRow, *, writer: str, fence: int | None = None) -> bool:
+def register(
+    tx: Connection, row: CheckpointRow, *, writer: str, fence: int | None = None, most_told: int = MOST_TOLD
+) -> bool:
     """Write down a checkpoint, in place of one that the same attempt has of the same step.
 
     An event tells of it, unless there are as many of the job as are kept: what a job says must not fill the disk.
@@ -62,6 +64,7 @@ def register(tx: Connection, row: CheckpointRow, *, writer: str, fence: int | No
         row: The checkpoint.
         writer: Role that writes it.
         fence: Token of its lease.
+        most_told: Events of the checkpoints of one job.
 
     Returns:
         Whether it was not known.
@@ -79,10 +82,10 @@ def register(tx: Connection, row: CheckpointRow, *, writer: str, fence: int | No
     if known is not None and (known.path, known.digest) == (row.path, row.digest):
         return False
     put_all(tx, checkpoint, [row._asdict()])
-    if told < MOST_TOLD:
+    if told < most_told:
         tx.execute(_TELL, {"of_job": row.job_id})
         data = {"step": row.step, "path": row.path, "digest": row.digest}
-        cause = f"step {row.step} is saved at {row.path}" + (LAST_WORDS if told == MOST_TOLD - 1 else "")
+        cause = f"step {row.step} is saved at {row.path}" + (LAST_WORDS if told == most_told - 1 else "")
         append(tx, NewEvent(SAVED, writer, row.at_s, row.job_id, row.number, fence=fence, cause=cause, data=data))
     for old in checkpoints_of(tx, row.job_id, MOST_KEPT + 10)[MOST_KEPT:]:
         tx.execute(_DELETE, {"of_job": old.job_id, "at_number": old.number, "at_step": old.step})

@@ -9,7 +9,8 @@ import pytest
 from fastapi import FastAPI
 
 from longshore.scheduler.serve.app import create_app
-from longshore.scheduler.serve.server import ApiServer
+from longshore.scheduler.serve.connections import Patience
+from longshore.scheduler.serve.server import PATIENCE, ApiServer
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
 
@@ -19,10 +20,10 @@ def service_in(folder: Path) -> Service:
 
 
 @contextmanager
-def client_of(app: FastAPI, files: int = 1024) -> Iterator[httpx.Client]:
+def client_of(app: FastAPI, files: int = 1024, patience: Patience = PATIENCE) -> Iterator[httpx.Client]:
     """A client of an application behind a real server, without the lifespan that starts the scheduler's thread."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = ApiServer(app, app.state.service, files, log_level="critical", lifespan="off")
+    server = ApiServer(app, app.state.service, files, patience=patience, log_level="critical", lifespan="off")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -18,8 +18,9 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from longshore.scheduler.serve import connections, server
-from longshore.scheduler.serve.connections import Bounds, bounds_of
+from longshore.scheduler.serve.connections import Bounds, Patience, bounds_of
 from longshore.scheduler.serve.rare_lines import Seldom
+from longshore.scheduler.serve.server import PATIENCE
 from tests.scheduler.served import LONGSHORE, PATIENCE_S, SERVE, Served, until
 
 from .conftest import client_of
@@ -41,6 +42,12 @@ HALVES = {
 }
 
 
+@pytest.fixture
+def patience() -> Patience:
+    """How long a client may take; a test that must see the end of that has less of it."""
+    return PATIENCE
+
+
 def connected(port: int, sent: bytes) -> socket.socket:
     it = socket.create_connection(("127.0.0.1", port))
     it.sendall(sent)
@@ -48,9 +55,9 @@ def connected(port: int, sent: bytes) -> socket.socket:
 
 
 @pytest.fixture
-def crowded(app: FastAPI) -> Iterator[httpx.Client]:
+def crowded(app: FastAPI, patience: Patience) -> Iterator[httpx.Client]:
     """A server with room for 16 connections, of which those of one address may be 8 that ask."""
-    with client_of(app, files=32) as client:
+    with client_of(app, files=32, patience=patience) as client:
         yield client
 
 
@@ -88,12 +95,9 @@ def test_half_sent_requests_keep_nobody_waiting(crowded: httpx.Client, half: str
                 assert client.get("/v1/nodes").status_code == 200
 
 
+@pytest.mark.parametrize("patience", [Patience(headers_s=0.1, body_s=0.1)])
 @pytest.mark.parametrize("half", HALVES)
-def test_half_of_a_request_is_closed_at_its_deadline_and_does_nothing(
-    crowded: httpx.Client, half: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "HEADERS_S", 0.1)
-    monkeypatch.setattr(connections, "BODY_S", 0.1)
+def test_half_of_a_request_is_closed_at_its_deadline_and_does_nothing(crowded: httpx.Client, half: str) -> None:
     with connected(port_of(crowded), HALVES[half]) as it:
         it.settimeout(60.0)
         with contextlib.suppress(ConnectionResetError):
@@ -103,8 +107,8 @@ def test_half_of_a_request_is_closed_at_its_deadline_and_does_nothing(
     assert crowded.get("/v1/jobs").json()["jobs"] == []
 
 
-def test_bytes_that_drip_do_not_put_the_deadline_off(crowded: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEADERS_S", 0.5)
+@pytest.mark.parametrize("patience", [Patience(headers_s=0.5)])
+def test_bytes_that_drip_do_not_put_the_deadline_off(crowded: httpx.Client) -> None:
     it = connected(port_of(crowded), b"GET /")
 
     def is_closed() -> bool:
@@ -118,11 +122,8 @@ def test_bytes_that_drip_do_not_put_the_deadline_off(crowded: httpx.Client, monk
     it.close()
 
 
-def test_a_client_that_does_not_read_is_given_up(
-    app: FastAPI, crowded: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "UNREAD_S", 0.1)
-
+@pytest.mark.parametrize("patience", [Patience(unread_s=0.1)])
+def test_a_client_that_does_not_read_is_given_up(app: FastAPI, crowded: httpx.Client) -> None:
     gone = threading.Event()
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,12 +184,9 @@ def test_as_many_files_may_be_opened_as_are_allowed() -> None:
     assert done.stdout == "300 300 300\n"
 
 
-def test_a_line_that_anybody_can_cause_is_written_once_a_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_anybody_can_cause_is_written_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now_s = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
-    logger, seldom = logging.getLogger("seldom"), Seldom()
+    logger, seldom = logging.getLogger("seldom"), Seldom(lambda: now_s[0])
     logger.addFilter(seldom)
     for now_s[0] in (0.0, 1.0, 59.0, 60.0):
         logger.warning("no %s", "room")

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from longshore.scheduler.serve.app import create_app
-from longshore.scheduler.service import queue_now
+from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Limits, Settings
 from longshore.scheduler.store.database.schema import Liveness, node
@@ -110,10 +110,8 @@ def test_the_last_decisions_on_all_jobs_of_a_list_are_read_at_once(
     ]  # fmt: skip
 
 
-def test_the_queue_is_read_once_until_something_happens(
-    api: httpx.Client, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue_now, "FRESH_S", 1e9)
+def test_the_queue_is_read_once_until_something_happens(api: httpx.Client, service: Service, asked: list[str]) -> None:
+    service.queue = QueueNow(service.settings, service.layout, service.control, fresh_s=1e9)
 
     def place(job: str) -> int:
         return int(api.get(f"/v1/jobs/{job}").json()["waiting"]["position"])

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from longshore.scheduler.api.views import rank_output
+from longshore.scheduler.api.views.rank_output import AllRanks
 from longshore.scheduler.service.service import Service
+from longshore.scheduler.store.rows.attempts import attempts_of
 from tests.scheduler.served import until
 
 THREE_LINES = "for i in 1 2 3; do echo $RANK.$i; done; printf 'no end'"
@@ -88,19 +89,20 @@ def test_an_earlier_attempt_is_read_by_its_number(api: httpx.Client, run: Callab
     assert api.get(path, params={"attempt": 3}).json()["code"] == "no-such-attempt"
 
 
-@pytest.mark.parametrize("parameters", [{}, {"tail": 100_000}])
+@pytest.mark.parametrize("lines", [None, 100_000])
 def test_ranks_that_are_followed_together_share_the_bytes_of_an_answer(
-    api: httpx.Client, run: Callable[..., str], parameters: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    service: Service, run: Callable[..., str], lines: int | None
 ) -> None:
-    monkeypatch.setattr(rank_output, "MOST_BYTES", 4000)
-    path = run("seq -f %09g 500", gpus=4)
+    job = run("seq -f %09g 500", gpus=4).split("/")[3]
+    with service.store.read() as tx:
+        (attempt,) = attempts_of(tx, job)
 
-    answer = api.get(path, params={"rank": "all", "follow": True, **parameters})
+    ranks, told = AllRanks(service, [], lines, most_bytes=4000), list[str]()
+    while text := ranks.text(attempt, is_over=True):
+        told.append(text)
 
-    events = [line for line in answer.text.split("\n") if line.startswith('data: {"text')]
-    told = [len(json.loads(line.removeprefix("data: "))["text"].replace("[", "")) for line in events]
-    assert max(told) <= 4000 + 4 * 100 * len("0] ")
-    assert texts(answer).count("\n") == 4 * (99 if parameters else 500)
+    assert max(len(text.replace("[", "")) for text in told) <= 4000 + 4 * 100 * len("0] ")
+    assert "".join(told).count("\n") == 4 * (500 if lines is None else 99)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.api.http import streaming
 from longshore.scheduler.api.http.auth import who_asks
-from longshore.scheduler.api.routes import tokens as api_tokens
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.rows.decisions import NewDecision, add_decisions
-from longshore.scheduler.store.rows.user_tokens import MOST_EXPIRED, add_token, revoke_token, tokens_of
+from longshore.scheduler.store.rows.user_tokens import MOST_EXPIRED, MOST_VALID, add_token, revoke_token, tokens_of
 
 SPEC = {"command": ["true"]}
 Headers = dict[str, str]
@@ -223,10 +222,12 @@ def test_a_token_is_shown_once_and_stored_as_its_digest_alone(api: httpx.Client,
 
 
 def test_a_user_makes_so_many_tokens_and_old_ones_are_forgotten(
-    api: httpx.Client, service: Service, known: Callable[..., Headers], monkeypatch: pytest.MonkeyPatch
+    api: httpx.Client, service: Service, known: Callable[..., Headers]
 ) -> None:
-    monkeypatch.setattr(api_tokens, "MOST_VALID", 3)
     ada, olga, path = known("ada"), known("olga", Role.OPERATOR), "/v1/users/me/tokens"
+    for number in range(MOST_VALID - 3):
+        row = new_token(f"own{number}", "ada", Role.USER, service.now_s(), None).row
+        service.store.write(lambda tx, row=row: add_token(tx, row))  # type: ignore[misc]
 
     made = [api.post(path, json={"name": f"n{number}"}, headers=ada) for number in range(3)]
     more = api.post(path, json={"name": "more", "owner": "ada"}, headers=olga)
@@ -237,7 +238,7 @@ def test_a_user_makes_so_many_tokens_and_old_ones_are_forgotten(
     for number in range(MOST_EXPIRED + 5):
         row = new_token(f"old{number}", "ada", Role.USER, service.now_s(), float(number)).row
         service.store.write(lambda tx, row=row: add_token(tx, row))  # type: ignore[misc]
-    assert len(api.get(path, headers=ada).json()) == MOST_EXPIRED + 4
+    assert len(api.get(path, headers=ada).json()) == MOST_EXPIRED + 1 + MOST_VALID
     assert not {"old0", "old4"} & {it["name"] for it in api.get(path, headers=ada).json()}
 
 
@@ -247,17 +248,14 @@ def test_a_token_that_is_not_there_cannot_be_revoked(api: httpx.Client) -> None:
     assert (answer.status_code, answer.json()["code"]) == (404, "no-such-token")
 
 
-def test_a_stream_ends_when_its_token_is_revoked(
-    app: FastAPI, service: Service, known: Callable[..., Headers], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streaming, "WHO_S", 0.0)
+def test_a_stream_ends_when_its_token_is_revoked(app: FastAPI, service: Service, known: Callable[..., Headers]) -> None:
     [(_, shown)] = known("ada").items()
     request = Request({"type": "http", "app": app, "headers": [(b"authorization", shown.encode())]})
 
     async def follow() -> list[object]:
         knows = app.state.known
         caller = await who_asks(request, service, knows)
-        streams = await streaming.streams_of(request, service, knows, caller)
+        streams = streaming.Streams(app.state.streams, caller, lambda: who_asks(request, service, knows), who_s=0.0)
         told = aiter(streams.stream(service, list).body_iterator)
         first = await anext(told)
         service.store.write(lambda tx: revoke_token(tx, "ada", "t-user", service.now_s()))

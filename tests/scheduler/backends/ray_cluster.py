@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from longshore.scheduler.backends.local.supervisor.gang import free_port
+from longshore.scheduler.backends.ray.api import DEADLINE_S
 from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.ray.names import LABEL, gpu_resource
 from longshore.scheduler.files.processes import Identity, boot_id, children, find, is_alive
@@ -157,9 +158,10 @@ def _line_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def backend_of(cluster: RayCluster) -> RayBackend:
+def backend_of(cluster: RayCluster, deadline_s: float = DEADLINE_S) -> RayBackend:
     """Return a backend that knows what earlier ones launched."""
-    return RayBackend(cluster.folder, dict.fromkeys(cluster.nodes, GPUS), address=cluster.address, token=cluster.token)
+    nodes = dict.fromkeys(cluster.nodes, GPUS)
+    return RayBackend(cluster.folder, nodes, address=cluster.address, token=cluster.token, deadline_s=deadline_s)
 
 
 def end_attempts(cluster: RayCluster) -> None:

@@ -15,7 +15,8 @@ from benchmarks.slurm_cluster import SlurmCluster, why_no_plugin, why_not
 from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.control.reconciler import Reconciler
+from longshore.scheduler.backends.slurm.times import TIMES as SLURM_TIMES
+from longshore.scheduler.control.reconciler import TIMES, Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
 from longshore.scheduler.model.job import JobRow
@@ -97,6 +98,7 @@ class Site:
         (folder / "cluster.yaml").write_text(CLUSTER.format(nodes=names))
         self.store: Store = open_store(f"sqlite:///{folder / 'longshore.db'}")
         self.later_s = 0.0  # by how much the scheduler's clock is ahead
+        self.times, self.slurm_times = TIMES, SLURM_TIMES  # of the next scheduler
         self.begin()
 
     def begin(self, backend: SlurmBackend | None = None) -> None:
@@ -104,11 +106,13 @@ class Site:
         setup = read_cluster(self.folder / "cluster.yaml")
         self.layout = layout = layout_of(setup)
         door = self.socket if self._takes_sbatch else None
-        self.backend = backend or SlurmBackend(self.folder, layout.nodes, conf=self.cluster.conf, door=door)
+        self.backend = backend or SlurmBackend(
+            self.folder, layout.nodes, conf=self.cluster.conf, door=door, times=self.slurm_times
+        )
         monitor = Monitor(self.backend, "slurm", layout, node_types_of(setup))
         site, placer = site_of(setup, Settings(folder=self.folder)), Placer(find_policy("spread"))
         self.scheduler = Reconciler(
-            Parts(self.store, self.backend, "slurm", site, layout, placer, self.now_s, "test", monitor)
+            Parts(self.store, self.backend, "slurm", site, layout, placer, self.now_s, "test", monitor), self.times
         )
 
     def now_s(self) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.backends.kubernetes import lead
 from longshore.scheduler.backends.kubernetes.backend import KubernetesBackend
+from longshore.scheduler.backends.kubernetes.lead import LeadTimes
 from longshore.scheduler.model.run import Run
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, Settings
@@ -30,10 +30,9 @@ KEY = ("leases", "longshore", "longshore")
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> None:
+def times(trial: Trial) -> None:
     """Renew at every look, and wait a few seconds for another installation."""
-    monkeypatch.setattr(lead, "RENEW_S", 0.0)
-    monkeypatch.setattr(lead, "HOLD_S", 3)
+    trial.lead_times = LeadTimes(hold_s=3, renew_s=0.0)
 
 
 def spec_of(trial: Trial) -> dict[str, Any]:
@@ -118,14 +117,12 @@ def test_nothing_is_launched_while_nobody_can_say_who_leads(trial: Trial) -> Non
     assert trial.cluster.pods() == []
 
 
-def test_a_short_trouble_with_the_lease_holds_nothing_up(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lead, "RENEW_S", 0.0)
+def test_a_short_trouble_with_the_lease_holds_nothing_up(trial: Trial, times: None) -> None:
     backend = trial.make()
     assert takes_jobs(backend)
     trial.cluster.server.faults.always("get leases", 500)
     assert takes_jobs(backend)
-    monkeypatch.setattr(lead, "HOLD_S", 0)
-    assert not takes_jobs(backend)
+    until(lambda: not takes_jobs(backend))
 
 
 def test_why_no_pod_is_started_is_told_once(trial: Trial, times: None, caplog: pytest.LogCaptureFixture) -> None:

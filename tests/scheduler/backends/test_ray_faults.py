@@ -9,7 +9,6 @@ import pytest
 
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt, CannotHonourError
-from longshore.scheduler.backends.ray import api
 from longshore.scheduler.backends.ray.backend import RayBackend
 from longshore.scheduler.backends.ray.names import ALIVE, QUEUE
 from longshore.scheduler.model.placement import Placement, Share
@@ -168,14 +167,13 @@ def group_states(cluster: RayCluster, *attempts: Attempt) -> list[str]:
     return [group["state"] for group in groups if group["name"] in names and group["state"] != "REMOVED"]
 
 
-def test_a_hung_ray_hangs_nobody(ray_cluster: RayCluster, backend: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_ray_hangs_nobody(ray_cluster: RayCluster, backend: RayBackend) -> None:
     running, late = sh("exec sleep 1000"), sh("true")
     backend.launch(running, ON_A)
     runs(backend, running)
-    monkeypatch.setattr(api, "DEADLINE_S", 1.0)  # of what will not come
     os.kill(ray_cluster.dashboard(), signal.SIGSTOP)
     try:
-        fresh = backend_of(ray_cluster)
+        fresh = backend_of(ray_cluster, deadline_s=1.0)  # of what will not come
         with pytest.raises(BackendError, match="does not answer"):
             fresh.observe()
         with pytest.raises(BackendError, match="did not answer"):

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from longshore.cluster.files.errors import BackendError
-from longshore.scheduler.backends.slurm.held import submit_socket as door
 from longshore.scheduler.backends.slurm.held.submit_socket import Door
 
 
@@ -20,14 +19,13 @@ def said(path: Path) -> bytes:
 
 
 def test_who_comes_later_leaves_the_socket_to_who_answers_and_takes_it_when_nobody_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(door, "_AGAIN_S", 0.0)
     path = tmp_path / "door"
     with socket.socket(socket.AF_UNIX) as first:
         first.bind(str(path))
         first.listen()
-        later = Door(path, {"a": 4})
+        later = Door(path, {"a": 4}, again_s=0.0)
         later.see()
         first.settimeout(30.0)
         first.accept()[0].close()  # It still is who is asked.

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.slurm_cluster import GPUS, SlurmCluster
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt
-from longshore.scheduler.backends.slurm import commands
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
+from longshore.scheduler.backends.slurm.times import TIMES, Times
 from longshore.scheduler.model.placement import Placement, Share
 from longshore.scheduler.model.run import Run
 from tests.scheduler.backends.attempts import (
@@ -32,10 +32,11 @@ from tests.scheduler.backends.attempts import (
 NODES = dict.fromkeys("abcd", GPUS)
 ON_A: Placement = (Share("a", (2,)),)
 ON_D: Placement = (Share("d", (1, 2)),)
+IMPATIENT = Times(deadline_s=1.0)  # where no answer will come
 
 
-def backend_of(cluster: SlurmCluster, folder: Path) -> SlurmBackend:
-    return SlurmBackend(folder, NODES, conf=cluster.conf)
+def backend_of(cluster: SlurmCluster, folder: Path, times: Times = TIMES) -> SlurmBackend:
+    return SlurmBackend(folder, NODES, conf=cluster.conf, times=times)
 
 
 @pytest.fixture
@@ -193,16 +194,13 @@ def looked(backend: SlurmBackend) -> object:
         return error
 
 
-def test_a_running_job_outlives_the_controller(
-    mortal: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_job_outlives_the_controller(mortal: SlurmCluster, tmp_path: Path) -> None:
     backend = backend_of(mortal, tmp_path)
     attempt = sh(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; exit 9")
     backend.launch(attempt, ON_A)
     runs(backend, attempt)
     mortal.kill("slurmctld")
-    monkeypatch.setattr(commands, "DEADLINE_S", 1.0)  # of what will not come
-    fresh = backend_of(mortal, tmp_path)
+    fresh = backend_of(mortal, tmp_path, IMPATIENT)
     assert fresh.status(attempt.name).run is Run.RUNNING
     with pytest.raises(BackendError):
         fresh.observe()
@@ -226,25 +224,23 @@ def test_a_job_that_slurm_runs_again_does_not_start_a_second_time(
     assert (tmp_path / "starts").read_text() == "started\n"
 
 
-def test_a_hung_controller_hangs_nobody(
-    slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hung_controller_hangs_nobody(slurm_cluster: SlurmCluster, backend: SlurmBackend, tmp_path: Path) -> None:
     running, ended, late = sh("exec sleep 1000"), sh("true"), sh("true")
     backend.launch(running, ON_A)
     runs(backend, running)
     backend.launch(ended, ON_A)
     backend.cancel(ended.name, "it waits")
-    monkeypatch.setattr(commands, "DEADLINE_S", 1.0)  # of what will not come
     os.kill(slurm_cluster.pid("slurmctld"), signal.SIGSTOP)
     try:
         with pytest.raises(BackendError, match="did not answer"):
-            backend_of(slurm_cluster, tmp_path).observe()
+            backend_of(slurm_cluster, tmp_path, IMPATIENT).observe()
+        fresh = backend_of(slurm_cluster, tmp_path, IMPATIENT)
         with pytest.raises(BackendError, match="did not answer"):
-            backend.launch(late, ON_D)
-        told = backend.statuses((running.name, ended.name, late.name))
+            fresh.launch(late, ON_D)
+        told = fresh.statuses((running.name, ended.name, late.name))
         assert [told[one.name].run for one in (running, ended, late)] == [Run.RUNNING, Run.EXITED, Run.UNREACHABLE]
-        backend.cancel(running.name, "no longer wanted")
-        assert end_of(backend, running).reason == "cancelled"
+        fresh.cancel(running.name, "no longer wanted")
+        assert end_of(fresh, running).reason == "cancelled"
     finally:
         os.kill(slurm_cluster.pid("slurmctld"), signal.SIGCONT)
 

@@ -12,9 +12,10 @@ import pytest
 from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
-from longshore.scheduler.backends.slurm.held import held_attempts
+from longshore.scheduler.backends.slurm.times import Times
 from longshore.scheduler.model.placement import Share
 from longshore.scheduler.model.run import Run
+from tests.scheduler.backends.attempts import until
 
 STAMP = f"longshore:1795372952:{'a' * 20}:1x2:x"
 NAMES = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
@@ -82,13 +83,13 @@ def test_a_launch_that_comes_after_a_cancelled_attempt_was_forgotten_starts_noth
 
 
 def test_a_cancelled_attempt_that_slurm_requeued_from_a_lost_node_is_gone_only_a_while_after_the_node_is_back(
-    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: Slurm, tmp_path: Path
 ) -> None:
     def slurm_says(state: str) -> None:
         slurm(squeue=f"echo '{line_of('PENDING', restarts=1)}'", sinfo=f"echo 'a|a|gpu:i0:1,gpu:i1:1|{state}|none'")
         backend._view.forget()
 
-    backend = SlurmBackend(tmp_path, {"a": 2}, door=tmp_path / "door")
+    backend = SlurmBackend(tmp_path, {"a": 2}, door=tmp_path / "door", times=Times(stray_s=0.5))
     slurm_says("down*")
     (job,) = (held.job for held in backend.held())
     name = f"ls-{job}-1"
@@ -97,15 +98,10 @@ def test_a_cancelled_attempt_that_slurm_requeued_from_a_lost_node_is_gone_only_a
     assert (backend.status(name).reason, backend.released(name)) == ("cancelled", False)
     slurm_says("idle")
     assert not backend.released(name)
-    monkeypatch.setattr(held_attempts, "STRAY_S", 0.0)
-    assert backend.released(name)
+    until(lambda: backend.released(name))
 
 
-def test_a_refused_job_that_does_not_end_at_once_is_ended_later(
-    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(held_attempts, "_OLD_S", 0.0)
-    monkeypatch.setattr(held_attempts, "_AGAIN_S", 0.0)
+def test_a_refused_job_that_does_not_end_at_once_is_ended_later(slurm: Slurm, tmp_path: Path) -> None:
     comment, job = tmp_path / "comment", line_of("PENDING").removesuffix(f"{STAMP}|")
     comment.write_text(STAMP)
     scontrol = f"""
@@ -115,7 +111,8 @@ def test_a_refused_job_that_does_not_end_at_once_is_ended_later(
         esac
     """
     slurm(squeue=f'echo "{job}$(cat {comment})|"', scontrol=scontrol)
-    backend = SlurmBackend(tmp_path, {"a": 1}, door=tmp_path / "door")  # with less than the job asks for
+    # With less than the job asks for
+    backend = SlurmBackend(tmp_path, {"a": 1}, door=tmp_path / "door", times=Times(old_s=0.0, again_s=0.0))
     with pytest.raises(BackendError, match="scancel failed"):
         backend.held()
     slurm(squeue=f'echo "{job}$(cat {comment})|"', scontrol=scontrol, scancel=f"touch {tmp_path}/ended")

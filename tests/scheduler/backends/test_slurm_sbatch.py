@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
-from longshore.scheduler.control import external_jobs as intake
+from longshore.scheduler.control.reconciler import Times
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, heal, held_gpus_of, holding_slurm
@@ -221,12 +221,13 @@ def test_a_job_that_may_not_be_requeued_runs_on_when_it_is_held_and_ends_when_it
     site.state_becomes(kept, JobState.SUCCEEDED)
 
 
-def test_what_many_cancels_end_in_slurm_is_spread_over_looks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_many_cancels_end_in_slurm_is_spread_over_looks(site: Site) -> None:
     running = site.sbatch("--nodes=2", "--gpus-per-node=4", script="sleep 300")
     site.state_becomes(running, JobState.RUNNING)
     waiting = [site.sbatch("--gres=gpu:1") for _ in range(3)]
     site.ticks_until(lambda: set(waiting) <= set(site.jobs()))
-    monkeypatch.setattr(intake, "DISCARD_S", 0.0)
+    site.times = Times(discard_s=0.0)
+    site.restart()
     for number in waiting:
         site.want(number, Desired.CANCEL)
     ended = [0]

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm_cluster import SlurmCluster
-from longshore.scheduler.backends.slurm import commands
-from longshore.scheduler.backends.slurm.held import held_attempts
+from longshore.scheduler.backends.slurm.times import Times
 from longshore.scheduler.model.states import AttemptState, JobState
 from tests.scheduler.backends.attempts import until
 from tests.scheduler.backends.slurm_users import Site, block, heal, held_gpus_of, holding_slurm
@@ -111,10 +110,9 @@ def test_a_job_that_was_given_other_gpus_is_ended_as_misplaced_and_runs_again_wh
     assert sum(len(share.gpus) for share in site.attempts(number)[1].placement) == len(held_gpus_of(site)) == 1
 
 
-def test_a_job_whose_node_is_lost_runs_again_elsewhere_and_never_twice_at_a_time(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(held_attempts, "STRAY_S", 1.0)  # KillWait is 2 s here
+def test_a_job_whose_node_is_lost_runs_again_elsewhere_and_never_twice_at_a_time(site: Site) -> None:
+    site.slurm_times = Times(stray_s=1.0)  # KillWait is 2 s here
+    site.restart()
     out = site.cluster.root / "run" / "lives"
     out.mkdir(exist_ok=True)
     out.chmod(0o777)
@@ -146,11 +144,11 @@ def test_a_scheduler_that_was_killed_between_update_and_release_goes_on_with_the
     assert [attempt.placement for attempt in site.attempts(number)] == [before]
 
 
-def test_a_hung_controller_hides_the_jobs_and_ends_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_controller_hides_the_jobs_and_ends_none(site: Site) -> None:
     number = site.sbatch("--gres=gpu:2", script="sleep 300")
     site.state_becomes(number, JobState.RUNNING)
-    monkeypatch.setattr(commands, "DEADLINE_S", 1.0)  # of what will not come
-    monkeypatch.setattr(commands, "REST_S", 1.0)
+    site.slurm_times = Times(deadline_s=1.0, rest_s=1.0)  # of what will not come
+    site.restart()
     os.kill(site.cluster.pid("slurmctld"), signal.SIGSTOP)
     try:
         site.ticks_until(lambda: site.attempts(number)[0].contact == "unknown")

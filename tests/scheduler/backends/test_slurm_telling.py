@@ -12,15 +12,15 @@ import pytest
 from benchmarks.slurm_cluster import SlurmCluster
 from longshore.scheduler.backends.local.launching import spec_of
 from longshore.scheduler.backends.local.supervisor.spec import encode
-from longshore.scheduler.backends.slurm import commands
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.submission import comment_of
+from longshore.scheduler.backends.slurm.times import TIMES, Times
 from longshore.scheduler.model.run import Run
 from longshore.scheduler.rules.retry_policy import ExitClass, class_of
 from tests.scheduler.backends.attempts import end_of, own_folder, runs, sh
-from tests.scheduler.backends.test_slurm_faults import NODES, ON_A, backend_of
+from tests.scheduler.backends.test_slurm_faults import IMPATIENT, NODES, ON_A, backend_of
 
-Saying = Callable[[str], SlurmBackend]
+Saying = Callable[..., SlurmBackend]
 
 
 @pytest.fixture
@@ -33,13 +33,13 @@ def backend(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmBacken
 def saying(slurm_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saying:
     """A fresh backend whose squeue is a script, and notes each call."""
 
-    def make(script: str) -> SlurmBackend:
+    def make(script: str, times: Times = TIMES) -> SlurmBackend:
         path = tmp_path / "bin" / "squeue"
         path.parent.mkdir()
         path.write_text(f"#!/bin/sh\necho >> {tmp_path}/calls\n{script}\n")
         path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
-        return backend_of(slurm_cluster, tmp_path)
+        return backend_of(slurm_cluster, tmp_path, times)
 
     return make
 
@@ -65,19 +65,16 @@ def test_what_slurm_stopped_at_a_limit_has_outlived_its_limit(
 
 
 @pytest.mark.parametrize("script", ["exit 1", "true", "exec sleep 1000"])
-def test_a_slurm_that_says_nothing_ends_no_job(
-    backend: SlurmBackend, saying: Saying, monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
-    monkeypatch.setattr(commands, "DEADLINE_S", 1.0)  # of what will not come
+def test_a_slurm_that_says_nothing_ends_no_job(backend: SlurmBackend, saying: Saying, script: str) -> None:
     attempt = sh("exec sleep 1000")
     backend.launch(attempt, ON_A)
     runs(backend, attempt)
-    other = saying(script)
+    other = saying(script, IMPATIENT)
     assert (other.status(attempt.name).run, other.released(attempt.name)) == (Run.RUNNING, False)
 
 
 def test_five_thousand_jobs_take_one_question_and_running_ones_do_not_wait_for_the_answer(
-    backend: SlurmBackend, saying: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: SlurmBackend, saying: Saying, tmp_path: Path
 ) -> None:
     running = sh("exec sleep 1000")
     backend.launch(running, ON_A)
@@ -97,7 +94,6 @@ def test_five_thousand_jobs_take_one_question_and_running_ones_do_not_wait_for_t
     assert (tmp_path / "calls").read_text() == "\n"
 
     (tmp_path / "slow").touch()
-    monkeypatch.setattr(commands, "DEADLINE_S", 1.0)  # of what will not come
-    told = SlurmBackend(tmp_path, NODES, conf=None).statuses(names)
+    told = SlurmBackend(tmp_path, NODES, conf=None, times=IMPATIENT).statuses(names)
     assert {told[it.name].run for it in waiting} == {Run.UNREACHABLE}
     assert told[running.name].run is Run.RUNNING

@@ -9,9 +9,9 @@ from longshore.scheduler.store.database.engines import connect
 from longshore.scheduler.store.database.errors import OlderAttemptError
 from longshore.scheduler.store.migrate import configuration
 from longshore.scheduler.store.opening import Store, open_store
-from longshore.scheduler.store.rows import checkpoints
 from longshore.scheduler.store.rows.checkpoints import (
     MOST_KEPT,
+    MOST_TOLD,
     SAVED,
     CheckpointRow,
     checkpoints_of,
@@ -50,9 +50,11 @@ def begin_again(store: Store, fence: int, job: str) -> None:
     store.write(lambda tx: start(tx, fence, job_now(store, job), 0))
 
 
-def save(store: Store, job: str, number: int, step: int, path: str = "/ckpt", digest: str = "") -> bool:
+def save(
+    store: Store, job: str, number: int, step: int, path: str = "/ckpt", digest: str = "", *, most_told: int = MOST_TOLD
+) -> bool:
     row = CheckpointRow(job, number, step, path, digest, float(step))
-    return store.write(lambda tx: register(tx, row, writer="api"))
+    return store.write(lambda tx: register(tx, row, writer="api", most_told=most_told))
 
 
 def steps(store: Store, job: str) -> list[tuple[int, int]]:
@@ -70,12 +72,8 @@ def test_an_older_attempt_registers_nothing_once_the_next_has_begun(store: Store
     assert steps(store, job) == [(2, 50), (1, 100)]
 
 
-def test_a_job_that_saves_for_ever_has_so_many_events_and_its_newest_checkpoint(
-    store: Store, job: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "MOST_TOLD", 3)
-
-    assert all(save(store, job, 1, step) for step in range(6))
+def test_a_job_that_saves_for_ever_has_so_many_events_and_its_newest_checkpoint(store: Store, job: str) -> None:
+    assert all(save(store, job, 1, step, most_told=3) for step in range(6))
 
     told = [event.cause for event in all_events(store) if event.kind == SAVED]
     assert [it.partition(" is")[0] for it in told] == ["step 0", "step 1", "step 2"]
@@ -113,19 +111,18 @@ def test_a_registration_takes_as_long_however_much_was_told_before(sqlite_url: s
     store.close()
 
 
-def test_a_store_of_an_older_version_knows_how_much_was_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "MOST_TOLD", 3)
+def test_a_store_of_an_older_version_knows_how_much_was_told(url: str) -> None:
     store = open_store(url)
     job = running_in(store)
     for step in range(2):
-        save(store, job, 1, step)
+        save(store, job, 1, step, most_told=3)
     with store.engine.begin() as tx:
         command.downgrade(configuration(tx), "0006")
     store.close()
 
     again = open_store(url)
     for step in range(2, 5):
-        save(again, job, 1, step)
+        save(again, job, 1, step, most_told=3)
 
     assert [event.data for event in all_events(again) if event.kind == SAVED] == [
         {"step": step, "path": "/ckpt", "digest": ""} for step in range(3)

@@ -24,6 +24,7 @@ from ...shared_folder.node import MISPLACED
 from ..commands import Commands
 from ..snapshot import Node
 from ..steering import DISABLED, RunsOnError, end, granted, put_back, refuse, see_same, steer
+from ..times import TIMES, Times
 from ..view import View
 from .held import HeldJob, read_held
 from .held_ends import Ended, Taken, end_of, ended_of, status_of
@@ -31,11 +32,6 @@ from .submit_socket import why_never
 
 log = logging.getLogger(__name__)
 
-STRAY_S = 60.0  # that a node that was lost has to be back for: within it Slurm kills what was left there
-
-_OLD_S = 1.0  # Slurm is asked no more often than this
-_UNASKED_S = 10.0  # after which it is asked though nobody wants to know of all jobs
-_AGAIN_S = 5.0  # between two tries to end the same job
 _DONE = frozenset(("COMPLETED", "CANCELLED"))  # and nothing is left to be tried again
 
 
@@ -47,10 +43,13 @@ class HeldAttempts:
         commands: Slurm's.
         view: Of Slurm's nodes.
         nodes: GPUs of each node.
+        times: How often Slurm is asked, and what a lost node has to be back for.
     """
 
-    def __init__(self, folders: Folders, commands: Commands, view: View, nodes: Mapping[str, int]) -> None:
-        self._folders, self._commands, self._view, self._nodes = folders, commands, view, nodes
+    def __init__(
+        self, folders: Folders, commands: Commands, view: View, nodes: Mapping[str, int], times: Times = TIMES
+    ) -> None:
+        self._folders, self._commands, self._view, self._nodes, self._times = folders, commands, view, nodes, times
         self._jobs: dict[str, HeldJob] = {}
         self._read_s = float("-inf")  # when Slurm was asked last
         self._told: tuple[Held, ...] = ()
@@ -65,7 +64,7 @@ class HeldAttempts:
         Raises:
             BackendError: If Slurm does not answer.
         """
-        self._look(_OLD_S)
+        self._look(self._times.old_s)
         return self._told
 
     def _look(self, old_s: float) -> None:
@@ -104,7 +103,7 @@ class HeldAttempts:
             RefusedError: If Slurm has no such job any more, or it may not run again.
             BackendError: If it is not known whether it starts.
         """
-        self._look(_OLD_S)
+        self._look(self._times.old_s)
         job = self._job(attempt)
         with told_as_backend_error(attempt.name), self._folders.make(attempt.name) as folder:
             if is_there(folder, "cancel.json"):
@@ -194,7 +193,7 @@ class HeldAttempts:
         ended = read_marker(folder, name, Ended)
         if ended is not None:
             return status_of(ended)
-        self._look(_UNASKED_S)
+        self._look(self._times.unasked_s)
         status = self._by_slurm(folder, name, taken, self._jobs.get(job_of(name)))
         if status.run in (Run.EXITED, Run.LOST):
             write_first(folder, Ended.file_name, ended_of(name, status).model_dump_json().encode())
@@ -275,7 +274,7 @@ class HeldAttempts:
         """
         ended = read_marker(folder, name, Ended)
         try:
-            self._look(_UNASKED_S)
+            self._look(self._times.unasked_s)
             job, snapshot = self._jobs.get(job_of(name)), self._view.look()
             if job is None and (snapshot.read_s < self._read_s or not self._view.is_complete(snapshot)):
                 return False
@@ -297,7 +296,7 @@ class HeldAttempts:
             self._back_s.pop(name, None)
             self._away.add(name)
             return False
-        return not is_lost or time.monotonic() > self._back_s.setdefault(name, time.monotonic()) + STRAY_S
+        return not is_lost or time.monotonic() > self._back_s.setdefault(name, time.monotonic()) + self._times.stray_s
 
     def forget(self, name: str) -> None:
         """Forget what was tried for an attempt."""
@@ -308,7 +307,7 @@ class HeldAttempts:
 
     def _now_and_then(self, what: str, do: Callable[[], None]) -> None:
         if time.monotonic() >= self._again_s.get(what, 0.0):
-            self._again_s[what] = time.monotonic() + _AGAIN_S
+            self._again_s[what] = time.monotonic() + self._times.again_s
             do()
 
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 0.2  # with whoever asks; the plug-in waits about as long
 _MOST_BYTES = 256
 _BACKLOG = 64
-_AGAIN_S = 5.0  # between two looks at whether another scheduler still answers
+AGAIN_S = 5.0  # between two looks at whether another scheduler still answers
 _ASKED = re.compile(rb"(\d{1,5})\t(\d{1,5})\n")
 
 
@@ -28,13 +28,14 @@ class Door:
     Args:
         path: Of the socket.
         nodes: GPUs of each node.
+        again_s: Between two looks at whether another scheduler still answers.
 
     Raises:
         BackendError: If the socket cannot be made.
     """
 
-    def __init__(self, path: Path, nodes: Mapping[str, int]) -> None:
-        self._path, self._nodes = path, dict(nodes)
+    def __init__(self, path: Path, nodes: Mapping[str, int], *, again_s: float = AGAIN_S) -> None:
+        self._path, self._nodes, self._after_s = path, dict(nodes), again_s
         self._is_open, self._again_s = False, 0.0
         self._open()
 
@@ -47,7 +48,7 @@ class Door:
                 log.warning("%s", error)
 
     def _open(self) -> None:
-        self._again_s = time.monotonic() + _AGAIN_S
+        self._again_s = time.monotonic() + self._after_s
         listener = socket.socket(socket.AF_UNIX)
         try:
             if _is_answered(self._path):
