@@ -78,16 +78,15 @@ def test_folders_are_not_deep() -> None:
 
 def test_few_classes_stand_between_others_and_a_single_one() -> None:
     """A base of one class is a detour; errors are caught by their bases, and protocols are no bases."""
-    below: dict[str, set[str]] = {}
-    protocols = set()
-    for path in (it for room in ROOMS for it in (ROOT / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                below.setdefault(node.name, set())
-                bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
-                protocols |= {node.name} if "Protocol" in bases else set()
-                for base in bases & below.keys():
-                    below[base].add(node.name)
+    ours = [
+        (node.name, {base.id for base in node.bases if isinstance(base, ast.Name)})
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    below = {name: {it for it, bases in ours if name in bases} for name, _ in ours}
+    protocols = {name for name, bases in ours if "Protocol" in bases}
     single = {it for it, found in below.items() if len(found) == 1 and not it.endswith("Error")} - protocols
     assert len(single) <= 3, sorted(single)
 

@@ -10,7 +10,8 @@ Source: SPEC K8; docs/security.md.
 
 import asyncio
 import socket
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -43,22 +44,17 @@ def bounds_of(files: int) -> Bounds:
 
 
 def bounded_protocol(bounds: Bounds, patience: Patience) -> type[H11Protocol]:
-    """Return the protocol of a server with bounds on its connections."""
-    connections, waits = _Connections(bounds), patience
-
-    class Bounded(_Bounded):
-        """A connection of one server."""
-
-        others, patience = connections, waits
-
-    return Bounded
+    """Return what makes the connections of a server that has bounds on them; uvicorn does no more than call it."""
+    return cast("type[H11Protocol]", partial(_Bounded, _Connections(bounds), patience))
 
 
 class _Bounded(H11Protocol):
-    """A connection that is closed if its client takes too long."""
+    """A connection that is closed if its client takes too long; `for_server` is what the server gives to each."""
 
-    others: "_Connections"
-    patience: Patience
+    def __init__(self, others: "_Connections", patience: Patience, **for_server: Any) -> None:
+        super().__init__(**for_server)
+        self.others, self.patience = others, patience
+
     address = ""
     is_asking = True  # no whole request is there
     _phase: object = None
