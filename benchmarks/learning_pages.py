@@ -25,6 +25,7 @@ from .learning_ways import (
     key,
     rival_key,
 )  # fmt: skip
+from .markdown import wrapped
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
@@ -173,15 +174,18 @@ def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
     """Yield the lines of the section on rollouts."""
     yield from (
         "## Rollouts", "",
-        "Any policy, the *base*, can be improved while it decides: its best candidates are tried in imagined futures, "
-        "which the base runs to the end ([policies.md](policies.md#rollouts)). *Futures*: how many are drawn; "
-        "*width*: candidates that are tried beside the base's own. `patient` is a heuristic. `hetero64-wait` is the "
-        "first shipped policy, one training seed; it ranks the candidates. At most so many futures are drawn, for as "
-        "long as knowing more is *worth* at least so much, in mean run times of a job. A *horizon* cuts a try off "
-        "after so many jobs. `RETRAIN=1 make bench-learning` runs what is missing of these; "
+        "Rollouts improve any policy, the *base*, while it decides: they try its best candidates in imagined futures, "
+        "and the base runs each future to the end ([policies.md](policies.md#rollouts)). `patient` is a heuristic. "
+        "`hetero64-wait` is the first shipped policy, of one training seed; it ranks the candidates.", "",
+        "- *futures*: how many futures are drawn at most.",
+        "- *width*: how many candidates are tried beside the base's own.",
+        "- *least_value*: further futures are tried only while knowing more is worth at least this much, in mean run "
+        "times of a job.",
+        "- *horizon*: a try is cut off after this many jobs.", "",
+        "`RETRAIN=1 make bench-learning` runs those settings that have no figures yet. "
         "`longshore evaluate --waiting --policy rollout:checkpoints/hetero64-wait.zip` runs the default. "
-        f"Milliseconds are timed one setting after the other on {TIMED} workloads, with nothing else on the machine. "
-        "Dashed in the picture: the base alone.",
+        f"The milliseconds were measured one setting after the other on {TIMED} workloads, with nothing else on the "
+        "machine. The dashed line in the picture is the base alone.",
         "", f"| base | {' | '.join(SEARCH_FIELDS)} | against `patient` (%) | against its base (%) | ms a decision |",
         "| --- |" + " --- |" * 7,
     )  # fmt: skip
@@ -208,32 +212,32 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
     """Yield the beginning of the page."""
     yield from (
         "# Results: ways to learn", "",
-        "Ways to learn side by side, on the preset `hetero64` ([training.md](training.md#presets)), 64 jobs at once "
-        "on 64 GPUs of two speeds, with faults, if nothing else is said. A step is what is picked at once: a GPU, a "
-        "node or a whole placement, or a wait. What picks alike has the same number of steps; core-minutes tell what "
-        "they cost. "
-        "[what-mattered.md](what-mattered.md) tells a newcomer what it means. This page is written by "
-        "`make bench-learning`, which scores what the commands leave, from what benchmarks/learning.json holds.", "",
+        "This page compares ways to learn. It is for people who know the terms; "
+        "[what-mattered.md](what-mattered.md) explains the results to newcomers. Unless a section says otherwise, all "
+        "runs are on the preset `hetero64` ([training.md](training.md#presets)): 64 jobs, submitted at once, on 64 "
+        "GPUs of two speeds, with faults. A step is one pick: a GPU, a node, a whole placement, or a wait. Policies "
+        "that pick the same kind of thing have the same number of steps. The core-minutes say what the steps cost. "
+        "`make bench-learning` writes this page from the figures in benchmarks/learning.json.", "",
     )  # fmt: skip
     limits = "" if (seeds, share) == (5, 1.0) else f"SEEDS={seeds} STEPS={share:g} "
     yield from (
         f"- **Command**: `RETRAIN=1 {limits}make bench-learning` trains what is missing, with seeds 0 to {seeds - 1}. "
-        "With `--algo distil` steps are decisions that are labelled.",
+        "With `--algo distil`, steps are labelled decisions.",
         f"- **Machine**: {machines_of(runs)}.",
-        f"- **Per cent**: difference of the mean makespan from a rival's, on {HELD_OUT} held-out workloads (of "
-        f"rollouts on the first {SEARCHED}) with their faults; below 0 is better. What counts is the policy of each "
-        "run's best validation.",
-        "- **Brackets**: 95 % interval of the mean of all seeds, paired by workload. It tells how sure the figure is "
-        "for these trained policies on other workloads; how much training itself varies stands under *seeds*, from "
-        "the best to the worst, with their number.",
-        "- **Rival**: the best heuristic on these workloads, of those that wait where waiting is allowed, and else of "
-        "those that never do; named in each cell.",
-        "- **core-min**: CPU time of the training, validations included, in minutes of one core; the median of the "
-        "seeds, because the first may have to compile; two runs shared the machine.",
-        "- **Curves**: the mean of the seeds on the validation workloads after each twelfth of the steps, or after "
-        "each update where these are fewer (PPO has 8 in 500,000 steps, 16 where it picks nodes); the band goes from "
-        "the best to the worst seed. What lies above the picture is named at its margin. Distillation, whose steps are "
-        "others, is a dashed level.",
+        f"- **Per cent**: difference of the mean makespan from a rival's, on {HELD_OUT} held-out workloads with their "
+        f"faults (for rollouts, the first {SEARCHED} of them). Below 0 is better. Each run counts with the policy of "
+        "its best validation.",
+        "- **Brackets**: 95 % interval of the mean of all seeds, paired by workload. It says how sure the figure is "
+        "for these trained policies on other workloads. How much training itself varies stands under *seeds*: the best "
+        "and the worst seed, with the number of seeds.",
+        "- **Rival**: the best heuristic on these workloads, named in each cell. Where waiting is not allowed, only "
+        "heuristics that never wait count.",
+        "- **core-min**: CPU time of the training, validations included, in minutes of one core. It is the median of "
+        "the seeds, because the first may have to compile. Two runs shared the machine.",
+        "- **Curves**: the mean of the seeds on the validation workloads. There is a point after each twelfth of the "
+        "steps, or after each update if there are fewer updates (PPO has 8 in 500,000 steps, 16 where it picks "
+        "nodes). The band goes from the best to the worst seed. A curve that lies above the picture is named at its "
+        "margin. Distillation counts its steps differently, so it is a dashed level.",
         "",
     )  # fmt: skip
 
@@ -255,8 +259,9 @@ def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float) ->
     if table := list(traces.summary()):
         lines += [
             "## A real trace", "",
-            "Policies trained by groups on the first 60 % of the jobs of a trace, on windows of its last 30 %: "
-            "difference of the mean JCT, 95 % interval over windows. [results-trace.md](results-trace.md) has all "
-            "figures, with each window, tails and estimates with errors.", "", *table,
+            "These policies were trained by groups on the first 60 % of the jobs of a trace, and compared on windows "
+            "of its last 30 %. The figures are differences of the mean JCT, with the 95 % interval over windows. "
+            "[results-trace.md](results-trace.md) has all figures: each window, tails, and estimates with errors.",
+            "", *table,
         ]  # fmt: skip
-    PAGE.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    PAGE.write_text(wrapped(lines), encoding="utf-8")
