@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
-from longshore.cluster.model.intervals import Estimates, ratio_estimates
 
 from . import traces
+from .against import Difference, difference_of_means
 from .harness import ROOT
 from .learning_ways import (
     BEST_RANDOM,
@@ -56,8 +56,8 @@ class Point(NamedTuple):
     """What rollouts gain, and for what time."""
 
     trial: Trial
-    against_patient: Estimates  # in per cent, shape (1,)
-    against_base: Estimates
+    against_patient: Difference
+    against_base: Difference
     decision_ms: float
 
 
@@ -104,21 +104,16 @@ def points(runs: Runs, trials: Sequence[Trial]) -> list[Point]:
     for trial in trials:
         if trial.key in runs and alone[trial.base] in runs:
             run, mine_s = runs[trial.key], seconds_of(runs, trial.key)
-            base = difference(mine_s, seconds_of(runs, alone[trial.base]))
-            found.append(Point(trial, difference(mine_s, patient_s), base, 1e3 * run.core_s / run.decisions))
+            base = difference_of_means(mine_s, seconds_of(runs, alone[trial.base]))
+            found.append(Point(trial, difference_of_means(mine_s, patient_s), base, 1e3 * run.core_s / run.decisions))
     return found
 
 
-def difference(mine_s: NDArray[np.float64], rival_s: NDArray[np.float64]) -> Estimates:
-    """Return the paired difference of mean makespans in per cent of the rival's, shape (1,)."""
-    return ratio_estimates(100.0 * (mine_s - rival_s)[None], rival_s[None], confidence=0.95)
-
-
-def cell(found: Estimates) -> str:
+def cell(found: Difference) -> str:
     """Return a difference with its interval; a dash where a thing is compared with itself."""
-    if found.value[0] == found.low[0] == found.high[0] == 0.0:
+    if found.percent == found.low == found.high == 0.0:
         return "-"
-    return f"{found.value[0]:+.2f} [{found.low[0]:+.2f}, {found.high[0]:+.2f}]"
+    return f"{found.percent:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
 
 
 def section_lines(runs: Runs, section: Section, found: Sequence[Standing], share: float) -> Iterator[str]:
@@ -134,10 +129,10 @@ def section_lines(runs: Runs, section: Section, found: Sequence[Standing], share
         mine_s = it.makespan_s.mean(axis=0)
         lines = ", then ".join(f"`{line}`" for line in commands(it.options, "SEED", share, section.preset))
         yield (
-            f"| {it.name} | {cell(difference(mine_s, it.rival_s))} `{it.rival}` "
+            f"| {it.name} | {cell(difference_of_means(mine_s, it.rival_s))} `{it.rival}` "
             f"| {it.percent.min():+.2f} to {it.percent.max():+.2f} ({it.percent.size}) "
-            f"| {cell(difference(mine_s, first_s))} "
-            f"| {cell(difference(mine_s, common_s))} | {it.core_minutes:.1f} | {lines} |"
+            f"| {cell(difference_of_means(mine_s, first_s))} "
+            f"| {cell(difference_of_means(mine_s, common_s))} | {it.core_minutes:.1f} | {lines} |"
         )
     yield from ("", f"![Learning curves: {section.title}](pictures/{picture_name(section.title)})", "")
     if section.preset != "hetero64":
@@ -148,7 +143,7 @@ def about_of(runs: Runs, section: Section) -> str:
     """Return what is said of a section, with the figure of `patient` where that is asked for."""
     if "{patient}" not in section.about:
         return section.about
-    patient = difference(rival_seconds(runs, PATIENT.name), rival_seconds(runs, COMMON))
+    patient = difference_of_means(rival_seconds(runs, PATIENT.name), rival_seconds(runs, COMMON))
     return section.about.replace("{patient}", cell(patient))
 
 
@@ -159,7 +154,7 @@ def rival_lines(runs: Runs, preset: str, found: Sequence[Standing]) -> Iterator[
     names = [BEST_RANDOM, *(name for name in HEURISTICS if rival_key(preset, name) in runs)]
     for name in sorted(names, key=lambda name: float(rival_seconds(runs, name, preset).mean())):
         rival_s = rival_seconds(runs, name, preset)
-        cells = [cell(difference(it.makespan_s.mean(axis=0), rival_s)) for it in found]
+        cells = [cell(difference_of_means(it.makespan_s.mean(axis=0), rival_s)) for it in found]
         yield f"| {name} | {rival_s.mean() / 3600:.2f} | {' | '.join(cells)} |"
     hours = " | ".join(f"{it.makespan_s.mean() / 3600:.2f}" for it in found)
     yield from (f"| their makespan (h) | | {hours} |", "")

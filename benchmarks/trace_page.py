@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from longshore.cluster.model.intervals import ratio_estimates
-
+from .against import Difference, geometric_mean
 from .markdown import wrapped
 
 HEADER = (
@@ -86,25 +85,15 @@ class Part(NamedTuple):
     learned: list[Figures]  # of each training seed
 
 
-class Found(NamedTuple):
-    """A ratio of mean JCT, less 1, in per cent."""
-
-    percent: float
-    low: float  # of the 95 % interval; nan where there is one window
-    high: float
-
-
 def log_ratio(mine: Sequence[Figures], rival: Figures) -> NDArray[np.float64]:
     """Return the logarithm of the ratio of mean JCT in each window, its mean over policies, shape (windows,)."""
     ours: NDArray[np.float64] = np.log([one.mean_jct_s for one in mine]).mean(axis=0)
     return ours - np.log(rival.mean_jct_s)
 
 
-def against(mine: Sequence[Figures], rival: Figures) -> Found:
+def against(mine: Sequence[Figures], rival: Figures) -> Difference:
     """Return the geometric mean over windows of the ratio of mean JCT, with its interval."""
-    ratio = log_ratio(mine, rival)
-    mean = ratio_estimates(ratio[None], np.ones((1, ratio.size)), confidence=0.95)
-    return Found(*(float(100.0 * np.expm1(end[0])) for end in mean))
+    return geometric_mean(log_ratio(mine, rival))
 
 
 def page(title: Sequence[str], parts: dict[str, list[Part]], trained: Sequence[str]) -> str:
