@@ -24,7 +24,6 @@ from longshore.agents.heuristics.heuristics import PATIENT
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.agents.rollouts.rollout import rollout_of
-from longshore.cluster.model.intervals import ratio_estimates
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.simulator.simulation import outcome_of, simulation_of
@@ -34,6 +33,7 @@ from longshore.training.presets import STREAM_JOBS, STREAM_LOAD, VALIDATION_SCEN
 from longshore.training.run_folder import BEST, SCORE, SPENT
 
 from . import bound
+from .against import difference_of_means
 from .card import HeldOut, Training, candidates_card, core_minutes, machine_text
 from .harness import ROOT, Row, call_longshore, main, progress, seconds, stamp_of_run
 
@@ -114,8 +114,8 @@ def compare(problem: Problem, policy: Policy, rival: Policy) -> Found:
 
 def difference(ours_s: NDArray[np.float64], theirs_s: NDArray[np.float64]) -> Found:
     """Return by how much the mean of paired costs differs."""
-    percent = ratio_estimates(100.0 * (ours_s - theirs_s)[None], theirs_s[None], confidence=0.95)
-    return Found(float(percent.value[0]), float(percent.high[0]), 100.0 * float(np.mean(ours_s > theirs_s)))
+    found = difference_of_means(ours_s, theirs_s)
+    return Found(found.percent, found.high, 100.0 * float(np.mean(ours_s > theirs_s)))
 
 
 def cost_s(problem: Problem, policy: Policy) -> NDArray[np.float64]:

@@ -245,7 +245,7 @@ def rows_of(runs: Runs, seeds: int, share: float) -> Iterator[Row]:
         for it in standings(runs, section, seeds, share):
             yield Row(f"{section.title}: {it.name}, against {it.rival}", float(it.percent.mean()), "%")
     for point in points(runs, trials()):
-        yield Row(f"rollouts of {point.trial.key}, against patient", float(point.against_patient.value[0]), "%")
+        yield Row(f"rollouts of {point.trial.key}, against patient", point.against_patient.percent, "%")
         yield Row(f"rollouts of {point.trial.key}", point.decision_ms, "ms/decision")
 
 

@@ -120,12 +120,12 @@ def _draw_base(ax: "Axes", found: Sequence[Point], setting: str, style: str) -> 
     shown = sorted(_varied(found, setting), key=lambda point: point.trial.search[setting])
     for point in found:
         if not point.trial.search:
-            level, name = float(point.against_patient.value[0]), f"{point.trial.base} alone"
+            level, name = point.against_patient.percent, f"{point.trial.base} alone"
             ax.axhline(level, color=colour, linewidth=1.6, linestyle=(0, (5, 3)), label=name)
     if not shown:
         return
     ms = [point.decision_ms for point in shown]
-    value, low, high = np.array([point.against_patient for point in shown])[:, :, 0].T
+    value, low, high = np.array([point.against_patient for point in shown]).T
     ax.vlines(ms, low, high, color=colour, linewidth=1.4, alpha=0.35)
     ax.plot(ms, value, marker=marker, color=colour, markersize=6, label=f"rollouts of {shown[0].trial.base}")
     for place, point in enumerate(shown):

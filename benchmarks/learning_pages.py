@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import EFT_HAZARD, HEURISTICS, PATIENT
-from longshore.cluster.model.intervals import Estimates, ratio_estimates
 
+from .against import Difference, difference_of_means
 from .harness import ROOT
 from .learning_ways import (
     BEST_RANDOM,
@@ -25,6 +25,7 @@ from .learning_ways import (
     key,
     rival_key,
 )  # fmt: skip
+from .markdown import wrapped
 from .trace_page import Stored
 from .traces import summary
 
@@ -57,8 +58,8 @@ class Point(NamedTuple):
     """What rollouts gain, and for what time."""
 
     trial: Trial
-    against_patient: Estimates  # in per cent, shape (1,)
-    against_base: Estimates
+    against_patient: Difference
+    against_base: Difference
     decision_ms: float
 
 
@@ -105,21 +106,16 @@ def points(runs: Runs, trials: Sequence[Trial]) -> list[Point]:
     for trial in trials:
         if trial.key in runs and alone[trial.base] in runs:
             run, mine_s = runs[trial.key], seconds_of(runs, trial.key)
-            base = difference(mine_s, seconds_of(runs, alone[trial.base]))
-            found.append(Point(trial, difference(mine_s, patient_s), base, 1e3 * run.core_s / run.decisions))
+            base = difference_of_means(mine_s, seconds_of(runs, alone[trial.base]))
+            found.append(Point(trial, difference_of_means(mine_s, patient_s), base, 1e3 * run.core_s / run.decisions))
     return found
 
 
-def difference(mine_s: NDArray[np.float64], rival_s: NDArray[np.float64]) -> Estimates:
-    """Return the paired difference of mean makespans in per cent of the rival's, shape (1,)."""
-    return ratio_estimates(100.0 * (mine_s - rival_s)[None], rival_s[None], confidence=0.95)
-
-
-def cell(found: Estimates) -> str:
+def cell(found: Difference) -> str:
     """Return a difference with its interval; a dash where a thing is compared with itself."""
-    if found.value[0] == found.low[0] == found.high[0] == 0.0:
+    if found.percent == found.low == found.high == 0.0:
         return "-"
-    return f"{found.value[0]:+.2f} [{found.low[0]:+.2f}, {found.high[0]:+.2f}]"
+    return f"{found.percent:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
 
 
 def section_lines(runs: Runs, section: Section, found: Sequence[Standing], share: float) -> Iterator[str]:
@@ -135,10 +131,10 @@ def section_lines(runs: Runs, section: Section, found: Sequence[Standing], share
         mine_s = it.makespan_s.mean(axis=0)
         lines = ", then ".join(f"`{line}`" for line in commands(it.options, "SEED", share, section.preset))
         yield (
-            f"| {it.name} | {cell(difference(mine_s, it.rival_s))} `{it.rival}` "
+            f"| {it.name} | {cell(difference_of_means(mine_s, it.rival_s))} `{it.rival}` "
             f"| {it.percent.min():+.2f} to {it.percent.max():+.2f} ({it.percent.size}) "
-            f"| {cell(difference(mine_s, first_s))} "
-            f"| {cell(difference(mine_s, common_s))} | {it.core_minutes:.1f} | {lines} |"
+            f"| {cell(difference_of_means(mine_s, first_s))} "
+            f"| {cell(difference_of_means(mine_s, common_s))} | {it.core_minutes:.1f} | {lines} |"
         )
     yield from ("", f"![Learning curves: {section.title}](pictures/{picture_name(section.title)})", "")
     if section.preset != "hetero64":
@@ -149,7 +145,7 @@ def about_of(runs: Runs, section: Section) -> str:
     """Return what is said of a section, with the figure of `patient` where that is asked for."""
     if "{patient}" not in section.about:
         return section.about
-    patient = difference(rival_seconds(runs, PATIENT.name), rival_seconds(runs, COMMON))
+    patient = difference_of_means(rival_seconds(runs, PATIENT.name), rival_seconds(runs, COMMON))
     return section.about.replace("{patient}", cell(patient))
 
 
@@ -160,7 +156,7 @@ def rival_lines(runs: Runs, preset: str, found: Sequence[Standing]) -> Iterator[
     names = [BEST_RANDOM, *(name for name in HEURISTICS if rival_key(preset, name) in runs)]
     for name in sorted(names, key=lambda name: float(rival_seconds(runs, name, preset).mean())):
         rival_s = rival_seconds(runs, name, preset)
-        cells = [cell(difference(it.makespan_s.mean(axis=0), rival_s)) for it in found]
+        cells = [cell(difference_of_means(it.makespan_s.mean(axis=0), rival_s)) for it in found]
         yield f"| {name} | {rival_s.mean() / 3600:.2f} | {' | '.join(cells)} |"
     hours = " | ".join(f"{it.makespan_s.mean() / 3600:.2f}" for it in found)
     yield from (f"| their makespan (h) | | {hours} |", "")
@@ -175,15 +171,18 @@ def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
     """Yield the lines of the section on rollouts."""
     yield from (
         "## Rollouts", "",
-        "Any policy, the *base*, can be improved while it decides: its best candidates are tried in imagined futures, "
-        "which the base runs to the end ([policies.md](policies.md#rollouts)). *Futures*: how many are drawn; "
-        "*width*: candidates that are tried beside the base's own. `patient` is a heuristic. `hetero64-wait` is the "
-        "first shipped policy, one training seed; it ranks the candidates. At most so many futures are drawn, for as "
-        "long as knowing more is *worth* at least so much, in mean run times of a job. A *horizon* cuts a try off "
-        "after so many jobs. `RETRAIN=1 make bench-learning` runs what is missing of these; "
+        "Rollouts improve any policy, the *base*, while it decides: they try its best candidates in imagined futures, "
+        "and the base runs each future to the end ([policies.md](policies.md#rollouts)). `patient` is a heuristic. "
+        "`hetero64-wait` is the first shipped policy, of one training seed; it ranks the candidates.", "",
+        "- *futures*: how many futures are drawn at most.",
+        "- *width*: how many candidates are tried beside the base's own.",
+        "- *least_value*: further futures are tried only while knowing more is worth at least this much, in mean run "
+        "times of a job.",
+        "- *horizon*: a try is cut off after this many jobs.", "",
+        "`RETRAIN=1 make bench-learning` runs those settings that have no figures yet. "
         "`longshore evaluate --waiting --policy rollout:checkpoints/hetero64-wait.zip` runs the default. "
-        f"Milliseconds are timed one setting after the other on {TIMED} workloads, with nothing else on the machine. "
-        "Dashed in the picture: the base alone.",
+        f"The milliseconds were measured one setting after the other on {TIMED} workloads, with nothing else on the "
+        "machine. The dashed line in the picture is the base alone.",
         "", f"| base | {' | '.join(SEARCH_FIELDS)} | against `patient` (%) | against its base (%) | ms a decision |",
         "| --- |" + " --- |" * 7,
     )  # fmt: skip
@@ -210,32 +209,32 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
     """Yield the beginning of the page."""
     yield from (
         "# Results: ways to learn", "",
-        "Ways to learn side by side, on the preset `hetero64` ([training.md](training.md#presets)), 64 jobs at once "
-        "on 64 GPUs of two speeds, with faults, if nothing else is said. A step is what is picked at once: a GPU, a "
-        "node or a whole placement, or a wait. What picks alike has the same number of steps; core-minutes tell what "
-        "they cost. "
-        "[what-mattered.md](what-mattered.md) tells a newcomer what it means. This page is written by "
-        "`make bench-learning`, which scores what the commands leave, from what benchmarks/learning.json holds.", "",
+        "This page compares ways to learn. It is for people who know the terms; "
+        "[what-mattered.md](what-mattered.md) explains the results to newcomers. Unless a section says otherwise, all "
+        "runs are on the preset `hetero64` ([training.md](training.md#presets)): 64 jobs, submitted at once, on 64 "
+        "GPUs of two speeds, with faults. A step is one pick: a GPU, a node, a whole placement, or a wait. Policies "
+        "that pick the same kind of thing have the same number of steps. The core-minutes say what the steps cost. "
+        "`make bench-learning` writes this page from the figures in benchmarks/learning.json.", "",
     )  # fmt: skip
     limits = "" if (seeds, share) == (5, 1.0) else f"SEEDS={seeds} STEPS={share:g} "
     yield from (
         f"- **Command**: `RETRAIN=1 {limits}make bench-learning` trains what is missing, with seeds 0 to {seeds - 1}. "
-        "With `--algo distil` steps are decisions that are labelled.",
+        "With `--algo distil`, steps are labelled decisions.",
         f"- **Machine**: {machines_of(runs)}.",
-        f"- **Per cent**: difference of the mean makespan from a rival's, on {HELD_OUT} held-out workloads (of "
-        f"rollouts on the first {SEARCHED}) with their faults; below 0 is better. What counts is the policy of each "
-        "run's best validation.",
-        "- **Brackets**: 95 % interval of the mean of all seeds, paired by workload. It tells how sure the figure is "
-        "for these trained policies on other workloads; how much training itself varies stands under *seeds*, from "
-        "the best to the worst, with their number.",
-        "- **Rival**: the best heuristic on these workloads, of those that wait where waiting is allowed, and else of "
-        "those that never do; named in each cell.",
-        "- **core-min**: CPU time of the training, validations included, in minutes of one core; the median of the "
-        "seeds, because the first may have to compile; two runs shared the machine.",
-        "- **Curves**: the mean of the seeds on the validation workloads after each twelfth of the steps, or after "
-        "each update where these are fewer (PPO has 8 in 500,000 steps, 16 where it picks nodes); the band goes from "
-        "the best to the worst seed. What lies above the picture is named at its margin. Distillation, whose steps are "
-        "others, is a dashed level.",
+        f"- **Per cent**: difference of the mean makespan from a rival's, on {HELD_OUT} held-out workloads with their "
+        f"faults (for rollouts, the first {SEARCHED} of them). Below 0 is better. Each run counts with the policy of "
+        "its best validation.",
+        "- **Brackets**: 95 % interval of the mean of all seeds, paired by workload. It says how sure the figure is "
+        "for these trained policies on other workloads. How much training itself varies stands under *seeds*: the best "
+        "and the worst seed, with the number of seeds.",
+        "- **Rival**: the best heuristic on these workloads, named in each cell. Where waiting is not allowed, only "
+        "heuristics that never wait count.",
+        "- **core-min**: CPU time of the training, validations included, in minutes of one core. It is the median of "
+        "the seeds, because the first may have to compile. Two runs shared the machine.",
+        "- **Curves**: the mean of the seeds on the validation workloads. There is a point after each twelfth of the "
+        "steps, or after each update if there are fewer updates (PPO has 8 in 500,000 steps, 16 where it picks "
+        "nodes). The band goes from the best to the worst seed. A curve that lies above the picture is named at its "
+        "margin. Distillation counts its steps differently, so it is a dashed level.",
         "",
     )  # fmt: skip
 
@@ -259,8 +258,9 @@ def write_page(
     if table := list(summary(traced)):
         lines += [
             "## A real trace", "",
-            "Policies trained by groups on the first 60 % of the jobs of a trace, on windows of its last 30 %: "
-            "difference of the mean JCT, 95 % interval over windows. [results-trace.md](results-trace.md) has all "
-            "figures, with each window, tails and estimates with errors.", "", *table,
+            "These policies were trained by groups on the first 60 % of the jobs of a trace, and compared on windows "
+            "of its last 30 %. The figures are differences of the mean JCT, with the 95 % interval over windows. "
+            "[results-trace.md](results-trace.md) has all figures: each window, tails, and estimates with errors.",
+            "", *table,
         ]  # fmt: skip
-    path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    path.write_text(wrapped(lines), encoding="utf-8")

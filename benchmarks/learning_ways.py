@@ -49,30 +49,31 @@ PATENT_WAYS: Mapping[str, Options] = {
     "A2C, no replay": ("--algo a2c --replay off",),
 }
 PATENT_ABOUT = (
-    "What the patent describes, as printed ([training.md](training.md#the-patents-method)): one GPU a step, the state "
-    "[n, t, s], one network over all GPUs, paid by the best of some random runs. Its GPUs are alike but for how often "
-    "they break, so that among free ones nothing but their hazards tells one from another. The second table has "
-    "everything else that was run on the same workloads and faults. *Best of random runs* is no policy: it takes "
-    "for each workload the random run that turned out shortest, faults included, so its lead over `random` is luck "
-    "seen afterwards."
+    "This section trains what the patent describes, as printed ([training.md](training.md#the-patents-method)): one "
+    "GPU a step, the state [n, t, s], one network over all GPUs, and a reward against the best of some random runs. "
+    "The GPUs differ only in how often they break. So only this can make one free GPU better than another. The "
+    "second table compares the policies with everything else that was run on the same workloads and faults. *Best "
+    "of random runs* is no policy: for each workload it takes the random run that turned out shortest, faults "
+    "included. So its lead over `random` is luck, chosen afterwards."
 )
 # How it comes out, by the number of GPUs.
 SOURCE_REASONS = {
-    4: " On four GPUs a job mostly takes what is free: all that was trained ties with the best heuristics, and these "
-    "are 0.2 % ahead of a random choice.",
-    64: " On 64 GPUs heuristics that are not told hazards all come to the same picks, which are as good as random "
-    "ones; to be told how often each GPU breaks is worth up to 1.3 %. The trained policies show no sign of having "
-    "learned it in 500,000 steps, about 1,200 workloads, with replay or without; why was not tested further.",
+    4: " On four GPUs a job mostly takes what is free. All trained policies are level with the best heuristics, and "
+    "these are 0.2 % ahead of a random choice.",
+    64: " On 64 GPUs, all heuristics that do not know hazards make the same picks, and these are as good as random "
+    "ones. Knowing how often each GPU breaks is worth up to 1.3 %. The trained policies show no sign of having "
+    "learned it in 500,000 steps, about 1,200 workloads, with replay or without. The reason was not tested further.",
 }
 
 SECTIONS = (
     Section(
         "Rewards",
-        "What the policy is paid for while it learns. All choose among whole placements and may wait. `potential` pays "
-        "a placement at once for the GPU-time that it commits; `dt` takes away the time that has passed; `jct` takes "
-        "away the time that jobs spend in the system; `best_of_random` pays once, at the end, by the best of 5 random "
-        "runs. The group-relative policy gradient has no reward for single steps: it compares 8 runs of one "
-        "workload with each other.",
+        "This section compares rewards: what a policy is paid for while it learns. All policies choose among whole "
+        "placements and may wait. `potential` pays a placement at once for the GPU-time that it commits. `dt` "
+        "subtracts the time that has passed. `jct` subtracts the time that jobs spend in the system. "
+        "`best_of_random` pays once, at the end, by comparison with the best of 5 random runs. The group-relative "
+        "policy gradient (`group`) has no reward for single steps: it compares 8 runs of one workload with each "
+        "other.",
         {
             "PPO, potential": CANDIDATE_WAITING,
             "PPO, dt": ("--algo ppo --action candidate --waiting --reward dt",),
@@ -83,9 +84,9 @@ SECTIONS = (
     ),
     Section(
         "Replay",
-        "Whether updates also learn from earlier rounds ([training.md](training.md#replay)). All pick node by "
-        "node and may not wait. `dynamic` is the patent's replay; `geppo` and `vtrace` correct for the age of the "
-        "samples.",
+        "This section asks whether updates should also learn from earlier rounds "
+        "([training.md](training.md#replay)). All policies pick node by node and may not wait. `dynamic` is the "
+        "patent's replay. `geppo` and `vtrace` correct for the age of the samples.",
         {
             "PPO, no replay": NODE,
             "PPO, dynamic": ("--algo ppo --replay dynamic",),
@@ -96,11 +97,12 @@ SECTIONS = (
     ),
     Section(
         "Warm start",
-        "Imitation: whether it helps to be taught first. Distillation learns from what rollouts find at labelled "
-        "decisions, each of whose candidates is tried in 4 futures; the group-relative policy gradient then goes on "
-        "with its weights instead of random ones, which are few updates, as it runs 2,048 runs for each. Equal steps "
-        "are no equal cost here: *longer* has two thirds of the core-minutes of the distillation. Those of the last "
-        "row include the teaching.",
+        "This section asks whether it helps to learn by imitation first. Distillation learns from what rollouts "
+        "find at labelled decisions: each candidate of such a decision is tried in 4 futures. In the last row, the "
+        "group-relative policy gradient then continues with these weights instead of random ones. It makes only a "
+        "few updates there, because each of them takes 2,048 runs. Equal steps do not mean equal cost here. "
+        "*Longer* has two thirds of the core-minutes of the distillation. The core-minutes of the last row include "
+        "the distillation.",
         {
             "group, random weights": GROUP_WAITING,
             "group, longer": GROUP_LONGER,
@@ -110,27 +112,27 @@ SECTIONS = (
     ),
     Section(
         "Actions",
-        "What one step picks: a node for the job that is due, a single GPU, or a whole placement out of a short list. "
-        "All learn by PPO and may not wait. Steps mean different things here: a workload takes about 425 picks of "
-        "single GPUs, but 64 of whole placements, so that `gpu` met about a sixth of the workloads of `candidate`, for "
-        "three times the core-minutes; `node` has 1,000,000 steps, the others half as many. And it is not the action "
-        "alone that differs: `candidate` sees what a look-ahead tells of each placement, and the heuristic's own "
-        "stands first in its list. With 2,000,000 steps, as the shipped policies have, `node` is at -4.3 to -4.6 % "
-        "(`make bench-policy`).",
+        "This section compares what one step picks: a node for the job that is due, a single GPU, or a whole "
+        "placement from a short list. All policies learn by PPO and may not wait. Steps mean different things here. "
+        "A workload takes about 425 picks of single GPUs, but only 64 picks of whole placements. So `gpu` met about "
+        "a sixth of the workloads of `candidate`, for three times the core-minutes. `node` has 1,000,000 steps, the "
+        "others half as many. The action is not the only difference: `candidate` sees what a look-ahead predicts "
+        "for each placement, and its list begins with the choice of the heuristic. With 2,000,000 steps, as the "
+        "shipped policies have, `node` is at -4.3 to -4.6 % (`make bench-policy`).",
         {"node": NODE, "gpu": ("--algo ppo --action gpu",), "candidate": CANDIDATE},
     ),
     Section(
         "Networks",
-        "`set` is one small network that scores every node, so it serves clusters of any size; `mlp` is the patent's "
-        "five layers over all nodes at once. Both pick node by node and may not wait. `mlp` was still falling at its "
-        "last validations.",
+        "This section compares two networks. `set` is one small network that scores every node, so it serves "
+        "clusters of any size. `mlp` is the patent's five layers over all nodes at once. Both pick node by node and "
+        "may not wait. `mlp` was still improving at its last validations.",
         {"set": NODE, "mlp": ("--algo ppo --network mlp",)},
     ),
     Section(
         "Waiting",
-        "Whether the policy may let a job wait for better GPUs though there are some that are free. The rival is "
-        "another one where waiting is allowed, so the figures to compare here are those against `eft-hazard`, which "
-        "never waits; `patient`, the best heuristic that does, is {patient} % against it.",
+        "This section asks what it is worth if the policy may let a job wait for better GPUs although some GPUs are "
+        "free. The rival where waiting is allowed is not the rival where it is not. So compare the figures against "
+        "`eft-hazard`, which never waits. Against it, `patient`, the best heuristic that waits, is at {patient} %.",
         {
             "node, PPO, off": NODE,
             "node, PPO, on": ("--algo ppo --waiting",),

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import EFT
 from longshore.agents.learned.checkpoint import load_policy
-from longshore.cluster.model.intervals import ratio_estimates
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.presets.streams import VALIDATION_SEED
@@ -27,6 +26,7 @@ from longshore.training.presets import VALIDATION_SCENARIOS
 from longshore.training.run_folder import BEST, SCORE
 from longshore.training.validation import Score, Validation
 
+from .against import difference_of_means
 from .card import HeldOut, Training, card, machine_text
 from .harness import ROOT, Row, main, seconds, stamp_of_run
 
@@ -61,10 +61,9 @@ def retrain(seed: int, rival: str) -> Training:
 def held_out(seed: int, problem: Problem, rival_s: NDArray[np.float64]) -> HeldOut:
     """Return what a stored policy reaches against the rival's makespans, shape (scenarios,)."""
     policy = load_policy(checkpoint(seed))
-    difference_s = run_all(problem, [policy])[policy.name].makespan_s - rival_s
-    percent = ratio_estimates(100.0 * difference_s[None], rival_s[None], confidence=0.95)
-    worse = 100.0 * float(np.mean(difference_s > 0))
-    return HeldOut(rival_s.size, float(percent.value[0]), float(percent.high[0]), worse)
+    mine_s = run_all(problem, [policy])[policy.name].makespan_s
+    found, worse = difference_of_means(mine_s, rival_s), 100.0 * float(np.mean(mine_s > rival_s))
+    return HeldOut(rival_s.size, found.percent, found.high, worse)
 
 
 def best_in_validation() -> str:

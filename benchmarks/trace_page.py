@@ -7,27 +7,29 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from longshore.cluster.model.intervals import ratio_estimates
+from .against import Difference, geometric_mean
+from .markdown import wrapped
 
 HEADER = (
     "| policy | mean JCT (h) | against `patient` (%) | against FIFO `eft` (%) | each window, against `patient` (%) | "
     "p99 JCT (h) | p99 slowdown | longest wait (h) |"
 )
 ABOUT = """\
-Cells under *against* are geometric means over windows of the ratio of mean JCT, with the 95 % t-interval of the \
-windows ([evaluation.md](evaluation.md#intervals)); a window's draws of speeds, lemon and faults are averaged first. \
-Below 0 is better. Windows share no job. `patient` has the factor that does best, by mean JCT, on the training windows \
-with the same order and estimates. *Learned* is the mean of its training seeds; intervals hold the variety of windows, \
-not of seeds, whose range stands in the last row. p99 JCT and p99 slowdown are means over scenarios, the wait is the \
-longest of any job in any of them. Slowdown is JCT over the work on one node of speed 1, or over 10 min if that is \
-longer.
+- The columns *against* compare the mean JCT. Each cell is the geometric mean of the ratios in the windows, with the \
+95 % t-interval over windows ([evaluation.md](evaluation.md#intervals)). A window's draws of speeds, lemon and faults \
+are averaged first. Below 0 is better. Windows share no job.
+- `patient` has the factor that gives the best mean JCT on the training windows, with the same order and estimates.
+- *Learned* is the mean of its training seeds. The intervals show how much the windows differ, not the seeds. The last \
+row has the range of the seeds.
+- p99 JCT and p99 slowdown are means over scenarios. The longest wait is that of any job in any scenario. The slowdown \
+of a job is its JCT divided by its work on one node of speed 1, or by 10 min if that is longer.
 
 How to read it:
 
-- There are {windows} test windows. With so few an interval is wide, and a gain that all of them share counts for more \
-than a mean that one of them makes. This is evidence about this trace and no other.
-- The training windows hold jobs that the policy was trained on, under other draws of speeds and faults. Where it \
-gains much more there than on the test windows, it has learned those jobs.
+- There are {windows} test windows. So few windows give wide intervals. A gain in all windows says more than a mean \
+that comes from one of them. The figures say something about this trace and about no other.
+- The training windows hold jobs that the policy was trained on, under other draws of speeds and faults. If it gains \
+much more there than on the test windows, it has learned those jobs by heart.
 - Training minimises the mean JCT and nothing else. Where p99 JCT or the longest wait is above that of `patient`, long \
 jobs pay for short ones.
 """
@@ -83,25 +85,15 @@ class Part(NamedTuple):
     learned: list[Figures]  # of each training seed
 
 
-class Found(NamedTuple):
-    """A ratio of mean JCT, less 1, in per cent."""
-
-    percent: float
-    low: float  # of the 95 % interval; nan where there is one window
-    high: float
-
-
 def log_ratio(mine: Sequence[Figures], rival: Figures) -> NDArray[np.float64]:
     """Return the logarithm of the ratio of mean JCT in each window, its mean over policies, shape (windows,)."""
     ours: NDArray[np.float64] = np.log([one.mean_jct_s for one in mine]).mean(axis=0)
     return ours - np.log(rival.mean_jct_s)
 
 
-def against(mine: Sequence[Figures], rival: Figures) -> Found:
+def against(mine: Sequence[Figures], rival: Figures) -> Difference:
     """Return the geometric mean over windows of the ratio of mean JCT, with its interval."""
-    ratio = log_ratio(mine, rival)
-    mean = ratio_estimates(ratio[None], np.ones((1, ratio.size)), confidence=0.95)
-    return Found(*(float(100.0 * np.expm1(end[0])) for end in mean))
+    return geometric_mean(log_ratio(mine, rival))
 
 
 def page(title: Sequence[str], parts: dict[str, list[Part]], trained: Sequence[str]) -> str:
@@ -110,15 +102,15 @@ def page(title: Sequence[str], parts: dict[str, list[Part]], trained: Sequence[s
     Args:
         title: Its first lines.
         parts: Tables by the heading that they stand under.
-        trained: A line for each heading, about training.
+        trained: Paragraphs about training for each heading, with empty lines between them.
     """
     windows = min((len(part.rivals.fifo.mean_jct_s) for each in parts.values() for part in each), default=0)
-    lines = [*title, "", ABOUT.format(windows=windows)]
+    lines = [*title, "", *ABOUT.format(windows=windows).split("\n")]
     for (heading, tables), text in zip(parts.items(), trained, strict=True):
-        lines += [f"## {heading}", "", text, ""]
+        lines += [f"## {heading}", "", *text.split("\n"), ""]
         for part in tables:
             lines += [f"{part.name}:", "", HEADER, "| --- |" + " --- |" * 7, *_rows(part), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return wrapped(lines)
 
 
 def _rows(part: Part) -> list[str]:

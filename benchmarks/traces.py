@@ -215,8 +215,9 @@ def trained_text(regime: Regime, runs: list[Run], steps: int) -> str:
     percent = ", ".join(f"{run.validation_percent:+.1f}" for run in runs)
     took = ", ".join(f"{run.seconds:.0f}" for run in runs)
     return (
-        f"`longshore {command(regime, 0, steps)}` and so on; training took {took} s; validation said {percent} % "
-        f"against the best heuristic. {runs[0].machine}."
+        f"    longshore {command(regime, 0, steps)}\n\n"
+        f"This command trains the first seed, and the others are trained likewise. The trainings took {took} s. In "
+        f"validation the policies were at {percent} % against the best heuristic. Machine: {runs[0].machine}."
     )
 
 
@@ -224,11 +225,13 @@ def title(seeds: int, steps: int) -> list[str]:
     """Return the first lines of the page."""
     return [
         "# Policies trained on a trace: results", "",
-        f"Made by `RETRAIN=1 SEEDS={seeds} STEPS={steps / STEPS:g} make bench-traces`: {steps:,} decisions of training "
-        f"for each of {seeds} seeds and each order regime, on windows of the first 60 % of the jobs of "
-        f"`{Path(TRACE).name}`; the policy of the best validation (60 to 70 %) is scored on windows of 96 jobs of the "
-        f"last 30 %, at a load of 0.85, on the cluster of the preset (64 GPUs of two speeds, a lemon node), with "
-        f"{DRAWS} draws for each window. Run times are known exactly where nothing else is said.",
+        "This page is for people who want to know how well policies do that were trained on a real trace. "
+        f"`RETRAIN=1 SEEDS={seeds} STEPS={steps / STEPS:g} make bench-traces` trains them and writes the page.", "",
+        f"For each of {seeds} seeds and each order regime, a policy is trained for {steps:,} decisions, on windows of "
+        f"the first 60 % of the jobs of `{Path(TRACE).name}`. The policy of the best validation (on the jobs from 60 "
+        "to 70 %) is scored on windows of 96 jobs of the last 30 %. The load is 0.85, and the cluster is that of the "
+        f"preset (64 GPUs of two speeds, a lemon node), with {DRAWS} draws for each window. Policies know run times "
+        "exactly unless a table says otherwise.",
     ]  # fmt: skip
 
 

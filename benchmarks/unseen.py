@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from longshore.agents.heuristics.heuristics import PATIENT
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.cluster.model.intervals import ratio_estimates
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.presets.problems import Regime, window_problem
@@ -23,6 +22,7 @@ from longshore.cluster.traces.detect import read_trace
 from longshore.eval.run import run_all
 from longshore.eval.setting import TESTED_PART, WINDOWS
 
+from .against import geometric_mean
 from .harness import ROOT, Row, main, progress
 
 TRACES = sorted((ROOT / "../shared/data/traces").glob("philly_*.csv")) + sorted(
@@ -64,10 +64,9 @@ def _times(problem: Problem, policy: Policy) -> Times:
 
 def against(name: str, mine_s: NDArray[np.float64], rival_s: NDArray[np.float64]) -> Iterator[Row]:
     """Yield the geometric mean of ratios over windows as a difference in per cent, and its interval."""
-    logs = np.log(mine_s / rival_s)[None]
-    found = ratio_estimates(logs, np.ones_like(logs), confidence=0.95)
-    for part, values in (("", found.value), (", lower end", found.low), (", upper end", found.high)):
-        yield Row(name + part, float(100.0 * np.expm1(values[0])), "%")
+    found = geometric_mean(np.log(mine_s / rival_s))
+    for part, percent in (("", found.percent), (", lower end", found.low), (", upper end", found.high)):
+        yield Row(name + part, percent, "%")
 
 
 def measure() -> Iterator[Row]:

@@ -124,8 +124,8 @@ def test_a_row_tells_the_mean_over_seeds_and_the_best_and_the_worst() -> None:
 
 def test_rollouts_are_told_against_patient_and_their_base_with_the_time_for_a_decision() -> None:
     alone, searched = points(made_up_runs(), [ALONE, SEARCHED])
-    assert alone.against_base.value[0] == 0.0
-    assert searched.against_patient.value[0] == pytest.approx(-25.0)
+    assert alone.against_base.percent == 0.0
+    assert searched.against_patient.percent == pytest.approx(-25.0)
     assert searched.decision_ms == pytest.approx(600.0)
 
 

@@ -5,7 +5,7 @@ like a crash of the scheduler at that point, of which is known whose job it was:
 then is forgotten, and it is left alone for a while. After three in a row the job is held, unless it runs.
 
 Where many jobs fail at the same within a short time, it is hardly their fault: they are left alone for a while, and
-none of them is held for it. A look at a job that went well ends the row.
+none of them is held for it. A look at a job that went well ends the count.
 
 On a small or quiet cluster two jobs are many. So an error is a job's own fault all the same if between it and the one
 before another job, which has not failed, took the very step at which this one fails; that others wait or run on well

@@ -7,28 +7,8 @@ import pytest
 from longshore.cluster.files.errors import PluginError
 from longshore.cluster.files.plugins import registered
 from longshore.testing import check_network
-from tests.packages import install
+from tests.their_network import NETWORK, install_network
 
-SOUND = """
-import torch
-from torch import nn
-from longshore.agents.learned.network import Network
-
-
-class TheirNetwork(Network):
-    def __init__(self, layout):
-        super().__init__(layout)
-        self.score, self.value = nn.Linear(layout.features, 1), nn.Linear(layout.globals, 1)
-        self.wait = nn.Linear(layout.globals, 1)
-
-    def forward(self, observation):
-        decision = observation[:, : self.layout.globals]
-        items = observation[:, self.layout.globals :].unflatten(1, (-1, self.layout.features))
-        logits = self.score(items).squeeze(-1)
-        if self.layout.waiting:
-            logits = torch.cat((logits, self.wait(decision)), 1)
-        return logits, self.value(decision).squeeze(-1)
-"""
 BROKEN = {
     "has logits of another shape": (("return logits, ", "return logits[:, :2], "), "logits have shape"),
     "has values of another shape": (("(decision).squeeze(-1)", "(decision)"), "values have shape"),
@@ -59,22 +39,20 @@ def test_a_network_does_its_part(name: str) -> None:
 
 
 def test_a_strangers_network_does_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = {"theirs": "their_network:TheirNetwork"}
-    install(tmp_path / "theirs", monkeypatch, "networks", points, their_network=SOUND)
+    install_network(tmp_path / "theirs", monkeypatch)
     check_network("theirs")
 
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_network_that_is_broken_is_told_what_is(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (old, new), told = BROKEN[fault]
-    assert old in SOUND
-    points = {"theirs": "their_network:TheirNetwork"}
-    install(tmp_path / "theirs", monkeypatch, "networks", points, their_network=SOUND.replace(old, new))
+    assert old in NETWORK
+    install_network(tmp_path / "theirs", monkeypatch, NETWORK.replace(old, new))
     with pytest.raises(AssertionError, match=told):
         check_network("theirs")
 
 
 def test_what_is_no_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / "theirs", monkeypatch, "networks", {"theirs": "their_network:nn"}, their_network=SOUND)
+    install_network(tmp_path / "theirs", monkeypatch, name="nn")
     with pytest.raises(PluginError, match=r"network 'theirs' \(their_network:nn\) is no subclass of longshore"):
         check_network("theirs")

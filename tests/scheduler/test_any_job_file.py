@@ -24,6 +24,7 @@ from longshore.scheduler.store.database import schema
 from longshore.scheduler.store.rows.attempts import AttemptRow
 from longshore.scheduler.store.rows.jobs import NewJob, insert_job
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
+from tests.scheduler.obedient_trial import obedient_trial
 from tests.scheduler.trials import RING, Trial
 
 NODES = {"a": 4, "b": 4, "c": 2}
@@ -121,11 +122,8 @@ def submit(trial: Trial, spec: dict[str, Any]) -> str:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    backend = Obedient(NODES)
-    made = Trial(tmp_path, NODES, lambda: backend, "obedient", RING)
-    backend.now_s = made.now_s
-    yield made
-    made.close()
+    with obedient_trial(Trial, tmp_path, NODES, RING) as made:
+        yield made
 
 
 # What another version, or a hand, may have left in a row of a job, in the state in which it was left.

@@ -11,61 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from longshore.scheduler.backends.protocol import Attempt
-from longshore.scheduler.control.unknown_attempts import STRANGER
 from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.placement import Placement
 from longshore.scheduler.store import copying
 from longshore.scheduler.store.copying import back_up, put_in_place
 from longshore.scheduler.store.database.errors import StoreError
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
-from tests.scheduler.backends.attempts import end_all
+from tests.scheduler.restored_trial import Restored, restored_trial
 from tests.scheduler.served import LONGSHORE
 from tests.scheduler.store.store_rows import job_now, submit
-from tests.scheduler.trials import Trial, Way
-
-NODES = {"a": 4, "b": 4}
-
-
-class ListingWay(Way):
-    """A way on which the backend tells what it remembers."""
-
-    def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
-        self.before("remembered")
-        return self.backend.remembered()  # type: ignore[attr-defined,no-any-return]
-
-
-class Restored(Trial):
-    """A trial whose store can go back to what it was."""
-
-    def keep(self) -> None:
-        back_up(self.folder / "store.db", self.folder / "kept.db")
-
-    def go_back(self) -> None:
-        """Put what was kept in the place of the store, and start another scheduler."""
-        self.store.close()
-        put_in_place(self.folder / "kept.db", self.folder / "store.db", "replaced")
-        self.store = open_store(f"sqlite:///{self.folder / 'store.db'}")
-        self.crash()
-
-    def crash(self) -> None:
-        self.way = ListingWay(self.make())
-        self.scheduler = self.another()
-
-    def unknown(self) -> list[str]:
-        return [it.name for it in self.scheduler.unknown_attempts.known]
-
-    def told(self) -> list[str]:
-        return [event.now for event in self.events() if event.kind == STRANGER]
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Restored]:
-    it = Restored(tmp_path, NODES)
-    yield it
-    it.close()
-    end_all(tmp_path)
+    with restored_trial(tmp_path) as it:
+        yield it
 
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

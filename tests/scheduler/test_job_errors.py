@@ -23,40 +23,16 @@ from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.store import transitions as changes
 from longshore.scheduler.store.database import schema
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
+from tests.scheduler.obedient_trial import TellingTrial, obedient_trial
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
-from tests.scheduler.trials import Trial, Way
 
 NODES = {"a": 4, "b": 4}
 
 
-class TellingWay(Way):
-    """A way to a backend whose jobs tell of their steps."""
-
-    def step_lines(self, *arguments: Any) -> Any:
-        assert isinstance(self.backend, Obedient)
-        return self.backend.step_lines(*arguments)
-
-
-class TellingTrial(Trial):
-    """A scheduler over an obedient backend."""
-
-    def another(self, owner: str | None = None) -> Reconciler:
-        self.way = TellingWay(self.obedient)
-        return super().another(owner)
-
-    @property
-    def obedient(self) -> Obedient:
-        assert isinstance(self.way.backend, Obedient)
-        return self.way.backend
-
-
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[TellingTrial]:
-    backend = Obedient(NODES)
-    made = TellingTrial(tmp_path, NODES, lambda: backend, "obedient")
-    backend.now_s = made.now_s
-    yield made
-    made.close()
+    with obedient_trial(TellingTrial, tmp_path, NODES) as made:
+        yield made
 
 
 class Place(NamedTuple):

@@ -16,17 +16,14 @@ from longshore.scheduler.placement.placer import Decision, Placer
 from longshore.scheduler.store import transitions as changes
 from longshore.scheduler.store.database.errors import FencedError, StaleWriteError, StoreUnreachableError
 from longshore.scheduler.store.rows.checkpoints import CheckpointRow
-from tests.scheduler.obedient import Obedient
-from tests.scheduler.test_job_errors import NODES, Place, TellingTrial, breaks
+from tests.scheduler.obedient_trial import TellingTrial, obedient_trial
+from tests.scheduler.test_job_errors import NODES, Place, breaks
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[TellingTrial]:
-    backend = Obedient(NODES)
-    made = TellingTrial(tmp_path, NODES, lambda: backend, "obedient")
-    backend.now_s = made.now_s
-    yield made
-    made.close()
+    with obedient_trial(TellingTrial, tmp_path, NODES) as made:
+        yield made
 
 
 @pytest.mark.parametrize("place", [Place(Placer, "settle"), Place(settling, "attempt_of")], ids=lambda it: it.name)

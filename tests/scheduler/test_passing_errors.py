@@ -14,7 +14,7 @@ from longshore.scheduler.placement.placer import Placer, Proposal
 from longshore.scheduler.service.queue_now import QueueNow
 from longshore.scheduler.settings import Settings
 from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
-from tests.scheduler.obedient import Obedient
+from tests.scheduler.obedient_trial import obedient_trial
 from tests.scheduler.trials import Trial
 
 NODES = {"a": 4}
@@ -22,11 +22,8 @@ NODES = {"a": 4}
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    backend = Obedient(NODES)
-    made = Trial(tmp_path, NODES, lambda: backend, "obedient")
-    backend.now_s = made.now_s
-    yield made
-    made.close()
+    with obedient_trial(Trial, tmp_path, NODES) as made:
+        yield made
 
 
 def fail_once(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from longshore.scheduler.store.rows.events import events_after
 from longshore.scheduler.store.rows.jobs import open_jobs
 from longshore.scheduler.store.rows.reservations import held_gpus
 from longshore.scheduler.store.trial import try_out
-from tests.scheduler.obedient import Obedient
+from tests.scheduler.obedient_trial import obedient_trial
 from tests.scheduler.trials import Trial
 
 NODES = {"a": 4, "b": 4}
@@ -25,11 +25,8 @@ WRITES = [
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    backend = Obedient(NODES)
-    made = Trial(tmp_path, NODES, lambda: backend, "obedient")
-    backend.now_s = made.now_s
-    yield made
-    made.close()
+    with obedient_trial(Trial, tmp_path, NODES) as made:
+        yield made
 
 
 def run(trial: Trial, statement: str) -> None:

@@ -9,18 +9,15 @@ from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec, encode
 from longshore.scheduler.control.reconciler import Times
 from longshore.scheduler.model.states import Desired, JobState
-from tests.scheduler.backends.attempts import end_all
+from tests.scheduler.restored_trial import Restored, restored_trial
 from tests.scheduler.served import Served, until
-from tests.scheduler.test_backup import NODES, Restored
 from tests.scheduler.trials import processes_of
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Restored]:
-    it = Restored(tmp_path, NODES)
-    yield it
-    it.close()
-    end_all(tmp_path)
+    with restored_trial(tmp_path) as it:
+        yield it
 
 
 def test_an_attempt_that_a_restored_store_does_not_have_is_named_and_keeps_its_gpus_until_it_is_gone(

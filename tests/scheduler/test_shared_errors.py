@@ -14,6 +14,7 @@ from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.placement.placer import Placer
 from tests.scheduler.obedient import AGAIN, WELL, Obedient
+from tests.scheduler.obedient_trial import obedient_trial
 from tests.scheduler.trials import Trial
 
 NODES = {"a": 4, "b": 4}
@@ -112,11 +113,8 @@ def test_that_others_wait_or_run_on_says_nothing_of_who_is_to_blame() -> None:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    backend = Obedient(NODES)
-    made = Trial(tmp_path, NODES, lambda: backend, "obedient")
-    backend.now_s = made.now_s
-    yield made
-    made.close()
+    with obedient_trial(Trial, tmp_path, NODES) as made:
+        yield made
 
 
 PLACES = [(Placer, "settle"), (Reconciler, "_carry_on"), (settling, "attempt_of")]

@@ -24,7 +24,7 @@ from longshore.scheduler.files.durable import open_folder
 from longshore.scheduler.model.job_id import new_job_id
 from longshore.scheduler.store.database.errors import StoreUnreachableError
 from longshore.scheduler.store.opening import Store
-from tests.scheduler.test_backup import ListingWay
+from tests.scheduler.restored_trial import ListingWay
 from tests.scheduler.test_folders import as_nobody
 from tests.scheduler.trials import Trial
 

@@ -19,41 +19,13 @@ from longshore.scheduler.service.twin import starts_of
 from longshore.scheduler.store.opening import open_store
 from longshore.training.presets import PRESETS, Hyperparameters, Sizes
 from tests.command_line import Command
-from tests.packages import install
 from tests.plain_run import busy_case
 from tests.scheduler.test_twin import layout_of, simulated, twin_of
+from tests.their_network import install_network, with_actions
 
 SMALL = Hyperparameters(rows=16, steps=16, minibatch=128, epochs=1)
 PATIENCE_S = 120.0  # far more than anything here takes
-NETWORK = """
-import torch
-from torch import nn
-from longshore.agents.learned.network import Network
-
-
-class TheirNetwork(Network):
-    actions = {actions}
-
-    def __init__(self, layout):
-        super().__init__(layout)
-        self.score, self.value = nn.Linear(layout.features, 1), nn.Linear(layout.globals, 1)
-        self.wait = nn.Linear(layout.globals, 1)
-
-    def forward(self, observation):
-        decision = observation[:, : self.layout.globals]
-        items = observation[:, self.layout.globals :].unflatten(1, (-1, self.layout.features))
-        logits = self.score(items).squeeze(-1)
-        if self.layout.waiting:
-            logits = torch.cat((logits, self.wait(decision)), 1)
-        return logits, self.value(decision).squeeze(-1)
-"""
 NODES, LISTS = ("node", "gpu"), ("candidate",)
-
-
-def install_network(folder: Path, monkeypatch: pytest.MonkeyPatch, actions: tuple[str, ...]) -> None:
-    """Put a package with a network for some actions on the path."""
-    points = {"theirs": "their_network:TheirNetwork"}
-    install(folder, monkeypatch, "networks", points, their_network=NETWORK.format(actions=actions))
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +46,7 @@ def test_a_strangers_network_goes_all_the_way(
     actions: tuple[str, ...], options: tuple[str, ...], longshore: Command, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    install_network(tmp_path / "package", monkeypatch, actions)
+    install_network(tmp_path / "package", monkeypatch, with_actions(actions))
     line = ("--preset", "hetero64", "--network", "theirs", "--steps", "512", "--threads", "1", *options)
     done = longshore("train", *line, "--logdir", tmp_path)
     assert done.status == 0, done.err
@@ -103,7 +75,7 @@ def test_without_the_package_a_checkpoint_says_what_to_install(
     longshore: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as installed:
-        install_network(tmp_path / "package", installed, NODES)
+        install_network(tmp_path / "package", installed, with_actions(NODES))
         longshore("train", "--network", "theirs", "--steps", "256", "--threads", "1", "--logdir", tmp_path)
     (checkpoint,) = tmp_path.glob("*/best.zip")
     told = "there is no network 'theirs', only candidates, mlp, set; install the package that registers it under"
@@ -127,7 +99,7 @@ def test_what_a_network_cannot_do_is_refused_before_it_is_trained(
     actions: tuple[str, ...], options: tuple[str, ...], told: str, longshore: Command, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    install_network(tmp_path / "package", monkeypatch, actions)
+    install_network(tmp_path / "package", monkeypatch, with_actions(actions))
     done = longshore("train", "--network", "theirs", *options, "--logdir", tmp_path / "runs")
     assert done.status == 2
     assert told in done.err
@@ -135,7 +107,7 @@ def test_what_a_network_cannot_do_is_refused_before_it_is_trained(
 
 
 def test_the_help_names_every_network_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_network(tmp_path / "package", monkeypatch, NODES)
+    install_network(tmp_path / "package", monkeypatch, with_actions(NODES))
     line = [sys.executable, "-m", "longshore", "train", "--help"]
     environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)

@@ -1,0 +1,44 @@
+"""Trials of the scheduler over a backend that does what it is told at once."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from longshore.scheduler.control.reconciler import Reconciler
+from tests.scheduler.obedient import Obedient
+from tests.scheduler.trials import SIMPLE, Trial, Way
+
+TrialT = TypeVar("TrialT", bound=Trial)
+
+
+class TellingWay(Way):
+    """A way to a backend whose jobs tell of their steps."""
+
+    def step_lines(self, *arguments: Any) -> Any:
+        assert isinstance(self.backend, Obedient)
+        return self.backend.step_lines(*arguments)
+
+
+class TellingTrial(Trial):
+    """A trial whose jobs tell of their steps."""
+
+    def another(self, owner: str | None = None) -> Reconciler:
+        self.way = TellingWay(self.obedient)
+        return super().another(owner)
+
+    @property
+    def obedient(self) -> Obedient:
+        assert isinstance(self.way.backend, Obedient)
+        return self.way.backend
+
+
+@contextmanager
+def obedient_trial(
+    kind: type[TrialT], folder: Path, nodes: Mapping[str, int], run_time: str = SIMPLE
+) -> Iterator[TrialT]:
+    """Make a trial of a kind in a folder, whose backend has the trial's clock; it is closed in the end."""
+    backend = Obedient(nodes)
+    with closing(kind(folder, nodes, lambda: backend, "obedient", run_time)) as trial:
+        backend.now_s = trial.now_s
+        yield trial

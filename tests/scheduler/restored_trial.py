@@ -1,0 +1,55 @@
+"""Trials of the scheduler on this machine whose store can go back to an older copy."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from longshore.scheduler.backends.protocol import Attempt
+from longshore.scheduler.control.unknown_attempts import STRANGER
+from longshore.scheduler.model.placement import Placement
+from longshore.scheduler.store.copying import back_up, put_in_place
+from longshore.scheduler.store.opening import open_store
+from tests.scheduler.backends.attempts import end_all
+from tests.scheduler.trials import Trial, Way
+
+NODES = {"a": 4, "b": 4}
+
+
+class ListingWay(Way):
+    """A way on which the backend tells what it remembers."""
+
+    def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
+        self.before("remembered")
+        return self.backend.remembered()  # type: ignore[attr-defined,no-any-return]
+
+
+class Restored(Trial):
+    """A trial whose store can go back to what it was."""
+
+    def keep(self) -> None:
+        back_up(self.folder / "store.db", self.folder / "kept.db")
+
+    def go_back(self) -> None:
+        """Put what was kept in the place of the store, and start another scheduler."""
+        self.store.close()
+        put_in_place(self.folder / "kept.db", self.folder / "store.db", "replaced")
+        self.store = open_store(f"sqlite:///{self.folder / 'store.db'}")
+        self.crash()
+
+    def crash(self) -> None:
+        self.way = ListingWay(self.make())
+        self.scheduler = self.another()
+
+    def unknown(self) -> list[str]:
+        return [it.name for it in self.scheduler.unknown_attempts.known]
+
+    def told(self) -> list[str]:
+        return [event.now for event in self.events() if event.kind == STRANGER]
+
+
+@contextmanager
+def restored_trial(folder: Path) -> Iterator[Restored]:
+    """Make a trial in a folder; in the end it is closed, and all its attempts are ended."""
+    with closing(Restored(folder, NODES)) as trial:
+        yield trial
+    end_all(folder)
