@@ -30,7 +30,8 @@ from longshore.cluster.presets.problems import Regime, hetero64_problem, patent_
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.envs.rewards.best_of_random import random_makespan_s
 from longshore.eval.run import run_all
-from longshore.training.presets import PRESETS, SIZES
+from longshore.training.asked import Asked
+from longshore.training.presets import PRESETS
 from longshore.training.run_folder import BEST
 
 from .card import machine_text
@@ -99,7 +100,7 @@ def run_rivals(preset: str) -> Runs:
     """Run all heuristics of a preset; those that never wait run the same whether waiting is allowed or not."""
     waiting, found = preset == "hetero64", {}
     held_out = problem_of(preset, HELD_OUT, SEED, waiting=waiting)
-    _, validated = PRESETS[preset].build(0, None, Regime(waiting=waiting), SIZES)  # which no training seed changes
+    (validated,) = PRESETS[preset].build(Asked(0, (Regime(waiting=waiting),))).validated  # which no seed changes
     curves = run_all(validated, rivals_on(preset))
     for name, outcome in run_all(held_out, rivals_on(preset)).items():
         curve = ((0, float(curves[name].makespan_s.mean()) / 3600.0),)

@@ -29,7 +29,7 @@ from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workloads.estimates import EstimateKind, with_scenario_estimates
 from longshore.eval.run import run_all
 from longshore.eval.setting import TESTED_PART, WINDOWS
-from longshore.training.presets import TRAINED_PART
+from longshore.training.asked import TRAINED_PART
 from longshore.training.run_folder import BEST, SCORE
 from longshore.training.validation import Score
 

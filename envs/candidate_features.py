@@ -7,8 +7,10 @@ from numpy.typing import NDArray
 
 from ..cluster.candidates.candidates import is_rest, is_wait, list_candidates
 from ..cluster.candidates.lookahead import imagine_candidate, imagine_queue
-from ..cluster.dispatch.expected import estimated_work_s
+from ..cluster.candidates.node_sets import least_run_s
+from ..cluster.dispatch.expected import estimated_work_s, expected_fault_loss_s
 from ..cluster.dispatch.order import may_wait
+from ..cluster.dispatch.orders.table import is_by_key, is_smallest_first, passes
 from ..cluster.kernels.compiled import kernel
 from ..cluster.state.state import AHEAD, CANDIDATES, SHOWN, Simulation
 from .candidate_layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS, DECISION, QUANTILES, SIZES
@@ -16,6 +18,7 @@ from .common_features import clip, largest_node, lowest_speed, open_at_speed, ti
 
 Rows = NDArray[np.float32]
 CANDIDATE_GLOBAL_COUNT, CANDIDATE_FEATURE_COUNT = len(CANDIDATE_GLOBALS), len(CANDIDATE_FEATURES)
+LEAST_S = 1e-9  # so that no logarithm is of nothing
 SCANNED = 256  # jobs of the queue that are looked at one by one
 OVER_BASE = (  # a column, and the column of which it holds what it is above the base's
     (CANDIDATE.finish_over_base, CANDIDATE.finish),
@@ -23,6 +26,18 @@ OVER_BASE = (  # a column, and the column of which it holds what it is above the
     (CANDIDATE.ahead_sum_over_base, CANDIDATE.ahead_sum),
     (CANDIDATE.ahead_last_over_base, CANDIDATE.ahead_last),
 )
+
+
+@kernel
+def _log_ratio(one_s: float, other_s: float) -> float:
+    """Return the logarithm of a ratio of times, clipped as all features are."""
+    return clip(math.log(max(one_s, LEAST_S) / max(other_s, LEAST_S)))
+
+
+@kernel
+def _log_over(one_s: float, other_s: float) -> float:
+    """Return the logarithm of 1 + a time of at least 0 over another."""
+    return clip(math.log1p(max(one_s, 0.0) / max(other_s, LEAST_S)))
 
 
 @kernel
@@ -35,7 +50,7 @@ def _size_class(gpus: int) -> int:
 
 @kernel
 def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows, at: int) -> None:
-    """Write the queue: its work by size, the next large job, and the longest."""
+    """Write the queue: its work by size, the next large job, the longest, and how many are shorter."""
     state = sim.state
     scenario, current = state.scenario[row], state.current[row]
     gpus = sim.scenarios.gpus[scenario]
@@ -43,12 +58,14 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
     for place in range(SIZES):
         out[at, DECISION.queued_gpu_time_0 + place] = 0.0
     large, before, longest, longest_s = -1, 0, -1, 0.0
+    shorter, own_s = 0, estimated_work_s(sim, row, current)
     job, place = state.head[row], 0
     while job >= 0 and place < SCANNED:
         work_s = estimated_work_s(sim, row, job)
         out[at, DECISION.queued_gpu_time_0 + _size_class(gpus[job])] += (
             work_s * gpus[job] / (4.0 * unit_s * cluster_gpus)
         )
+        shorter += work_s < own_s
         if job != current:
             if large < 0 and gpus[job] >= size:
                 large, before = job, place
@@ -60,6 +77,7 @@ def _write_queue(sim: Simulation, row: int, unit_s: float, size: int, out: Rows,
     for kind in range(SIZES):
         out[at, DECISION.queued_gpu_time_0 + kind] = clip(out[at, DECISION.queued_gpu_time_0 + kind])
     out[at, DECISION.next_large_gpus] = gpus[large] / cluster_gpus if large >= 0 else 0.0
+    out[at, DECISION.shorter] = shorter / max(place, 1)
     out[at, DECISION.longest] = clip(longest_s / unit_s)
     out[at, DECISION.longest_gpus] = gpus[longest] / cluster_gpus if longest >= 0 else 0.0
 
@@ -84,6 +102,8 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) ->
     out[at, DECISION.next_end] = clip((state.ends_s[row, 0] - now_s) / unit_s) if count > 0 else 0.0
     out[at, DECISION.last_end] = clip(last_s / unit_s)
     out[at, DECISION.running_gpu_time] = clip(sum_s / unit_s / state.gpu_job.shape[1])
+    own_s = estimated_work_s(sim, row, state.current[row])
+    out[at, DECISION.log_drain] = _log_over(sum_s / state.gpu_job.shape[1], own_s) / 4.0
     ordered = sim.scratch.trial_speed
     for node in range(nodes):
         place = node
@@ -110,6 +130,22 @@ def _write_capacity(sim: Simulation, row: int, size: int, out: Rows, at: int) ->
 
 
 @kernel
+def _write_scales(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) -> None:
+    """Write the order regime, and what the job that is due compares with, on a logarithmic scale."""
+    state, order = sim.state, sim.rules.order
+    job = state.current[row]
+    work_s = estimated_work_s(sim, row, job)
+    out[at, DECISION.passes] = 1.0 if passes(order) else 0.0
+    out[at, DECISION.by_key] = 1.0 if is_by_key(order) else 0.0
+    out[at, DECISION.smallest_first] = 1.0 if is_smallest_first(order) else 0.0
+    out[at, DECISION.log_estimate] = _log_ratio(work_s, unit_s) / 4.0
+    out[at, DECISION.log_fault_loss] = _log_over(expected_fault_loss_s(sim), work_s) / 4.0
+    out[at, DECISION.log_waited] = _log_over(state.now_s[row] - state.queued_s[row, job], work_s) / 4.0
+    out[at, DECISION.log_running] = math.log1p(float(state.running[row])) / 4.0
+    out[at, DECISION.log_backlog] = _log_over(state.queued_gpu_s[row] / state.gpu_job.shape[1], work_s) / 4.0
+
+
+@kernel
 def _write_globals(sim: Simulation, row: int, unit_s: float, size: int, candidates: int, out: Rows, at: int) -> float:
     """Write the global features; return the last expected end, from now."""
     state = sim.state
@@ -127,6 +163,7 @@ def _write_globals(sim: Simulation, row: int, unit_s: float, size: int, candidat
     out[at, DECISION.queued] = math.log1p(float(state.queued[row])) / 4.0
     out[at, DECISION.queued_gpu_time] = clip(state.queued_gpu_s[row] / unit_s / cluster_gpus / 4.0)
     _write_queue(sim, row, unit_s, size, out, at)
+    _write_scales(sim, row, unit_s, out, at)
     last_s = _write_ends(sim, row, unit_s, out, at)
     out[at, DECISION.may_wait] = 1.0 if may_wait(sim, row) else 0.0
     out[at, DECISION.base_waits] = state.base_waits[row]
@@ -183,16 +220,17 @@ def _write_nodes(sim: Simulation, row: int, candidate: int, finish_s: float, siz
 
 @kernel
 def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: float, out: Rows, at: int,
-                 first: int) -> None:  # fmt: skip
-    """Write when the jobs ahead start and end."""
+                 first: int) -> float:  # fmt: skip
+    """Write when the jobs ahead start and end; return the sum of their ends, from now."""
     state, scratch = sim.state, sim.scratch
     now_s = state.now_s[row]
     sum_s, latest_s = scratch.ahead_end_s[row, 0] - now_s, last_s
     latest_s = max(latest_s, sum_s)
-    column = first + CANDIDATE.ahead_start_1
+    column, at_once = first + CANDIDATE.ahead_start_1, 0
     for place in range(1, AHEAD):
         start, end = 0.0, 0.0
         if place < places:
+            at_once += scratch.ahead_start_s[row, place] <= now_s
             start = clip((scratch.ahead_start_s[row, place] - now_s) / unit_s)
             end = clip((scratch.ahead_end_s[row, place] - now_s) / unit_s)
             if scratch.ahead_end_s[row, place] < math.inf:
@@ -204,6 +242,8 @@ def _write_ahead(sim: Simulation, row: int, places: int, last_s: float, unit_s: 
             column += 2
     out[at, first + CANDIDATE.ahead_sum] = clip(sum_s / unit_s / AHEAD)
     out[at, first + CANDIDATE.ahead_last] = clip(latest_s / unit_s)
+    out[at, first + CANDIDATE.ahead_now] = at_once / 8.0
+    return float(sum_s)
 
 
 @kernel
@@ -217,15 +257,39 @@ def _write_job(sim: Simulation, row: int, candidate: int, unit_s: float, out: Ro
     waited_s = state.now_s[row] - state.queued_s[row, job]
     # Rounding leaves a wait of nothing a little below 0.
     out[at, first + CANDIDATE.job_waited] = clip(math.log1p(max(waited_s, 0.0) / unit_s))
+    work_s = estimated_work_s(sim, row, job)
+    out[at, first + CANDIDATE.job_log_estimate] = _log_ratio(work_s, unit_s) / 4.0
+    out[at, first + CANDIDATE.job_log_waited] = _log_over(waited_s, work_s) / 4.0
     out[at, first + CANDIDATE.rests] = 1.0 if is_rest(sim, row, candidate) else 0.0
     refused = state.base_refused[row] == 1 and candidate == state.base_waits[row]
     out[at, first + CANDIDATE.refused] = 1.0 if refused else 0.0
 
 
 @kernel
+def _write_ratios(sim: Simulation, row: int, candidate: int, unit_s: float, sum_s: float, base_sum_s: float, out: Rows,
+                  at: int, first: int) -> None:  # fmt: skip
+    """Write how a candidate compares with the base and with its job's shortest run time, on a logarithmic scale."""
+    state = sim.state
+    delay_s, run_s = state.candidate_delay_s[row, candidate], state.candidate_s[row, candidate]
+    base_finish_s = state.candidate_delay_s[row, 0] + state.candidate_s[row, 0]
+    fastest = sim.traits.max_speed[state.scenario[row]]
+    least_s = least_run_s(sim, row, state.candidate_job[row, candidate], fastest)
+    out[at, first + CANDIDATE.log_run] = _log_ratio(run_s, unit_s) / 4.0
+    out[at, first + CANDIDATE.log_finish] = _log_ratio(delay_s + run_s, unit_s) / 4.0
+    out[at, first + CANDIDATE.run_over_least] = _log_ratio(run_s, least_s)
+    out[at, first + CANDIDATE.delay_over_least] = _log_over(delay_s, least_s)
+    out[at, first + CANDIDATE.finish_ratio] = _log_ratio(delay_s + run_s, base_finish_s)
+    out[at, first + CANDIDATE.ahead_ratio] = clip(8.0 * _log_ratio(sum_s, base_sum_s))
+    out[at, first + CANDIDATE.ahead_gain] = clip((base_sum_s - sum_s) / max(least_s, LEAST_S))
+
+
+@kernel
 def _write_candidate(sim: Simulation, row: int, candidate: int, size: int, last_s: float, unit_s: float, out: Rows,
-                     at: int, first: int, base: int) -> None:  # fmt: skip
-    """Write one candidate; `base` is the column of the first, which is written already unless this is it."""
+                     at: int, first: int, base: int, base_sum_s: float) -> float:  # fmt: skip
+    """Write one candidate; return the sum of the ends of all jobs ahead, from now.
+
+    `base` is the column of the first candidate, and `base_sum_s` its sum, below 0 if this is it.
+    """
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row], state.candidate_job[row, candidate]]
     delay_s, run_s = state.candidate_delay_s[row, candidate], state.candidate_s[row, candidate]
@@ -242,10 +306,12 @@ def _write_candidate(sim: Simulation, row: int, candidate: int, size: int, last_
     out[at, first + CANDIDATE.finish_over_last] = clip((finish_s - last_s) / unit_s)
     out[at, first + CANDIDATE.committed] = clip(gpus * run_s / unit_s / state.gpu_job.shape[1])
     _write_nodes(sim, row, candidate, finish_s, size, unit_s, out, at, first)
-    _write_ahead(sim, row, places, last_s, unit_s, out, at, first)
+    sum_s = _write_ahead(sim, row, places, last_s, unit_s, out, at, first)
+    _write_ratios(sim, row, candidate, unit_s, sum_s, sum_s if base_sum_s < 0.0 else base_sum_s, out, at, first)
     _write_job(sim, row, candidate, unit_s, out, at, first)
     for over, of in OVER_BASE:
         out[at, first + over] = out[at, first + of] - out[at, base + of]
+    return sum_s
 
 
 @kernel
@@ -262,9 +328,12 @@ def write_candidates(sim: Simulation, row: int, out: Rows, at: int) -> int:
     size = largest_node(sim)
     candidates = list_candidates(sim, row)
     last_s = _write_globals(sim, row, unit_s, size, candidates, out, at)
+    base, base_sum_s = CANDIDATE_GLOBAL_COUNT, -1.0
     for candidate in range(candidates):
-        first = CANDIDATE_GLOBAL_COUNT + candidate * CANDIDATE_FEATURE_COUNT
-        _write_candidate(sim, row, candidate, size, last_s, unit_s, out, at, first, CANDIDATE_GLOBAL_COUNT)
+        first = base + candidate * CANDIDATE_FEATURE_COUNT
+        sum_s = _write_candidate(sim, row, candidate, size, last_s, unit_s, out, at, first, base, base_sum_s)
+        if candidate == 0:
+            base_sum_s = sum_s
     for column in range(
         CANDIDATE_GLOBAL_COUNT + candidates * CANDIDATE_FEATURE_COUNT,
         CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT,

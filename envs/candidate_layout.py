@@ -4,6 +4,9 @@ Times are from the decision on, divided by the mean estimate of the jobs submitt
 clipped to [-CLIP, CLIP]. A candidate is a job and a set of nodes, now or after a wait for an expected end; its finish
 is delay + run time, expected faults included. The jobs ahead are those that cluster/candidates/lookahead.py imagines
 after it. Candidates that the list does not have are zero.
+
+Jobs of real traces differ by factors of a thousand, so that a share of their mean says little of most: the features
+that follow `candidates` and `refused` are ratios.
 """
 
 from typing import NamedTuple
@@ -50,6 +53,18 @@ class CandidateGlobals(NamedTuple):
     may_wait: int  # 1 if waiting is allowed
     base_waits: int  # 1 if the base heuristic waits
     candidates: int  # candidates in the list, over 16
+    passes: (
+        int  # 1 if the order regime lets jobs pass the one that goes first; older checkpoints lack this and the rest
+    )
+    by_key: int  # 1 if it orders jobs by a key, such as their estimates
+    smallest_first: int  # 1 if the job of the smallest key goes first
+    log_estimate: int  # natural logarithm, over 4, of the estimated work of the job that is due over the unit
+    log_fault_loss: int  # the same of 1 + what a fault is reckoned to cost it over that work; so are the next
+    log_waited: int  # 1 + the time that it has waited over its work
+    log_running: int  # 1 + the jobs that run
+    log_backlog: int  # 1 + the queue's work x GPUs over GPUs of the cluster x its work: its wait, about
+    log_drain: int  # 1 + the GPU-time that running jobs still take, over the same
+    shorter: int  # share of the queue with less work than it
 
 
 class CandidateFeatures(NamedTuple):
@@ -99,6 +114,16 @@ class CandidateFeatures(NamedTuple):
     job_waited: int  # natural logarithm of 1 + the time that its job has been in the queue
     rests: int  # 1 if it lets all jobs wait until the next event, and not only the one that is due
     refused: int  # 1 if it breaks the reservation, so that it only passes its job over
+    log_run: int  # run time over the unit; checkpoints before this lack the rest
+    log_finish: int  # finish over the unit
+    run_over_least: int  # logarithm of the run time over that of its job on the fastest GPUs
+    delay_over_least: int  # logarithm of 1 + the delay over that
+    finish_ratio: int  # logarithm of the finish over the base's
+    ahead_ratio: int  # 8 x the logarithm of the sum of the ends of all jobs ahead over the base's
+    ahead_gain: int  # what that sum is below the base's, over its job's run time on the fastest GPUs
+    ahead_now: int  # jobs ahead that start at once, over 8
+    job_log_estimate: int  # estimated work that its job has left over the unit
+    job_log_waited: int  # 1 + the time that its job has waited over that work
 
 
 # Kernels write by these columns, so that the order stands in the classes above and nowhere else.

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,9 +59,12 @@ def made_up_runs() -> Runs:
 def test_every_command_of_the_comparison_is_one_that_train_takes(line: str, tmp_path: Path) -> None:
     name, *arguments = line.split()
     given = typer.main.get_command(app).get_command(None, name).make_context(name, arguments).params  # type: ignore[attr-defined]
-    order, algorithm, logdir = given.pop("order"), given.pop("algo"), given.pop("logdir")
+    names = {"order": "orders", "algo": "algorithm", "trace": "traces", "load": "loads"}
+    given = {names.get(name, name): value for name, value in given.items()}
+    logdir = given.pop("logdir")
     assert given.pop("ageing") is None
-    config = config_of(**given, order=order, algorithm=algorithm)
+    lists: dict[str, Any] = {name: given.pop(name) or () for name in ("orders", "traces", "loads")}
+    config = config_of(**given, **lists)
     assert (config.preset, config.threads, str(logdir)) == (preset_of(line), 1, "runs")
 
 

@@ -1,7 +1,7 @@
 """What a training run was asked to do, kept in its folder as config.json."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -13,9 +13,11 @@ from ..agents.learned.old_names import todays_name, with_todays_names
 from ..agents.networks.candidates import CandidateNetwork
 from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
+from ..cluster.files.plugins import registered
 from ..cluster.files.registered_name import RegisteredName
 from ..cluster.presets.problems import Regime
-from .presets import PRESETS, TAUGHT, DistilParameters, GroupParameters, Hyperparameters
+from .asked import LOADS, Asked, KnownEstimates, Sizes
+from .presets import PRESETS, TAUGHT, TRACES, DistilParameters, GroupParameters, Hyperparameters
 
 REPLAYS = {
     "ppo": ("off", "dynamic", "literal", "literal-all", "geppo"),
@@ -24,6 +26,18 @@ REPLAYS = {
 BY_CANDIDATES = ("group", "distil")
 USUAL_STEPS = {"distil": 175_000.0}  # a decision that is labelled takes as long as some thousand steps
 MOST_STEPS = 1e15  # decades at any speed
+
+
+def with_several(content: object) -> object:
+    """Return what an earlier version wrote, with what was one trace and one order regime as a list of one."""
+    if not isinstance(content, dict):
+        return content
+    content = dict(content)
+    for one, several in (("trace", "traces"), ("order", "orders")):
+        if one in content:
+            value = content.pop(one)
+            content[several] = [] if value is None else [value]
+    return content
 
 
 class TrainingConfig(BaseModel):
@@ -41,9 +55,13 @@ class TrainingConfig(BaseModel):
     reward: Annotated[str, RegisteredName("rewards")]
     replay: Literal["off", "dynamic", "literal", "literal-all", "geppo", "vtrace"] = "off"
     waiting: bool = False
-    order: Annotated[str, RegisteredName("orders")] = "fifo"
+    orders: tuple[Annotated[str, RegisteredName("orders")], ...] = ("fifo",)
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
-    trace: str | None = None
+    traces: tuple[str, ...] = ()
+    cluster: str | None = None
+    faults: str | None = None
+    loads: tuple[Annotated[float, Field(gt=0)], ...] = LOADS
+    estimates: KnownEstimates = "mixed"
     init: str | None = None  # checkpoint whose weights it begins with
     hyperparameters: Hyperparameters = Hyperparameters()  # of PPO and A2C
     group: GroupParameters = GroupParameters()  # of the group-relative policy gradient
@@ -53,7 +71,7 @@ class TrainingConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _todays_names(cls, content: object) -> object:
-        return with_todays_names(content)
+        return with_several(with_todays_names(content))
 
     @property
     def name(self) -> str:
@@ -62,19 +80,43 @@ class TrainingConfig(BaseModel):
         reward = usual.reward if self.algorithm in BY_CANDIDATES else self.reward  # these have none
         asked = (self.action, self.network, self.observation, reward)
         differs = [option for option, default in zip(asked, usual, strict=True) if option != default]
-        order = [self.order] if self.order != "fifo" else []
+        order = [it for it in self.orders if it != "fifo" or len(self.orders) > 1]
+        traces = [Path(it).stem.split(".")[0] for it in self.traces] if self.preset == "traces" else []
+        brought = [*traces[:3], *([f"and-{len(traces) - 3}"] if len(traces) > 3 else [])]
+        brought += [Path(self.cluster).stem] if self.cluster else []
         ageing = [f"age{self.ageing_h:g}h"] if self.ageing_h is not None else []
         waiting = ["wait"] if self.waiting else []
         usual_replay = PRESETS[self.preset].replay if self.algorithm in REPLAYS else "off"
         replay = [f"replay-{self.replay}"] if self.replay != usual_replay else []
         init = ["init"] if self.init else []
-        parts = (self.preset, self.algorithm, *init, *differs, *replay, *waiting, *order, *ageing, str(self.seed))
+        parts = (
+            self.preset,
+            *brought,
+            self.algorithm,
+            *init,
+            *differs,
+            *replay,
+            *waiting,
+            *order,
+            *ageing,
+            str(self.seed),
+        )
         return "-".join(parts)
 
     @property
-    def regime(self) -> Regime:
-        """What may be chosen, in training and in validation."""
-        return Regime(self.order, math.inf if self.ageing_h is None else self.ageing_h * 3600.0, self.waiting)
+    def regimes(self) -> tuple[Regime, ...]:
+        """What may be chosen, in training and in validation, one for each order regime."""
+        ageing_s = math.inf if self.ageing_h is None else self.ageing_h * 3600.0
+        return tuple(Regime(order, ageing_s, self.waiting) for order in self.orders)
+
+
+def asked_of(config: TrainingConfig, sizes: Sizes) -> Asked:
+    """Return what a run's problems are made of."""
+    return Asked(
+        config.seed, config.regimes, sizes, tuple(map(Path, config.traces)),
+        None if config.cluster is None else Path(config.cluster),
+        None if config.faults is None else Path(config.faults), config.loads, config.estimates,
+    )  # fmt: skip
 
 
 class Options(NamedTuple):
@@ -95,25 +137,29 @@ def usual_options(preset: str, algorithm: str, action: str | None) -> Options:
 
 
 def config_of(
-    *, preset: str, algorithm: str, steps: float | None, seed: int, network: str | None, action: str | None,
-    observation: str | None, reward: str | None, waiting: bool, trace: Path | None, threads: int, order: str = "fifo",
-    ageing_h: float = math.inf, replay: str | None = None, init: Path | None = None,
+    *, preset: str | None = None, algorithm: str | None = None, steps: float | None, seed: int,
+    network: str | None, action: str | None, observation: str | None, reward: str | None, waiting: bool | None,
+    threads: int, traces: Sequence[Path] = (), cluster: Path | None = None, faults: Path | None = None,
+    loads: Sequence[float] = (), estimates: str | None = None, orders: Sequence[str] = (), ageing_h: float = math.inf,
+    replay: str | None = None, init: Path | None = None,
 ) -> TrainingConfig:  # fmt: skip
-    """Return the configuration that a user asked for; what is None is as the preset and the algorithm have it.
+    """Return the configuration that a user asked for; what is None or empty is as the preset and the algorithm have it.
 
     Raises:
         InputError: If a value is not known or values do not go together, naming the option.
     """
-    preset = todays_name("preset", preset)
+    preset = todays_name("preset", preset or (TRACES if traces else "hetero64"))
     _check_known("preset", preset, PRESETS)
     own = PRESETS[preset]
+    algorithm = algorithm or own.algorithm
     steps = USUAL_STEPS.get(algorithm, 2e6) if steps is None else steps
     usual = usual_options(preset, algorithm, action)
     action, network = action or usual.action, todays_name("network", network or usual.network)
     observation = todays_name("observation", observation or usual.observation)
     replay = replay or (own.replay if algorithm in REPLAYS else "off")
     for field, value in {"algorithm": algorithm, "network": network, "action": action, "observation": observation,
-                         "reward": reward or "dt", "order": order, "replay": replay}.items():  # fmt: skip
+                         "reward": reward or "dt", "replay": replay,
+                         "estimates": estimates or "mixed"}.items():  # fmt: skip
         _check_known(field, value, _words_of(field))
     _check_network(algorithm, network, action)
     if init is not None and algorithm not in BY_CANDIDATES:
@@ -122,24 +168,59 @@ def config_of(
         raise InputError("the patent's state has one entry per GPU", "add --action gpu", field="--observation")
     if replay not in (able := REPLAYS.get(algorithm, ("off",))):
         raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
-    if own.needs_trace and trace is None:
-        raise InputError(f"{preset} trains on windows of a trace", "give its file", field="--trace")
-    if not own.needs_trace and trace is not None:
-        raise InputError(f"{preset} draws its own jobs", "leave the trace out, or take another preset", field="--trace")
-    if trace is not None and not trace.is_file():
-        raise InputError(f"{trace} is no file", "check the path", field="--trace")
     if not 1 <= steps <= MOST_STEPS:
         raise InputError(f"{steps:g} is no number of steps", "write one such as 2e6", field="--steps")
+    brought = {"--cluster": cluster, "--faults": faults, "--load": loads or None, "--estimates": estimates}
+    _check_input(preset, traces, brought)
+    _check_orders(algorithm, orders)
     return TrainingConfig.model_validate(
         {
             "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
             "action": action, "observation": observation, "reward": reward or own.reward, "replay": replay,
-            "waiting": waiting, "trace": str(trace) if trace else None, "threads": threads,
-            "init": str(init) if init else None, "order": order, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
-            "group": asdict(TAUGHT if init else GroupParameters()),
+            "waiting": own.waiting if waiting is None else waiting, "threads": threads,
+            "init": str(init) if init else None, "orders": tuple(orders) or own.orders,
+            "ageing_h": None if math.isinf(ageing_h) else ageing_h,
+            "traces": [str(path) for path in traces], "cluster": str(cluster) if cluster else None,
+            "faults": str(faults) if faults else None, "loads": tuple(loads) or LOADS,
+            "estimates": estimates or "mixed", "group": asdict(TAUGHT if init else own.group),
             "hyperparameters": asdict(own.hyperparameters(algorithm, replay)),
         }
     )  # fmt: skip
+
+
+def _check_input(preset: str, traces: Sequence[Path], brought: Mapping[str, object]) -> None:
+    """Refuse files and options that the preset has no use for, or that it lacks."""
+    if not PRESETS[preset].needs_trace and traces:
+        raise InputError(f"{preset} draws its own jobs", "leave the trace out, or take another preset", field="--trace")
+    if PRESETS[preset].needs_trace and not traces:
+        raise InputError(f"{preset} trains on windows of a trace", "give its file", field="--trace")
+    if preset != TRACES:
+        for field in (field for field, value in brought.items() if value is not None):
+            raise InputError(f"{preset} has its own", "give --trace without --preset", field=field)
+        for path in traces[1:]:
+            raise InputError(f"{preset} takes one trace, not also {path}", "leave --preset out", field="--trace")
+    if brought["--faults"] and not brought["--cluster"]:
+        raise InputError("recorded faults need a cluster", "give --cluster", field="--faults")
+    for field, paths in (
+        ("--trace", traces),
+        ("--cluster", [brought["--cluster"]]),
+        ("--faults", [brought["--faults"]]),
+    ):
+        for file in paths:
+            if isinstance(file, Path) and not file.is_file():
+                raise InputError(f"{file} is no file", "check the path", field=field)
+
+
+def _check_orders(algorithm: str, orders: Sequence[str]) -> None:
+    known = registered("orders")
+    for order in orders:
+        if order not in known:
+            raise InputError(f"there is no order {order!r}", nearest(order, known), field="--order")
+    if len(orders) > 1 and algorithm != "group":
+        raise InputError(
+            f"{algorithm} learns under one order regime, not under {len(orders)}",
+            "give --order once, or take --algo group", field="--order",
+        )  # fmt: skip
 
 
 def _check_network(algorithm: str, network: str, action: str) -> None:

@@ -3,31 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
-from ..cluster.files.errors import InputError
 from ..cluster.model.problem import Problem
-from ..cluster.presets.problems import Regime, hetero64_problem, patent_problem, window_problem
+from ..cluster.presets.problems import HETERO64_JOBS, hetero64_problem, patent_problem, window_problem
 from ..cluster.presets.streams import VALIDATION_SEED, training_key
 from ..cluster.traces.detect import read_trace
+from .asked import TRAINED_PART, VALIDATED_PART, Asked, Problems
+from .trace_problems import trace_problems
 
-TRAINING_SCENARIOS = 16_384
-VALIDATION_SCENARIOS = 1000
-VALIDATIONS = 12  # in a run, spread evenly
+TRACES = "traces"  # the preset that takes what users bring
 STREAM_JOBS, STREAM_LOAD = 128, 0.85
-TRAINED_PART, VALIDATED_PART = (0.0, 0.6), (0.6, 0.7)  # of a trace, in order of time; the rest is for tests
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Of a run, beside those that can be asked for."""
-
-    trained: int = TRAINING_SCENARIOS  # where the problem is drawn; windows of a trace are as many as there are
-    validated: int = VALIDATION_SCENARIOS
-    validations: int = VALIDATIONS
-
-
-SIZES = Sizes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +46,7 @@ class GroupParameters:
     group_clip: float = 0.2
     group_entropy: float = 0.02
     group_average: float = 0.04  # weight of each update in the average of weights that is the policy
+    group_tail: float = 0.0  # share of the p99 of JCT in what is minimised, the rest is the mean
 
 
 # Of a network that knows much: its runs differ by little, and large steps forget.
@@ -97,7 +83,7 @@ class Preset:
     Args:
         about: One line of description.
         needs_trace: Whether it trains on windows of a trace.
-        build: From the seed, the trace, the regime and the sizes to the problems to train and to validate on.
+        build: From what is asked to the problems to train and to validate on.
         reward: The reward that fits it.
         action: What one step picks if nothing is said; so are the next three, for PPO and A2C.
         observation: What is seen.
@@ -105,11 +91,15 @@ class Preset:
         replay: How earlier rollouts are learned from.
         ppo: Hyper-parameters of PPO.
         a2c: Of A2C.
+        algorithm: Which one if nothing is said.
+        group: Hyper-parameters of the group-relative policy gradient from random weights.
+        waiting: Whether policies may wait if nothing is said.
+        orders: Order regimes if nothing is said.
     """
 
     about: str
     needs_trace: bool
-    build: Callable[[int, Path | None, Regime, Sizes], tuple[Problem, Problem]]
+    build: Callable[[Asked], Problems]
     reward: str
     action: str = "node"
     observation: str = "full"
@@ -117,6 +107,10 @@ class Preset:
     replay: str = "off"
     ppo: Hyperparameters = Hyperparameters()
     a2c: Hyperparameters = A2C
+    algorithm: str = "ppo"
+    group: GroupParameters = GroupParameters()
+    waiting: bool = False
+    orders: tuple[str, ...] = ("fifo",)
 
     def hyperparameters(self, algorithm: str, replay: str = "off") -> Hyperparameters:
         """Return those that an algorithm has on this problem, with a kind of replay."""
@@ -126,42 +120,40 @@ class Preset:
         return self.a2c if algorithm == "a2c" else self.ppo
 
 
-def _hetero64(seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
-    del trace
-    return (
-        hetero64_problem(sizes.trained, training_key(seed), regime),
-        hetero64_problem(sizes.validated, VALIDATION_SEED, regime),
-    )
+def _drawn(asked: Asked, *, jobs: int = HETERO64_JOBS, load: float | None = None) -> Problems:
+    """Return what is drawn of the preset `hetero64`, once for each order regime."""
+
+    def draw(scenarios: int, seed: int) -> tuple[Problem, ...]:
+        return tuple(hetero64_problem(scenarios, seed, regime, jobs=jobs, load=load) for regime in asked.regimes)
+
+    sizes = asked.sizes
+    return Problems(draw(sizes.trained, training_key(asked.seed)), draw(sizes.validated, VALIDATION_SEED))
 
 
-def _stream(seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
-    del trace
-    return (
-        hetero64_problem(sizes.trained, training_key(seed), regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
-        hetero64_problem(sizes.validated, VALIDATION_SEED, regime, jobs=STREAM_JOBS, load=STREAM_LOAD),
-    )
-
-
-def _windows(seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
-    del sizes
-    if trace is None:
-        raise InputError("this preset trains on windows of a trace", "give its file", field="--trace")
-    workload = read_trace(trace)
-    return (
-        window_problem(workload, regime, windows=1024, runs=4, part=TRAINED_PART, seed=training_key(seed)),
+def _windows(asked: Asked) -> Problems:
+    """Return windows of one trace on the cluster of `hetero64`, at one load."""
+    workload, seed = read_trace(asked.traces[0]), training_key(asked.seed)
+    return Problems(
+        tuple(
+            window_problem(workload, regime, windows=1024, runs=4, part=TRAINED_PART, seed=seed)
+            for regime in asked.regimes
+        ),
         # A short trace has room for one or two windows there: under 8 draws each, the best of 12 would be luck.
-        window_problem(
-            workload, regime, windows=32, runs=None, part=VALIDATED_PART, seed=VALIDATION_SEED, disjoint=True
+        tuple(
+            window_problem(
+                workload, regime, windows=32, runs=None, part=VALIDATED_PART, seed=VALIDATION_SEED, disjoint=True
+            )
+            for regime in asked.regimes
         ),
     )
 
 
-def _patent(gpus: int, seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
-    del trace
-    return (
-        patent_problem(gpus, sizes.trained, training_key(seed), regime),
-        # On 64 GPUs a workload takes 400 steps: validations of all would take most of a run.
-        patent_problem(gpus, sizes.validated // (5 if gpus == 64 else 1), VALIDATION_SEED, regime),
+def _patent(gpus: int, asked: Asked) -> Problems:
+    # On 64 GPUs a workload takes 400 steps: validations of all would take most of a run.
+    validated = asked.sizes.validated // (5 if gpus == 64 else 1)
+    return Problems(
+        tuple(patent_problem(gpus, asked.sizes.trained, training_key(asked.seed), it) for it in asked.regimes),
+        tuple(patent_problem(gpus, validated, VALIDATION_SEED, it) for it in asked.regimes),
     )
 
 
@@ -176,13 +168,24 @@ def _patent_preset(gpus: int, about: str, rows: int) -> Preset:
 
 PRESETS = {
     "hetero64": Preset(
-        "64 jobs at once on 64 GPUs of two speeds, a lemon node", needs_trace=False, build=_hetero64, reward="potential"
+        "64 jobs at once on 64 GPUs of two speeds, a lemon node", needs_trace=False, build=_drawn, reward="potential"
     ),
     "hetero64-stream": Preset(
         "the same cluster, 128 jobs that arrive one by one at a load of 0.85",
         needs_trace=False,
-        build=_stream,
+        build=partial(_drawn, jobs=STREAM_JOBS, load=STREAM_LOAD),
         reward="jct",
+    ),
+    TRACES: Preset(
+        "windows of one trace or several, at several loads, on the same cluster or that of a cluster file",
+        needs_trace=True,
+        build=trace_problems,
+        reward="jct",
+        action="candidate",
+        network="candidates",
+        algorithm="group",
+        waiting=True,
+        orders=("shortest",),
     ),
     "philly": Preset(
         "windows of a Philly trace on the same cluster, arrivals over time",

@@ -1,7 +1,7 @@
 """A training run, kept in a folder and resumed from it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,20 +14,33 @@ from ..cluster.files.errors import InputError
 from ..cluster.model.objective import objective_of
 from ..cluster.model.problem import Problem
 from .actor_critic.ppo import learn_by_ppo
+from .asked import SIZES, Sizes
 from .candidates.distil import learn_by_distillation
 from .candidates.group import learn_by_groups
-from .config import BY_CANDIDATES, TrainingConfig
+from .config import BY_CANDIDATES, TrainingConfig, asked_of
 from .initial import initial_network
-from .presets import PRESETS, SIZES, Sizes
+from .presets import PRESETS
 from .run_folder import BEST, Progress, RunFolder, Tell, interruptible
 from .validation import Score, Validation
 
 CONFIG = "config.json"
-LEARNERS: dict[str, Callable[[Problem, RunFolder], int]] = {
-    "ppo": learn_by_ppo,
-    "a2c": learn_by_ppo,
+
+
+def _alone(learn: Callable[[Problem, RunFolder], int]) -> Callable[[Sequence[Problem], RunFolder], int]:
+    """Return what learns from a single problem."""
+
+    def learn_alone(problems: Sequence[Problem], run_folder: RunFolder) -> int:
+        (problem,) = problems
+        return learn(problem, run_folder)
+
+    return learn_alone
+
+
+LEARNERS: dict[str, Callable[[Sequence[Problem], RunFolder], int]] = {
+    "ppo": _alone(learn_by_ppo),
+    "a2c": _alone(learn_by_ppo),
     "group": learn_by_groups,
-    "distil": learn_by_distillation,
+    "distil": _alone(learn_by_distillation),
 }
 
 
@@ -57,8 +70,8 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: 
             begin with is of another shape.
         CheckpointError: If the folder's snapshot is damaged, or the checkpoint to begin with.
     """
-    trace = Path(config.trace) if config.trace else None
-    problem, validated_on = PRESETS[config.preset].build(config.seed, trace, config.regime, sizes)
+    problems, validated_on = PRESETS[config.preset].build(asked_of(config, sizes))
+    problem = problems[0]
     initial_network(config)  # refused before the folder is made
     folder = _open_folder(config, logdir)
     torch.set_num_threads(1)  # learning has its own (agents/networks/chunks.py)
@@ -67,13 +80,13 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: 
         waiting=config.waiting, node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),
         time_to_go=objective_of(problem.scenarios.submit_s) if config.algorithm in BY_CANDIDATES else None,
     )  # fmt: skip
-    run_folder = RunFolder(folder, schema, Validation(validated_on), config, tell, validations=sizes.validations)
+    run_folder = RunFolder(folder, schema, Validation(*validated_on), config, tell, validations=sizes.validations)
     began = time.monotonic()
     with interruptible(run_folder):
-        steps = LEARNERS[config.algorithm](problem, run_folder)
+        steps = LEARNERS[config.algorithm](problems, run_folder)
     seconds, score = time.monotonic() - began, run_folder.best_score()
-    scenarios = validated_on.scenarios.jobs.size
-    return Result(folder, folder / BEST, score, steps >= config.steps, seconds, run_folder.validation.best, scenarios)
+    validation = run_folder.validation
+    return Result(folder, folder / BEST, score, steps >= config.steps, seconds, validation.best, validation.scenarios)
 
 
 def _open_folder(config: TrainingConfig, logdir: Path) -> Path:

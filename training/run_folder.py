@@ -17,8 +17,8 @@ from ..agents.learned.checkpoint import load_policy, policy_of, save_policy
 from ..agents.learned.network import Network
 from ..agents.learned.schema import Schema
 from ..cluster.files.output_file import replacing
+from .asked import VALIDATIONS
 from .config import TrainingConfig
-from .presets import VALIDATIONS
 from .validation import Score, Validation
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class RunFolder:
         self.logger.record("validation/half_width", score.half_width)
         self.logger.record(f"validation/{self.validation.objective}_h", score.mean_s / 3600.0)
         save_policy(self.path / POLICY, self.schema, network)
-        if for_best and (self.best is None or score.mean_s < self.best.mean_s):
+        if for_best and (self.best is None or score.percent < self.best.percent):
             self._keep_best(score, network)
         elif self.best is None:
             # Without a score on file it is no rival to any validation after the run has gone on.

@@ -37,6 +37,27 @@ class Validation:
     The objective is the makespan if all jobs are there from the start, and else the mean JCT.
 
     Args:
+        problems: What is run. The score is the mean over them.
+    """
+
+    def __init__(self, *problems: Problem) -> None:
+        self._rivalries = [Rivalry(problem) for problem in problems]
+        self.objective = self._rivalries[0].objective
+        self.best = ", ".join(dict.fromkeys(it.best for it in self._rivalries))
+        self.scenarios = sum(problem.scenarios.jobs.size for problem in problems)
+
+    def score(self, policy: Policy) -> Score:
+        """Run a policy and compare it with the best heuristic of each problem, paired by scenario."""
+        found = [it.score(policy) for it in self._rivalries]
+        mean_s, percent = (float(np.mean([getattr(it, name) for it in found])) for name in ("mean_s", "percent"))
+        # The problems' draws are independent of each other.
+        return Score(mean_s, percent, float(np.linalg.norm([it.half_width for it in found])) / len(found))
+
+
+class Rivalry:
+    """The scenarios of one problem, and the heuristic that does best on them.
+
+    Args:
         problem: What is run.
     """
 

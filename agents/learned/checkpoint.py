@@ -18,7 +18,7 @@ from ...cluster.files.plugins import registered
 from ...cluster.model.objective import Objective
 from .archive import LARGEST_BYTES, Shapes, arrays_in, open_archive, packed_bytes, read_entry, read_file, shape_in
 from .network import Layout, Network, find_network
-from .schema import Schema, check_features, feature_names, item_count
+from .schema import Schema, check_features, feature_names, item_count, with_todays_features
 from .step_policy import LearnedPolicy
 
 SCHEMA, WEIGHTS = "schema.json", "weights.npz"
@@ -124,7 +124,16 @@ def _read(path: Path) -> tuple[Schema, Network, dict[str, np.ndarray]]:
         arrays = arrays_in(weights, _shapes(kind, layout, *width))
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise CheckpointError(f"{path}: some weights are not finite; train it again")
-    return schema, kind(layout, *width), arrays
+    today = with_todays_features(schema)
+    if today == schema:
+        return schema, kind(layout, *width), arrays
+    grown = kind.with_later_features(arrays, layout, layout_of(today))
+    if grown is None:
+        raise CheckpointError(
+            f"{path} was made before some features were added, and the network {schema.network!r} cannot be without "
+            f"them; use Longshore {schema.longshore}, or train it again"
+        )
+    return today, kind(layout_of(today), *width), grown
 
 
 def _network(path: Path, schema: Schema) -> type[Network]:

@@ -1,7 +1,8 @@
 """What a network is. Each stands in a file of its own and is registered under `longshore.networks`."""
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...cluster.files.errors import PluginError
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from .schema import Schema
     from .step_policy import LearnedPolicy
 
+Arrays = dict[str, NDArray[Any]]  # weights by name
 LARGEST = 1e30  # a logit or a value that is gone by: weights that are finite can still overflow
 
 
@@ -57,6 +59,21 @@ class Network(nn.Module):
             observation: Shape (batch, size); a network for any size takes other numbers of items than its layout's.
         """
         raise NotImplementedError
+
+    @classmethod
+    def with_later_features(cls, arrays: Arrays, was: Layout, now: Layout) -> Arrays | None:
+        """Return the weights of a checkpoint for observations that have further features, None if there is no way.
+
+        Features are only ever added behind the others. A network whose outputs stay as they were returns its weights
+        with zeros for those that were added.
+
+        Args:
+            arrays: Weights by name.
+            was: Layout that they are for.
+            now: Layout with further features, global ones or those of each item.
+        """
+        del arrays, was, now
+        return None
 
     def values(self, observation: Tensor) -> Tensor:
         """Return values of shape (batch,); worth writing where they take less than a whole pass."""

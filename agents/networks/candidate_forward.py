@@ -29,6 +29,8 @@ class CandidateWeights(NamedTuple):
     scratch: NDArray[np.float32]  # (4, the larger of width and inputs of `context`)
     rows: NDArray[np.int64]  # (the same,)
     members: int  # equal blocks on the diagonal of `hidden` outside of which all is 0
+    globals: int  # global features that it reads: the weights of those behind them are 0
+    features: int  # and features of each candidate
 
 
 @kernel
@@ -75,22 +77,16 @@ def _write_context(
 ) -> None:
     """Write what a layer makes of the context: the global features, the candidates' mean and the first of them."""
     mean, values, rows = weights.scratch[2], weights.scratch[3], weights.rows
-    for feature in range(CANDIDATE_FEATURE_COUNT):
+    reads = weights.features
+    for feature in range(reads):
         together = np.float32(0.0)
         for candidate in range(candidates):
             together += observations[CANDIDATE_GLOBAL_COUNT + candidate * CANDIDATE_FEATURE_COUNT + feature]
         mean[feature] = together / np.float32(candidates)
-    count = _gather(observations, 0, CANDIDATE_GLOBAL_COUNT, 0, 0, values, rows)
-    count = _gather(mean, 0, CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT, count, values, rows)
-    count = _gather(
-        observations,
-        CANDIDATE_GLOBAL_COUNT,
-        CANDIDATE_FEATURE_COUNT,
-        CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT,
-        count,
-        values,
-        rows,
-    )
+    base = CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT  # the base's weights stand behind those of the mean
+    count = _gather(observations, 0, weights.globals, 0, 0, values, rows)
+    count = _gather(mean, 0, reads, CANDIDATE_GLOBAL_COUNT, count, values, rows)
+    count = _gather(observations, CANDIDATE_GLOBAL_COUNT, reads, base, count, values, rows)
     for unit in range(bias.size):
         total[unit] = bias[unit]
     _add_rows(total, count, values, rows, layer, 0, bias.size)
@@ -119,7 +115,7 @@ def score_candidates(weights: CandidateWeights, observations: Rows, at: int, can
         count = _gather(
             observations[at],
             CANDIDATE_GLOBAL_COUNT + candidate * CANDIDATE_FEATURE_COUNT,
-            CANDIDATE_FEATURE_COUNT,
+            weights.features,
             0,
             0,
             values,

@@ -19,7 +19,7 @@ from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from ..learned.decision_record import DecisionRecord, log_softmax
-from ..learned.network import Layout, Network
+from ..learned.network import Arrays, Layout, Network
 from ..learned.open_actions import listed_in
 from ..learned.schema import Schema
 from ..learned.step_policy import LearnedPolicy
@@ -83,6 +83,19 @@ class CandidateNetwork(Network):
         hidden = (self.item(items) + self.context(context).unsqueeze(1)).relu()
         logits = self.score(self.hidden(hidden).relu()).squeeze(-1)
         return logits, self.value(context).squeeze(-1)
+
+    @classmethod
+    def with_later_features(cls, arrays: Arrays, was: Layout, now: Layout) -> Arrays | None:
+        """Return the weights for observations with further features, which it does not read."""
+        grown = dict(arrays)
+        items, more = now.features - was.features, now.globals - was.globals
+        grown["item.weight"] = np.pad(arrays["item.weight"], ((0, 0), (0, items)))
+        for name in ("context.weight", "value.0.weight"):
+            parts = np.split(arrays[name], [was.globals, was.globals + was.features], axis=1)
+            grown[name] = np.hstack(
+                [np.pad(part, ((0, 0), (0, new))) for part, new in zip(parts, (more, items, items), strict=True)]
+            )
+        return grown
 
     def values(self, observation: Tensor) -> Tensor:
         """Return values of shape (batch,)."""
@@ -152,7 +165,26 @@ def candidate_weights(network: CandidateNetwork) -> CandidateWeights:
         array("hidden.bias"), array("score.weight")[:, 0].copy(), array("value.0.weight"), array("value.0.bias"),
         array("value.2.weight")[:, 0].copy(), array("value.2.bias"),
         np.zeros((4, max(width, inputs)), np.float32), np.zeros(max(width, inputs), np.int64), members_of(network),
+        *_read(network),
     )  # fmt: skip
+
+
+def _read(network: CandidateNetwork) -> tuple[int, int]:
+    """Return how many global features, and features of each candidate, a network reads: those behind have weight 0.
+
+    Such are the features that came after a checkpoint was made.
+    """
+    total, features = network.layout.globals, network.layout.features
+    parts = [it.detach().abs().sum(0) for it in (network.context.weight, network.get_parameter("value.0.weight"))]
+    whole = torch.stack(parts).sum(0)
+    of_items = network.item.weight.detach().abs().sum(0) + whole[total : total + features] + whole[total + features :]
+    return _last(whole[:total]), _last(of_items)
+
+
+def _last(weights: Tensor) -> int:
+    """Return the number of weights up to the last that is not 0."""
+    found = torch.nonzero(weights)
+    return int(found[-1]) + 1 if found.numel() else 0
 
 
 class CandidatePolicy(LearnedPolicy):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,7 @@ class Rules(NamedTuple):
     backfill_depth: int = EVERY_JOB  # of the queue, behind the holder of the reservation: who may pass it
 
 
+PER_JOB = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # fields of Scenarios
 ORDERS = {name: number for number, name in enumerate(registered("orders"))}  # number of each order regime
 
 
@@ -114,6 +115,19 @@ def stack(
         source_rate_per_s=rates,
         fault_seed=np.asarray(fault_seed, dtype=np.int64),
     )
+
+
+def joined(parts: Sequence[Scenarios]) -> Scenarios:
+    """Return the scenarios of several parts as one, in their order; all are of one cluster."""
+    jobs = max(it.gpus.shape[1] for it in parts)
+
+    def field(name: str) -> Any:
+        arrays = [getattr(it, name) for it in parts]
+        if name in PER_JOB:
+            arrays = [np.pad(it, ((0, 0), (0, jobs - it.shape[1]))) for it in arrays]
+        return np.concatenate(arrays)
+
+    return Scenarios(**{name: field(name) for name in Scenarios._fields})
 
 
 def check_times(workload: Workload) -> None:

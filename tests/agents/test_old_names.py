@@ -46,7 +46,7 @@ def test_a_checkpoint_with_old_names_is_the_same_policy(
 def test_options_and_configurations_with_old_names_are_those_of_today() -> None:
     asked = {
         "algorithm": "ppo", "steps": 1e5, "seed": 0, "network": None, "action": None, "reward": None,
-        "waiting": False, "trace": None, "threads": 1,
+        "waiting": False, "threads": 1,
     }  # fmt: skip
     old = config_of(preset="source4", observation="source-literal", **asked)  # type: ignore[arg-type]
     new = config_of(preset="patent4", observation="patent-literal", **asked)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def plain_candidate_features(batch: Batch, row: int) -> NDArray[np.float32]:
     """Return the observation of the decision that is due in a row, given the list of its candidates."""
     seen, candidates = Decision(batch, row), listed(batch.sim, row)
     values = plain_globals(seen, NO_COMPLETION) | _queue(seen) | _drains(seen)
-    values |= {"base_waits": candidates[0].delay_s > 0.0, "candidates": len(candidates) / 16}
+    values |= {"base_waits": candidates[0].delay_s > 0.0, "candidates": len(candidates) / 16} | _scales(seen)
     features = [clipped(values[name]) for name in CANDIDATE_GLOBALS]
     described = [_candidate(seen, candidate) for candidate in candidates]
     for number, values in enumerate(described):
@@ -39,7 +39,8 @@ def plain_candidate_features(batch: Batch, row: int) -> NDArray[np.float32]:
         values["refused"] = at_once and _is_refused(seen, candidates[number], batch.sim.state, row)
         for name in ("finish", "committed", "ahead_sum", "ahead_last"):
             values[f"{name}_over_base"] = clipped(values[name]) - clipped(described[0][name])
-        features += [clipped(values[name]) for name in CANDIDATE_FEATURES]
+        ratios = _ratios(seen, candidates[number], candidates[0], values["sum_s"], described[0]["sum_s"])
+        features += [clipped((values | ratios)[name]) for name in CANDIDATE_FEATURES]
     features += [0.0] * (len(CANDIDATE_FEATURES) * (CANDIDATES - len(candidates)))
     return np.array(features, dtype=np.float32)
 
@@ -71,6 +72,61 @@ def _queue(seen: Decision) -> dict[str, float]:
         "next_large_gpus": 0.0 if large is None else seen.gpus[large] / cluster_gpus,
         "longest": 0.0 if longest is None else seen.work_left_s(longest) / seen.unit_s,
         "longest_gpus": 0.0 if longest is None else seen.gpus[longest] / cluster_gpus,
+    }
+
+
+def log_ratio(one_s: float, other_s: float) -> float:
+    return clipped(math.log(one_s) - math.log(other_s))
+
+
+def log_over(one_s: float, other_s: float) -> float:
+    return clipped(math.log(1 + max(one_s, 0.0) / other_s))
+
+
+def _scales(seen: Decision) -> dict[str, float]:
+    order = next(name for name, number in ORDERS.items() if number == seen.rules.order)
+    own_s, cluster_gpus = seen.work_left_s(seen.job), len(seen.gpu_node)
+    left_s = sum(seen.time_left_s(job) for job in seen.gpu_job if job in seen.started)
+    lost_s = 1.5 * seen.rules.checkpoint_s if seen.rules.checkpoint_s < math.inf else 0.0
+    backlog_s = sum(seen.work_left_s(job) * seen.gpus[job] for job in seen.queue)
+    return {
+        "passes": order != "fifo",
+        "by_key": order in ("easy-shortest", "shortest"),
+        "smallest_first": order == "shortest",
+        "log_fault_loss": log_over(lost_s + seen.rules.restart_s, own_s) / 4,
+        "log_estimate": log_ratio(own_s, seen.unit_s) / 4,
+        "log_waited": log_over(seen.now_s - seen.queued_s[seen.job], own_s) / 4,
+        "log_running": math.log(1 + len(seen.started)) / 4,
+        "log_backlog": log_over(backlog_s / cluster_gpus, own_s) / 4,
+        "log_drain": log_over(left_s / cluster_gpus, own_s) / 4,
+        "shorter": sum(seen.work_left_s(job) < own_s for job in seen.queue) / len(seen.queue),
+    }
+
+
+def _least_run_s(seen: Decision, job: int) -> float:
+    """Return the run time of a job on the fastest GPUs, all on one node without any limit of its links."""
+    gpus, high, rules = seen.gpus[job], max(seen.speed), seen.rules
+    restart_s = rules.restart_s if seen.stops[job] else 0.0
+    volume, compute_s = 2 * (gpus - 1) / gpus * seen.parameter_bytes[job], seen.compute_s[job]
+    fits = gpus <= rules.reference_gpus
+    reference = rules.reference_intra_bytes_per_s if fits else rules.reference_nic_bytes_per_s
+    slowdown = compute_s / high / (compute_s + volume / reference) if rules.ring and gpus > 1 else 1 / high
+    return float(restart_s + seen.work_left_s(job) * slowdown)
+
+
+def _ratios(seen: Decision, candidate: Candidate, base: Candidate, sum_s: float, base_sum_s: float) -> dict[str, float]:
+    work_s, least_s = seen.work_left_s(candidate.job), _least_run_s(seen, candidate.job)
+    finish_s = candidate.delay_s + candidate.run_s
+    return {
+        "log_run": log_ratio(candidate.run_s, seen.unit_s) / 4,
+        "log_finish": log_ratio(finish_s, seen.unit_s) / 4,
+        "run_over_least": log_ratio(candidate.run_s, least_s),
+        "delay_over_least": log_over(candidate.delay_s, least_s),
+        "finish_ratio": log_ratio(finish_s, base.delay_s + base.run_s),
+        "ahead_ratio": 8 * log_ratio(sum_s, base_sum_s),
+        "ahead_gain": (base_sum_s - sum_s) / least_s,
+        "job_log_estimate": log_ratio(work_s, seen.unit_s) / 4,
+        "job_log_waited": log_over(seen.now_s - seen.queued_s[candidate.job], work_s) / 4,
     }
 
 
@@ -129,6 +185,8 @@ def _consequences(seen: Decision, candidate: Candidate, last_s: float) -> dict[s
         "left_empty": sum(gpus == seen.size[node] for node, gpus in left.items()) / len(left),
         "ahead_sum": sum(ends_s) / seen.unit_s / AHEAD,
         "ahead_last": max(*ends_s, last_s) / seen.unit_s,
+        "ahead_now": sum(it.start_s <= seen.now_s for it in ahead[1:]) / 8,
+        "sum_s": sum(ends_s),
     }
     for place in range(1, SHOWN):
         start_s, end_s = (ahead[place].start_s, ahead[place].end_s) if place < len(ahead) else (seen.now_s, seen.now_s)

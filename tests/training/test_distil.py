@@ -28,12 +28,13 @@ from longshore.cluster.simulator.engine import reset
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.state import Simulation
 from longshore.training import run
+from longshore.training.asked import Sizes
 from longshore.training.candidates.distil import DistilLearner
 from longshore.training.candidates.fitting import _judged, _Lessons, distil_loss, noise_weight
 from longshore.training.candidates.labels import Labels, Lesson, label, run_lesson, run_lessons, workers_of
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.initial import initial_network
-from longshore.training.presets import DistilParameters, GroupParameters, Sizes
+from longshore.training.presets import DistilParameters, GroupParameters
 from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.validation import Validation
 from tests.compiled_runs import at_first_decision
@@ -362,7 +363,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_written(tm
 
 def test_only_learners_of_candidates_take_a_beginning() -> None:
     asked = {"preset": "hetero64", "steps": None, "seed": 0, "network": None, "action": None, "observation": None,
-             "reward": None, "waiting": False, "trace": None, "threads": 1, "init": Path("x.zip")}  # fmt: skip
+             "reward": None, "waiting": False, "threads": 1, "init": Path("x.zip")}  # fmt: skip
     with pytest.raises(InputError, match=r"--init: ppo begins at random"):
         config_of(algorithm="ppo", **asked)  # type: ignore[arg-type]
     for algorithm, steps in (("group", 2_000_000), ("distil", 175_000)):

@@ -24,9 +24,10 @@ from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training import run
+from longshore.training.asked import Sizes
 from longshore.training.candidates.group import Decisions, GroupLearner, advantages, decisions_of
 from longshore.training.config import TrainingConfig
-from longshore.training.presets import GroupParameters, Sizes
+from longshore.training.presets import GroupParameters
 from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
@@ -59,7 +60,7 @@ def single_threaded() -> Iterator[None]:
 
 
 def learner_of(folder: Path, problem: Problem, asked: TrainingConfig) -> GroupLearner:
-    return GroupLearner(problem, RunFolder(folder, SCHEMA, Validation(problem), asked, lambda progress: None))
+    return GroupLearner([problem], RunFolder(folder, SCHEMA, Validation(problem), asked, lambda progress: None))
 
 
 def test_an_advantage_is_what_a_run_does_better_than_the_mean_of_the_others() -> None:
@@ -234,7 +235,7 @@ def test_the_value_is_taught_what_was_still_to_come_in_mean_estimates(objective:
     assert objective_of(problem.scenarios.submit_s) == objective
     learner = learner_of(tmp_path, problem, config(1, group=GroupParameters(groups=4, runs=2)))
     record = collected(learner)
-    finish_s = np.concatenate([sim.state.finish_s for sim in learner.runs._sims])  # by run
+    finish_s = np.concatenate([sim.state.finish_s for _, sim, _, _ in learner.runs._parts])  # by run
     for at in range(0, record.size[0], 7):
         run, now_s = record.row[at], record.now_s[at]
         known = problem.scenarios.submit_s[run // 2] <= now_s

@@ -12,12 +12,11 @@ from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import CheckpointError
-from longshore.cluster.model.problem import Problem
-from longshore.cluster.presets.problems import Regime
 from longshore.scheduler.placement.placer import Placer
 from longshore.scheduler.service.twin import starts_of
 from longshore.scheduler.store.opening import open_store
-from longshore.training.presets import PRESETS, Hyperparameters, Sizes
+from longshore.training.asked import Asked, Problems, Sizes
+from longshore.training.presets import PRESETS, Hyperparameters
 from tests.command_line import Command
 from tests.plain_run import busy_case
 from tests.scheduler.test_twin import layout_of, simulated, twin_of
@@ -32,9 +31,8 @@ NODES, LISTS = ("node", "gpu"), ("candidate",)
 def few_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     own = PRESETS["hetero64"]
 
-    def build(seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
-        del sizes
-        return own.build(seed, trace, regime, Sizes(64, 16))
+    def build(asked: Asked) -> Problems:
+        return own.build(asked._replace(sizes=Sizes(64, 16)))
 
     monkeypatch.setitem(PRESETS, "hetero64", replace(own, build=build, ppo=SMALL))
 

@@ -16,8 +16,9 @@ from longshore.envs.batch import View
 from longshore.envs.sb3 import PlacementVecEnv
 from longshore.training import run
 from longshore.training.actor_critic.a2c import RMSPROP, MaskableA2C
+from longshore.training.asked import Asked, Sizes
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.presets import PRESETS, Hyperparameters, Sizes
+from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.run_folder import Progress
 from tests.training.tensorboard_names import documented, events_of, shown
 
@@ -33,7 +34,7 @@ METHODS = [
 def asked(**changes: object) -> TrainingConfig:
     defaults: dict[str, object] = {
         "preset": "patent4", "algorithm": "ppo", "steps": 1e5, "seed": 0, "network": None, "action": None,
-        "observation": None, "reward": None, "waiting": False, "trace": None, "threads": 1,
+        "observation": None, "reward": None, "waiting": False, "threads": 1,
     }  # fmt: skip
     return config_of(**(defaults | changes))  # type: ignore[arg-type]
 
@@ -105,7 +106,7 @@ def test_a_run_with_replay_that_was_interrupted_ends_as_if_it_had_not_been(
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
 def test_without_replay_a_run_is_plain_ppo_or_a2c(algorithm: str, tmp_path: Path) -> None:
     config = small(algorithm=algorithm, replay="off")
-    problem, _ = PRESETS["patent4"].build(0, None, config.regime, FEW)
+    (problem,) = PRESETS["patent4"].build(Asked(0, config.regimes, FEW)).trained
     schema = schema_of(
         algorithm=algorithm, network="mlp", action="gpu", observation="patent", waiting=False, node_gpus=(1,) * 4
     )

@@ -20,8 +20,9 @@ from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.presets.streams import VALIDATION_SEED, training_key
 from longshore.training import run
+from longshore.training.asked import Asked, Problems, Sizes
 from longshore.training.config import TrainingConfig, config_of
-from longshore.training.presets import PRESETS, Hyperparameters, Sizes
+from longshore.training.presets import PRESETS, Hyperparameters
 from longshore.training.run import Result
 from longshore.training.run_folder import BEST, SPENT, Progress, Spent
 from longshore.training.snapshot import SNAPSHOT
@@ -233,7 +234,13 @@ def test_tensorboard_shows_every_documented_name(tmp_path: Path) -> None:
         ({"algorithm": "dqn"}, "--algo"),
         ({"network": "gnn"}, "--network"),
         ({"reward": "money"}, "--reward"),
-        ({"order": "lifo"}, "--order"),
+        ({"orders": ("lifo",)}, "--order"),
+        ({"orders": ("fifo", "easy")}, "--algo group"),
+        ({"estimates": "none"}, "--estimates"),
+        ({"estimates": "exact"}, "--estimates"),  # of a preset that draws its own jobs
+        ({"loads": (0.5,)}, "--load"),
+        ({"cluster": Path("c.yaml")}, "--cluster"),
+        ({"preset": None, "algorithm": None, "network": None, "action": None, "traces": (Path("no.csv"),)}, "no file"),
         ({"steps": float("inf")}, "--steps"),
         ({"steps": float("nan")}, "--steps"),
     ],
@@ -241,18 +248,18 @@ def test_tensorboard_shows_every_documented_name(tmp_path: Path) -> None:
 def test_what_cannot_be_trained_is_refused_by_its_option(changes: dict[str, object], told: str) -> None:
     asked: dict[str, object] = {
         "preset": "hetero64", "algorithm": "ppo", "steps": 1e6, "seed": 0, "network": "set", "action": "node",
-        "observation": "full", "reward": None, "waiting": False, "trace": None, "threads": 1,
+        "observation": "full", "reward": None, "waiting": False, "threads": 1,
     }  # fmt: skip
     with pytest.raises(InputError, match=told):
         config_of(**(asked | changes))  # type: ignore[arg-type]
 
 
 def test_the_order_regime_is_kept_named_and_left_out_where_it_is_the_default() -> None:
-    plain, ordered = small(), small(waiting=True, order="shortest", ageing_h=24.0)
-    assert (plain.name, plain.regime) == ("hetero64-ppo-0", Regime())
-    assert (ordered.name, ordered.regime) == (
+    plain, ordered = small(), small(waiting=True, orders=("shortest",), ageing_h=24.0)
+    assert (plain.name, plain.regimes) == ("hetero64-ppo-0", (Regime(),))
+    assert (ordered.name, ordered.regimes) == (
         "hetero64-ppo-wait-shortest-age24h-0",
-        Regime("shortest", 86400.0, waiting=True),
+        (Regime("shortest", 86400.0, waiting=True),),
     )
     assert small(action="candidate", network="candidates", reward="dt").name == "hetero64-ppo-candidate-dt-0"
     assert small(network="mlp").name == "hetero64-ppo-mlp-0"
@@ -263,12 +270,13 @@ def test_training_and_validation_run_by_the_order_regime(tmp_path: Path, monkeyp
     built: list[Problem] = []
     preset = PRESETS["hetero64"]
 
-    def build(seed: int, trace: Path | None, regime: Regime, sizes: Sizes) -> tuple[Problem, Problem]:
-        built.extend(preset.build(seed, trace, regime, sizes))
-        return built[0], built[1]
+    def build(asked: Asked) -> Problems:
+        found = preset.build(asked)
+        built.extend((*found.trained, *found.validated))
+        return found
 
     monkeypatch.setitem(PRESETS, "hetero64", replace(preset, build=build))
-    train(small(256, order="shortest", ageing_h=24.0), tmp_path)
+    train(small(256, orders=("shortest",), ageing_h=24.0), tmp_path)
     assert [(problem.rules.order, problem.rules.ageing_s) for problem in built] == [(ORDERS["shortest"], 86400.0)] * 2
 
 

@@ -6,7 +6,7 @@ looks on, and learns what was still to come, for rollouts that are cut off (agen
 Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/training.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -46,42 +46,54 @@ JUDGED = 4096  # decisions of an update that the error of the value is taken fro
 PARTS = 4  # simulations that collect; not the threads, so that their number changes nothing
 
 
+class Part(NamedTuple):
+    """A simulation that collects, and what it holds."""
+
+    problem: Problem
+    sim: Simulation
+    scenarios: slice  # of all that are run
+    jct: int  # 1 if the objective is the mean JCT, 0 for the makespan
+
+
 class Runs:
-    """A number of runs collected at once.
+    """A number of runs collected at once, of one problem or of several.
 
     Args:
-        problem: What is run.
-        rows: Runs, a multiple of PARTS.
+        problems: What is run.
+        rows: Runs of each problem, a multiple of PARTS if there is one problem.
         pool: Threads.
     """
 
-    def __init__(self, problem: Problem, rows: int, pool: ThreadPoolExecutor) -> None:
-        self.problem, self.rows, self.pool = problem, rows, pool
-        self._jct = int(objective_of(problem.scenarios.submit_s) == "jct")
-        part = rows // PARTS
-        self._sims = [simulation_of(problem, rows=part) for _ in range(PARTS)]
-        self._records = [_record(part * 2 * problem.scenarios.gpus.shape[1]) for _ in range(PARTS)]
+    def __init__(self, problems: Sequence[Problem], rows: Sequence[int], pool: ThreadPoolExecutor) -> None:
+        self.pool = pool
+        self._parts, first = [], 0
+        for problem, count in zip(problems, rows, strict=True):
+            parts = max(1, PARTS // len(problems))
+            jct = int(objective_of(problem.scenarios.submit_s) == "jct")
+            for size in [count // parts] * parts:
+                self._parts.append(Part(problem, simulation_of(problem, rows=size), slice(first, first + size), jct))
+                first += size
+        self._records = [_record(2 * sim.state.first_gpu.size) for _, sim, _, _ in self._parts]
 
     def collect(self, network: CandidateNetwork, scenarios: NDArray[np.int64], seed: int) -> tuple[Record, Metrics]:
         """Run a scenario in each row by sampled candidates; return all decisions and the runs' figures."""
-        part = self.rows // PARTS
 
         def one(index: int) -> tuple[Record, Metrics]:
-            mine = scenarios[index * part : (index + 1) * part]
-            record = self._records[index]
+            part, record = self._parts[index], self._records[index]
+            mine = scenarios[part.scenarios]
             record.size[0] = 0
             weights = candidate_weights(network)
-            while not sample_runs(self._sims[index], mine, weights, seed, index * part, self._jct, record):
+            while not sample_runs(part.sim, mine, weights, seed, part.scenarios.start, part.jct, record):
                 record = self._records[index] = _record(2 * record.chosen.size)
-            return record, self._metrics(self._sims[index], mine)
+            return record, _metrics(part, mine)
 
-        records, figures = zip(*self.pool.map(one, range(PARTS)), strict=True)
+        records, figures = zip(*self.pool.map(one, range(len(self._parts))), strict=True)
         return _joined(records), Metrics(*(np.concatenate(values) for values in zip(*figures, strict=True)))
 
-    def _metrics(self, sim: Simulation, run: NDArray[np.int64]) -> Metrics:
-        scenarios = self.problem.scenarios
-        gpus = self.problem.cluster.gpu_node.size
-        return metrics(outcome_of(sim), scenarios.jobs[run], scenarios.gpus[run], scenarios.submit_s[run], gpus)
+
+def _metrics(part: Part, run: NDArray[np.int64]) -> Metrics:
+    scenarios, gpus = part.problem.scenarios, part.problem.cluster.gpu_node.size
+    return metrics(outcome_of(part.sim), scenarios.jobs[run], scenarios.gpus[run], scenarios.submit_s[run], gpus)
 
 
 def _record(decisions: int) -> Record:
@@ -183,33 +195,44 @@ def step_in_chunks(
     optimizer.step()
 
 
+def _relative(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values over the mean of their group, shape (groups, runs)."""
+    relative: NDArray[np.float64] = values / values.mean(axis=1, keepdims=True)
+    return relative
+
+
 class GroupLearner:
     """A network and its optimiser, updated by groups of runs.
 
     Args:
-        problem: What is run.
+        problems: What is run: each update runs as many scenarios of one as of another.
         run_folder: Keeps the run.
     """
 
-    def __init__(self, problem: Problem, run_folder: RunFolder) -> None:
+    def __init__(self, problems: Sequence[Problem], run_folder: RunFolder) -> None:
         config = run_folder.config
         torch.manual_seed(config.seed)
-        self.run_folder, self.parameters, self.problem = run_folder, config.group, problem
+        self.run_folder, self.parameters, self.problems = run_folder, config.group, problems
         self.network = initial_network(config) or CandidateNetwork(layout_of(run_folder.schema))
         self.average = deepcopy(self.network)  # over the latest updates: each goes a little astray
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.group_learning_rate)
         self.rng = np.random.default_rng(config.seed)
         self.pool = ThreadPoolExecutor(config.threads)
-        self.runs = Runs(problem, self.parameters.groups * self.parameters.runs, self.pool)
+        each, more = divmod(max(self.parameters.groups, len(problems)), len(problems))
+        self.groups = [each + int(place < more) for place in range(len(problems))]
+        self.runs = Runs(problems, [groups * self.parameters.runs for groups in self.groups], self.pool)
         self.steps = 0
 
     def update(self) -> None:
         """Collect groups of runs and learn from them."""
-        groups, runs = self.parameters.groups, self.parameters.runs
-        drawn = self.rng.integers(0, self.problem.scenarios.jobs.size, groups)
+        drawn = [
+            self.rng.integers(0, problem.scenarios.jobs.size, groups)
+            for problem, groups in zip(self.problems, self.groups, strict=True)
+        ]
         seed = int(self.rng.integers(0, 2**32))
-        record, figures = self.runs.collect(self.network, np.repeat(drawn, runs), seed)
-        gain = advantages(self._cost(figures).reshape(groups, runs)).reshape(-1)
+        scenarios = np.repeat(np.concatenate(drawn), self.parameters.runs)
+        record, figures = self.runs.collect(self.network, scenarios, seed)
+        gain = advantages(self._cost(figures)).reshape(-1)
         decisions = decisions_of(record, gain)
         self._note_value(decisions)
         self._learn(decisions)
@@ -227,15 +250,19 @@ class GroupLearner:
             mean.lerp_(latest, 1.0 if name.startswith("value") else weight)
 
     def _cost(self, figures: Metrics) -> NDArray[np.float64]:
-        """Return what is minimised: the makespan, or the mean JCT relative to its group's.
+        """Return what is minimised, shape (groups, runs): the makespan, or the mean JCT relative to its group's.
 
-        In hours, groups of long jobs would drown the others.
+        In hours, groups of long jobs would drown the others; so they would beside those of other problems.
         """
-        if objective_of(self.problem.scenarios.submit_s) == "makespan":
-            return figures.makespan_s
-        jct = figures.mean_jct_s.reshape(self.parameters.groups, -1)
-        relative: NDArray[np.float64] = (jct / jct.mean(axis=1, keepdims=True)).reshape(-1)
-        return relative
+        runs, weight = self.parameters.runs, self.parameters.group_tail
+        makespan, jct, tail = (
+            values.reshape(-1, runs) for values in (figures.makespan_s, figures.mean_jct_s, figures.p99_jct_s)
+        )
+        if len(self.problems) == 1 and objective_of(self.problems[0].scenarios.submit_s) == "makespan":
+            return makespan
+        batch = np.repeat([objective_of(it.scenarios.submit_s) == "makespan" for it in self.problems], self.groups)
+        mean = _relative(np.where(batch[:, None], makespan, jct))
+        return (1.0 - weight) * mean + weight * _relative(tail) if weight else mean
 
     def _learn(self, decisions: Decisions) -> None:
         """Take a step of Adam for each minibatch of decisions that had a choice."""
@@ -288,7 +315,7 @@ class GroupLearner:
         record("rollout/mean_jct_h", float(figures.mean_jct_s.mean()) / 3600.0)
         record("rollout/lost_gpu_h", float(figures.lost_gpu_s.mean()) / 3600.0)
         record("rollout/restarts", float(figures.restarts.mean()))
-        cost = self._cost(figures).reshape(self.parameters.groups, -1)
+        cost = self._cost(figures)
         record("group/spread_percent", float((cost.std(axis=1) / cost.mean(axis=1)).mean()) * 100.0)
 
     def save(self) -> None:
@@ -328,9 +355,9 @@ def _random_state(arrays: Arrays) -> dict[str, Any]:
     }
 
 
-def learn_by_groups(problem: Problem, run_folder: RunFolder) -> int:
+def learn_by_groups(problems: Sequence[Problem], run_folder: RunFolder) -> int:
     """Train until the run's steps are done or it is interrupted; return the steps."""
-    learner = GroupLearner(problem, run_folder)
+    learner = GroupLearner(problems, run_folder)
     if (run_folder.path / SNAPSHOT).exists():
         learner.load()
     begun, total = learner.steps, run_folder.config.steps

@@ -6,12 +6,43 @@ from typing import Annotated
 
 import typer
 
-from .options import AgeingOption, OrderOption, TraceOption, WaitingOption, names
+from .options import AgeingOption, ClusterOption, FaultsOption, names
 from .progress import INTERRUPTED, progress, training_progress
 
-PresetOption = Annotated[str, typer.Option(help="hetero64, patent4, patent64; or philly, itp (with --trace).")]
+PresetOption = Annotated[
+    str | None,
+    typer.Option(help="traces (with --trace; then the default), hetero64 (else the default), patent4, patent64 ..."),
+]
 AlgorithmOption = Annotated[
-    str, typer.Option(help="ppo, a2c (both with masks), group (group-relative policy gradient), or distil (rollouts).")
+    str | None,
+    typer.Option(
+        help="ppo, a2c (both with masks), group (group-relative policy gradient), or distil (rollouts). "
+        "With traces group, else ppo, if left out."
+    ),
+]
+TracesOption = Annotated[
+    list[Path] | None,
+    typer.Option("--trace", help="Job trace, any format of `longshore trace`; may be given several times."),
+]
+OrdersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--order",
+        metavar="NAME",
+        help=f"Which waiting job may start next: {names('orders')}; several times to learn under several.",
+    ),
+]
+LoadsOption = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--load", min=0.01, max=100.0, help="Offered load of the windows of traces; several times for several."
+    ),
+]
+KnownOption = Annotated[
+    str | None, typer.Option("--estimates", help="What is known of run times: exact, log-normal, class-mean, or mixed.")
+]
+MayWaitOption = Annotated[
+    bool | None, typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs; with traces they may.")
 ]
 StepsOption = Annotated[
     float | None, typer.Option(min=1, help="Environment steps, 2e6 if left out; distil: decisions labelled, 1.75e5.")
@@ -49,8 +80,16 @@ ThreadsOption = Annotated[int, typer.Option(min=1, max=1024, help="Cores that le
 
 
 def train(
-    preset: PresetOption = "hetero64",
-    algo: AlgorithmOption = "ppo",
+    trace: TracesOption = None,
+    cluster: ClusterOption = None,
+    faults: FaultsOption = None,
+    order: OrdersOption = None,
+    ageing: AgeingOption = None,
+    load: LoadsOption = None,
+    estimates: KnownOption = None,
+    init: InitOption = None,
+    preset: PresetOption = None,
+    algo: AlgorithmOption = None,
     steps: StepsOption = None,
     seed: WeightSeedOption = 0,
     logdir: LogdirOption = Path("runs"),
@@ -59,11 +98,7 @@ def train(
     observation: ObservationOption = None,
     reward: RewardOption = None,
     replay: ReplayOption = None,
-    order: OrderOption = "fifo",
-    ageing: AgeingOption = None,
-    waiting: WaitingOption = False,
-    trace: TraceOption = None,
-    init: InitOption = None,
+    waiting: MayWaitOption = None,
     threads: ThreadsOption = 2,
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
@@ -73,8 +108,9 @@ def train(
 
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
-        observation=observation, reward=reward, waiting=waiting, trace=trace, threads=threads,
-        order=order, ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=init,
+        observation=observation, reward=reward, waiting=waiting, traces=trace or (), cluster=cluster, faults=faults,
+        loads=load or (), estimates=estimates, threads=threads, orders=order or (),
+        ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=init,
     )  # fmt: skip
     with training_progress(config.steps) as tell:
         result = run(config, logdir, tell)

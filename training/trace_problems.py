@@ -1,0 +1,117 @@
+"""Problems of traces that users bring: windows at several loads, on the preset's cluster or the user's own."""
+
+from itertools import product
+from typing import NamedTuple
+
+from ..cluster.faults.recorded import FaultTrace, read_fault_trace
+from ..cluster.files.errors import InputError
+from ..cluster.model.problem import Problem
+from ..cluster.model.scenarios import joined
+from ..cluster.model.workload import Workload
+from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
+from ..cluster.presets.problems import (
+    HETERO64_LARGEST,
+    LOAD,
+    WINDOW_JOBS,
+    Regime,
+    capacity_of,
+    cluster_problem,
+    enough_runs,
+    window_problem,
+    windows_of,
+)
+from ..cluster.presets.streams import VALIDATION_SEED, Stream, stream, training_key
+from ..cluster.traces.detect import read_trace
+from ..cluster.workloads.estimates import EstimateKind, with_scenario_estimates
+from .asked import LATER_PART, MIXED, SIGMA, TRAINED_PART, VALIDATED_PART, Asked, KnownEstimates, Problems
+
+TRAINED_WINDOWS, TRAINED_RUNS = 4096, 2  # in all, overlapping at random; draws of the cluster and its faults for each
+VALIDATED_WINDOWS, LATER_WINDOWS = 16, 24  # of each trace, if it has room for so many that share no job
+LEAST_JOBS = 2 * WINDOW_JOBS  # of a trace, so that its parts have any
+
+
+class Windows(NamedTuple):
+    """Which windows of a trace are taken."""
+
+    part: tuple[float, float]  # of the trace, in order of time
+    most: int
+    runs: int | None  # draws of faults for each; enough for an interval if None
+    seed: int
+    disjoint: bool
+
+
+class Site(NamedTuple):
+    """The cluster that windows run on."""
+
+    setup: ClusterSetup | None  # the preset's if None
+    faults: FaultTrace | None
+
+
+def trace_problems(asked: Asked) -> Problems:
+    """Return windows of the first 60 % of each trace to train on, and of the next 10 % to validate on.
+
+    Raises:
+        InputError: If a file cannot be used, or a trace has too few jobs.
+    """
+    each = max(1, TRAINED_WINDOWS // len(asked.traces) // len(asked.loads))
+    trained = Windows(TRAINED_PART, each, TRAINED_RUNS, training_key(asked.seed), disjoint=False)
+    validated = Windows(VALIDATED_PART, VALIDATED_WINDOWS, None, VALIDATION_SEED, disjoint=True)
+    return Problems(
+        tuple(window_problems(asked, regime, trained, asked.loads) for regime in asked.regimes),
+        tuple(window_problems(asked, regime, validated, (LOAD,)) for regime in asked.regimes),
+    )
+
+
+def later_problem(asked: Asked, trace: int, regime: Regime, seed: int) -> Problem:
+    """Return windows of the last 30 % of one trace, which no training of it has met."""
+    windows = Windows(LATER_PART, LATER_WINDOWS, None, seed, disjoint=True)
+    return window_problems(asked._replace(traces=asked.traces[trace : trace + 1]), regime, windows, (LOAD,))
+
+
+def window_problems(asked: Asked, regime: Regime, windows: Windows, loads: tuple[float, ...]) -> Problem:
+    """Return windows of every trace at every load, in one problem."""
+    site = Site(
+        read_cluster(asked.cluster) if asked.cluster else None, read_fault_trace(asked.faults) if asked.faults else None
+    )
+    parts = []
+    for number, (path, load) in enumerate(product(asked.traces, loads)):
+        workload = read_trace(path)
+        if workload.jobs < LEAST_JOBS:
+            short = f"{path} has {workload.jobs} jobs, too few to train on the first and compare on the later"
+            raise InputError(short, f"give a trace of at least {LEAST_JOBS}", field="--trace")
+        drawn = windows._replace(seed=windows.seed + number)
+        problem = _on(site, workload, regime, drawn, load)
+        parts.append(_estimated(problem, _kind(asked.estimates, number), drawn.seed))
+    return _joined(parts)
+
+
+def _on(site: Site, workload: Workload, regime: Regime, windows: Windows, load: float) -> Problem:
+    if site.setup is None:
+        return window_problem(
+            workload, regime, windows=windows.most, runs=windows.runs, part=windows.part, seed=windows.seed,
+            load=load, max_gpus=HETERO64_LARGEST, disjoint=windows.disjoint,
+        )  # fmt: skip
+    cluster = site.setup.cluster
+    found = windows_of(
+        workload, windows.most, part=windows.part, seed=windows.seed, load=load, capacity=capacity_of(cluster),
+        max_gpus=max(1, cluster.gpu_node.size * 3 // 4), disjoint=windows.disjoint,
+    )  # fmt: skip
+    runs = windows.runs or enough_runs(len(found))
+    return cluster_problem(site.setup, found, regime, runs=runs, seed=windows.seed, faults=site.faults)
+
+
+def _kind(estimates: KnownEstimates, number: int) -> EstimateKind:
+    return MIXED[number % len(MIXED)] if estimates == "mixed" else estimates
+
+
+def _estimated(problem: Problem, kind: EstimateKind, seed: int) -> Problem:
+    rng = stream(seed, Stream.ESTIMATES)
+    return problem._replace(scenarios=with_scenario_estimates(problem.scenarios, kind, sigma=SIGMA, rng=rng))
+
+
+def _joined(parts: list[Problem]) -> Problem:
+    """Return problems of one cluster in one, which is cut off as late as the last of them."""
+    limit_s = max(it.rules.limit_s for it in parts)
+    return parts[0]._replace(
+        scenarios=joined([it.scenarios for it in parts]), rules=parts[0].rules._replace(limit_s=limit_s)
+    )
