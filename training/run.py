@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from ..agents.learned.checkpoint import schema_of
+from ..agents.learned.checkpoint import load_policy, schema_of
 from ..cluster.files.errors import InputError
 from ..cluster.model.objective import objective_of
 from ..cluster.model.problem import Problem
@@ -19,7 +19,8 @@ from .candidates.distil import learn_by_distillation
 from .candidates.group import learn_by_groups
 from .config import BY_CANDIDATES, TrainingConfig, asked_of
 from .initial import initial_network
-from .presets import PRESETS
+from .later import Later, compare_later, write_later
+from .presets import PRESETS, TRACES
 from .run_folder import BEST, Progress, RunFolder, Tell, interruptible
 from .validation import Score, Validation
 
@@ -54,6 +55,7 @@ class Result(NamedTuple):
     seconds: float  # of this session
     rival: str  # best heuristic
     scenarios: int  # validated on
+    later: tuple[Later, ...]  # how it does on later windows of its traces; none of presets without
 
 
 def _silent(progress: Progress) -> None:
@@ -85,8 +87,16 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: 
     with interruptible(run_folder):
         steps = LEARNERS[config.algorithm](problems, run_folder)
     seconds, score = time.monotonic() - began, run_folder.best_score()
-    validation = run_folder.validation
-    return Result(folder, folder / BEST, score, steps >= config.steps, seconds, validation.best, validation.scenarios)
+    validation, finished = run_folder.validation, steps >= config.steps
+    later = _compared(config, sizes, folder) if finished and config.preset == TRACES else ()
+    return Result(folder, folder / BEST, score, finished, seconds, validation.best, validation.scenarios, later)
+
+
+def _compared(config: TrainingConfig, sizes: Sizes, folder: Path) -> tuple[Later, ...]:
+    """Compare the best policy on later windows, and keep that."""
+    found = compare_later(asked_of(config, sizes), load_policy(folder / BEST))
+    write_later(folder, found)
+    return found
 
 
 def _open_folder(config: TrainingConfig, logdir: Path) -> Path:

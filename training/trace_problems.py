@@ -11,7 +11,6 @@ from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..cluster.presets.problems import (
     HETERO64_LARGEST,
-    LOAD,
     WINDOW_JOBS,
     Regime,
     capacity_of,
@@ -23,10 +22,11 @@ from ..cluster.presets.problems import (
 from ..cluster.presets.streams import VALIDATION_SEED, Stream, stream, training_key
 from ..cluster.traces.detect import read_trace
 from ..cluster.workloads.estimates import EstimateKind, with_scenario_estimates
-from .asked import LATER_PART, MIXED, SIGMA, TRAINED_PART, VALIDATED_PART, Asked, KnownEstimates, Problems
+from .asked import MIXED, SIGMA, TRAINED_PART, VALIDATED_PART, Asked, KnownEstimates, Problems
 
 TRAINED_WINDOWS, TRAINED_RUNS = 4096, 2  # in all, overlapping at random; draws of the cluster and its faults for each
-VALIDATED_WINDOWS, LATER_WINDOWS = 16, 24  # of each trace, if it has room for so many that share no job
+VALIDATED_WINDOWS = 16  # of each trace, if it has room for so many that share no job
+TRACE_LOAD = 0.85  # offered where policies are compared
 LEAST_JOBS = 2 * WINDOW_JOBS  # of a trace, so that its parts have any
 
 
@@ -58,14 +58,8 @@ def trace_problems(asked: Asked) -> Problems:
     validated = Windows(VALIDATED_PART, VALIDATED_WINDOWS, None, VALIDATION_SEED, disjoint=True)
     return Problems(
         tuple(window_problems(asked, regime, trained, asked.loads) for regime in asked.regimes),
-        tuple(window_problems(asked, regime, validated, (LOAD,)) for regime in asked.regimes),
+        tuple(window_problems(asked, regime, validated, (TRACE_LOAD,)) for regime in asked.regimes),
     )
-
-
-def later_problem(asked: Asked, trace: int, regime: Regime, seed: int) -> Problem:
-    """Return windows of the last 30 % of one trace, which no training of it has met."""
-    windows = Windows(LATER_PART, LATER_WINDOWS, None, seed, disjoint=True)
-    return window_problems(asked._replace(traces=asked.traces[trace : trace + 1]), regime, windows, (LOAD,))
 
 
 def window_problems(asked: Asked, regime: Regime, windows: Windows, loads: tuple[float, ...]) -> Problem:

@@ -278,3 +278,17 @@ def test_the_value_learns_what_is_still_to_come(tmp_path: Path) -> None:
 def test_a_checkpoint_tells_of_which_objective_its_value_is_the_time_to_go(tmp_path: Path) -> None:
     best = train(config(10), tmp_path).best
     assert load_policy(best).schema.time_to_go == "makespan"
+
+
+def test_runs_of_several_problems_are_learned_from_alike_whatever_the_threads(tmp_path: Path) -> None:
+    problems = [small_problem(8, waiting=True), stream_problem(), stream_problem()]
+    learned = []
+    for threads in (1, 3):
+        asked = config(10**6, threads=threads, group=GroupParameters(groups=7, runs=4, group_tail=0.2))
+        folder = RunFolder(tmp_path / str(threads), SCHEMA, Validation(*problems), asked, lambda progress: None)
+        learner = GroupLearner(problems, folder)
+        assert sorted(learner.groups) == [2, 2, 3]
+        learner.update()
+        learner.update()
+        learned.append([tensor.detach().clone() for tensor in learner.network.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*learned, strict=True))

@@ -119,5 +119,12 @@ def train(
         f"{state}: {result.best}, {result.score.text} against "
         f"{result.rival} on {result.scenarios} validation workloads\nFigures: tensorboard --logdir {logdir}"
     )
+    if result.later:
+        from ..training.later import verdict
+
+        typer.echo("Mean JCT against `patient`, tuned, on the last 30 % of each trace, which training never met:")
+        for it in result.later:
+            typer.echo(f"  {it.text}")
+        typer.echo(verdict(result.later))
     if not result.finished:
         raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,112 @@
+"""Training on traces that users bring: which windows, how they are mixed, and what is said in the end."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longshore.agents.heuristics.heuristics import HEURISTICS, PATIENT
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.problems import Regime
+from longshore.training.asked import LOADS, Asked
+from longshore.training.later import FACTORS, Later, compare_later, verdict
+from longshore.training.trace_problems import trace_problems
+from tests.command_line import Command
+
+REGIMES = (Regime("easy", waiting=True), Regime("shortest", 3600.0, waiting=True))
+CLUSTER = """
+node_types:
+  old: {gpus: 4, peak_flops: 1e14, memory_bytes: 1e9}
+  new: {gpus: 4, peak_flops: 2e14, memory_bytes: 1e9}
+racks: [{nodes: [{type: old, count: 2}, {type: new, count: 2}]}]
+"""
+
+
+def trace(path: Path, seed: int, jobs: int = 400) -> Path:
+    rng = np.random.default_rng(seed)
+    submit_s, work_s = np.cumsum(rng.exponential(900.0, jobs)), rng.lognormal(8.0, 1.5, jobs) + 60.0
+    rows = [f"j{job},{submit_s[job]:.3f},{work_s[job]:.3f},{rng.integers(1, 9)}" for job in range(jobs)]
+    path.write_text("\n".join(["job_id,submission_time,duration,num_gpu", *rows]) + "\n")
+    return path
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Asked:
+    return Asked(3, REGIMES, traces=tuple(trace(tmp_path / f"t{seed}.csv", seed) for seed in (1, 2)))
+
+
+def test_training_and_validation_share_no_job_and_take_every_trace_load_and_regime(asked: Asked) -> None:
+    trained, validated = trace_problems(asked)
+    assert [it.rules.order for it in trained] == [ORDERS["easy"], ORDERS["shortest"]]
+    assert [it.rules.order for it in validated] == [ORDERS["easy"], ORDERS["shortest"]]
+    works = [set(np.unique(it.scenarios.work_s)) - {0.0} for it in (trained[0], validated[0])]
+    assert not works[0] & works[1]
+    scenarios = trained[0].scenarios
+    span_s = scenarios.submit_s.max(axis=1)
+    loads = (scenarios.gpus * scenarios.work_s).sum(axis=1) / span_s / 112.0
+    assert {round(float(load), 6) for load in loads} == set(LOADS)
+
+
+def test_known_run_times_are_mixed_unless_one_kind_is_asked_for(asked: Asked) -> None:
+    scenarios = trace_problems(asked)[0][0].scenarios
+    exact = (scenarios.work_s == scenarios.estimate_s).all(axis=1)
+    assert 0.1 < exact.mean() < 0.9
+    alike = trace_problems(asked._replace(estimates="exact"))[0][0].scenarios
+    assert (alike.work_s == alike.estimate_s).all()
+
+
+def test_windows_run_on_the_cluster_file_that_is_given(asked: Asked, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CLUSTER)
+    trained, validated = trace_problems(asked._replace(cluster=tmp_path / "c.yaml"))
+    for problem in (*trained, *validated):
+        assert problem.cluster.gpu_node.size == 16
+        assert problem.scenarios.gpus.max() <= 12
+
+
+def test_a_trace_that_is_too_short_for_parts_is_refused(tmp_path: Path) -> None:
+    short = trace(tmp_path / "short.csv", 0, jobs=100)
+    with pytest.raises(InputError, match="too few") as caught:
+        trace_problems(Asked(0, REGIMES, traces=(short,)))
+    assert caught.value.field == "--trace"
+
+
+def test_patient_itself_is_no_better_than_patient_tuned(asked: Asked) -> None:
+    found = compare_later(asked, HEURISTICS["patient"])
+    assert [it.where for it in found] == [
+        "t1.csv, easy", "t1.csv, shortest", "t2.csv, easy", "t2.csv, shortest", "all of these",
+    ]  # fmt: skip
+    assert found[-1].windows == sum(it.windows for it in found[:-1])
+    for it in found[:-1]:
+        same = compare_later(
+            asked._replace(traces=asked.traces[:1], regimes=REGIMES[:1]), replace(PATIENT, patience=it.factor)
+        )
+        assert it.factor in FACTORS
+        if it is found[0]:
+            assert same[0].percent == pytest.approx(0.0, abs=1e-9)
+            assert "not shown to be better" in verdict(same)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [(-5.0, -1.0, "run this policy"), (-5.0, 1.0, "not shown"), (1.0, 2.0, "worse"), (np.nan, np.nan, "not shown")],
+)
+def test_the_verdict_follows_the_interval(low: float, high: float, told: str) -> None:
+    assert told in verdict((Later("t", 9, (low + high) / 2.0, low, high, 0.4),))
+
+
+def test_train_says_what_it_gained_and_goes_on_where_it_stopped(
+    asked: Asked, tmp_path: Path, longshore: Command
+) -> None:
+    (tmp_path / "mine.yaml").write_text(CLUSTER)
+    traces = [word for path in asked.traces for word in ("--trace", path)]
+    line = (*traces, "--cluster", tmp_path / "mine.yaml", "--steps", "30000", "--threads", "1", "--load", "0.8")
+    done = longshore("train", *line, "--order", "easy", "--order", "shortest", "--ageing", "72h", "--logdir", tmp_path)
+    assert done.status == 0, done.err
+    (folder,) = tmp_path.glob("traces-t1-t2-mine-group-wait-easy-shortest-age72h-0")
+    assert (folder / "later.json").exists()
+    assert "all of these" in done.out
+    assert "run" in done.out.splitlines()[-1]
+    again = longshore("train", *line, "--order", "easy", "--order", "shortest", "--ageing", "72h", "--logdir", tmp_path)
+    assert again.out.splitlines()[-4:] == done.out.splitlines()[-4:]
