@@ -60,6 +60,7 @@ class EvaluationRequest:
     json_out: Path | None
     command: str
     date: str
+    every_order: bool = False  # all order regimes side by side, with the ageing and the waiting of `regime`
 
 
 class Setting(NamedTuple):
