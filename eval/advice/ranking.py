@@ -91,8 +91,7 @@ def terminal_ranking(advice: Advice) -> "Table":
 
 
 def _finished(advice: Advice) -> NDArray[np.bool_]:
-    finished = np.asarray(advice.grid.figures.finished.all(axis=1))
-    return finished
+    return np.asarray(advice.grid.figures.finished.all(axis=1))
 
 
 def _times(advice: Advice) -> list[str]:
