@@ -18,12 +18,13 @@ from ..cluster.model.outcome import Event, Outcome, overloaded
 from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import ORDERS, Scenarios, same_jobs
 from ..cluster.presets.problems import Regime
+from .advice.ageing import other_bounds
 from .advice.choice import Advice, advice_of
 from .advice.document import document_of
 from .advice.grid import every_order, run_grid
 from .advice.ranking import terminal_ranking
 from .advice.section import section_of
-from .advice.words import headline, sentences
+from .advice.words import headline, remarks_on, sentences
 from .bounds.bounds import lower_bounds
 from .comparison import Comparison, compare
 from .figures.pictures import pictures, write_pictures
@@ -48,7 +49,8 @@ class Run(NamedTuple):
     regime: Regime
     policies: list[Policy]
     outcomes: dict[str, Outcome]  # under that order, by policy
-    advice: Advice | None  # where all orders were run
+    advice: Advice | None = None  # where all orders were run
+    remarks: tuple[str, ...] = ()  # on what was run, beside the advice
 
 
 def evaluate_request(request: EvaluationRequest, console: "Console", progress: Progress) -> None:
@@ -66,7 +68,7 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
     policies = _policies(request, named, setting.problem)
     _introduce(console, setting.what, setting.problem, policies, every_order=request.every_order)
     with progress("setting up") as tell:
-        run = (_run_every_order if request.every_order else _run)(request, setting.problem, policies, tell)
+        run = (_run_every_order if request.every_order else _run)(request, setting, policies, tell)
         scenarios = run.problem.scenarios
         overload = overload_text(run.outcomes, scenarios, least_share=0.0)
         if heavy := overload_text(run.outcomes, scenarios, least_share=OVERLOADED_SHARE):
@@ -83,21 +85,23 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
     facts = _facts(request, setting, named, run.regime) | {"overload": overload or "in no scenario"}
     title = f"Longshore: {setting.what}"
     if request.json_out:
-        more = document_of(run.advice, run.regime.ageing_s) if run.advice else {}
+        more = document_of(run.advice, run.regime.ageing_s, run.remarks) if run.advice else {}
         write_json(request.json_out, comparison, title=title, facts=facts, more=more)
         console.print(f"figures: {request.json_out}", soft_wrap=True)
     if request.report or request.pictures:
         _draw(request, console, progress, run, comparison, title=title, facts=facts)
 
 
-def _run(request: EvaluationRequest, problem: Problem, policies: list[Policy], tell: Tell) -> Run:
+def _run(request: EvaluationRequest, setting: Setting, policies: list[Policy], tell: Tell) -> Run:
     """Run the policies under the order that was asked for."""
+    problem = setting.problem
     outcomes = run_all(problem, policies, _teller(tell, policies, problem.scenarios.jobs.size))
-    return Run(problem, request.regime, policies, outcomes, None)
+    return Run(problem, request.regime, policies, outcomes)
 
 
-def _run_every_order(request: EvaluationRequest, problem: Problem, policies: list[Policy], tell: Tell) -> Run:
+def _run_every_order(request: EvaluationRequest, setting: Setting, policies: list[Policy], tell: Tell) -> Run:
     """Run the policies under every order, and choose."""
+    problem = setting.problem
     regimes = every_order(request.regime.ageing_s, waiting=request.regime.waiting)
     pairs, scenarios = len(regimes) * len(policies), problem.scenarios.jobs.size
     places = itertools.count(1)
@@ -109,12 +113,15 @@ def _run_every_order(request: EvaluationRequest, problem: Problem, policies: lis
     grid = run_grid(problem, regimes, policies, say)
     tell("computing what is possible")
     bounds = lower_bounds(problem, lambda done, count: tell(f"computing what is possible, {done:,} of {count:,}"))
+    regime = next(regime for regime in regimes if regime.order == grid.candidates[grid.chosen].order)
+    ruled = problem._replace(rules=regime.over(problem.rules))
+    policy = next(policy for policy in policies if policy.name == grid.candidates[grid.chosen].policy)
+    ageing = other_bounds(grid, ruled, policy, lambda *_: tell("running the best under other ageing bounds"))
     tell("computing intervals of all orders")
-    advice = advice_of(grid, problem, bounds)
-    regime = next(regime for regime in regimes if regime.order == advice.chosen.order)
+    advice = advice_of(grid, problem, bounds, ageing)
     ended = [policy for policy in policies if (grid.outcomes[policy.name].finished >= problem.scenarios.jobs).all()]
     outcomes = {policy.name: grid.outcomes[policy.name] for policy in ended}
-    return Run(problem._replace(rules=regime.over(problem.rules)), regime, ended, outcomes, advice)
+    return Run(ruled, regime, ended, outcomes, advice, remarks_on(problem, setting.facts))
 
 
 def _print(console: "Console", run: Run, comparison: Comparison) -> None:
@@ -124,7 +131,7 @@ def _print(console: "Console", run: Run, comparison: Comparison) -> None:
             console.print(table)
         return
     console.print(f"\n{headline(run.advice, run.regime.ageing_s)}\n", style="bold")
-    for sentence in sentences(run.advice):
+    for sentence in (*sentences(run.advice), *run.remarks):
         console.print(f"- {sentence}")
     console.print(terminal_ranking(run.advice))
 
@@ -140,7 +147,7 @@ def _draw(
         gpu_node, scenarios = run.problem.cluster.gpu_node, run.problem.scenarios
         drawn = pictures(comparison, run.outcomes, scenarios, events=events, which=which, gpu_node=gpu_node)
     if request.report:
-        answer = section_of(run.advice, run.regime.ageing_s) if run.advice else None
+        answer = section_of(run.advice, run.regime.ageing_s, run.remarks) if run.advice else None
         write_report(request.report, comparison, drawn, title=title, facts=facts, answer=answer)
         console.print(f"report: {request.report}", soft_wrap=True)
     if request.pictures:

@@ -1,6 +1,7 @@
 """What `longshore evaluate` runs, from what was asked."""
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from ..cluster.model.problem import Problem
 from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..cluster.presets.problems import (
+    HETERO64_CAPACITY,
     HETERO64_LARGEST,
     LOAD,
     WINDOW_JOBS,
@@ -26,6 +28,7 @@ from ..cluster.presets.problems import (
 )
 from ..cluster.presets.streams import Stream, evaluation_key, stream
 from ..cluster.traces.detect import read_trace
+from ..cluster.traces.statistics import describe
 from ..cluster.workloads.estimates import EstimateKind, with_scenario_estimates
 from ..cluster.workloads.windows import with_gpus_cut
 from .generated import JobsRequest
@@ -109,6 +112,7 @@ def _setting(request: EvaluationRequest) -> Setting:
         max_gpus=largest,
         disjoint=True,
     )
+    facts |= _load_fact(request, workload, HETERO64_CAPACITY)
     return Setting(problem, f"windows of {request.trace.name}", facts)
 
 
@@ -123,6 +127,7 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
             trace, request.workloads or WINDOWS, part=part, seed=request.seed, load=request.load or LOAD,
             max_gpus=largest, capacity=capacity_of(setup.cluster), disjoint=True,
         )  # fmt: skip
+        facts |= _load_fact(request, trace, capacity_of(setup.cluster))
         runs, what = request.runs or enough_runs(len(workloads)), f"windows of {request.trace.name} on {setup.name}"
     faults = read_fault_trace(request.faults) if request.faults else None
     problem = cluster_problem(setup, workloads, request.regime, runs=runs, seed=request.seed, faults=faults)
@@ -161,6 +166,17 @@ def _trace(
     for fact in facts.values():
         log.warning("%s: %s", path, fact)
     return workload, part, facts
+
+
+def _load_fact(request: EvaluationRequest, workload: Workload, capacity: int) -> dict[str, str]:
+    """Return which load is run, and which one was recorded."""
+    whole = describe(workload)
+    if not math.isfinite(recorded := whole.offered_load(capacity)):
+        return {}
+    return {
+        "load": f"arrivals are scaled to {request.load or LOAD:g} of what the cluster can do; as recorded, the whole "
+        f"trace asks {recorded:.2g} (--load {recorded:.2g} runs that)"
+    }
 
 
 def _cut_fact(cut: int, jobs: int, largest: int) -> dict[str, str]:

@@ -57,7 +57,7 @@ def optimal_mean_jct_s(
     release = [round(submit_s * ticks_per_s) for submit_s in scenarios.submit_s[row, :jobs].tolist()]
     sizes = np.diff(cluster.first_gpu).tolist()
     ends = solve(sizes, _modes_of(cluster, scenarios, row, rules, ticks_per_s), release)
-    return (ends - sum(release)) / ticks_per_s / jobs
+    return float(ends - sum(release)) / ticks_per_s / jobs
 
 
 def _modes_of(cluster: Cluster, scenarios: Scenarios, row: int, rules: Rules, ticks_per_s: int) -> list[list[Mode]]:

@@ -1,5 +1,6 @@
 """What the chosen order and policy would change: against what is common, against what is possible, a month."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from ...cluster.model.problem import Problem
 from ...cluster.model.topology import speed_sum
 from ..bounds.bounds import Bounds
 from ..comparison import TIE
-from .grid import COMMON, Candidate, Grid
+from .grid import COMMON, Candidate, Figures, Grid
 
 CONFIDENCE = 0.95
 MONTH_S = 365.25 / 12 * 86400.0
@@ -39,6 +40,16 @@ class Part(NamedTuple):
     percent: Estimates  # one number each
 
 
+class Bound(NamedTuple):
+    """What becomes of the chosen order and policy with an ageing bound."""
+
+    ageing_s: float
+    mean_s: float  # of the objective
+    p99_jct_s: float
+    longest_wait_s: float
+    percent: Estimates  # one number each: the objective against the bound that was run
+
+
 class Saving(NamedTuple):
     """What is saved against EASY with pack, in hours."""
 
@@ -64,7 +75,8 @@ class Advice:
     against: tuple[Against, ...]  # what is common, then the second
     losses: int  # reported windows in which EASY with pack is better
     parts: tuple[Part, ...]
-    saving: Saving
+    saving: Saving | None  # None where EASY with pack did not end
+    bounds: tuple[Bound, ...]  # ageing bounds that the chosen might have instead
 
     @property
     def row(self) -> int:
@@ -72,17 +84,24 @@ class Advice:
         return self.grid.chosen
 
 
-def advice_of(grid: Grid, problem: Problem, bounds: Bounds) -> Advice:
+def advice_of(grid: Grid, problem: Problem, least: Bounds, ageing: Mapping[float, Figures] | None = None) -> Advice:
     """Return what to run, and how sure that is.
 
     The choice was made on the earlier windows. All figures here are of the later ones, which had no say in it.
+
+    Args:
+        grid: How all candidates did.
+        problem: What was run.
+        least: Lower bounds of the scenarios.
+        ageing: Figures of the chosen candidate under other ageing bounds, by their seconds.
     """
     shown = grid.reporting
     unit = np.unique(grid.unit[shown], return_inverse=True)[1]
-    cost, least_s = grid.cost[:, shown], getattr(bounds, grid.objective)[shown]
+    cost, least_s = grid.cost[:, shown], getattr(least, grid.objective)[shown]
     mean, bound_s = cost.mean(axis=1), float(least_s.mean())
     second = _second(grid)
     rivals = [*COMMON, *([grid.candidates[second]] if second is not None else [])]
+    easy_ended = bool(grid.ended[grid.place(COMMON[-1])])
     worse = _by_unit(cost[grid.chosen], unit) > _by_unit(cost[grid.place(COMMON[-1])], unit) * (1 + TIE)
     return Advice(
         grid=grid,
@@ -94,15 +113,25 @@ def advice_of(grid: Grid, problem: Problem, bounds: Bounds) -> Advice:
         above_percent=100 * (mean / bound_s - 1),
         against=tuple(_against(grid, rival, cost, unit) for rival in dict.fromkeys(rivals)),
         losses=int(worse.sum()),
-        parts=_parts(grid, problem, shown, unit, worse),
-        saving=_saving(grid, problem, shown, unit),
+        parts=_parts(grid, problem, shown, unit, worse) if easy_ended else (),
+        saving=_saving(grid, problem, shown, unit) if easy_ended else None,
+        bounds=tuple(
+            _bound(grid, ageing_s, figures, shown, unit) for ageing_s, figures in sorted((ageing or {}).items())
+        ),
     )
+
+
+def _bound(grid: Grid, ageing_s: float, figures: Figures, shown: NDArray[np.bool_], unit: NDArray[np.intp]) -> Bound:
+    own, base = getattr(figures, grid.objective)[None, shown], grid.cost[grid.chosen, shown][None]
+    percent = ratio_estimates(100 * unit_sums(own - base, unit), unit_sums(base, unit), confidence=CONFIDENCE)
+    tail = figures.p99_jct_s[shown].mean(), figures.longest_wait_s[shown].mean()
+    return Bound(ageing_s, float(own.mean()), float(tail[0]), float(tail[1]), percent)
 
 
 def _second(grid: Grid) -> int | None:
     """Return the next best candidate by the windows that chose, None if there is none."""
     choosing = ~grid.reporting if grid.held_out else grid.reporting
-    cost = np.where(grid.figures.finished.all(axis=1), grid.cost[:, choosing].mean(axis=1), np.inf)
+    cost = np.where(grid.ended, grid.cost[:, choosing].mean(axis=1), np.inf)
     cost[np.abs(cost - cost[grid.chosen]) <= TIE * cost[grid.chosen]] = np.inf  # the same under another name
     best = int(cost.argmin())
     return best if np.isfinite(cost[best]) else None

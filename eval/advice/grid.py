@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...agents.heuristics.heuristics import HEURISTICS, PACK
+from ...agents.heuristics.heuristics import PACK
 from ...agents.protocol import Policy
+from ...cluster.files.errors import InputError
 from ...cluster.files.plugins import registered
 from ...cluster.model.objective import objective_of
 from ...cluster.model.outcome import Outcome, metrics
@@ -28,7 +29,7 @@ class Candidate(NamedTuple):
     policy: str
 
     def __str__(self) -> str:
-        return f"{self.order} with {self.policy}"
+        return f"{self.order} + {self.policy}"
 
 
 COMMON = (Candidate("fifo", PACK.name), Candidate("easy", PACK.name))  # what most clusters run
@@ -81,6 +82,11 @@ class Grid(NamedTuple):
         found: NDArray[np.float64] = getattr(self.figures, self.objective)
         return found
 
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        """Which candidates ended all jobs of all scenarios, shape (candidates,)."""
+        return np.asarray(self.figures.finished.all(axis=1))
+
     def place(self, candidate: Candidate) -> int:
         """Return the place of a candidate."""
         return self.candidates.index(candidate)
@@ -106,6 +112,9 @@ def run_grid(
         regimes: At most one for each order.
         policies: Who runs.
         tell: Called with the candidate and how many scenarios it has run.
+
+    Raises:
+        InputError: If no candidate ended all jobs.
     """
     unit = windows_of(problem.scenarios)
     choosing = _choosing(unit) if unit.max() + 1 >= LEAST_HELD_OUT else np.ones(unit.size, dtype=bool)
@@ -122,6 +131,10 @@ def run_grid(
             cost = float(getattr(rows[-1], objective)[choosing].mean()) if rows[-1].finished.all() else np.inf
             if cost < least or not kept:
                 chosen, least, kept = len(rows) - 1, cost, outcomes
+    if not np.isfinite(least):
+        raise InputError(
+            "under every order and policy a run was cut off before all jobs ended", "lower the fault rate or the load"
+        )
     figures = Figures(*(np.array(column) for column in zip(*rows, strict=True)))
     return Grid(tuple(candidates), figures, unit, objective, chosen, kept)
 
@@ -164,11 +177,3 @@ def figures_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Fig
         stops=outcome.stops.sum(axis=1).astype(np.float64),
         finished=outcome.finished >= scenarios.jobs,
     )
-
-
-def waiting_left_out(policies: Sequence[Policy], *, waiting: bool) -> list[str]:
-    """Return the heuristics that are not run because nobody may wait."""
-    running = {policy.name for policy in policies}
-    return [
-        policy.name for policy in HEURISTICS.values() if policy.waits and not waiting and policy.name not in running
-    ]

@@ -4,7 +4,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..table import STYLES, Verdict, percent_text, time_unit
 from .choice import CONFIDENCE, Advice, Against
@@ -45,7 +44,7 @@ def head(advice: Advice) -> list[tuple[str, str]]:
 
 def lines(advice: Advice) -> list[Line]:
     """Return a line for each candidate, best mean of the objective first, those that did not finish last."""
-    order = np.argsort(np.where(_finished(advice), advice.mean, np.inf), kind="stable")
+    order = np.argsort(np.where(advice.grid.ended, advice.mean, np.inf), kind="stable")
     return [_line(advice, int(row)) for row in order]
 
 
@@ -73,25 +72,19 @@ def terminal_ranking(advice: Advice) -> "Table":
     listed = lines(advice)
     shown = short(listed)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), title_justify="left", caption_justify="left")
-    table.add_column("\norder", overflow="fold")
-    table.add_column("\npolicy", overflow="fold", max_width=24)
-    for title, unit in [*head(advice), *(("vs", f"{one.order} {one.policy}") for one in COMMON), ("above", "bound")]:
+    table.add_column("\norder + policy", overflow="fold", max_width=32)
+    for title, unit in [*head(advice), *(("vs", str(one)) for one in COMMON), ("above", "bound")]:
         table.add_column(f"{title}\n{unit}", justify="right")
     for line in shown:
         style = {"chosen": "bold cyan", "common today": "bold"}.get(line.tag, "")
         versus = [Text(f"{one.text} {one.interval}".rstrip(), style=STYLES[one.verdict]) for one in line.versus]
         table.add_row(
-            Text(line.candidate.order, style=style), Text(line.candidate.policy, style=style), *line.cells, *versus,
-            line.above,
+            Text(str(line.candidate), style=style), *line.cells, *versus, line.above
         )  # fmt: skip
     left = len(listed) - len(shown)
     more = f" {left} more pairs are in the report (--report) and in the figures (--json)." if left else ""
     table.caption = caption(advice) + more
     return table
-
-
-def _finished(advice: Advice) -> NDArray[np.bool_]:
-    return np.asarray(advice.grid.figures.finished.all(axis=1))
 
 
 def _times(advice: Advice) -> list[str]:
@@ -106,13 +99,13 @@ def _unit(advice: Advice) -> tuple[str, float]:
 def _line(advice: Advice, row: int) -> Line:
     candidate, figures, shown = advice.grid.candidates[row], advice.grid.figures, advice.grid.reporting
     tag = "chosen" if row == advice.row else "common today" if candidate in COMMON else ""
-    if not _finished(advice)[row]:
+    if not advice.grid.ended[row]:
         none = Versus("-", "", "open")
         return Line(candidate, tag or "did not end", ("-",) * len(head(advice)), (none,) * len(COMMON), "-")
     scale = _unit(advice)[1]
     times = [_number(float(getattr(figures, name)[row, shown].mean()) * scale) for name in _times(advice)]
     rest = [figures.p99_slowdown[row, shown].mean(), figures.lost_gpu_s[row, shown].mean() / 3600]
-    versus = tuple(_versus(against, row) for against in advice.against[: len(COMMON)])
+    versus = tuple(_versus(advice, against, row) for against in advice.against[: len(COMMON)])
     cells = (*times, *(_number(float(value)) for value in rest))
     return Line(candidate, tag, cells, versus, f"{advice.above_percent[row]:.0f} %")
 
@@ -121,7 +114,9 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _versus(against: Against, row: int) -> Versus:
+def _versus(advice: Advice, against: Against, row: int) -> Versus:
+    if against.rival == advice.grid.candidates[row] or not advice.grid.ended[advice.grid.place(against.rival)]:
+        return Versus("-", "", "open")
     value, low, high = (float(end[row]) for end in against.percent)
     interval = "" if math.isnan(low) else f"[{low:+.1f}, {high:+.1f}]"
     clear = (low > 0 or high < 0) and against.p[row] < 1 - CONFIDENCE

@@ -1,47 +1,109 @@
 """The answer in words: what to run, how sure that is, where it loses, what it brings, and what is left to gain."""
 
 import math
+from collections.abc import Mapping
+
+import numpy as np
 
 from ...cluster.model.intervals import Estimates
+from ...cluster.model.problem import Problem
 from .choice import Advice, Against, Part
 from .grid import COMMON
 
 MOST_WINDOWS = 10_000  # more are not worth naming
+TITLES = {"mean_jct_s": "mean JCT", "makespan_s": "makespan"}
 
 
 def headline(advice: Advice, ageing_s: float) -> str:
     """Return what to run, in one sentence."""
-    chosen = advice.chosen
-    ageing = "no ageing bound" if math.isinf(ageing_s) else f"an ageing bound of {hours_text(ageing_s / 3600)}"
-    common = next((one for one in COMMON if one == chosen), None)
-    stay = " This is what many clusters run already." if common else ""
-    return f"Run order {chosen.order} with policy {chosen.policy} and {ageing}.{stay}"
+    bound = ageing_text(ageing_s)
+    ageing = "without an ageing bound" if math.isinf(ageing_s) else f"with an ageing bound of {bound}"
+    stay = " Many clusters run this already." if advice.chosen in COMMON else ""
+    return f"Run order {advice.chosen.order} with policy {advice.chosen.policy}, {ageing}.{stay}"
+
+
+def setting_text(advice: Advice, ageing_s: float) -> str:
+    """Return what to write into the scheduler's configuration."""
+    ageing = "" if math.isinf(ageing_s) else f"ageing_s: {ageing_s:g}\n"
+    return f"order: {advice.chosen.order}\n{ageing}policy: {{name: {advice.chosen.policy}}}"
 
 
 def sentences(advice: Advice) -> list[str]:
     """Return the answer's sentences after the headline, each on one question."""
-    found = [_how_chosen(advice)]
-    found += [_versus(advice, against) for against in advice.against]
-    found += [_tail(advice), _losses(advice), _saving(advice), _possible(advice)]
+    found = [_versus(advice, against) for against in reversed(advice.against) if against.rival in COMMON]
+    found += [_how_chosen(advice), _second(advice), _losses(advice), _tail(advice), _saving(advice), _possible(advice)]
     return [sentence for sentence in found if sentence]
 
 
-def hours_text(hours: float) -> str:
-    """Return a bound in hours, or days where it is whole ones."""
+def remarks_on(problem: Problem, facts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what to know of the run beside the answer: what was known of run times, and which load it was."""
+    found = []
+    if np.array_equal(problem.scenarios.estimate_s, problem.scenarios.work_s):
+        found.append(
+            "Run times were known exactly here, which helps orders that go by them. With --estimates log-normal or "
+            "class-mean they are guessed, as people do."
+        )
+    if load := facts.get("load"):
+        found.append(f"Load: {load}.")
+    return tuple(found)
+
+
+def ageing_text(ageing_s: float) -> str:
+    """Return an ageing bound in days where it is whole ones, else in hours."""
+    hours = ageing_s / 3600
+    if math.isinf(hours):
+        return "never"
     return f"{hours / 24:g} days" if hours >= 48 and hours % 24 == 0 else f"{hours:g} h"
 
 
 def objective_title(advice: Advice) -> str:
     """Return what candidates are ranked by, as tables call it."""
-    return {"mean_jct_s": "mean JCT", "makespan_s": "makespan"}[advice.grid.objective]
+    return TITLES[advice.grid.objective]
+
+
+def part_text(part: Part) -> str:
+    """Return what windows of a part have in common."""
+    return f"{part.what}: {part.low:.3g} to {part.high:.3g}, the {part.which}"
+
+
+def _versus(advice: Advice, against: Against) -> str:
+    """Return how the chosen does against what is common."""
+    rival = against.rival
+    if rival == advice.chosen:
+        return ""
+    if not advice.grid.ended[advice.grid.place(rival)]:
+        return f"Under {rival} a run was cut off before all jobs ended, so there is no figure to compare with."
+    value, low, high = (float(end[advice.row]) for end in against.percent)
+    lower = value <= 0
+    ends = "" if math.isnan(low) else f" [{-high if lower else low:.1f}, {-low if lower else high:.1f}]"
+    title = objective_title(advice)
+    text = f"{title[0].upper()}{title[1:]} {abs(value):.1f} %{ends} {'lower' if lower else 'higher'} than under {rival}"
+    return f"{text}, which is common today. {_how_sure(advice, value, low, high)}"
+
+
+def _how_sure(advice: Advice, value: float, low: float, high: float) -> str:
+    if math.isnan(low):
+        return "One window gives no interval: nothing is sure."
+    if low > 0 or high < 0:
+        return "That is sure: the 95 % interval leaves out 0."
+    return f"That is not sure, as the 95 % interval holds 0; {_more(advice, value, high - low)}."
+
+
+def _more(advice: Advice, value: float, width: float) -> str:
+    """Return how many windows would tell a difference of this size from none."""
+    needed = math.inf if value == 0 else advice.units * (width / 2 / value) ** 2
+    if needed > MOST_WINDOWS:
+        return "it is too small for any number of windows to tell"
+    asked = 2 * max(math.ceil(needed), advice.units + 1)  # half of them choose
+    return f"about {asked:,} windows in all would tell (a longer trace, --workloads)"
 
 
 def _how_chosen(advice: Advice) -> str:
     count, windows = len(advice.grid.candidates), _windows(advice.grid.windows)
     if not advice.grid.held_out:
         return (
-            f"It is the best of {count} pairs of order and policy on {windows}, the same that the figures below are "
-            "of. That flatters it, and so few windows make nothing sure: give a longer trace."
+            f"It was the best of {count} pairs of order and policy on {windows}, the same that these figures are of. "
+            "That flatters it, and so few windows make little sure: give a longer trace or more --workloads."
         )
     return (
         f"It was the best of {count} pairs of order and policy on the first {advice.grid.windows - advice.units} of "
@@ -53,96 +115,73 @@ def _windows(count: int) -> str:
     return f"{count} window{'' if count == 1 else 's'}"
 
 
-def _versus(advice: Advice, against: Against) -> str:
-    row, rival = advice.row, against.rival
-    if rival == advice.chosen:
+def _second(advice: Advice) -> str:
+    """Return whether the next best is worse."""
+    if advice.second is None or advice.second in COMMON:
         return ""
-    value, low, high = (float(end[row]) for end in against.percent)
-    who = f"the second choice, {rival}" if rival not in COMMON else f"{rival}, which is common today"
-    text = f"Its {objective_title(advice)} is {_change(value, low, high)} than with {who}"
+    against = next(one for one in advice.against if one.rival == advice.second)
+    value, low, high = (float(end[advice.row]) for end in against.percent)
+    title = objective_title(advice)
     if math.isnan(low):
-        return f"{text}; one window gives no interval."
+        return f"The second choice was {advice.second}."
+    figures = f"{title} of the first against it {value:+.1f} % [{low:+.1f}, {high:+.1f}]"
     if low > 0 or high < 0:
-        return f"{text}: sure, at 95 %."
-    return f"{text}. That is not sure, since the interval holds 0; {_more(advice.units, value, high - low)}."
+        return f"The second choice was {advice.second}: {figures}."
+    return (
+        f"Whether the second choice, {advice.second}, is worse is open: {figures}; {_more(advice, value, high - low)}."
+    )
 
 
-def _change(value: float, low: float, high: float) -> str:
-    """Return a difference in per cent with its interval, told as lower or higher."""
-    lower = value <= 0
-    ends = "" if math.isnan(low) else f" [{-high if lower else low:.1f}, {-low if lower else high:.1f}]"
-    return f"{abs(value):.1f} %{ends} {'lower' if lower else 'higher'}"
-
-
-def _more(units: int, value: float, width: float) -> str:
-    """Return how many windows would tell a difference of this size from none."""
-    needed = math.inf if value == 0 else units * (width / 2 / value) ** 2
-    if needed > MOST_WINDOWS:
-        return "the difference is too small for any number of windows to tell"
-    asked = 2 * max(math.ceil(needed), units + 1)  # half of them choose
-    return f"about {asked:,} windows would be needed to tell it (--workloads, a longer trace)"
+def _losses(advice: Advice) -> str:
+    if advice.chosen == COMMON[-1] or advice.saving is None:
+        return ""
+    text = f"It loses to {COMMON[-1]} in {advice.losses} of {_windows(advice.units)}"
+    if not advice.parts:
+        return f"{text}."
+    most = max(advice.parts, key=lambda part: part.losses / part.windows)
+    if most.losses * advice.units > advice.losses * most.windows:
+        return f"{text}, most often where windows have {part_text(most)} ({most.losses} of {most.windows})."
+    least = max(advice.parts, key=lambda part: float(part.percent.value[0]))
+    return f"{text}. It gains least ({float(least.percent.value[0]):+.1f} %) where windows have {part_text(least)}."
 
 
 def _tail(advice: Advice) -> str:
     """Return what happens to the unlucky jobs."""
-    shown, easy = advice.grid.reporting, advice.grid.place(COMMON[-1])
+    shown, easy, figures = advice.grid.reporting, advice.grid.place(COMMON[-1]), advice.grid.figures
+    if advice.row == easy or advice.saving is None:
+        return ""
     parts = []
-    for title, values in (
-        ("p99 JCT", advice.grid.figures.p99_jct_s),
-        ("longest wait", advice.grid.figures.longest_wait_s),
-    ):
+    for title, values in (("p99 JCT", figures.p99_jct_s), ("the longest wait", figures.longest_wait_s)):
         own, base = float(values[advice.row, shown].mean()), float(values[easy, shown].mean())
         if base > 0:
-            change = 100 * (own / base - 1)
-            parts.append(f"{title} {abs(change):.1f} % {'higher' if change > 0 else 'lower'}")
-    if not parts or advice.row == easy:
-        return ""
+            parts.append(f"{title} is {abs(own / base - 1) * 100:.1f} % {'higher' if own > base else 'lower'}")
     worse = any(part.endswith("higher") for part in parts)
-    warning = " Some jobs pay for the mean: a shorter --ageing bounds how long a job may be overtaken." if worse else ""
-    return f"For unlucky jobs, against {COMMON[-1]}: {', '.join(parts)}.{warning}"
-
-
-def _losses(advice: Advice) -> str:
-    if advice.chosen == COMMON[-1]:
-        return ""
-    text = f"It loses to {COMMON[-1]} in {advice.losses} of {_windows(advice.units)}"
-    worst = max(advice.parts, key=lambda part: (part.losses / part.windows, float(part.percent.value[0])), default=None)
-    if not advice.losses or worst is None or worst.losses * advice.units <= advice.losses * worst.windows:
-        return f"{text}."
-    return f"{text}, most often ({worst.losses} of {worst.windows}) in those with {part_text(worst)}."
-
-
-def part_text(part: Part) -> str:
-    """Return what windows of a part have in common."""
-    return f"{part.what}: {part.which}, {part.low:.3g} to {part.high:.3g}"
+    warning = " Some jobs pay for the mean; a shorter --ageing bounds for how long." if worse else ""
+    return f"For the jobs that fare worst, against {COMMON[-1]}: {', '.join(parts)}.{warning}" if parts else ""
 
 
 def _saving(advice: Advice) -> str:
     saving = advice.saving
-    if advice.chosen == COMMON[-1]:
+    if advice.chosen == COMMON[-1] or saving is None:
         return ""
     period = "a month" if saving.monthly else "a workload"
-    parts = [
-        f"{_hours(saving.jct, 'job-hour')} between submission and end ({_hours(saving.wait, 'of them', bare=True)})",
-        f"{_hours(saving.held, 'GPU-hour')} of GPUs being held",
-        f"{_hours(saving.lost, 'GPU-hour')} lost to faults",
-    ]
-    return f"At {saving.jobs:,.0f} jobs {period}, as were run here, that saves {period}: {'; '.join(parts)}."
+    return (
+        f"At {saving.jobs:,.0f} jobs {period}, as here, it saves {_hours(saving.jct, 'job-hours')} {period} between "
+        f"submission and end, {saving.wait.value:,.0f} of them in the queue. Jobs hold GPUs for "
+        f"{_hours(saving.held, 'GPU-hours')} less, and faults cost {_hours(saving.lost, 'GPU-hours')} less."
+    )
 
 
-def _hours(hours: Estimates, noun: str, *, bare: bool = False) -> str:
+def _hours(hours: Estimates, noun: str) -> str:
     value, low, high = (float(end) for end in hours)
-    if bare:
-        return f"{value:,.0f} {noun} in the queue"
     ends = "" if math.isnan(low) else f" [{low:,.0f}, {high:,.0f}]"
-    return f"{value:,.0f}{ends} {noun}s"
+    return f"{value:,.0f}{ends} {noun}"
 
 
 def _possible(advice: Advice) -> str:
     unit, scale = ("h", 3600.0) if advice.bound_s >= 7200 else ("min", 60.0)
-    least = f"{advice.bound_s / scale:.2f} {unit}"
     return (
-        f"It is at most {advice.above_percent[advice.row]:.0f} % above what is possible: no scheduler, also none that "
-        f"knows all jobs and faults beforehand, has a {objective_title(advice)} below {least} here. How much of that "
-        "gap can be closed at all is not known."
+        f"It is at most {advice.above_percent[advice.row]:.0f} % above what is possible: no scheduler can have a "
+        f"{objective_title(advice)} below {advice.bound_s / scale:.2f} {unit} here, not even one that knows all jobs "
+        "and faults beforehand. How much of that gap can be closed is not known."
     )
