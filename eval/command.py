@@ -112,13 +112,16 @@ def _run_every_order(request: EvaluationRequest, setting: Setting, policies: lis
 
     grid = run_grid(problem, regimes, policies, say)
     tell("computing what is possible")
-    bounds = lower_bounds(problem, lambda done, count: tell(f"computing what is possible, {done:,} of {count:,}"))
+    least_s = lower_bounds(
+        problem, grid.objective, np.flatnonzero(grid.reporting),
+        lambda done, count: tell(f"computing what is possible, {done:,} of {count:,}"),
+    )  # fmt: skip
     regime = next(regime for regime in regimes if regime.order == grid.candidates[grid.chosen].order)
     ruled = problem._replace(rules=regime.over(problem.rules))
     policy = next(policy for policy in policies if policy.name == grid.candidates[grid.chosen].policy)
     ageing = other_bounds(grid, ruled, policy, lambda *_: tell("running the best under other ageing bounds"))
     tell("computing intervals of all orders")
-    advice = advice_of(grid, problem, bounds, ageing)
+    advice = advice_of(grid, problem, least_s, ageing)
     ended = [policy for policy in policies if (grid.outcomes[policy.name].finished >= problem.scenarios.jobs).all()]
     outcomes = {policy.name: grid.outcomes[policy.name] for policy in ended}
     return Run(ruled, regime, ended, outcomes, advice, remarks_on(problem, setting.facts))

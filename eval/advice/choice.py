@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from ...cluster.model.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
 from ...cluster.model.problem import Problem
 from ...cluster.model.topology import speed_sum
-from ..bounds.bounds import Bounds
 from ..comparison import TIE
 from .grid import COMMON, Candidate, Figures, Grid
 
@@ -84,7 +83,9 @@ class Advice:
         return self.grid.chosen
 
 
-def advice_of(grid: Grid, problem: Problem, least: Bounds, ageing: Mapping[float, Figures] | None = None) -> Advice:
+def advice_of(
+    grid: Grid, problem: Problem, least_s: NDArray[np.float64], ageing: Mapping[float, Figures] | None = None
+) -> Advice:
     """Return what to run, and how sure that is.
 
     The choice was made on the earlier windows. All figures here are of the later ones, which had no say in it.
@@ -92,12 +93,12 @@ def advice_of(grid: Grid, problem: Problem, least: Bounds, ageing: Mapping[float
     Args:
         grid: How all candidates did.
         problem: What was run.
-        least: Lower bounds of the scenarios.
+        least_s: Lower bound of the objective of each scenario that is reported.
         ageing: Figures of the chosen candidate under other ageing bounds, by their seconds.
     """
     shown = grid.reporting
     unit = np.unique(grid.unit[shown], return_inverse=True)[1]
-    cost, least_s = grid.cost[:, shown], getattr(least, grid.objective)[shown]
+    cost = grid.cost[:, shown]
     mean, bound_s = cost.mean(axis=1), float(least_s.mean())
     second = _second(grid)
     rivals = [*COMMON, *([grid.candidates[second]] if second is not None else [])]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Grid(NamedTuple):
     candidates: tuple[Candidate, ...]
     figures: Figures
     unit: NDArray[np.intp]  # (scenarios,) window, in the order of the scenarios
-    objective: str  # name of a field of Figures
+    objective: Literal["mean_jct_s", "makespan_s"]
     chosen: int  # index of the best candidate of the windows that choose
     outcomes: dict[str, Outcome]  # of the chosen order, by policy
 
@@ -118,7 +118,8 @@ def run_grid(
     """
     unit = windows_of(problem.scenarios)
     choosing = _choosing(unit) if unit.max() + 1 >= LEAST_HELD_OUT else np.ones(unit.size, dtype=bool)
-    objective = {"jct": "mean_jct_s", "makespan": "makespan_s"}[objective_of(problem.scenarios.submit_s)]
+    jct = objective_of(problem.scenarios.submit_s) == "jct"
+    objective: Literal["mean_jct_s", "makespan_s"] = "mean_jct_s" if jct else "makespan_s"
     candidates: list[Candidate] = []
     rows: list[Figures] = []
     chosen, least, kept = 0, np.inf, dict[str, Outcome]()

@@ -9,6 +9,7 @@ from ...cluster.model.scenarios import Rules
 from ...cluster.model.topology import Cluster
 
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 1e-60, 1e60  # the simulator holds slowdowns within these
+MOST_PACES = 4  # speeds that are told apart where each second is looked at
 MOST_FILTERS = 24  # distinct ways to count large jobs that are tried
 
 
@@ -27,6 +28,8 @@ class Needs(NamedTuple):
 
     run_s: NDArray[np.float64]  # (jobs,) from start to end without a fault
     shares_s: NDArray[np.float64]  # (limits, jobs) run time x share of a limit that all jobs share
+    pace_run_s: NDArray[np.float64]  # (paces, jobs) run time where the slowest GPU is of a pace, inf if it cannot be
+    pace_use: NDArray[np.float64]  # (kinds, paces, jobs) share of the GPUs of a pace or faster while it runs so
 
 
 def needs(cluster: Cluster, speed: NDArray[np.float64], rules: Rules, jobs: Jobs) -> Needs:
@@ -67,7 +70,41 @@ def needs(cluster: Cluster, speed: NDArray[np.float64], rules: Rules, jobs: Jobs
             area[mine] = np.minimum(area[mine], least * held)
     run_s = slowdown * jobs.work_s
     by_speed = area * jobs.work_s / float(speed @ sizes)
-    return Needs(run_s, np.vstack([by_speed, *_counted(jobs.gpus, int(sizes.sum()), run_s)]))
+    shares_s = np.vstack([by_speed, *_counted(jobs.gpus, int(sizes.sum()), run_s)])
+    return Needs(run_s, shares_s, *_paces(cluster, _few(speed), rules, jobs, run_s, shares_s))
+
+
+def _few(speed: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return speeds of which only some differ, none lower than it was, shape (nodes,)."""
+    kinds = np.unique(speed)
+    last = [part[-1] for part in np.array_split(kinds, min(kinds.size, MOST_PACES))]
+    return np.asarray(last)[np.searchsorted(last, speed)]
+
+
+def _paces(
+    cluster: Cluster, speed: NDArray[np.float64], rules: Rules, jobs: Jobs, run_s: NDArray[np.float64],
+    shares_s: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+    """Return `pace_run_s` and `pace_use`.
+
+    A pace is the speed of a job's slowest GPU. A job of a pace holds all its GPUs among those of this pace or faster.
+    Of still faster ones it holds at least as many as those that are slower than these cannot give. The last kind is
+    no pace, but the way to count large jobs by which they take longest.
+    """
+    sizes, paces = np.diff(cluster.first_gpu), np.unique(speed)
+    room = np.array([sizes[speed >= pace].sum() for pace in paces])
+    taken_s, use = np.full((paces.size, jobs.gpus.size), np.inf), np.zeros((paces.size + 1, paces.size, jobs.gpus.size))
+    for place, pace in enumerate(paces):
+        for asked in np.unique(jobs.gpus[jobs.gpus <= room[place]]):
+            mine = jobs.gpus == asked
+            least = _least_slowdown(cluster, speed >= pace, float(pace), int(asked), rules, jobs, mine)
+            taken_s[place, mine] = least * jobs.work_s[mine]
+        for kind in range(paces.size):
+            elsewhere = max(0, int(room[place] - room[kind]))
+            use[kind, place] = np.maximum(jobs.gpus - elsewhere, 0) / room[kind]
+    counted_s = shares_s[1:]
+    use[-1] = counted_s[counted_s.sum(axis=1).argmax()] / run_s
+    return taken_s, use
 
 
 def _least_slowdown(
