@@ -122,9 +122,10 @@ def _run_every_order(request: EvaluationRequest, setting: Setting, policies: lis
     ageing = other_bounds(grid, ruled, policy, lambda *_: tell("running the best under other ageing bounds"))
     tell("computing intervals of all orders")
     advice = advice_of(grid, problem, least_s, ageing)
+    remarks = remarks_on(advice, ruled, policy, setting.facts)
     ended = [policy for policy in policies if (grid.outcomes[policy.name].finished >= problem.scenarios.jobs).all()]
     outcomes = {policy.name: grid.outcomes[policy.name] for policy in ended}
-    return Run(ruled, regime, ended, outcomes, advice, remarks_on(problem, setting.facts))
+    return Run(ruled, regime, ended, outcomes, advice, remarks)
 
 
 def _print(console: "Console", run: Run, comparison: Comparison) -> None:

@@ -152,11 +152,13 @@ def _trace(
 ) -> tuple[Workload, tuple[float, float], dict[str, str]]:
     """Return the jobs of a trace, the part that is run, and what is not run as it was recorded, also said."""
     workload = read_trace(path)
-    part = TESTED_PART if jobs_within(workload, TESTED_PART) >= WINDOW_JOBS else (0.0, 1.0)
+    untrained = request.every_order and not request.policies
+    enough = jobs_within(workload, TESTED_PART) >= WINDOW_JOBS
+    part = TESTED_PART if enough and not untrained else (0.0, 1.0)
     facts = _cut_fact(int((workload.gpus > largest).sum()), workload.jobs, largest)
     if workload.left_out:
         facts["jobs left out"] = f"{workload.left_out} rows ask no GPU or never ran, and are left out"
-    if part != TESTED_PART:
+    if not enough and not untrained:
         facts["part of the trace"] = (
             f"only {workload.jobs} jobs, too few to keep the first 70 % for training; windows come from all of it"
         )
@@ -165,6 +167,10 @@ def _trace(
         facts["windows"] = f"{room} of {asked} windows: more would overlap"
     for fact in facts.values():
         log.warning("%s: %s", path, fact)
+    if untrained:
+        facts["part of the trace"] = (
+            "windows come from all of it, as no policy was named that may have been trained on it"
+        )
     return workload, part, facts
 
 

@@ -183,8 +183,8 @@ def _traits(grid: Grid, problem: Problem) -> dict[str, NDArray[np.float64]]:
     gpu_s = (scenarios.gpus * scenarios.work_s).sum(axis=1)
     capacity = speed_sum(problem.cluster)
     traits = {
-        "jobs waiting, mean over time": grid.figures.wait_s[easy] / grid.figures.makespan_s[easy],
-        "GPUs a job, mean": scenarios.gpus.sum(axis=1) / jobs,
+        "mean number of jobs waiting": grid.figures.wait_s[easy] / grid.figures.makespan_s[easy],
+        "mean GPUs of a job": scenarios.gpus.sum(axis=1) / jobs,
         "stops by faults a job": grid.figures.stops[easy] / jobs,
     }
     if (last_s > 0.0).all():

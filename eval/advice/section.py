@@ -9,7 +9,7 @@ from ..table import time_unit
 from .choice import Advice, Bound, Part
 from .grid import COMMON
 from .ranking import Line, caption, head, lines, short
-from .words import ageing_text, headline, objective_title, sentences, setting_text
+from .words import ageing_text, headline, number_text, objective_title, sentences, setting_text
 
 
 def section_of(advice: Advice, ageing_s: float, remarks: Sequence[str] = ()) -> str:
@@ -79,8 +79,9 @@ def _parts(advice: Advice) -> str:
 def _part(part: Part) -> str:
     value, low, high = (float(end[0]) for end in part.percent)
     return (
-        f'<tr><th scope="row">{escape(part.what)}</th><td>{part.which}</td><td>{part.low:.3g}</td>'
-        f"<td>{part.high:.3g}</td><td>{part.windows}</td><td>{part.losses}</td>{_percent(value, low, high)}</tr>"
+        f'<tr><th scope="row">{escape(part.what)}</th><td>{part.which}</td><td>{number_text(part.low)}</td>'
+        f"<td>{number_text(part.high)}</td><td>{part.windows}</td><td>{part.losses}</td>"
+        f"{_percent(value, low, high)}</tr>"
     )
 
 

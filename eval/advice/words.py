@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ...agents.protocol import Policy
+from ...cluster.dispatch.orders.table import order_of
 from ...cluster.model.intervals import Estimates
 from ...cluster.model.problem import Problem
 from .choice import Advice, Against, Part
@@ -35,9 +37,20 @@ def sentences(advice: Advice) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def remarks_on(problem: Problem, facts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what to know of the run beside the answer: what was known of run times, and which load it was."""
-    found = []
+def remarks_on(advice: Advice, problem: Problem, policy: Policy, facts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what to know beside the answer: what was chosen, what was known of run times, which load it was.
+
+    Args:
+        advice: The answer.
+        problem: What was run, under the chosen order.
+        policy: The chosen policy.
+        facts: What was not run as it was recorded.
+    """
+    about = order_of(problem.rules.order).about
+    found = [
+        f"An order says which waiting job may start next; {advice.chosen.order}: {about}. A policy says on which GPUs; "
+        f"{policy.name}: {policy.about}."
+    ]
     if np.array_equal(problem.scenarios.estimate_s, problem.scenarios.work_s):
         found.append(
             "Run times were known exactly here, which helps orders that go by them. With --estimates log-normal or "
@@ -62,8 +75,13 @@ def objective_title(advice: Advice) -> str:
 
 
 def part_text(part: Part) -> str:
-    """Return what windows of a part have in common."""
-    return f"{part.what}: {part.low:.3g} to {part.high:.3g}, the {part.which}"
+    """Return which windows a part has."""
+    return f"the {part.which} of windows by {part.what} ({number_text(part.low)} to {number_text(part.high)})"
+
+
+def number_text(value: float) -> str:
+    """Return a number that need not be exact."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def _versus(advice: Advice, against: Against) -> str:
@@ -140,9 +158,9 @@ def _losses(advice: Advice) -> str:
         return f"{text}."
     most = max(advice.parts, key=lambda part: part.losses / part.windows)
     if most.losses * advice.units > advice.losses * most.windows:
-        return f"{text}, most often where windows have {part_text(most)} ({most.losses} of {most.windows})."
+        return f"{text}, most often in {part_text(most)}: {most.losses} of {most.windows}."
     least = max(advice.parts, key=lambda part: float(part.percent.value[0]))
-    return f"{text}. It gains least ({float(least.percent.value[0]):+.1f} %) where windows have {part_text(least)}."
+    return f"{text}. It gains least, {float(least.percent.value[0]):+.1f} %, in {part_text(least)}."
 
 
 def _tail(advice: Advice) -> str:
@@ -166,16 +184,19 @@ def _saving(advice: Advice) -> str:
         return ""
     period = "a month" if saving.monthly else "a workload"
     return (
-        f"At {saving.jobs:,.0f} jobs {period}, as here, it saves {_hours(saving.jct, 'job-hours')} {period} between "
-        f"submission and end, {saving.wait.value:,.0f} of them in the queue. Jobs hold GPUs for "
-        f"{_hours(saving.held, 'GPU-hours')} less, and faults cost {_hours(saving.lost, 'GPU-hours')} less."
+        f"At {saving.jobs:,.0f} jobs {period}, as here, jobs take {_hours(saving.jct, 'job-hours')} {period} between "
+        f"submission and end than under {COMMON[-1]}; in the queue alone it is {_hours(saving.wait, 'job-hours')}. "
+        f"They hold GPUs for {_hours(saving.held, 'GPU-hours')}, and faults cost {_hours(saving.lost, 'GPU-hours')}."
     )
 
 
 def _hours(hours: Estimates, noun: str) -> str:
+    """Return what is saved, or what is lost."""
     value, low, high = (float(end) for end in hours)
+    if value < 0:
+        value, low, high = -value, -high, -low
     ends = "" if math.isnan(low) else f" [{low:,.0f}, {high:,.0f}]"
-    return f"{value:,.0f}{ends} {noun}"
+    return f"{value:,.0f}{ends} {noun} {'less' if hours.value >= 0 else 'more'}"
 
 
 def _possible(advice: Advice) -> str:
