@@ -86,7 +86,7 @@ def evaluate(
 
     Without a trace and a cluster: the preset hetero64.
 
-    With a trace: windows of 96 jobs from its last 30 %, at a load of 0.85.
+    With a trace: windows of 96 jobs at a load of 0.85; with --policy or --order only from its last 30 %.
 
     With a cluster file: its cluster and faults, generated jobs if no trace.
     """
