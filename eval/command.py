@@ -121,7 +121,7 @@ def _run_every_order(request: EvaluationRequest, setting: Setting, policies: lis
     policy = next(policy for policy in policies if policy.name == grid.candidates[grid.chosen].policy)
     ageing = other_bounds(grid, ruled, policy, lambda *_: tell("running the best under other ageing bounds"))
     tell("computing intervals of all orders")
-    advice = advice_of(grid, problem, least_s, ageing)
+    advice = advice_of(grid, problem, least_s, ageing, "window" if request.trace else "workload")
     remarks = remarks_on(advice, ruled, policy, setting.facts)
     ended = [policy for policy in policies if (grid.outcomes[policy.name].finished >= problem.scenarios.jobs).all()]
     outcomes = {policy.name: grid.outcomes[policy.name] for policy in ended}

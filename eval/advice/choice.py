@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,7 @@ class Advice:
     parts: tuple[Part, ...]
     saving: Saving | None  # None where EASY with pack did not end
     bounds: tuple[Bound, ...]  # ageing bounds that the chosen might have instead
+    noun: Literal["window", "workload"]  # what the units are
 
     @property
     def row(self) -> int:
@@ -84,7 +85,11 @@ class Advice:
 
 
 def advice_of(
-    grid: Grid, problem: Problem, least_s: NDArray[np.float64], ageing: Mapping[float, Figures] | None = None
+    grid: Grid,
+    problem: Problem,
+    least_s: NDArray[np.float64],
+    ageing: Mapping[float, Figures] | None = None,
+    noun: Literal["window", "workload"] = "window",
 ) -> Advice:
     """Return what to run, and how sure that is.
 
@@ -95,6 +100,7 @@ def advice_of(
         problem: What was run.
         least_s: Lower bound of the objective of each scenario that is reported.
         ageing: Figures of the chosen candidate under other ageing bounds, by their seconds.
+        noun: What units are: windows of a trace, or generated workloads.
     """
     shown = grid.reporting
     unit = np.unique(grid.unit[shown], return_inverse=True)[1]
@@ -119,6 +125,7 @@ def advice_of(
         bounds=tuple(
             _bound(grid, ageing_s, figures, shown, unit) for ageing_s, figures in sorted((ageing or {}).items())
         ),
+        noun=noun,
     )
 
 

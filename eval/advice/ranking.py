@@ -56,9 +56,10 @@ def short(listed: list[Line]) -> list[Line]:
 
 def caption(advice: Advice) -> str:
     """Return how to read the table."""
-    part = f"the {advice.units} later windows" if advice.grid.held_out else "all windows"
+    part = f"the {advice.units} later {advice.noun}s" if advice.grid.held_out else f"all {advice.noun}s"
     return (
-        f"Means over {part}; 95 % intervals by window. Colours ask more: they hold for the whole table at once (Holm). "
+        f"Means over {part}; 95 % intervals by {advice.noun}. Colours ask more: they hold for the whole "
+        "table at once (Holm). "
         f"'above': {objective_title(advice)} is at most so far above what any scheduler could reach."
     )
 

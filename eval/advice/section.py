@@ -20,7 +20,7 @@ def section_of(advice: Advice, ageing_s: float, remarks: Sequence[str] = ()) -> 
         f"<ul>{said}</ul>"
         f'<p class="soft">For the scheduler (longshore.yaml):</p><pre>{escape(setting_text(advice, ageing_s))}</pre>'
         f"</section>{_ranking(advice)}{_parts(advice)}{_bounds(advice, ageing_s)}"
-        f'<h2 class="chapter">All policies under order {escape(advice.chosen.order)}, on all windows</h2>'
+        f'<h2 class="chapter">All policies under order {escape(advice.chosen.order)}, on all {advice.noun}s</h2>'
     )
 
 
@@ -66,12 +66,19 @@ def _parts(advice: Advice) -> str:
     """Return the table of windows that are alike in something; empty where there are too few windows."""
     if not advice.parts or advice.chosen == COMMON[-1]:
         return ""
-    titles = [("windows by", ""), ("which", ""), ("from", ""), ("to", ""), ("windows", ""), ("lost", "windows")]
+    titles = [
+        (f"{advice.noun}s by", ""),
+        ("which", ""),
+        ("from", ""),
+        ("to", ""),
+        (f"{advice.noun}s", ""),
+        ("lost", ""),
+    ]
     titles += [(f"{objective_title(advice)} vs", str(COMMON[-1]))]
     note = (
-        f"The {advice.units} windows that are reported, sorted by what they are alike in and cut into parts. Jobs "
-        f"waiting and stops are those under {COMMON[-1]}. The intervals are for one part each: of 20 parts that differ "
-        "by chance alone, one leaves out 0."
+        f"The {advice.units} {advice.noun}s that are reported, sorted by what they are alike in and cut into parts. "
+        f"Jobs waiting and stops are those under {COMMON[-1]}. The intervals are for one part each: of 20 parts "
+        "that differ by chance alone, one leaves out 0."
     )
     return _section(f"Where {advice.chosen} wins and loses", _table(titles, map(_part, advice.parts)), note)
 

@@ -9,19 +9,23 @@ from ...agents.protocol import Policy
 from ...cluster.dispatch.orders.table import order_of
 from ...cluster.model.intervals import Estimates
 from ...cluster.model.problem import Problem
+from ...cluster.model.scenarios import ORDERS
 from .choice import Advice, Against, Part
 from .grid import COMMON
 
 MOST_WINDOWS = 10_000  # more are not worth naming
+MORE = {"window": "a longer trace, --workloads", "workload": "--workloads"}  # how to get more of them
 TITLES = {"mean_jct_s": "mean JCT", "makespan_s": "makespan"}
 
 
 def headline(advice: Advice, ageing_s: float) -> str:
     """Return what to run, in one sentence."""
-    bound = ageing_text(ageing_s)
-    ageing = "without an ageing bound" if math.isinf(ageing_s) else f"with an ageing bound of {bound}"
+    ageing = ""
+    if order_of(ORDERS[advice.chosen.order]).passes:  # else nobody overtakes anybody
+        bound = f"with an ageing bound of {ageing_text(ageing_s)}"
+        ageing = ", without an ageing bound" if math.isinf(ageing_s) else f", {bound}"
     stay = " Many clusters run this already." if advice.chosen in COMMON else ""
-    return f"Run order {advice.chosen.order} with policy {advice.chosen.policy}, {ageing}.{stay}"
+    return f"Run order {advice.chosen.order} with policy {advice.chosen.policy}{ageing}.{stay}"
 
 
 def setting_text(advice: Advice, ageing_s: float) -> str:
@@ -74,9 +78,9 @@ def objective_title(advice: Advice) -> str:
     return TITLES[advice.grid.objective]
 
 
-def part_text(part: Part) -> str:
+def part_text(advice: Advice, part: Part) -> str:
     """Return which windows a part has."""
-    return f"the {part.which} of windows by {part.what} ({number_text(part.low)} to {number_text(part.high)})"
+    return f"the {part.which} of {advice.noun}s by {part.what} ({number_text(part.low)} to {number_text(part.high)})"
 
 
 def number_text(value: float) -> str:
@@ -101,7 +105,7 @@ def _versus(advice: Advice, against: Against) -> str:
 
 def _how_sure(advice: Advice, value: float, low: float, high: float) -> str:
     if math.isnan(low):
-        return "One window gives no interval: nothing is sure."
+        return f"One {advice.noun} gives no interval: nothing is sure."
     if low > 0 or high < 0:
         return "That is sure: the 95 % interval leaves out 0."
     return f"That is not sure, as the 95 % interval holds 0; {_more(advice, value, high - low)}."
@@ -111,17 +115,17 @@ def _more(advice: Advice, value: float, width: float) -> str:
     """Return how many windows would tell a difference of this size from none."""
     needed = math.inf if value == 0 else advice.units * (width / 2 / value) ** 2
     if needed > MOST_WINDOWS:
-        return "it is too small for any number of windows to tell"
+        return "it is too small for any number of them to tell"
     asked = 2 * max(math.ceil(needed), advice.units + 1)  # half of them choose
-    return f"about {asked:,} windows in all would tell (a longer trace, --workloads)"
+    return f"about {asked:,} {advice.noun}s in all would tell ({MORE[advice.noun]})"
 
 
 def _how_chosen(advice: Advice) -> str:
-    count, windows = len(advice.grid.candidates), _windows(advice.grid.windows)
+    count, windows = len(advice.grid.candidates), _windows(advice, advice.grid.windows)
     if not advice.grid.held_out:
         return (
             f"It was the best of {count} pairs of order and policy on {windows}, the same that these figures are of. "
-            "That flatters it, and so few windows make little sure: give a longer trace or more --workloads."
+            f"That flatters it, and so few {advice.noun}s make little sure; more would: {MORE[advice.noun]}."
         )
     return (
         f"It was the best of {count} pairs of order and policy on the first {advice.grid.windows - advice.units} of "
@@ -129,8 +133,8 @@ def _how_chosen(advice: Advice) -> str:
     )
 
 
-def _windows(count: int) -> str:
-    return f"{count} window{'' if count == 1 else 's'}"
+def _windows(advice: Advice, count: int) -> str:
+    return f"{count} {advice.noun}{'' if count == 1 else 's'}"
 
 
 def _second(advice: Advice) -> str:
@@ -153,29 +157,32 @@ def _second(advice: Advice) -> str:
 def _losses(advice: Advice) -> str:
     if advice.chosen == COMMON[-1] or advice.saving is None:
         return ""
-    text = f"It loses to {COMMON[-1]} in {advice.losses} of {_windows(advice.units)}"
+    text = f"It loses to {COMMON[-1]} in {advice.losses} of {_windows(advice, advice.units)}"
     if not advice.parts:
         return f"{text}."
     most = max(advice.parts, key=lambda part: part.losses / part.windows)
     if most.losses * advice.units > advice.losses * most.windows:
-        return f"{text}, most often in {part_text(most)}: {most.losses} of {most.windows}."
+        return f"{text}, most often in {part_text(advice, most)}: {most.losses} of {most.windows}."
     least = max(advice.parts, key=lambda part: float(part.percent.value[0]))
-    return f"{text}. It gains least, {float(least.percent.value[0]):+.1f} %, in {part_text(least)}."
+    return f"{text}. It gains least, {float(least.percent.value[0]):+.1f} %, in {part_text(advice, least)}."
 
 
 def _tail(advice: Advice) -> str:
-    """Return what happens to the unlucky jobs."""
+    """Return what the chosen does to what it was not chosen by."""
     shown, easy, figures = advice.grid.reporting, advice.grid.place(COMMON[-1]), advice.grid.figures
     if advice.row == easy or advice.saving is None:
         return ""
     parts = []
-    for title, values in (("p99 JCT", figures.p99_jct_s), ("the longest wait", figures.longest_wait_s)):
+    told = {"p99 JCT": figures.p99_jct_s, "the longest wait": figures.longest_wait_s}
+    if advice.grid.objective != "mean_jct_s":
+        told = {"mean JCT": figures.mean_jct_s} | told
+    for title, values in told.items():
         own, base = float(values[advice.row, shown].mean()), float(values[easy, shown].mean())
         if base > 0:
             parts.append(f"{title} is {abs(own / base - 1) * 100:.1f} % {'higher' if own > base else 'lower'}")
     worse = any(part.endswith("higher") for part in parts)
-    warning = " Some jobs pay for the mean; a shorter --ageing bounds for how long." if worse else ""
-    return f"For the jobs that fare worst, against {COMMON[-1]}: {', '.join(parts)}.{warning}" if parts else ""
+    warning = " Some jobs pay for the gain; a shorter --ageing bounds for how long." if worse else ""
+    return f"Beside the {objective_title(advice)}, against {COMMON[-1]}: {', '.join(parts)}.{warning}" if parts else ""
 
 
 def _saving(advice: Advice) -> str:

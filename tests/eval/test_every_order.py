@@ -112,6 +112,8 @@ def test_a_batch_is_ranked_by_makespan_and_saves_by_workload(longshore: Command,
     assert not answer.figures["saved_hours"]["monthly"]
     assert "a workload" in answer.out
     assert "a month" not in answer.out
+    assert "of 6 workloads" in answer.out
+    assert "mean JCT is" in answer.out
 
 
 def test_nobody_waits_where_that_is_forbidden(longshore: Command, tmp_path: Path) -> None:
@@ -218,6 +220,7 @@ def test_words_fit_what_is_common_today(tmp_path: Path) -> None:
     assert found.chosen.policy == "pack"
     text = " ".join(sentences(found))
     assert "nan" not in text
+    assert ("ageing" in headline(found, 3600.0)) == (found.chosen.order != "fifo")
     if found.chosen in COMMON:
         assert "Many clusters run this already" in headline(found, math.inf)
     assert str(Candidate("easy", "pack")) == "easy + pack"
