@@ -16,7 +16,7 @@ from ..cluster.files.errors import InputError
 from ..cluster.files.output_file import check_outputs, make_folder
 from ..cluster.model.outcome import Event, Outcome, overloaded
 from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import ORDERS, Scenarios, same_jobs
+from ..cluster.model.scenarios import Scenarios, same_jobs
 from ..cluster.presets.problems import Regime
 from .advice.ageing import other_bounds
 from .advice.choice import Advice, advice_of
@@ -188,7 +188,7 @@ def _introduce(console: "Console", what: str, problem: Problem, policies: list[P
     jobs = ", ".join(
         dict.fromkeys(str(number) for number in (problem.scenarios.jobs.min(), problem.scenarios.jobs.max()))
     )
-    under = f" under each of {len(ORDERS)} orders" if every_order else ""
+    under = " under every order" if every_order else ""
     console.print(
         f"{what}: {count} scenarios of {jobs} jobs, {len(policies)} policies{under}, the same faults for each"
     )

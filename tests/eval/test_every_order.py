@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.cluster.files.errors import InputError
+from longshore.cluster.dispatch.orders import table
+from longshore.cluster.files.errors import InputError, PluginError
 from longshore.cluster.files.plugins import registered
 from longshore.cluster.model.problem import Problem
-from longshore.cluster.model.scenarios import Scenarios
+from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.cluster.presets.problems import cluster_problem
 from longshore.cluster.traces.detect import read_trace
@@ -204,6 +205,14 @@ def test_what_did_not_end_has_no_figure_to_compare_with(tmp_path: Path) -> None:
     assert all(line.versus[-1].text == "-" for line in lines(found))
     assert "easy+pack" not in document_of(found, math.inf)["ranking"][0]["relative_percent"]
     assert "common today" in section_of(found, math.inf)
+
+
+def test_an_order_that_a_package_breaks_is_left_out_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(table._problems, ORDERS["shortest"], PluginError("order 'shortest' cannot be imported"))
+    assert [regime.order for regime in every_order(math.inf, waiting=True)] == ["easy", "easy-shortest", "fifo"]
+    assert "an order is left out: order 'shortest' cannot be imported" in caplog.text
 
 
 def test_where_nothing_ends_that_is_an_error(tmp_path: Path) -> None:
