@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # `make demo TRACE=jobs.csv` places the jobs of a real trace instead of the preset's.
 demo: $(STAMP)
-	$(BIN)/longshore evaluate --policy checkpoints/hetero64.zip $(if $(TRACE),--trace '$(TRACE)') --report report.html
+	$(BIN)/longshore evaluate --order fifo --policy checkpoints/hetero64.zip $(if $(TRACE),--trace '$(TRACE)') --report report.html
 
 # A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
 # More processes than cores, of one thread each, as many tests wait for servers. One compiles the kernels for all.

@@ -1,14 +1,15 @@
 """`longshore evaluate`: from what was asked to tables, figures and files."""
 
+import itertools
 import logging
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..agents.heuristics.heuristics import HEURISTICS, rivals
+from ..agents.heuristics.heuristics import HEURISTICS, PACK, rivals
 from ..agents.protocol import Policy
 from ..agents.registry import find_policy
 from ..cluster.files.errors import InputError
@@ -16,6 +17,15 @@ from ..cluster.files.output_file import check_outputs, make_folder
 from ..cluster.model.outcome import Event, Outcome, overloaded
 from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import Scenarios, same_jobs
+from ..cluster.presets.problems import Regime
+from .advice.ageing import other_bounds
+from .advice.choice import Advice, advice_of
+from .advice.document import document_of
+from .advice.grid import every_order, run_grid
+from .advice.ranking import terminal_ranking
+from .advice.section import section_of
+from .advice.words import headline, remarks_on, sentences
+from .bounds.bounds import lower_bounds
 from .comparison import Comparison, compare
 from .figures.pictures import pictures, write_pictures
 from .report import write_json, write_report
@@ -32,8 +42,19 @@ log = logging.getLogger(__name__)
 OVERLOADED_SHARE = 0.5  # of the scenarios: a burst at the end of a few of them is no overload
 
 
+class Run(NamedTuple):
+    """What was run."""
+
+    problem: Problem  # under the order that was asked for, or that is recommended
+    regime: Regime
+    policies: list[Policy]
+    outcomes: dict[str, Outcome]  # under that order, by policy
+    advice: Advice | None = None  # where all orders were run
+    remarks: tuple[str, ...] = ()  # on what was run, beside the advice
+
+
 def evaluate_request(request: EvaluationRequest, console: "Console", progress: Progress) -> None:
-    """Run all policies, print the table, and write the report.
+    """Run all policies, print the answer and the table, and write the report.
 
     Raises:
         InputError: If a file, an option or a combination of them cannot be used.
@@ -44,42 +65,98 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
     with progress("reading the input"):
         named = [find_policy(name) for name in dict.fromkeys(request.policies)]
         setting = setting_of(request)
-    problem, what = setting.problem, setting.what
-    policies = _policies(request, named, problem)
-    _introduce(console, what, problem, policies)
+    policies = _policies(request, named, setting.problem)
+    _introduce(console, setting.what, setting.problem, policies, every_order=request.every_order)
     with progress("setting up") as tell:
-        outcomes = run_all(problem, policies, _teller(tell, policies, problem.scenarios.jobs.size))
-        overload = overload_text(outcomes, problem.scenarios, least_share=0.0)
-        if heavy := overload_text(outcomes, problem.scenarios, least_share=OVERLOADED_SHARE):
+        run = (_run_every_order if request.every_order else _run)(request, setting, policies, tell)
+        scenarios = run.problem.scenarios
+        overload = overload_text(run.outcomes, scenarios, least_share=0.0)
+        if heavy := overload_text(run.outcomes, scenarios, least_share=OVERLOADED_SHARE):
             log.warning("overload: the queue grew until the last submission, or the run was cut off, under %s", heavy)
         tell("computing intervals")
         comparison = compare(
-            outcomes,
-            problem.scenarios,
-            problem.cluster.gpu_node.size,
-            heuristics=[policy.name for policy in policies if policy.name in HEURISTICS],
-            groups=same_jobs(problem.scenarios),
+            run.outcomes,
+            scenarios,
+            run.problem.cluster.gpu_node.size,
+            heuristics=[policy.name for policy in run.policies if policy.name in HEURISTICS],
+            groups=same_jobs(scenarios),
         )
-    for table in terminal_tables(comparison, console.width):
-        console.print(table)
-    facts = _facts(request, setting, named) | {"overload": overload or "in no scenario"}
-    title = f"Longshore: {what}"
+    _print(console, run, comparison)
+    facts = _facts(request, setting, named, run.regime) | {"overload": overload or "in no scenario"}
+    title = f"Longshore: {setting.what}"
     if request.json_out:
-        write_json(request.json_out, comparison, title=title, facts=facts)
+        more = document_of(run.advice, run.regime.ageing_s, run.remarks) if run.advice else {}
+        write_json(request.json_out, comparison, title=title, facts=facts, more=more)
         console.print(f"figures: {request.json_out}", soft_wrap=True)
     if request.report or request.pictures:
-        with progress("drawing") as tell:
-            which, events = _events(problem, policies, comparison, outcomes, tell)
-            tell("drawing the figures")
-            drawn = pictures(
-                comparison, outcomes, problem.scenarios, events=events, which=which, gpu_node=problem.cluster.gpu_node
-            )
-        if request.report:
-            write_report(request.report, comparison, drawn, title=title, facts=facts)
-            console.print(f"report: {request.report}", soft_wrap=True)
-        if request.pictures:
-            write_pictures(request.pictures, drawn)
-            console.print(f"pictures: {request.pictures}", soft_wrap=True)
+        _draw(request, console, progress, run, comparison, title=title, facts=facts)
+
+
+def _run(request: EvaluationRequest, setting: Setting, policies: list[Policy], tell: Tell) -> Run:
+    """Run the policies under the order that was asked for."""
+    problem = setting.problem
+    outcomes = run_all(problem, policies, _teller(tell, policies, problem.scenarios.jobs.size))
+    return Run(problem, request.regime, policies, outcomes)
+
+
+def _run_every_order(request: EvaluationRequest, setting: Setting, policies: list[Policy], tell: Tell) -> Run:
+    """Run the policies under every order, and choose."""
+    problem = setting.problem
+    regimes = every_order(request.regime.ageing_s, waiting=request.regime.waiting)
+    pairs, scenarios = len(regimes) * len(policies), problem.scenarios.jobs.size
+    places = itertools.count(1)
+
+    def say(what: str, done: int) -> None:
+        place = f" ({next(places)} of {pairs})" if not done else f", {done:,} of {scenarios:,}"
+        tell(f"running {what}{place}")
+
+    grid = run_grid(problem, regimes, policies, say)
+    tell("computing what is possible")
+    least_s = lower_bounds(
+        problem, grid.objective, np.flatnonzero(grid.reporting),
+        lambda done, count: tell(f"computing what is possible, {done:,} of {count:,}"),
+    )  # fmt: skip
+    regime = next(regime for regime in regimes if regime.order == grid.candidates[grid.chosen].order)
+    ruled = problem._replace(rules=regime.over(problem.rules))
+    policy = next(policy for policy in policies if policy.name == grid.candidates[grid.chosen].policy)
+    ageing = other_bounds(grid, ruled, policy, lambda *_: tell("running the best under other ageing bounds"))
+    tell("computing intervals of all orders")
+    advice = advice_of(grid, problem, least_s, ageing, "window" if request.trace else "workload")
+    remarks = remarks_on(advice, ruled, policy, setting.facts)
+    ended = [policy for policy in policies if (grid.outcomes[policy.name].finished >= problem.scenarios.jobs).all()]
+    outcomes = {policy.name: grid.outcomes[policy.name] for policy in ended}
+    return Run(ruled, regime, ended, outcomes, advice, remarks)
+
+
+def _print(console: "Console", run: Run, comparison: Comparison) -> None:
+    """Print the answer and the ranking of all orders, or the tables of one order."""
+    if run.advice is None:
+        for table in terminal_tables(comparison, console.width):
+            console.print(table)
+        return
+    console.print(f"\n{headline(run.advice, run.regime.ageing_s)}\n", style="bold")
+    for sentence in (*sentences(run.advice), *run.remarks):
+        console.print(f"- {sentence}")
+    console.print(terminal_ranking(run.advice))
+
+
+def _draw(
+    request: EvaluationRequest, console: "Console", progress: Progress, run: Run, comparison: Comparison, *, title: str,
+    facts: dict[str, str],
+) -> None:  # fmt: skip
+    """Write the report and its pictures."""
+    with progress("drawing") as tell:
+        which, events = _events(run.problem, run.policies, comparison, run.outcomes, tell)
+        tell("drawing the figures")
+        gpu_node, scenarios = run.problem.cluster.gpu_node, run.problem.scenarios
+        drawn = pictures(comparison, run.outcomes, scenarios, events=events, which=which, gpu_node=gpu_node)
+    if request.report:
+        answer = section_of(run.advice, run.regime.ageing_s, run.remarks) if run.advice else None
+        write_report(request.report, comparison, drawn, title=title, facts=facts, answer=answer)
+        console.print(f"report: {request.report}", soft_wrap=True)
+    if request.pictures:
+        write_pictures(request.pictures, drawn)
+        console.print(f"pictures: {request.pictures}", soft_wrap=True)
 
 
 def _check(request: EvaluationRequest) -> None:
@@ -105,13 +182,16 @@ def _check(request: EvaluationRequest) -> None:
         raise InputError("the preset draws faults anew for each workload", "set --workloads", field="--runs")
 
 
-def _introduce(console: "Console", what: str, problem: Problem, policies: list[Policy]) -> None:
+def _introduce(console: "Console", what: str, problem: Problem, policies: list[Policy], *, every_order: bool) -> None:
     """Say what is run, and which policies cannot do here what they are made for."""
     count = problem.scenarios.jobs.size
     jobs = ", ".join(
         dict.fromkeys(str(number) for number in (problem.scenarios.jobs.min(), problem.scenarios.jobs.max()))
     )
-    console.print(f"{what}: {count} scenarios of {jobs} jobs, {len(policies)} policies, the same faults for each")
+    under = " under every order" if every_order else ""
+    console.print(
+        f"{what}: {count} scenarios of {jobs} jobs, {len(policies)} policies{under}, the same faults for each"
+    )
     if problem.rules.waiting:
         return
     running = {policy.name for policy in policies}
@@ -144,6 +224,8 @@ def _policies(request: EvaluationRequest, named: list[Policy], problem: Problem)
             raise InputError(f"{policy.name!r} is the name of a heuristic", "rename the checkpoint", field="--policy")
     if request.heuristics:
         others: list[Policy] = [*rivals(problem.rules)]
+    elif request.every_order:
+        others = [PACK]  # what is common today
     else:  # someone must be the bar
         others = [] if asked.keys() & HEURISTICS.keys() else [HEURISTICS["eft"]]
     return [*named, *(policy for policy in others if policy.name not in asked)]
@@ -183,8 +265,8 @@ def overload_text(outcomes: dict[str, Outcome], scenarios: Scenarios, *, least_s
     return ", ".join(named)
 
 
-def _facts(request: EvaluationRequest, setting: Setting, named: list[Policy]) -> dict[str, str]:
-    cluster, regime = setting.problem.cluster, request.regime
+def _facts(request: EvaluationRequest, setting: Setting, named: list[Policy], regime: Regime) -> dict[str, str]:
+    cluster = setting.problem.cluster
     ageing = "" if np.isinf(regime.ageing_s) else f", ageing bound {regime.ageing_s / 3600:g} h"
     return {
         "command": request.command,

@@ -18,8 +18,9 @@ from .table import Row, caption, interval_text, percent_text, relative_cell, row
 
 
 def write_report(
-    path: Path, comparison: Comparison, pictures: Sequence[Picture], *, title: str, facts: Mapping[str, str]
-) -> None:
+    path: Path, comparison: Comparison, pictures: Sequence[Picture], *, title: str, facts: Mapping[str, str],
+    answer: str | None = None,
+) -> None:  # fmt: skip
     """Write one HTML file that needs no other file, no network and no script.
 
     Args:
@@ -28,10 +29,12 @@ def write_report(
         pictures: Figures, in this order.
         title: Heading of the page.
         facts: What was run (command, cluster, workload, seeds, versions, date), shown as given.
+        answer: Sections (HTML) that stand first, where all orders were run.
     """
     template = Template((files(__package__) / "report.html").read_text(encoding="utf-8"))
     page = template.substitute(
         title=escape(title),
+        answer=answer or "",
         summary=escape(summary(comparison)),
         table=_main_table(comparison),
         caption=escape(caption(comparison)),
@@ -48,11 +51,22 @@ def write_report(
     write_text(path, page)
 
 
-def write_json(path: Path, comparison: Comparison, *, title: str, facts: Mapping[str, str]) -> None:
-    """Write a comparison's figures as JSON, in the metrics' own units; null where a figure or interval is missing."""
+def write_json(
+    path: Path,
+    comparison: Comparison,
+    *,
+    title: str,
+    facts: Mapping[str, str],
+    more: Mapping[str, object] | None = None,
+) -> None:
+    """Write a comparison's figures as JSON, in the metrics' own units; null where a figure or interval is missing.
+
+    What is `more` stands beside them, under keys of its own.
+    """
     names = [metric.name for metric in comparison.metrics]
     document = {
         "title": title,
+        **(more or {}),
         "facts": dict(facts),
         "objective": names[comparison.objective],
         "best_heuristic": comparison.best_heuristic,

@@ -1,6 +1,7 @@
 """What `longshore evaluate` runs, from what was asked."""
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from ..cluster.model.problem import Problem
 from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..cluster.presets.problems import (
+    HETERO64_CAPACITY,
     HETERO64_LARGEST,
     LOAD,
     WINDOW_JOBS,
@@ -26,6 +28,7 @@ from ..cluster.presets.problems import (
 )
 from ..cluster.presets.streams import Stream, evaluation_key, stream
 from ..cluster.traces.detect import read_trace
+from ..cluster.traces.statistics import describe
 from ..cluster.workloads.estimates import EstimateKind, with_scenario_estimates
 from ..cluster.workloads.windows import with_gpus_cut
 from .generated import JobsRequest
@@ -60,6 +63,7 @@ class EvaluationRequest:
     json_out: Path | None
     command: str
     date: str
+    every_order: bool = False  # all order regimes side by side, with the ageing and the waiting of `regime`
 
 
 class Setting(NamedTuple):
@@ -108,6 +112,7 @@ def _setting(request: EvaluationRequest) -> Setting:
         max_gpus=largest,
         disjoint=True,
     )
+    facts |= _load_fact(request, workload, HETERO64_CAPACITY)
     return Setting(problem, f"windows of {request.trace.name}", facts)
 
 
@@ -122,6 +127,7 @@ def _on_cluster(request: EvaluationRequest, setup: ClusterSetup) -> Setting:
             trace, request.workloads or WINDOWS, part=part, seed=request.seed, load=request.load or LOAD,
             max_gpus=largest, capacity=capacity_of(setup.cluster), disjoint=True,
         )  # fmt: skip
+        facts |= _load_fact(request, trace, capacity_of(setup.cluster))
         runs, what = request.runs or enough_runs(len(workloads)), f"windows of {request.trace.name} on {setup.name}"
     faults = read_fault_trace(request.faults) if request.faults else None
     problem = cluster_problem(setup, workloads, request.regime, runs=runs, seed=request.seed, faults=faults)
@@ -146,11 +152,13 @@ def _trace(
 ) -> tuple[Workload, tuple[float, float], dict[str, str]]:
     """Return the jobs of a trace, the part that is run, and what is not run as it was recorded, also said."""
     workload = read_trace(path)
-    part = TESTED_PART if jobs_within(workload, TESTED_PART) >= WINDOW_JOBS else (0.0, 1.0)
+    untrained = request.every_order and not request.policies
+    enough = jobs_within(workload, TESTED_PART) >= WINDOW_JOBS
+    part = TESTED_PART if enough and not untrained else (0.0, 1.0)
     facts = _cut_fact(int((workload.gpus > largest).sum()), workload.jobs, largest)
     if workload.left_out:
         facts["jobs left out"] = f"{workload.left_out} rows ask no GPU or never ran, and are left out"
-    if part != TESTED_PART:
+    if not enough and not untrained:
         facts["part of the trace"] = (
             f"only {workload.jobs} jobs, too few to keep the first 70 % for training; windows come from all of it"
         )
@@ -159,7 +167,22 @@ def _trace(
         facts["windows"] = f"{room} of {asked} windows: more would overlap"
     for fact in facts.values():
         log.warning("%s: %s", path, fact)
+    if untrained:
+        facts["part of the trace"] = (
+            "windows come from all of it, as no policy was named that may have been trained on it"
+        )
     return workload, part, facts
+
+
+def _load_fact(request: EvaluationRequest, workload: Workload, capacity: int) -> dict[str, str]:
+    """Return which load is run, and which one was recorded."""
+    whole = describe(workload)
+    if not math.isfinite(recorded := whole.offered_load(capacity)):
+        return {}
+    return {
+        "load": f"arrivals are scaled to {request.load or LOAD:g} of what the cluster can do; as recorded, the whole "
+        f"trace asks {recorded:.2g} (--load {recorded:.2g} runs that)"
+    }
 
 
 def _cut_fact(cut: int, jobs: int, largest: int) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""The exact optimal makespan of tiny workloads, by constraint programming.
+"""The exact optimal makespan and mean JCT of tiny workloads, by constraint programming.
 
-Every schedule of every policy is feasible here, so none ends before the optimum.
+Every schedule of every policy is feasible here, so none is better than the optimum.
 """
 
 import math
@@ -40,12 +40,33 @@ def optimal_makespan_s(
     jobs = int(scenarios.jobs[row])
     if rules.ring or scenarios.submit_s[row, :jobs].any():
         raise ValueError("the bound is for a batch at 0 s under the simple model of run time")
+    sizes = np.diff(cluster.first_gpu).tolist()
+    return solve(sizes, _modes_of(cluster, scenarios, row, rules, ticks_per_s)) / ticks_per_s
+
+
+def optimal_mean_jct_s(
+    cluster: Cluster, scenarios: Scenarios, row: int, rules: Rules, ticks_per_s: int = 1000
+) -> float:
+    """Return the smallest mean JCT of jobs that arrive over time, without faults or preemption.
+
+    Args and errors are those of `optimal_makespan_s`, but jobs may arrive later than 0, in whole ticks.
+    """
+    if rules.ring:
+        raise ValueError("the optimum is for the simple model of run time")
+    jobs = int(scenarios.jobs[row])
+    release = [round(submit_s * ticks_per_s) for submit_s in scenarios.submit_s[row, :jobs].tolist()]
+    sizes = np.diff(cluster.first_gpu).tolist()
+    ends = solve(sizes, _modes_of(cluster, scenarios, row, rules, ticks_per_s), release)
+    return float(ends - sum(release)) / ticks_per_s / jobs
+
+
+def _modes_of(cluster: Cluster, scenarios: Scenarios, row: int, rules: Rules, ticks_per_s: int) -> list[list[Mode]]:
+    jobs = int(scenarios.jobs[row])
     sizes, speed = np.diff(cluster.first_gpu).tolist(), scenarios.speed[row].tolist()
-    of_jobs = [
+    return [
         modes(int(gpus), float(work_s), sizes, speed, rules.node_penalty, ticks_per_s)
         for gpus, work_s in zip(scenarios.gpus[row, :jobs], scenarios.work_s[row, :jobs], strict=True)
     ]
-    return solve(sizes, of_jobs) / ticks_per_s
 
 
 def modes(
@@ -62,8 +83,8 @@ def modes(
     return found
 
 
-def solve(sizes: Sequence[int], jobs: Sequence[list[Mode]]) -> int:
-    """Return the optimal makespan in ticks.
+def solve(sizes: Sequence[int], jobs: Sequence[list[Mode]], release: Sequence[int] | None = None) -> int:
+    """Return the optimal makespan in ticks; with releases the least sum of the jobs' ends.
 
     Jobs of which each two overlap in time all run at one moment (intervals on a line), so the capacity of a node is
     exactly that every such group fits on it. This proves optima in milliseconds, where cumulative constraints that
@@ -72,13 +93,14 @@ def solve(sizes: Sequence[int], jobs: Sequence[list[Mode]]) -> int:
     Args:
         sizes: GPUs of each node.
         jobs: The modes of each job.
+        release: Tick before which each job may not start.
     """
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    horizon = sum(max(ticks for ticks, _ in of_job) for of_job in jobs)
+    horizon = sum(max(ticks for ticks, _ in of_job) for of_job in jobs) + max(release or [0])
     makespan = model.new_int_var(0, horizon, "makespan")
-    starts = [model.new_int_var(0, horizon, "") for _ in jobs]
+    starts = [model.new_int_var(first, horizon, "") for first in release or [0] * len(jobs)]
     chosen = [[model.new_bool_var("") for _ in of_job] for of_job in jobs]
     ends = []
     for start, literals, of_job in zip(starts, chosen, jobs, strict=True):
@@ -90,14 +112,14 @@ def solve(sizes: Sequence[int], jobs: Sequence[list[Mode]]) -> int:
         for of_job, literals in zip(jobs, chosen, strict=True)
     ]
     limit_overlaps(model, sizes, starts, ends, shares)
-    model.minimize(makespan)
+    model.minimize(makespan if release is None else sum(ends))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.max_time_in_seconds = 10
     solver.parameters.catch_sigint_signal = False  # it would leave Ctrl-C to the system, and that kills a process
     if solver.solve(model) != cp_model.OPTIMAL:
         raise RuntimeError(f"no optimum proved within 10 s for {len(jobs)} jobs on nodes of {list(sizes)} GPUs")
-    return int(solver.value(makespan))
+    return round(solver.objective_value)
 
 
 def limit_overlaps(model: Any, sizes: Sequence[int], starts: list[Any], ends: list[Any], shares: list[Any]) -> None:

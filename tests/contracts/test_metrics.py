@@ -97,7 +97,7 @@ def test_a_seventh_metric_appears_in_the_table_the_json_the_report_and_every_fig
     assert [metric.name for metric in registered_metrics()] == names
 
     written = ["--json", tmp_path / "c.json", "--report", tmp_path / "c.html", "--pictures", tmp_path]
-    done = Command(monkeypatch, capsys)("evaluate", "--policy", "pack", "--workloads", "3", *written)
+    done = Command(monkeypatch, capsys)("evaluate", "--order", "fifo", "--policy", "pack", "--workloads", "3", *written)
     assert done.status == 0, done.err
 
     table = done.out.partition("Difference to")

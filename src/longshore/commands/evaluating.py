@@ -4,19 +4,18 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..scheduler.commands.durations import DURATION, duration
 from .options import (  # fmt: skip
-    AgeingOption,
     ArrivalsOption,
     ClusterOption,
     EstimatesOption,
     FaultsOption,
     HeuristicsOption,
     LoadOption,
-    OrderOption,
     ProfileOption,
     RivalsOption,
     RunsOption,
@@ -24,11 +23,37 @@ from .options import (  # fmt: skip
     ShareOfGpusOption,
     SigmaOption,
     TraceOption,
-    WaitingOption,
     WorkloadsOption,
+    names,
     regime_of,
+    registered_name,
 )
 from .progress import console, progress
+
+if TYPE_CHECKING:
+    from ..cluster.presets.problems import Regime
+
+WEEK_S = 604_800.0  # ageing bound where all orders are tried: what goes by size must not leave a job behind for ever
+EveryOrderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--order", parser=registered_name("orders"), metavar="NAME",
+        help=f"One order only: {names('orders')}. All of them side by side if left out.",
+    ),
+]  # fmt: skip
+AnyAgeingOption = Annotated[
+    float | None,
+    typer.Option(
+        "--ageing", parser=duration, metavar=DURATION,
+        help="How long a waiting job may be overtaken, such as 72h; if left out, a week, and for ever with --order.",
+    ),
+]  # fmt: skip
+AnyWaitingOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--waiting/--no-waiting", help="Let policies wait for better GPUs; if left out, they may, but not with --order."
+    ),
+]
 
 
 def evaluate(
@@ -36,9 +61,9 @@ def evaluate(
     trace: TraceOption = None,
     cluster: ClusterOption = None,
     faults: FaultsOption = None,
-    order: OrderOption = "fifo",
-    ageing: AgeingOption = None,
-    waiting: WaitingOption = False,
+    order: EveryOrderOption = None,
+    ageing: AnyAgeingOption = None,
+    waiting: AnyWaitingOption = None,
     estimates: EstimatesOption = None,
     sigma: SigmaOption = 0.5,
     profile: ProfileOption = None,
@@ -53,11 +78,15 @@ def evaluate(
     pictures: Annotated[Path | None, typer.Option(help="Write the report's figures as files into this folder.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the same figures here.")] = None,
 ) -> None:
-    """Compare policies on the same workloads and faults.
+    """Say which order and policy to run: all of them on the same workloads and faults.
+
+    Without --order, every order regime with every policy, and the answer in words.
+
+    With --order: the policies under that order only.
 
     Without a trace and a cluster: the preset hetero64.
 
-    With a trace: windows of 96 jobs from its last 30 %, at a load of 0.85.
+    With a trace: windows of 96 jobs at a load of 0.85; with --policy or --order only from its last 30 %.
 
     With a cluster file: its cluster and faults, generated jobs if no trace.
     """
@@ -68,10 +97,17 @@ def evaluate(
 
     request = EvaluationRequest(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults,
-        regime=regime_of(order, ageing, waiting=waiting), workloads=workloads, runs=runs, load=load,
+        regime=_regime(order, ageing, waiting), every_order=order is None, workloads=workloads, runs=runs, load=load,
         max_gpus=max_gpus, estimates=estimates.value if estimates else None, sigma=sigma,
         drawn=JobsRequest(profile, arrivals.value if arrivals else None), seed=seed,
         heuristics=heuristics, report=report, pictures=pictures, json_out=json_out,
         command=shlex.join(["longshore", *sys.argv[1:]]), date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
     evaluate_request(request, console(), progress)
+
+
+def _regime(order: str | None, ageing_s: float | None, waiting: bool | None) -> "Regime":
+    """Return the regime asked for; where all orders are tried, what holds under each."""
+    if order is not None:
+        return regime_of(order, ageing_s, waiting=bool(waiting))
+    return regime_of("fifo", WEEK_S if ageing_s is None else ageing_s, waiting=waiting is not False)

@@ -1,0 +1,192 @@
+"""Every order regime with every policy, on the same scenarios."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...agents.heuristics.heuristics import PACK
+from ...agents.protocol import Policy
+from ...cluster.dispatch.orders.table import order_of
+from ...cluster.files.errors import InputError, PluginError
+from ...cluster.files.plugins import registered
+from ...cluster.model.objective import objective_of
+from ...cluster.model.outcome import Outcome, metrics
+from ...cluster.model.problem import Problem
+from ...cluster.model.scenarios import ORDERS, Scenarios, same_jobs
+from ...cluster.presets.problems import Regime
+from ..run import run_all
+
+log = logging.getLogger(__name__)
+
+SHORTEST_S = 10.0  # jobs of less work count as of so much in slowdowns, as in the literature on batch scheduling
+LEAST_HELD_OUT = 4  # windows: of fewer, no half is left to report on
+
+
+class Candidate(NamedTuple):
+    """What can be run."""
+
+    order: str
+    policy: str
+
+    def __str__(self) -> str:
+        return f"{self.order} + {self.policy}"
+
+
+COMMON = (Candidate("fifo", PACK.name), Candidate("easy", PACK.name))  # what most clusters run
+
+
+class Figures(NamedTuple):
+    """Figures of each candidate and scenario, each of shape (candidates, scenarios)."""
+
+    mean_jct_s: NDArray[np.float64]
+    makespan_s: NDArray[np.float64]
+    p99_jct_s: NDArray[np.float64]
+    longest_wait_s: NDArray[np.float64]
+    p99_slowdown: NDArray[np.float64]  # of JCT over work
+    lost_gpu_s: NDArray[np.float64]
+    held_gpu_s: NDArray[np.float64]  # by jobs, whether of use or not
+    wait_s: NDArray[np.float64]  # in the queue, summed over jobs
+    jct_s: NDArray[np.float64]  # summed over jobs
+    stops: NDArray[np.float64]
+    finished: NDArray[np.bool_]  # all jobs ended before the run was cut off
+
+
+class Grid(NamedTuple):
+    """How all candidates did."""
+
+    candidates: tuple[Candidate, ...]
+    figures: Figures
+    unit: NDArray[np.intp]  # (scenarios,) window, in the order of the scenarios
+    objective: Literal["mean_jct_s", "makespan_s"]
+    chosen: int  # index of the best candidate of the windows that choose
+    outcomes: dict[str, Outcome]  # of the chosen order, by policy
+
+    @property
+    def windows(self) -> int:
+        """Number of windows."""
+        return int(self.unit.max()) + 1
+
+    @property
+    def held_out(self) -> bool:
+        """Whether windows are left that did not choose."""
+        return self.windows >= LEAST_HELD_OUT
+
+    @property
+    def reporting(self) -> NDArray[np.bool_]:
+        """The scenarios that figures are reported of, shape (scenarios,)."""
+        return ~_choosing(self.unit) if self.held_out else np.ones(self.unit.size, dtype=bool)
+
+    @property
+    def cost(self) -> NDArray[np.float64]:
+        """The objective, shape (candidates, scenarios)."""
+        found: NDArray[np.float64] = getattr(self.figures, self.objective)
+        return found
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        """Which candidates ended all jobs of all scenarios, shape (candidates,)."""
+        return np.asarray(self.figures.finished.all(axis=1))
+
+    def place(self, candidate: Candidate) -> int:
+        """Return the place of a candidate."""
+        return self.candidates.index(candidate)
+
+
+def every_order(ageing_s: float, *, waiting: bool) -> list[Regime]:
+    """Return a regime for each registered order, but those that a stranger's package breaks: these are told."""
+    found = []
+    for order in registered("orders"):
+        try:
+            order_of(ORDERS[order])
+        except PluginError as error:
+            log.warning("an order is left out: %s", error)
+        else:
+            found.append(Regime(order, ageing_s, waiting))
+    return found
+
+
+def run_grid(
+    problem: Problem,
+    regimes: Sequence[Regime],
+    policies: Sequence[Policy],
+    tell: Callable[[str, int], None] = lambda what, done: None,
+) -> Grid:
+    """Run every scenario under every order and policy, and choose the best by the earlier half of the windows.
+
+    A candidate of which a run was cut off before all jobs ended is never chosen.
+
+    Args:
+        problem: What is run, under any order.
+        regimes: At most one for each order.
+        policies: Who runs.
+        tell: Called with the candidate and how many scenarios it has run.
+
+    Raises:
+        InputError: If no candidate ended all jobs.
+    """
+    unit = windows_of(problem.scenarios)
+    choosing = _choosing(unit) if unit.max() + 1 >= LEAST_HELD_OUT else np.ones(unit.size, dtype=bool)
+    jct = objective_of(problem.scenarios.submit_s) == "jct"
+    objective: Literal["mean_jct_s", "makespan_s"] = "mean_jct_s" if jct else "makespan_s"
+    candidates: list[Candidate] = []
+    rows: list[Figures] = []
+    chosen, least, kept = 0, np.inf, dict[str, Outcome]()
+    for regime in regimes:
+        ruled = problem._replace(rules=regime.over(problem.rules))
+        outcomes = run_all(ruled, policies, partial(_tell, tell, regime.order))
+        for name, outcome in outcomes.items():
+            candidates.append(Candidate(regime.order, name))
+            rows.append(figures_of(outcome, problem.scenarios, problem.cluster.gpu_node.size))
+            cost = float(getattr(rows[-1], objective)[choosing].mean()) if rows[-1].finished.all() else np.inf
+            if cost < least or not kept:
+                chosen, least, kept = len(rows) - 1, cost, outcomes
+    if not np.isfinite(least):
+        raise InputError(
+            "under every order and policy a run was cut off before all jobs ended", "lower the fault rate or the load"
+        )
+    figures = Figures(*(np.array(column) for column in zip(*rows, strict=True)))
+    return Grid(tuple(candidates), figures, unit, objective, chosen, kept)
+
+
+def _tell(tell: Callable[[str, int], None], order: str, policy: str, done: int) -> None:
+    tell(str(Candidate(order, policy)), done)
+
+
+def windows_of(scenarios: Scenarios) -> NDArray[np.intp]:
+    """Return the number of each scenario's window, in the order in which windows first occur, shape (scenarios,)."""
+    label = same_jobs(scenarios)
+    _, first = np.unique(label, return_index=True)
+    place: NDArray[np.intp] = np.argsort(np.argsort(first, kind="stable"), kind="stable")
+    return place[label]
+
+
+def _choosing(unit: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return the scenarios of the earlier half of the windows, the smaller one, shape (scenarios,)."""
+    early: NDArray[np.bool_] = unit < (int(unit.max()) + 1) // 2
+    return early
+
+
+def figures_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Figures:
+    """Return the figures of one candidate, each of shape (scenarios,)."""
+    found = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+    real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
+    finish_s = np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None])
+    jct_s = np.where(real, np.maximum(finish_s - scenarios.submit_s, 0.0), np.nan)
+    slowdown = jct_s / np.maximum(scenarios.work_s, SHORTEST_S)
+    return Figures(
+        mean_jct_s=found.mean_jct_s,
+        makespan_s=found.makespan_s,
+        p99_jct_s=found.p99_jct_s,
+        longest_wait_s=found.longest_wait_s,
+        p99_slowdown=np.nanpercentile(slowdown, 99, axis=1),
+        lost_gpu_s=found.lost_gpu_s,
+        held_gpu_s=outcome.busy_gpu_s,
+        wait_s=outcome.wait_s.sum(axis=1),
+        jct_s=np.nansum(jct_s, axis=1),
+        stops=outcome.stops.sum(axis=1).astype(np.float64),
+        finished=outcome.finished >= scenarios.jobs,
+    )

@@ -1,0 +1,1 @@
+"""Lower bounds: what no scheduler can be below."""

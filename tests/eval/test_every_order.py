@@ -1,0 +1,235 @@
+"""`longshore evaluate` without --order, as somebody calls it who never trains anything."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.cluster.dispatch.orders import table
+from longshore.cluster.files.errors import InputError, PluginError
+from longshore.cluster.files.plugins import registered
+from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import ORDERS, Scenarios
+from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.cluster.presets.problems import cluster_problem
+from longshore.cluster.traces.detect import read_trace
+from longshore.eval.advice.choice import Advice, advice_of
+from longshore.eval.advice.document import document_of
+from longshore.eval.advice.grid import COMMON, Candidate, Grid, every_order, run_grid, windows_of
+from longshore.eval.advice.ranking import lines
+from longshore.eval.advice.section import section_of
+from longshore.eval.advice.words import headline, sentences
+from longshore.eval.bounds.bounds import lower_bounds
+from tests.command_line import Command
+from tests.eval.runs import scenarios
+from tests.test_cli import DATA, ROOT, needs_data
+
+SMALL = ROOT / "examples" / "small.yaml"
+PHILLY = DATA / "traces" / "philly_vc_2869ce.muri.csv"
+
+
+def trace(at: Path, jobs: int) -> Path:
+    """Write jobs that arrive over time: most short and small, some long gangs."""
+    rng = np.random.default_rng(1)
+    gaps, sizes = rng.exponential(300.0, jobs).cumsum(), rng.choice([1, 1, 2, 8, 16], jobs)
+    work = rng.lognormal(np.log(3600.0), 1.2, jobs)
+    rows = "".join(f"j{i},{sizes[i]},{work[i]:.0f},{gaps[i]:.0f}\n" for i in range(jobs))
+    (at / "mine.csv").write_text("id,gpus,work_s,submit_s\n" + rows)
+    return at / "mine.csv"
+
+
+class Answer:
+    """What one call printed and wrote."""
+
+    def __init__(self, longshore: Command, at: Path, *options: object) -> None:
+        written = ("--json", at / "figures.json", "--report", at / "report.html")
+        done = longshore("evaluate", *options, *written)
+        assert done.status == 0, done.err
+        self.out, self.err = done.out, done.err
+        self.figures: dict[str, Any] = json.loads((at / "figures.json").read_text())
+        self.page = (at / "report.html").read_text()
+
+
+def test_a_trace_and_a_cluster_are_enough_for_an_answer(longshore: Command, tmp_path: Path) -> None:
+    answer = Answer(longshore, tmp_path, "--trace", trace(tmp_path, 800), "--cluster", SMALL, "--runs", 2)
+    figures = answer.figures
+    said = figures["answer"]
+    assert f"Run order {said['order']} with policy {said['policy']}, with an ageing bound of 7 days." in answer.out
+    assert said["headline"] in answer.page
+    # Every order with every policy, waiting ones too; best first.
+    pairs = [(row["order"], row["policy"]) for row in figures["ranking"]]
+    assert sorted(pairs) == sorted((order, policy) for order in registered("orders") for policy in HEURISTICS)
+    means = [row["mean"]["mean_jct_s"] for row in figures["ranking"] if row["ended"]]
+    assert means == sorted(means)
+    # Windows that chose are not those that are reported.
+    assert said["chosen_on_other_windows"]
+    assert (said["windows"], said["windows_reported"]) == (8, 4)
+    assert "had no say in the choice" in answer.out
+    # Nobody is below what is possible.
+    assert figures["bound"]["mean_jct_s"] > 0
+    assert all(row["above_bound_percent"] >= 0 for row in figures["ranking"] if row["ended"])
+    assert "above what is possible" in answer.page
+    # The figures of a month, and where it loses.
+    assert figures["saved_hours"]["monthly"]
+    assert "job-hours" in answer.out
+    assert re.search(r"It loses to easy \+ pack in \d of 4 windows", answer.out) or said["order"] == "easy"
+    assert {part["what"] for part in figures["parts"]} >= {"mean number of jobs waiting", "mean GPUs of a job"}
+    # What stood in the figures of one order stands there still, for the order that is recommended.
+    assert figures["objective"] == "mean_jct_s"
+    assert said["policy"] in figures["policies"]
+    assert figures["facts"]["order"].startswith(f"{said['order']}, ageing bound 168 h; policies may wait")
+    assert "windows come from all of it" in figures["facts"]["part of the trace"]
+    assert "Run times were known exactly" in answer.out
+
+
+def test_the_same_call_gives_the_same_answer(longshore: Command, tmp_path: Path) -> None:
+    options = ("--trace", trace(tmp_path, 500), "--cluster", SMALL, "--runs", 1, "--seed", 3)
+    one, other = (Answer(longshore, tmp_path, *options) for _ in range(2))
+    same = [{name: part for name, part in answer.figures.items() if name != "facts"} for answer in (one, other)]
+    assert same[0] == same[1]
+
+
+def test_the_figures_of_a_pair_are_those_of_its_order_alone(longshore: Command, tmp_path: Path) -> None:
+    options = ("--trace", trace(tmp_path, 300), "--cluster", SMALL, "--runs", 2, "--workloads", 3)
+    every = Answer(longshore, tmp_path, *options).figures
+    assert not every["answer"]["chosen_on_other_windows"]  # 3 windows are too few to leave some out
+    alone = Answer(longshore, tmp_path, *options, "--order", "easy", "--waiting", "--ageing", "7d", "--policy", "pack")
+    assert "answer" not in alone.figures
+    row = next(row for row in every["ranking"] if (row["order"], row["policy"]) == ("easy", "pack"))
+    for name, value in alone.figures["policies"]["pack"]["mean"].items():
+        if name in row["mean"]:
+            assert row["mean"][name] == pytest.approx(value["value"])
+
+
+def test_a_batch_is_ranked_by_makespan_and_saves_by_workload(longshore: Command, tmp_path: Path) -> None:
+    answer = Answer(longshore, tmp_path, "--cluster", SMALL, "--arrivals", "batch", "--workloads", 6)
+    assert answer.figures["objective"] == "makespan_s"
+    assert list(answer.figures["bound"]) == ["makespan_s"]
+    assert not answer.figures["saved_hours"]["monthly"]
+    assert "a workload" in answer.out
+    assert "a month" not in answer.out
+    assert "of 6 workloads" in answer.out
+    assert "mean JCT is" in answer.out
+
+
+def test_nobody_waits_where_that_is_forbidden(longshore: Command, tmp_path: Path) -> None:
+    options = ("--trace", trace(tmp_path, 400), "--cluster", SMALL, "--runs", 1, "--no-waiting", "--ageing", "12h")
+    answer = Answer(longshore, tmp_path, *options)
+    assert not {row["policy"] for row in answer.figures["ranking"]} & {"patient", "eft-wait", "consolidate"}
+    assert "ageing bound of 12 h" in answer.out
+    assert "policies may not wait" in answer.figures["facts"]["order"]
+
+
+def test_a_single_window_is_said_to_make_nothing_sure(longshore: Command, tmp_path: Path) -> None:
+    answer = Answer(longshore, tmp_path, "--trace", trace(tmp_path, 60), "--cluster", SMALL, "--runs", 2)
+    assert "One window gives no interval: nothing is sure." in answer.out
+    assert "That flatters it" in answer.out
+    assert all(end is None for end in list(answer.figures["saved_hours"]["job_hours"].values())[1:])
+
+
+def test_named_policies_are_run_without_the_heuristics_beside_what_is_common(
+    longshore: Command, tmp_path: Path
+) -> None:
+    options = ("--trace", trace(tmp_path, 500), "--cluster", SMALL, "--runs", 1, "--policy", "eft", "--no-heuristics")
+    answer = Answer(longshore, tmp_path, *options)
+    assert {row["policy"] for row in answer.figures["ranking"]} == {"eft", "pack"}
+    assert "part of the trace" not in answer.figures["facts"]  # a policy that is named may have been trained
+
+
+@needs_data
+def test_a_philly_trace_has_an_answer(longshore: Command, tmp_path: Path) -> None:
+    answer = Answer(longshore, tmp_path, "--trace", PHILLY, "--cluster", SMALL, "--runs", 2)
+    assert answer.figures["answer"]["windows"] > 8
+    assert all(row["above_bound_percent"] > 0 for row in answer.figures["ranking"] if row["ended"])
+    easy = next(row for row in answer.figures["ranking"] if (row["order"], row["policy"]) == ("easy", "pack"))
+    assert easy["relative_percent"]["easy+pack"]["value"] == 0.0
+
+
+def run(at: Path, *, windows: int, policies: tuple[str, ...] = ("eft", "pack", "patient")) -> tuple[Grid, Problem]:
+    setup = read_cluster(SMALL)
+    whole = read_trace(trace(at, 40 * windows))
+    parts = [
+        type(whole)(*(getattr(whole, name)[40 * i : 40 * (i + 1)] for name in (
+            "ids", "gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes"
+        )))
+        for i in range(windows)
+    ]  # fmt: skip
+    regimes = every_order(math.inf, waiting=True)
+    problem = cluster_problem(setup, parts, regimes[0], runs=2, seed=1)
+    return run_grid(problem, regimes, [HEURISTICS[name] for name in policies]), problem
+
+
+def advice(grid: Grid, problem: Problem) -> Advice:
+    return advice_of(grid, problem, lower_bounds(problem, grid.objective, np.flatnonzero(grid.reporting)))
+
+
+def test_the_earlier_windows_choose_and_the_later_report(tmp_path: Path) -> None:
+    found = advice(*run(tmp_path, windows=9))
+    grid = found.grid
+    early = grid.unit < 4
+    assert found.units == 5
+    assert (grid.reporting == ~early).all()
+    best = grid.cost[:, early].mean(axis=1).argmin()
+    assert found.chosen == grid.candidates[best]
+    assert found.mean[best] == grid.cost[best, ~early].mean()
+    assert found.saving is not None
+    easy = grid.place(COMMON[-1])
+    saved_s = (grid.figures.jct_s[easy] - grid.figures.jct_s[best])[~early].sum()
+    assert np.sign(found.saving.jct.value) == np.sign(saved_s)
+
+
+def test_windows_are_numbered_as_they_come() -> None:
+    drawn = scenarios(5)
+    work_s = drawn.work_s * np.array([9.0, 9.0, 1.0, 5.0, 5.0])[:, None]
+    labelled: Scenarios = drawn._replace(work_s=work_s)
+    assert windows_of(labelled).tolist() == [0, 0, 1, 2, 2]
+
+
+def test_what_did_not_end_has_no_figure_to_compare_with(tmp_path: Path) -> None:
+    grid, problem = run(tmp_path, windows=8)
+    finished = grid.figures.finished.copy()
+    finished[grid.place(COMMON[-1]), 0] = False
+    cut = grid._replace(figures=grid.figures._replace(finished=finished))
+    found = advice(cut, problem)
+    assert found.saving is None
+    assert found.parts == ()
+    assert "Under easy + pack a run was cut off before all jobs ended" in " ".join(sentences(found))
+    last = lines(found)[-1]
+    assert last.candidate == COMMON[-1]
+    assert set(last.cells) == {"-"}
+    assert all(line.versus[-1].text == "-" for line in lines(found))
+    assert "easy+pack" not in document_of(found, math.inf)["ranking"][0]["relative_percent"]
+    assert "common today" in section_of(found, math.inf)
+
+
+def test_an_order_that_a_package_breaks_is_left_out_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(table._problems, ORDERS["shortest"], PluginError("order 'shortest' cannot be imported"))
+    assert [regime.order for regime in every_order(math.inf, waiting=True)] == ["easy", "easy-shortest", "fifo"]
+    assert "an order is left out: order 'shortest' cannot be imported" in caplog.text
+
+
+def test_where_nothing_ends_that_is_an_error(tmp_path: Path) -> None:
+    setup = read_cluster(SMALL)
+    regimes = every_order(math.inf, waiting=True)
+    problem = cluster_problem(setup, [read_trace(trace(tmp_path, 40))], regimes[0], runs=1, seed=1)
+    short = problem._replace(rules=problem.rules._replace(limit_s=10.0))
+    with pytest.raises(InputError, match="cut off before all jobs ended; lower the fault rate or the load"):
+        run_grid(short, regimes, [HEURISTICS["pack"]])
+
+
+def test_words_fit_what_is_common_today(tmp_path: Path) -> None:
+    found = advice(*run(tmp_path, windows=8, policies=("pack",)))
+    assert found.chosen.policy == "pack"
+    text = " ".join(sentences(found))
+    assert "nan" not in text
+    assert ("ageing" in headline(found, 3600.0)) == (found.chosen.order != "fifo")
+    if found.chosen in COMMON:
+        assert "Many clusters run this already" in headline(found, math.inf)
+    assert str(Candidate("easy", "pack")) == "easy + pack"
