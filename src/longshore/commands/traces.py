@@ -5,10 +5,13 @@ from typing import Annotated
 
 import typer
 
+from .downloading import download_trace, list_traces
 from .options import MOST_GPUS, LoadOption, MaxGpusOption, SeedOption
 from .progress import console
 
-app = typer.Typer(no_args_is_help=True, help="Look at job traces, convert them, and take samples.")
+app = typer.Typer(no_args_is_help=True, help="Look at job traces, convert them, sample them, and download public ones.")
+app.command("list", epilog="Example: longshore trace list")(list_traces)
+app.command("download", epilog="Example: longshore trace download philly_vc_2869ce")(download_trace)
 
 
 @app.command(epilog="Example: longshore trace inspect jobs.csv --gpus 64")
