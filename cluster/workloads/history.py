@@ -97,6 +97,12 @@ def recent_means(values: Floats, first: NDArray[np.int64], count: NDArray[np.int
     return total / np.where(weights > 0, weights, 1.0)
 
 
+def predicted_s(works_s: Floats) -> float:
+    """Return what is predicted from the works of ended jobs, one or more, in the order of their ends."""
+    every = np.array([works_s.size])
+    return float(np.exp(recent_means(np.log(works_s), np.zeros_like(every), every))[0])
+
+
 def codes_of(texts: Sequence[str]) -> NDArray[np.int64]:
     """Return a number for each text, the same for the same text; -1 for an empty one."""
     numbers: dict[str, int] = {"": -1}

@@ -154,7 +154,7 @@ def test_inspect_says_how_far_each_kind_of_estimate_is_off(longshore: Command, t
     said = {line.split()[0]: line for line in done.out.splitlines() if line.startswith("  ")}
     assert {"exact", "log-normal", "class-mean", "history"} <= said.keys()
     assert "0.00 (1 x)" in said["history"]
-    assert "0.35 (1.41 x)" in said["class-mean"]
+    assert "0.35" in said["class-mean"]
     assert "estimates" not in longshore("trace", "inspect", tmp_path / "jobs.csv").out
 
 

@@ -18,9 +18,10 @@ from ...model.job_spec import JobFile, Shape
 from ...service.queue_now import room_in
 from ...service.service import Service
 from ...settings import Limits
+from ...store.past_runs import estimated
 from ...store.queue_position import jobs_before_new, queued_of
 from ...store.rows.idempotency import Answer, recall, remember
-from ...store.rows.jobs import NewJob, insert_job
+from ...store.rows.jobs import UNKNOWN, NewJob, insert_job
 from ..http.auth import Changing, Serving
 from ..http.problems import ProblemError, problems
 from ..views.models import JobPage, PlanPage, job_page, shown_spec
@@ -170,6 +171,8 @@ def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> 
     content, now_s = spec.model_dump(mode="json"), service.now_s()
     request = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     new = NewJob(new_job_id(now_s), spec.name, owner, content, spec.priority, spec.gpus, spec.estimate_s, now_s)
+    if "estimate_s" not in spec.model_fields_set:
+        new = new._replace(estimate_from=UNKNOWN)
     try:
         _check_room(service)
         page = service.store.write(partial(_put, new=new, key=key, request=request, limits=service.settings.limits))
@@ -203,7 +206,7 @@ class _RepeatedError(Exception):
 def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: Limits) -> Mapping[str, object]:
     """Put a job into the queue with the answer to its key, both or none."""
     check_room(tx, new.owner, limits)
-    page = job_page(insert_job(tx, new, writer=WRITER)).model_dump(mode="json")
+    page = job_page(insert_job(tx, estimated(tx, new), writer=WRITER)).model_dump(mode="json")
     if key is not None and not remember(tx, new.owner, key, Answer(request, 201, page, new.submitted_s)):
         raise _RepeatedError
     return page
