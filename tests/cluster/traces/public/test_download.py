@@ -4,8 +4,10 @@ import fcntl
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -206,6 +208,24 @@ def test_a_disk_that_is_full_is_told_and_the_download_goes_on_later(download: Do
     done_later = download()
     assert done_later.status == 0, done_later.err
     assert download.server.asked[0][1] == "bytes=100000-"
+
+
+def test_ctrl_c_leaves_what_has_come(download: Download) -> None:
+    Path("catalogue.json").write_text(json.dumps([download.row]))
+    download.server.ways = ["hang:5000"]
+    command = [sys.executable, "-m", "longshore", "trace", "download", "small", "--catalogue", "catalogue.json"]
+    line = [*command, "--mirror", download.server.url]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        while not download.server.asked:
+            assert running.poll() is None
+            time.sleep(0.01)
+        time.sleep(0.5)  # the bytes are on their way
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate()
+    assert running.returncode == 130
+    assert "Traceback" not in err
+    assert download().status == 0
+    assert Path("small.csv").read_bytes() == CSV
 
 
 def test_a_folder_takes_the_file_under_its_own_name(download: Download) -> None:
