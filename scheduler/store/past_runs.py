@@ -3,10 +3,8 @@
 What it comes to is written with the job when it is submitted. So it stays the same whatever ends later.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, literal_column, select
+from sqlalchemy import Connection, bindparam, literal_column, select
 
 from ...cluster.workloads.history import RECENT_JOBS, Alike, predicted_s
 from ..model.job_spec import LEAST_S, YEAR_S, JobFile
@@ -28,6 +26,15 @@ _ROWS = (
 )  # fmt: skip
 
 
+_OWNER, _NAME, _GPUS = (job.c[name] == bindparam(f"as_{name}") for name in ("owner", "name", "gpus"))
+_LEVELS = {
+    Alike.USER_AND_NAME: _ROWS.where(_OWNER, _NAME),
+    Alike.USER_AND_GPUS: _ROWS.where(_OWNER, _GPUS),
+    Alike.GPUS: _ROWS.where(_GPUS),
+    Alike.ANY: _ROWS,
+}  # what ended jobs may have in common with a new one, the closest first
+
+
 def estimated(tx: Connection, new: NewJob) -> NewJob:
     """Return a job as it is if its owner has given an estimate, else with what ended jobs let expect.
 
@@ -36,8 +43,11 @@ def estimated(tx: Connection, new: NewJob) -> NewJob:
     """
     if new.estimate_from == GIVEN:
         return new
-    for alike, wanted in _levels(new):
-        works_s = [float(work_s) for row in tx.execute(_ROWS.where(*wanted)) if (work_s := _work_s(*row)) >= LEAST_S]
+    asked = {"as_owner": new.owner, "as_name": new.name, "as_gpus": new.gpus}
+    for alike, rows in _LEVELS.items():
+        if alike is Alike.USER_AND_NAME and new.name == UNNAMED:
+            continue
+        works_s = [work_s for row in tx.execute(rows, asked) if (work_s := _work_s(*row)) >= LEAST_S]
         if works_s:
             estimate_s = min(max(predicted_s(np.array(works_s[::-1])), LEAST_S), YEAR_S)
             spec = {**new.spec, "estimate_s": estimate_s}
@@ -45,15 +55,6 @@ def estimated(tx: Connection, new: NewJob) -> NewJob:
                 spec=spec, estimate_s=estimate_s, estimate_from=alike.value, estimate_jobs=len(works_s)
             )  # fmt: skip
     return new
-
-
-def _levels(new: NewJob) -> Iterator[tuple[Alike, tuple[ColumnElement[bool], ...]]]:
-    """Yield what ended jobs may have in common with a job, the closest first."""
-    if new.name != UNNAMED:
-        yield Alike.USER_AND_NAME, (job.c.owner == new.owner, job.c.name == new.name)
-    yield Alike.USER_AND_GPUS, (job.c.owner == new.owner, job.c.gpus == new.gpus)
-    yield Alike.GPUS, (job.c.gpus == new.gpus,)
-    yield Alike.ANY, ()
 
 
 def _work_s(

@@ -1,5 +1,6 @@
 """What a running scheduler expects of a job whose owner gives no estimate."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -19,9 +20,11 @@ def test_a_job_is_expected_to_run_as_long_as_the_last_of_its_name_also_after_a_r
         assert estimate(served, first) == (3600.0, "unknown", 0)
         assert "estimate   1h 00m, assumed: no job had ended when it was submitted" in served.ended(first)
 
+        plan = served.call("submit", "--dry-run", "--json", "--name", "train", "--gpus", "2", "--", "true").stdout
         second = served.submit("--name", "train", "--gpus", "2", "--", "true")
         expected_s, *origin = estimate(served, second)
         assert 0.5 < expected_s < 60.0
+        assert json.loads(plan)["spec"]["estimate_s"] == expected_s
         assert origin == ["user-and-name", 1]
         assert "from the last ended job of the same user and name" in served.ended(second)
         assert "from the last ended job of the same user and name" in served.call("explain", second).stdout

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, delete, insert, text
+from sqlalchemy import Connection, delete, insert
 
 from longshore.cluster.workloads.history import Alike, histories
 from longshore.scheduler.model.job import estimate_words
@@ -141,20 +141,22 @@ def test_the_name_that_jobs_have_without_one_says_nothing(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "name"),
+    ("alike", "index"),
     [
-        ("owner = 'a' AND name = 'b'", "ix_job_ended_owner_name"),
-        ("owner = 'a' AND job.gpus = 4", "ix_job_ended_owner_gpus"),
-        ("job.gpus = 4", "ix_job_ended_gpus"),
+        (Alike.USER_AND_NAME, "ix_job_ended_owner_name"),
+        (Alike.USER_AND_GPUS, "ix_job_ended_owner_gpus"),
+        (Alike.GPUS, "ix_job_ended_gpus"),
+        (Alike.ANY, "ix_job_ended_s_submit_seq"),
     ],
 )
-def test_an_index_finds_the_last_ended_jobs(sqlite_url: str, where: str, name: str) -> None:
+def test_an_index_finds_the_last_ended_jobs(sqlite_url: str, alike: Alike, index: str) -> None:
     store = open_store(sqlite_url)
     with store.read() as tx:
-        query = past_runs._ROWS.where(text(where)).compile(tx.engine, compile_kwargs={"literal_binds": True})
+        rows = past_runs._LEVELS[alike].params(as_owner="ada", as_name="bert", as_gpus=4)
+        query = rows.compile(tx.engine, compile_kwargs={"literal_binds": True})
         plan = " ".join(str(row) for row in tx.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}"))
     store.close()
-    assert name in plan, plan
+    assert index in plan, plan
     assert "TEMP B-TREE" not in plan.replace("LAST TERM OF ORDER BY", ""), plan
 
 
