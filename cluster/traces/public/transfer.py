@@ -71,6 +71,8 @@ def _receive(client: "httpx.Client", url: str, into: BinaryIO, size: int | None,
             _check_answer(url, answer)
             return _append(answer, url, into, size, most, tell)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        if have:  # the network was there, and may come back
+            return f"the server cannot be reached any more: {_plain(error)}"
         raise InputError(f"{url}: the server cannot be reached: {_plain(error)}", NETWORK) from error
     except httpx.TimeoutException:
         return f"the server sent nothing for {client.timeout.read:g} s"

@@ -177,6 +177,13 @@ def test_without_a_network_the_message_says_so(longshore: Command) -> None:
     assert left() == set()
 
 
+def test_a_network_that_goes_away_in_between_leaves_what_has_come(download: Download) -> None:
+    Path("small.csv.part").write_bytes(CSV[:5000])
+    message = refused(download("--mirror", "http://127.0.0.1:1"))
+    assert "run the same command again" in message
+    assert Path("small.csv.part").read_bytes() == CSV[:5000]
+
+
 @pytest.mark.parametrize("mirror", ["nonsense", "http://", "http://[", "file:///tmp", "http://a\x00b"])
 def test_a_mirror_that_is_no_url_is_one_line(longshore: Command, mirror: str) -> None:
     refused(longshore("trace", "download", "faults", "--mirror", mirror))
