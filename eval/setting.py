@@ -29,7 +29,7 @@ from ..cluster.presets.problems import (
 from ..cluster.presets.streams import Stream, evaluation_key, stream
 from ..cluster.traces.detect import read_trace
 from ..cluster.traces.statistics import describe
-from ..cluster.workloads.estimates import EstimateKind, with_scenario_estimates
+from ..cluster.workloads.estimates import EstimateKind, with_estimates, with_scenario_estimates
 from ..cluster.workloads.windows import with_gpus_cut
 from .generated import JobsRequest
 
@@ -85,6 +85,8 @@ def setting_of(request: EvaluationRequest) -> Setting:
     setting = _setting(request)
     if request.estimates is None:
         return setting
+    if request.estimates == "history" and request.trace is not None:  # made where users and earlier jobs are known
+        return setting._replace(facts=setting.facts | {"estimates": "history"})
     rng = stream(request.seed, Stream.ESTIMATES)
     problem, sigma = setting.problem, request.sigma
     scenarios = with_scenario_estimates(problem.scenarios, request.estimates, sigma=sigma, rng=rng)
@@ -152,6 +154,8 @@ def _trace(
 ) -> tuple[Workload, tuple[float, float], dict[str, str]]:
     """Return the jobs of a trace, the part that is run, and what is not run as it was recorded, also said."""
     workload = read_trace(path)
+    if request.estimates == "history":
+        workload = with_estimates(workload, "history")
     untrained = request.every_order and not request.policies
     enough = jobs_within(workload, TESTED_PART) >= WINDOW_JOBS
     part = TESTED_PART if enough and not untrained else (0.0, 1.0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ..cluster.model.outcome import Outcome, metrics
 from ..cluster.model.scenarios import Scenarios
 from ..cluster.traces.statistics import TraceStatistics
+from ..cluster.workloads.estimates import EstimateErrors
 from .table import time_unit
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ def print_trace(console: "Console", name: str, statistics: TraceStatistics, gpus
     if gpus:
         load = statistics.offered_load(gpus)
         rows["load"] = f"{load:.2f} on {gpus} GPUs" if math.isfinite(load) else "none over time, as all come at once"
+    _print(console, rows)
+
+
+def print_errors(console: "Console", errors: dict[str, EstimateErrors]) -> None:
+    """Print how far each kind of estimate is off, as |ln(estimate / run time)| and as a factor."""
+    rows = {"estimates": "median    90 %   (of |ln(estimate / run time)|; as a factor in brackets)"} | {
+        f"  {kind}": "  ".join(f"{off:.2f} ({math.exp(off):.3g} x)" for off in each) for kind, each in errors.items()
+    }
     _print(console, rows)
 
 

@@ -67,6 +67,7 @@ def faulty(cluster: Path, at: Path) -> Path:
         (HETERO64, "--policy eft-hazard --order easy --seed 3"),
         (HETERO64, "--policy patient --waiting --order shortest --ageing 24h --estimates log-normal"),
         (SMALL, "--policy spread --order easy-shortest --estimates class-mean"),
+        (SMALL, "--policy pack --order easy-shortest --estimates history"),
         (SMALL, "--policy consolidate --waiting"),
         (SMALL, "--policy replacement --load 0.5 --max-gpus 24"),
     ],

@@ -25,6 +25,8 @@ class Workload:
     compute_s: NDArray[np.float64]  # (jobs,) compute time of one iteration on a GPU of speed 1
     parameter_bytes: NDArray[np.float64]  # (jobs,) volume of one all-reduce
     left_out: int = 0  # rows of the file that ask no GPU or never ran
+    users: tuple[str, ...] | None = None  # who submitted each job, "" where not known; None if the trace does not tell
+    names: tuple[str, ...] | None = None  # name of its program or model, which later runs share, in the same way
 
     @property
     def jobs(self) -> int:
@@ -41,6 +43,8 @@ def workload_of(
     compute_s: NDArray[np.float64] | None = None,
     parameter_bytes: NDArray[np.float64] | None = None,
     left_out: int = 0,
+    users: tuple[str, ...] | None = None,
+    names: tuple[str, ...] | None = None,
 ) -> Workload:
     """Return a workload with exact estimates, sorted by submission; jobs submitted together keep their order.
 
@@ -52,6 +56,8 @@ def workload_of(
         compute_s: Seconds of compute an iteration, shape (jobs,); a default of 0.5.
         parameter_bytes: Bytes of one all-reduce, shape (jobs,); a default of 2e9.
         left_out: Rows that were left out.
+        users: User of each job, if they are known.
+        names: Name of its program or model, if they are known.
     """
     order = np.argsort(submit_s, kind="stable")
     jobs = len(ids)
@@ -68,7 +74,14 @@ def workload_of(
         compute_s=np.asarray(compute, dtype=np.float64)[order],
         parameter_bytes=np.asarray(volume, dtype=np.float64)[order],
         left_out=left_out,
+        users=taken(users, order),
+        names=taken(names, order),
     )
+
+
+def taken(texts: tuple[str, ...] | None, jobs: NDArray[np.intp]) -> tuple[str, ...] | None:
+    """Return the texts of some jobs, None if none are known."""
+    return None if texts is None else tuple(texts[job] for job in jobs)
 
 
 def first_jobs(workload: Workload, jobs: int | None) -> Workload:
@@ -76,4 +89,7 @@ def first_jobs(workload: Workload, jobs: int | None) -> Workload:
     if jobs is None or jobs >= workload.jobs:
         return workload
     arrays = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes")
-    return replace(workload, ids=workload.ids[:jobs], **{name: getattr(workload, name)[:jobs] for name in arrays})
+    first = np.arange(jobs)
+    users, names = taken(workload.users, first), taken(workload.names, first)
+    cut = replace(workload, ids=workload.ids[:jobs], users=users, names=names)
+    return replace(cut, **{name: getattr(workload, name)[:jobs] for name in arrays})

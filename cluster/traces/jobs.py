@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.errors import InputError
-from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload, workload_of
+from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload, taken, workload_of
 
 
 class Jobs(NamedTuple):
@@ -22,6 +22,8 @@ class Jobs(NamedTuple):
     estimate_s: NDArray[np.float64]  # (rows,)
     compute_s: NDArray[np.float64]  # (rows,)
     parameter_bytes: NDArray[np.float64]  # (rows,)
+    users: tuple[str, ...] | None  # None if the trace does not tell
+    names: tuple[str, ...] | None  # of programs or models
 
 
 def jobs_of(
@@ -33,6 +35,8 @@ def jobs_of(
     estimate_s: NDArray[np.float64] | None = None,
     compute_s: NDArray[np.float64] | None = None,
     parameter_bytes: NDArray[np.float64] | None = None,
+    users: tuple[str, ...] | None = None,
+    names: tuple[str, ...] | None = None,
 ) -> Jobs:
     """Return jobs with defaults for what a trace does not tell.
 
@@ -44,6 +48,8 @@ def jobs_of(
         estimate_s: Estimate of the work, shape (rows,); the work where it is left out, NaN or 0.
         compute_s: Compute time of an iteration, shape (rows,); a default where it is left out or NaN.
         parameter_bytes: Volume of one all-reduce, shape (rows,); a default where it is left out or NaN.
+        users: Who submitted each job, empty where that is not known.
+        names: Name of its program or model, empty where that is not known.
     """
     return Jobs(
         ids,
@@ -53,7 +59,13 @@ def jobs_of(
         work_s if estimate_s is None else np.where(estimate_s > 0, estimate_s, work_s),
         _or_default(compute_s, len(ids), DEFAULT_COMPUTE_S),
         _or_default(parameter_bytes, len(ids), DEFAULT_PARAMETER_BYTES),
+        _stripped(users),
+        _stripped(names),
     )
+
+
+def _stripped(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    return None if texts is None else tuple(text.strip() for text in texts)
 
 
 def _or_default(values: NDArray[np.float64] | None, rows: int, default: float) -> NDArray[np.float64]:
@@ -90,6 +102,8 @@ def _those(jobs: Jobs, rows: NDArray[np.intp]) -> Jobs:
         jobs.estimate_s[rows],
         jobs.compute_s[rows],
         jobs.parameter_bytes[rows],
+        taken(jobs.users, rows),
+        taken(jobs.names, rows),
     )
 
 
@@ -102,7 +116,15 @@ def _joined(parts: list[Jobs]) -> Jobs:
         np.concatenate([part.estimate_s for part in parts]),
         np.concatenate([part.compute_s for part in parts]),
         np.concatenate([part.parameter_bytes for part in parts]),
+        _chained([part.users for part in parts]),
+        _chained([part.names for part in parts]),
     )
+
+
+def _chained(parts: list[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    """Return the texts of all parts, None if they are not known of one."""
+    known = [part for part in parts if part is not None]
+    return tuple(text for part in known for text in part) if len(known) == len(parts) else None
 
 
 def _workload(jobs: Jobs, left_out: int) -> Workload:
@@ -116,5 +138,7 @@ def _workload(jobs: Jobs, left_out: int) -> Workload:
         compute_s=jobs.compute_s,
         parameter_bytes=jobs.parameter_bytes,
         left_out=left_out,
+        users=jobs.users,
+        names=jobs.names,
     )
     return replace(workload, estimate_s=jobs.estimate_s[order])

@@ -85,15 +85,17 @@ def write_trace(workload: Workload, path: Path) -> None:
         workload.compute_s,
         workload.parameter_bytes,
     )
+    texts = {"user": workload.users, "name": workload.names}
+    known = {column: cells for column, cells in texts.items() if cells is not None}
     # Python 3.11 quotes only what the line terminator holds, so a name with a carriage return would break its row.
-    returns = any("\r" in name for name in workload.ids)
+    returns = any("\r" in cell for cells in (workload.ids, *known.values()) for cell in cells)
     try:
         with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             writer = csv.writer(
                 file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
             )
-            writer.writerow(("id", *COLUMNS, *(name for name in OPTIONAL if name != "id")))
-            writer.writerows(zip(workload.ids, *(column.tolist() for column in numbers), strict=True))
+            writer.writerow(("id", *COLUMNS, *(name for name in OPTIONAL if name not in ("id", *texts)), *known))
+            writer.writerows(zip(workload.ids, *(column.tolist() for column in numbers), *known.values(), strict=True))
     except OSError as error:
         raise InputError(
             f"cannot be written: {error.strerror}", "check the folder and its rights", path=path

@@ -37,6 +37,10 @@ class Rows:
         """Return whether the file has the column."""
         return column in self.cells
 
+    def texts(self, column: str) -> tuple[str, ...] | None:
+        """Return a column as it stands, None if the file does not have it."""
+        return self.cells.get(column)
+
     def numbers(
         self, column: str, *, least: float = 0.0, most: float = LONGEST_S, blank: float | None = None
     ) -> NDArray[np.float64]:

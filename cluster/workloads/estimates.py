@@ -1,18 +1,18 @@
 """Run-time estimates that differ from the truth, as users' and profilers' do."""
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..model.scenarios import Scenarios, same_jobs
 from ..model.workload import Workload
+from .history import FIRST_S, histories
 
-EstimateKind = Literal["exact", "log-normal", "class-mean"]
+EstimateKind = Literal["exact", "log-normal", "class-mean", "history"]
 ESTIMATE_KINDS: tuple[EstimateKind, ...] = get_args(EstimateKind)
 MOST_SIGMA = 5.0  # a factor of 150 is then no rare error; far larger ones would give 0 or infinity
-FIRST_S = 3600.0  # class mean before any job has ended
 SHORTEST_S = 1e-9  # or the work, if that is shorter: an estimate of 0 would stay 0 however often it is doubled
 
 
@@ -27,6 +27,7 @@ def with_estimates(
       submitted; of all jobs that had ended if none of them does, and an hour if there is none. When jobs end hangs on
       who places them: here each begins when it is submitted, and runs on the reference placement. A job that waits or
       is stopped by faults thus counts before it has truly ended.
+    - `history`: the same from jobs of the same user and name first, the last ones weighing most (history.py).
 
     Args:
         workload: The jobs.
@@ -37,14 +38,41 @@ def with_estimates(
     Raises:
         ValueError: If the kind is not known, sigma is not from 0 to 5, or `log-normal` has no rng.
     """
+    if kind == "history":
+        jobs = (workload.gpus, workload.work_s, workload.submit_s, workload.users, workload.names)
+        return dataclasses.replace(workload, estimate_s=histories(*jobs).estimate_s)
     estimate_s = _estimates_s(workload.gpus, workload.work_s, workload.submit_s, kind, sigma, rng)
     return dataclasses.replace(workload, estimate_s=estimate_s)
+
+
+class EstimateErrors(NamedTuple):
+    """How far estimates of one kind are off: quantiles of |log(estimate / work)| over the jobs."""
+
+    median: float
+    p90: float
+
+
+def estimate_errors(workload: Workload, sigma: float, rng: np.random.Generator) -> dict[str, EstimateErrors]:
+    """Return how far each kind of estimate is off, and what the trace itself says, as `as recorded`.
+
+    Args:
+        workload: One job or more.
+        sigma: Of log-normal estimates.
+        rng: Draws their errors.
+    """
+    found = {"as recorded": workload} | {
+        kind: with_estimates(workload, kind, sigma=sigma, rng=rng) for kind in ESTIMATE_KINDS
+    }
+    off = {kind: np.abs(np.log(it.estimate_s) - np.log(it.work_s)) for kind, it in found.items()}
+    return {kind: EstimateErrors(float(np.median(each)), float(np.quantile(each, 0.9))) for kind, each in off.items()}
 
 
 def with_scenario_estimates(
     scenarios: Scenarios, kind: EstimateKind, *, sigma: float = 0.0, rng: np.random.Generator | None = None
 ) -> Scenarios:
     """Return scenarios with other estimates, as `with_estimates` gives them for each workload.
+
+    Scenarios know neither users nor names; `history` is then from the jobs that ask as many GPUs.
 
     Scenarios that run the same workload share its estimates, and those of the first workloads do not depend on how
     many others there are.
@@ -81,6 +109,8 @@ def _estimates_s(
         return work_s.copy()
     if kind == "class-mean":
         return _class_means_s(gpus, work_s, submit_s)
+    if kind == "history":
+        return histories(gpus, work_s, submit_s).estimate_s
     if kind != "log-normal":
         raise ValueError(f"{kind!r} is not a kind of estimate; known: {', '.join(ESTIMATE_KINDS)}")
     if rng is None or not 0 <= sigma <= MOST_SIGMA:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from ..files.errors import InputError
-from ..model.workload import Workload
+from ..model.workload import Workload, taken
 
 
 def sample_windows(
@@ -103,4 +103,6 @@ def _jobs(workload: Workload, begin: int, end: int) -> Workload:
         estimate_s=workload.estimate_s[begin:end].copy(),
         compute_s=workload.compute_s[begin:end].copy(),
         parameter_bytes=workload.parameter_bytes[begin:end].copy(),
+        users=taken(workload.users, np.arange(begin, end)),
+        names=taken(workload.names, np.arange(begin, end)),
     )

@@ -138,7 +138,7 @@ class Held:
     owner: str
     nodes: int  # that it needs, with the same number of GPUs on each
     gpus: int  # on all of them
-    estimate_s: float  # run time
+    estimate_s: float | None  # run time; None if its owner did not say
     submitted_s: float  # Unix time
     is_over: bool = False
     is_cancelled: bool = False  # it is over, by somebody's wish

@@ -15,7 +15,8 @@ from ..backends.protocol import Held, Holds
 from ..model.error_words import words_of
 from ..model.job_spec import LEAST_S, YEAR_S, External, Retry, Shape, StoredJob
 from ..model.states import FINAL, Desired
-from ..store.rows.jobs import MANY, NewJob, get_jobs, insert_job, set_desired
+from ..store.past_runs import estimated
+from ..store.rows.jobs import GIVEN, MANY, UNKNOWN, NewJob, get_jobs, insert_job, set_desired
 from ..store.rows.leases import check_fence
 from .state_cache import Parts, StateCache
 
@@ -105,7 +106,7 @@ def _job_of(held: Held) -> NewJob | None:
 def _write(tx: Connection, fence: int, new: Iterable[NewJob], cancelled: Iterable[str], now_s: float) -> None:
     check_fence(tx, fence)
     for it in new:
-        insert_job(tx, it, writer=WRITER)
+        insert_job(tx, estimated(tx, it), writer=WRITER)
     for job in cancelled:
         set_desired(tx, job, Desired.CANCEL, at_s=now_s, writer=WRITER)
 
@@ -114,14 +115,16 @@ def new_job_of(held: Held) -> NewJob:
     """Return the job of the store that a held one becomes."""
     given = {
         "name": name_of(held.name), "gpus": held.gpus, "command": ("sbatch", held.name), "retry": RETRY,
-        "estimate_s": max(LEAST_S, min(held.estimate_s, YEAR_S)),
         "external": External(number=held.number),
         "shape": Shape(nodes=held.nodes, gpus_per_node=held.gpus // held.nodes),
     }  # fmt: skip
+    if held.estimate_s is not None:
+        given["estimate_s"] = max(LEAST_S, min(held.estimate_s, YEAR_S))
     spec = StoredJob.model_validate(given)
     content = spec.model_dump(mode="json")
     return NewJob(
-        held.job, spec.name, held.owner, content, spec.priority, spec.gpus, spec.estimate_s, held.submitted_s
+        held.job, spec.name, held.owner, content, spec.priority, spec.gpus, spec.estimate_s, held.submitted_s,
+        UNKNOWN if held.estimate_s is None else GIVEN,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
 from ..api.views.decisions import decision_page
+from ..model.job import estimate_words
 from ..service.service import Service
 from .charts.grid import blocks, cells
 from .pages.registry import registered_pages
@@ -121,5 +122,5 @@ def _environment() -> Environment:
         base=lambda name: PurePath(name).name, percent=lambda number: f"{number:.4g}%",
         share=lambda number: f"{100 * number:.0f} %",
     )  # fmt: skip
-    environment.globals.update(static=static, elapsed=elapsed, pages=registered_pages)
+    environment.globals.update(static=static, elapsed=elapsed, pages=registered_pages, estimate_words=estimate_words)
     return environment

@@ -38,3 +38,20 @@ class JobRow(NamedTuple):
     cause: str
     ended_s: float | None
     reached_step: float | None
+    estimate_from: str = "given"
+    estimate_jobs: int = 0
+
+
+IN_COMMON = {
+    "user-and-name": "of the same user and name", "user-and-gpus": "of the same user with as many GPUs",
+    "gpus": "with as many GPUs", "any": "of any kind",
+}  # fmt: skip
+
+
+def estimate_words(estimate_from: str, jobs: int) -> str:
+    """Return where a job's estimate is from, for people."""
+    if estimate_from == "given":
+        return "as its owner says"
+    if estimate_from not in IN_COMMON:
+        return "assumed: no job had ended when it was submitted"
+    return f"from the last {'ended job' if jobs == 1 else f'{jobs} ended jobs'} {IN_COMMON[estimate_from]}"

@@ -14,12 +14,12 @@ from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.model.workload import Workload, workload_of
 from longshore.cluster.workloads.estimates import (
     ESTIMATE_KINDS,
-    FIRST_S,
     MOST_SIGMA,
     EstimateKind,
     with_estimates,
     with_scenario_estimates,
 )
+from longshore.cluster.workloads.history import FIRST_S
 
 
 def workload(jobs: int) -> Workload:

@@ -14,6 +14,8 @@ from longshore.agents.learned.checkpoint import network_of, save_policy, schema_
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.scenarios import same_jobs
 from longshore.cluster.presets.problems import Regime
+from longshore.cluster.traces.detect import read_trace
+from longshore.cluster.workloads.estimates import with_estimates
 from longshore.eval.command import evaluate_request
 from longshore.eval.generated import JobsRequest
 from longshore.eval.setting import EvaluationRequest, setting_of
@@ -164,6 +166,22 @@ def test_the_runs_of_a_window_share_its_estimates(tmp_path: Path) -> None:
     problem, _, facts = setting_of(request)
     assert np.ptp(problem.scenarios.estimate_s, axis=0).max() == 0.0
     assert facts["estimates"] == "log-normal, sigma 0.5"
+
+
+@pytest.mark.parametrize("cluster", [None, HETERO64])
+def test_history_knows_the_users_and_the_jobs_before_a_window(cluster: Path | None, tmp_path: Path) -> None:
+    rows = "".join(f"{1 + i % 8},{600 + 7 * i},{i * 300},u{i % 5}\n" for i in range(400))
+    (tmp_path / "users.csv").write_text("gpus,work_s,submit_s,user\n" + rows)
+    trace = with_estimates(read_trace(tmp_path / "users.csv"), "history")
+    known = dict(zip(trace.work_s.tolist(), trace.estimate_s.tolist(), strict=True))
+
+    request = replace(ASKED, trace=tmp_path / "users.csv", cluster=cluster, workloads=2, runs=2, estimates="history")
+    problem, _, facts = setting_of(request)
+
+    drawn = problem.scenarios
+    for work_s, estimate_s in zip(drawn.work_s.ravel().tolist(), drawn.estimate_s.ravel().tolist(), strict=True):
+        assert estimate_s == known[work_s]
+    assert facts["estimates"] == "history"
 
 
 def test_what_is_not_run_as_recorded_is_among_the_facts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

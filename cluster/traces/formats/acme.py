@@ -25,6 +25,8 @@ def _jobs(rows: Rows) -> Jobs:
         rows.whole_numbers("gpu_num"),
         _run_s(rows) if timed else duration_s,
         rows.dates_s("submit_time"),
+        users=rows.texts("user"),
+        names=rows.texts("type"),
     )
 
 
@@ -39,4 +41,4 @@ def _run_s(rows: Rows) -> NDArray[np.float64]:
     return run_s
 
 
-FORMAT = CsvFormat(COLUMNS, _marks, _jobs, RUN_COLUMNS)
+FORMAT = CsvFormat(COLUMNS, _marks, _jobs, (*RUN_COLUMNS, "user", "type"))

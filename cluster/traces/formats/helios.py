@@ -13,7 +13,8 @@ def _jobs(rows: Rows) -> Jobs:
         rows.whole_numbers("gpu_num"),
         rows.numbers("duration", blank=0.0),
         rows.dates_s("submit_time"),
+        users=rows.texts("user"),
     )
 
 
-FORMAT = CsvFormat(COLUMNS, lambda columns: {"vc", "gpu_num"} <= columns, _jobs)
+FORMAT = CsvFormat(COLUMNS, lambda columns: {"vc", "gpu_num"} <= columns, _jobs, ("user",))

@@ -10,7 +10,7 @@ from ..jobs import Jobs, jobs_of
 from ..table import LONGEST_S, Rows
 
 COLUMNS = ("gpus", "work_s", "submit_s")
-OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes")
+OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name")
 LEAST_COMPUTE_S = 1e-6  # a job that computes for no time and sends nothing would have no speed
 MOST_BYTES = 1e18
 
@@ -28,6 +28,8 @@ def _jobs(rows: Rows) -> Jobs:
         estimate_s=_optional(rows, "estimate_s", least=0.0, most=LONGEST_S),
         compute_s=_optional(rows, "compute_s", least=LEAST_COMPUTE_S, most=LONGEST_S),
         parameter_bytes=_optional(rows, "parameter_bytes", least=0.0, most=MOST_BYTES),
+        users=rows.texts("user"),
+        names=rows.texts("name"),
     )
 
 

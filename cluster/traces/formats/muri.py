@@ -33,6 +33,7 @@ def _jobs(rows: Rows) -> Jobs:
         rows.numbers("submit_time", most=most_ms) / MS_PER_S,
         compute_s=rows.numbers("iteration_time", least=1e-3, most=most_ms) / MS_PER_S,
         parameter_bytes=np.array([_parameter_bytes(name) for name in rows.cells["model_name"]]),
+        names=rows.texts("model_name"),
     )
 
 

@@ -34,6 +34,7 @@ class PhillyJob(BaseModel, frozen=True):
     """A job of the log; keys that are not used here are passed over."""
 
     jobid: str
+    user: str | None = None
     submitted_time: str
     attempts: list[Attempt]
 
@@ -53,13 +54,20 @@ def read(path: Path) -> Workload:
 
 
 def _jobs(path: Path) -> Jobs:
-    ids, gpus, work_s, submit_s = [], [], [], []
+    ids, users, gpus, work_s, submit_s = [], [], [], [], []
     for line, job in read_json_array(path, PhillyJob):
         ids.append(job.jobid)
+        users.append(job.user or "")
         gpus.append(_most_gpus(job))
         work_s.append(sum(_run_times_s(path, line, job)))
         submit_s.append(_time_s(path, line, "submitted_time", job.submitted_time))
-    return jobs_of(tuple(ids), np.array(gpus, dtype=np.int64), np.array(work_s), np.array(submit_s))
+    return jobs_of(
+        tuple(ids),
+        np.array(gpus, dtype=np.int64),
+        np.array(work_s),
+        np.array(submit_s),
+        users=tuple(users) if any(users) else None,
+    )
 
 
 def _most_gpus(job: PhillyJob) -> int:

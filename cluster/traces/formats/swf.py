@@ -20,6 +20,8 @@ POSITIONS = {
     "8 requested processors": 7,
     "9 requested time": 8,
     "11 status": 10,
+    "12 user": 11,
+    "14 executable": 13,
 }
 PARTIAL = (2, 3, 4)  # states of a line that is one part of a job which has a line of its own
 
@@ -64,4 +66,11 @@ def _jobs(rows: Rows) -> Jobs:
         np.where(partial, 0.0, run_s),
         rows.numbers("2 submit time"),
         estimate_s=np.where(limit_s > 0, limit_s, run_s),
+        users=_known(rows.cells["12 user"]),
+        names=_known(rows.cells["14 executable"]),
     )
+
+
+def _known(cells: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the cells, empty where they say that it is not known."""
+    return tuple("" if cell == "-1" else cell for cell in cells)

@@ -18,9 +18,10 @@ from ...model.job_spec import JobFile, Shape
 from ...service.queue_now import room_in
 from ...service.service import Service
 from ...settings import Limits
+from ...store.past_runs import estimated
 from ...store.queue_position import jobs_before_new, queued_of
 from ...store.rows.idempotency import Answer, recall, remember
-from ...store.rows.jobs import NewJob, insert_job
+from ...store.rows.jobs import GIVEN, UNKNOWN, NewJob, insert_job
 from ..http.auth import Changing, Serving
 from ..http.problems import ProblemError, problems
 from ..views.models import JobPage, PlanPage, job_page, shown_spec
@@ -101,7 +102,7 @@ def submit(
     check_shape(spec.shape, service)
     check_priority(spec.priority, caller, service)
     if dry_run:
-        return JSONResponse(_plan(service, spec).model_dump())
+        return JSONResponse(_plan(service, spec, caller.owner).model_dump())
     with in_flight.hold(caller.owner, key):
         answer = _submitted(service, spec, caller.owner, key)
     response.headers["Location"] = f"/v1/jobs/{answer['id']}"
@@ -157,8 +158,9 @@ def check_priority(priority: int, caller: Caller, service: Service) -> None:
         raise ProblemError("too-high", f"only operators give priority {priority}; others give {most} at most")
 
 
-def _plan(service: Service, spec: JobFile) -> PlanPage:
+def _plan(service: Service, spec: JobFile, owner: str) -> PlanPage:
     with service.store.read() as tx:
+        spec = spec.model_copy(update={"estimate_s": estimated(tx, _new(spec, owner, service.now_s())).estimate_s})
         room = room_in(tx, service.layout)
         ahead = jobs_before_new(tx, spec.priority, service.now_s())
     fits = spec.gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
@@ -167,9 +169,8 @@ def _plan(service: Service, spec: JobFile) -> PlanPage:
 
 def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> Mapping[str, object]:
     """Put a job into the queue, or return what was answered when its key was first used."""
-    content, now_s = spec.model_dump(mode="json"), service.now_s()
-    request = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    new = NewJob(new_job_id(now_s), spec.name, owner, content, spec.priority, spec.gpus, spec.estimate_s, now_s)
+    new = _new(spec, owner, service.now_s())
+    request = hashlib.sha256(json.dumps(new.spec, sort_keys=True).encode()).hexdigest()
     try:
         _check_room(service)
         page = service.store.write(partial(_put, new=new, key=key, request=request, limits=service.settings.limits))
@@ -183,6 +184,13 @@ def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> 
         return first.response
     service.wake()
     return page
+
+
+def _new(spec: JobFile, owner: str, now_s: float) -> NewJob:
+    return NewJob(
+        new_job_id(now_s), spec.name, owner, spec.model_dump(mode="json"), spec.priority, spec.gpus, spec.estimate_s,
+        now_s, GIVEN if "estimate_s" in spec.model_fields_set else UNKNOWN,
+    )  # fmt: skip
 
 
 def _check_room(service: Service) -> None:
@@ -203,7 +211,7 @@ class _RepeatedError(Exception):
 def _put(tx: Connection, new: NewJob, key: str | None, request: str, limits: Limits) -> Mapping[str, object]:
     """Put a job into the queue with the answer to its key, both or none."""
     check_room(tx, new.owner, limits)
-    page = job_page(insert_job(tx, new, writer=WRITER)).model_dump(mode="json")
+    page = job_page(insert_job(tx, estimated(tx, new), writer=WRITER)).model_dump(mode="json")
     if key is not None and not remember(tx, new.owner, key, Answer(request, 201, page, new.submitted_s)):
         raise _RepeatedError
     return page

@@ -126,6 +126,9 @@ class JobDetailPage(JobPage):
 
     waiting: WaitingPage | None  # none if it does not wait
     attempts: tuple[AttemptPage, ...]
+    estimate_s: float  # run time on the reference GPUs
+    estimate_from: str  # `given`, or what the ended jobs that it is from have in common with it, or `unknown`
+    estimate_jobs: int  # how many these are
     spec: dict[str, Any]  # the job file, with the names of its environment only
 
 
@@ -258,6 +261,7 @@ def job_detail_page(row: JobRow, attempts: list[AttemptRow], waiting: WaitingPag
     """Return all that is said of a job."""
     return JobDetailPage(
         **_of_job(row), waiting=waiting, attempts=tuple(map(attempt_page, attempts)),
+        estimate_s=row.estimate_s, estimate_from=row.estimate_from, estimate_jobs=row.estimate_jobs,
         spec=shown_stored(row.spec),
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from ..options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
+from .jobs import estimate_text
 
 INDENT = " " * 10
 
@@ -17,10 +18,12 @@ def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT
     if json:
         print_json(found)
         return
+    asked = client_of(url).job(job)
+    typer.echo(f"{'estimate':{len(INDENT)}}{estimate_text(asked)}")
     for it in found:
         typer.echo("\n".join(lines_of(it, job)))
     if not found:
-        waiting = client_of(url).job(job)["waiting"]
+        waiting = asked["waiting"]
         why = "it has ended" if waiting is None else waiting["reason"]
         typer.echo(f"nothing was decided on it: {why}")
 

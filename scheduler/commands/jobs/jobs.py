@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from ....cluster.files.durations import duration_text
+from ...model.job import estimate_words
 from ..moments import clock, moment
 from ..options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
 from ..tables import Column, plain, print_table
@@ -41,10 +42,17 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         "place": "" if waiting is None or waiting["position"] is None else f"{waiting['position']} in the queue",
         "GPUs": str(found["gpus"]), "priority": str(found["priority"]), "submitted": clock(found["submitted_s"]),
         "ended": "" if found["ended_s"] is None else clock(found["ended_s"]),
+        "estimate": estimate_text(found),
         "limit": "" if spec["limit_s"] is None else duration_text(spec["limit_s"]),
         "command": shlex.join(spec["command"]), "folder": spec["folder"],
     }  # fmt: skip
     return {title: value for title, value in facts.items() if value}
+
+
+def estimate_text(found: dict[str, Any]) -> str:
+    """Return how long a job is expected to run, and where that is from."""
+    words = estimate_words(found["estimate_from"], found["estimate_jobs"])
+    return f"{duration_text(found['estimate_s'])}, {words}"
 
 
 def _attempt(it: dict[str, Any]) -> tuple[str, ...]:

@@ -105,7 +105,8 @@ def _spec(file: Path | None, given: Mapping[str, Any]) -> dict[str, object]:
     # As the user's own shell would find them: relative folders, and programs.
     folder = str(home / job.folder)
     environment = {"PATH": os.environ.get("PATH", os.defpath), **job.environment}
-    return job.model_copy(update={"folder": folder, "environment": environment}).model_dump(mode="json")
+    unsaid = {"estimate_s"} - job.model_fields_set  # the scheduler has one by the jobs that have ended
+    return job.model_copy(update={"folder": folder, "environment": environment}).model_dump(mode="json", exclude=unsaid)
 
 
 def _job(file: Path | None, given: Mapping[str, Any]) -> "JobFile":

@@ -20,6 +20,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    text,
 )
 
 from ...model.states import OPEN_ATTEMPTS, AfterStop, AttemptState, Contact, Desired, JobState
@@ -77,6 +78,9 @@ job = Table(
     Column("ended_s", Double),  # when it came into a final state
     Column("reached_step", Double),  # the highest that an attempt has told of, none before
     Column("checkpoints_told", Integer, nullable=False, server_default="0"),  # events of its checkpoints
+    # Who has given the estimate: its owner, nobody, or jobs that had ended and what they have in common with it.
+    Column("estimate_from", Text, nullable=False, server_default="given"),
+    Column("estimate_jobs", Integer, nullable=False, server_default="0"),  # how many these are
     Index(None, "state", "submit_seq"),
     Index(None, "owner", "state", "submit_seq"),
     Index(None, "owner", "submit_seq"),
@@ -114,6 +118,15 @@ attempt = Table(
     Column("cleanup_error", Text, nullable=False),  # what could not be cleaned up; never changes the job's outcome
     Index(None, "state"),
 )
+
+ENDED_RUN = text("ended_s IS NOT NULL AND attempt > 0")
+for columns in (("owner", "name"), ("owner", "gpus"), ("gpus",)):  # of ended jobs, by what they may have in common
+    Index(
+        f"ix_job_ended_{'_'.join(columns)}",
+        *(job.c[name] for name in (*columns, "ended_s")),
+        sqlite_where=ENDED_RUN,
+        postgresql_where=ENDED_RUN,
+    )
 
 one_open_attempt = Index(
     "uq_attempt_open",

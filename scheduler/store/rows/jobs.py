@@ -28,6 +28,7 @@ from .events import append
 CHANGE, WISH, PRIORITY = "job", "desired", "priority"  # kinds of events
 
 
+GIVEN, UNKNOWN = "given", "unknown"  # by its owner; by nobody
 MANY = 500  # ids in one statement
 MOST_ESTIMATE_S = 1e12
 
@@ -41,8 +42,10 @@ class NewJob(NamedTuple):
     spec: Mapping[str, object]
     priority: int  # higher goes first
     gpus: int
-    estimate_s: float  # run time, as its owner estimates it
+    estimate_s: float  # run time, as its owner estimates it, or ended jobs let expect
     submitted_s: float
+    estimate_from: str = GIVEN  # UNKNOWN, or what the ended jobs have in common with it that the estimate is from
+    estimate_jobs: int = 0  # how many these are
 
 
 class JobColumns(TypedDict, total=False):

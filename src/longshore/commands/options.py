@@ -41,6 +41,7 @@ class Estimates(StrEnum):
     exact = "exact"
     log_normal = "log-normal"
     class_mean = "class-mean"
+    history = "history"
 
 
 class Arrivals(StrEnum):
@@ -85,7 +86,11 @@ AgeingOption = Annotated[
 WaitingOption = Annotated[bool, typer.Option("--waiting/--no-waiting", help="Let policies wait for better GPUs.")]
 EstimatesOption = Annotated[
     Estimates | None,
-    typer.Option(help="What policies know of run times; if left out, what the trace says, or else exact."),
+    typer.Option(
+        help="What policies know of run times: exact, with log-normal errors, the mean of ended jobs that ask as many "
+        "GPUs (class-mean), or of those of the same user and name first (history). If left out, what the trace says, "
+        "or else exact."
+    ),
 ]
 ProfileOption = Annotated[
     str | None, typer.Option(help="Of generated jobs: philly (the default), philly-long, itp or itp-short.")

@@ -46,6 +46,10 @@ class Lines:
         self._say(text)
         self._told.set()
 
+    def note(self, text: str) -> None:
+        """Say this in place of what began, the next time that it is said again."""
+        self._last = text
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self
@@ -126,6 +130,27 @@ def training_progress(steps: int) -> Iterator[Callable[["Stand"], None]]:
         task = bar.add_task(first, total=steps)
         with telling_of_compiling(lambda: bar.update(task, description=f"{first} ({COMPILING})")):
             yield lambda stand: bar.update(task, completed=stand.steps, description=_stand_text(stand))
+
+
+@contextmanager
+def download_progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Show how much has come: a bar, or a line now and then where standard error is no terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    to, text = console(stderr=True), f"downloading {name}"
+    if not to.is_terminal:
+        with Lines(lambda line: to.print(f"{line} ...")) as lines:
+            told = iter([lines.tell])  # it is said once that it begins
+            yield lambda have, total: next(told, lines.note)(f"{text}, {_share(have, total)}")
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=to) as bar:
+        task = bar.add_task(text, total=None, visible=False)
+        yield lambda have, total: bar.update(task, completed=have, total=total, visible=True)
+
+
+def _share(have: int, total: int | None) -> str:
+    return f"{have:,} of {total:,} bytes" if total else f"{have:,} bytes"
 
 
 def _stand_text(stand: "Stand") -> str:

@@ -5,10 +5,13 @@ from typing import Annotated
 
 import typer
 
-from .options import MOST_GPUS, LoadOption, MaxGpusOption, SeedOption
+from .downloading import download_trace, list_traces
+from .options import MOST_GPUS, LoadOption, MaxGpusOption, SeedOption, SigmaOption
 from .progress import console
 
-app = typer.Typer(no_args_is_help=True, help="Look at job traces, convert them, and take samples.")
+app = typer.Typer(no_args_is_help=True, help="Look at job traces, convert them, sample them, and download public ones.")
+app.command("list", epilog="Example: longshore trace list")(list_traces)
+app.command("download", epilog="Example: longshore trace download philly_vc_2869ce")(download_trace)
 
 
 @app.command(epilog="Example: longshore trace inspect jobs.csv --gpus 64")
@@ -18,14 +21,24 @@ def inspect(
         str | None, typer.Option("--format", help="Its format, if it is not to be guessed.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, max=MOST_GPUS, help="Also show the load on so many GPUs.")] = None,
+    estimates: Annotated[
+        bool, typer.Option("--estimates", help="Also show how far each kind of run-time estimate is off.")
+    ] = False,
+    sigma: SigmaOption = 0.5,
+    seed: SeedOption = 0,
 ) -> None:
     """Show the statistics of a trace."""
+    from ..cluster.presets.streams import Stream, stream
     from ..cluster.traces.detect import detect_format, read_trace
     from ..cluster.traces.statistics import describe
-    from ..eval.terminal import print_trace
+    from ..cluster.workloads.estimates import estimate_errors
+    from ..eval.terminal import print_errors, print_trace
 
     name = trace_format or detect_format(file)
-    print_trace(console(), name, describe(read_trace(file, trace_format=name)), gpus)
+    workload = read_trace(file, trace_format=name)
+    print_trace(console(), name, describe(workload), gpus)
+    if estimates:
+        print_errors(console(), estimate_errors(workload, sigma, stream(seed, Stream.ESTIMATES)))
 
 
 @app.command(epilog="Example: longshore trace convert jobs.swf jobs.csv")

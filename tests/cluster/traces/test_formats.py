@@ -103,3 +103,22 @@ def test_a_trace_longer_than_a_chunk_is_read_whole(tmp_path: Path) -> None:
     workload = read_trace(written(tmp_path, content))
     assert workload.jobs == rows
     assert np.array_equal(workload.work_s, np.arange(1, rows + 1))
+
+
+KNOWN = {
+    "acme": (("uf794",), ("Other",)),
+    "helios": (("u", "u"), None),
+    "itp": (None, None),
+    "longshore": (None, None),
+    "muri": (None, ("resnet18", "strange")),
+    "openb": (None, None),
+    "philly": (("u",), None),
+    "philly_sia": (None, None),
+    "swf": (("1", "1"), ("1", "1")),
+}  # users and names of the jobs of EXAMPLES
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_users_and_names_are_read_where_a_format_has_them(tmp_path: Path, name: str) -> None:
+    workload = read_trace(written(tmp_path, EXAMPLES[name][0]))
+    assert (workload.users, workload.names) == KNOWN[name]

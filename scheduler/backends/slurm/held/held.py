@@ -13,8 +13,6 @@ from ...protocol import Held
 from ..commands import Commands
 from ..snapshot import OVER
 
-UNKNOWN_S = 3600.0  # estimate of a job without a time limit
-
 # Nothing that users write themselves, so that nobody can forge a line. Widths: Slurm cuts off what is longer.
 _FIELDS = (
     "JobArrayID:40|,State:24|,PriorityLong:14|,exit_code:10|,RestartCnt:8|,EligibleTime:24|,TimeLimit:20|,UserName:80|,"
@@ -81,7 +79,7 @@ def _job(line: str, now_s: float) -> HeldJob | None:
         raise BackendError(f"Slurm says {line!r}, which makes no sense: {error}") from error
     told = Held(
         _id(float(since), chance, number), number, name, user, int(nodes), int(nodes) * int(gpus),
-        limit_s(limit) or UNKNOWN_S, float(since), state in OVER, state == "CANCELLED",
+        limit_s(limit), float(since), state in OVER, state == "CANCELLED",
     )  # fmt: skip
     return HeldJob(told.job, number, mark, state, is_held, is_early, exit_status, restarted, told)
 

@@ -1,0 +1,1 @@
+"""Public traces: which there are, and downloading them."""
