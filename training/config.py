@@ -41,6 +41,7 @@ class TrainingConfig(BaseModel):
     reward: Annotated[str, RegisteredName("rewards")]
     replay: Literal["off", "dynamic", "literal", "literal-all", "geppo", "vtrace"] = "off"
     waiting: bool = False
+    oracle: bool = True  # of fault rates; runs that do not say were made when all policies were
     order: Annotated[str, RegisteredName("orders")] = "fifo"
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
     trace: str | None = None
@@ -74,7 +75,9 @@ class TrainingConfig(BaseModel):
     @property
     def regime(self) -> Regime:
         """What may be chosen, in training and in validation."""
-        return Regime(self.order, math.inf if self.ageing_h is None else self.ageing_h * 3600.0, self.waiting)
+        return Regime(
+            self.order, math.inf if self.ageing_h is None else self.ageing_h * 3600.0, self.waiting, self.oracle
+        )
 
 
 class Options(NamedTuple):
@@ -97,7 +100,7 @@ def usual_options(preset: str, algorithm: str, action: str | None) -> Options:
 def config_of(
     *, preset: str, algorithm: str, steps: float | None, seed: int, network: str | None, action: str | None,
     observation: str | None, reward: str | None, waiting: bool, trace: Path | None, threads: int, order: str = "fifo",
-    ageing_h: float = math.inf, replay: str | None = None, init: Path | None = None,
+    ageing_h: float = math.inf, replay: str | None = None, init: Path | None = None, oracle: bool = False,
 ) -> TrainingConfig:  # fmt: skip
     """Return the configuration that a user asked for; what is None is as the preset and the algorithm have it.
 
@@ -134,7 +137,7 @@ def config_of(
         {
             "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
             "action": action, "observation": observation, "reward": reward or own.reward, "replay": replay,
-            "waiting": waiting, "trace": str(trace) if trace else None, "threads": threads,
+            "waiting": waiting, "oracle": oracle, "trace": str(trace) if trace else None, "threads": threads,
             "init": str(init) if init else None, "order": order, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
             "group": asdict(TAUGHT if init else GroupParameters()),
             "hyperparameters": asdict(own.hyperparameters(algorithm, replay)),

@@ -16,6 +16,7 @@ from .options import (  # fmt: skip
     FaultsOption,
     HeuristicsOption,
     LoadOption,
+    OracleOption,
     OrderOption,
     ProfileOption,
     RivalsOption,
@@ -39,6 +40,7 @@ def evaluate(
     order: OrderOption = "fifo",
     ageing: AgeingOption = None,
     waiting: WaitingOption = False,
+    oracle: OracleOption = False,
     estimates: EstimatesOption = None,
     sigma: SigmaOption = 0.5,
     profile: ProfileOption = None,
@@ -68,7 +70,7 @@ def evaluate(
 
     request = EvaluationRequest(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults,
-        regime=regime_of(order, ageing, waiting=waiting), workloads=workloads, runs=runs, load=load,
+        regime=regime_of(order, ageing, waiting=waiting, oracle=oracle), workloads=workloads, runs=runs, load=load,
         max_gpus=max_gpus, estimates=estimates.value if estimates else None, sigma=sigma,
         drawn=JobsRequest(profile, arrivals.value if arrivals else None), seed=seed,
         heuristics=heuristics, report=report, pictures=pictures, json_out=json_out,

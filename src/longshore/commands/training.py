@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import AgeingOption, OrderOption, TraceOption, WaitingOption, names
+from .options import AgeingOption, OracleOption, OrderOption, TraceOption, WaitingOption, names
 from .progress import INTERRUPTED, progress, training_progress
 
 PresetOption = Annotated[str, typer.Option(help="hetero64, patent4, patent64; or philly, itp (with --trace).")]
@@ -62,6 +62,7 @@ def train(
     order: OrderOption = "fifo",
     ageing: AgeingOption = None,
     waiting: WaitingOption = False,
+    oracle: OracleOption = False,
     trace: TraceOption = None,
     init: InitOption = None,
     threads: ThreadsOption = 2,
@@ -74,7 +75,7 @@ def train(
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, trace=trace, threads=threads,
-        order=order, ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=init,
+        order=order, ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=init, oracle=oracle,
     )  # fmt: skip
     with training_progress(config.steps) as tell:
         result = run(config, logdir, tell)
