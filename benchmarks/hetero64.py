@@ -42,7 +42,7 @@ CHECKPOINTS = ROOT / "checkpoints"
 SEED, TUNING_SEED = 2026, 2027  # of scenarios that neither training nor validation draws from
 HELD_OUT, TUNED_ON, BOUND_ON = 500, 300, 100
 PATIENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-WAITING = Regime(waiting=True)
+WAITING = Regime(waiting=True, oracle=True)
 MOST_MINUTES = 30.0  # of training, on one core
 AT_ONCE = 2
 
@@ -74,7 +74,7 @@ class Target(NamedTuple):
     def command(self) -> str:
         """Arguments of `longshore` that train it."""
         return (
-            f"train --preset hetero64 --waiting --seed {self.seed} --threads 1 --logdir runs "
+            f"train --preset hetero64 --oracle --waiting --seed {self.seed} --threads 1 --logdir runs "
             "--algo distil --steps 1.75e5"
         )
 

@@ -85,7 +85,7 @@ def here() -> str:
 
 def problem_of(preset: str, scenarios: int, seed: int, *, waiting: bool) -> Problem:
     """Return workloads of a preset that is compared on."""
-    regime = Regime(waiting=waiting)
+    regime = Regime(waiting=waiting, oracle=True)
     if preset == "hetero64":
         return hetero64_problem(scenarios, seed, regime)
     return patent_problem(int(preset.removeprefix("patent")), scenarios, seed, regime)
@@ -100,7 +100,8 @@ def run_rivals(preset: str) -> Runs:
     """Run all heuristics of a preset; those that never wait run the same whether waiting is allowed or not."""
     waiting, found = preset == "hetero64", {}
     held_out = problem_of(preset, HELD_OUT, SEED, waiting=waiting)
-    (validated,) = PRESETS[preset].build(Asked(0, (Regime(waiting=waiting),))).validated  # which no seed changes
+    regime = Regime(waiting=waiting, oracle=True)
+    (validated,) = PRESETS[preset].build(Asked(0, (regime,))).validated  # which no training seed changes
     curves = run_all(validated, rivals_on(preset))
     for name, outcome in run_all(held_out, rivals_on(preset)).items():
         curve = ((0, float(curves[name].makespan_s.mean()) / 3600.0),)
@@ -174,14 +175,14 @@ def searching(trial: Trial) -> Policy:
 
 def search(trial: Trial) -> Runs:
     """Run rollouts, or their base alone."""
-    problem = hetero64_problem(SEARCHED, SEED, Regime(waiting=True))
+    problem = hetero64_problem(SEARCHED, SEED, Regime(waiting=True, oracle=True))
     outcome = run_all(problem, [searching(trial)]).popitem()[1]
     return {trial.key: Run(makespan_s=whole(outcome.makespan_s), machine=here())}
 
 
 def timed(trial: Trial, run: Run) -> Run:
     """Return a run of rollouts with the time that its decisions take; nothing else may be going on."""
-    policy, problem = searching(trial), hetero64_problem(TIMED, SEED, Regime(waiting=True))
+    policy, problem = searching(trial), hetero64_problem(TIMED, SEED, Regime(waiting=True, oracle=True))
     sim = simulation_of(problem, rows=TIMED)
     policy.run(sim, np.arange(1))  # compiles
     began = time.process_time()

@@ -180,7 +180,7 @@ def rollout_lines(found: Sequence[Point]) -> Iterator[str]:
         "times of a job.",
         "- *horizon*: a try is cut off after this many jobs.", "",
         "`RETRAIN=1 make bench-learning` runs those settings that have no figures yet. "
-        "`longshore evaluate --waiting --policy rollout:checkpoints/hetero64-wait.zip` runs the default. "
+        "`longshore evaluate --oracle --waiting --policy rollout:checkpoints/hetero64-wait.zip` runs the default. "
         f"The milliseconds were measured one setting after the other on {TIMED} workloads, with nothing else on the "
         "machine. The dashed line in the picture is the base alone.",
         "", f"| base | {' | '.join(SEARCH_FIELDS)} | against `patient` (%) | against its base (%) | ms a decision |",

@@ -190,7 +190,7 @@ Runs = dict[str, Run]  # by key
 def commands(options: Options, seed: int | str, share: float, preset: str = "hetero64") -> tuple[str, ...]:
     """Return the arguments of `longshore`, call by call, that train one policy with a share of the full steps."""
     return tuple(
-        f"train --preset {preset} {_with_steps(each.format(seed=seed), share, preset)} --seed {seed} "
+        f"train --preset {preset} --oracle {_with_steps(each.format(seed=seed), share, preset)} --seed {seed} "
         "--threads 1 --logdir runs"
         for each in options
     )

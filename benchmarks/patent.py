@@ -44,7 +44,7 @@ def learn(problem: Problem, algorithm: str, replay: str, folder: Path) -> float:
     schema = schema_of(
         algorithm=config.algorithm, network="set", action="node", observation="full", waiting=False, node_gpus=(8,) * 8
     )
-    validation = Validation(hetero64_problem(8, SEED, Regime()))
+    validation = Validation(hetero64_problem(8, SEED, Regime(oracle=True)))
     learn_by_ppo(problem, RunFolder(folder, schema, validation, config, tell))
     later = marks[SIZE.kept :]  # when the replay is full
     return statistics.median((b[0] - a[0]) / (b[1] - a[1]) for a, b in itertools.pairwise(later))
@@ -58,7 +58,7 @@ def kept_bytes(folder: Path) -> int:
 
 def measure() -> Iterator[Row]:
     """Yield steps a second with replay over those without, and kept bytes over those that are told."""
-    problem = hetero64_problem(512, 1_000_000, Regime())
+    problem = hetero64_problem(512, 1_000_000, Regime(oracle=True))
     kept: dict[str, int] = {}
 
     def one(algorithm: str, replay: str) -> float:

@@ -44,7 +44,7 @@ def checkpoint(seed: int) -> Path:
 
 def command(seed: int) -> list[str]:
     """Return the arguments of `longshore` that train the policy of a seed."""
-    return f"train --preset hetero64 --algo ppo --steps 2e6 --seed {seed}".split()
+    return f"train --preset hetero64 --oracle --algo ppo --steps 2e6 --seed {seed}".split()
 
 
 def retrain(seed: int, rival: str) -> Training:
@@ -68,12 +68,12 @@ def held_out(seed: int, problem: Problem, rival_s: NDArray[np.float64]) -> HeldO
 
 def best_in_validation() -> str:
     """Return the heuristic that training is validated against."""
-    return Validation(hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, Regime())).best
+    return Validation(hetero64_problem(VALIDATION_SCENARIOS, VALIDATION_SEED, Regime(oracle=True))).best
 
 
 def measure() -> Iterator[Row]:
     """Yield each policy's paired difference in mean makespan, the upper end of its 95 % interval, and its training."""
-    problem = hetero64_problem(HELD_OUT, SEED, Regime())
+    problem = hetero64_problem(HELD_OUT, SEED, Regime(oracle=True))
     rival_s = run_all(problem, [EFT])[EFT.name].makespan_s
     again = os.environ.get("RETRAIN") == "1"
     rival, stamp = best_in_validation() if again else "", stamp_of_run()

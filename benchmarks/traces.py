@@ -47,11 +47,11 @@ PATIENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25)
 LEAST_WORK_S = 600.0  # jobs of a few seconds would alone make the slowdown
 WEEK_S = 7 * 24 * 3600.0
 REGIMES = {
-    "Strict FIFO": Regime("fifo", waiting=True),
-    "EASY backfill": Regime("easy", waiting=True),
-    "EASY backfill, shortest first": Regime("easy-shortest", waiting=True),
+    "Strict FIFO": Regime("fifo", waiting=True, oracle=True),
+    "EASY backfill": Regime("easy", waiting=True, oracle=True),
+    "EASY backfill, shortest first": Regime("easy-shortest", waiting=True, oracle=True),
     # Without a bound its longest wait is 20 to 40 % above that of strict FIFO; a week costs 1 % of the mean JCT.
-    "Shortest first, aged after a week": Regime("shortest", WEEK_S, waiting=True),
+    "Shortest first, aged after a week": Regime("shortest", WEEK_S, waiting=True, oracle=True),
 }
 
 
@@ -82,7 +82,7 @@ def command(regime: Regime, seed: int, steps: int) -> str:
     """Return the arguments of `longshore` that train a policy."""
     ageing = "" if math.isinf(regime.ageing_s) else f" --ageing {regime.ageing_s / 3600:g}h"
     return (
-        f"train --preset philly --trace {TRACE} --algo group --waiting --order {regime.order}{ageing} "
+        f"train --preset philly --oracle --trace {TRACE} --algo group --waiting --order {regime.order}{ageing} "
         f"--steps {steps} --seed {seed} --threads 1"
     )
 
@@ -125,7 +125,7 @@ def rivals_of(setting: Setting, regime: Regime) -> Rivals:
     tried = [replace(PATIENT, name="patient-tuned", patience=patience) for patience in PATIENCES]
     patient = min(tried, key=lambda policy: float(np.mean(figures_of(tuning, policy).mean_jct_s)))
     return Rivals(
-        fifo=figures_of(problem_of(setting, Regime()), EFT),
+        fifo=figures_of(problem_of(setting, Regime(oracle=True)), EFT),
         eft=figures_of(problem_of(setting, replace(regime, waiting=False)), EFT),
         patient=figures_of(problem_of(setting, regime), patient),
         patience=patient.patience,

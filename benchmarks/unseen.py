@@ -32,8 +32,8 @@ CHECKPOINT = ROOT / "checkpoints" / "hetero64-wait.zip"
 DRAWS = 8  # of speeds, lemon and faults for each window
 SEED = 2026
 HOUR_S = 3600.0
-WEEK = Regime("shortest", 7 * 24 * HOUR_S, waiting=True)
-EASY = Regime("easy", waiting=True)
+WEEK = Regime("shortest", 7 * 24 * HOUR_S, waiting=True, oracle=True)
+EASY = Regime("easy", waiting=True, oracle=True)
 AGED = {hours: replace(EASY, ageing_s=hours * HOUR_S) for hours in (6, 72)}
 
 

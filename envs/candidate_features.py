@@ -205,9 +205,9 @@ def _write_nodes(sim: Simulation, row: int, candidate: int, finish_s: float, siz
         node, gives = state.candidate_node[row, candidate * nodes + i], sim.scratch.ahead_gives[row, i]
         slowest = min(slowest, speeds[node])
         total += gives * speeds[node]
-        hazard += gives * sim.traits.node_hazard_per_s[scenario, node]
+        hazard += gives * state.node_hazard_per_s[row, node]
         drain_s = max(drain_s, sim.scratch.trial_run_s[row, node])
-        lemons += gives * sim.traits.lemon[scenario, node]
+        lemons += gives * state.lemon[row, node]
     out[at, first + CANDIDATE.finish_over_drain] = clip((finish_s - drain_s) / unit_s)
     out[at, first + CANDIDATE.faults] = clip(hazard * state.candidate_s[row, candidate])
     out[at, first + CANDIDATE.nodes] = clip(count / 8.0)

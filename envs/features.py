@@ -186,9 +186,9 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
     out[at, first + NODE.hole] = (free - gives) / size
     out[at, first + NODE.speed] = speed / sim.traits.max_speed[scenario]
     out[at, first + NODE.slows] = 1.0 if speed < state.picked_speed[row] and state.picked_nodes[row] > 0 else 0.0
-    faults = gives * sim.traits.node_hazard_per_s[scenario, node] * run_s if gives > 0 else 0.0
+    faults = gives * state.node_hazard_per_s[row, node] * run_s if gives > 0 else 0.0
     out[at, first + NODE.faults] = clip(faults)
-    out[at, first + NODE.lemon] = sim.traits.lemon[scenario, node]
+    out[at, first + NODE.lemon] = state.lemon[row, node]
     out[at, first + NODE.taken] = taken / size
     out[at, first + NODE.down] = down / size
     out[at, first + NODE.busy] = (size - free - down - taken) / size  # a GPU that is down serves nobody

@@ -31,7 +31,7 @@ def text_picture(batch: Batch, row: int) -> str:
     """
     sim, cluster = batch.sim, batch.sim.cluster
     state, scenario = sim.state, int(sim.state.scenario[row])
-    speed, lemon = sim.scenarios.speed[scenario], sim.traits.lemon[scenario]
+    speed, lemon = sim.scenarios.speed[scenario], sim.state.lemon[row]
     marks = "".join(_mark(batch, row, gpu) for gpu in range(cluster.gpu_node.size))
     lines = [
         f"{state.now_s[row] / 3600.0:.2f} h: {state.finished[row]} of {sim.scenarios.jobs[scenario]} jobs finished, "

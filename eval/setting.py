@@ -83,6 +83,8 @@ def setting_of(request: EvaluationRequest) -> Setting:
     """
     request = replace(request, seed=evaluation_key(request.seed))
     setting = _setting(request)
+    if request.regime.oracle:
+        setting = setting._replace(facts=setting.facts | {"fault rates": "policies know the true ones"})
     if request.estimates is None:
         return setting
     if request.estimates == "history" and request.trace is not None:  # made where users and earlier jobs are known

@@ -122,8 +122,11 @@ def test_a_row_tells_the_mean_over_seeds_and_the_best_and_the_worst() -> None:
     # Those of taught have 185 s; and of 120 and 180 s of training the median is 2.5 min.
     assert taught.split(" | ")[1].startswith("-7.50 [")
     assert "| -10.00 to -5.00 (2) | -4.64 [" in taught
-    assert "| 2.5 | `train --preset hetero64 --algo distil --waiting --steps 12000 --seed SEED " in taught
-    assert "`, then `train --preset hetero64 --algo group --waiting --init runs/hetero64-distil-wait-SEED/" in taught
+    assert "| 2.5 | `train --preset hetero64 --oracle --algo distil --waiting --steps 12000 --seed SEED " in taught
+    assert (
+        "`, then `train --preset hetero64 --oracle --algo group --waiting --init runs/hetero64-distil-wait-SEED/"
+        in taught
+    )
 
 
 def test_rollouts_are_told_against_patient_and_their_base_with_the_time_for_a_decision() -> None:

@@ -55,6 +55,7 @@ class TrainingConfig(BaseModel):
     reward: Annotated[str, RegisteredName("rewards")]
     replay: Literal["off", "dynamic", "literal", "literal-all", "geppo", "vtrace"] = "off"
     waiting: bool = False
+    oracle: bool = True  # of fault rates; runs that do not say were made when all policies were
     orders: tuple[Annotated[str, RegisteredName("orders")], ...] = ("fifo",)
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
     traces: tuple[str, ...] = ()
@@ -107,7 +108,7 @@ class TrainingConfig(BaseModel):
     def regimes(self) -> tuple[Regime, ...]:
         """What may be chosen, in training and in validation, one for each order regime."""
         ageing_s = math.inf if self.ageing_h is None else self.ageing_h * 3600.0
-        return tuple(Regime(order, ageing_s, self.waiting) for order in self.orders)
+        return tuple(Regime(order, ageing_s, self.waiting, self.oracle) for order in self.orders)
 
 
 def asked_of(config: TrainingConfig, sizes: Sizes) -> Asked:
@@ -141,7 +142,7 @@ def config_of(
     network: str | None, action: str | None, observation: str | None, reward: str | None, waiting: bool | None,
     threads: int, traces: Sequence[Path] = (), cluster: Path | None = None, faults: Path | None = None,
     loads: Sequence[float] = (), estimates: str | None = None, orders: Sequence[str] = (), ageing_h: float = math.inf,
-    replay: str | None = None, init: Path | None = None,
+    replay: str | None = None, init: Path | None = None, oracle: bool = False,
 ) -> TrainingConfig:  # fmt: skip
     """Return the configuration that a user asked for; what is None or empty is as the preset and the algorithm have it.
 
@@ -177,7 +178,7 @@ def config_of(
         {
             "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
             "action": action, "observation": observation, "reward": reward or own.reward, "replay": replay,
-            "waiting": own.waiting if waiting is None else waiting, "threads": threads,
+            "waiting": own.waiting if waiting is None else waiting, "oracle": oracle, "threads": threads,
             "init": str(init) if init else None, "orders": tuple(orders) or own.orders,
             "ageing_h": None if math.isinf(ageing_h) else ageing_h,
             "traces": [str(path) for path in traces], "cluster": str(cluster) if cluster else None,

@@ -184,6 +184,7 @@ PRESETS = {
         action="candidate",
         network="candidates",
         algorithm="group",
+        group=GroupParameters(group_tail=0.15),
         waiting=True,
         orders=("shortest",),
     ),

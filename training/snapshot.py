@@ -18,6 +18,7 @@ from ..agents.learned.old_names import todays_name
 from ..cluster.files.errors import CheckpointError
 from ..cluster.files.output_file import replacing
 from ..cluster.simulator.state_border import LARGEST, sound_state
+from ..cluster.state.beliefs import begun_beliefs
 from ..cluster.state.border import refuse
 from ..cluster.state.state import State
 from ..envs.batch import Batch
@@ -256,6 +257,13 @@ def _old_fields(arrays: Arrays) -> list[str]:
     return [name for name in names if todays_name("state", name) != name]
 
 
+def _told(arrays: Arrays, batch: Batch) -> Arrays:
+    """Return what policies know of fault rates in runs that began before the state kept it: what they were told."""
+    last = batch.sim.scenarios.jobs.size - 1
+    scenarios = np.clip(alike(arrays, "state/scenario", batch.sim.state.scenario), 0, last)  # looked at later
+    return {f"state/{field}": begun for field, begun in begun_beliefs(batch.sim, scenarios).items()}
+
+
 def restore_batch(arrays: Arrays, batch: Batch) -> None:
     """Put all environments where a snapshot found them; what they show follows from that.
 
@@ -267,6 +275,8 @@ def restore_batch(arrays: Arrays, batch: Batch) -> None:
     missing = {f"state/{field}": np.zeros_like(getattr(state, field)) for field in YOUNGER}
     renamed = {f"state/{todays_name('state', name)}": arrays[f"state/{name}"] for name in _old_fields(arrays)}
     kept = missing | renamed | arrays
+    if not batch.sim.rules.estimated_hazards:
+        kept = _told(arrays, batch) | kept
     # Kernels read the state by addresses and look at no bound.
     given = State(*(alike(kept, f"state/{field}", value) for field, value in state._asdict().items()))
     found = sound_state(batch.sim, given)._asdict()

@@ -36,7 +36,7 @@ def pack_node(sim: Simulation, row: int) -> int:
 def pack_hazard_node(sim: Simulation, row: int) -> int:
     """Return what `pack_node` would, lemons only when no other node has free GPUs."""
     free = sim.state.free
-    lemon = sim.traits.lemon[sim.state.scenario[row]]
+    lemon = sim.state.lemon[row]
     healthy = 0
     for node in range(free.shape[1]):
         if lemon[node] == 0:

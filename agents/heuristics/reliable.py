@@ -10,7 +10,7 @@ from .rule import Rule
 def reliable_node(sim: Simulation, row: int) -> int:
     """Return the node of lowest hazard that has free GPUs, among equals the one with most."""
     free = sim.state.free
-    hazard = sim.traits.node_hazard_per_s[sim.state.scenario[row]]
+    hazard = sim.state.node_hazard_per_s[row]
     best = -1
     for node in range(free.shape[1]):
         if free[row, node] > 0 and (

@@ -37,7 +37,8 @@ def imagination_of(sim: Simulation) -> Simulation:
             outage_start_s=np.zeros(0),
             outage_end_s=np.zeros(0),
         )
-    return simulation_of(Problem(sim.cluster, one, process, sim.rules), rows=3)
+    rules = sim.rules._replace(estimated_hazards=False)  # faults that are only imagined teach nothing
+    return simulation_of(Problem(sim.cluster, one, process, rules), rows=3)
 
 
 def _first(array: Any) -> Any:
@@ -48,8 +49,8 @@ def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
     """Put row PRESENT at a decision of another simulation, of which nothing changes.
 
     Estimates take the place of what is not known: of the work of jobs, and of the ends of those that run. Jobs that are
-    not submitted yet do not exist. Faults are those of single GPUs, at the rates that policies
-    know.
+    not submitted yet do not exist. Faults are those of single GPUs, at the rates that policies know at this moment,
+    and policies know the same rates in all futures.
     """
     scenario = int(sim.state.scenario[row])
     _copy(sim.scenarios, scenario, imagined.scenarios, 0)
@@ -59,7 +60,7 @@ def recall(imagined: Simulation, sim: Simulation, row: int) -> None:
     imagined.scenarios.jobs[0] = sim.state.submitted[row]
     rates = imagined.scenarios.source_rate_per_s[0]
     gpus = sim.cluster.gpu_node.size
-    rates[:gpus], rates[gpus:] = imagined.scenarios.hazard_per_s[0], 0.0
+    rates[:gpus], rates[gpus:] = imagined.state.gpu_hazard_per_s[PRESENT], 0.0
     _estimate(imagined)
 
 

@@ -23,7 +23,7 @@ def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: floa
     state, cluster = sim.state, sim.cluster
     scenario = state.scenario[row]
     need = sim.scenarios.gpus[scenario, job]
-    speeds, hazards = sim.scenarios.speed, sim.traits.node_hazard_per_s
+    speeds, hazards = sim.scenarios.speed, state.node_hazard_per_s
     hole, rack, several = 0, -1, False
     speed, intra, nic, uplink, hazard = math.inf, math.inf, math.inf, math.inf, 0.0
     for place in range(count):
@@ -32,7 +32,7 @@ def set_cost(sim: Simulation, row: int, job: int, count: int, fault_loss_s: floa
         need -= gives
         hole = scratch.trial_free[row, node] - gives
         speed = min(speed, speeds[scenario, node])
-        hazard += gives * hazards[scenario, node]
+        hazard += gives * hazards[row, node]
         if sim.rules.ring:
             if gives > 1:
                 intra = min(intra, cluster.intra_bytes_per_s[node])
@@ -97,7 +97,7 @@ def tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: in
             here = free[row, node]
             if here <= 0 or sim.scenarios.speed[scenario, node] < least_speed:
                 continue
-            if sim.traits.lemon[scenario, node] > lemons:
+            if state.lemon[row, node] > lemons:
                 continue
             if best < 0:
                 best = node

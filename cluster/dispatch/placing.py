@@ -118,7 +118,7 @@ def take_gpu(sim: Simulation, row: int, gpu: int) -> None:
     state.usable[row] -= 1
     state.need[row] -= 1
     scenario = state.scenario[row]
-    state.picked_hazard[row] += sim.scenarios.hazard_per_s[scenario, gpu]
+    state.picked_hazard[row] += state.gpu_hazard_per_s[row, gpu]
     state.taken[row, node] += 1
     if state.taken[row, node] == 2:
         state.picked_intra[row] = min(state.picked_intra[row], cluster.intra_bytes_per_s[node])
@@ -138,14 +138,13 @@ def take_gpu(sim: Simulation, row: int, gpu: int) -> None:
 def safest_gpu(sim: Simulation, row: int, node: int) -> int:
     """Return the node's usable GPU of lowest hazard, then lowest index; -1 if it has none."""
     state = sim.state
-    hazard = sim.scenarios.hazard_per_s
-    scenario = state.scenario[row]
+    hazard = state.gpu_hazard_per_s
     best = -1
     for gpu in range(sim.cluster.first_gpu[node], sim.cluster.first_gpu[node + 1]):
         if (
             state.gpu_job[row, gpu] < 0
             and state.gpu_down[row, gpu] == 0
-            and (best < 0 or hazard[scenario, gpu] < hazard[scenario, best])
+            and (best < 0 or hazard[row, gpu] < hazard[row, best])
         ):
             best = gpu
     return best

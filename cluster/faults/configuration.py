@@ -13,7 +13,6 @@ from ..model.topology import Cluster
 
 # The defaults of this package are measured on 584 faults of 400 nodes with 8 GPUs in 348 days
 # (InfiniteHBD's trace), but for the share of transient faults, which is Unicron's.
-DEFAULT_HAZARD_PER_S = 4.2 / 1000 / 86400 / 8  # of one GPU: 4.2 faults in 1,000 node-days
 REPAIR_MEAN_S = 133 * 3600.0
 REPAIR_SIGMA = round(math.sqrt(2 * math.log(133 / 20)), 3)  # a log-normal time of mean 133 h and median 20 h
 

@@ -14,6 +14,8 @@ from .workload import Workload
 
 EVERY_JOB = 2**31 - 1
 MOST_RESTART_S = 31_536_000.0  # a year
+# Of one GPU: 4.2 faults in 1,000 days of a node of 8, as in InfiniteHBD's trace (400 nodes, 348 days).
+DEFAULT_HAZARD_PER_S = 4.2 / 1000 / 86400 / 8
 
 
 class Scenarios(NamedTuple):
@@ -27,7 +29,7 @@ class Scenarios(NamedTuple):
     compute_s: NDArray[np.float64]  # (scenarios, jobs) compute time of an iteration at speed 1
     parameter_bytes: NDArray[np.float64]  # (scenarios, jobs) volume of one all-reduce
     speed: NDArray[np.float64]  # (scenarios, nodes) relative speed of the node's GPUs
-    hazard_per_s: NDArray[np.float64]  # (scenarios, gpus) fault rate of each GPU as policies know it
+    hazard_per_s: NDArray[np.float64]  # (scenarios, gpus) fault rate of each GPU as policies know it at the start
     source_rate_per_s: NDArray[np.float64]  # (scenarios, sources) true rate of each fault source, 0 for none
     fault_seed: NDArray[np.int64]  # (scenarios,) key of the scenario's random numbers, of which 32 bits count
 
@@ -59,6 +61,7 @@ class Rules(NamedTuple):
     waiting: bool  # a policy may let the next event pass
     limit_s: float = math.inf  # the simulation is cut off here, for workloads that never end
     backfill_depth: int = EVERY_JOB  # of the queue, behind the holder of the reservation: who may pass it
+    estimated_hazards: bool = False  # what policies know of fault rates changes with each fault that is observed
 
 
 PER_JOB = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # fields of Scenarios
@@ -87,8 +90,8 @@ def stack(
         fault_seed: Shape (scenarios,).
         source_rate_per_s: Shape (sources,) or (scenarios, sources).
         speed: Shape (scenarios, nodes), if it differs between scenarios.
-        hazard_per_s: What policies know, shape (gpus,) or (scenarios, gpus); the true rates if left out, where a
-            GPU bears the rate of its own source and those of its node and rack.
+        hazard_per_s: What policies know at the start, shape (gpus,) or (scenarios, gpus); the true rates if left out,
+            where a GPU bears the rate of its own source and those of its node and rack.
 
     Raises:
         InputError: If the work or the estimate of a job is not finite or not above 0.

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ..faults.configuration import DEFAULT_HAZARD_PER_S, FaultConfiguration, FaultDraw
+from ..faults.configuration import FaultConfiguration, FaultDraw
 from ..faults.registry import fault_model
 from ..files.errors import InputError, raise_all
 from ..files.input_problems import MOST_TOLD, Place, nearest, shortened
 from ..files.plugins import registered
 from ..files.yaml_file import YamlFile, not_told, read_yaml, validated
-from ..model.scenarios import MOST_RESTART_S, ORDERS, Rules
+from ..model.scenarios import DEFAULT_HAZARD_PER_S, MOST_RESTART_S, ORDERS, Rules
 from ..model.topology import Cluster
 
 MAX_GPUS = 1_000_000

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ..faults.recorded import FaultTrace, node_faults_per_s, replay
 from ..files.errors import InputError
 from ..model.problem import Problem
-from ..model.scenarios import ORDERS, Rules, Scenarios, fault_sources, stack
+from ..model.scenarios import DEFAULT_HAZARD_PER_S, ORDERS, Rules, Scenarios, fault_sources, stack
 from ..model.topology import Cluster, speed_sum
 from ..model.workload import Workload
 from ..workloads.windows import sample_windows
@@ -34,15 +34,41 @@ SCENARIO_BYTES, JOB_BYTES, GPU_BYTES, NODE_BYTES = 1800, 950, 64, 520
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """What may be chosen: the order of jobs, how long one may be overtaken, and whether policies may wait."""
+    """What may be chosen, and by what knowledge.
+
+    Args:
+        order: Order of jobs.
+        ageing_s: How long one may be overtaken.
+        waiting: Whether policies may wait.
+        oracle: Whether policies know the true fault rates; else the mean rate, and what faults teach them.
+    """
 
     order: str = "fifo"
     ageing_s: float = float("inf")
     waiting: bool = False
+    oracle: bool = False
 
     def over(self, rules: Rules) -> Rules:
         """Return rules with this regime."""
-        return rules._replace(order=ORDERS[self.order], ageing_s=self.ageing_s, waiting=self.waiting)
+        return rules._replace(
+            order=ORDERS[self.order], ageing_s=self.ageing_s, waiting=self.waiting, estimated_hazards=not self.oracle
+        )
+
+    def told(self, cluster: Cluster, scenarios: Scenarios) -> Scenarios:
+        """Return scenarios that tell policies of fault rates what they may know: the true ones, or the mean of each.
+
+        The mean is over all nodes of a type, so that nobody is told which of them are lemons.
+        """
+        return scenarios if self.oracle else scenarios._replace(hazard_per_s=_type_means(cluster, scenarios))
+
+
+def _type_means(cluster: Cluster, scenarios: Scenarios) -> NDArray[np.float64]:
+    """Return the mean fault rate of all GPUs of the same node type for each GPU, shape (scenarios, gpus)."""
+    of_type = cluster.node_type[cluster.gpu_node]
+    means = np.empty_like(scenarios.hazard_per_s)
+    for number in np.unique(of_type):
+        means[:, of_type == number] = scenarios.hazard_per_s[:, of_type == number].mean(axis=1, keepdims=True)
+    return means
 
 
 def hetero64_problem(
@@ -61,7 +87,7 @@ def hetero64_problem(
     """
     check_size(scenarios, jobs, 8 * nodes, nodes)
     drawn = hetero64(scenarios, seed, nodes=nodes, jobs=jobs, load=load)
-    return drawn._replace(rules=regime.over(drawn.rules))
+    return drawn._replace(rules=regime.over(drawn.rules), scenarios=regime.told(drawn.cluster, drawn.scenarios))
 
 
 def patent_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Problem:
@@ -72,7 +98,7 @@ def patent_problem(gpus: int, scenarios: int, seed: int, regime: Regime) -> Prob
     """
     check_size(scenarios, PATENT_JOBS[gpus], gpus, gpus)
     drawn = patent(scenarios, seed, gpus=gpus)
-    return drawn._replace(rules=regime.over(drawn.rules))
+    return drawn._replace(rules=regime.over(drawn.rules), scenarios=regime.told(drawn.cluster, drawn.scenarios))
 
 
 def window_problem(
@@ -121,6 +147,7 @@ def window_problem(
         source_rate_per_s=drawn.source_rate_per_s,
         speed=drawn.speed,
     )
+    scenarios = regime.told(cluster, scenarios)
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(rules)))
 
 
@@ -176,8 +203,8 @@ def cluster_problem(
     """Return workloads on a cluster file's cluster, several draws of its faults for each.
 
     Scenario i runs workload i // runs. Recorded faults, if given, take the place of the file's fault model; every
-    scenario meets the same ones. Policies then know the hazards of the cluster file; only if those are all 0, the mean
-    rate of the recorded fleet.
+    scenario meets the same ones. Policies begin with the hazards of the cluster file. As oracles they know what the
+    fault model has drawn; of recorded faults, where the file's hazards are all 0, the mean rate of the fleet.
 
     Raises:
         InputError: If a job asks more GPUs than the cluster has, or it would take too much memory.
@@ -195,7 +222,9 @@ def cluster_problem(
         rates, process = np.stack([draw[0] for draw in draws]), draws[0][1]
     else:
         rates, process = np.zeros(fault_sources(cluster)), replay(faults, cluster, stream(seed, Stream.OUTAGES))
-        hazard = _known_hazard_per_s(setup, faults)
+        hazard = _known_hazard_per_s(setup, faults) if regime.oracle else None
+    if not regime.oracle:
+        hazard = _told_hazard_per_s(setup, are_recorded=faults is not None)
     scenarios = stack(
         cluster,
         [workload for workload in workloads for _ in range(runs)],
@@ -206,8 +235,18 @@ def cluster_problem(
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(setup.rules)))
 
 
+def _told_hazard_per_s(setup: ClusterSetup, *, are_recorded: bool) -> NDArray[np.float64]:
+    """Return what an operator tells of fault rates, shape (gpus,): the file's hazards, before the model draws lemons.
+
+    A file without hazards says that nothing fails. Where recorded faults say otherwise it is the rate of most fleets.
+    """
+    if are_recorded and not (setup.hazard_per_s > 0.0).any():
+        return np.full_like(setup.hazard_per_s, DEFAULT_HAZARD_PER_S)
+    return setup.hazard_per_s
+
+
 def _known_hazard_per_s(setup: ClusterSetup, faults: FaultTrace) -> NDArray[np.float64]:
-    """Return what policies know of recorded faults, shape (gpus,): what the cluster file says, if it says anything.
+    """Return what oracles know of recorded faults, shape (gpus,): what the cluster file says, if it says anything.
 
     The mean rate of the trace comes from what is about to be run; no scheduler knows it beforehand.
     """

@@ -4,6 +4,7 @@ import math
 
 from ..kernels.compiled import kernel
 from ..kernels.heap import remove, sink
+from ..state.beliefs import note_faults, observe
 from ..state.state import Simulation
 from .event_log import FAULT, REPAIR, begin_event, name_gpu
 from .fault_process import next_fault_s, repaired_s
@@ -30,6 +31,8 @@ def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
     state = sim.state
     opened = False
     for gpu in range(first, after):
+        if state.gpu_down[row, gpu] == 0:
+            observe(sim, row, sim.cluster.gpu_node[gpu])
         state.gpu_down[row, gpu] += 1
         if state.gpu_down[row, gpu] == 1:
             state.down[row] += 1
@@ -48,6 +51,7 @@ def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
     """Take GPUs out of service and stop the jobs on them, lowest index first."""
     state = sim.state
     take_out(sim, row, first, after)
+    note_faults(sim, row, first, after)
     while True:
         lowest = -1
         for gpu in range(first, after):
@@ -65,6 +69,8 @@ def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
     state = sim.state
     opened = False
     for gpu in range(first, after):
+        if state.gpu_down[row, gpu] == 1:
+            observe(sim, row, sim.cluster.gpu_node[gpu])
         state.gpu_down[row, gpu] -= 1
         if state.gpu_down[row, gpu] == 0:
             state.down[row] -= 1

@@ -5,6 +5,7 @@ import math
 from ..dispatch.queue_index import forget_index
 from ..kernels.compiled import kernel
 from ..kernels.heap import heapify
+from ..state.beliefs import begin_beliefs
 from ..state.state import Simulation
 from .fault_process import next_fault_s
 from .limits import (
@@ -99,5 +100,6 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.job_events[row] = 0
     state.decisions[row] = 0
     _reset_gpus(sim, row)
+    begin_beliefs(sim, row)
     _reset_jobs(sim, row, scenario)
     _reset_sources(sim, row)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, SEVERAL_RACKS
+from ..state.beliefs import begun_beliefs
 from ..state.border import refuse
 from ..state.shapes import ANY, RANGES, Floats, Ints
 from ..state.state import Simulation, State
@@ -44,6 +45,7 @@ def sound_state(sim: Simulation, state: State) -> State:
     _check_heap(state, "source_heap", "source_place", state.source_count, state.source_s)
     _check_heap(state, "run_heap", "run_place", state.running, state.end_s)
     _check_sources(sim, state)
+    _check_beliefs(sim, state)
     _check_jobs(sim, state, _waiting(state))
     _check_gpus(sim, state)
     _check_picks(sim, state)
@@ -121,6 +123,21 @@ def _check_sources(sim: Simulation, state: State) -> None:
     gpus, nodes = node.size, sim.cluster.node_rack.size
     of_gpu, of_node, of_rack = failed[:, :gpus], failed[:, gpus : gpus + nodes], failed[:, gpus + nodes :]
     _same("gpu_down", state.gpu_down, of_gpu + of_node[:, node] + of_rack[:, sim.cluster.node_rack[node]])
+
+
+def _check_beliefs(sim: Simulation, state: State) -> None:
+    """Refuse fault rates that policies cannot have come to know."""
+    if not sim.rules.estimated_hazards:
+        for name, begun in begun_beliefs(sim, state.scenario).items():
+            _same(name, getattr(state, name), begun)
+        return
+    for name in ("gpu_hazard_per_s", "node_hazard_per_s", "observed_faults", "observed_gpu_s"):
+        values = getattr(state, name)
+        refuse(f"state.{name}", values, (values >= 0.0) & (values < np.inf), "a finite number, at least 0")
+    for name, least in (("observed_s", 0.0), ("failed_s", -1.0)):
+        values = getattr(state, name)
+        fits = (values >= least) & (values <= state.now_s[:, None])
+        refuse(f"state.{name}", values, fits, f"{least:g} to the present")
 
 
 def _walked(row: NDArray[np.int64], at: Ints, following: Ints, length: Ints) -> NDArray[np.int64]:
@@ -226,6 +243,6 @@ def _check_picks(sim: Simulation, state: State) -> None:
     is_one = (~is_taken | (cluster.node_rack == racks[:, None])).all(axis=1)
     _same("picked_rack", state.picked_rack, np.where(is_one, racks, SEVERAL_RACKS))
     is_picked = state.gpu_job == state.current[:, None]
-    hazard = np.where(is_picked, sim.scenarios.hazard_per_s[state.scenario], 0.0).sum(axis=1)
+    hazard = np.where(is_picked, state.gpu_hazard_per_s, 0.0).sum(axis=1)
     fits = np.isclose(state.picked_hazard, hazard, rtol=1e-9, atol=0.0)  # added up in the order of the picks
     refuse("state.picked_hazard", state.picked_hazard, fits, "the sum over the picks")

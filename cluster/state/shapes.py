@@ -46,7 +46,7 @@ ANY = 2**63 - 1
 # its kind, one in the plural how many there are.
 RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (0, "scenario"): ("scenario",),
-    (0, "one"): ("aged", "base_waits", "base_refused", "source_failed", "ends_kept"),
+    (0, "one"): ("aged", "base_waits", "base_refused", "source_failed", "ends_kept", "lemon"),
     (0, "two"): ("index_stage",),
     (-1, "job"): (
         "head", "tail", "gpu_job", "next_job", "previous_job", "run_place", "index_best", "index_oldest",

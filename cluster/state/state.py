@@ -81,6 +81,14 @@ class State(NamedTuple):
     source_heap: Annotated[Ints, "rows", "sources"]  # heap of sources by `source_s`
     source_place: Annotated[Ints, "rows", "sources"]  # place of a source in that heap, -1 if it never fails
     source_count: Annotated[Ints, "rows"]  # size of that heap
+    # What policies know of fault rates (beliefs.py)
+    gpu_hazard_per_s: Annotated[Floats, "rows", "gpus"]  # of each GPU
+    node_hazard_per_s: Annotated[Floats, "rows", "nodes"]  # mean over the node's GPUs
+    lemon: Annotated[Ints, "rows", "nodes"]  # 1 where that is over LEMON_FACTOR times the lower median of the nodes
+    observed_s: Annotated[Floats, "rows", "nodes"]  # moment up to which the next two count
+    observed_faults: Annotated[Floats, "rows", "nodes"]  # faults of the node, each by how recent it is
+    observed_gpu_s: Annotated[Floats, "rows", "nodes"]  # time that its GPUs were in service, weighted likewise
+    failed_s: Annotated[Floats, "rows", "nodes"]  # moment of its last fault, -1 for none
     # Jobs
     guess_s: Annotated[Floats, "rows", "jobs"]  # the estimate, doubled whenever it was outlived
     saved_s: Annotated[Floats, "rows", "jobs"]  # work that checkpoints hold
@@ -136,7 +144,7 @@ class Traits(NamedTuple):
 
     max_speed: Floats  # (scenarios,)
     levels: Floats  # (scenarios, nodes + 1) the speeds that nodes have, each once, highest first, then 0
-    node_hazard_per_s: Floats  # (scenarios, nodes) mean over the node's GPUs
+    node_hazard_per_s: Floats  # (scenarios, nodes) mean over the node's GPUs, as policies know it at the start
     lemon: Ints  # (scenarios, nodes) 1 where that is over LEMON_FACTOR times the lower median of the nodes
 
 

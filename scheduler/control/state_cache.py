@@ -9,6 +9,7 @@ from typing import TypeVar, Unpack
 from sqlalchemy import Connection
 
 from ..backends.protocol import Backend
+from ..health.fault_history import learned_from, read_fault_history
 from ..health.monitor import Health, Monitor
 from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.shape import Form
@@ -88,6 +89,7 @@ class StateCache:
             self._seq = last_complete_seq(tx)
             (rows, unreadable), (attempts, torn) = open_jobs_apart(tx), unclosed_attempts_apart(tx)
             (count, sum_s), held = sum_of_estimates(tx), held_gpus(tx)
+            past = read_fault_history(tx, now_s)
         self.unreadable = dict[str, str]()  # why, by the ids of jobs that are to be held for it
         self._pass_over(unreadable)
         for (job, number), why in torn.items():
@@ -107,7 +109,10 @@ class StateCache:
         self.outside = waiting - set(known.queue)  # jobs that wait, but not in the queue of the cluster
         new = [estimate_of(row) for row in rows if row.id in self.outside and not row.attempt]  # not let in yet
         estimates = (max(count - len(new), 0), max(sum_s - sum(new), 0.0))
-        self.mirror = ClusterMirror(parts.site, known._replace(estimates=estimates, down=out))
+        self.mirror = ClusterMirror(
+            parts.site,
+            known._replace(estimates=estimates, down=out, beliefs=learned_from(parts.site, parts.layout, past)),
+        )
         self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
         self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
         self.launches = Launches()  # that failed
@@ -168,6 +173,8 @@ class StateCache:
                 self.mirror.take_out(gpu)
             for gpu in sorted(set(was) - set(now)):
                 self.mirror.bring_back(gpu)
+        if failed := sorted(set(health.failed) - set(self.health.failed)):
+            self.mirror.fail(failed)
         self.health = health
 
     def change_job(self, row: JobRow, now: JobState, cause: str, now_s: float, **columns: Unpack[JobColumns]) -> None:

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...cluster.faults.configuration import DEFAULT_HAZARD_PER_S
 from ...cluster.faults.none import NoFaults, none
-from ...cluster.model.scenarios import ORDERS, Rules
+from ...cluster.model.scenarios import DEFAULT_HAZARD_PER_S, ORDERS, Rules
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
 from ..mirror.standing import Site

@@ -45,6 +45,7 @@ class Health(NamedTuple):
     faulty: tuple[int, ...] = ()  # jobs on them are stopped
     closed: tuple[int, ...] = ()  # of nodes that are silent or out of service: jobs on them go on, none starts there
     down: tuple[int, ...] = ()  # those of them that are on nodes that are down: nobody knows how jobs on them do
+    failed: tuple[int, ...] = ()  # those that faults took: the faulty ones, and of nodes that are down but should serve
 
     def without(self, gpus: tuple[int, ...]) -> "Health":
         """Return the same with more GPUs on which no job starts."""
@@ -202,7 +203,8 @@ class Monitor:
         closed = out | self._full | {row.name for row in silent}
         down = {row.name for row in silent if row.liveness is Liveness.DOWN}
         faulty = tuple(sorted(self._layout.number(*place) for place in self._faulty))
-        return Health(faulty, self._gpus(closed), self._gpus(down))
+        lost = self._gpus(down - out - self._full)
+        return Health(faulty, self._gpus(closed), self._gpus(down), tuple(sorted({*faulty, *lost})))
 
     def _gpus(self, nodes: Collection[str]) -> tuple[int, ...]:
         sizes, number = self._layout.nodes, self._layout.number

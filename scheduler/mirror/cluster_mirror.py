@@ -20,8 +20,9 @@ from ...cluster.simulator.live import (
     resume,
     withdraw,
 )
+from ...cluster.state.beliefs import note_faults
 from .checks import check_gpus
-from .standing import ROW, Asked, Known, MirrorCall, Site, Snapshot, Standing
+from .standing import ROW, Asked, Beliefs, Known, MirrorCall, Site, Snapshot, Standing
 
 LEAST_ROOM = 16384  # jobs
 TIMES = ("guess_s", "entered_s", "saved_s", "wait_s", "first_start_s", "start_s", "overhead_s", "slowdown")
@@ -52,10 +53,13 @@ class ClusterMirror:
         state = self.sim.state
         state.now_s[ROW], state.moment[ROW] = known.now_s, 0
         state.source_count[ROW] = 0  # reality says what fails, and when
+        state.observed_s[ROW] = known.now_s if self.site.rules.estimated_hazards else 0.0
         journal, self.journal = self.journal, None  # who follows does the same by itself
         for gpu in known.down:
             self.take_out(gpu)
         self.journal = journal
+        for name, values in known.beliefs._asdict().items() if known.beliefs else ():
+            getattr(state, name)[ROW] = values
         for asked, standing in known.jobs:
             self._take_up(asked, standing)
         if known.estimates[0] > state.estimated[ROW]:
@@ -160,6 +164,12 @@ class ClusterMirror:
         state = self.sim.state
         fault_changes.take_out(self.sim, ROW, gpu, gpu + 1)
         state.source_failed[ROW, gpu], state.source_since_s[ROW, gpu] = 1, state.now_s[ROW]
+
+    def fail(self, gpus: Sequence[int]) -> None:
+        """Let policies learn that faults took these GPUs, which have just been taken out of service."""
+        self._note("fail", tuple(gpus))
+        for gpu in gpus:
+            note_faults(self.sim, ROW, gpu, gpu + 1)
 
     def bring_back(self, gpu: int) -> None:
         """Undo one `take_out`."""
@@ -287,7 +297,13 @@ class ClusterMirror:
         state = self.sim.state
         down = np.repeat(np.arange(state.gpu_down.shape[1]), state.gpu_down[ROW]).tolist()
         estimates = int(state.estimated[ROW]), float(state.estimates_s[ROW])
-        return Known(self.now_s, jobs, tuple(self._queue()), down, estimates)
+        return Known(self.now_s, jobs, tuple(self._queue()), down, estimates, self.beliefs())
+
+    def beliefs(self) -> Beliefs | None:
+        """Return what was learned of fault rates, None where nothing is."""
+        if not self.site.rules.estimated_hazards:
+            return None
+        return Beliefs(*(tuple(getattr(self.sim.state, name)[ROW].tolist()) for name in Beliefs._fields))
 
     def snapshot(self) -> Snapshot:
         """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""

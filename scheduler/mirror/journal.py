@@ -22,11 +22,13 @@ from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
 from ...cluster.model.scenarios import ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
-from .standing import Asked, Known, MirrorCall, Site, Standing
+from .standing import Asked, Beliefs, Known, MirrorCall, Site, Standing
 
 _ASKED = tuple[str, int, float, float, int, float, float]
 _STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
 _KNOWN = tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], tuple[int, float]]
+_FLOATS = tuple[float, ...]
+_BELIEFS = tuple[_FLOATS, _FLOATS, tuple[int, ...], _FLOATS, _FLOATS, _FLOATS, _FLOATS]
 _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "begin": TypeAdapter(tuple[float]),
     "submit": TypeAdapter(tuple[_ASKED]),
@@ -38,6 +40,7 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "withdraw": TypeAdapter(tuple[str]),
     "take_out": TypeAdapter(tuple[int]),
     "bring_back": TypeAdapter(tuple[int]),
+    "fail": TypeAdapter(tuple[tuple[int, ...]]),
     "carry_out": TypeAdapter(tuple[str, tuple[int, ...]]),
     "wait": TypeAdapter(tuple[bool]),
     "pass_over": TypeAdapter(tuple[()]),
@@ -46,9 +49,11 @@ _OF_ASKED = attrgetter(*(field.name for field in fields(Asked)))
 _OF_STANDING = attrgetter(*(field.name for field in fields(Standing)))
 DECISIONS = frozenset({"carry_out", "wait"})
 _FROM_KNOWN: TypeAdapter[Any] = TypeAdapter(_KNOWN)
+_FROM_BELIEFS: TypeAdapter[Any] = TypeAdapter(_BELIEFS)
 COMPRESSED_FROM = 4096  # bytes
 MOST_BYTES = 1 << 30
 MOST_GPUS = 1 << 31  # of a job
+OLDER_RULES = {"estimated_hazards": False}  # where what an older version stored does not say
 NUMBERED_ORDERS = ("fifo", "easy", "easy-shortest", "shortest")  # as older versions stored them
 
 
@@ -69,7 +74,8 @@ class Past(NamedTuple):
 
 def encode_opening(opening: Opening) -> str:
     """Return how a past begins, for `encode`; apart from it, for it takes long where there are many jobs."""
-    return _json({"site": _site(opening.site), "known": _known(opening.known)})[1:-1] + ","
+    learned = {} if opening.known.beliefs is None else {"beliefs": opening.known.beliefs}
+    return _json({"site": _site(opening.site), "known": _known(opening.known), **learned})[1:-1] + ","
 
 
 def encode(number: int, calls: Sequence[MirrorCall], opening: str = "") -> bytes:
@@ -112,8 +118,10 @@ def decode(written: Mapping[str, Any]) -> Past:
         calls = tuple(_call_of(entry[0], entry[1:]) for entry in written["told"])
         opening = None
         if "site" in written:
-            opening = Opening(_read_site(written["site"]), _read_known(written["known"]))
+            known = _read_known(written["known"])._replace(beliefs=_read_beliefs(written))
+            opening = Opening(_read_site(written["site"]), known)
             _check_known(opening)
+            _check_beliefs(opening)
         return Past(int(written["n"]), opening, calls)
     except (ValidationError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise InputError(f"the past of a decision cannot be read: {str(error).splitlines()[0]}") from error
@@ -162,6 +170,11 @@ def _read_known(written: object) -> Known:
     return Known(now_s, [(_asked(asked), Standing(*standing)) for asked, standing in jobs], queue, down, estimates)
 
 
+def _read_beliefs(written: Mapping[str, Any]) -> Beliefs | None:
+    """Return what was learned of fault rates; None where nothing was, as in what older versions stored."""
+    return Beliefs(*_FROM_BELIEFS.validate_python(written["beliefs"])) if "beliefs" in written else None
+
+
 def _site(site: Site) -> dict[str, object]:
     return {
         "cluster": {name: _array(array) for name, array in site.cluster._asdict().items()},
@@ -177,7 +190,7 @@ def _site(site: Site) -> dict[str, object]:
 
 def _read_site(written: Mapping[str, Any]) -> Site:
     cluster = Cluster(**{name: _read_array(array) for name, array in written["cluster"].items()})
-    told = {**written["rules"], "order": _order(written["rules"]["order"])}
+    told = {**OLDER_RULES, **written["rules"], "order": _order(written["rules"]["order"])}
     rules = Rules(**{name: kind(told[name]) for name, kind in Rules.__annotations__.items()})
     process = _read_process(written["process"])
     hazard_per_s = _read_array(written["hazard_per_s"])
@@ -236,6 +249,24 @@ def _check_known(opening: Opening) -> None:
     )
     if not fits:
         raise ValueError(f"a cluster of {gpus} GPUs whose {len(known.jobs)} jobs do not go together")
+
+
+def _check_beliefs(opening: Opening) -> None:
+    """Refuse rates that nobody can have learned."""
+    beliefs, cluster = opening.known.beliefs, opening.site.cluster
+    if beliefs is None:
+        return
+    gpus, nodes = cluster.gpu_node.size, cluster.speed.size
+    sizes = [gpus, *(nodes for _ in beliefs[1:])]
+    # Each is at least 0, but for the time of the last fault, which is -1 for none.
+    fits = [len(values) for values in beliefs] == sizes and all(
+        least <= value < np.inf
+        for name, values in beliefs._asdict().items()
+        for least in [-1.0 if name == "failed_s" else 0.0]
+        for value in values
+    )
+    if not fits or not set(beliefs.lemon) <= {0, 1}:
+        raise ValueError(f"a cluster of {gpus} GPUs on {nodes} nodes that has no such fault rates")
 
 
 def _array(array: NDArray[Any]) -> dict[str, object]:

@@ -19,7 +19,7 @@ class Site(NamedTuple):
     cluster: Cluster
     rules: Rules
     process: FaultProcess  # of imagined futures
-    hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it
+    hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it before any fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,18 @@ class Expected:
     end_s: float
 
 
+class Beliefs(NamedTuple):
+    """What was learned of fault rates: the fields of the state of these names (cluster/state/state.py)."""
+
+    gpu_hazard_per_s: tuple[float, ...]  # by GPU, all others by node
+    node_hazard_per_s: tuple[float, ...]
+    lemon: tuple[int, ...]
+    observed_s: tuple[float, ...]
+    observed_faults: tuple[float, ...]
+    observed_gpu_s: tuple[float, ...]
+    failed_s: tuple[float, ...]
+
+
 class Known(NamedTuple):
     """A cluster at one moment, as it can be taken up again."""
 
@@ -69,6 +81,7 @@ class Known(NamedTuple):
     # All jobs so far, and the sum of their estimates: the mean is the measure of time in what policies see. Of these
     # jobs alone where that is more.
     estimates: tuple[int, float] = (0, 0.0)
+    beliefs: Beliefs | None = None  # None where nothing was observed yet, or nothing is learned
 
 
 class MirrorCall(NamedTuple):

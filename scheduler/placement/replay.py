@@ -6,7 +6,7 @@ Source: SPEC R9.
 import json
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -156,9 +156,17 @@ def _located(path: Path, number: int) -> Iterator[None]:
 def _follow(mirror: ClusterMirror, calls: Iterable[MirrorCall]) -> None:
     gpus = mirror.site.cluster.gpu_node.size
     for each in calls:
-        if each.method in ("take_out", "bring_back") and each.arguments[0] not in range(gpus):
-            raise InputError(f"there is no GPU {each.arguments[0]}")
+        for gpu in _gpus_of(each):
+            if gpu not in range(gpus):
+                raise InputError(f"there is no GPU {gpu}")
         mirror.follow([each])
+
+
+def _gpus_of(call: MirrorCall) -> Sequence[Any]:
+    """Return the GPUs that go out of service or come back, whose numbers compiled code trusts."""
+    if call.method in ("take_out", "bring_back"):
+        return call.arguments
+    return call.arguments[0] if call.method == "fail" else ()  # type: ignore[return-value]
 
 
 def _compare(mirror: ClusterMirror, found: dict[str, Any], decision: MirrorCall, policy: Policy) -> Compared:

@@ -158,7 +158,7 @@ def test_a_repair_takes_what_is_left_of_its_mean_time_given_how_long_it_has_last
 def test_faults_of_nodes_and_racks_are_imagined_as_those_of_single_gpus() -> None:
     sim = after(0.0)
     sim.scenarios.source_rate_per_s[0, 4:] = RATE_PER_S
-    sim.scenarios.hazard_per_s[:] = 3.0 * RATE_PER_S  # so all rates together add up to what is known
+    sim.state.gpu_hazard_per_s[:] = 3.0 * RATE_PER_S  # so all rates together add up to what is known
     assert within_four_errors(drawn_s(sim, 0), 1.0 / (3.0 * RATE_PER_S))
     for never in (4, 5, 6):  # the nodes and the rack
         assert (drawn_s(sim, never) == math.inf).all()

@@ -29,9 +29,11 @@ WHOLE = [name for name, kind in FIELDS.items() if declared_dtype(kind).kind == "
 VIEWS = (View("node", "full", "dt"), View("gpu", "patent", "dt"), View("candidate", "full", "dt"))
 
 
-def run(view: View = VIEWS[0], order: str = "easy", steps: int = 9) -> Batch:
+def run(view: View = VIEWS[0], order: str = "easy", steps: int = 9, *, learns: bool = False) -> Batch:
     """Return three environments in which jobs wait, run and have picks."""
-    batch, rng = Batch(problem(order=order), view, 3), np.random.default_rng(0)
+    what = problem(order=order)
+    batch = Batch(what._replace(rules=what.rules._replace(estimated_hazards=learns)), view, 3)
+    rng = np.random.default_rng(0)
     batch.reset()
     for _ in range(steps):
         batch.step(open_actions(batch.masks, rng))
@@ -82,6 +84,22 @@ def test_counts_that_end_what_goes_on_for_ever_are_within_their_ends(name: str, 
     sound_state(batch.sim, spoiled(batch.sim.state, name, most))
     for value in (most + 1, 2**31 - 1):
         with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected at most {most}"):
+            sound_state(batch.sim, spoiled(batch.sim.state, name, value))
+
+
+BELIEFS = (
+    "gpu_hazard_per_s", "node_hazard_per_s", "observed_s", "observed_faults", "observed_gpu_s", "failed_s",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BELIEFS)
+@pytest.mark.parametrize("learns", [False, True])
+def test_fault_rates_that_nobody_can_have_learned_are_refused_by_their_field(name: str, *, learns: bool) -> None:
+    batch = run(learns=learns)
+    sound_state(batch.sim, batch.sim.state)
+    beyond = [math.inf, -2.0, *([1e9] if name in ("observed_s", "failed_s") else [])]
+    for value in beyond if learns else [*beyond, 0.5]:
+        with pytest.raises(ValueError, match=rf"state\.{name}\[.* is .*, expected "):
             sound_state(batch.sim, spoiled(batch.sim.state, name, value))
 
 

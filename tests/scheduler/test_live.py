@@ -73,6 +73,8 @@ class Told:
         else:
             for gpu in gpus:
                 (mirror.take_out if kind == "fault" else mirror.bring_back)(gpu)
+            if kind == "fault":
+                mirror.fail(gpus)
 
 
 Decided = tuple[str | None, bool, str, list[int]]  # the job that was due, whether it started, what did, and its GPUs
@@ -110,14 +112,24 @@ def test_a_policy_decides_on_a_live_cluster_as_in_the_simulation(policy: Policy,
     assert [there for there, _ in pairs] == [here for _, here in pairs]
 
 
-@given(cases(), st.sampled_from(POLICIES))
-def test_any_policy_decides_on_a_live_cluster_as_in_the_simulation(case: Case, policy: Policy) -> None:
+@given(cases(), st.sampled_from(POLICIES), st.booleans())
+def test_any_policy_decides_on_a_live_cluster_as_in_the_simulation(
+    case: Case,
+    policy: Policy,
+    learns: bool,  # noqa: FBT001
+) -> None:
+    case = case._replace(rules=case.rules._replace(estimated_hazards=learns))
     for there, here in decided(Told(case, compiled(case)), policy):
         assert there == here
 
 
-@given(cases(), st.sampled_from(TAKEN_UP))
-def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(case: Case, policy: Policy) -> None:
+@given(cases(), st.sampled_from(TAKEN_UP), st.booleans())
+def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(
+    case: Case,
+    policy: Policy,
+    learns: bool,  # noqa: FBT001
+) -> None:
+    case = case._replace(rules=case.rules._replace(estimated_hazards=learns))
     told = Told(case, compiled(case))
     decided_s = -1.0
 

@@ -2,7 +2,10 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,7 @@ from longshore.scheduler.placement.replay import Compared, as_line, export, repl
 from longshore.scheduler.store.opening import open_store
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained_candidates
-from tests.scheduler.test_twin import twin_of
+from tests.scheduler.test_twin import learning_case, twin_of
 
 
 def recorded(folder: Path, policy: Policy, *, ring: bool) -> Path:
@@ -38,6 +41,68 @@ def test_the_same_policy_decides_the_same_again(policy: Policy, ring: bool, tmp_
 
     assert len(compared) == len(file.read_text().splitlines()) >= 10
     assert all(it.agrees and it.expected == it.other_expected for it in compared)
+
+
+def learning(folder: Path) -> Path:
+    """Play a cluster whose policies learn from faults, taken over now and then; return the file of its decisions."""
+    store = open_store(f"sqlite:///{folder / 'store.db'}")
+    twin = twin_of(learning_case(jobs=60), store, Placer(HEURISTICS["patient"]))
+    twin.tick()
+    for turn in count():
+        if twin.is_over:
+            break
+        twin.live_on()
+        twin.tick()
+        if turn % 40 == 20:
+            twin.scheduler.cache = None
+    file = folder / "decisions.jsonl"
+    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
+    store.close()
+    return file
+
+
+def test_what_was_learned_of_fault_rates_is_known_again(tmp_path: Path) -> None:
+    file = learning(tmp_path)
+
+    compared = list(replay(file, HEURISTICS["patient"]))
+
+    openings = [past for line in file.read_text().splitlines() if "beliefs" in (past := json.loads(line)["past"])]
+    assert len(openings) > 2
+    assert max(openings[-1]["beliefs"][4]) > 0.0
+    assert len(compared) >= 60
+    assert all(it.agrees and it.expected == it.other_expected for it in compared)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda beliefs: beliefs[1].pop(),
+        lambda beliefs: beliefs[0].append(1e-6),
+        lambda beliefs: beliefs[1].__setitem__(0, -1e-6),
+        lambda beliefs: beliefs[1].__setitem__(0, 1e400),
+        lambda beliefs: beliefs[2].__setitem__(0, 2),
+        lambda beliefs: beliefs.pop(),
+    ],
+)
+def test_rates_that_nobody_can_have_learned_are_refused(spoil: Callable[[Any], object], tmp_path: Path) -> None:
+    file = learning(tmp_path)
+    lines = file.read_text().splitlines()
+    first = json.loads(lines[0])
+    spoil(first["past"]["beliefs"])
+    file.write_text("\n".join([json.dumps(first), *lines[1:]]), encoding="utf-8")
+
+    with pytest.raises(InputError, match=r"decisions\.jsonl:1"):
+        list(replay(file, HEURISTICS["patient"]))
+
+
+def test_decisions_of_earlier_versions_which_say_nothing_of_it_are_replayed_as_they_were(tmp_path: Path) -> None:
+    file = recorded(tmp_path, HEURISTICS["patient"], ring=False)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert "beliefs" not in lines[0]["past"]
+    del lines[0]["past"]["site"]["rules"]["estimated_hazards"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+    assert all(it.agrees for it in replay(file, HEURISTICS["patient"]))
 
 
 def test_another_policy_is_compared_decision_by_decision_with_what_is_expected_of_both(tmp_path: Path) -> None:

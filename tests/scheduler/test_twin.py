@@ -13,9 +13,11 @@ from longshore.agents.protocol import Policy
 from longshore.cluster.model.scenarios import ORDERS, FaultProcess, Rules, Scenarios
 from longshore.cluster.model.topology import Cluster
 from longshore.cluster.presets.hetero64 import hetero64
+from longshore.cluster.presets.problems import Regime, hetero64_problem
 from longshore.cluster.state.state import Simulation
 from longshore.scheduler.backends.simulated import SimulatedBackend
 from longshore.scheduler.control.reconciler import Reconciler, Times
+from longshore.scheduler.mirror.standing import Beliefs
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.states import Desired, JobState
 from longshore.scheduler.placement.placer import Placer
@@ -79,6 +81,47 @@ def test_many_jobs_that_arrive_over_time_on_a_cluster_with_faults_are_placed_as_
     twin_of(case, store, Placer(HEURISTICS["patient"])).run()
 
     assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS["patient"])
+
+
+def learning_case(jobs: int) -> Case:
+    """Return a case of `hetero64` whose policies are not told which node is the lemon, and learn it."""
+    regime = Regime("easy-shortest", 24 * 3600.0, waiting=True)
+    cluster, scenarios, process, rules = hetero64_problem(1, 7, regime, jobs=jobs, load=0.85)
+    return Case(cluster._replace(speed=scenarios.speed[0]), scenarios, 0, process, rules)
+
+
+@pytest.mark.parametrize("name", ["eft-hazard", "patient"])
+def test_the_scheduler_learns_from_faults_what_the_simulator_learns_and_decides_as_it(name: str, store: Store) -> None:
+    case = learning_case(jobs=150)
+    twin = twin_of(case, store, Placer(HEURISTICS[name]))
+    twin.run()
+
+    assert starts_of(store, layout_of(case)) == simulated(case, HEURISTICS[name])
+    assert twin.scheduler.cache is not None
+    mine, theirs = twin.scheduler.cache.mirror.sim.state, twin.backend.sim.state
+    assert theirs.observed_faults.sum() > 5.0
+    for field in Beliefs._fields:
+        assert np.array_equal(getattr(mine, field), getattr(theirs, field)), field
+
+
+def test_a_scheduler_that_takes_over_knows_from_the_store_what_the_one_before_had_learned(store: Store) -> None:
+    case = learning_case(jobs=150)
+    twin = twin_of(case, store, Placer(HEURISTICS["patient"]))
+    twin.tick()
+    turns = 0
+    while not twin.is_over:
+        twin.live_on()
+        twin.tick()
+        turns += 1
+        if turns % 50 == 0:
+            twin.scheduler.cache = None
+
+    assert turns > 200
+    assert sorted(starts_of(store, layout_of(case))) == sorted(simulated(case, HEURISTICS["patient"]))
+    assert twin.scheduler.cache is not None
+    mine, theirs = twin.scheduler.cache.mirror.sim.state, twin.backend.sim.state
+    for field in Beliefs._fields:
+        np.testing.assert_allclose(getattr(mine, field), getattr(theirs, field), rtol=1e-9, err_msg=field)
 
 
 def test_a_scheduler_without_the_time_to_decide_at_once_decides_the_same(store: Store) -> None:

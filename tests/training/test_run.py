@@ -256,14 +256,28 @@ def test_what_cannot_be_trained_is_refused_by_its_option(changes: dict[str, obje
 
 def test_the_order_regime_is_kept_named_and_left_out_where_it_is_the_default() -> None:
     plain, ordered = small(), small(waiting=True, orders=("shortest",), ageing_h=24.0)
-    assert (plain.name, plain.regimes) == ("hetero64-ppo-0", (Regime(),))
+    assert (plain.name, plain.regimes) == ("hetero64-ppo-0", (Regime(oracle=True),))
     assert (ordered.name, ordered.regimes) == (
         "hetero64-ppo-wait-shortest-age24h-0",
-        (Regime("shortest", 86400.0, waiting=True),),
+        (Regime("shortest", 86400.0, waiting=True, oracle=True),),
     )
     assert small(action="candidate", network="candidates", reward="dt").name == "hetero64-ppo-candidate-dt-0"
     assert small(network="mlp").name == "hetero64-ppo-mlp-0"
     assert TrainingConfig.model_validate_json(ordered.model_dump_json()) == ordered
+
+
+def test_fault_rates_are_estimated_unless_told_otherwise_and_runs_that_do_not_say_were_made_by_the_true_ones() -> None:
+    asked: dict[str, object] = {
+        "preset": "hetero64", "algorithm": "ppo", "steps": 1e6, "seed": 0, "network": "set", "action": "node",
+        "observation": "full", "reward": None, "waiting": False, "threads": 1,
+    }  # fmt: skip
+    plain, known = config_of(**asked), config_of(**asked, oracle=True)  # type: ignore[arg-type]
+    assert (plain.regimes, known.regimes) == ((Regime(),), (Regime(oracle=True),))
+
+    kept = plain.model_dump(mode="json")
+    assert TrainingConfig.model_validate(kept) == plain
+    del kept["oracle"]
+    assert TrainingConfig.model_validate(kept) == known
 
 
 def test_training_and_validation_run_by_the_order_regime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

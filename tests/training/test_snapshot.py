@@ -33,9 +33,15 @@ from longshore.training.snapshot import (
 from tests.envs.copied_run import problem
 from tests.envs.random_run import open_actions
 
+BELIEFS = (
+    "gpu_hazard_per_s", "node_hazard_per_s", "lemon", "observed_s", "observed_faults", "observed_gpu_s", "failed_s",
+)  # fmt: skip
 
-def played(view: View, steps: int = 9) -> Batch:
-    batch, rng = Batch(problem(order="easy"), view, 3), np.random.default_rng(0)
+
+def played(view: View, steps: int = 9, *, learns: bool = False) -> Batch:
+    run = problem(order="easy")
+    batch = Batch(run._replace(rules=run.rules._replace(estimated_hazards=learns)), view, 3)
+    rng = np.random.default_rng(0)
     batch.reset()
     for _ in range(steps):
         batch.step(open_actions(batch.masks, rng))
@@ -49,9 +55,12 @@ def kept(batch: Batch) -> Arrays:
     return arrays | {f"batch/{name}": value.copy() for name, value in batch.arrays().items()}
 
 
+@pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("action", ["node", "gpu", "candidate"])
-def test_environments_go_on_where_they_were_kept(action: str) -> None:
-    batch, twin = played(View(action, reward="dt")), played(View(action, reward="dt"), 0)
+def test_environments_go_on_where_they_were_kept(action: str, *, learns: bool) -> None:
+    long = 300 if action == "gpu" else 99  # steps until a fault has come
+    batch, twin = (played(View(action, reward="dt"), steps, learns=learns) for steps in (long, 0))
+    assert bool(batch.sim.state.observed_faults.any()) is learns
     restore_batch(kept(batch), twin)
     for each in (batch, twin):
         rng = np.random.default_rng(1)
@@ -72,6 +81,15 @@ def test_environments_go_on_whose_state_was_kept_under_older_names() -> None:
     assert older.keys() != kept(batch).keys()
     restore_batch(older, twin)
     assert np.array_equal(batch.sim.state.candidate_job, twin.sim.state.candidate_job)
+    assert np.array_equal(batch.observations, twin.observations)
+
+
+def test_environments_go_on_whose_state_did_not_say_what_policies_know_of_fault_rates() -> None:
+    batch, twin = (played(View("node", reward="dt"), steps) for steps in (60, 0))
+    older = {name: each for name, each in kept(batch).items() if name.removeprefix("state/") not in BELIEFS}
+    assert len(older) + 7 == len(kept(batch))
+    restore_batch(older, twin)
+    assert all(np.array_equal(getattr(batch.sim.state, name), getattr(twin.sim.state, name)) for name in BELIEFS)
     assert np.array_equal(batch.observations, twin.observations)
 
 

@@ -15,7 +15,7 @@ from longshore.training.later import FACTORS, Later, compare_later, verdict
 from longshore.training.trace_problems import trace_problems
 from tests.command_line import Command
 
-REGIMES = (Regime("easy", waiting=True), Regime("shortest", 3600.0, waiting=True))
+REGIMES = (Regime("easy", waiting=True), Regime("shortest", 3600.0, waiting=True))  # fault rates are estimated
 CLUSTER = """
 node_types:
   old: {gpus: 4, peak_flops: 1e14, memory_bytes: 1e9}

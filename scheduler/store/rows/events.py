@@ -51,6 +51,13 @@ _LAST_SUCH_S = select(func.max(event.c.at_s)).where(
     event.c.job_id == bindparam("of_job"), event.c.kind == bindparam("of_kind"), event.c.now == bindparam("word")
 )
 _LAST = select(func.coalesce(func.max(event.c.seq), 0))
+_FIRST_S = select(event.c.at_s).order_by(event.c.seq).limit(1)
+_LAST_OF_NO_JOB = (
+    select(*(event.c[name] for name in EventRow._fields))
+    .where(event.c.job_id.is_(None), event.c.kind == bindparam("of_kind"), event.c.at_s >= bindparam("since_s"))
+    .order_by(event.c.seq.desc())
+    .limit(bindparam("most"))
+)
 
 
 def append(tx: Connection, new: NewEvent) -> None:
@@ -131,6 +138,25 @@ def _complete(tx: Connection, statement: Executable, parameters: Mapping[str, ob
         rows = tx.execute(statement, parameters).all()
         alone.rollback()
     return rows
+
+
+def first_event_s(tx: Connection) -> float | None:
+    """Return the time of the first event that is kept, None if there is none."""
+    first: float | None = tx.execute(_FIRST_S).scalar_one_or_none()
+    return first
+
+
+def last_of_no_job(tx: Connection, kind: str, since_s: float, most: int) -> list[EventRow]:
+    """Return the last events of a kind that concern no job, in the order of their numbers.
+
+    Args:
+        tx: Transaction.
+        kind: Their kind.
+        since_s: Unix time of the earliest.
+        most: Most events to return.
+    """
+    rows = tx.execute(_LAST_OF_NO_JOB, {"of_kind": kind, "since_s": since_s, "most": most}).all()
+    return [EventRow._make(row) for row in reversed(rows)]
 
 
 def last_such_s(tx: Connection, job_id: str, kind: str, now: str) -> float | None:

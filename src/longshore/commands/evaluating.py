@@ -16,6 +16,7 @@ from .options import (  # fmt: skip
     FaultsOption,
     HeuristicsOption,
     LoadOption,
+    OracleOption,
     ProfileOption,
     RivalsOption,
     RunsOption,
@@ -64,6 +65,7 @@ def evaluate(
     order: EveryOrderOption = None,
     ageing: AnyAgeingOption = None,
     waiting: AnyWaitingOption = None,
+    oracle: OracleOption = False,
     estimates: EstimatesOption = None,
     sigma: SigmaOption = 0.5,
     profile: ProfileOption = None,
@@ -97,7 +99,8 @@ def evaluate(
 
     request = EvaluationRequest(
         policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults,
-        regime=_regime(order, ageing, waiting), every_order=order is None, workloads=workloads, runs=runs, load=load,
+        regime=_regime(order, ageing, waiting, oracle=oracle), every_order=order is None, workloads=workloads,
+        runs=runs, load=load,
         max_gpus=max_gpus, estimates=estimates.value if estimates else None, sigma=sigma,
         drawn=JobsRequest(profile, arrivals.value if arrivals else None), seed=seed,
         heuristics=heuristics, report=report, pictures=pictures, json_out=json_out,
@@ -106,8 +109,8 @@ def evaluate(
     evaluate_request(request, console(), progress)
 
 
-def _regime(order: str | None, ageing_s: float | None, waiting: bool | None) -> "Regime":
+def _regime(order: str | None, ageing_s: float | None, waiting: bool | None, *, oracle: bool) -> "Regime":
     """Return the regime asked for; where all orders are tried, what holds under each."""
     if order is not None:
-        return regime_of(order, ageing_s, waiting=bool(waiting))
-    return regime_of("fifo", WEEK_S if ageing_s is None else ageing_s, waiting=waiting is not False)
+        return regime_of(order, ageing_s, waiting=bool(waiting), oracle=oracle)
+    return regime_of("fifo", WEEK_S if ageing_s is None else ageing_s, waiting=waiting is not False, oracle=oracle)

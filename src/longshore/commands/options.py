@@ -99,6 +99,10 @@ ArrivalsOption = Annotated[
     Arrivals | None, typer.Option(help="Of generated jobs; as in the profile, with bursts, if left out.")
 ]
 SigmaOption = Annotated[float, typer.Option(min=0.0, max=5.0, callback=number, help="Spread of log-normal estimates.")]
+OracleOption = Annotated[
+    bool,
+    typer.Option("--oracle", help="Policies know the true fault rates; else they estimate them from faults so far."),
+]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of everything that is drawn.")]
 MaxGpusOption = Annotated[
     int | None, typer.Option(min=1, max=2**31 - 1, help="Cut jobs that ask more GPUs to so many.")
@@ -138,8 +142,8 @@ HeuristicsOption = Annotated[
 ]
 
 
-def regime_of(order: str, ageing_s: float | None, *, waiting: bool) -> "Regime":
+def regime_of(order: str, ageing_s: float | None, *, waiting: bool, oracle: bool) -> "Regime":
     """Return the order regime that options ask for."""
     from ..cluster.presets.problems import Regime
 
-    return Regime(order, float("inf") if ageing_s is None else ageing_s, waiting)
+    return Regime(order, float("inf") if ageing_s is None else ageing_s, waiting, oracle)

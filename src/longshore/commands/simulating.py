@@ -12,6 +12,7 @@ from .options import (  # fmt: skip
     FaultsOption,
     LoadOption,
     MaxGpusOption,
+    OracleOption,
     OrderOption,
     ProfileOption,
     SeedOption,
@@ -33,6 +34,7 @@ def simulate(
     order: OrderOption = "fifo",
     ageing: AgeingOption = None,
     waiting: WaitingOption = False,
+    oracle: OracleOption = False,
     estimates: EstimatesOption = None,
     sigma: SigmaOption = 0.5,
     profile: ProfileOption = None,
@@ -56,7 +58,8 @@ def simulate(
         from ..eval.simulate import SimulationRequest, simulate_request
 
     request = SimulationRequest(
-        cluster=cluster, policy=policy, trace=trace, faults=faults, regime=regime_of(order, ageing, waiting=waiting),
+        cluster=cluster, policy=policy, trace=trace, faults=faults,
+        regime=regime_of(order, ageing, waiting=waiting, oracle=oracle),
         estimates=estimates.value if estimates else None, sigma=sigma,
         drawn=JobsRequest(profile, arrivals.value if arrivals else None),
         jobs=jobs, load=load, max_gpus=max_gpus, seed=seed, events=events, jobs_out=jobs_out, cluster_out=cluster_out,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import AgeingOption, ClusterOption, FaultsOption, names
+from .options import AgeingOption, ClusterOption, FaultsOption, OracleOption, names
 from .progress import INTERRUPTED, progress, training_progress
 
 PresetOption = Annotated[
@@ -99,6 +99,7 @@ def train(
     reward: RewardOption = None,
     replay: ReplayOption = None,
     waiting: MayWaitOption = None,
+    oracle: OracleOption = False,
     threads: ThreadsOption = 2,
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
@@ -110,7 +111,7 @@ def train(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, traces=trace or (), cluster=cluster, faults=faults,
         loads=load or (), estimates=estimates, threads=threads, orders=order or (),
-        ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=init,
+        ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=init, oracle=oracle,
     )  # fmt: skip
     with training_progress(config.steps) as tell:
         result = run(config, logdir, tell)

@@ -69,7 +69,7 @@ class Watched:
         workload = workload_of(("a", "b", "c"), gpus, np.full(3, LONG_S), submit_s)
         rates = np.zeros(3 * nodes + 1)
         scenarios = stack(cluster, [workload], fault_seed=np.array([5]), source_rate_per_s=rates)
-        case = Case(cluster, scenarios, 0, busy.process, busy.rules)
+        case = Case(cluster, scenarios, 0, busy.process, busy.rules._replace(estimated_hazards=True))
         self.store = open_store(f"sqlite:///{folder / 'store.db'}")
         self.backend = Silenced(compiled(case), layout_of(case))
         self.backend.silent_s = {}
@@ -93,6 +93,15 @@ class Watched:
         """Go on as another process would that finds the store of one that was killed."""
         self.twin.scheduler = Reconciler(self.twin.parts)
         self.twin.tick()
+
+    def faulted(self) -> set[str]:
+        """Return the nodes of which policies know that they failed, each no more than once."""
+        cache = self.twin.scheduler.cache
+        assert cache is not None
+        state = cache.mirror.sim.state
+        assert (state.observed_faults[0] < 1.5).all()
+        assert np.array_equal(state.observed_faults[0] > 0.5, state.node_hazard_per_s[0] > 0.0)
+        return {f"node{node}" for node in np.flatnonzero(state.observed_faults[0] > 0.5)}
 
     def silence(self, *nodes: str) -> None:
         self.backend.silent_s.update(dict.fromkeys(nodes, self.backend.now_s))
@@ -143,6 +152,28 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     it = Watched(tmp_path, 10, later=16)
     with closing(it.store):
         yield it
+
+
+def test_policies_learn_of_nodes_that_are_lost_and_gpus_that_are_faulty_but_not_of_what_operators_do(
+    watched: Watched,
+) -> None:
+    lost, faulty, drained = sorted({f"node{number}" for number in range(10)} - watched.nodes_of(0))[:3]
+    watched.drain(drained, "new disks")
+    watched.wait(5)
+    watched.silence(lost, drained)
+    watched.wait(20)
+    assert watched.faulted() == set()  # they may answer again
+    watched.wait(120)
+    assert watched.liveness() == {lost: Liveness.DOWN, drained: Liveness.DOWN}
+    assert watched.faulted() == {lost}
+    for _ in range(4):
+        watched.report(faulty, [False, True])
+        watched.wait(5)
+
+    assert watched.faulted() == {lost, faulty}
+    watched.crash()
+    watched.wait(1)
+    assert watched.faulted() == {lost, faulty}
 
 
 def test_half_the_cluster_falling_silent_is_one_alarm_and_nothing_else(tmp_path: Path) -> None:
