@@ -62,8 +62,8 @@ class Settings(_Section):
     store: str | None = None  # URL; a SQLite file in the folder if left out
     backend: BackendChoice = BackendChoice()
     policy: PolicyChoice = PolicyChoice()
-    order: Annotated[str, RegisteredName("orders")] = "easy"
-    ageing_s: Annotated[float, Field(ge=0.0)] = 72 * 3600.0  # 6 h cost 10 % of mean JCT (docs/benchmarks.md, unseen)
+    order: Annotated[str, RegisteredName("orders")] = "shortest"  # this order, bound and fallback: bench-default
+    ageing_s: Annotated[float, Field(ge=0.0)] = 7 * 24 * 3600.0
     waiting: bool = True
     host: Name = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8765

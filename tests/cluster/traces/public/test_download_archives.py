@@ -72,7 +72,9 @@ def test_an_archive_that_is_not_safe_writes_nothing(download: Download, bad: tup
 
 
 @pytest.mark.parametrize(
-    "content", [CSV, b"", archive(), archive(member("other.csv")), archive(member("cluster01.csv"))[:-400]]
+    "content",
+    [CSV, b"", archive(), archive(member("other.csv")), archive(member("cluster01.csv"))[:-400]],
+    ids=["plain", "nothing", "empty", "other", "cut"],  # the bytes of an archive hold the time at which it was made
 )
 def test_an_archive_that_cannot_be_used_is_one_line(download: Download, content: bytes) -> None:
     refused(packed(download, content)())

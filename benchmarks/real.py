@@ -1,0 +1,58 @@
+"""The shipped policy for real traces, one pass, against `patient` tuned on each trace's past, under four order regimes.
+
+The windows are those of benchmarks/real_windows.py. The policy was trained on earlier jobs of the same traces.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from longshore.agents.learned.checkpoint import load_policy
+from longshore.agents.protocol import Policy
+from longshore.cluster.presets.problems import Regime
+from longshore.eval.setting import TESTED_PART
+
+from .harness import ROOT, Row, main, progress
+from .real_windows import SEED, Figures, differences, figures_of, pooled, problem_of, traces, tuned_patient
+
+CHECKPOINT = ROOT / "checkpoints" / "traces.zip"
+WEEK_S = 7 * 24 * 3600.0
+REGIMES = {  # and by how much the mean JCT is to be lower, in per cent
+    "strict FIFO": (Regime("fifo", waiting=True), 2.5),
+    "EASY": (Regime("easy", waiting=True), 6.0),
+    "EASY, shortest first": (Regime("easy-shortest", waiting=True), 6.0),
+    "shortest first, aged after a week": (Regime("shortest", WEEK_S, waiting=True), 3.0),
+}
+
+
+def learned(regime: Regime, policy: Policy, path: Path, load: float) -> Figures:
+    """Return how a policy does on later windows of a trace."""
+    return figures_of(problem_of(path, regime, load, TESTED_PART, SEED), policy)
+
+
+def rival(regime: Regime, path: Path, load: float) -> Figures:
+    """Return how `patient` does there, tuned."""
+    return learned(regime, tuned_patient(path, regime, load), path, load)
+
+
+def measure() -> Iterator[Row]:
+    """Run, and yield each comparison."""
+    if not traces():
+        progress("the real traces are not there: nothing to measure")
+        return
+    policy = load_policy(CHECKPOINT)
+    for name, (regime, least) in REGIMES.items():
+        progress(name)
+        found = differences(partial(learned, regime, policy), partial(rival, regime))
+        mean, p99, wait = (pooled(list(parts)) for parts in zip(*found.values(), strict=True))
+        worst = max(found, key=lambda trace: float(found[trace].mean_s.mean()))
+        yield Row(f"{name}: mean JCT", mean.percent, "%", most=-least)
+        yield Row(f"{name}: mean JCT, lower end", mean.low, "%")
+        yield Row(f"{name}: mean JCT, upper end", mean.high, "%", most=0.0)
+        yield Row(f"{name}: mean JCT, worst trace ({worst})", pooled([found[worst].mean_s]).percent, "%", most=1.0)
+        yield Row(f"{name}: p99 JCT", p99.percent, "%", most=2.0)
+        yield Row(f"{name}: longest wait", wait.percent, "%", most=2.0)
+
+
+if __name__ == "__main__":
+    main(measure)
