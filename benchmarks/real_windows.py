@@ -1,9 +1,9 @@
 """Windows of the real traces with gangs or queues, and how a policy differs from a rival on them.
 
 Windows of 96 jobs of the last 30 % of each trace, at most 24, at a load of 0.85 and at the recorded one; on the
-preset's cluster, of which half the nodes are of an older type, with its faults. Estimates of run times have log-normal errors of
-sigma 0.5, and fault rates are estimated. Draws of speeds and faults are averaged first, then loads. Intervals are by a
-bootstrap of windows within each trace; traces weigh alike.
+preset's cluster, of which half the nodes are of an older type, with its faults. Estimates of run times have log-normal
+errors of sigma 0.5, and fault rates are estimated. Draws of speeds and faults are averaged first, then loads. Intervals
+are by a bootstrap of windows within each trace; traces weigh alike.
 """
 
 from collections.abc import Callable
