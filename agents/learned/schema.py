@@ -82,7 +82,7 @@ def check_features(schema: Schema, source: str) -> None:
         raise CheckpointError(f"{source} was made by Longshore {schema.longshore}, newer than this one; upgrade")
     names = feature_names(schema.action, schema.observation)
     for kind, theirs, ours in zip(("global", "item"), (schema.globals, schema.features), names, strict=True):
-        if theirs != ours[: len(theirs)]:
+        if not theirs or theirs != ours[: len(theirs)]:
             odd = sorted(set(theirs) - set(ours)) or sorted(set(ours) - set(theirs)) or ["their order"]
             raise CheckpointError(
                 f"{source} was made with other {kind} features ({odd[0]}; {len(theirs)} of them, this version has "
