@@ -13,10 +13,12 @@ from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART
+from longshore.training.asked import TRAINED_PART
+from longshore.training.later import tuned_patient
 
 from .card import machine_text
 from .harness import ROOT, Row, main, progress, stamp_of_run
-from .real_windows import SEED, Figures, differences, figures_of, pooled, problem_of, traces, tuned_patient
+from .real_windows import SEED, Figures, differences, figures_of, pooled, problem_of, traces
 
 CHECKPOINT = ROOT / "checkpoints" / "traces.zip"
 COMMAND = (
@@ -46,6 +48,7 @@ Weights alone never run code: the zip holds a JSON schema and NumPy arrays.
 
 The traces are {traces}. On a trace of your own, compare it first: `longshore evaluate --trace ... --policy {name}.zip`.
 """
+TUNING_SEED = 2027
 WEEK_S = 7 * 24 * 3600.0
 REGIMES = {  # and by how much the mean JCT is to be lower, in per cent
     "strict FIFO": (Regime("fifo", waiting=True), 2.5),
@@ -61,8 +64,9 @@ def learned(regime: Regime, policy: Policy, path: Path, load: float) -> Figures:
 
 
 def rival(regime: Regime, path: Path, load: float) -> Figures:
-    """Return how `patient` does there, tuned."""
-    return learned(regime, tuned_patient(path, regime, load), path, load)
+    """Return how `patient` does there, tuned on the part of the trace that policies are trained on."""
+    past = problem_of(path, regime, load, TRAINED_PART, TUNING_SEED)
+    return learned(regime, tuned_patient(past), path, load)
 
 
 def measure() -> Iterator[Row]:

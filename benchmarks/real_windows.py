@@ -7,7 +7,6 @@ are by a bootstrap of windows within each trace; traces weigh alike.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.agents.heuristics.heuristics import PATIENT, Heuristic
 from longshore.agents.protocol import Policy
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
@@ -26,8 +24,7 @@ from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workloads.estimates import with_scenario_estimates
 from longshore.eval.run import run_all
 from longshore.eval.setting import WINDOWS
-from longshore.training.asked import SIGMA, TRAINED_PART
-from longshore.training.later import FACTORS
+from longshore.training.asked import SIGMA
 
 from .against import Difference
 from .harness import ROOT
@@ -38,7 +35,7 @@ GPUS = {  # of the cluster on which a trace's recorded load is one that people r
     "itp_cluster08": 80, "itp_cluster10": 8, "philly_vc_2869ce": 64, "philly_vc_7f04ca": 160, "philly_vc_ee9e8c": 400,
 }  # fmt: skip
 DRAWS = 8
-SEED, TUNING_SEED = 2026, 2027
+SEED = 2026
 RESAMPLES = 2000
 
 
@@ -85,13 +82,6 @@ def figures_of(problem: Problem, policy: Policy) -> Figures:
     found = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size)
     times_s = (found.mean_jct_s, found.p99_jct_s, found.longest_wait_s)
     return Figures(*(values.reshape(-1, DRAWS).mean(axis=1) for values in times_s))
-
-
-def tuned_patient(path: Path, regime: Regime, load: float) -> Heuristic:
-    """Return `patient` with the factor that does best on the part of a trace that policies are trained on."""
-    problem = problem_of(path, regime, load, TRAINED_PART, TUNING_SEED)
-    tried = [replace(PATIENT, name="patient-tuned", patience=factor) for factor in FACTORS]
-    return min(tried, key=lambda policy: float(np.log(figures_of(problem, policy).mean_s).mean()))
 
 
 Runs = Callable[[Path, float], Figures]

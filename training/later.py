@@ -53,7 +53,7 @@ def compare_later(asked: Asked, policy: Policy) -> tuple[Later, ...]:
         for regime in asked.regimes:
             tuned = Windows(TRAINED_PART, MOST_WINDOWS, None, TUNING_SEED + number, disjoint=True)
             later = Windows(LATER_PART, MOST_WINDOWS, None, LATER_SEED + number, disjoint=True)
-            rival = _tuned(window_problems(alone, regime, tuned, (TRACE_LOAD,)))
+            rival = tuned_patient(window_problems(alone, regime, tuned, (TRACE_LOAD,)))
             problem = window_problems(alone, regime, later, (TRACE_LOAD,))
             logs.append(np.log(_window_means_s(problem, policy) / _window_means_s(problem, rival)))
             found.append(_later(f"{path.name}, {regime.order}", logs[-1], rival.patience))
@@ -78,8 +78,8 @@ def verdict(found: tuple[Later, ...]) -> str:
     return "It is not shown to be better than `patient`: run the policy `patient`, or train on more or longer traces."
 
 
-def _tuned(problem: Problem) -> Heuristic:
-    """Return `patient` with the factor that does best on a problem."""
+def tuned_patient(problem: Problem) -> Heuristic:
+    """Return `patient` with the factor that does best on the windows of a problem."""
     tried = [replace(PATIENT, name="patient-tuned", patience=factor) for factor in FACTORS]
     return min(tried, key=lambda policy: float(np.log(_window_means_s(problem, policy)).mean()))
 

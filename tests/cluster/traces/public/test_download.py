@@ -245,7 +245,7 @@ def test_a_folder_takes_the_file_under_its_own_name(download: Download) -> None:
 def test_a_place_that_cannot_be_written_is_one_line(download: Download, output: str) -> None:
     Path("locked").mkdir(mode=0o500)
     if output.startswith("locked") and os.access("locked", os.W_OK):
-        pytest.skip("whoever runs this may write everywhere")
+        pytest.skip("takes a user who may not write everywhere, as root may")
     assert "--output" in refused(download("--output", output))
     assert download.server.asked == []
 
