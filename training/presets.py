@@ -47,6 +47,7 @@ class GroupParameters:
     group_entropy: float = 0.02
     group_average: float = 0.04  # weight of each update in the average of weights that is the policy
     group_tail: float = 0.0  # share of the p99 of JCT in what is minimised, the rest is the mean
+    group_horizon: float = 0.0  # mean JCTs after a decision that it is credited with; 0: with its whole run
 
 
 # Of a network that knows much: its runs differ by little, and large steps forget.
@@ -184,7 +185,7 @@ PRESETS = {
         action="candidate",
         network="candidates",
         algorithm="group",
-        group=GroupParameters(group_tail=0.15),
+        group=GroupParameters(group_tail=0.15, group_horizon=4.0),
         waiting=True,
         orders=("shortest",),
     ),

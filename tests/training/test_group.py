@@ -1,5 +1,6 @@
 """Learning from groups of runs that are measured against each other."""
 
+import math
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -25,6 +26,7 @@ from longshore.cluster.presets.hetero64 import hetero64
 from longshore.envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from longshore.training import run
 from longshore.training.asked import Sizes
+from longshore.training.candidates.collecting import Collected
 from longshore.training.candidates.group import Decisions, GroupLearner, advantages, decisions_of
 from longshore.training.config import TrainingConfig
 from longshore.training.presets import GroupParameters
@@ -98,12 +100,12 @@ def log_probabilities(network: CandidateNetwork, record: Record, at: int) -> tor
 
 def collected(learner: GroupLearner) -> Record:
     runs = learner.parameters.groups * learner.parameters.runs
-    return learner.runs.collect(learner.network, np.arange(runs) // learner.parameters.runs, 11)[0]
+    return learner.runs.collect(learner.network, np.arange(runs) // learner.parameters.runs, 11).record
 
 
 def first(record: Record) -> Decisions:
     """Return the first 16 decisions, without advantages."""
-    decisions = decisions_of(record, np.zeros(record.row.max() + 1))
+    decisions = decisions_of(record, np.zeros(record.row.size))
     return Decisions(*(tensor[:16] for tensor in decisions))
 
 
@@ -155,6 +157,30 @@ def weights(path: Path) -> dict[str, np.ndarray]:
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return all((one[name] == other[name]).all() for name in one)
+
+
+def gains_of(folder: Path, problem: Problem, horizon: float) -> tuple[np.ndarray, Collected]:
+    parameters = GroupParameters(groups=2, runs=4, group_horizon=horizon)
+    learner = learner_of(folder, problem, config(1, group=parameters))
+    found = learner.runs.collect(learner.network, np.repeat(np.arange(2), 4), 11)
+    return learner._gains(found), found
+
+
+def test_with_all_later_time_the_first_decision_of_a_run_is_credited_with_all_of_it(tmp_path: Path) -> None:
+    problem = hetero64(8, 5, jobs=16, load=0.85)
+    gains, found = gains_of(tmp_path, problem, math.inf)
+    firsts = np.unique(found.record.row, return_index=True)[1]
+    jct = found.figures.mean_jct_s.reshape(2, 4)
+    better = ((jct.mean(axis=1, keepdims=True) - jct) / jct.mean(axis=1, keepdims=True)).reshape(-1)
+    assert np.ptp(better) > 0.0
+    assert np.corrcoef(gains[firsts], better)[0, 1] == pytest.approx(1.0)
+
+
+def test_all_decisions_of_a_batch_share_in_its_makespan(tmp_path: Path) -> None:
+    gains, found = gains_of(tmp_path / "horizon", small_problem(), 4.0)
+    whole, _ = gains_of(tmp_path / "whole", small_problem(), 0.0)
+    assert (gains == whole).all()
+    assert all(np.ptp(gains[found.record.row == run]) == 0.0 for run in range(8))
 
 
 def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(tmp_path: Path) -> None:
@@ -270,7 +296,7 @@ def test_the_value_learns_what_is_still_to_come(tmp_path: Path) -> None:
     learner = learner_of(tmp_path, small_problem(waiting=True, faults=0.0), config(12_000, group=parameters))
     for _ in range(12):
         learner.update()
-    decisions = decisions_of(record := collected(learner), np.zeros(32))
+    decisions = decisions_of(record := collected(learner), np.zeros(record.row.size))
     off = (learner.average.values(decisions.observations) - decisions.to_go).detach().numpy()
     assert np.sqrt((off**2).mean()) < 0.3 * record.to_go.std()
 

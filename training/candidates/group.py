@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...agents.learned.checkpoint import layout_of
-from ...agents.networks.candidate_run import Record, sample_runs
-from ...agents.networks.candidates import CandidateNetwork, candidate_weights
+from ...agents.networks.candidate_run import Record
+from ...agents.networks.candidates import CandidateNetwork
 from ...cluster.model.objective import objective_of
-from ...cluster.model.outcome import Metrics, metrics
+from ...cluster.model.outcome import Metrics
 from ...cluster.model.problem import Problem
-from ...cluster.simulator.simulation import outcome_of, simulation_of
-from ...cluster.state.state import CANDIDATES, Simulation
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
 from ..initial import initial_network
 from ..run_folder import RunFolder
@@ -38,87 +36,13 @@ from ..snapshot import (
     restore_weights,
     write_arrays,
 )
+from .collecting import Collected, Runs
+from .credit import credits_of, over_spread
 
 AVERAGED = 8  # from random weights, the average is over the latest of so many parts of the run so far
 CHUNKS = 8  # of a minibatch, one after the other on each thread
 CLOSED = -1e9  # logit of a candidate that the list does not have
 JUDGED = 4096  # decisions of an update that the error of the value is taken from
-PARTS = 4  # simulations that collect; not the threads, so that their number changes nothing
-
-
-class Part(NamedTuple):
-    """A simulation that collects, and what it holds."""
-
-    problem: Problem
-    sim: Simulation
-    scenarios: slice  # of all that are run
-    jct: int  # 1 if the objective is the mean JCT, 0 for the makespan
-
-
-class Runs:
-    """A number of runs collected at once, of one problem or of several.
-
-    Args:
-        problems: What is run.
-        rows: Runs of each problem, a multiple of PARTS if there is one problem.
-        pool: Threads.
-    """
-
-    def __init__(self, problems: Sequence[Problem], rows: Sequence[int], pool: ThreadPoolExecutor) -> None:
-        self.pool = pool
-        self._parts, first = [], 0
-        for problem, count in zip(problems, rows, strict=True):
-            parts = max(1, PARTS // len(problems))
-            jct = int(objective_of(problem.scenarios.submit_s) == "jct")
-            for size in [count // parts] * parts:
-                self._parts.append(Part(problem, simulation_of(problem, rows=size), slice(first, first + size), jct))
-                first += size
-        self._records = [_record(2 * sim.state.first_gpu.size) for _, sim, _, _ in self._parts]
-
-    def collect(self, network: CandidateNetwork, scenarios: NDArray[np.int64], seed: int) -> tuple[Record, Metrics]:
-        """Run a scenario in each row by sampled candidates; return all decisions and the runs' figures."""
-
-        def one(index: int) -> tuple[Record, Metrics]:
-            part, record = self._parts[index], self._records[index]
-            mine = scenarios[part.scenarios]
-            record.size[0] = 0
-            weights = candidate_weights(network)
-            while not sample_runs(part.sim, mine, weights, seed, part.scenarios.start, part.jct, record):
-                record = self._records[index] = _record(2 * record.chosen.size)
-            return record, _metrics(part, mine)
-
-        records, figures = zip(*self.pool.map(one, range(len(self._parts))), strict=True)
-        return _joined(records), Metrics(*(np.concatenate(values) for values in zip(*figures, strict=True)))
-
-
-def _metrics(part: Part, run: NDArray[np.int64]) -> Metrics:
-    scenarios, gpus = part.problem.scenarios, part.problem.cluster.gpu_node.size
-    return metrics(outcome_of(part.sim), scenarios.jobs[run], scenarios.gpus[run], scenarios.submit_s[run], gpus)
-
-
-def _record(decisions: int) -> Record:
-    return Record(
-        observations=np.zeros((decisions, CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT), np.float32),
-        logits=np.zeros((decisions, CANDIDATES), np.float32),
-        candidates=np.zeros(decisions, np.int32),
-        chosen=np.zeros(decisions, np.int64),
-        log_probability=np.zeros(decisions, np.float32),
-        row=np.zeros(decisions, np.int32),
-        now_s=np.zeros(decisions),
-        unit_s=np.zeros(decisions),
-        submitted=np.zeros(decisions, np.int32),
-        to_go=np.zeros(decisions, np.float32),
-        size=np.zeros(1, np.int64),
-    )
-
-
-def _joined(records: tuple[Record, ...]) -> Record:
-    """Return the decisions of several records in one."""
-    fields = {
-        name: np.concatenate([getattr(record, name)[: record.size[0]] for record in records])
-        for name in Record._fields[:-1]
-    }
-    return Record(**fields, size=np.array([fields["row"].size]))
 
 
 class Decisions(NamedTuple):
@@ -133,10 +57,10 @@ class Decisions(NamedTuple):
 
 
 def decisions_of(record: Record, gain: NDArray[np.float64]) -> Decisions:
-    """Return what is learned from runs with these advantages, shape (runs,)."""
+    """Return what is learned from decisions with these advantages, shape (decisions,)."""
     arrays = (
         record.observations, record.candidates, record.chosen, record.log_probability,
-        gain[record.row].astype(np.float32),
+        gain.astype(np.float32),
         record.to_go,
     )  # fmt: skip
     return Decisions(*map(torch.from_numpy, arrays))
@@ -231,9 +155,9 @@ class GroupLearner:
         ]
         seed = int(self.rng.integers(0, 2**32))
         scenarios = np.repeat(np.concatenate(drawn), self.parameters.runs)
-        record, figures = self.runs.collect(self.network, scenarios, seed)
-        gain = advantages(self._cost(figures)).reshape(-1)
-        decisions = decisions_of(record, gain)
+        collected = self.runs.collect(self.network, scenarios, seed)
+        record, figures = collected.record, collected.figures
+        decisions = decisions_of(record, self._gains(collected))
         self._note_value(decisions)
         self._learn(decisions)
         self.steps += int(record.size[0])
@@ -249,6 +173,25 @@ class GroupLearner:
             # The value begins at random also where the policy was taught: it is not averaged with that.
             mean.lerp_(latest, 1.0 if name.startswith("value") else weight)
 
+    def _gains(self, collected: Collected) -> NDArray[np.float64]:
+        """Return the advantage of each decision: that of its run, or by what came after it alone.
+
+        The makespan is no sum over time, so that all decisions of a batch have a share in it.
+        """
+        row, runs, weight = collected.record.row, self.parameters.runs, self.parameters.group_tail
+        gain = advantages(self._cost(collected.figures)).reshape(-1)[row]
+        if not self.parameters.group_horizon:
+            return gain
+        mean_s = collected.figures.mean_jct_s.reshape(-1, runs).mean(axis=1).repeat(runs)
+        earned = credits_of(collected.record, collected.ran, runs, mean_s, self.parameters.group_horizon)
+        tail = advantages(_relative(collected.figures.p99_jct_s.reshape(-1, runs))).reshape(-1)
+        later: NDArray[np.float64] = (1.0 - weight) * over_spread(earned) + weight * tail[row]
+        return np.where(self._batches().repeat(runs)[row], gain, later)
+
+    def _batches(self) -> NDArray[np.bool_]:
+        """Say which groups are of batches, whose objective is the makespan, shape (groups,)."""
+        return np.repeat([objective_of(it.scenarios.submit_s) == "makespan" for it in self.problems], self.groups)
+
     def _cost(self, figures: Metrics) -> NDArray[np.float64]:
         """Return what is minimised, shape (groups, runs): the makespan, or the mean JCT relative to its group's.
 
@@ -260,8 +203,7 @@ class GroupLearner:
         )
         if len(self.problems) == 1 and objective_of(self.problems[0].scenarios.submit_s) == "makespan":
             return makespan
-        batch = np.repeat([objective_of(it.scenarios.submit_s) == "makespan" for it in self.problems], self.groups)
-        mean = _relative(np.where(batch[:, None], makespan, jct))
+        mean = _relative(np.where(self._batches()[:, None], makespan, jct))
         return (1.0 - weight) * mean + weight * _relative(tail) if weight else mean
 
     def _learn(self, decisions: Decisions) -> None:

@@ -1,0 +1,70 @@
+"""What decisions are credited with: against plain sums over all jobs."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.training.candidates.credit import over_spread, still_to_come_s, write_credits
+
+SECONDS = st.floats(0.0, 1e6)
+JOBS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=6)
+
+
+def integrated_s(finish_s: np.ndarray, submit_s: np.ndarray, now_s: float, horizon_s: float) -> float:
+    """Return the same by adding up the jobs in the system over small steps of time."""
+    ends = np.linspace(now_s, max(finish_s.max(), now_s), 200_001)
+    middle = (ends[1:] + ends[:-1]) / 2.0
+    inside = ((submit_s[:, None] <= middle) & (middle < finish_s[:, None])).sum(axis=0)
+    return float((inside * np.exp(-(middle - now_s) / horizon_s) * np.diff(ends)).sum())
+
+
+@pytest.mark.parametrize("horizon_s", [3.0, 50.0, math.inf])
+def test_what_is_still_to_come_is_the_integral_of_the_jobs_in_the_system(horizon_s: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        submit_s = rng.uniform(0.0, 40.0, 7)
+        finish_s = submit_s + rng.uniform(0.0, 30.0, 7)
+        now_s = float(rng.uniform(0.0, 60.0))
+        found = still_to_come_s(finish_s, submit_s, 7, now_s, horizon_s)
+        assert found == pytest.approx(integrated_s(finish_s, submit_s, now_s, horizon_s), rel=1e-3, abs=1e-2)
+
+
+@given(JOBS, SECONDS, st.floats(1.0, 1e6))
+def test_later_time_never_weighs_more(jobs: list[tuple[float, float]], now_s: float, horizon_s: float) -> None:
+    submit_s, finish_s = np.array([it[0] for it in jobs]), np.array([it[0] + it[1] for it in jobs])
+    shorter = still_to_come_s(finish_s, submit_s, len(jobs), now_s, horizon_s)
+    longer = still_to_come_s(finish_s, submit_s, len(jobs), now_s, 2.0 * horizon_s)
+    whole = still_to_come_s(finish_s, submit_s, len(jobs), now_s, math.inf)
+    assert 0.0 <= shorter <= longer * (1.0 + 1e-9) <= whole * (1.0 + 1e-9) ** 2
+
+
+@pytest.mark.parametrize("runs", [2, 5])
+def test_at_the_beginning_a_run_earns_what_it_is_better_than_the_others(runs: int) -> None:
+    rng = np.random.default_rng(runs)
+    submit_s = np.repeat(rng.uniform(0.0, 10.0, (3, 4)), runs, axis=0)
+    finish_s = submit_s + rng.uniform(1.0, 20.0, submit_s.shape)
+    row = np.arange(3 * runs, dtype=np.int32)
+    earned = np.zeros(row.size)
+    jobs, horizons = np.full(row.size, 4, np.int32), np.full(row.size, math.inf)
+    write_credits(row, np.zeros(row.size), finish_s, submit_s, jobs, runs, horizons, earned)
+    cost = (finish_s - submit_s).sum(axis=1).reshape(3, runs)
+    others = (cost.sum(axis=1, keepdims=True) - cost) / (runs - 1)
+    assert earned == pytest.approx((others - cost).reshape(-1))
+
+
+def test_what_came_before_a_decision_earns_it_nothing() -> None:
+    """Two runs that differ only in a job that both have ended at the moment of the decision."""
+    submit_s, jobs = np.zeros((2, 2)), np.full(2, 2, np.int32)
+    finish_s = np.array([[5.0, 30.0], [9.0, 30.0]])
+    earned = np.ones(2)
+    row, now_s = np.arange(2, dtype=np.int32), np.full(2, 10.0)
+    write_credits(row, now_s, finish_s, submit_s, jobs, 2, np.full(2, math.inf), earned)
+    assert not earned.any()
+
+
+def test_gains_over_their_spread() -> None:
+    assert np.square(over_spread(np.array([3.0, -1.0, 2.0]))).mean() == pytest.approx(1.0)
+    assert not over_spread(np.zeros(3)).any()
