@@ -23,7 +23,7 @@ from .real_windows import SEED, Figures, differences, figures_of, pooled, proble
 CHECKPOINT = ROOT / "checkpoints" / "traces.zip"
 COMMAND = (
     "train --trace TRACE (each of the ten) --order fifo --order easy --order easy-shortest --order shortest "
-    "--ageing 168h --steps 6e6 --threads 1"
+    "--ageing 168h --steps 1e7 --threads 1"
 )
 CARD = """\
 # {name}

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from ..agents.learned.checkpoint import load_policy, schema_of
+from ..agents.learned.checkpoint import load_policy, save_policy, schema_of
+from ..agents.networks.candidates import CandidatePolicy
 from ..cluster.files.errors import InputError
 from ..cluster.model.objective import objective_of
 from ..cluster.model.problem import Problem
@@ -17,6 +18,7 @@ from .actor_critic.ppo import learn_by_ppo
 from .asked import SIZES, Sizes
 from .candidates.distil import learn_by_distillation
 from .candidates.group import learn_by_groups
+from .candidates.margin import log_cost, with_best_margin
 from .config import BY_CANDIDATES, TrainingConfig, asked_of
 from .initial import initial_network
 from .later import Later, compare_later, write_later
@@ -86,10 +88,26 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: 
     began = time.monotonic()
     with interruptible(run_folder):
         steps = LEARNERS[config.algorithm](problems, run_folder)
-    seconds, score = time.monotonic() - began, run_folder.best_score()
     validation, finished = run_folder.validation, steps >= config.steps
+    score = run_folder.best_score()
+    if finished and config.algorithm == "group":
+        score = _settle_margin(folder / BEST, validated_on, config.group.group_tail, validation) or score
+    seconds = time.monotonic() - began
     later = _compared(config, sizes, folder) if finished and config.preset == TRACES else ()
     return Result(folder, folder / BEST, score, finished, seconds, validation.best, validation.scenarios, later)
+
+
+def _settle_margin(best: Path, problems: Sequence[Problem], tail: float, validation: Validation) -> Score | None:
+    """Give the best policy the margin that validates best, and return its score; None for one without margins.
+
+    The run's own record keeps the score without: that is what later policies of the run are compared with.
+    """
+    policy = load_policy(best)
+    if not isinstance(policy, CandidatePolicy):
+        return None  # of a network that another package brings
+    policy = with_best_margin(policy, lambda it: log_cost(it, problems, tail))
+    save_policy(best, policy.schema, policy.network)
+    return validation.score(policy)
 
 
 def _compared(config: TrainingConfig, sizes: Sizes, folder: Path) -> tuple[Later, ...]:

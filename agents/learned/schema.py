@@ -13,6 +13,7 @@ from ...envs.layout import GLOBALS, GPU_FEATURES, NODE_FEATURES
 from .old_names import with_todays_names
 
 MOST_GPUS = 1_000_000  # as in cluster files
+MOST_MARGIN = 1000.0  # above all differences of logits: the base heuristic decides
 Name = Annotated[str, Field(max_length=100)]
 # FailFast: one wrong value of a million is told, not a million of them
 Names = Annotated[tuple[Name, ...], Field(max_length=1000), FailFast()]
@@ -39,6 +40,9 @@ class Schema(BaseModel):
     time_to_go: Objective | None = (
         None  # objective of which the value tells what is still to come; None: it tells something else
     )
+    # By how much another candidate's logit must exceed that of the base heuristic's, so that small advantages, which
+    # may be errors of the network, change nothing.
+    margin: Annotated[float, Field(ge=0.0, le=MOST_MARGIN)] = 0.0
 
     @model_validator(mode="before")
     @classmethod

@@ -31,6 +31,7 @@ class CandidateWeights(NamedTuple):
     members: int  # equal blocks on the diagonal of `hidden` outside of which all is 0
     globals: int  # global features that it reads: the weights of those behind them are 0
     features: int  # and features of each candidate
+    margin: float  # added to the logit of the first candidate, the base heuristic's
 
 
 @kernel
@@ -133,6 +134,7 @@ def score_candidates(weights: CandidateWeights, observations: Rows, at: int, can
         for unit in range(width):
             logit += max(second[unit], np.float32(0.0)) * weights.score[unit]
         logits[at, candidate] = _bounded(float(logit))
+    logits[at, 0] += np.float32(weights.margin)
 
 
 @kernel

@@ -152,8 +152,8 @@ def member_of(mean: CandidateNetwork, number: int) -> CandidateNetwork:
     return network
 
 
-def candidate_weights(network: CandidateNetwork) -> CandidateWeights:
-    """Return a copy of a network's weights, for compiled passes."""
+def candidate_weights(network: CandidateNetwork, margin: float = 0.0) -> CandidateWeights:
+    """Return a copy of a network's weights, for compiled passes, which favour the base heuristic by a margin."""
     tensors = network.state_dict()
 
     def array(name: str) -> NDArray[np.float32]:
@@ -165,7 +165,7 @@ def candidate_weights(network: CandidateNetwork) -> CandidateWeights:
         array("hidden.bias"), array("score.weight")[:, 0].copy(), array("value.0.weight"), array("value.0.bias"),
         array("value.2.weight")[:, 0].copy(), array("value.2.bias"),
         np.zeros((4, max(width, inputs)), np.float32), np.zeros(max(width, inputs), np.int64), members_of(network),
-        *_read(network),
+        *_read(network), margin,
     )  # fmt: skip
 
 
@@ -200,7 +200,7 @@ class CandidatePolicy(LearnedPolicy):
 
     def __init__(self, name: str, schema: Schema, network: CandidateNetwork) -> None:
         super().__init__(name, schema, network)
-        self.weights = candidate_weights(network)
+        self.weights = candidate_weights(network, schema.margin)
         self._stand_in = None if members_of(network) == 1 else CandidatePolicy(name, schema, member_of(network, 0))
         self._observations = np.zeros(
             (1, CANDIDATE_GLOBAL_COUNT + CANDIDATES * CANDIDATE_FEATURE_COUNT), dtype=np.float32
