@@ -99,6 +99,7 @@ def first_job(scenarios: Scenarios, row: int, index: int) -> Job:
         compute_s=float(scenarios.compute_s[row, index]),
         parameter_bytes=float(scenarios.parameter_bytes[row, index]),
         work_s=float(scenarios.work_s[row, index]),
+        rank=int(scenarios.rank[row, index]),
     )
 
 

@@ -62,7 +62,7 @@ def leader(state: ReferenceState) -> int | None:
     if too_long:
         return min(too_long, key=lambda job: waits_since_s(state, job))
     if state.rules.order == SHORTEST:
-        return min(state.queue, key=lambda job: estimated_work_s(state, job))
+        return min(state.queue, key=lambda job: (state.jobs[job].rank, estimated_work_s(state, job)))
     return state.queue[0]
 
 
@@ -71,7 +71,7 @@ def followers(state: ReferenceState, first: int) -> list[int]:
     others = [job for job in state.queue if job != first][: state.rules.backfill_depth]
     if state.rules.order == EASY:
         return others
-    return sorted(others, key=lambda job: estimated_work_s(state, job))
+    return sorted(others, key=lambda job: (state.jobs[job].rank, estimated_work_s(state, job)))
 
 
 def reservation(state: ReferenceState, first: int) -> tuple[float, int]:

@@ -18,6 +18,7 @@ class Job:
     compute_s: float
     parameter_bytes: float
     work_s: float
+    rank: int = 0  # those of a lower rank go before all of a higher where jobs go by a key
     saved_s: float = 0.0  # of that work, what checkpoints hold
     entered_s: float = 0.0  # when it last came into the queue
     wait_s: float = 0.0  # in the queue, over the stays before that

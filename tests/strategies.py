@@ -118,8 +118,8 @@ def outages(draw: st.DrawFn) -> list[tuple[float, float]]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6)) -> Case:
-    """A cluster with one or two workloads, faults of which a few happen in a run, and rules."""
+def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = False) -> Case:
+    """A cluster with one or two workloads, faults of which a few happen in a run, and rules; jobs of several ranks."""
     cluster, its_rules = draw(clusters(*nodes)), draw(rules())
     works = draw(st.lists(workloads(cluster.gpu_node.size), min_size=1, max_size=2))
     process = draw(fault_processes(fault_sources(cluster)))
@@ -134,6 +134,9 @@ def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6)) -> Case:
         speed=speed,
         hazard_per_s=draw(st.none() | hazards(cluster.gpu_node.size)),
     )
+    if ranked:
+        ranks = st.lists(st.integers(-1, 1), min_size=scenarios.rank.size, max_size=scenarios.rank.size)
+        scenarios.rank.flat = draw(ranks)
     return Case(cluster, scenarios, draw(st.integers(0, len(works) - 1)), process, its_rules)
 
 

@@ -18,6 +18,13 @@ def _key(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
+def _goes_before(sim: Simulation, row: int, job: int, key: float, other: int, other_key: float) -> bool:
+    """Say whether a job goes before another: by rank, and within one by the regime's key."""
+    rank = sim.scenarios.rank[sim.state.scenario[row]]
+    return bool(rank[job] < rank[other] or (rank[job] == rank[other] and key < other_key))
+
+
+@kernel
 def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
     """Set the shadow time and the extra GPUs for the job that holds the reservation."""
     state = sim.state
@@ -126,7 +133,7 @@ def next_ageing_s(sim: Simulation, row: int) -> float:
 
 @kernel
 def _smallest(sim: Simulation, row: int) -> int:
-    """Return the waiting job of smallest key, the first in the queue among equals."""
+    """Return the waiting job of lowest rank and smallest key, the first in the queue among equals."""
     state = sim.state
     if is_indexed(sim, row):
         return smallest_job(sim, row)
@@ -135,7 +142,7 @@ def _smallest(sim: Simulation, row: int) -> int:
     job = state.next_job[row, best]
     while job >= 0:
         key = _key(sim, row, job)
-        if key < least:
+        if _goes_before(sim, row, job, key, best, least):
             best, least = job, key
         job = state.next_job[row, job]
     return best
@@ -178,7 +185,7 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
                 if not by_key:
                     return job
                 key = _key(sim, row, job)
-                if best < 0 or key < least:
+                if best < 0 or _goes_before(sim, row, job, key, best, least):
                     best, least = job, key
         job = state.next_job[row, job]
     return best
@@ -265,7 +272,10 @@ def list_others(sim: Simulation, row: int) -> int:
         if job not in (holder, due) and _may_pass(sim, row, job):
             key = _key(sim, row, job)
             at = min(count, OTHERS)
-            while by_key and at > 0 and _key(sim, row, others[row, at - 1]) > key:
+            while by_key and at > 0:
+                before = others[row, at - 1]
+                if not _goes_before(sim, row, job, key, before, _key(sim, row, before)):
+                    break
                 if at < OTHERS:
                     others[row, at] = others[row, at - 1]
                 at -= 1

@@ -75,6 +75,18 @@ def _is_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float
 
 
 @kernel
+def _goes_first(sim: Simulation, row: int, key: float, leaf: int, other_key: float, other: int) -> bool:
+    """Say whether a leaf's job goes before another's: as `_is_first`, and by rank before that if jobs go by a key."""
+    if leaf >= 0 and other >= 0 and is_by_key(sim.rules.order):
+        state = sim.state
+        rank = sim.scenarios.rank[state.scenario[row]]
+        own, others = rank[state.index_job[row, leaf]], rank[state.index_job[row, other]]
+        if own != others:
+            return bool(own < others)
+    return bool(_is_first(sim, row, key, leaf, other_key, other))
+
+
+@kernel
 def _climb(sim: Simulation, row: int, leaf: int) -> None:
     """Bring the nodes above a leaf that has changed up to date."""
     state = sim.state
@@ -83,7 +95,7 @@ def _climb(sim: Simulation, row: int, leaf: int) -> None:
     node = (state.index_best.shape[1] // 2 + leaf) >> 1
     while node > 0:
         a, b = 2 * node, 2 * node + 1
-        winner = a if _is_first(sim, row, key[row, a], best[row, a], key[row, b], best[row, b]) else b
+        winner = a if _goes_first(sim, row, key[row, a], best[row, a], key[row, b], best[row, b]) else b
         older = a if _is_first(sim, row, since_s[row, a], oldest[row, a], since_s[row, b], oldest[row, b]) else b
         shortest_s = min(run_s[row, a], run_s[row, b])
         if (
@@ -265,13 +277,13 @@ def note_passed(sim: Simulation, row: int, job: int) -> None:
 
 @kernel
 def smallest_job(sim: Simulation, row: int) -> int:
-    """Return the waiting job of smallest key, hidden or not, the first in the queue among equals."""
+    """Return the waiting job of lowest rank and smallest key, hidden or not, the first in the queue among equals."""
     state = sim.state
     leaf, key = state.index_best[row, 1], state.index_key[row, 1]
     for at in range(state.index_hidden[row]):
         job = state.index_hidden_job[row, at]
         own = _key(sim, row, job)
-        if _is_first(sim, row, own, state.index_leaf[row, job], key, leaf):
+        if _goes_first(sim, row, own, state.index_leaf[row, job], key, leaf):
             leaf, key = state.index_leaf[row, job], own
     return int(state.index_job[row, leaf])
 
@@ -292,7 +304,7 @@ def _first_below(sim: Simulation, row: int, top: int, until_s: float, found: int
         best = state.index_best[row, node]
         if _may_end(sim, row, state.index_run_s[row, node], until_s) and (
             found < 0
-            or _is_first(sim, row, state.index_key[row, node], best, state.index_key[row, leaves + found], found)
+            or _goes_first(sim, row, state.index_key[row, node], best, state.index_key[row, leaves + found], found)
         ):
             if not _may_end(sim, row, state.index_run_s[row, leaves + best], until_s):
                 node *= 2

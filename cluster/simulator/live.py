@@ -8,13 +8,11 @@ from ..dispatch.queue_index import forget_index
 from ..kernels.compiled import kernel
 from ..kernels.heap import push
 from ..model.problem import Problem
-from ..model.scenarios import EVERY_JOB, FaultProcess, Rules, Scenarios, fault_sources
+from ..model.scenarios import EVERY_JOB, PER_JOB, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster
 from ..state.state import Simulation
 from .job_changes import dequeue, enqueue_first, enqueue_last, link
 from .simulation import simulation_of
-
-OF_JOBS = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes")  # what scenarios say of each
 
 
 @kernel
@@ -26,7 +24,7 @@ def withdraw(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def move_by_rank(sim: Simulation, row: int, job: int, rank: NDArray[np.int64]) -> None:
+def move_by_rank(sim: Simulation, row: int, job: int) -> None:
     """Move a waiting job that stands first or last to its place: behind all of a lower rank, before all of a higher.
 
     Among equals it stays on the side from which it came. The queue but for this job must be in that order.
@@ -35,9 +33,8 @@ def move_by_rank(sim: Simulation, row: int, job: int, rank: NDArray[np.int64]) -
         sim: The simulation.
         row: Its row.
         job: The job.
-        rank: Of each job, shape (jobs,).
     """
-    state = sim.state
+    state, rank = sim.state, sim.scenarios.rank[sim.state.scenario[row]]
     if state.head[row] == job and state.tail[row] != job:
         after = state.next_job[row, job]
         while after >= 0 and rank[after] < rank[job]:
@@ -126,7 +123,8 @@ def empty_row(
     scenarios = Scenarios(
         jobs=np.zeros(1, dtype=np.int32),
         gpus=np.zeros((1, room), dtype=np.int32),
-        **{name: np.zeros((1, room)) for name in OF_JOBS if name != "gpus"},
+        **{name: np.zeros((1, room)) for name in PER_JOB if name not in ("gpus", "rank")},
+        rank=np.zeros((1, room), dtype=np.int64),
         speed=cluster.speed[None].copy(),
         hazard_per_s=hazard_per_s[None].copy(),
         source_rate_per_s=rates,

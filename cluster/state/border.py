@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.scenarios import MOST_RESTART_S, ORDERS, FaultProcess, Rules, Scenarios
+from ..model.scenarios import MOST_RESTART_S, ORDERS, PER_JOB, FaultProcess, Rules, Scenarios
 from ..model.topology import Cluster
 from .shapes import declared_dtype
 from .state import Simulation
@@ -105,7 +105,7 @@ def sound_scenarios(scenarios: Scenarios, gpus: int) -> Scenarios:
     room = scenarios.gpus.shape[1]
     refuse("jobs", scenarios.jobs, (scenarios.jobs >= 0) & (scenarios.jobs <= room), f"0 to {room}")
     real = np.arange(room) < scenarios.jobs[:, None]
-    for name in ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes"):
+    for name in PER_JOB:
         if getattr(scenarios, name).shape != real.shape:
             raise ValueError(f"{name} has shape {getattr(scenarios, name).shape}, expected {real.shape}")
     most = int(np.where(real, scenarios.gpus, 0).max(initial=0))

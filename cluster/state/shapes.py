@@ -24,7 +24,8 @@ AXES: dict[str, dict[str, tuple[str, ...]]] = {
     "scenarios": {
         "jobs": ("scenarios",), "gpus": ("scenarios", "jobs"), "work_s": ("scenarios", "jobs"),
         "estimate_s": ("scenarios", "jobs"), "submit_s": ("scenarios", "jobs"), "compute_s": ("scenarios", "jobs"),
-        "parameter_bytes": ("scenarios", "jobs"), "speed": ("scenarios", "nodes"),
+        "parameter_bytes": ("scenarios", "jobs"), "rank": ("scenarios", "jobs"),
+        "speed": ("scenarios", "nodes"),
         "hazard_per_s": ("scenarios", "gpus"), "source_rate_per_s": ("scenarios", "sources"),
         "fault_seed": ("scenarios",),
     },

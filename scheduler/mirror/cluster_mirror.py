@@ -9,9 +9,9 @@ import numpy as np
 from ...cluster.dispatch.order import may_wait, next_ageing_s, turn_to
 from ...cluster.dispatch.placing import take_gpu, undo_picks
 from ...cluster.files.errors import PluginError
+from ...cluster.model.scenarios import PER_JOB
 from ...cluster.simulator import engine, fault_changes, job_changes
 from ...cluster.simulator.live import (
-    OF_JOBS,
     come_back,
     empty_row,
     move_by_rank,
@@ -49,7 +49,6 @@ class ClusterMirror:
         engine.reset(self.sim, ROW, 0)
         self._asked: list[Asked] = []  # by slot
         self._slot: dict[str, int] = {}  # of the jobs in the system, in the order of submission
-        self._rank = np.zeros(self.room, dtype=np.int64)
         state = self.sim.state
         state.now_s[ROW], state.moment[ROW] = known.now_s, 0
         state.source_count[ROW] = 0  # reality says what fails, and when
@@ -98,21 +97,21 @@ class ClusterMirror:
         self._note("submit", asked)
         slot = self._write(asked)
         engine.submit(self.sim, ROW)
-        move_by_rank(self.sim, ROW, slot, self._rank)
+        move_by_rank(self.sim, ROW, slot)
 
     def come_back(self, asked: Asked, standing: Standing) -> None:
         """Put a job back into the queue that stood there since it was stopped, before all others of its rank."""
         self._note("come_back", asked, standing)
         slot = self._take_up(asked, standing, is_new=False)
         come_back(self.sim, ROW, slot, standing.entered_s)
-        move_by_rank(self.sim, ROW, slot, self._rank)
+        move_by_rank(self.sim, ROW, slot)
 
     def rejoin(self, asked: Asked, standing: Standing) -> None:
         """Put a job back into the queue that was out of it, behind all others of its rank."""
         self._note("rejoin", asked, standing)
         slot = self._take_up(asked, standing, is_new=False)
         rejoin(self.sim, ROW, slot, standing.entered_s)
-        move_by_rank(self.sim, ROW, slot, self._rank)
+        move_by_rank(self.sim, ROW, slot)
 
     def give_place(self, job: str, rank: int, after: str | None) -> None:
         """Give a job a rank; one that waits goes right before another one that does, None for the end of the queue."""
@@ -121,7 +120,7 @@ class ClusterMirror:
             raise ValueError(f"job {after} does not wait")
         self._note("give_place", job, rank, after)
         self._asked[slot] = replace(self._asked[slot], rank=rank)
-        self._rank[slot] = rank
+        self.sim.scenarios.rank[0, slot] = rank
         if self.sim.state.run_place[ROW, slot] < 0:
             put_before(self.sim, ROW, slot, -1 if after is None else self._slot[after])
 
@@ -151,7 +150,7 @@ class ClusterMirror:
         ran_s = max(self.now_s - float(self.sim.state.start_s[ROW, slot]), 0.0)
         kept_s = job_changes.kept_s(self.sim, ROW, slot) if kept is None else min(max(kept, 0.0), ran_s)
         job_changes.stop(self.sim, ROW, slot, kept_s)
-        move_by_rank(self.sim, ROW, slot, self._rank)
+        move_by_rank(self.sim, ROW, slot)
 
     def withdraw(self, job: str) -> None:
         """Take a waiting job out of the queue for good."""
@@ -308,8 +307,8 @@ class ClusterMirror:
     def snapshot(self) -> Snapshot:
         """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
         return Snapshot(
-            self.site, [asked.job for asked in self._asked], self._slot.copy(), self._rank.copy(),
-            {name: getattr(self.sim.scenarios, name).copy() for name in ("jobs", *OF_JOBS)},
+            self.site, [asked.job for asked in self._asked], self._slot.copy(),
+            {name: getattr(self.sim.scenarios, name).copy() for name in ("jobs", *PER_JOB)},
             {name: array.copy() for name, array in self.sim.state._asdict().items()},
         )  # fmt: skip
 
@@ -317,11 +316,10 @@ class ClusterMirror:
     def of(cls, snapshot: Snapshot) -> "ClusterMirror":
         """Return a live cluster that is the same to the bit."""
         mirror = cls(snapshot.site, Known(0.0))
-        mirror.sim = empty_row(*snapshot.site, snapshot.rank.size)
-        mirror._slot, mirror._rank = snapshot.slot, snapshot.rank
-        columns = [snapshot.scenarios[name][0].tolist() for name in ("gpus", "estimate_s", "submit_s")]
-        columns += [snapshot.rank.tolist()]
-        columns += [snapshot.scenarios[name][0].tolist() for name in ("compute_s", "parameter_bytes")]
+        mirror.sim = empty_row(*snapshot.site, snapshot.scenarios["rank"].shape[1])
+        mirror._slot = snapshot.slot
+        told = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
+        columns = [snapshot.scenarios[name][0].tolist() for name in told]
         mirror._asked = [Asked(*values) for values in zip(snapshot.names, *columns, strict=False)]
         for part, arrays in ((mirror.sim.scenarios, snapshot.scenarios), (mirror.sim.state, snapshot.state)):
             for name, array in arrays.items():
@@ -367,7 +365,7 @@ class ClusterMirror:
         scenarios.work_s[0, slot] = scenarios.estimate_s[0, slot] = asked.estimate_s
         scenarios.submit_s[0, slot] = asked.submitted_s
         scenarios.compute_s[0, slot], scenarios.parameter_bytes[0, slot] = asked.compute_s, asked.parameter_bytes
-        self._rank[slot] = asked.rank
+        scenarios.rank[0, slot] = asked.rank
         self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = asked.estimate_s, -1.0
         return slot
 

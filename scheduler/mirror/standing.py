@@ -97,6 +97,5 @@ class Snapshot(NamedTuple):
     site: Site
     names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
     slot: dict[str, int]  # of the jobs in the system
-    rank: NDArray[np.int64]
     scenarios: dict[str, NDArray[np.generic]]  # of jobs
     state: dict[str, NDArray[np.generic]]

@@ -38,7 +38,7 @@ def in_order(waiting: Iterable[Waiting], order: Order, ageing_s: float, now_s: f
     line = sorted(waiting, key=_place)
     if order.key is not None:
         key, first = order.key, 0 if order.goes_first else 1
-        line[first:] = sorted(line[first:], key=lambda it: key(it.gpus, _left_s(it)))
+        line[first:] = sorted(line[first:], key=lambda it: (-it.priority, key(it.gpus, _left_s(it))))
     if not order.passes:  # there the first one is the oldest that counts
         return line
     aged = [it for it in line if now_s >= _since_s(it) + ageing_s and it.gpus <= in_service]

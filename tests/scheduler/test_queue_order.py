@@ -80,6 +80,17 @@ def test_jobs_pass_the_first_one_in_the_order_that_is_shown(tmp_path: Path, orde
     assert shown == ["first", *turned_to([*waiting, first], order, float("inf"), tmp_path)]
 
 
+@pytest.mark.parametrize("order", sorted(ORDERS))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(waiting=waiting_jobs())
+def test_no_job_goes_before_one_of_higher_priority_unless_it_ages(
+    tmp_path: Path, order: str, waiting: list[Waiting]
+) -> None:
+    priority = {it.id: it.priority for it in waiting}
+    found = [priority[job] for job in turned_to(waiting, order, float("inf"), tmp_path)]
+    assert found == sorted(found, reverse=True)
+
+
 def test_a_job_that_asks_for_more_than_is_in_service_does_not_age() -> None:
     small = Waiting("small", "ada", 0, 4, 2, 900.0, 0.0, 0.0, 100.0, 0.0)
     large = Waiting("large", "ada", -1, 16, 1, 0.0, 0.0, 0.0, 100.0, 0.0)
