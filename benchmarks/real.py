@@ -25,6 +25,7 @@ COMMAND = (
     "train --trace TRACE (each of the ten) --order fifo --order easy --order easy-shortest --order shortest "
     "--ageing 168h --steps 1e7 --threads 1"
 )
+STEPS, SEEDS = 10_000_000, (0, 1, 2)
 CARD = """\
 # {name}
 
@@ -35,7 +36,8 @@ rates and estimates of run times of several qualities.
 | | |
 | --- | --- |
 | algorithm, network | group-relative policy gradient from random weights, `candidates`; actions `candidate` |
-| command | `longshore {command}`; this is its `best.zip` |
+| command | `longshore {command}`, with `--seed` 0, 1 and 2; this is the mean of \
+their networks (`python -m benchmarks.traces_checkpoint FOLDER`) |
 | scored | {machine} (`make bench-real`) |
 
 Against `patient`, its factor tuned on each trace's past, on the last 30 % of the ten traces (mean JCT, 95 % interval):

@@ -62,7 +62,7 @@ class Settings(_Section):
     store: str | None = None  # URL; a SQLite file in the folder if left out
     backend: BackendChoice = BackendChoice()
     policy: PolicyChoice = PolicyChoice()
-    order: Annotated[str, RegisteredName("orders")] = "easy-shortest"  # this order, bound and fallback: bench-default
+    order: Annotated[str, RegisteredName("orders")] = "shortest"  # this order, bound and fallback: bench-default
     ageing_s: Annotated[float, Field(ge=0.0)] = 7 * 24 * 3600.0
     waiting: bool = True
     host: Name = "127.0.0.1"

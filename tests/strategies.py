@@ -136,7 +136,7 @@ def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = Fa
     )
     if ranked:
         ranks = st.lists(st.integers(-1, 1), min_size=scenarios.rank.size, max_size=scenarios.rank.size)
-        scenarios.rank.flat = draw(ranks)
+        scenarios.rank[...] = np.reshape(draw(ranks), scenarios.rank.shape)
     return Case(cluster, scenarios, draw(st.integers(0, len(works) - 1)), process, its_rules)
 
 

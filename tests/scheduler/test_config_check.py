@@ -29,7 +29,7 @@ def test_the_example_is_right_and_is_summed_up() -> None:
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "64 GPUs on 8 nodes" in done.stdout
-    assert "policy: patient; order easy-shortest" in done.stdout
+    assert "policy: patient; order shortest" in done.stdout
     assert "serves at 127.0.0.1:8765\n" in done.stdout
 
 

@@ -1,0 +1,57 @@
+"""Make `checkpoints/traces.zip`: three runs of one command by different seeds, and the mean of what they came to.
+
+`python -m benchmarks.traces_checkpoint FOLDER` keeps the runs in the folder, and goes on where it was stopped. One run
+takes about 10 minutes of one core.
+"""
+
+import sys
+from pathlib import Path
+
+from longshore.agents.learned.checkpoint import load_policy, save_policy
+from longshore.agents.networks.candidates import CandidateNetwork, CandidatePolicy, mean_of
+from longshore.training.asked import SIZES
+from longshore.training.candidates.margin import log_cost, with_best_margin
+from longshore.training.config import TrainingConfig, asked_of
+from longshore.training.presets import PRESETS, TRACES, GroupParameters
+from longshore.training.run import train
+
+from .harness import progress
+from .real import CHECKPOINT, SEEDS, STEPS
+from .real_windows import traces
+
+
+def config_of(seed: int) -> TrainingConfig:
+    """Return what the command of the card asks for, with a seed."""
+    return TrainingConfig(
+        preset=TRACES, algorithm="group", steps=STEPS, seed=seed, network="candidates", action="candidate",
+        reward="jct", waiting=True, oracle=False, orders=("fifo", "easy", "easy-shortest", "shortest"), ageing_h=168,
+        traces=tuple(map(str, traces().values())), group=GroupParameters(group_tail=0.15, group_horizon=4.0),
+        threads=1,
+    )  # fmt: skip
+
+
+def network_of(policy: CandidatePolicy) -> CandidateNetwork:
+    """Return the network of a policy that a run came to."""
+    network = policy.network
+    assert isinstance(network, CandidateNetwork)
+    return network
+
+
+def main(folder: Path) -> None:
+    """Train, join, and choose the margin on the scenarios of validation."""
+    policies = []
+    for seed in SEEDS:
+        result = train(config_of(seed), folder, lambda it: progress(str(it)))
+        policy = load_policy(result.best)
+        assert isinstance(policy, CandidatePolicy)
+        policies.append(policy)
+    config = config_of(SEEDS[0])
+    joined = CandidatePolicy(CHECKPOINT.stem, policies[0].schema, mean_of([network_of(it) for it in policies]))
+    validated = PRESETS[TRACES].build(asked_of(config, SIZES))[1]
+    policy = with_best_margin(joined, lambda it: log_cost(it, validated, config.group.group_tail))
+    save_policy(CHECKPOINT, policy.schema, policy.network)
+    progress(f"{CHECKPOINT}: the mean of {len(policies)} networks, margin {policy.schema.margin:g}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
