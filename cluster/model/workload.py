@@ -93,3 +93,16 @@ def first_jobs(workload: Workload, jobs: int | None) -> Workload:
     users, names = taken(workload.users, first), taken(workload.names, first)
     cut = replace(workload, ids=workload.ids[:jobs], users=users, names=names)
     return replace(cut, **{name: getattr(workload, name)[:jobs] for name in arrays})
+
+
+def gap_variation(submit_s: NDArray[np.float64]) -> float:
+    """Return the standard deviation over the mean of the times between submissions, NaN if all are at once.
+
+    Args:
+        submit_s: Submissions, never decreasing, shape (jobs,).
+    """
+    gaps_s = np.diff(submit_s)
+    if not gaps_s.any():
+        return float("nan")
+    shares = gaps_s / gaps_s.max()  # in seconds, the mean of tiny gaps is 0, and the squares of huge ones are infinite
+    return float(shares.std() / shares.mean())

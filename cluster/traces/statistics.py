@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..files.errors import InputError
-from ..model.workload import Workload
+from ..model.workload import Workload, gap_variation
 from .formats.longshore import COLUMNS, OPTIONAL
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -54,7 +54,6 @@ def describe(workload: Workload) -> TraceStatistics:
         raise ValueError("the workload has no job")
     sizes, counts = np.unique(workload.gpus, return_counts=True)
     quantiles = np.quantile(workload.work_s, QUANTILES)
-    gaps_s = np.diff(workload.submit_s)
     return TraceStatistics(
         jobs=workload.jobs,
         left_out=workload.left_out,
@@ -63,7 +62,7 @@ def describe(workload: Workload) -> TraceStatistics:
         sizes=tuple(zip(sizes.tolist(), counts.tolist(), strict=True)),
         work_s=tuple(zip(QUANTILES, quantiles.tolist(), strict=True)),
         mean_work_s=float(workload.work_s.mean()),
-        gap_variation=float(gaps_s.std() / gaps_s.mean()) if gaps_s.any() else float("nan"),
+        gap_variation=gap_variation(workload.submit_s),
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from ..model.workload import Workload
+from ..model.workload import Workload, gap_variation
 
 QUANTILE_LEVELS = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 OWN_CLASS_JOBS = 15  # fewer jobs are too few for quantiles; more would miss large jobs, which hold much GPU-time
@@ -60,7 +60,7 @@ def fit(workload: Workload) -> Profile:
         sizes=sizes,
         repeat=repeat,
         work_memory=min(0.99, _correlation(_work_scores(workload), same) / max(of_one_run, 1e-9)),
-        gap_cv=float(gaps_s.std() / gaps_s.mean()),
+        gap_cv=gap_variation(workload.submit_s),
         gap_memory=_correlation(_scores(gaps_s), np.ones(gaps_s.size - 1, dtype=np.bool_)),
     )
 

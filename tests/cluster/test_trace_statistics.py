@@ -99,3 +99,16 @@ def test_a_real_trace_that_is_converted_stays_the_same(name: str, tmp_path: Path
     after = read_trace(tmp_path / "jobs.csv")
     assert after.ids == before.ids
     assert all(np.array_equal(getattr(after, field), getattr(before, field)) for field in FIELDS)
+
+
+@given(st.lists(st.floats(0.0, 1e300), min_size=2, max_size=6))
+def test_figures_are_numbers_whatever_the_times(submit_s: list[float]) -> None:
+    """Also where they are so near that their mean is 0, or so far that their squares are infinite; warnings fail."""
+    submit_s = sorted(submit_s)
+    variation = describe(workload([1] * len(submit_s), [1.0] * len(submit_s), submit_s)).gap_variation
+    assert math.isnan(variation) if submit_s[0] == submit_s[-1] else 0.0 <= variation <= len(submit_s)
+
+
+def test_gaps_of_the_smallest_numbers_vary_as_others_do() -> None:
+    got = describe(workload([1, 1, 1], [1, 1, 1], [0, 5e-324, 5e-324]))
+    assert got.gap_variation == describe(workload([1, 1, 1], [1, 1, 1], [0, 7, 7])).gap_variation
