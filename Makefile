@@ -6,9 +6,9 @@ STAMP  := .venv/.stamp
 export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test lint kernels bench screenshots clean
 
-# `make demo TRACE=jobs.csv` places the jobs of a real trace instead of the preset's.
+# `make demo TRACE=jobs.csv` runs the jobs of a real trace instead of generated ones, which arrive in bursts.
 demo: $(STAMP)
-	$(BIN)/longshore evaluate --order fifo --policy checkpoints/hetero64.zip $(if $(TRACE),--trace '$(TRACE)') --report report.html
+	$(BIN)/longshore evaluate --cluster examples/hetero64.yaml $(if $(TRACE),--trace '$(TRACE)',--workloads 32) --estimates log-normal --report report.html
 
 # A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
 # More processes than cores, of one thread each, as many tests wait for servers. One compiles the kernels for all.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 TEXT = """\
 # {name}
 
-{of_demo}Places jobs node by node on clusters of any size; trained on the preset `hetero64` \
+Places jobs node by node on clusters of any size; trained on the preset `hetero64` \
 (64 GPUs of two speeds with a lemon node, 64 jobs at once, strict FIFO, no waiting).
 
 | | |
@@ -91,10 +91,7 @@ def card(name: str, command: Sequence[str], training: Training, held_out: HeldOu
         held_out: Its held-out figures.
         machine: Where and when, as `machine_text` says it.
     """
-    of_demo = "The policy of `make demo`. " if name == "hetero64" else ""
-    return TEXT.format(
-        name=name, of_demo=of_demo, command=" ".join(command), training=training, held_out=held_out, machine=machine
-    )
+    return TEXT.format(name=name, command=" ".join(command), training=training, held_out=held_out, machine=machine)
 
 
 def candidates_card(name: str, command: str, training: Training, held_out: HeldOut, machine: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from .harness import ROOT, Row, main, medians, progress, seconds
 
 HELP_RUNS = 5
-SIMULATION_STARTED = "the same faults for each"  # in the line that `longshore evaluate` prints before it runs
+SIMULATION_STARTED = "(1 of "  # in what `longshore evaluate` says as it runs the first pair of order and policy
 DEMO_LIMIT_S = 900.0
 
 

@@ -66,7 +66,10 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
         named = [find_policy(name) for name in dict.fromkeys(request.policies)]
         setting = setting_of(request)
     policies = _policies(request, named, setting.problem)
-    _introduce(console, setting.what, setting.problem, policies, every_order=request.every_order)
+    introduction = _introduction(setting.what, setting.problem, policies, every_order=request.every_order)
+    if not request.every_order:  # else the answer comes first
+        console.print(introduction)
+    _warn(console, setting.problem, policies)
     with progress("setting up") as tell:
         run = (_run_every_order if request.every_order else _run)(request, setting, policies, tell)
         scenarios = run.problem.scenarios
@@ -81,7 +84,7 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
             heuristics=[policy.name for policy in run.policies if policy.name in HEURISTICS],
             groups=same_jobs(scenarios),
         )
-    _print(console, run, comparison)
+    _print(console, run, comparison, introduction)
     facts = _facts(request, setting, named, run.regime) | {"overload": overload or "in no scenario"}
     title = f"Longshore: {setting.what}"
     if request.json_out:
@@ -128,13 +131,14 @@ def _run_every_order(request: EvaluationRequest, setting: Setting, policies: lis
     return Run(ruled, regime, ended, outcomes, advice, remarks)
 
 
-def _print(console: "Console", run: Run, comparison: Comparison) -> None:
+def _print(console: "Console", run: Run, comparison: Comparison, introduction: str) -> None:
     """Print the answer and the ranking of all orders, or the tables of one order."""
     if run.advice is None:
         for table in terminal_tables(comparison, console.width):
             console.print(table)
         return
-    console.print(f"\n{headline(run.advice, run.regime.ageing_s)}\n", style="bold")
+    console.print(f"{headline(run.advice, run.regime.ageing_s)}", style="bold")
+    console.print(f"\n{introduction}\n")
     for sentence in (*sentences(run.advice), *run.remarks):
         console.print(f"- {sentence}")
     console.print(terminal_ranking(run.advice))
@@ -182,16 +186,18 @@ def _check(request: EvaluationRequest) -> None:
         raise InputError("the preset draws faults anew for each workload", "set --workloads", field="--runs")
 
 
-def _introduce(console: "Console", what: str, problem: Problem, policies: list[Policy], *, every_order: bool) -> None:
-    """Say what is run, and which policies cannot do here what they are made for."""
+def _introduction(what: str, problem: Problem, policies: list[Policy], *, every_order: bool) -> str:
+    """Return what is run."""
     count = problem.scenarios.jobs.size
     jobs = ", ".join(
         dict.fromkeys(str(number) for number in (problem.scenarios.jobs.min(), problem.scenarios.jobs.max()))
     )
     under = " under every order" if every_order else ""
-    console.print(
-        f"{what}: {count} scenarios of {jobs} jobs, {len(policies)} policies{under}, the same faults for each"
-    )
+    return f"{what}: {count} scenarios of {jobs} jobs, {len(policies)} policies{under}, the same faults for each"
+
+
+def _warn(console: "Console", problem: Problem, policies: list[Policy]) -> None:
+    """Say which policies cannot do here what they are made for."""
     if problem.rules.waiting:
         return
     running = {policy.name for policy in policies}

@@ -58,9 +58,3 @@ def test_a_stored_card_of_moves_has_the_command_that_the_benchmark_would_train_b
 def test_machine_and_date_are_told_in_words() -> None:
     told = machine_text(STAMP, "2.13.0+cpu")
     assert told == "2 cores of an AMD EPYC, 24 GiB, Python 3.11, torch 2.13.0, 2026-11-21, commit 0123abc"
-
-
-def test_only_the_policy_of_the_demo_says_so() -> None:
-    figures = Training(300.0, "eft", 1000, -4.0, 0.7), HeldOut(500, -4.0, -3.0, 35.0)
-    told = {name: "`make demo`" in card(name, command(0), *figures, "") for name in ("hetero64", "hetero64-1")}
-    assert told == {"hetero64": True, "hetero64-1": False}

@@ -14,18 +14,29 @@ from .choice import Advice, Against, Part
 from .grid import COMMON
 
 MOST_WINDOWS = 10_000  # more are not worth naming
+SHOWN = 0.5  # per cent: a gain of less is none in whole numbers
 MORE = {"window": "a longer trace, --workloads", "workload": "--workloads"}  # how to get more of them
 TITLES = {"mean_jct_s": "mean JCT", "makespan_s": "makespan"}
 
 
 def headline(advice: Advice, ageing_s: float) -> str:
-    """Return what to run, in one sentence."""
+    """Return what to run, and what that gains, in one sentence."""
     ageing = ""
     if order_of(ORDERS[advice.chosen.order]).passes:  # else nobody overtakes anybody
         bound = f"with an ageing bound of {ageing_text(ageing_s)}"
         ageing = ", without an ageing bound" if math.isinf(ageing_s) else f", {bound}"
     stay = " Many clusters run this already." if advice.chosen in COMMON else ""
-    return f"Run order {advice.chosen.order} with policy {advice.chosen.policy}{ageing}.{stay}"
+    return f"Run order {advice.chosen.order} with policy {advice.chosen.policy}{ageing}{_gains(advice)}.{stay}"
+
+
+def _gains(advice: Advice) -> str:
+    """Return by how much the objective is lower than under what is common; empty where it is not."""
+    found = []
+    for against in reversed(advice.against):
+        value = -float(against.percent.value[advice.row])
+        if against.rival in COMMON and advice.grid.ended[advice.grid.place(against.rival)] and value >= SHOWN:
+            found.append(f"{value:.0f} % lower than under {against.rival}")
+    return f": the {objective_title(advice)} is {' and '.join(found)}" if found else ""
 
 
 def setting_text(advice: Advice, ageing_s: float) -> str:

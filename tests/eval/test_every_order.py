@@ -59,8 +59,12 @@ def test_a_trace_and_a_cluster_are_enough_for_an_answer(longshore: Command, tmp_
     answer = Answer(longshore, tmp_path, "--trace", trace(tmp_path, 800), "--cluster", SMALL, "--runs", 2)
     figures = answer.figures
     said = figures["answer"]
-    assert f"Run order {said['order']} with policy {said['policy']}, with an ageing bound of 7 days." in answer.out
+    begin = f"Run order {said['order']} with policy {said['policy']}, with an ageing bound of 7 days: the mean JCT is "
+    assert said["headline"].startswith(begin)
     assert said["headline"] in answer.page
+    # What is gained stands first; what was run comes after it.
+    assert " ".join(answer.out.split()).startswith(said["headline"])
+    assert "scenarios of 96 jobs" in answer.out
     # Every order with every policy, waiting ones too; best first.
     pairs = [(row["order"], row["policy"]) for row in figures["ranking"]]
     assert sorted(pairs) == sorted((order, policy) for order in registered("orders") for policy in HEURISTICS)
@@ -230,6 +234,10 @@ def test_words_fit_what_is_common_today(tmp_path: Path) -> None:
     text = " ".join(sentences(found))
     assert "nan" not in text
     assert ("ageing" in headline(found, 3600.0)) == (found.chosen.order != "fifo")
+    for against in found.against:
+        lower = -float(against.percent.value[found.row])
+        told = f"{lower:.0f} % lower than under {against.rival}" in headline(found, 3600.0)
+        assert told == (against.rival in COMMON and lower >= 0.5)
     if found.chosen in COMMON:
         assert "Many clusters run this already" in headline(found, math.inf)
     assert str(Candidate("easy", "pack")) == "easy + pack"
