@@ -30,11 +30,10 @@ CONFIG = "config.json"
 
 
 def _alone(learn: Callable[[Problem, RunFolder], int]) -> Callable[[Sequence[Problem], RunFolder], int]:
-    """Return what learns from a single problem."""
+    """Return what learns from a single problem, the first."""
 
     def learn_alone(problems: Sequence[Problem], run_folder: RunFolder) -> int:
-        (problem,) = problems
-        return learn(problem, run_folder)
+        return learn(problems[0], run_folder)
 
     return learn_alone
 
@@ -64,8 +63,12 @@ def _silent(progress: Progress) -> None:
     del progress
 
 
-def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: Sizes = SIZES) -> Result:
+def train(
+    config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: Sizes = SIZES, compare: bool = True
+) -> Result:
     """Train a policy, or go on where the run of this configuration in `logdir` was stopped.
+
+    A policy of traces is compared in the end on later windows of them, unless `compare` is False.
 
     Ctrl-C ends the run after the update in progress and keeps everything; a second one ends it at once.
 
@@ -93,7 +96,7 @@ def train(config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: 
     if finished and config.algorithm == "group":
         score = _settle_margin(folder / BEST, validated_on, config.group.group_tail, validation) or score
     seconds = time.monotonic() - began
-    later = _compared(config, sizes, folder) if finished and config.preset == TRACES else ()
+    later = _compared(config, sizes, folder) if finished and compare and config.preset == TRACES else ()
     return Result(folder, folder / BEST, score, finished, seconds, validation.best, validation.scenarios, later)
 
 

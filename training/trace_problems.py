@@ -9,8 +9,10 @@ from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import joined
 from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
+from ..cluster.presets.hetero64 import HETERO64
+from ..cluster.presets.hetero64 import Site as Drawn
 from ..cluster.presets.problems import (
-    HETERO64_LARGEST,
+    RUNS,
     WINDOW_JOBS,
     Regime,
     capacity_of,
@@ -26,6 +28,13 @@ from .asked import MIXED, SIGMA, TRAINED_PART, VALIDATED_PART, Asked, KnownEstim
 
 TRAINED_WINDOWS, TRAINED_RUNS = 4096, 2  # in all, overlapping at random; draws of the cluster and its faults for each
 VALIDATED_WINDOWS = 16  # of each trace, if it has room for so many that share no job
+# Where no cluster file is given, a part of the training is on clusters of other sizes, speeds and fault rates.
+OTHERS = (
+    Drawn(nodes=4, node_gpus=4, faults=0.0),
+    Drawn(nodes=32, speeds=(3.0, 1.7, 1.0)),
+    Drawn(nodes=16, node_gpus=4, faults=10.0),
+)
+OTHER_WINDOWS = 1024  # of each, in all
 TRACE_LOAD = 0.85  # offered where policies are compared
 LEAST_JOBS = 2 * WINDOW_JOBS  # of a trace, so that its parts have any
 
@@ -43,8 +52,9 @@ class Windows(NamedTuple):
 class Site(NamedTuple):
     """The cluster that windows run on."""
 
-    setup: ClusterSetup | None  # the preset's if None
+    setup: ClusterSetup | None  # one that is drawn anew for each window if None
     faults: FaultTrace | None
+    drawn: Drawn = HETERO64
 
 
 def trace_problems(asked: Asked) -> Problems:
@@ -53,19 +63,38 @@ def trace_problems(asked: Asked) -> Problems:
     Raises:
         InputError: If a file cannot be used, or a trace has too few jobs.
     """
-    each = max(1, TRAINED_WINDOWS // len(asked.traces) // len(asked.loads))
-    trained = Windows(TRAINED_PART, each, TRAINED_RUNS, training_key(asked.seed), disjoint=False)
-    validated = Windows(VALIDATED_PART, VALIDATED_WINDOWS, None, VALIDATION_SEED, disjoint=True)
+    own = _trained(asked, TRAINED_WINDOWS)
+    trained = [window_problems(asked, regime, own, asked.loads) for regime in asked.regimes]
+    if asked.cluster is None:
+        other = _trained(asked, OTHER_WINDOWS)
+        trained += [window_problems(asked, regime, other, asked.loads, drawn) for regime, drawn in dealt_out(asked)]
+    # Many traces have many windows together: more draws of each would only take longer.
+    runs = None if len(asked.traces) == 1 else RUNS
+    validated = Windows(VALIDATED_PART, VALIDATED_WINDOWS, runs, VALIDATION_SEED, disjoint=True)
     return Problems(
-        tuple(window_problems(asked, regime, trained, asked.loads) for regime in asked.regimes),
-        tuple(window_problems(asked, regime, validated, (TRACE_LOAD,)) for regime in asked.regimes),
+        tuple(trained), tuple(window_problems(asked, regime, validated, (TRACE_LOAD,)) for regime in asked.regimes)
     )
 
 
-def window_problems(asked: Asked, regime: Regime, windows: Windows, loads: tuple[float, ...]) -> Problem:
-    """Return windows of every trace at every load, in one problem."""
+def _trained(asked: Asked, windows: int) -> Windows:
+    each = max(1, windows // len(asked.traces) // len(asked.loads))
+    return Windows(TRAINED_PART, each, TRAINED_RUNS, training_key(asked.seed), disjoint=False)
+
+
+def dealt_out(asked: Asked) -> list[tuple[Regime, Drawn]]:
+    """Return which other clusters are trained on under which order regime: each of both occurs."""
+    most = max(len(asked.regimes), len(OTHERS))
+    return [(asked.regimes[place % len(asked.regimes)], OTHERS[place % len(OTHERS)]) for place in range(most)]
+
+
+def window_problems(
+    asked: Asked, regime: Regime, windows: Windows, loads: tuple[float, ...], drawn: Drawn = HETERO64
+) -> Problem:
+    """Return windows of every trace at every load, in one problem: on the cluster file's cluster, or on those drawn."""
     site = Site(
-        read_cluster(asked.cluster) if asked.cluster else None, read_fault_trace(asked.faults) if asked.faults else None
+        read_cluster(asked.cluster) if asked.cluster else None,
+        read_fault_trace(asked.faults) if asked.faults else None,
+        drawn,
     )
     parts = []
     for number, (path, load) in enumerate(product(asked.traces, loads)):
@@ -73,9 +102,9 @@ def window_problems(asked: Asked, regime: Regime, windows: Windows, loads: tuple
         if workload.jobs < LEAST_JOBS:
             short = f"{path} has {workload.jobs} jobs, too few to train on the first and compare on the later"
             raise InputError(short, f"give a trace of at least {LEAST_JOBS}", field="--trace")
-        drawn = windows._replace(seed=windows.seed + number)
-        problem = _on(site, workload, regime, drawn, load)
-        parts.append(_estimated(problem, _kind(asked.estimates, number), drawn.seed))
+        own = windows._replace(seed=windows.seed + number)
+        problem = _on(site, workload, regime, own, load)
+        parts.append(_estimated(problem, _kind(asked.estimates, number), own.seed))
     return _joined(parts)
 
 
@@ -83,7 +112,7 @@ def _on(site: Site, workload: Workload, regime: Regime, windows: Windows, load: 
     if site.setup is None:
         return window_problem(
             workload, regime, windows=windows.most, runs=windows.runs, part=windows.part, seed=windows.seed,
-            load=load, max_gpus=HETERO64_LARGEST, disjoint=windows.disjoint,
+            load=load, disjoint=windows.disjoint, site=site.drawn,
         )  # fmt: skip
     cluster = site.setup.cluster
     found = windows_of(

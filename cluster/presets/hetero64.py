@@ -25,6 +25,28 @@ REPAIR_MEAN_S = 12.0 * HOUR_S
 DRAWS_PER_BLOCK = 4  # Philox gives four numbers for each value of its counter
 
 
+class Site(NamedTuple):
+    """A cluster like the preset's, of another size, other speeds or other faults. The default is the preset's own."""
+
+    nodes: int = 8
+    node_gpus: int = 8
+    speeds: tuple[float, ...] = (FAST_SPEED, 1.0)  # of the GPUs: as many nodes have one as another, drawn anew
+    faults: float = 1.0  # times as many as in the preset
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster."""
+        return self.nodes * self.node_gpus
+
+    @property
+    def capacity(self) -> int:
+        """GPUs of speed 1 that it is worth."""
+        return round(self.node_gpus * float(_speeds(self, np.arange(self.nodes)).sum()))
+
+
+HETERO64 = Site()
+
+
 class _Draws(NamedTuple):
     """Uniform numbers in [0, 1), one row for each scenario."""
 
@@ -38,8 +60,9 @@ class _Draws(NamedTuple):
 
 
 def hetero64(
-    scenarios: int, seed: int, *, first: int = 0, nodes: int = 8, jobs: int = 64, load: float | None = None
-) -> Problem:
+    scenarios: int, seed: int, *, first: int = 0, nodes: int = 8, jobs: int = 64, load: float | None = None,
+    site: Site | None = None,
+) -> Problem:  # fmt: skip
     """Return scenarios of the preset: 8 nodes of 8 GPUs, 64 jobs that are all submitted at the start, or over time.
 
     In each scenario a random half of the nodes is 2.5 times as fast as the others, and a random node is a lemon with
@@ -52,22 +75,28 @@ def hetero64(
         first: Number of the first scenario, at least 0.
         nodes: Nodes of 8 GPUs each, at least 4, so that the largest job (32 GPUs) fits.
         jobs: Jobs of each scenario.
+        site: Another cluster, in place of `nodes` nodes like the preset's; jobs that ask for more than it has get all.
         load: Jobs arrive as a Poisson process that offers this share of the cluster's GPU-time, counted in GPUs of
             speed 1; None submits all at once.
 
     Raises:
         ValueError: If a number is below its minimum.
     """
-    if scenarios < 1 or seed < 0 or first < 0 or nodes < 4 or jobs < 1 or (load is not None and not load > 0.0):
+    if site is not None:
+        nodes = site.nodes
+    elif nodes < 4:
+        raise ValueError(f"nodes must be at least 4, got {nodes}")
+    site = site or Site(nodes)
+    if scenarios < 1 or seed < 0 or first < 0 or jobs < 1 or (load is not None and not load > 0.0):
         raise ValueError(
-            f"scenarios and jobs must be at least 1, seed and first at least 0, nodes at least 4, load above 0; "
-            f"got {scenarios}, {jobs}, {seed}, {first}, {nodes}, {load}"
+            f"scenarios and jobs must be at least 1, seed and first at least 0, load above 0; "
+            f"got {scenarios}, {jobs}, {seed}, {first}, {load}"
         )
-    cluster = grid_cluster(nodes, GPUS_PER_NODE)
+    cluster = grid_cluster(nodes, site.node_gpus)
     draws = _draws(scenarios, seed, first, nodes, jobs, jobs if load is not None else 0)
-    drawn = _scenarios(cluster, draws)
+    drawn = _scenarios(cluster, draws, site)
     if load is not None:
-        drawn = drawn._replace(submit_s=_arrivals_s(draws.gap, load, drawn.speed[0].sum() * GPUS_PER_NODE))
+        drawn = drawn._replace(submit_s=_arrivals_s(draws.gap, load, drawn.speed[0].sum() * site.node_gpus))
     return Problem(cluster, drawn, fault_process(), rules())
 
 
@@ -134,24 +163,32 @@ def _draws(scenarios: int, seed: int, first: int, nodes: int, jobs: int, gaps: i
     return _Draws(fast, lemon[:, 0], fault_seed[:, 0], size, radius, angle, gap)
 
 
-def _scenarios(cluster: Cluster, draws: _Draws) -> Scenarios:
+def _speeds(site: Site, rank: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the speed of the nodes of each rank."""
+    kinds = len(site.speeds)
+    bounds = [site.nodes * kind // kinds for kind in range(1, kinds)]
+    speeds: NDArray[np.float64] = np.array(site.speeds)[np.searchsorted(bounds, rank, side="right")]
+    return speeds
+
+
+def _scenarios(cluster: Cluster, draws: _Draws, site: Site) -> Scenarios:
     nodes, shape = cluster.speed.size, draws.size.shape
     rank = draws.fast.argsort(axis=1).argsort(axis=1)
     lemon = (draws.lemon * nodes).astype(np.int32)[:, None] == cluster.gpu_node
-    hazard = np.where(lemon, LEMON_FACTOR * GPU_FAULTS_PER_S, GPU_FAULTS_PER_S)
+    hazard = np.where(lemon, LEMON_FACTOR * GPU_FAULTS_PER_S, GPU_FAULTS_PER_S) * site.faults
     rates = np.zeros((shape[0], fault_sources(cluster)))
     rates[:, : hazard.shape[1]] = hazard
     work = work_s(draws.radius, draws.angle)
     return Scenarios(
         jobs=np.full(shape[0], shape[1], dtype=np.int32),
-        gpus=JOB_GPUS[np.searchsorted(SIZE_BOUNDS, draws.size, side="right")],
+        gpus=np.minimum(JOB_GPUS[np.searchsorted(SIZE_BOUNDS, draws.size, side="right")], site.gpus),
         work_s=work,
         estimate_s=work.copy(),
         submit_s=np.zeros(shape),
         compute_s=np.full(shape, DEFAULT_COMPUTE_S),
         parameter_bytes=np.full(shape, DEFAULT_PARAMETER_BYTES),
         rank=np.zeros(shape, dtype=np.int64),
-        speed=np.where(rank < nodes // 2, FAST_SPEED, 1.0),
+        speed=_speeds(site, rank),
         hazard_per_s=hazard,
         source_rate_per_s=rates,
         fault_seed=(draws.seed * 2.0**32).astype(np.int64),

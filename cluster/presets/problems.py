@@ -14,7 +14,7 @@ from ..model.topology import Cluster, speed_sum
 from ..model.workload import Workload
 from ..workloads.windows import sample_windows
 from .cluster_file import ClusterSetup, draw_faults
-from .hetero64 import hetero64
+from .hetero64 import HETERO64, Site, hetero64
 from .patent import PATENT_JOBS, patent
 from .streams import Stream, stream
 
@@ -110,10 +110,11 @@ def window_problem(
     part: tuple[float, float],
     seed: int,
     load: float = LOAD,
-    max_gpus: int = HETERO64_LARGEST,
+    max_gpus: int | None = None,
     disjoint: bool = False,
+    site: Site = HETERO64,
 ) -> Problem:
-    """Return windows of a trace on clusters of the preset `hetero64`, several draws for each window.
+    """Return windows of a trace on clusters of the preset `hetero64` or its like, several draws for each window.
 
     Scenario i runs window i // runs.
 
@@ -125,19 +126,20 @@ def window_problem(
         part: The share of the trace, in order of time, that windows come from.
         seed: Of windows and draws.
         load: Offered load that arrivals are scaled to, on the cluster's speed.
-        max_gpus: Jobs that ask more get so many.
+        max_gpus: Jobs that ask more get so many; three quarters of the cluster if None.
         disjoint: Take windows that share no job, and fewer if there are not so many.
+        site: The cluster.
 
     Raises:
-        InputError: If the part has no job, a job asks more than 64 GPUs, or it would take too much memory.
+        InputError: If the part has no job, a job asks more GPUs than there are, or it would take too much memory.
     """
     found = windows_of(
-        workload, windows, part=part, seed=seed, load=load, max_gpus=max_gpus, capacity=HETERO64_CAPACITY,
-        disjoint=disjoint,
+        workload, windows, part=part, seed=seed, load=load, max_gpus=max_gpus or site.gpus * 3 // 4,
+        capacity=site.capacity, disjoint=disjoint,
     )  # fmt: skip
     runs = runs or enough_runs(len(found))
-    check_size(len(found) * runs, found[0].jobs, HETERO64_GPUS, HETERO64_GPUS // 8)
-    cluster, drawn, process, rules = hetero64(len(found) * runs, seed, jobs=1)
+    check_size(len(found) * runs, found[0].jobs, site.gpus, site.nodes)
+    cluster, drawn, process, rules = hetero64(len(found) * runs, seed, jobs=1, site=site)
     for window in found:
         check_fits(window, cluster)
     scenarios = stack(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.model.scenarios import ORDERS
-from longshore.cluster.presets.hetero64 import JOB_GPUS, JOB_GPUS_PROBABILITY, hetero64
+from longshore.cluster.presets.hetero64 import HETERO64, JOB_GPUS, JOB_GPUS_PROBABILITY, Site, hetero64
 
 
 @given(st.integers(0, 2**40), st.integers(0, 10**9), st.integers(1, 5), st.integers(0, 5))
@@ -77,3 +77,28 @@ def test_jobs_arrive_as_a_poisson_process_that_offers_the_load() -> None:
     assert cluster.gpu_node.size == 64
     assert np.array_equal(hetero64(2, 4, first=7, jobs=128, load=0.85)[1].submit_s, drawn.submit_s[7:9])
     assert not hetero64(2, 4)[1].submit_s.any()
+
+
+def test_the_presets_own_site_is_the_preset() -> None:
+    for field, values in hetero64(20, 5)[1]._asdict().items():
+        assert np.array_equal(values, getattr(hetero64(20, 5, site=HETERO64)[1], field)), field
+    assert (HETERO64.gpus, HETERO64.capacity) == (64, 112)
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 16), st.lists(st.floats(0.5, 4.0), min_size=1, max_size=4), st.floats(0.0, 20.0)
+)
+def test_other_sites_have_what_they_say(nodes: int, node_gpus: int, speeds: list[float], faults: float) -> None:
+    site = Site(nodes, node_gpus, tuple(speeds), faults)
+    cluster, drawn, _, _ = hetero64(3, 1, site=site, load=0.8)
+    assert (cluster.speed.size, cluster.gpu_node.size) == (nodes, site.gpus)
+    assert drawn.gpus.max() <= site.gpus
+    for own in drawn.speed:  # as many nodes of one speed as of another, but for what cannot be divided
+        counts = [(own == speed).sum() for speed in set(speeds)]
+        shares = [speeds.count(speed) for speed in set(speeds)]
+        assert all(
+            abs(count - nodes * share / len(speeds)) < share for count, share in zip(counts, shares, strict=True)
+        )
+        assert round(own.sum() * node_gpus) == site.capacity
+    usual = 1.0 / (1500.0 * 3600.0)
+    assert np.isclose(np.sort(drawn.source_rate_per_s, axis=1)[:, -1], 25.0 * usual * faults).all()

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longshore.training.candidates.credit import over_spread, still_to_come_s, write_credits
+from longshore.agents.networks.candidate_run import Record
+from longshore.training.candidates.credit import Foreseen, gaps_of, over_spread, still_to_come_s, write_credits
 
 SECONDS = st.floats(0.0, 1e6)
 JOBS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=6)
@@ -68,3 +69,63 @@ def test_what_came_before_a_decision_earns_it_nothing() -> None:
 def test_gains_over_their_spread() -> None:
     assert np.square(over_spread(np.array([3.0, -1.0, 2.0]))).mean() == pytest.approx(1.0)
     assert not over_spread(np.zeros(3)).any()
+
+
+def record_of(row: list[int], now_s: list[float], observations: np.ndarray) -> Record:
+    """Return a record of which only who decided when, and what was seen, is of use."""
+    count = len(row)
+    whole = np.zeros(count)
+    return Record(
+        observations=observations.astype(np.float32), logits=np.zeros((count, 1), np.float32),
+        candidates=np.ones(count, np.int32), chosen=np.zeros(count, np.int64),
+        log_probability=whole.astype(np.float32), row=np.array(row, np.int32), now_s=np.array(now_s), unit_s=whole,
+        submitted=np.zeros(count, np.int32), to_go=whole.astype(np.float32), size=np.array([count]),
+    )  # fmt: skip
+
+
+@given(st.lists(st.lists(st.floats(0.0, 100.0), max_size=6), min_size=2, max_size=8), st.sampled_from([2, 4]))
+def test_what_is_seen_is_compared_with_what_the_other_runs_saw_last(times: list[list[float]], runs: int) -> None:
+    times = [sorted(it) for it in times[: len(times) // runs * runs]]
+    row = [run for run, own in enumerate(times) for _ in own]
+    now_s = [at for own in times for at in own]
+    seen = np.random.default_rng(0).standard_normal((len(row), 3)).astype(np.float32)
+    expected = np.zeros((len(row), 2))
+    for at, (mine, moment) in enumerate(zip(row, now_s, strict=True)):
+        others = []
+        for run in range(mine // runs * runs, mine // runs * runs + runs):
+            made = [place for place, one in enumerate(row) if one == run]
+            if run != mine and made:
+                others.append(([made[0]] + [place for place in made if now_s[place] <= moment])[-1])
+        expected[at] = seen[at, :2] - (seen[others, :2].mean(axis=0) if others else 0.0)
+    assert np.allclose(gaps_of(record_of(row, now_s, seen), runs, 2), expected, atol=1e-6)
+
+
+def test_what_the_state_foresees_is_taken_off_once_it_was_learned() -> None:
+    rng = np.random.default_rng(1)
+    problem = rng.integers(0, 2, 4000)
+    gap, weights = rng.standard_normal((4000, 5)), rng.standard_normal((2, 5))
+    earned = (gap * weights[problem]).sum(axis=1)
+    foreseen = Foreseen(2, 5)
+    assert np.array_equal(foreseen.taken_off(earned, gap, problem), earned)  # nothing is known at first
+    # Weights are held back, so that of features that tell nothing of each other about half is taken off.
+    assert foreseen.taken_off(earned, gap, problem).var() < 0.3 * earned.var()
+
+
+def test_what_is_taken_off_does_not_depend_on_what_this_update_earned() -> None:
+    """Else a baseline would hide a part of what a good decision brings."""
+    rng = np.random.default_rng(2)
+    problem, gap = np.zeros(50, np.intp), rng.standard_normal((50, 5))
+    taken = []
+    for _ in range(2):
+        foreseen, before = Foreseen(1, 5), np.random.default_rng(3)
+        foreseen.taken_off(before.standard_normal(50), before.standard_normal((50, 5)), problem)
+        earned = rng.standard_normal(50)
+        taken.append(earned - foreseen.taken_off(earned, gap, problem))
+    assert taken[0] == pytest.approx(taken[1])
+
+
+def test_features_that_never_differ_take_nothing_off() -> None:
+    foreseen, problem = Foreseen(1, 3), np.zeros(20, np.intp)
+    earned = np.random.default_rng(4).standard_normal(20)
+    for _ in range(3):
+        assert np.array_equal(foreseen.taken_off(earned, np.zeros((20, 3)), problem), earned)

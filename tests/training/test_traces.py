@@ -12,7 +12,7 @@ from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.problems import Regime
 from longshore.training.asked import LOADS, Asked
 from longshore.training.later import FACTORS, Later, compare_later, verdict
-from longshore.training.trace_problems import trace_problems
+from longshore.training.trace_problems import OTHERS, trace_problems
 from tests.command_line import Command
 
 REGIMES = (Regime("easy", waiting=True), Regime("shortest", 3600.0, waiting=True))  # fault rates are estimated
@@ -39,14 +39,23 @@ def asked(tmp_path: Path) -> Asked:
 
 def test_training_and_validation_share_no_job_and_take_every_trace_load_and_regime(asked: Asked) -> None:
     trained, validated = trace_problems(asked)
-    assert [it.rules.order for it in trained] == [ORDERS["easy"], ORDERS["shortest"]]
+    assert {it.rules.order for it in trained} == {ORDERS["easy"], ORDERS["shortest"]}
     assert [it.rules.order for it in validated] == [ORDERS["easy"], ORDERS["shortest"]]
-    works = [set(np.unique(it.scenarios.work_s)) - {0.0} for it in (trained[0], validated[0])]
-    assert not works[0] & works[1]
+    works = [set(np.unique(it.scenarios.work_s)) - {0.0} for it in (*trained, validated[0])]
+    assert not set().union(*works[:-1]) & works[-1]
     scenarios = trained[0].scenarios
     span_s = scenarios.submit_s.max(axis=1)
     loads = (scenarios.gpus * scenarios.work_s).sum(axis=1) / span_s / 112.0
     assert {round(float(load), 6) for load in loads} == set(LOADS)
+
+
+@pytest.mark.parametrize("orders", [1, 2])
+def test_clusters_of_other_sizes_are_trained_on_too_if_none_is_given(asked: Asked, orders: int) -> None:
+    trained, validated = trace_problems(asked._replace(regimes=REGIMES[:orders]))
+    gpus = [problem.cluster.gpu_node.size for problem in trained]
+    assert gpus[:orders] == [64] * orders  # others come behind: what learns from one problem learns from the first
+    assert sorted(gpus[orders:]) == sorted(other.gpus for other in OTHERS)
+    assert {problem.cluster.gpu_node.size for problem in validated} == {64}
 
 
 def test_known_run_times_are_mixed_unless_one_kind_is_asked_for(asked: Asked) -> None:

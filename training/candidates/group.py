@@ -34,14 +34,17 @@ from ..snapshot import (
     read_arrays,
     restore_learned,
     restore_weights,
+    within,
     write_arrays,
 )
 from .collecting import Collected, Runs
-from .credit import credits_of, over_spread
+from .credit import Foreseen, credits_of, gaps_of, over_spread
 
 AVERAGED = 8  # from random weights, the average is over the latest of so many parts of the run so far
 CHUNKS = 8  # of a minibatch, one after the other on each thread
 CLOSED = -1e9  # logit of a candidate that the list does not have
+STATE = CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT  # features of a decision that no choice changes
+MOST_KEPT = 1e30  # no sum of what is foreseen comes near
 JUDGED = 4096  # decisions of an update that the error of the value is taken from
 
 
@@ -145,6 +148,7 @@ class GroupLearner:
         each, more = divmod(max(self.parameters.groups, len(problems)), len(problems))
         self.groups = [each + int(place < more) for place in range(len(problems))]
         self.runs = Runs(problems, [groups * self.parameters.runs for groups in self.groups], self.pool)
+        self.foreseen = Foreseen(len(problems), STATE)
         self.steps = 0
 
     def update(self) -> None:
@@ -184,9 +188,20 @@ class GroupLearner:
             return gain
         mean_s = collected.figures.mean_jct_s.reshape(-1, runs).mean(axis=1).repeat(runs)
         earned = credits_of(collected.record, collected.ran, runs, mean_s, self.parameters.group_horizon)
+        problem = np.repeat(np.arange(len(self.problems)), self.groups).repeat(runs)[row]
+        earned = self._less_foreseen(earned, gaps_of(collected.record, runs, STATE), problem)
         tail = advantages(_relative(collected.figures.p99_jct_s.reshape(-1, runs))).reshape(-1)
         later: NDArray[np.float64] = (1.0 - weight) * over_spread(earned) + weight * tail[row]
         return np.where(self._batches().repeat(runs)[row], gain, later)
+
+    def _less_foreseen(
+        self, earned: NDArray[np.float64], gap: NDArray[np.float64], problem: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """Return credits less what the state lets expect of them, and note how much of their variance that is."""
+        left = self.foreseen.taken_off(earned, gap, problem)
+        explained = 1.0 - float(left.var()) / max(float(earned.var()), 1e-30)
+        self.run_folder.logger.record("group/explained", explained)
+        return left
 
     def _batches(self) -> NDArray[np.bool_]:
         """Say which groups are of batches, whose objective is the makespan, shape (groups,)."""
@@ -268,6 +283,7 @@ class GroupLearner:
         words += [state["inc"] >> shift & 0xFFFFFFFFFFFFFFFF for shift in (0, 64)]
         rest = [self.rng.bit_generator.state["has_uint32"], self.rng.bit_generator.state["uinteger"]]
         arrays |= {"rng": np.array(words + rest, dtype=np.uint64), "steps": np.array([self.steps])}
+        arrays |= {"foreseen/square": self.foreseen.square, "foreseen/product": self.foreseen.product}
         arrays |= {f"average/{name}": tensor.numpy() for name, tensor in self.average.state_dict().items()}
         write_arrays(self.run_folder.path / SNAPSHOT, arrays)
 
@@ -280,6 +296,10 @@ class GroupLearner:
         with read_arrays(self.run_folder.path / SNAPSHOT) as arrays:
             restore_learned(arrays, self.network, self.optimizer)
             restore_weights(arrays, "average", self.average)
+            for name in ("square", "product"):
+                kept = alike(arrays, f"foreseen/{name}", getattr(self.foreseen, name))
+                within(f"foreseen/{name}", kept, -MOST_KEPT, MOST_KEPT)
+                setattr(self.foreseen, name, kept)
             self.rng.bit_generator.state = _random_state(arrays)
             self.steps = int(counts(arrays, "steps", np.zeros(1, dtype=np.int64))[0])
 
