@@ -2,12 +2,15 @@
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import AgeingOption, ClusterOption, FaultsOption, OracleOption, names
 from .progress import INTERRUPTED, progress, training_progress
+
+if TYPE_CHECKING:
+    from ..training.run import Result
 
 PresetOption = Annotated[
     str | None,
@@ -23,6 +26,10 @@ AlgorithmOption = Annotated[
 TracesOption = Annotated[
     list[Path] | None,
     typer.Option("--trace", help="Job trace, any format of `longshore trace`; may be given several times."),
+]
+HistoryOption = Annotated[
+    Path | None,
+    typer.Option("--history", help="Decisions of a live scheduler, as `longshore decisions` writes them."),
 ]
 OrdersOption = Annotated[
     list[str] | None,
@@ -76,11 +83,15 @@ ReplayOption = Annotated[
 InitOption = Annotated[
     Path | None, typer.Option(help="Checkpoint of the network candidates to begin with; group and distil.")
 ]
+ParametersOption = Annotated[
+    Path | None, typer.Option(help="Hyper-parameters (YAML or JSON), as `longshore tune` writes them.")
+]
 ThreadsOption = Annotated[int, typer.Option(min=1, max=1024, help="Cores that learning takes; results are the same.")]
 
 
 def train(
     trace: TracesOption = None,
+    history: HistoryOption = None,
     cluster: ClusterOption = None,
     faults: FaultsOption = None,
     order: OrdersOption = None,
@@ -88,6 +99,7 @@ def train(
     load: LoadsOption = None,
     estimates: KnownOption = None,
     init: InitOption = None,
+    parameters: ParametersOption = None,
     preset: PresetOption = None,
     algo: AlgorithmOption = None,
     steps: StepsOption = None,
@@ -104,7 +116,7 @@ def train(
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
     with progress("starting"):
-        from ..training.config import config_of
+        from ..training.config import config_of, with_parameter_file
         from ..training.run import train as run
 
     config = config_of(
@@ -112,9 +124,16 @@ def train(
         observation=observation, reward=reward, waiting=waiting, traces=trace or (), cluster=cluster, faults=faults,
         loads=load or (), estimates=estimates, threads=threads, orders=order or (),
         ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=init, oracle=oracle,
+        history=history,
     )  # fmt: skip
+    config = config if parameters is None else with_parameter_file(config, parameters)
     with training_progress(config.steps) as tell:
         result = run(config, logdir, tell)
+    _tell(result, logdir)
+
+
+def _tell(result: "Result", logdir: Path) -> None:
+    """Say how a run ended; one that was interrupted ends the command with its own status."""
     state = "trained" if result.finished else "interrupted; the same command goes on"
     typer.echo(
         f"{state}: {result.best}, {result.score.text} against "
@@ -123,7 +142,7 @@ def train(
     if result.later:
         from ..training.later import verdict
 
-        typer.echo("Mean JCT against `patient`, tuned, on the last 30 % of each trace, which training never met:")
+        typer.echo("Mean JCT against `patient`, tuned, on the last 30 % of the jobs, which training never met:")
         for it in result.later:
             typer.echo(f"  {it.text}")
         typer.echo(verdict(result.later))
