@@ -2,16 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.agents.learned.checkpoint import load_policy, save_policy
+from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.networks.candidates import CandidateNetwork
 from longshore.cluster.files.errors import InputError
 from longshore.cluster.model.scenarios import ORDERS
@@ -21,10 +18,8 @@ from longshore.envs.common_features import time_unit_s
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.journal import decode
 from longshore.scheduler.mirror.standing import ROW
-from longshore.scheduler.placement.placer import Placer
-from longshore.scheduler.placement.replay import export, read_decisions
-from longshore.scheduler.service.twin import Twin, id_of
-from longshore.scheduler.store.opening import open_store
+from longshore.scheduler.placement.replay import read_decisions
+from longshore.scheduler.service.twin import id_of
 from longshore.training.asked import Asked
 from longshore.training.candidates.lessons import effective_sample_size, lesson_of
 from longshore.training.config import config_of
@@ -40,43 +35,17 @@ from longshore.training.history.problems import (
 from longshore.training.presets import GroupParameters
 from longshore.training.run import train
 from tests.command_line import Command
-from tests.policies_under_test import untrained_candidates
-from tests.scheduler.test_twin import learning_case, twin_of
+from tests.scheduler.test_twin import learning_case
+from tests.training.lived import Lived, lived_through
 from tests.training.tensorboard_names import documented, shown
 
 JOBS = 150
-PATIENCE_S = 120.0  # far more than anything here takes
-
-
-class Lived(NamedTuple):
-    """What a scheduler has been through, and the truth about it."""
-
-    file: Path
-    twin: Twin
-    checkpoint: Path  # of the policy that decided
-
-
-def export_to(folder: Path, twin: Twin) -> Path:
-    file = folder / "decisions.jsonl"
-    file.write_text("".join(line + "\n" for line in export(twin.parts.store)), encoding="utf-8")
-    return file
 
 
 @pytest.fixture(scope="module")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
-    """A cluster with faults whose scheduler draws what a network of random weights holds probable."""
-    folder = tmp_path_factory.mktemp("lived")
-    policy, checkpoint = untrained_candidates(waiting=True), folder / "serving.zip"
-    save_policy(checkpoint, policy.schema, policy.network)
-    store = open_store(f"sqlite:///{folder / 'store.db'}")
-    placer = Placer(HEURISTICS["patient"], str(checkpoint), PATIENCE_S, sample_temperature=1.0)
-    twin = twin_of(learning_case(jobs=JOBS), store, placer)
-    assert twin.scheduler.tick()
-    placer.wait_until_ready(PATIENCE_S)
-    twin.run()
-    twin.scheduler.close()
-    yield Lived(export_to(folder, twin), twin, checkpoint)
-    store.close()
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    """A cluster with faults, whose scheduler draws what a network of random weights holds probable."""
+    return lived_through(learning_case(jobs=JOBS), tmp_path_factory.mktemp("lived"))
 
 
 def test_jobs_are_rebuilt_with_the_work_that_they_had(lived: Lived) -> None:

@@ -226,6 +226,8 @@ class GroupLearner:
         for group in self.optimizer.param_groups:
             group["lr"] = self.parameters.group_learning_rate * left
         choices = np.flatnonzero(decisions.candidates.numpy() > 1)
+        if not choices.size:  # as in a past of a cluster that had room for every job
+            return
         order = torch.from_numpy(self.rng.permutation(choices))
         for minibatch in torch.split(order, self.parameters.group_minibatch):
             # Chunks of decisions with equally long lists are narrow.

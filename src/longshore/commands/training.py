@@ -2,14 +2,16 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ..cluster.files.errors import InputError
 from .options import AgeingOption, ClusterOption, FaultsOption, OracleOption, names
 from .progress import INTERRUPTED, progress, training_progress
 
 if TYPE_CHECKING:
+    from ..training.config import TrainingConfig
     from ..training.run import Result
 
 PresetOption = Annotated[
@@ -30,6 +32,14 @@ TracesOption = Annotated[
 HistoryOption = Annotated[
     Path | None,
     typer.Option("--history", help="Decisions of a live scheduler, as `longshore decisions` writes them."),
+]
+OnlineOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--online",
+        metavar="CHECKPOINT",
+        help="Go on in rounds as the history grows; this checkpoint, which a scheduler serves, is replaced by better.",
+    ),
 ]
 OrdersOption = Annotated[
     list[str] | None,
@@ -92,6 +102,7 @@ ThreadsOption = Annotated[int, typer.Option(min=1, max=1024, help="Cores that le
 def train(
     trace: TracesOption = None,
     history: HistoryOption = None,
+    online: OnlineOption = None,
     cluster: ClusterOption = None,
     faults: FaultsOption = None,
     order: OrdersOption = None,
@@ -123,13 +134,37 @@ def train(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, traces=trace or (), cluster=cluster, faults=faults,
         loads=load or (), estimates=estimates, threads=threads, orders=order or (),
-        ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=init, oracle=oracle,
-        history=history,
+        ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=_beginning(init, online, history),
+        oracle=oracle, history=history,
     )  # fmt: skip
     config = config if parameters is None else with_parameter_file(config, parameters)
+    if online is not None:
+        _learn_online(config, online, logdir)
     with training_progress(config.steps) as tell:
         result = run(config, logdir, tell)
     _tell(result, logdir)
+
+
+def _beginning(init: Path | None, online: Path | None, history: Path | None) -> Path | None:
+    """Return the checkpoint to begin with, which is the one that is served where there is one.
+
+    Raises:
+        InputError: If options do not go together.
+    """
+    if online is None:
+        return init
+    if history is None:
+        raise InputError("it learns from a live scheduler's decisions", "give --history", field="--online")
+    if init is not None:
+        raise InputError("each round begins with the checkpoint that is served", "leave it out", field="--init")
+    return online
+
+
+def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoReturn:
+    from ..training.online.rounds import Asked, learn_online
+
+    learn_online(Asked(config, served, logdir, lambda: training_progress(config.steps), typer.echo))
+    raise typer.Exit(INTERRUPTED)
 
 
 def _tell(result: "Result", logdir: Path) -> None:
