@@ -170,18 +170,15 @@ def config_of(
                          "estimates": estimates or "mixed"}.items():  # fmt: skip
         _check_known(field, value, _words_of(field))
     _check_network(algorithm, network, action)
-    if init is not None and algorithm not in BY_CANDIDATES:
-        raise InputError(f"{algorithm} begins at random", "leave --init out, or take --algo group", field="--init")
+    _check_learning(algorithm, replay, init)
     if observation != "full" and action != "gpu":
         raise InputError("the patent's state has one entry per GPU", "add --action gpu", field="--observation")
-    if replay not in (able := REPLAYS.get(algorithm, ("off",))):
-        raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
     if not 1 <= steps <= MOST_STEPS:
         raise InputError(f"{steps:g} is no number of steps", "write one such as 2e6", field="--steps")
     brought = {"--cluster": cluster, "--faults": faults, "--load": loads or None, "--estimates": estimates}
     _check_input(preset, traces, brought)
     _check_history(
-        preset, history, {"--order": orders, "--ageing": not math.isinf(ageing_h), "--algo": algorithm != "group"}
+        preset, history, {"--order": orders, "--ageing": ageing_h < math.inf, "--algo": algorithm != "group"}
     )
     _check_orders(algorithm, orders)
     return TrainingConfig.model_validate(
@@ -189,15 +186,27 @@ def config_of(
             "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
             "action": action, "observation": observation, "reward": reward or own.reward, "replay": replay,
             "waiting": own.waiting if waiting is None else waiting, "oracle": oracle, "threads": threads,
-            "init": str(init) if init else None, "orders": tuple(orders) or own.orders,
-            "ageing_h": None if math.isinf(ageing_h) else ageing_h,
-            "history": str(history) if history else None,
+            "init": str(init) if init else None, "history": str(history) if history else None,
+            "orders": tuple(orders) or own.orders, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
             "traces": [str(path) for path in traces], "cluster": str(cluster) if cluster else None,
             "faults": str(faults) if faults else None, "loads": tuple(loads) or LOADS,
-            "estimates": estimates or "mixed", "group": asdict(TAUGHT if init else own.group),
+            "estimates": estimates or "mixed", "group": asdict(_taught(own.group) if init else own.group),
             "hyperparameters": asdict(own.hyperparameters(algorithm, replay)),
         }
     )  # fmt: skip
+
+
+def _check_learning(algorithm: str, replay: str, init: Path | None) -> None:
+    """Refuse what the algorithm cannot begin with, or learn from."""
+    if init is not None and algorithm not in BY_CANDIDATES:
+        raise InputError(f"{algorithm} begins at random", "leave --init out, or take --algo group", field="--init")
+    if replay not in (able := REPLAYS.get(algorithm, ("off",))):
+        raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
+
+
+def _taught(own: GroupParameters) -> GroupParameters:
+    """Return the hyper-parameters of a network that knows much, which minimises what the preset does all the same."""
+    return replace(TAUGHT, group_tail=own.group_tail, group_horizon=own.group_horizon)
 
 
 def with_parameters(config: TrainingConfig, values: Mapping[str, float]) -> TrainingConfig:
