@@ -111,6 +111,11 @@ def test_a_trial_is_left_that_is_worse_than_the_others_were_by_then(to_beat: flo
     assert list(ended.so_far.values()) == sorted(ended.so_far.values(), reverse=True)
 
 
+def test_a_trial_that_goes_on_counts_what_it_had_reached_before(tmp_path: Path) -> None:
+    work = Work(asked(), tmp_path / "run", tmp_path / "stop", dict.fromkeys(range(3, 6), -50.0), SIZES, reached=-60.0)
+    assert run_trial(work).state == "finished"
+
+
 def test_a_trial_whose_input_cannot_be_ends_the_search_with_its_problem(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     short = trace(tmp_path / "short.csv", 0, jobs=50)

@@ -60,7 +60,7 @@ class Tuned(NamedTuple):
 Say = Callable[[str], None]
 
 
-class Bench:
+class StudyFolder:
     """The study, its folder, and what is tuned.
 
     Args:
@@ -97,9 +97,11 @@ class Bench:
 
     def work(self, number: int) -> Work:
         """Return what a trial is to do."""
-        values = self._values(self.study.get_trials(deepcopy=False)[number])
+        trial = self.study.get_trials(deepcopy=False)[number]
+        config = with_parameters(self.config, self._values(trial))
+        reached = min(trial.intermediate_values.values(), default=math.nan)
         folder = self.folder / f"trial-{number:03d}"
-        return Work(with_parameters(self.config, values), folder, self.folder / STOP, self._to_beat(), self.sizes)
+        return Work(config, folder, self.folder / STOP, self._to_beat(), self.sizes, reached)
 
     def _values(self, trial: "FrozenTrial") -> dict[str, float]:
         return {name: whole_or_not(self.bounds[name], value) for name, value in trial.params.items()}
@@ -173,35 +175,36 @@ def tune(
         BackendError: If trials are lost.
     """
     folder = _open_folder(config, logdir)
-    bench, stop = Bench(config, folder, sizes), StopFile(folder / STOP)
+    study_folder, stop = StudyFolder(config, folder, sizes), StopFile(folder / STOP)
     stop.interrupted = False
     with interruptible(stop, ADVICE), closing(crew()) as found:
         try:
-            _run(bench, found, stop, say, trials=trials, jobs=jobs)
+            _run(study_folder, found, stop, say, trials=trials, jobs=jobs)
             interrupted = stop.interrupted
         except BaseException:
             stop.interrupted = True  # the others stop soon, and go on with the study
             raise
     stop.interrupted = False
-    return bench.tuned(finished=not interrupted)
+    return study_folder.tuned(finished=not interrupted)
 
 
-def _run(bench: Bench, crew: Crew, stop: StopFile, say: Say, *, trials: int, jobs: int) -> None:
+def _run(study_folder: StudyFolder, crew: Crew, stop: StopFile, say: Say, *, trials: int, jobs: int) -> None:
     """Run trials until there are so many, or they are to stop and have stopped."""
-    left_over = [it.number for it in bench.trials("RUNNING")]
+    left_over = [it.number for it in study_folder.trials("RUNNING")]
     begun: dict[Any, int] = {}
     while True:
-        while not stop.interrupted and len(begun) < jobs and (left_over or len(bench.trials()) < trials):
-            number = left_over.pop(0) if left_over else bench.ask()
-            work = bench.work(number)
-            say(f"trial {number} of {trials} begins: {text_of(bench.tuned(finished=False).trials[number].parameters)}")
+        while not stop.interrupted and len(begun) < jobs and (left_over or len(study_folder.trials()) < trials):
+            number = left_over.pop(0) if left_over else study_folder.ask()
+            work = study_folder.work(number)
+            parameters = study_folder.tuned(finished=False).trials[number].parameters
+            say(f"trial {number} of {trials} begins: {text_of(parameters)}")
             begun[crew.begin(work)] = number
         if not begun:
             return
         for one, ended in crew.ended(begun):
             number = begun.pop(one)
-            bench.note(number, ended)
-            say(f"trial {number} {_text(ended)}{_best_text(bench.tuned(finished=False))}")
+            study_folder.note(number, ended)
+            say(f"trial {number} {_text(ended)}{_best_text(study_folder.tuned(finished=False))}")
 
 
 def text_of(parameters: Mapping[str, float]) -> str:

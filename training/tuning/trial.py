@@ -47,6 +47,7 @@ class Work(NamedTuple):
     stop: Path
     to_beat: Mapping[int, float]  # by number of the validation, the most that the best so far may be
     sizes: Sizes = SIZES
+    reached: float = float("nan")  # its best validation before it was stopped
 
 
 class Ended(NamedTuple):
@@ -71,7 +72,7 @@ class _Watch:
     """Looks at each validation, and ends the run if nothing is to be hoped for or all trials are to stop."""
 
     def __init__(self, work: Work) -> None:
-        self.work, self.so_far, self.best = work, dict[int, float](), float("nan")
+        self.work, self.so_far, self.best = work, dict[int, float](), work.reached
         self._seen: Score | None = None
 
     def __call__(self, progress: Progress) -> None:
