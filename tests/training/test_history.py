@@ -35,6 +35,7 @@ from longshore.training.history.problems import (
 from longshore.training.presets import GroupParameters
 from longshore.training.run import train
 from tests.command_line import Command
+from tests.scheduler.test_replay import learning
 from tests.scheduler.test_twin import learning_case
 from tests.training.lived import Lived, lived_through
 from tests.training.tensorboard_names import documented, shown
@@ -58,6 +59,14 @@ def test_jobs_are_rebuilt_with_the_work_that_they_had(lived: Lived) -> None:
     assert workload.estimate_s == pytest.approx(truth.estimate_s[0, jobs])
     assert lived.twin.backend.sim.state.stops[0].sum() > 0  # also that of jobs which faults have stopped
     assert workload.work_s == pytest.approx(truth.work_s[0, jobs], rel=1e-6)
+
+
+def test_jobs_are_rebuilt_also_where_schedulers_took_over_from_each_other(tmp_path: Path) -> None:
+    history, truth = read_history(learning(tmp_path)), learning_case(jobs=60).scenarios
+    jobs = [int(job) for job in history.workload.ids]
+    assert len(jobs) > 50
+    assert history.workload.work_s == pytest.approx(truth.work_s[0, jobs], rel=1e-6)
+    assert not np.isinf(history.stays.leave_s[:50]).any()
 
 
 def test_faults_come_as_often_as_they_were_met(lived: Lived) -> None:

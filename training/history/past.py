@@ -90,7 +90,10 @@ class Past:
             self.gpu_faults.clear()
             self.node_faults.clear()
             self.observed_s = 0.0
-        self._end_runs({asked.job for asked, _ in opening.jobs})
+        inside = {asked.job for asked, _ in opening.jobs}
+        self._end_runs(inside)
+        # Who has left unseen was there until now at most.
+        self.left_s.update((job, opening.now_s) for job in self.asked.keys() - inside - self.left_s.keys())
         self.opening, self._now_s = opening, opening.now_s
         self._runs, self._failed_s, self._down = {}, {}, Counter(opening.down)
         for asked, standing in opening.jobs:
