@@ -48,7 +48,7 @@ def network_of(policy: CandidatePolicy) -> CandidateNetwork:
 def trained(folder: Path, seed: int) -> Path:
     """Train by one seed, or go on with that, and return the checkpoint of the best validation."""
     sizes = replace(SIZES, validations=VALIDATIONS)
-    return train(config_of(seed), folder, partial(_tell, seed), sizes=sizes, compare=False).best
+    return train(config_of(seed), folder, partial(_tell, seed), sizes=sizes, compares=False).best
 
 
 def _tell(seed: int, made: Progress) -> None:

@@ -1,9 +1,9 @@
 """What can be chosen of a scheduler: one file, and options of the command line over it."""
 
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..cluster.files.errors import InputError
 from ..cluster.files.registered_name import RegisteredName
@@ -33,6 +33,13 @@ class PolicyChoice(_Section):
     mode: Literal["active", "shadow", "veto"] = "active"  # as `Mode` of placement/placer.py
     fallback: Name = "patient"  # heuristic that decides whenever the policy does not
     deadline_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 0.1  # of one decision
+    sample_temperature: Annotated[float | None, Field(gt=0.0, le=100.0)] = None  # of its network; None: the best
+
+    @model_validator(mode="after")
+    def _somebody_is_sampled(self) -> Self:
+        if self.sample_temperature is not None and self.name is None:
+            raise ValueError("sample_temperature is that of a policy; name one")
+        return self
 
 
 class Limits(_Section):

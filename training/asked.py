@@ -45,6 +45,7 @@ class Asked(NamedTuple):
     faults: Path | None = None  # recorded faults, in place of the cluster file's
     loads: tuple[float, ...] = LOADS
     estimates: KnownEstimates = "mixed"
+    history: Path | None = None  # decisions of a live scheduler
 
 
 class Problems(NamedTuple):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
 
@@ -17,7 +17,8 @@ from ..cluster.files.plugins import registered
 from ..cluster.files.registered_name import RegisteredName
 from ..cluster.presets.problems import Regime
 from .asked import LOADS, Asked, KnownEstimates, Sizes
-from .presets import PRESETS, TAUGHT, TRACES, DistilParameters, GroupParameters, Hyperparameters
+from .parameters import FIELDS, read_parameters
+from .presets import HISTORY, PRESETS, TAUGHT, TRACES, DistilParameters, GroupParameters, Hyperparameters
 
 REPLAYS = {
     "ppo": ("off", "dynamic", "literal", "literal-all", "geppo"),
@@ -59,11 +60,13 @@ class TrainingConfig(BaseModel):
     orders: tuple[Annotated[str, RegisteredName("orders")], ...] = ("fifo",)
     ageing_h: float | None = Field(default=None, ge=0, allow_inf_nan=False)  # None: a job may be overtaken for ever
     traces: tuple[str, ...] = ()
+    history: str | None = None
     cluster: str | None = None
     faults: str | None = None
     loads: tuple[Annotated[float, Field(gt=0)], ...] = LOADS
     estimates: KnownEstimates = "mixed"
     init: str | None = None  # checkpoint whose weights it begins with
+    parameters: str | None = None  # file of the hyper-parameters that are not the preset's
     hyperparameters: Hyperparameters = Hyperparameters()  # of PPO and A2C
     group: GroupParameters = GroupParameters()  # of the group-relative policy gradient
     distil: DistilParameters = DistilParameters()
@@ -83,6 +86,7 @@ class TrainingConfig(BaseModel):
         differs = [option for option, default in zip(asked, usual, strict=True) if option != default]
         order = [it for it in self.orders if it != "fifo" or len(self.orders) > 1]
         traces = [Path(it).stem.split(".")[0] for it in self.traces] if self.preset == "traces" else []
+        traces += [Path(self.history).stem] if self.history else []
         brought = [*traces[:3], *([f"and-{len(traces) - 3}"] if len(traces) > 3 else [])]
         brought += [Path(self.cluster).stem] if self.cluster else []
         ageing = [f"age{self.ageing_h:g}h"] if self.ageing_h is not None else []
@@ -90,6 +94,7 @@ class TrainingConfig(BaseModel):
         usual_replay = PRESETS[self.preset].replay if self.algorithm in REPLAYS else "off"
         replay = [f"replay-{self.replay}"] if self.replay != usual_replay else []
         init = ["init"] if self.init else []
+        parameters = [Path(self.parameters).stem] if self.parameters else []
         parts = (
             self.preset,
             *brought,
@@ -100,6 +105,7 @@ class TrainingConfig(BaseModel):
             *waiting,
             *order,
             *ageing,
+            *parameters,
             str(self.seed),
         )
         return "-".join(parts)
@@ -117,6 +123,7 @@ def asked_of(config: TrainingConfig, sizes: Sizes) -> Asked:
         config.seed, config.regimes, sizes, tuple(map(Path, config.traces)),
         None if config.cluster is None else Path(config.cluster),
         None if config.faults is None else Path(config.faults), config.loads, config.estimates,
+        None if config.history is None else Path(config.history),
     )  # fmt: skip
 
 
@@ -142,14 +149,14 @@ def config_of(
     network: str | None, action: str | None, observation: str | None, reward: str | None, waiting: bool | None,
     threads: int, traces: Sequence[Path] = (), cluster: Path | None = None, faults: Path | None = None,
     loads: Sequence[float] = (), estimates: str | None = None, orders: Sequence[str] = (), ageing_h: float = math.inf,
-    replay: str | None = None, init: Path | None = None, oracle: bool = False,
+    replay: str | None = None, init: Path | None = None, oracle: bool = False, history: Path | None = None,
 ) -> TrainingConfig:  # fmt: skip
     """Return the configuration that a user asked for; what is None or empty is as the preset and the algorithm have it.
 
     Raises:
         InputError: If a value is not known or values do not go together, naming the option.
     """
-    preset = todays_name("preset", preset or (TRACES if traces else "hetero64"))
+    preset = todays_name("preset", preset or (HISTORY if history else TRACES if traces else "hetero64"))
     _check_known("preset", preset, PRESETS)
     own = PRESETS[preset]
     algorithm = algorithm or own.algorithm
@@ -163,30 +170,59 @@ def config_of(
                          "estimates": estimates or "mixed"}.items():  # fmt: skip
         _check_known(field, value, _words_of(field))
     _check_network(algorithm, network, action)
-    if init is not None and algorithm not in BY_CANDIDATES:
-        raise InputError(f"{algorithm} begins at random", "leave --init out, or take --algo group", field="--init")
+    _check_learning(algorithm, replay, init)
     if observation != "full" and action != "gpu":
         raise InputError("the patent's state has one entry per GPU", "add --action gpu", field="--observation")
-    if replay not in (able := REPLAYS.get(algorithm, ("off",))):
-        raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
     if not 1 <= steps <= MOST_STEPS:
         raise InputError(f"{steps:g} is no number of steps", "write one such as 2e6", field="--steps")
     brought = {"--cluster": cluster, "--faults": faults, "--load": loads or None, "--estimates": estimates}
     _check_input(preset, traces, brought)
+    _check_history(
+        preset, history, {"--order": orders, "--ageing": ageing_h < math.inf, "--algo": algorithm != "group"}
+    )
     _check_orders(algorithm, orders)
     return TrainingConfig.model_validate(
         {
             "preset": preset, "algorithm": algorithm, "steps": int(steps), "seed": seed, "network": network,
             "action": action, "observation": observation, "reward": reward or own.reward, "replay": replay,
             "waiting": own.waiting if waiting is None else waiting, "oracle": oracle, "threads": threads,
-            "init": str(init) if init else None, "orders": tuple(orders) or own.orders,
-            "ageing_h": None if math.isinf(ageing_h) else ageing_h,
+            "init": str(init) if init else None, "history": str(history) if history else None,
+            "orders": tuple(orders) or own.orders, "ageing_h": None if math.isinf(ageing_h) else ageing_h,
             "traces": [str(path) for path in traces], "cluster": str(cluster) if cluster else None,
             "faults": str(faults) if faults else None, "loads": tuple(loads) or LOADS,
-            "estimates": estimates or "mixed", "group": asdict(TAUGHT if init else own.group),
+            "estimates": estimates or "mixed", "group": asdict(_taught(own.group) if init else own.group),
             "hyperparameters": asdict(own.hyperparameters(algorithm, replay)),
         }
     )  # fmt: skip
+
+
+def _check_learning(algorithm: str, replay: str, init: Path | None) -> None:
+    """Refuse what the algorithm cannot begin with, or learn from."""
+    if init is not None and algorithm not in BY_CANDIDATES:
+        raise InputError(f"{algorithm} begins at random", "leave --init out, or take --algo group", field="--init")
+    if replay not in (able := REPLAYS.get(algorithm, ("off",))):
+        raise InputError(f"{algorithm} has no replay {replay!r}", f"take {' or '.join(able)}", field="--replay")
+
+
+def _taught(own: GroupParameters) -> GroupParameters:
+    """Return the hyper-parameters of a network that knows much, which minimises what the preset does all the same."""
+    return replace(TAUGHT, group_tail=own.group_tail, group_horizon=own.group_horizon)
+
+
+def with_parameters(config: TrainingConfig, values: Mapping[str, float]) -> TrainingConfig:
+    """Return a configuration with other hyper-parameters of its algorithm."""
+    field = FIELDS[config.algorithm]
+    return config.model_copy(update={field: replace(getattr(config, field), **values)})
+
+
+def with_parameter_file(config: TrainingConfig, path: Path) -> TrainingConfig:
+    """Return a configuration with the hyper-parameters of a file.
+
+    Raises:
+        InputError: If the file cannot be used, naming the line.
+    """
+    values = read_parameters(path, config.algorithm)
+    return with_parameters(config, values).model_copy(update={"parameters": str(path)})
 
 
 def _check_input(preset: str, traces: Sequence[Path], brought: Mapping[str, object]) -> None:
@@ -210,6 +246,19 @@ def _check_input(preset: str, traces: Sequence[Path], brought: Mapping[str, obje
         for file in paths:
             if isinstance(file, Path) and not file.is_file():
                 raise InputError(f"{file} is no file", "check the path", field=field)
+
+
+def _check_history(preset: str, history: Path | None, given: Mapping[str, object]) -> None:
+    """Refuse a history that the preset has no use for, or that it lacks, and what the history says itself."""
+    if (preset == HISTORY) != (history is not None):
+        fix = "give it, as `longshore decisions` writes it" if preset == HISTORY else "leave --preset and --trace out"
+        raise InputError(f"the preset is {preset}, and history is what `history` trains on", fix, field="--history")
+    if history is None:
+        return
+    if not history.is_file():
+        raise InputError(f"{history} is no file", "check the path", field="--history")
+    for field in (field for field, is_given in given.items() if is_given):
+        raise InputError("a history is learned by `group` under its scheduler's own rules", "leave it out", field=field)
 
 
 def _check_orders(algorithm: str, orders: Sequence[str]) -> None:

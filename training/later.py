@@ -1,6 +1,7 @@
 """What a trained policy is worth: windows of the last part of each trace, against `patient` at its best."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from ..cluster.model.scenarios import same_jobs
 from ..cluster.presets.streams import VALIDATION_SEED
 from ..cluster.simulator.simulation import simulation_of
 from .asked import LATER_PART, TRAINED_PART, Asked
+from .history.problems import later_problem, read_history, tuning_problem
 from .trace_problems import TRACE_LOAD, Windows, window_problems
 from .validation import objective_s
 
@@ -62,6 +64,13 @@ def compare_later(asked: Asked, policy: Policy) -> tuple[Later, ...]:
     return tuple(found)
 
 
+def compare_on_history(path: Path, policy: Policy) -> tuple[Later, ...]:
+    """Compare a policy with `patient` on the last jobs of a file of decisions."""
+    history = read_history(path)
+    rival = tuned_patient(tuning_problem(history))
+    return (compared(path.name, later_problem(history), policy, rival, rival.patience),)
+
+
 def write_later(folder: Path, found: tuple[Later, ...]) -> None:
     """Keep what was found beside the policy."""
     with replacing(folder / LATER) as part:
@@ -82,6 +91,11 @@ def tuned_patient(problem: Problem) -> Heuristic:
     """Return `patient` with the factor that does best on the windows of a problem."""
     tried = [replace(PATIENT, name="patient-tuned", patience=factor) for factor in FACTORS]
     return min(tried, key=lambda policy: float(np.log(_window_means_s(problem, policy)).mean()))
+
+
+def compared(where: str, problem: Problem, policy: Policy, rival: Policy, factor: float = math.nan) -> Later:
+    """Compare two policies on the windows of a problem, paired by window and by draws of faults."""
+    return _later(where, np.log(_window_means_s(problem, policy) / _window_means_s(problem, rival)), factor)
 
 
 def _window_means_s(problem: Problem, policy: Policy) -> NDArray[np.float64]:

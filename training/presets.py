@@ -9,9 +9,11 @@ from ..cluster.presets.problems import HETERO64_JOBS, hetero64_problem, patent_p
 from ..cluster.presets.streams import VALIDATION_SEED, training_key
 from ..cluster.traces.detect import read_trace
 from .asked import TRAINED_PART, VALIDATED_PART, Asked, Problems
+from .history.problems import history_problems
 from .trace_problems import trace_problems
 
 TRACES = "traces"  # the preset that takes what users bring
+HISTORY = "history"  # the preset that takes a scheduler's own past
 STREAM_JOBS, STREAM_LOAD = 128, 0.85
 
 
@@ -188,6 +190,17 @@ PRESETS = {
         group=GroupParameters(group_tail=0.15, group_horizon=4.0),
         waiting=True,
         orders=("shortest",),
+    ),
+    HISTORY: Preset(
+        "windows of the jobs of a live scheduler's decisions (--history), on its cluster and under its rules",
+        needs_trace=False,
+        build=history_problems,
+        reward="jct",
+        action="candidate",
+        network="candidates",
+        algorithm="group",
+        group=GroupParameters(group_tail=0.15, group_horizon=4.0),
+        waiting=True,
     ),
     "philly": Preset(
         "windows of a Philly trace on the same cluster, arrivals over time",

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from ..agents.learned.checkpoint import load_policy, save_policy, schema_of
+from ..agents.learned.schema import Schema
 from ..agents.networks.candidates import CandidatePolicy
 from ..cluster.files.errors import InputError
 from ..cluster.model.objective import objective_of
@@ -21,8 +22,8 @@ from .candidates.group import learn_by_groups
 from .candidates.margin import log_cost, with_best_margin
 from .config import BY_CANDIDATES, TrainingConfig, asked_of
 from .initial import initial_network
-from .later import Later, compare_later, write_later
-from .presets import PRESETS, TRACES
+from .later import Later, compare_later, compare_on_history, write_later
+from .presets import HISTORY, PRESETS, TRACES
 from .run_folder import BEST, Progress, RunFolder, Tell, interruptible
 from .validation import Score, Validation
 
@@ -64,13 +65,18 @@ def _silent(progress: Progress) -> None:
 
 
 def train(
-    config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: Sizes = SIZES, compare: bool = True
+    config: TrainingConfig, logdir: Path, tell: Tell = _silent, *, sizes: Sizes = SIZES, compares: bool = True
 ) -> Result:
     """Train a policy, or go on where the run of this configuration in `logdir` was stopped.
 
-    A policy of traces is compared in the end on later windows of them, unless `compare` is False.
-
     Ctrl-C ends the run after the update in progress and keeps everything; a second one ends it at once.
+
+    Args:
+        config: What is asked for.
+        logdir: Folder of runs.
+        tell: Called after every update and validation.
+        sizes: Of the run.
+        compares: Whether a policy of traces or a history is compared on their later windows, too.
 
     Raises:
         InputError: If the folder holds a run of another configuration, the problem cannot be built, or the network to
@@ -78,16 +84,12 @@ def train(
         CheckpointError: If the folder's snapshot is damaged, or the checkpoint to begin with.
     """
     problems, validated_on = PRESETS[config.preset].build(asked_of(config, sizes))
-    problem = problems[0]
     initial_network(config)  # refused before the folder is made
     folder = _open_folder(config, logdir)
     torch.set_num_threads(1)  # learning has its own (agents/networks/chunks.py)
-    schema = schema_of(
-        algorithm=config.algorithm, network=config.network, action=config.action, observation=config.observation,
-        waiting=config.waiting, node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),
-        time_to_go=objective_of(problem.scenarios.submit_s) if config.algorithm in BY_CANDIDATES else None,
-    )  # fmt: skip
-    run_folder = RunFolder(folder, schema, Validation(*validated_on), config, tell, validations=sizes.validations)
+    run_folder = RunFolder(
+        folder, _schema(config, problems[0]), Validation(*validated_on), config, tell, validations=sizes.validations
+    )
     began = time.monotonic()
     with interruptible(run_folder):
         steps = LEARNERS[config.algorithm](problems, run_folder)
@@ -96,8 +98,16 @@ def train(
     if finished and config.algorithm == "group":
         score = _settle_margin(folder / BEST, validated_on, config.group.group_tail, validation) or score
     seconds = time.monotonic() - began
-    later = _compared(config, sizes, folder) if finished and compare and config.preset == TRACES else ()
+    later = _compared(config, sizes, folder) if compares and finished else ()
     return Result(folder, folder / BEST, score, finished, seconds, validation.best, validation.scenarios, later)
+
+
+def _schema(config: TrainingConfig, problem: Problem) -> Schema:
+    return schema_of(
+        algorithm=config.algorithm, network=config.network, action=config.action, observation=config.observation,
+        waiting=config.waiting, node_gpus=tuple(int(n) for n in np.diff(problem.cluster.first_gpu)),
+        time_to_go=objective_of(problem.scenarios.submit_s) if config.algorithm in BY_CANDIDATES else None,
+    )  # fmt: skip
 
 
 def _settle_margin(best: Path, problems: Sequence[Problem], tail: float, validation: Validation) -> Score | None:
@@ -114,8 +124,15 @@ def _settle_margin(best: Path, problems: Sequence[Problem], tail: float, validat
 
 
 def _compared(config: TrainingConfig, sizes: Sizes, folder: Path) -> tuple[Later, ...]:
-    """Compare the best policy on later windows, and keep that."""
-    found = compare_later(asked_of(config, sizes), load_policy(folder / BEST))
+    """Compare the best policy on later windows, if there are such, and keep that."""
+    if config.preset not in (TRACES, HISTORY):
+        return ()
+    policy = load_policy(folder / BEST)
+    found = (
+        compare_later(asked_of(config, sizes), policy)
+        if config.history is None
+        else compare_on_history(Path(config.history), policy)
+    )
     write_later(folder, found)
     return found
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from stable_baselines3.common.logger import HParam, configure
 
@@ -23,6 +23,7 @@ from .validation import Score, Validation
 
 log = logging.getLogger(__name__)
 
+AFTER_UPDATE = "stopping after this update; Ctrl-C again stops at once and loses it"
 POLICY, BEST, SCORE, SPENT = "policy.zip", "best.zip", "score.json", "spent.json"
 
 
@@ -148,8 +149,14 @@ class RunFolder:
         return self.best
 
 
+class Interruptible(Protocol):
+    """What goes on until it is interrupted."""
+
+    interrupted: bool
+
+
 @contextmanager
-def interruptible(run_folder: RunFolder) -> Iterator[None]:
+def interruptible(run: Interruptible, advice: str = AFTER_UPDATE) -> Iterator[None]:
     """Turn the first Ctrl-C into a stop after the update in progress; off the main thread it is the program's own."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets nobody else handle signals
@@ -157,9 +164,9 @@ def interruptible(run_folder: RunFolder) -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del number, frame
-        run_folder.interrupted = True
+        run.interrupted = True
         signal.signal(signal.SIGINT, before)
-        log.warning("stopping after this update; Ctrl-C again stops at once and loses it")
+        log.warning(advice)
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:

@@ -6,7 +6,7 @@ The passes are in candidate_forward.py, and whole simulations by them in candida
 import math
 from collections.abc import Sequence
 from copy import copy
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...cluster.candidates.candidates import pick_candidate
+from ...cluster.kernels.counter_random import uniform
 from ...cluster.model.objective import Objective
 from ...cluster.state.border import rows_to_run
 from ...cluster.state.state import CANDIDATES, Simulation
@@ -187,6 +188,13 @@ def _last(weights: Tensor) -> int:
     return int(found[-1]) + 1 if found.numel() else 0
 
 
+class Draws(NamedTuple):
+    """How candidates are drawn."""
+
+    temperature: float  # that logits are divided by
+    seed: int
+
+
 class CandidatePolicy(LearnedPolicy):
     """Takes the candidate of the largest logit, in one compiled pass for clusters of any size.
 
@@ -207,6 +215,7 @@ class CandidatePolicy(LearnedPolicy):
         )
         self._logits = np.zeros((1, CANDIDATES), dtype=np.float32)
         self._look: Look | None = None
+        self._draws: Draws | None = None  # None: it takes the largest logit
         self._chosen = -1  # candidate of the last decision, -1 before the first
 
     @property
@@ -226,16 +235,46 @@ class CandidatePolicy(LearnedPolicy):
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""
-        self._chosen = decide_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
+        if self._draws is None:
+            self._chosen = decide_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
+        else:
+            self._chosen = self._draw(sim, row, self._draws.seed)
         return bool(pick_candidate(sim, row, self._chosen))
+
+    def drawing(self, temperature: float, seed: int = 0) -> Self:
+        """Return the same policy, whose `place` draws a candidate by its probability at a temperature.
+
+        At 1 that is how the policy was sampled when it was trained. What is drawn hangs on the seed, the time and the
+        number of the decision alone, so that the same past gives the same decisions. Rollouts and runs stay greedy.
+        """
+        drawing = copy(self)
+        drawing._draws = Draws(temperature * self.temperature, seed)
+        # Each writes what it saw into arrays of its own.
+        drawing._observations, drawing._logits = self._observations.copy(), self._logits.copy()
+        return drawing
+
+    def _draw(self, sim: Simulation, row: int, seed: int) -> int:
+        """Return a candidate of the decision that is due, drawn by its probability."""
+        score_by_network(sim, row, self.weights, int(self.waits), self._observations, self._logits)
+        state = sim.state
+        drawn = uniform(seed, int(state.decisions[row]), int(1000.0 * state.now_s[row]))
+        likely = np.exp(self._log_probabilities()[0].astype(np.float64))
+        able = np.flatnonzero(likely)
+        sums = np.cumsum(likely[able])
+        return int(able[min(np.searchsorted(sums, drawn * sums[-1], side="right"), able.size - 1)])
+
+    def _log_probabilities(self) -> NDArray[np.float32]:
+        """Return those of the candidates of the last decision, as it was made or drawn, shape (1, candidates)."""
+        divisor = np.float32(1.0 if self._draws is None else self._draws.temperature)
+        logits: NDArray[np.float32] = np.where(listed_in(self._observations), self._logits / divisor, -np.inf)
+        return log_softmax(logits.astype(np.float32))
 
     def last_decision(self) -> DecisionRecord:
         """Return its record of the last `place`; nothing else may have been asked of it since."""
         if self._chosen < 0:
             raise ValueError("the policy has not decided yet")
-        logits = np.where(listed_in(self._observations), self._logits, np.float32(-np.inf))
-        actions = np.array([self._chosen], dtype=np.int32)
-        return DecisionRecord(self._observations.copy(), np.isfinite(logits), log_softmax(logits), actions)
+        found, actions = self._log_probabilities(), np.array([self._chosen], dtype=np.int32)
+        return DecisionRecord(self._observations.copy(), np.isfinite(found), found, actions)
 
     def predicted_gains(self, sim: Simulation, row: int) -> NDArray[np.float64]:
         """List the candidates of the decision that is due and predict their gains but for a constant, (candidates,).

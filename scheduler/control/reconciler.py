@@ -245,6 +245,7 @@ class Reconciler:
             "expected": None if decision.expected is None else asdict(decision.expected),
             "fallback_expected": None if decision.fallback_expected is None else asdict(decision.fallback_expected),
             "actions": None if record is None else record.actions, **_chance(record),
+            **_behaviour(decision, placer.policy, placer.sample_temperature),
         }  # fmt: skip
         return NewDecision(
             decision.job, number, now_s, placer.policy or placer.fallback.name, decision.version, placer.mode,
@@ -253,6 +254,17 @@ class Reconciler:
             None if record is None else record.observation, None if record is None else record.mask,
             None if record is None else record.log_probability, decision.past, decision.took_s,
         )  # fmt: skip
+
+
+def _behaviour(decision: Decision, policy: str | None, temperature: float | None) -> dict[str, object]:
+    """Return with which probability the policy did what was done, and at which temperature it drew that.
+
+    A policy that does what it holds for best does so always. What the heuristic did is none of its probabilities.
+    """
+    if decision.proposal is None or decision.by != policy:
+        return {"behaviour_probability": None, "sample_temperature": temperature}
+    probability = 1.0 if temperature is None else _chance(decision.record)["probability"]
+    return {"behaviour_probability": probability, "sample_temperature": temperature}
 
 
 def _chance(record: Stored | None) -> dict[str, object]:

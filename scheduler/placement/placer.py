@@ -104,16 +104,20 @@ class Placer:
         mode: What the policy's word counts for.
         limits: Of the past that is kept with decisions.
         breaker: Says when the policy rests after misses; one of its own if left out.
+        sample_temperature: At which the policy draws what it does; None if it does what it holds for best.
     """
 
     def __init__(
         self, fallback: Policy, policy: str | None = None, deadline_s: float = 0.1, mode: Mode = Mode.ACTIVE,
-        *, limits: PastLimits = PAST_LIMITS, breaker: Breaker | None = None,
+        *, limits: PastLimits = PAST_LIMITS, breaker: Breaker | None = None, sample_temperature: float | None = None,
     ) -> None:  # fmt: skip
         self.fallback, self.policy, self.deadline_s, self.mode = fallback, policy, deadline_s, mode
         self.misses: Counter[Miss] = Counter()
         self.agreements: Counter[bool] = Counter()  # whether the policy said what the heuristic says
-        self.rollover = None if policy is None else Rollover(policy, deadline_s, breaker)
+        self.sample_temperature = sample_temperature
+        self.rollover = (
+            None if policy is None else Rollover(policy, deadline_s, breaker, sample_temperature=sample_temperature)
+        )
         self._release = f"longshore {version('longshore')}"
         self._opening = ""  # of a past, until its first decision
         self._number = 0  # of the next decision in its past

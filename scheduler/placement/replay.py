@@ -7,7 +7,7 @@ import json
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ..mirror.cluster_mirror import ClusterMirror
 from ..mirror.journal import DECISIONS, ForeignPastError, decode, to_json
 from ..mirror.standing import ROW, Expected, MirrorCall
 from ..policy_host.answer import Stored
+from ..policy_host.worker import sampling
 from ..store.opening import Store
 from ..store.rows.decisions import DecisionRow, WholeDecision, decisions_after
 from .placer import Proposal
@@ -137,7 +138,7 @@ def replay(path: Path, policy: Policy, left_out: Counter[str] | None = None) -> 
                 continue
             *happened, decision = past.calls
             _follow(mirror, happened)
-            compared = _compare(mirror, found, decision, policy)
+            compared = _compare(mirror, found, decision, _sampled(found, policy))
             _follow(mirror, [decision])
         yield compared
 
@@ -183,6 +184,14 @@ def _compare(mirror: ClusterMirror, found: dict[str, Any], decision: MirrorCall,
         int(found["seq"]), float(found["at_s"]), str(found["explanation"]["obeyed"]), not error and was.agrees(other),
         was.job, was.gpus, other.job, other.gpus, _expected(mirror, was), expected, error,
     )  # fmt: skip
+
+
+def _sampled(found: dict[str, Any], policy: Policy) -> Policy:
+    """Return a policy that draws what it does where the one that decided did, if it can."""
+    temperature = found["explanation"].get("sample_temperature")
+    with suppress(PluginError):
+        return sampling(policy, None if temperature is None else float(temperature))
+    return policy
 
 
 def _decide(mirror: ClusterMirror, policy: Policy) -> Proposal:

@@ -43,9 +43,12 @@ class PolicyProcess:
         edition: Of the policy.
         site: The cluster.
         deadline_s: For a decision.
+        sample_temperature: At which it draws what it does; None if it does what it holds for best.
     """
 
-    def __init__(self, edition: Edition, site: Site, deadline_s: float) -> None:
+    def __init__(
+        self, edition: Edition, site: Site, deadline_s: float, sample_temperature: float | None = None
+    ) -> None:
         self.edition, self.deadline_s = edition, deadline_s
         self.is_over = False
         self.known: Ready | None = None  # what it said once it was loaded
@@ -63,7 +66,7 @@ class PolicyProcess:
                 self._connection.close()
                 raise
         self._channel = Channel(self._connection, MOST_BYTES)
-        self._send_aside(Begin(edition, deadline_s, site))
+        self._send_aside(Begin(edition, deadline_s, site, sample_temperature))
 
     def _send_aside(self, what: Begin | Question) -> None:
         """Send what is more than the connection holds, to a process that may have to begin before it reads."""

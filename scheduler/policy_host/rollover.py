@@ -42,10 +42,13 @@ class Rollover:
         name: Of the policy.
         deadline_s: For a decision.
         breaker: Says when it rests; one of its own if left out.
+        sample_temperature: At which it draws what it does; None if it does what it holds for best.
     """
 
-    def __init__(self, name: str, deadline_s: float, breaker: Breaker | None = None) -> None:
-        self.name, self.deadline_s = name, deadline_s
+    def __init__(
+        self, name: str, deadline_s: float, breaker: Breaker | None = None, *, sample_temperature: float | None = None
+    ) -> None:
+        self.name, self.deadline_s, self.sample_temperature = name, deadline_s, sample_temperature
         self.reloads: Counter[Reload] = Counter()
         self.last_refusal = ""  # why a newer version was refused, "" since one took over
         self._stamp = self._changed = stamp_of(name)  # before it is read, or a change in between would be missed
@@ -78,7 +81,7 @@ class Rollover:
 
     def _start(self, edition: Edition, mirror: ClusterMirror) -> PolicyProcess:
         try:
-            return PolicyProcess(edition, mirror.site, self.deadline_s)
+            return PolicyProcess(edition, mirror.site, self.deadline_s, self.sample_temperature)
         except (OSError, RuntimeError) as error:  # the machine has no more processes, descriptors or threads
             raise MissError(Miss.DEAD, f"no process can be started: {error}") from error
 

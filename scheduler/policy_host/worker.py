@@ -41,6 +41,7 @@ class Begin:
     edition: Edition
     deadline_s: float
     site: Site
+    sample_temperature: float | None = None  # at which it draws what it does; None: it does what it holds for best
     orders: tuple[str, ...] = tuple(ORDERS)  # whose numbers the site's rules have
 
 
@@ -82,7 +83,7 @@ def serve(channel: Channel) -> None:
         begin: Begin = pickle.loads(channel.receive())
         if begin.orders != tuple(ORDERS):
             raise PluginError("other order regimes are installed than when the scheduler started; start it again")
-        policy = load(begin.edition)
+        policy = sampling(load(begin.edition), begin.sample_temperature)
         if begin.edition.name.startswith(ROLLOUT):
             limit(policy, begin.deadline_s)
         ready = Ready(name=policy.name, waits=bool(policy.waits))
@@ -123,6 +124,24 @@ def load(edition: Edition) -> Policy:
             return find_policy(edition.name.replace(base_of(edition.name), str(copy)))
         except LongshoreError as error:
             raise type(error)(str(error).replace(str(copy), str(path))) from error
+
+
+def sampling(policy: Policy, temperature: float | None) -> Policy:
+    """Return a policy that draws what it does at a temperature, or as it is without one.
+
+    Raises:
+        PluginError: If it is not made for that.
+    """
+    if temperature is None:
+        return policy
+    from ...agents.networks.candidates import CandidatePolicy  # it imports PyTorch, which takes seconds
+
+    if not isinstance(policy, CandidatePolicy):
+        raise PluginError(
+            f"policy {policy.name!r} cannot be sampled; take a checkpoint of the network `candidates`, or leave "
+            "sample_temperature out"
+        )
+    return policy.drawing(temperature)
 
 
 def limit(policy: Policy, deadline_s: float) -> None:

@@ -15,6 +15,7 @@ from ...cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..access.hosts import is_loopback
 from ..backends.building import PLACE, kind_of
 from ..files.paths import exists, is_folder
+from ..policy_host.worker import sampling
 from ..settings import PAGE, Settings, check_open, cluster_of, located
 from ..store.database.engines import check_folder_of, check_url, file_of
 
@@ -51,6 +52,10 @@ def check(path: Path | None) -> Checked:
         with _noted(problems, file, place):
             if name is not None:
                 find_policy(name)
+    choice = settings.policy
+    if choice.name is not None and choice.sample_temperature is not None:
+        with _noted(problems, file, ("policy", "sample_temperature")):
+            sampling(find_policy(choice.name), choice.sample_temperature)
     with _noted(problems, file, ("store",)):
         check_url(settings.store_url)
         path = file_of(settings.store_url)

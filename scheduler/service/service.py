@@ -74,7 +74,10 @@ class Service:
         self.backend: Backend = build(kind.name, kind.settings, settings.folder, self.layout, chosen.file)
         self.slots = _has_slots(self.backend)
         choice = settings.policy
-        placer = Placer(find_policy(choice.fallback), choice.name, choice.deadline_s, Mode(choice.mode))
+        placer = Placer(
+            find_policy(choice.fallback), choice.name, choice.deadline_s, Mode(choice.mode),
+            sample_temperature=choice.sample_temperature,
+        )  # fmt: skip
         self.store: Store = open_store(settings.store_url)
         self.store.make_room = self.room.release
         try:

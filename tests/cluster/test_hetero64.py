@@ -1,5 +1,7 @@
 """The preset `hetero64` against its definition."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,7 +63,7 @@ def test_larger_variants_keep_the_shape_of_the_preset() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"scenarios": 0}, {"seed": -1}, {"first": -1}, {"nodes": 3}, {"jobs": 0}])
-def test_numbers_below_their_minimum_are_refused(wrong: dict[str, int]) -> None:
+def test_numbers_below_their_minimum_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least"):
         hetero64(**{"scenarios": 1, "seed": 0} | wrong)
 

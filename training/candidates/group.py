@@ -9,6 +9,7 @@ Source: REINFORCE with a leave-one-out baseline (Kool et al., 2019); docs/traini
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from ...cluster.model.objective import objective_of
 from ...cluster.model.outcome import Metrics
 from ...cluster.model.problem import Problem
 from ...envs.candidate_features import CANDIDATE_FEATURE_COUNT, CANDIDATE_GLOBAL_COUNT
+from ..history.logged import logged_decisions
 from ..initial import initial_network
 from ..run_folder import RunFolder
 from ..snapshot import (
@@ -39,12 +41,14 @@ from ..snapshot import (
 )
 from .collecting import Collected, Runs
 from .credit import Foreseen, credits_of, gaps_of, over_spread
+from .lessons import lesson_of
 
 AVERAGED = 8  # from random weights, the average is over the latest of so many parts of the run so far
 CHUNKS = 8  # of a minibatch, one after the other on each thread
 CLOSED = -1e9  # logit of a candidate that the list does not have
 STATE = CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT  # features of a decision that no choice changes
 MOST_KEPT = 1e30  # no sum of what is foreseen comes near
+LIVE = 4  # simulated decisions for each that was made live, at least
 JUDGED = 4096  # decisions of an update that the error of the value is taken from
 
 
@@ -150,6 +154,7 @@ class GroupLearner:
         self.runs = Runs(problems, [groups * self.parameters.runs for groups in self.groups], self.pool)
         self.foreseen = Foreseen(len(problems), STATE)
         self.steps = 0
+        self.logged = logged_decisions(Path(config.history)) if config.history else None
 
     def update(self) -> None:
         """Collect groups of runs and learn from them."""
@@ -163,10 +168,19 @@ class GroupLearner:
         record, figures = collected.record, collected.figures
         decisions = decisions_of(record, self._gains(collected))
         self._note_value(decisions)
-        self._learn(decisions)
+        self._learn(self._with_logged(decisions))
         self.steps += int(record.size[0])
         self._average(int(record.size[0]))
         self._note(figures)
+
+    def _with_logged(self, decisions: Decisions) -> Decisions:
+        """Return decisions with some that were made live, if there are such: one for LIVE of the others at most."""
+        if self.logged is None or not self.logged.chosen.size:
+            return decisions
+        lesson, size = lesson_of(self.logged, self.network, self.rng, decisions.chosen.numel() // LIVE)
+        self.run_folder.logger.record("history/decisions", float(lesson.chosen.numel()))
+        self.run_folder.logger.record("history/effective_sample_size", size)
+        return Decisions(*(torch.cat(pair) for pair in zip(decisions, lesson, strict=True)))
 
     @torch.no_grad()
     def _average(self, latest_steps: int) -> None:
@@ -227,6 +241,8 @@ class GroupLearner:
         for group in self.optimizer.param_groups:
             group["lr"] = self.parameters.group_learning_rate * left
         choices = np.flatnonzero(decisions.candidates.numpy() > 1)
+        if not choices.size:  # as in a past of a cluster that had room for every job
+            return
         order = torch.from_numpy(self.rng.permutation(choices))
         for minibatch in torch.split(order, self.parameters.group_minibatch):
             # Chunks of decisions with equally long lists are narrow.

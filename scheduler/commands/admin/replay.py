@@ -1,13 +1,15 @@
 """Commands that take decisions out of a store, and meet them again with another policy."""
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ....cluster.files.errors import InputError
+from ..durations import DURATION, duration_between
 
 if TYPE_CHECKING:
     from ...placement.replay import Compared
@@ -19,9 +21,16 @@ def decisions(
     out: Annotated[Path, typer.Option(help="File to write, a line of JSON for each decision.")],
     folder: Annotated[Path, typer.Option(help="That the scheduler was given.")] = Path(".longshore"),
     store: Annotated[str | None, typer.Option(help="URL of the store; SQLite in the folder if left out.")] = None,
-) -> None:
+    every: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration_between("1s", "30d"), metavar=DURATION,
+            help="Replace the file this often, such as 10m, until Ctrl-C; once if left out.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
     """Write all decisions of a scheduler to a file, with all that one needs to learn from them or to replay them."""
-    from ....cluster.files.output_file import check_outputs
+    from ....cluster.files.output_file import check_outputs, replacing
     from ...files.paths import exists
     from ...placement.replay import export
     from ...store.opening import open_store
@@ -33,15 +42,26 @@ def decisions(
         )
     check_outputs({"--out": out}, {})
     opened = open_store(store or f"sqlite:///{file}")
-    count = 0
     try:
-        with out.open("w", encoding="utf-8") as written:
-            for line in export(opened):
-                written.write(line + "\n")
-                count += 1
+        if every is None:
+            typer.echo(f"{_write(out, export(opened))} decisions in {out}")
+        while every is not None:
+            with replacing(out) as part:  # whoever reads it finds all of it
+                count = _write(part, export(opened))
+            typer.echo(f"{count} decisions in {out}")
+            time.sleep(every)
     finally:
         opened.close()
-    typer.echo(f"{count} decisions in {out}")
+
+
+def _write(out: Path, lines: Iterable[str]) -> int:
+    """Write lines to a file, and return how many there were."""
+    count = 0
+    with out.open("w", encoding="utf-8") as written:
+        for line in lines:
+            written.write(line + "\n")
+            count += 1
+    return count
 
 
 def replay(

@@ -10,11 +10,13 @@ from .evaluating import evaluate
 from .listing import policies
 from .simulating import simulate
 from .training import train
+from .tuning import tune
 
 COMMANDS: dict[Callable[..., None], str] = {
     simulate: "longshore simulate --cluster examples/hetero64.yaml --policy patient --waiting --order easy",
     evaluate: "longshore evaluate --trace jobs.csv --policy checkpoints/hetero64.zip --report report.html",
     train: "longshore train --preset hetero64 --steps 2e6 --seed 0",
+    tune: "longshore tune --preset hetero64 --trials 20 --jobs 2",
     policies: "longshore policies",
 }  # each with an example
 

@@ -2,12 +2,17 @@
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ..cluster.files.errors import InputError
 from .options import AgeingOption, ClusterOption, FaultsOption, OracleOption, names
 from .progress import INTERRUPTED, progress, training_progress
+
+if TYPE_CHECKING:
+    from ..training.config import TrainingConfig
+    from ..training.run import Result
 
 PresetOption = Annotated[
     str | None,
@@ -23,6 +28,18 @@ AlgorithmOption = Annotated[
 TracesOption = Annotated[
     list[Path] | None,
     typer.Option("--trace", help="Job trace, any format of `longshore trace`; may be given several times."),
+]
+HistoryOption = Annotated[
+    Path | None,
+    typer.Option("--history", help="Decisions of a live scheduler, as `longshore decisions` writes them."),
+]
+OnlineOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--online",
+        metavar="CHECKPOINT",
+        help="Go on in rounds as the history grows; this checkpoint, which a scheduler serves, is replaced by better.",
+    ),
 ]
 OrdersOption = Annotated[
     list[str] | None,
@@ -76,11 +93,16 @@ ReplayOption = Annotated[
 InitOption = Annotated[
     Path | None, typer.Option(help="Checkpoint of the network candidates to begin with; group and distil.")
 ]
+ParametersOption = Annotated[
+    Path | None, typer.Option(help="Hyper-parameters (YAML or JSON), as `longshore tune` writes them.")
+]
 ThreadsOption = Annotated[int, typer.Option(min=1, max=1024, help="Cores that learning takes; results are the same.")]
 
 
 def train(
     trace: TracesOption = None,
+    history: HistoryOption = None,
+    online: OnlineOption = None,
     cluster: ClusterOption = None,
     faults: FaultsOption = None,
     order: OrdersOption = None,
@@ -88,6 +110,7 @@ def train(
     load: LoadsOption = None,
     estimates: KnownOption = None,
     init: InitOption = None,
+    parameters: ParametersOption = None,
     preset: PresetOption = None,
     algo: AlgorithmOption = None,
     steps: StepsOption = None,
@@ -104,17 +127,48 @@ def train(
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
     with progress("starting"):
-        from ..training.config import config_of
+        from ..training.config import config_of, with_parameter_file
         from ..training.run import train as run
 
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, traces=trace or (), cluster=cluster, faults=faults,
         loads=load or (), estimates=estimates, threads=threads, orders=order or (),
-        ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=init, oracle=oracle,
+        ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=_beginning(init, online, history),
+        oracle=oracle, history=history,
     )  # fmt: skip
+    config = config if parameters is None else with_parameter_file(config, parameters)
+    if online is not None:
+        _learn_online(config, online, logdir)
     with training_progress(config.steps) as tell:
         result = run(config, logdir, tell)
+    _tell(result, logdir)
+
+
+def _beginning(init: Path | None, online: Path | None, history: Path | None) -> Path | None:
+    """Return the checkpoint to begin with, which is the one that is served where there is one.
+
+    Raises:
+        InputError: If options do not go together.
+    """
+    if online is None:
+        return init
+    if history is None:
+        raise InputError("it learns from a live scheduler's decisions", "give --history", field="--online")
+    if init is not None:
+        raise InputError("each round begins with the checkpoint that is served", "leave it out", field="--init")
+    return online
+
+
+def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoReturn:
+    from ..training.online.rounds import Asked, learn_online
+
+    learn_online(Asked(config, served, logdir, lambda: training_progress(config.steps), typer.echo))
+    raise typer.Exit(INTERRUPTED)
+
+
+def _tell(result: "Result", logdir: Path) -> None:
+    """Say how a run ended; one that was interrupted ends the command with its own status."""
     state = "trained" if result.finished else "interrupted; the same command goes on"
     typer.echo(
         f"{state}: {result.best}, {result.score.text} against "
@@ -123,7 +177,7 @@ def train(
     if result.later:
         from ..training.later import verdict
 
-        typer.echo("Mean JCT against `patient`, tuned, on the last 30 % of each trace, which training never met:")
+        typer.echo("Mean JCT against `patient`, tuned, on the last 30 % of the jobs, which training never met:")
         for it in result.later:
             typer.echo(f"  {it.text}")
         typer.echo(verdict(result.later))

@@ -1,0 +1,122 @@
+"""A policy that draws what it does: with which probabilities, what is stored of that, and that it can be met again."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.learned.checkpoint import load_policy
+from longshore.agents.networks.candidates import CandidatePolicy
+from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.simulator.engine import advance, reset
+from longshore.cluster.simulator.simulation import simulation_of
+from longshore.scheduler.placement.placer import Mode, Placer
+from longshore.scheduler.placement.replay import export, read_decisions, replay, stored_in
+from longshore.scheduler.policy_host.answer import record_of
+from longshore.scheduler.store.opening import open_store
+from tests.command_line import Command
+from tests.envs.random_run import small_problem
+from tests.plain_run import busy_case
+from tests.policies_under_test import untrained_candidates
+from tests.scheduler.test_learning_from_decisions import log_probabilities
+from tests.scheduler.test_twin import twin_of
+
+CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "hetero64-wait-1.zip"
+PATIENCE_S = 120.0  # far more than anything here takes
+
+
+def decided(folder: Path, placer: Placer) -> Path:
+    """Let a real scheduler place the jobs of a busy case, and return the file of its decisions."""
+    store = open_store(f"sqlite:///{folder / 'store.db'}")
+    twin = twin_of(busy_case(ring=True), store, placer)
+    assert twin.scheduler.tick()
+    placer.wait_until_ready(PATIENCE_S)
+    twin.run()
+    twin.scheduler.close()
+    file = folder / "decisions.jsonl"
+    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
+    store.close()
+    return file
+
+
+def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_same(tmp_path: Path) -> None:
+    temperature = 3.0
+    placer = Placer(HEURISTICS["pack"], str(CHECKPOINT), PATIENCE_S, sample_temperature=temperature)
+    file = decided(tmp_path, placer)
+
+    policy = load_policy(CHECKPOINT)
+    lines = list(read_decisions(file))
+    likeliest = 0
+    for line in lines:
+        stored = stored_in(line)
+        assert stored is not None
+        seen = record_of(stored)
+        observations, masks = torch.from_numpy(seen.observations.copy()), torch.from_numpy(seen.masks)
+        greedy = log_probabilities(policy.network, observations, masks)
+        expected = (greedy / (temperature * policy.temperature)).log_softmax(dim=1).detach().numpy()
+        assert seen.log_probabilities == pytest.approx(expected, rel=1e-3, abs=1e-3)
+        told, drawn = line["explanation"], float(seen.log_probabilities[0, seen.actions[0]])
+        assert told["behaviour_probability"] == pytest.approx(math.exp(drawn))
+        assert told["sample_temperature"] == temperature
+        likeliest += seen.actions[0] == expected[0].argmax()
+    assert len(lines) >= 10
+    assert likeliest < len(lines)
+    assert all(it.agrees for it in replay(file, load_policy(CHECKPOINT)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "temperature", "probability"),
+    [(Mode.ACTIVE, None, 1.0), (Mode.SHADOW, None, None), (Mode.SHADOW, 1.0, None)],
+)
+def test_what_is_no_draw_of_the_policy_is_told_as_such(
+    mode: Mode, temperature: float | None, probability: float | None, tmp_path: Path
+) -> None:
+    placer = Placer(HEURISTICS["pack"], str(CHECKPOINT), PATIENCE_S, mode, sample_temperature=temperature)
+    told = [json.loads(line)["explanation"] for line in decided(tmp_path, placer).read_text().splitlines()]
+    assert {it["behaviour_probability"] for it in told} == {probability}
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
+def test_over_many_seeds_candidates_are_drawn_as_often_as_they_are_probable(temperature: float) -> None:
+    policy = untrained_candidates(waiting=True)
+    with torch.no_grad():
+        policy.network.get_parameter("score.weight").mul_(20.0)  # far from uniform
+    policy = CandidatePolicy(policy.name, policy.schema, policy.network)  # type: ignore[arg-type]
+    sim = simulation_of(small_problem(waiting=True))
+    reset(sim, 0, 0)
+    assert advance(sim, 0)
+    draws, counts = 4000, np.zeros(16)
+    for seed in range(draws):
+        drawing = policy.drawing(temperature, seed)
+        drawing.place(sim, 0)
+        seen = drawing.last_decision()
+        counts[seen.actions[0]] += 1
+        undo_picks(sim, 0)
+        assert advance(sim, 0)
+    likely = np.exp(seen.log_probabilities[0])
+    policy.place(sim, 0)
+    greedy = policy.last_decision().log_probabilities[0] / temperature
+    assert likely == pytest.approx(np.exp(greedy) / np.exp(greedy).sum(), abs=1e-5)
+    assert (likely > 0.01).sum() > 1
+    assert (np.abs(counts - draws * likely) <= 4.5 * np.sqrt(draws * likely * (1.0 - likely)) + 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{name: patient, sample_temperature: 1.0}", "cannot be sampled"),
+        ("{sample_temperature: 1.0}", "name one"),
+        ("{name: patient, sample_temperature: 0}", "above 0"),
+    ],
+)
+def test_a_temperature_that_nobody_can_act_at_is_refused(
+    text: str, problem: str, tmp_path: Path, longshore: Command
+) -> None:
+    (tmp_path / "longshore.yaml").write_text(f"policy: {text}\n")
+    done = longshore("config", "check", tmp_path / "longshore.yaml")
+    assert done.status != 0
+    assert problem in done.out + done.err

@@ -1,0 +1,40 @@
+"""What a scheduler has been through, with a policy that draws what it does, and the truth about it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.learned.checkpoint import save_policy
+from longshore.scheduler.placement.placer import Placer
+from longshore.scheduler.placement.replay import export
+from longshore.scheduler.service.twin import Twin
+from longshore.scheduler.store.opening import open_store
+from tests.policies_under_test import untrained_candidates
+from tests.scheduler.test_twin import twin_of
+from tests.strategies import Case
+
+PATIENCE_S = 120.0  # far more than anything here takes
+
+
+class Lived(NamedTuple):
+    """What a scheduler has been through, and the truth about it."""
+
+    file: Path  # of its decisions
+    twin: Twin
+    checkpoint: Path  # of the policy that decided, of random weights
+
+
+def lived_through(case: Case, folder: Path) -> Lived:
+    """Let a scheduler whose policy has random weights place the jobs of a case."""
+    policy, checkpoint, file = untrained_candidates(waiting=True), folder / "serving.zip", folder / "decisions.jsonl"
+    save_policy(checkpoint, policy.schema, policy.network)
+    store = open_store(f"sqlite:///{folder / 'store.db'}")
+    placer = Placer(HEURISTICS["patient"], str(checkpoint), PATIENCE_S, sample_temperature=1.0)
+    twin = twin_of(case, store, placer)
+    assert twin.scheduler.tick()
+    placer.wait_until_ready(PATIENCE_S)
+    twin.run()
+    twin.scheduler.close()
+    file.write_text("".join(line + "\n" for line in export(store)), encoding="utf-8")
+    store.close()
+    return Lived(file, twin, checkpoint)

@@ -1,0 +1,223 @@
+"""Learning from the past of a live scheduler: what is rebuilt of it, and what is learned from what was done."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longshore.agents.learned.checkpoint import load_policy
+from longshore.agents.networks.candidates import CandidateNetwork
+from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.presets.problems import Regime
+from longshore.cluster.simulator.simulation import simulation_of
+from longshore.envs.common_features import time_unit_s
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.journal import decode
+from longshore.scheduler.mirror.standing import ROW
+from longshore.scheduler.placement.replay import read_decisions
+from longshore.scheduler.service.twin import id_of
+from longshore.training.asked import Asked
+from longshore.training.candidates.lessons import effective_sample_size, lesson_of
+from longshore.training.config import config_of
+from longshore.training.history.logged import Logged, logged_decisions
+from longshore.training.history.past import Past
+from longshore.training.history.problems import (
+    fault_rates_per_s,
+    history_problems,
+    later_problem,
+    read_history,
+    to_go_of,
+)
+from longshore.training.presets import GroupParameters
+from longshore.training.run import train
+from tests.command_line import Command
+from tests.scheduler.test_replay import learning
+from tests.scheduler.test_twin import learning_case
+from tests.training.lived import Lived, lived_through
+from tests.training.tensorboard_names import documented, shown
+
+JOBS = 150
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    """A cluster with faults, whose scheduler draws what a network of random weights holds probable."""
+    return lived_through(learning_case(jobs=JOBS), tmp_path_factory.mktemp("lived"))
+
+
+def test_jobs_are_rebuilt_with_the_work_that_they_had(lived: Lived) -> None:
+    workload = read_history(lived.file).workload
+    truth = lived.twin.backend.sim.scenarios
+    jobs = [int(job) for job in workload.ids]
+    assert workload.jobs >= JOBS - 5  # the last end after the last decision
+    assert workload.submit_s == pytest.approx(truth.submit_s[0, jobs] - truth.submit_s[0, jobs].min(), abs=1e-6)
+    assert (workload.gpus == truth.gpus[0, jobs]).all()
+    assert workload.estimate_s == pytest.approx(truth.estimate_s[0, jobs])
+    assert lived.twin.backend.sim.state.stops[0].sum() > 0  # also that of jobs which faults have stopped
+    assert workload.work_s == pytest.approx(truth.work_s[0, jobs], rel=1e-6)
+
+
+def test_jobs_are_rebuilt_also_where_schedulers_took_over_from_each_other(tmp_path: Path) -> None:
+    history, truth = read_history(learning(tmp_path)), learning_case(jobs=60).scenarios
+    jobs = [int(job) for job in history.workload.ids]
+    assert len(jobs) > 50
+    assert history.workload.work_s == pytest.approx(truth.work_s[0, jobs], rel=1e-6)
+    assert not np.isinf(history.stays.leave_s[:50]).any()
+
+
+def test_faults_come_as_often_as_they_were_met(lived: Lived) -> None:
+    past, sim = Past(lived.file), lived.twin.backend.sim
+    assert sum(past.gpu_faults.values()) + sum(past.node_faults.values()) > 5
+    rates = fault_rates_per_s(past)
+    gpus = sim.cluster.gpu_node.size
+    counted = np.array([past.gpu_faults[gpu] for gpu in range(gpus)])
+    assert past.observed_s > 0.0
+    assert rates[:gpus].sum() * past.observed_s == pytest.approx(counted.sum(), rel=0.2)
+    assert (np.argsort(counted, kind="stable") == np.argsort(rates[:gpus], kind="stable")).all()
+    assert past.repairs_s
+    assert min(past.repairs_s) >= 0.0
+
+
+def test_what_a_network_saw_has_its_unit_and_what_was_still_to_come(lived: Lived) -> None:
+    """Oracle: the scheduler's own arrays, and the ends of jobs in the simulation."""
+    history = read_history(lived.file)
+    mirror, units = None, []
+    for line in read_decisions(lived.file):
+        past = decode(line["past"])
+        if past.opening is not None:
+            mirror = ClusterMirror(*past.opening)
+        assert mirror is not None
+        *happened, decision = past.calls
+        mirror.follow(happened)
+        mirror.due()
+        units.append(float(time_unit_s(mirror.sim, ROW)))
+        mirror.follow([decision])
+    assert [it.unit_s for it in history.past.seen] == pytest.approx(units)
+    finish_s, submit_s = lived.twin.backend.sim.state.finish_s[0], lived.twin.backend.sim.scenarios.submit_s[0]
+    known = 0
+    for seen in history.past.seen:
+        left_s = (finish_s - seen.now_s)[(submit_s <= seen.now_s) & (finish_s > seen.now_s)]
+        to_go = to_go_of(history.stays, seen)
+        assert math.isnan(to_go) or to_go * seen.unit_s == pytest.approx(left_s.mean())
+        known += math.isfinite(to_go)
+    assert known > 0.7 * len(units)
+
+
+def test_windows_are_run_under_the_schedulers_own_rules_and_parts_share_no_job(lived: Lived) -> None:
+    asked = Asked(0, (Regime(),), history=lived.file)
+    trained, validated = (problems[0] for problems in history_problems(asked))
+    later = later_problem(read_history(lived.file))
+    works = [set(np.unique(it.scenarios.work_s)) - {0.0} for it in (trained, validated, later)]
+    assert not works[0] & works[1]
+    assert not works[0] & works[2]
+    assert not works[1] & works[2]
+    for problem in (trained, validated, later):
+        assert problem.rules.order == ORDERS["easy-shortest"]
+        assert problem.rules.waiting
+        simulation_of(problem)
+
+
+def test_what_was_drawn_is_weighed_by_its_probability(lived: Lived) -> None:
+    logged = logged_decisions(lived.file)
+    network = load_policy(lived.checkpoint).network
+    assert isinstance(network, CandidateNetwork)
+    assert logged.chosen.size > 20
+    lesson, size = lesson_of(logged, network, np.random.default_rng(0), 1000)
+    assert size == pytest.approx(1.0, abs=1e-3)  # it is the network that drew
+    assert lesson.chosen.numel() == logged.chosen.size
+    with torch.no_grad():
+        values = network.values(lesson.observations)
+    assert torch.equal(lesson.gain > 0.0, values > lesson.to_go)
+    assert float(lesson.gain.square().mean()) == pytest.approx(1.0, rel=1e-2)
+    several = np.flatnonzero(logged.candidates > 1)
+    assert (logged.log_probability[several] < 0.0).all()
+
+
+def test_what_nobody_drew_teaches_the_value_alone(lived: Lived) -> None:
+    logged = logged_decisions(lived.file)
+    network = load_policy(lived.checkpoint).network
+    assert isinstance(network, CandidateNetwork)
+    greedy = Logged(*logged)._replace(log_probability=np.full_like(logged.log_probability, np.nan))
+    lesson, size = lesson_of(greedy, network, np.random.default_rng(0), 8)
+    assert lesson.chosen.numel() == 8
+    assert size == 0.0
+    assert not lesson.gain.any()
+    assert torch.isfinite(lesson.to_go).all()
+
+
+def test_a_network_far_from_the_one_that_drew_learns_nothing_from_its_weights(lived: Lived) -> None:
+    logged = logged_decisions(lived.file)
+    network = load_policy(lived.checkpoint).network
+    assert isinstance(network, CandidateNetwork)
+    with torch.no_grad():
+        network.score.weight.mul_(1e4)
+    lesson, size = lesson_of(logged, network, np.random.default_rng(0), 1000)
+    assert size < 0.3
+    assert not lesson.gain.any()
+
+
+def test_the_effective_sample_size_is_the_share_of_samples_that_count() -> None:
+    assert effective_sample_size(torch.tensor([2.0, 2.0, 0.0, 0.0])) == pytest.approx(0.5)
+    assert effective_sample_size(torch.zeros(3)) == 0.0
+
+
+def test_what_came_after_a_gap_is_left_out_until_the_cluster_is_told_anew(lived: Lived, tmp_path: Path) -> None:
+    lines = lived.file.read_text().splitlines()
+    (tmp_path / "gap.jsonl").write_text("\n".join(lines[:60] + lines[70:]) + "\n")
+    past = Past(tmp_path / "gap.jsonl")
+    assert len(past.seen) == 60
+    whole = Past(lived.file)
+    assert all(past.work_s[job] == whole.work_s[job] for job in past.work_s)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "no decision says where the cluster stood"),
+        ("{}", "no decision"),
+        ('{"job_id": "a", "explanation": {}, "past": {"n": 0, "told": [["begin", "soon"]]}}', "cannot have happened"),
+        (None, "too few"),
+    ],
+)
+def test_a_file_that_tells_too_little_is_refused(text: str | None, problem: str, lived: Lived, tmp_path: Path) -> None:
+    file = tmp_path / "d.jsonl"
+    first = lived.file.read_text().splitlines()[0]
+    file.write_text(first + "\n" if text is None else text)
+    with pytest.raises(InputError, match=problem):
+        read_history(file)
+
+
+def test_a_run_on_a_history_begins_with_the_serving_policy_and_learns_from_what_it_did(
+    lived: Lived, tmp_path: Path
+) -> None:
+    config = config_of(
+        preset=None, algorithm=None, steps=3000, seed=0, network=None, action=None, observation=None, reward=None,
+        waiting=None, threads=1, history=lived.file, init=lived.checkpoint,
+    )  # fmt: skip
+    config = config.model_copy(update={"group": GroupParameters(groups=4, runs=4, group_horizon=4.0)})
+    result = train(config, tmp_path)
+    assert result.folder == tmp_path / "history-decisions-group-init-wait-0"
+    assert isinstance(load_policy(result.best).network, CandidateNetwork)
+    assert result.later[0].windows >= 1
+    assert json.loads((result.folder / "later.json").read_text())[0]["where"] == "decisions.jsonl"
+    assert shown(result.folder, "history/") == documented("history")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [("--order", ("--order", "easy")), ("--algo", ("--algo", "ppo")), ("--trace", ())]
+)
+def test_what_a_history_says_itself_is_no_option(
+    option: str, words: tuple[str, ...], lived: Lived, tmp_path: Path, longshore: Command
+) -> None:
+    more = words or ("--trace", lived.file)
+    done = longshore("train", "--history", lived.file, *more, "--logdir", tmp_path)
+    assert done.status == 2
+    assert done.err.splitlines()[-1].startswith(f"longshore: {option}: ")
+
+
+def test_ids_of_jobs_are_those_of_the_scheduler(lived: Lived) -> None:
+    assert set(read_history(lived.file).workload.ids) <= {id_of(job) for job in range(JOBS)}

@@ -1,0 +1,225 @@
+"""A policy that goes on learning from the scheduler that it serves: when it is published, and how."""
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longshore.agents.learned.checkpoint import load_policy, save_policy
+from longshore.agents.learned.schema import MOST_MARGIN
+from longshore.cluster.files.errors import CheckpointError, InputError
+from longshore.training.config import TrainingConfig, config_of
+from longshore.training.history.problems import read_history
+from longshore.training.online.publishing import digest_of, publish
+from longshore.training.online.rounds import PAST, ROUND, Asked, Round, learn_online
+from longshore.training.presets import GroupParameters
+from longshore.training.run_folder import Progress, Tell
+from tests.command_line import Command
+from tests.policies_under_test import untrained_candidates
+from tests.scheduler.served import until
+from tests.scheduler.test_twin import learning_case
+from tests.strategies import Case
+from tests.training.lived import Lived, lived_through
+
+CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    return lived_through(learning_case(jobs=960), tmp_path_factory.mktemp("online"))
+
+
+def easy_case(jobs: int) -> Case:
+    """Return a cluster of GPUs that are all alike and never fail, on which each job is over before the next comes."""
+    case = learning_case(jobs)
+    scenarios = case.scenarios._replace(
+        submit_s=case.scenarios.submit_s * 1e4, source_rate_per_s=np.zeros_like(case.scenarios.source_rate_per_s),
+        gpus=np.ones_like(case.scenarios.gpus), speed=np.ones_like(case.scenarios.speed),
+    )  # fmt: skip
+    return case._replace(cluster=case.cluster._replace(speed=np.ones_like(case.cluster.speed)), scenarios=scenarios)
+
+
+def config_for(history: Path, served: Path) -> TrainingConfig:
+    config = config_of(
+        preset=None, algorithm=None, steps=4000, seed=0, network=None, action=None, observation=None, reward=None,
+        waiting=None, threads=1, history=history, init=served,
+    )  # fmt: skip
+    return config.model_copy(update={"group": GroupParameters(groups=4, runs=4, group_horizon=4.0)})
+
+
+@contextmanager
+def silent() -> Iterator[Tell]:
+    def tell(progress: Progress) -> None:
+        del progress
+
+    yield tell
+
+
+def learned(
+    folder: Path, history: Path, served: Path, say: Callable[[str], None] = print,
+    telling: Callable[[], AbstractContextManager[Tell]] = silent, rounds: int = 1,
+) -> list[Round]:  # fmt: skip
+    return learn_online(Asked(config_for(history, served), served, folder / "runs", telling, say), rounds=rounds)
+
+
+def served_in(folder: Path, checkpoint: Path) -> Path:
+    return Path(shutil.copy(checkpoint, folder / "policy.zip"))
+
+
+def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(lived: Lived, tmp_path: Path) -> None:
+    served, said = served_in(tmp_path, lived.checkpoint), list[str]()
+    before = digest_of(served)
+    (found,) = learned(tmp_path, lived.file, served, said.append)
+    assert found.later.high < 0.0, said
+    assert found.published
+    assert "published" in said[-1]
+    assert "not published" not in said[-1]
+    (new,) = (tmp_path / "runs").glob("online-*/round-000/history-*/best.zip")
+    assert digest_of(served) == digest_of(new) != before
+    load_policy(served)
+    assert list(tmp_path.glob("*.part")) == []
+    assert digest_of(new.parent.parent / "serving.zip") == before  # to go back to
+    assert not (new.parent.parent / PAST).exists()
+
+
+def test_a_policy_that_cannot_be_beaten_goes_on(tmp_path: Path) -> None:
+    # Each job runs alone on GPUs that are all alike, and the policy starts it at once.
+    past = lived_through(easy_case(jobs=80), tmp_path)
+    served, policy = tmp_path / "policy.zip", untrained_candidates(waiting=True)
+    save_policy(served, policy.schema.model_copy(update={"margin": MOST_MARGIN}), policy.network)
+    before, said = served.read_bytes(), list[str]()
+    (found,) = learned(tmp_path, past.file, served, said.append)
+    assert not found.published
+    assert not found.later.high < 0.0
+    assert "not published: not shown to be better" in said[-1]
+    assert served.read_bytes() == before
+
+
+def test_what_somebody_else_put_there_meanwhile_is_left_alone(lived: Lived, tmp_path: Path) -> None:
+    served, theirs = served_in(tmp_path, lived.checkpoint), CHECKPOINTS / "hetero64-wait-1.zip"
+
+    @contextmanager
+    def replacing_it() -> Iterator[Tell]:
+        shutil.copyfile(theirs, served)
+        yield lambda _: None
+
+    said = list[str]()
+    (found,) = learned(tmp_path, lived.file, served, said.append, replacing_it)
+    assert found.later.high < 0.0
+    assert not found.published
+    assert "another version is served by now" in said[-1]
+    assert digest_of(served) == digest_of(theirs)
+
+
+def test_a_round_begins_once_more_jobs_have_ended(lived: Lived, tmp_path: Path) -> None:
+    served, history = served_in(tmp_path, lived.checkpoint), tmp_path / "decisions.jsonl"
+    lines = lived.file.read_text().splitlines(keepends=True)
+    history.write_text("".join(lines[:3]))
+
+    def grow(line: str) -> None:
+        said.append(line)
+        share = {1: 0.2, 2: 1.0}.get(len(said))
+        if share is not None:
+            _written(tmp_path / "next", lines[: int(share * len(lines))]).replace(history)
+
+    said = list[str]()
+    first, second = learned(tmp_path, history, served, grow, rounds=2)
+    assert said[0].startswith("waiting: ")
+    assert "too few" in said[0]
+    assert first.jobs < second.jobs == read_history(lived.file).workload.jobs
+    assert [it.split(",")[0] for it in said[1:]] == ["round 0", "round 1"]
+
+
+def _written(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(lines))
+    return path
+
+
+def test_whoever_reads_while_it_is_published_finds_one_version_whole(lived: Lived, tmp_path: Path) -> None:
+    versions = [lived.checkpoint, CHECKPOINTS / "hetero64-wait-1.zip"]
+    whole = {path.read_bytes() for path in versions}
+    served, ends, seen = served_in(tmp_path, versions[0]), threading.Event(), set[bytes]()
+
+    def read() -> None:
+        while not ends.is_set():
+            seen.add(served.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(100):
+        publish(versions[number % 2], served)
+    ends.set()
+    reader.join()
+    assert seen <= whole
+
+
+def test_what_cannot_be_published_leaves_what_is_served(lived: Lived, tmp_path: Path) -> None:
+    served = served_in(tmp_path, lived.checkpoint)
+    before = served.read_bytes()
+    with pytest.raises(InputError, match="cannot be published"):
+        publish(tmp_path / "nothing.zip", served)
+    assert served.read_bytes() == before
+
+
+def test_a_link_to_what_is_served_stays_one(lived: Lived, tmp_path: Path) -> None:
+    served, link = served_in(tmp_path, lived.checkpoint), tmp_path / "link.zip"
+    link.symlink_to(served)
+    publish(CHECKPOINTS / "hetero64-wait-1.zip", link)
+    assert link.is_symlink()
+    assert digest_of(served) == digest_of(CHECKPOINTS / "hetero64-wait-1.zip")
+
+
+def test_a_damaged_checkpoint_is_refused_at_once(lived: Lived, tmp_path: Path) -> None:
+    served = tmp_path / "policy.zip"
+    served.write_bytes(lived.checkpoint.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="policy"):
+        learned(tmp_path, lived.file, served)
+
+
+def test_train_goes_on_online_until_ctrl_c(lived: Lived, tmp_path: Path, longshore: Command) -> None:
+    served = served_in(tmp_path, lived.checkpoint)
+
+    def interrupt_after_a_round() -> None:
+        until(lambda: any(tmp_path.glob(f"online-*/round-000/{ROUND}")))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    waiting = threading.Thread(target=interrupt_after_a_round)
+    waiting.start()
+    done = longshore(
+        "train", "--history", lived.file, "--online", served, "--steps", 1000, "--threads", 1, "--logdir", tmp_path
+    )
+    waiting.join()
+    assert done.status == 130, done.err
+    assert done.out.startswith("round 0, ")
+    assert "mean JCT against the serving version" in done.out
+
+
+@pytest.mark.parametrize("more", [("--online", "p.zip"), ("--online", "p.zip", "--history", "h", "--init", "i.zip")])
+def test_options_of_learning_online_go_together(more: tuple[str, ...], longshore: Command) -> None:
+    done = longshore("train", *more)
+    assert done.status == 2
+    assert "--history" in done.err or "--init" in done.err
+
+
+def test_decisions_are_written_again_and_again_and_always_whole(
+    lived: Lived, tmp_path: Path, longshore: Command
+) -> None:
+    file, store = tmp_path / "d.jsonl", lived.file.parent / "store.db"
+
+    def interrupt_once_it_is_there() -> None:
+        until(file.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    waiting = threading.Thread(target=interrupt_once_it_is_there)
+    waiting.start()
+    done = longshore("decisions", "--store", f"sqlite:///{store}", "--out", file, "--every", "1s")
+    waiting.join()
+    assert done.status == 130
+    assert f"decisions in {file}" in done.out
+    assert file.read_text() == lived.file.read_text()

@@ -1,0 +1,46 @@
+"""Trials of `longshore tune` on a real Ray."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scheduler.backends.ray_cluster import RayCluster
+from tests.training.test_traces import trace
+
+LINE = ("--order", "easy", "--steps", "2000", "--trials", "2", "--jobs", "2", "--logdir", "runs")
+
+
+def tuned(folder: Path, cluster: RayCluster, address: str) -> subprocess.CompletedProcess[str]:
+    jobs = trace(folder / "jobs.csv", 1, jobs=200)
+    line = [sys.executable, "-m", "longshore", "tune", "--trace", str(jobs), *LINE, "--ray", address]
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(cluster.token)}
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def address_of(cluster: RayCluster) -> str:
+    """Return where the head of a Ray answers its drivers."""
+    line = Path(f"/proc/{cluster.raylet(cluster.nodes[0])}/cmdline").read_bytes().decode()
+    found = re.search(r"--gcs-address=([\d.:]+)", line)
+    assert found, line
+    return found[1]
+
+
+def test_trials_run_on_ray_and_their_runs_are_kept(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    done = tuned(tmp_path, ray_cluster, address_of(ray_cluster))
+    assert done.returncode == 0, done.stderr
+    assert "The best is trial" in done.stdout
+    runs = sorted(tmp_path.glob("runs/tune-*/trial-*/*/best.zip"))
+    assert [path.parent.parent.name for path in runs] == ["trial-000", "trial-001"]
+
+
+def test_where_no_ray_answers_one_line_says_so(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    done = tuned(tmp_path, ray_cluster, "127.0.0.2:9")
+    assert done.returncode == 2
+    assert "no Ray answers at 127.0.0.2:9" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,171 @@
+"""Problems of a live scheduler's past: windows of its jobs as they arrived, on its cluster, with as many faults.
+
+Decision: docs/decisions/0013-learning-from-the-past.md.
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cluster.files.errors import InputError
+from ...cluster.model.problem import Problem
+from ...cluster.model.scenarios import FaultProcess, fault_sources, stack
+from ...cluster.model.workload import Workload, workload_of
+from ...cluster.presets.problems import capacity_of, check_size, enough_runs, until_overload, windows_of
+from ...cluster.presets.streams import VALIDATION_SEED, Stream, stream, training_key
+from ...cluster.state.border import sound_scenarios
+from ..asked import LATER_PART, TRAINED_PART, VALIDATED_PART, Asked, Problems
+from .past import Past, Seen
+
+LEAST_JOBS = 40  # so that each part has some
+TRAINED_WINDOWS, TRAINED_RUNS, VALIDATED_WINDOWS, LATER_WINDOWS = 1024, 4, 16, 24
+LATER_SEED = VALIDATION_SEED + 3000  # of draws that no training meets
+
+
+class Stays(NamedTuple):
+    """When jobs were in the system, queued or running; times of the scheduler's clock."""
+
+    enter_s: NDArray[np.float64]  # (jobs,)
+    leave_s: NDArray[np.float64]  # (jobs,) inf where that is not known
+
+
+class History(NamedTuple):
+    """What training takes from a past."""
+
+    past: Past
+    workload: Workload  # the jobs that ran to their ends, and what was estimated of them
+    rank: dict[str, int]  # of each job: priorities, turned round
+    stays: Stays  # of all jobs
+    begin_s: float  # submission of the first job of the workload
+
+
+def read_history(path: Path) -> History:
+    """Return what a file of decisions tells of a cluster.
+
+    Raises:
+        InputError: If it cannot be used, or too few jobs have ended in it.
+    """
+    past = Past(path)
+    ended = [past.asked[job] for job in past.asked if job in past.work_s]
+    if len(ended) < LEAST_JOBS:
+        problem = f"{len(ended)} jobs have ended in it, too few to train on the first and to validate on the others"
+        raise InputError(problem, f"wait until {LEAST_JOBS} have", path=path)
+    submitted_s = np.array([it.submitted_s for it in ended])
+    workload = workload_of(
+        tuple(it.job for it in ended), np.array([it.gpus for it in ended]),
+        np.array([past.work_s[it.job] for it in ended]), submitted_s,
+        compute_s=np.array([it.compute_s for it in ended]),
+        parameter_bytes=np.array([it.parameter_bytes for it in ended]),
+        left_out=len(past.asked) - len(ended),
+    )  # fmt: skip
+    estimate_s = np.array([past.asked[job].estimate_s for job in workload.ids])
+    stays = Stays(
+        np.array([it.submitted_s for it in past.asked.values()]),
+        np.array([past.left_s.get(job, math.inf) for job in past.asked]),
+    )
+    rank = {job: it.rank for job, it in past.asked.items()}
+    return History(past, replace(workload, estimate_s=estimate_s), rank, stays, float(submitted_s.min()))
+
+
+def history_problems(asked: Asked) -> Problems:
+    """Return windows of the first 60 % of a past's jobs to train on, and of the next 10 % to validate on."""
+    assert asked.history is not None
+    history = read_history(asked.history)
+    trained = history_windows(
+        history, TRAINED_PART, TRAINED_WINDOWS, TRAINED_RUNS, training_key(asked.seed), disjoint=False
+    )
+    return Problems((trained,), (_disjoint(history, VALIDATED_PART, VALIDATED_WINDOWS, VALIDATION_SEED),))
+
+
+def later_problem(history: History) -> Problem:
+    """Return windows of the last 30 % of a past's jobs, which training never meets."""
+    return _disjoint(history, LATER_PART, LATER_WINDOWS, LATER_SEED)
+
+
+def tuning_problem(history: History) -> Problem:
+    """Return windows of the part that was trained on, for rivals that are tuned there."""
+    return _disjoint(history, TRAINED_PART, LATER_WINDOWS, LATER_SEED + 1)
+
+
+def _disjoint(history: History, part: tuple[float, float], windows: int, seed: int) -> Problem:
+    return history_windows(history, part, windows, None, seed, disjoint=True)
+
+
+def history_windows(
+    history: History, part: tuple[float, float], windows: int, runs: int | None, seed: int, *, disjoint: bool
+) -> Problem:
+    """Return windows of a past's jobs with draws of faults for each.
+
+    Jobs arrive as they did, with the estimates that were known and their priorities, under the scheduler's own rules.
+
+    Args:
+        history: The past.
+        part: Of its jobs, in order of submission.
+        windows: At most.
+        runs: Draws of faults for each; enough for an interval if None.
+        seed: Of windows and draws.
+        disjoint: Take windows that share no job.
+    """
+    opening = history.past.opening
+    assert opening is not None
+    cluster = opening.cluster
+    found = windows_of(
+        history.workload, windows, part=part, seed=seed, load=None, max_gpus=cluster.gpu_node.size,
+        capacity=capacity_of(cluster), disjoint=disjoint,
+    )  # fmt: skip
+    runs = runs or enough_runs(len(found))
+    check_size(len(found) * runs, found[0].jobs, cluster.gpu_node.size, cluster.speed.size)
+    each = [window for window in found for _ in range(runs)]
+    scenarios = stack(
+        cluster, each, fault_seed=stream(seed, Stream.FAULTS).integers(0, 2**32, len(each)),
+        source_rate_per_s=fault_rates_per_s(history.past), hazard_per_s=opening.hazard_per_s,
+    )  # fmt: skip
+    ranks = np.array([[history.rank[job] for job in window.ids] for window in each])
+    scenarios = sound_scenarios(scenarios._replace(rank=ranks - ranks.min()), cluster.gpu_node.size)
+    return Problem(cluster, scenarios, _process(history.past), until_overload(cluster, scenarios, opening.rules))
+
+
+def fault_rates_per_s(past: Past) -> NDArray[np.float64]:
+    """Return the rate of faults of each source, shape (sources,): what was counted, with one fault at the fleet's rate.
+
+    A GPU that has not failed yet may fail all the same, and one that failed once is not known to do so often.
+    """
+    opening = past.opening
+    assert opening is not None
+    gpus, nodes = opening.cluster.gpu_node.size, opening.cluster.speed.size
+    rates = np.zeros(fault_sources(opening.cluster))
+    for first, size, counted in ((0, gpus, past.gpu_faults), (gpus, nodes, past.node_faults)):
+        faults = np.array([counted[number] for number in range(size)], dtype=np.float64)
+        if faults.any() and past.observed_s > 0.0:
+            mean_per_s = float(faults.mean()) / past.observed_s
+            rates[first : first + size] = (faults + 1.0) / (past.observed_s + 1.0 / mean_per_s)
+    return rates
+
+
+def _process(past: Past) -> FaultProcess:
+    """Return how faults are repaired: as long as it took in the mean, or as the cluster file says if nothing failed."""
+    opening = past.opening
+    assert opening is not None
+    mean_s = float(np.mean(past.repairs_s)) if past.repairs_s else opening.repair_mean_s
+    none = np.zeros(0)
+    return FaultProcess(
+        shape=1.0, repair_mean_s=max(mean_s, 1.0), repair_sigma=0.0, transient_probability=0.0,
+        outage_first=np.zeros(fault_sources(opening.cluster) + 1, dtype=np.int32), outage_start_s=none,
+        outage_end_s=none,
+    )  # fmt: skip
+
+
+def to_go_of(stays: Stays, seen: Seen) -> float:
+    """Return what was still to come at a decision, as the value of a network tells it; nan where that is not known.
+
+    It is the mean time that the jobs then in the system still spent there.
+    """
+    inside = (stays.enter_s <= seen.now_s) & (stays.leave_s > seen.now_s)
+    if not inside.any() or seen.unit_s <= 0.0:
+        return math.nan
+    left_s = float((stays.leave_s[inside] - seen.now_s).mean())
+    return left_s / seen.unit_s if math.isfinite(left_s) else math.nan

@@ -1,0 +1,1 @@
+"""A policy that goes on learning from the scheduler that it serves."""

@@ -1,0 +1,259 @@
+"""A search for hyper-parameters by Optuna, kept in a folder and resumed from it.
+
+Optuna proposes and remembers; trials only train, and need not know of it. So they run in any process or on any machine,
+and with one at a time the same seed gives the same trials, also where the study was stopped in between.
+
+Source: Akiba et al., Optuna (2019); the tree-structured Parzen estimator of Bergstra et al. (2011).
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...cluster.files.errors import InputError
+from ...cluster.files.output_file import make_folder, replacing
+from ..asked import SIZES, Sizes
+from ..config import TrainingConfig, with_parameters
+from ..parameters import FIELDS, PARAMETERS, Bounds, whole_or_not
+from ..run_folder import interruptible
+from .crew import Crew
+from .trial import Ended, StopFile, Work
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+JOURNAL, ASKED, BEST, STOP = "study.jsonl", "asked.json", "parameters.json", "stop"
+LEAST_BEFORE = 4  # trials that have ended before one may be left, and validations of its own
+ADVICE = "stopping all trials after their updates in progress; the same command goes on"
+
+
+class Trial(NamedTuple):
+    """A trial as it is told."""
+
+    number: int
+    state: str  # running, finished, left or failed
+    percent: float | None  # best validation
+    parameters: Mapping[str, float]
+    folder: Path
+
+
+class Tuned(NamedTuple):
+    """How a study stands."""
+
+    folder: Path
+    trials: tuple[Trial, ...]
+    best: Trial | None  # None if none has finished
+    finished: bool  # False if it was interrupted
+
+    @property
+    def parameters(self) -> Path:
+        """File of the best trial's hyper-parameters."""
+        return self.folder / BEST
+
+
+Say = Callable[[str], None]
+
+
+class StudyFolder:
+    """The study, its folder, and what is tuned.
+
+    Args:
+        config: Of the runs, but for the hyper-parameters.
+        folder: Where all of it stands.
+        sizes: Of the runs.
+    """
+
+    def __init__(self, config: TrainingConfig, folder: Path, sizes: Sizes) -> None:
+        self.config, self.folder, self.sizes = config, folder, sizes
+        self.own: dict[str, float] = {
+            name: getattr(getattr(config, FIELDS[config.algorithm]), name) for name in PARAMETERS[config.algorithm]
+        }
+        # What is off in the preset, such as a horizon where nobody arrives, stays off.
+        self.bounds = {name: PARAMETERS[config.algorithm][name] for name, value in self.own.items() if value}
+        self.study = _study(folder)
+        self.study.enqueue_trial({name: self.own[name] for name in self.bounds}, skip_if_exists=True)
+
+    def ask(self) -> int:
+        """Return the number of a new trial; the first has the preset's own hyper-parameters."""
+        import optuna
+
+        number = len(self.study.get_trials(deepcopy=False))
+        # Of the number, not of the session: a study that goes on proposes what it would have proposed.
+        self.study.sampler = optuna.samplers.TPESampler(
+            seed=self.config.seed * 100_003 + number, constant_liar=True, n_startup_trials=2 * len(self.bounds)
+        )
+        return int(self.study.ask({name: _distribution(it) for name, it in self.bounds.items()}).number)
+
+    def trials(self, state: str = "") -> "list[FrozenTrial]":
+        """Return the trials in their order, those of a state if one is named."""
+        known = self.study.get_trials(deepcopy=False)
+        return [it for it in known if it.state.name == state or (not state and it.state.name != "WAITING")]
+
+    def work(self, number: int) -> Work:
+        """Return what a trial is to do."""
+        trial = self.study.get_trials(deepcopy=False)[number]
+        config = with_parameters(self.config, self._values(trial))
+        reached = min(trial.intermediate_values.values(), default=math.nan)
+        folder = self.folder / f"trial-{number:03d}"
+        return Work(config, folder, self.folder / STOP, self._to_beat(), self.sizes, reached)
+
+    def _values(self, trial: "FrozenTrial") -> dict[str, float]:
+        return {name: whole_or_not(self.bounds[name], value) for name, value in trial.params.items()}
+
+    def _to_beat(self) -> dict[int, float]:
+        """Return the median of what the finished trials had reached by each validation, once there are some."""
+        done = [it.intermediate_values for it in self.trials("COMPLETE")]
+        numbers = set[int]().union(*done) if len(done) >= LEAST_BEFORE else ()
+        return {
+            number: median(it[number] for it in done if number in it) for number in numbers if number >= LEAST_BEFORE
+        }
+
+    def note(self, number: int, ended: Ended) -> None:
+        """Keep what came of a trial; one that was stopped goes on later.
+
+        Raises:
+            InputError: If it was refused, as all others would be.
+        """
+        import optuna
+
+        trial = optuna.trial.Trial(self.study, self.study.get_trials(deepcopy=False)[number]._trial_id)
+        for step, value in ended.so_far.items():
+            trial.report(value, step)
+        if ended.state == "refused":
+            raise InputError(ended.problem)
+        if ended.state == "stopped":
+            return
+        states = optuna.trial.TrialState
+        if ended.state == "finished" and math.isfinite(ended.percent):
+            self.study.tell(number, ended.percent)
+        else:
+            self.study.tell(number, state=states.PRUNED if ended.state == "left" else states.FAIL)
+
+    def tuned(self, *, finished: bool) -> Tuned:
+        """Return how the study stands, and write down the best trial's hyper-parameters."""
+        told = tuple(self._told(it) for it in self.trials())
+        done = [it for it in told if it.state == "finished" and it.percent is not None]
+        best = min(done, key=lambda it: (it.percent, it.number)) if done else None
+        if best is not None:
+            with replacing(self.folder / BEST) as part:
+                part.write_text(json.dumps(best.parameters, indent=1) + "\n")
+        return Tuned(self.folder, told, best, finished)
+
+    def _told(self, trial: "FrozenTrial") -> Trial:
+        state = {"COMPLETE": "finished", "PRUNED": "left", "FAIL": "failed"}.get(trial.state.name, "running")
+        reached = min(trial.intermediate_values.values(), default=None)
+        percent = trial.value if state == "finished" else reached
+        folder = self.folder / f"trial-{trial.number:03d}"
+        return Trial(trial.number, state, percent, self._values(trial), folder)
+
+
+def tune(
+    config: TrainingConfig, logdir: Path, crew: Callable[[], Crew], say: Say, *, trials: int, jobs: int,
+    sizes: Sizes = SIZES,
+) -> Tuned:  # fmt: skip
+    """Search for hyper-parameters until a study has so many trials, or go on where it was stopped.
+
+    Ctrl-C ends the trials after their updates in progress and keeps everything.
+
+    Args:
+        config: Of the runs, but for the hyper-parameters.
+        logdir: Folder of runs; the study's own goes there.
+        crew: Makes who runs trials.
+        say: Called with a line whenever a trial begins or ends.
+        trials: In all.
+        jobs: Trials at once.
+        sizes: Of the runs.
+
+    Raises:
+        InputError: If Optuna is not installed, the folder holds another study, or the runs cannot be.
+        BackendError: If trials are lost.
+    """
+    folder = _open_folder(config, logdir)
+    study_folder, stop = StudyFolder(config, folder, sizes), StopFile(folder / STOP)
+    stop.interrupted = False
+    with interruptible(stop, ADVICE), closing(crew()) as found:
+        try:
+            _run(study_folder, found, stop, say, trials=trials, jobs=jobs)
+            interrupted = stop.interrupted
+        except BaseException:
+            stop.interrupted = True  # the others stop soon, and go on with the study
+            raise
+    stop.interrupted = False
+    return study_folder.tuned(finished=not interrupted)
+
+
+def _run(study_folder: StudyFolder, crew: Crew, stop: StopFile, say: Say, *, trials: int, jobs: int) -> None:
+    """Run trials until there are so many, or they are to stop and have stopped."""
+    left_over = [it.number for it in study_folder.trials("RUNNING")]
+    begun: dict[Any, int] = {}
+    while True:
+        while not stop.interrupted and len(begun) < jobs and (left_over or len(study_folder.trials()) < trials):
+            number = left_over.pop(0) if left_over else study_folder.ask()
+            work = study_folder.work(number)
+            parameters = study_folder.tuned(finished=False).trials[number].parameters
+            say(f"trial {number} of {trials} begins: {text_of(parameters)}")
+            begun[crew.begin(work)] = number
+        if not begun:
+            return
+        for one, ended in crew.ended(begun):
+            number = begun.pop(one)
+            study_folder.note(number, ended)
+            say(f"trial {number} {_text(ended)}{_best_text(study_folder.tuned(finished=False))}")
+
+
+def text_of(parameters: Mapping[str, float]) -> str:
+    """Return hyper-parameters in words."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in parameters.items())
+
+
+def _text(ended: Ended) -> str:
+    percent = "" if math.isnan(ended.percent) else f" at {ended.percent:+.2f} %"
+    problem = f": {ended.problem}" if ended.problem else ""
+    return f"has {ended.state}{problem}{percent}" if ended.state != "left" else f"is left{percent}"
+
+
+def _best_text(tuned: Tuned) -> str:
+    best = tuned.best
+    return "" if best is None else f"; the best is trial {best.number} at {best.percent:+.2f} %"
+
+
+def _distribution(bounds: Bounds) -> Any:
+    import optuna
+
+    if bounds.is_whole:
+        return optuna.distributions.IntDistribution(int(bounds.low), int(bounds.high), log=bounds.by_factors)
+    return optuna.distributions.FloatDistribution(bounds.low, bounds.high, log=bounds.by_factors)
+
+
+def _study(folder: Path) -> "Study":
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    journal = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
+    storage = optuna.storages.JournalStorage(journal)
+    return optuna.create_study(storage=storage, study_name="tune", direction="minimize", load_if_exists=True)
+
+
+def _open_folder(config: TrainingConfig, logdir: Path) -> Path:
+    """Return the folder of a study, which is made unless it is there.
+
+    Raises:
+        InputError: If Optuna is not installed, or it holds a study of something else.
+    """
+    if find_spec("optuna") is None:
+        raise InputError("Optuna, which proposes hyper-parameters, is not installed", "pip install 'longshore[tune]'")
+    folder = logdir / f"tune-{config.name}"
+    make_folder(folder, "--logdir")
+    asked, kept = config.model_dump_json(indent=1) + "\n", folder / ASKED
+    if kept.exists() and kept.read_text() != asked:
+        raise InputError(
+            "this study was asked for something else", "take another --logdir or --seed, or remove it", path=folder
+        )
+    kept.write_text(asked)
+    return folder
