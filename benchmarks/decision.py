@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
-from longshore.agents.rollouts.rollout import rollout_of
+from longshore.agents.rollouts.rollout import Rollout, Search, rollout_of
 from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import DEFAULT_HAZARD_PER_S, EVERY_JOB, ORDERS, stack
@@ -167,6 +167,10 @@ def with_rollouts(policies: dict[str, Policy]) -> Iterator[Row]:
     rollouts: dict[str, Policy] = {
         f"rollout:{name}@{BUDGET_MS:.0f}ms": rollout_of(policy, BUDGET_MS) for name, policy in policies.items()
     }
+    sim = simulation(Case(SMALL, FEW))
+    arrange(sim, Case(SMALL, FEW), np.random.default_rng(0))
+    for policy in policies.values():
+        Rollout(rollout_of(policy).base, Search(futures=1, width=1)).costs_s(sim, 0)  # compiles
     for case in (Case(nodes, MANY) for nodes in (SMALL, LARGE)):
         for name, ms in took_ms(case, rollouts, TRIALS).items():
             yield Row(f"{name}: {case}, longest", float(ms.max()), "ms", most=OVER_MS)
