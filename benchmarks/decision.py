@@ -64,7 +64,7 @@ def simulation(case: Case) -> Simulation:
     workload = workload_of(tuple(map(str, range(jobs))), ones.astype(np.int32), ones, 0.0 * ones)
     rates = np.zeros(case.nodes * (GPUS_PER_NODE + 1) + 1)
     rates[: case.nodes * GPUS_PER_NODE] = DEFAULT_HAZARD_PER_S
-    scenarios = stack(cluster, [workload], fault_seed=np.zeros(1), source_rate_per_s=rates)
+    scenarios = stack(cluster, [workload], fault_seed=np.zeros(1, np.int64), source_rate_per_s=rates)
     regime = rules()._replace(order=ORDERS["easy"], waiting=True, backfill_depth=BACKFILL_DEPTH, estimated_hazards=True)
     # No index of the queue, as in the live scheduler
     return simulation_of(Problem(cluster, scenarios, fault_process(), regime), index_from=EVERY_JOB)
