@@ -11,8 +11,8 @@ from .harness import RESULTS, ROOT, progress, stamp_of_run, write_results
 
 # In this order. The others run when they are asked for: they take long, or need what not every machine has.
 NAMES = (
-    "simulator", "environment", "training", "reference", "policy", "hetero64", "patent", "store", "history",
-    "scheduler", "twin", "policy_host", "steps", "dashboard", "extender", "api", "cli",
+    "simulator", "environment", "training", "reference", "policy", "hetero64", "decision", "patent", "store",
+    "history", "scheduler", "twin", "policy_host", "steps", "dashboard", "extender", "api", "cli",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from ..cluster.dispatch.expected import estimated_work_s, expected_fault_loss_s
 from ..cluster.dispatch.order import may_wait
 from ..cluster.dispatch.orders.table import is_by_key, is_smallest_first, passes
 from ..cluster.kernels.compiled import kernel
+from ..cluster.kernels.selection import kth_smallest
 from ..cluster.state.state import AHEAD, CANDIDATES, SHOWN, Simulation
 from .candidate_layout import CANDIDATE, CANDIDATE_FEATURES, CANDIDATE_GLOBALS, DECISION, QUANTILES, SIZES
 from .common_features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
@@ -106,14 +107,10 @@ def _write_ends(sim: Simulation, row: int, unit_s: float, out: Rows, at: int) ->
     out[at, DECISION.log_drain] = _log_over(sum_s / state.gpu_job.shape[1], own_s) / 4.0
     ordered = sim.scratch.trial_speed
     for node in range(nodes):
-        place = node
-        while place > 0 and ordered[row, place - 1] > drain[row, node]:
-            ordered[row, place] = ordered[row, place - 1]
-            place -= 1
-        ordered[row, place] = drain[row, node]
+        ordered[row, node] = drain[row, node]
     for quantile in range(QUANTILES):
-        place = (nodes - 1) * quantile // (QUANTILES - 1)
-        out[at, DECISION.drain_0 + quantile] = clip(ordered[row, place] / unit_s)
+        drain_s = kth_smallest(ordered, row, nodes, (nodes - 1) * quantile // (QUANTILES - 1))
+        out[at, DECISION.drain_0 + quantile] = clip(drain_s / unit_s)
     return last_s
 
 

@@ -1,4 +1,4 @@
-"""Cases with long queues, from a seed: hypothesis would take too long to draw their jobs one by one."""
+"""Cases with long queues or many nodes, from a seed: hypothesis would take too long to draw them one by one."""
 
 import math
 from typing import Any
@@ -35,6 +35,40 @@ def deep_case(seed: int, order: str) -> Case:
     scenarios = stack(cluster, [workload], fault_seed=np.array([seed]), source_rate_per_s=rates)
     process = FaultProcess(1.0, 30.0, 0.0, 0.25, np.zeros(1, np.int32), np.zeros(0), np.zeros(0))
     return Case(cluster, scenarios, 0, process, deep_rules(rng, order))
+
+
+def wide_case(seed: int, order: str = "fifo", *, waiting: bool = False) -> Case:
+    """Return 10 to 40 uneven nodes of several speeds and racks, lemons among them, and three jobs for each."""
+    rng = np.random.default_rng(seed)
+    nodes = int(rng.integers(10, 41))
+    sizes, speed = rng.integers(1, 9, nodes), rng.choice(SPEEDS[: int(rng.integers(1, len(SPEEDS) + 1))], nodes)
+    cluster = grid_cluster(nodes, 1, speed=speed, nodes_per_rack=int(rng.integers(4, nodes + 1)))
+    gpus = int(sizes.sum())
+    cluster = cluster._replace(
+        gpu_node=np.repeat(np.arange(nodes), sizes).astype(np.int32),
+        first_gpu=np.cumsum([0, *sizes]).astype(np.int32),
+        nic_bytes_per_s=rng.choice([3.125e9, 12.5e9], nodes),
+        intra_bytes_per_s=rng.choice([2e9, 150e9], nodes),
+    )
+    jobs = 3 * nodes
+    work_s: NDArray[np.float64] = np.exp(rng.normal(4.0, 1.5, jobs))
+    workload = Workload(
+        ids=tuple(map(str, range(jobs))),
+        gpus=np.minimum(rng.choice([1, 2, 3, 4, 8, 13, 30], jobs), gpus // 2 + 1).astype(np.int32),
+        work_s=work_s,
+        submit_s=np.zeros(jobs),
+        estimate_s=work_s * (rng.choice([0.25, 1.0, 4.0], jobs) if rng.random() < 0.5 else 1.0),
+        compute_s=rng.choice([0.25, 0.5, 1.0], jobs),
+        parameter_bytes=rng.choice([0.5e9, 4e9], jobs),
+    )
+    hazard_per_s = np.repeat(rng.choice([0.0, 1.0, 1.0, 1.0, 20.0], nodes), sizes) * 2.0**-14
+    scenarios = stack(
+        cluster, [workload], fault_seed=np.array([seed]), source_rate_per_s=np.zeros(fault_sources(cluster)),
+        hazard_per_s=hazard_per_s,
+    )  # fmt: skip
+    process = FaultProcess(1.0, 30.0, 0.0, 0.25, np.zeros(1, np.int32), np.zeros(0), np.zeros(0))
+    rules = deep_rules(rng, order)._replace(waiting=waiting, ageing_s=math.inf)
+    return Case(cluster, scenarios, 0, process, rules)
 
 
 def deep_rules(rng: np.random.Generator, order: str) -> Rules:

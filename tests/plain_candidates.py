@@ -140,6 +140,67 @@ def least_finish_s(seen: Decision, job: int, free: Mapping[int, int]) -> float:
     return min(finish_s(seen, job, given_by(free, nodes, need)) for nodes in smallest_sets(free, need))
 
 
+Kind = tuple[object, ...]
+
+
+def kind_of(seen: Decision, job: int, nodes: Iterable[int]) -> Kind:
+    """Return what tells a set from others, the names of its nodes aside."""
+    return job, *sorted(class_of(seen, node) for node in nodes)
+
+
+def class_of(seen: Decision, node: int) -> tuple[float, ...]:
+    """Return what tells a node from others, its name aside, most free GPUs first."""
+    cluster, hazards = seen.cluster, [node_hazard_per_s(seen, it) for it in seen.nodes]
+    is_lemon = hazards[node] > 5 * sorted(hazards)[(len(hazards) - 1) // 2]
+    links = float(cluster.nic_bytes_per_s[node]), float(cluster.intra_bytes_per_s[node])
+    return seen.free(node), seen.speed[node], float(is_lemon), float(cluster.node_rack[node]), *links
+
+
+def sets_of_two_classes(seen: Decision) -> Iterator[list[int]]:
+    """Yield the sets of one class, and of two of which the one with more free GPUs gives as many as are needed."""
+    classes: dict[tuple[float, ...], list[int]] = {}
+    for node in seen.most_usable_first():
+        classes.setdefault(class_of(seen, node), []).append(node)
+    need, listed = seen.gpus[seen.job], list(classes.values())
+    for at, first in enumerate(listed):
+        yield first[: -(-need // seen.free(first[0]))]
+        full = first[: (need - 1) // seen.free(first[0])]
+        for second in listed[at + 1 :] if full else []:
+            left = need - len(full) * seen.free(first[0])
+            yield [*full, *second[: -(-left // seen.free(second[0]))]]
+
+
+def tight_sets(seen: Decision) -> Iterator[list[int]]:
+    """Yield a set for each speed, with and without lemons, in the whole cluster and in each rack."""
+    free = {node: seen.free(node) for node in seen.nodes if seen.free(node)}
+    of_rack = seen.cluster.node_rack.tolist()
+    racks = [set(seen.nodes), *({n for n in seen.nodes if of_rack[n] == rack} for rack in range(max(of_rack) + 1))]
+    for speed in sorted(set(seen.speed), reverse=True):
+        for lemons in (1.0, 0.0):
+            for rack in racks:
+                some = {n: g for n, g in free.items() if n in rack and seen.speed[n] >= speed}
+                some = {n: g for n, g in some.items() if class_of(seen, n)[2] <= lemons}
+                if sum(some.values()) >= seen.gpus[seen.job]:
+                    yield greedy_set(some, seen.gpus[seen.job])
+
+
+def offered(seen: Decision) -> set[Kind]:
+    """Return the kinds of sets that are offered for the job that is due where more than 8 nodes have free GPUs."""
+    free, need = {node: seen.free(node) for node in seen.nodes}, seen.gpus[seen.job]
+    found: dict[Kind, tuple[float, int, float]] = {}
+    for nodes in chain(sets_of_two_classes(seen), tight_sets(seen)):
+        total = sum(free[node] for node in nodes)
+        if total >= need:
+            run_s = float(
+                f"{finish_s(seen, seen.job, given_by(free, nodes, need)):.9e}"
+            )  # what differs by less is equal
+            found.setdefault(kind_of(seen, seen.job, nodes), (run_s, total - need, max(seen.speed[n] for n in nodes)))
+    slow = [kind for kind in found if found[kind][2] < max(seen.speed)]
+    earliest = sorted(found, key=lambda kind: found[kind][:2])[:7]
+    tightest = sorted(found, key=lambda kind: (found[kind][1], found[kind][0]))[:3]
+    return {*earliest, *tightest, *sorted(slow, key=lambda kind: found[kind][:2])[:2]}
+
+
 def quick_set(seen: Decision, job: int, free: Mapping[int, int]) -> tuple[float, list[int]]:
     """Return run time and nodes of the best tight set of nodes of at least each speed, faults left out of account."""
     best: tuple[float, int, list[int]] | None = None

@@ -1,6 +1,7 @@
 """Heuristics by the earliest expected finish (docs/policies.md, By expected finish)."""
 
-from ...cluster.candidates.node_sets import PATIENCE, TIE, best_set, gain_of_waiting_s, imagine_now
+from ...cluster.candidates.free_nodes import imagine_now
+from ...cluster.candidates.node_sets import PATIENCE, TIE, best_set, gain_of_waiting_s
 from ...cluster.dispatch.expected import expected_fault_loss_s
 from ...cluster.dispatch.order import may_wait
 from ...cluster.dispatch.placing import take_node

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cluster.candidates.candidates import is_wait, list_candidates, pick_candidate
-from ...cluster.candidates.futures import FUTURE, PRESENT, TRIAL, copy_row
+from ...cluster.candidates.futures import FUTURE, PRESENT, TRIAL, copy_candidates, copy_row
 from ...cluster.dispatch.placing import undo_picks
 from ...cluster.files.errors import EndlessError, PluginError
 from ...cluster.model.objective import Objective, objective_of
@@ -172,7 +172,7 @@ class Rollout:
         self, base: Base, search: Search, objective: Objective | None = None, seed: int = 0, *,
         imagining: Imagining = IMAGINING, passed_s: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        self._imagining, self._passed_s, self._began_s = imagining, passed_s, 0.0
+        self._imagining, self._passed_s, self._began_s, self._kept_s = imagining, passed_s, 0.0, 0.0
         actor = base
         if search.budget_s < float("inf") and isinstance(base, Watchable):
             actor = base.watched(self._look)
@@ -245,9 +245,12 @@ class Rollout:
     def _tried(self, sim: Simulation, row: int) -> _Tried:
         """Try the candidates of the decision that is due."""
         began, imagined = self._passed_s(), self._recalled(sim, row)
-        if self._ranking is not None:
-            return self._ranked(sim, row, self._ranking.predicted_gains(imagined, PRESENT), began)
-        listed = min(list_candidates(imagined, PRESENT), 1 + self.search.width)
+        recalled_s, ranking = self._passed_s(), self._ranking
+        gains = None if ranking is None else ranking.predicted_gains(imagined, PRESENT)
+        listed = min(list_candidates(imagined, PRESENT), 1 + self.search.width) if gains is None else gains.size
+        self._kept_s = self._passed_s() - recalled_s
+        if gains is not None:
+            return self._ranked(sim, row, gains, began)
         candidates = [-1, *range(listed)]
         costs_s = self._costs_s(sim, row, candidates, began)
         if len(costs_s) < 2:
@@ -313,10 +316,11 @@ class Rollout:
         if there was not time for all, or if by the hazards that are believed a job would never end.
         """
         tried_s = np.zeros((2, len(candidates)))
-        copy_row(imagined, PRESENT, FUTURE)
-        self._imagining.draw_future(imagined, seed)
         self._began_s = began
         try:
+            self._look()
+            copy_row(imagined, PRESENT, FUTURE)
+            self._imagining.draw_future(imagined, seed)
             for place, candidate in enumerate(candidates):
                 self._look()
                 tried_s[:, place] = self._try(imagined, candidate, foresee_from)
@@ -330,9 +334,9 @@ class Rollout:
         """Look at the clock.
 
         Raises:
-            _OutOfTimeError: If the budget of the decision is spent.
+            _OutOfTimeError: If the budget of the decision is spent, or would be by the next decision of a try.
         """
-        if self._passed_s() - self._began_s > self.search.budget_s:
+        if self._passed_s() - self._began_s + self._kept_s > self.search.budget_s:
             raise _OutOfTimeError
 
     def _seed(self, sim: Simulation, row: int, future: int) -> int:
@@ -373,10 +377,11 @@ class Rollout:
 
     def place(self, sim: Simulation, row: int) -> bool:
         """Pick the GPUs of the job that is due in a row, or of one turned to; False, with nothing picked, to wait."""
-        candidate = self.choose(sim, row)
+        tried = self._tried(sim, row)
+        candidate = tried.candidates[tried.taken]
         if candidate < 0:
             return self.base.place(sim, row)
-        list_candidates(sim, row)
+        copy_candidates(self._imagination(sim), sim, row)
         return bool(pick_candidate(sim, row, candidate))
 
     def run_on(self, sim: Simulation, row: int) -> None:

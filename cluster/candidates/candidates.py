@@ -14,12 +14,13 @@ from ..dispatch.orders.table import passes
 from ..dispatch.placing import take_node
 from ..kernels.compiled import kernel
 from ..state.state import CANDIDATES, OFFERS, Simulation
+from .free_nodes import imagine_now
 from .node_sets import (
     PATIENCE,
     TIE,
     best_set,
+    bound_s,
     imagine_end,
-    imagine_now,
     keep_if_better,
     least_run_s,
     set_cost,
@@ -53,14 +54,16 @@ def _plan_wait(sim: Simulation, row: int, candidate: int, job: int, run_s: float
     state = sim.state
     count = sort_expected_ends(sim, row)
     imagine_now(sim, row)
-    bound_s = PATIENCE * (run_s - least_run_s(sim, row, job, sim.traits.levels[state.scenario[row], 0]))
+    largest_s = PATIENCE * (run_s - least_run_s(sim, row, job, sim.traits.levels[state.scenario[row], 0]))
     most_s = -math.inf
     at = 0
     while at < count:
         delay_s = state.ends_s[row, at] - state.now_s[row]
         at = imagine_end(sim, row, at, count)
-        if most_s > -math.inf and (PATIENCE * run_s - delay_s <= max(most_s, 0.0) or bound_s - delay_s <= most_s):
+        if most_s > -math.inf and (PATIENCE * run_s - delay_s <= max(most_s, 0.0) or largest_s - delay_s <= most_s):
             break  # no later end gains anything if the job then takes no time at all, or more on the fastest GPUs
+        if most_s > -math.inf and PATIENCE * (run_s - bound_s(sim, row, job)) - delay_s <= most_s:
+            continue
         found = best_set(sim, row, job, fault_loss_s)
         gain_s = PATIENCE * (run_s - found[0]) - delay_s
         if gain_s > most_s:

@@ -19,9 +19,10 @@ from ..model.problem import Problem
 from ..model.scenarios import Scenarios
 from ..simulator.fault_process import repair_time_s
 from ..simulator.simulation import simulation_of
-from ..state.state import Simulation
+from ..state.state import Simulation, State
 
 PRESENT, FUTURE, TRIAL = range(3)  # rows of an imagination: the moment of the decision, one future from it, a try in it
+LIST = [name for name in State._fields if name.startswith(("candidate", "base_"))]  # of candidates, as it was made
 REPAIR_TRIES = 64  # draws of a repair time that is longer than what has passed of it
 
 
@@ -76,6 +77,12 @@ def _copy_state(sim: Simulation, row: int, imagined: Simulation) -> None:
         if not name.startswith("index_"):
             getattr(imagined.state, name)[PRESENT] = getattr(sim.state, name)[row]
     forget_index(imagined, PRESENT)
+
+
+def copy_candidates(imagined: Simulation, sim: Simulation, row: int) -> None:
+    """Let a decision have the candidates that were listed of it in row PRESENT, where everything known is the same."""
+    for name in LIST:
+        getattr(sim.state, name)[row] = getattr(imagined.state, name)[PRESENT]
 
 
 @kernel

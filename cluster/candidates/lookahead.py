@@ -8,9 +8,9 @@ import math
 from typing import NamedTuple
 
 from ..kernels.compiled import kernel
-from ..state.shapes import Ints
 from ..state.state import AHEAD, Simulation
-from .node_sets import PATIENCE, TIE, holding_level, imagine_end, imagine_now, least_run_s, quick_set
+from .free_nodes import imagine_now, set_free
+from .node_sets import PATIENCE, TIE, holding_level, imagine_end, imagine_gpus, least_run_s, quick_set
 
 LOOKS = 4  # later ends that an imagined job looks at
 
@@ -35,7 +35,7 @@ def _imagine_start(sim: Simulation, row: int, place: int, job: int, start_s: flo
         node = scratch.best_set[row, i]
         gives = min(need, scratch.trial_free[row, node])
         need -= gives
-        scratch.trial_free[row, node] -= gives
+        set_free(sim, row, node, scratch.trial_free[row, node] - gives)
         scratch.ahead_node[row, first + i] = node
         scratch.ahead_gives[row, first + i] = gives
     end_s = start_s + run_s
@@ -64,17 +64,25 @@ def _next_end_s(sim: Simulation, row: int, places: int, moment: Moment) -> float
 
 
 @kernel
+def _imagine_gives(sim: Simulation, row: int, place: int, sign: int) -> None:
+    """Add the GPUs of a job ahead to `trial_free`, or take them away again if `sign` is -1."""
+    scratch, first = sim.scratch, place * sim.state.free.shape[1]
+    for i in range(first, first + scratch.ahead_size[row, place]):
+        node = scratch.ahead_node[row, i]
+        set_free(sim, row, node, scratch.trial_free[row, node] + sign * scratch.ahead_gives[row, i])
+
+
+@kernel
 def _release(sim: Simulation, row: int, places: int, moment: Moment) -> Moment:
     """Free the GPUs of all that end next, which something must; return the moment after."""
     state, scratch = sim.state, sim.scratch
-    nodes, count = state.free.shape[1], state.running[row]
+    count = state.running[row]
     gpus = sim.scenarios.gpus[state.scenario[row]]
     end_s = _next_end_s(sim, row, places, moment)
     at, ended, usable = moment.at, moment.ended, moment.usable
     while ended < places and scratch.ahead_end_s[row, scratch.ahead_order[row, ended]] == end_s:
         place = scratch.ahead_order[row, ended]
-        for i in range(place * nodes, place * nodes + scratch.ahead_size[row, place]):
-            scratch.trial_free[row, scratch.ahead_node[row, i]] += scratch.ahead_gives[row, i]
+        _imagine_gives(sim, row, place, 1)
         usable += gpus[scratch.ahead_job[row, place]]
         ended += 1
     if at < count and state.ends_s[row, at] == end_s:
@@ -107,9 +115,12 @@ def imagine_candidate(sim: Simulation, row: int, candidate: int) -> Moment:
 
 
 @kernel
-def _copy_nodes(source: Ints, target: Ints, row: int) -> None:
-    for node in range(source.shape[1]):
-        target[row, node] = source[row, node]
+def _go_back(sim: Simulation, row: int, later: Moment, moment: Moment) -> None:
+    """Let `trial_free` be that of a moment from which time has passed to a later one."""
+    for at in range(moment.at, later.at):
+        imagine_gpus(sim, row, sim.state.ends_job[row, at], -1)
+    for ended in range(moment.ended, later.ended):
+        _imagine_gives(sim, row, sim.scratch.ahead_order[row, ended], -1)
 
 
 @kernel
@@ -118,7 +129,6 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
 
     `moment` itself is the best if no end gains anything.
     """
-    scratch = sim.scratch
     levels = sim.traits.levels[sim.state.scenario[row]]
     run_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
     best, best_s, most_s = moment, run_s, TIE * run_s
@@ -128,8 +138,6 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
         wait_s = _next_end_s(sim, row, places, later) - moment.time_s
         if PATIENCE * (run_s - bound_s) - wait_s <= most_s:
             break  # no later end can gain more, even if all GPUs were free then
-        if looks == 0:
-            _copy_nodes(scratch.trial_free, scratch.ahead_free, row)
         later = _release(sim, row, places, later)
         looks += 1
         level = holding_level(sim, row, job)
@@ -138,9 +146,8 @@ def _wait_for_better(sim: Simulation, row: int, places: int, job: int, moment: M
             gain_s = PATIENCE * (run_s - later_s) - wait_s
             if gain_s > most_s:
                 best, best_s, size, most_s = later, later_s, later_size, gain_s
-                _copy_nodes(scratch.trial_free, scratch.ahead_free, row)
     if later.at + later.ended > best.at + best.ended:
-        _copy_nodes(scratch.ahead_free, scratch.trial_free, row)
+        _go_back(sim, row, later, best)
         best_s, _, size = quick_set(sim, row, job, holding_level(sim, row, job))
     return best, best_s, size
 

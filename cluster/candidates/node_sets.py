@@ -6,6 +6,7 @@ from ..dispatch.expected import expected_run_s, sort_expected_ends
 from ..dispatch.placing import order_nodes, slowdown_of
 from ..kernels.compiled import kernel
 from ..state.state import Simulation
+from .free_nodes import fewest_nodes, first_node, imagine_now, largest_free, set_free
 
 ALL_SETS = 8  # up to so many nodes with free GPUs all sets are looked at
 PATIENCE = 0.4  # field trials on `hetero64`: a second of waiting must save 2.5 s of run time
@@ -84,36 +85,30 @@ def tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: in
     """Write into `trial_set` nodes of at least a speed: most free first, the last with the smallest hole.
 
     Only nodes `first` to `after` - 1 count, and lemons only if `lemons` is 1. Returns the number of nodes; 0 if they do
-    not hold the job. Taken nodes are marked in `trial_free` by a minus for the while.
+    not hold the job.
     """
-    state, scratch = sim.state, sim.scratch
-    scenario = state.scenario[row]
-    need = sim.scenarios.gpus[scenario, job]
-    free = scratch.trial_free
-    count = 0
-    while need > 0:
-        best = -1
-        for node in range(first, after):
-            here = free[row, node]
-            if here <= 0 or sim.scenarios.speed[scenario, node] < least_speed:
-                continue
-            if state.lemon[row, node] > lemons:
-                continue
-            if best < 0:
-                best = node
-            elif free[row, best] >= need:
-                best = node if need <= here < free[row, best] else best
-            elif here > free[row, best]:
-                best = node
-        if best < 0:
-            break
-        scratch.trial_set[row, count] = best
+    scratch = sim.scratch
+    need = sim.scenarios.gpus[sim.state.scenario[row], job]
+    # No node that is left has more than `most`, and those with as many are left from node `begin` on.
+    count, most, begin = 0, largest_free(sim), first
+    while most > 0:
+        for free in range(need, most + 1):
+            node = first_node(sim, row, free, least_speed, begin if free == most else first, after, lemons)
+            if node >= 0:
+                scratch.trial_set[row, count] = node
+                return count + 1
+        if need <= most:
+            most, begin = need - 1, first
+            continue
+        node = first_node(sim, row, most, least_speed, begin, after, lemons)
+        if node < 0:
+            most, begin = most - 1, first
+            continue
+        scratch.trial_set[row, count] = node
         count += 1
-        need -= free[row, best]
-        free[row, best] = -free[row, best]
-    for place in range(count):
-        free[row, scratch.trial_set[row, place]] *= -1
-    return count if need <= 0 else 0
+        need -= most
+        begin = node + 1
+    return 0
 
 
 @kernel
@@ -144,18 +139,22 @@ def best_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[
     The set stands in `best_set` of the state, in the order in which nodes give. The run time is inf if no set holds
     the job.
     """
-    nodes = order_nodes(sim, row)
-    if nodes <= ALL_SETS:
-        return _best_of_all(sim, row, job, nodes, fault_loss_s)
+    if sim.state.free.shape[1] - sim.scratch.free_count[row, 0] <= ALL_SETS:
+        return _best_of_all(sim, row, job, order_nodes(sim, row), fault_loss_s)
     return _best_of_tight(sim, row, job, fault_loss_s)
 
 
 @kernel
-def imagine_now(sim: Simulation, row: int) -> None:
-    """Let `trial_free` be the GPUs that are usable at present."""
-    state = sim.state
-    for node in range(state.free.shape[1]):
-        sim.scratch.trial_free[row, node] = state.free[row, node]
+def imagine_gpus(sim: Simulation, row: int, job: int, sign: int) -> None:
+    """Add the GPUs of a running job to `trial_free`, or take them away again if `sign` is -1."""
+    state, gpu_node = sim.state, sim.cluster.gpu_node
+    gpu = state.first_gpu[row, job]
+    while gpu >= 0:
+        node, gpus = gpu_node[gpu], 0
+        while gpu >= 0 and gpu_node[gpu] == node:
+            gpus += 1
+            gpu = state.gpu_next[row, gpu]
+        set_free(sim, row, node, sim.scratch.trial_free[row, node] + sign * gpus)
 
 
 @kernel
@@ -164,10 +163,7 @@ def imagine_end(sim: Simulation, row: int, at: int, count: int) -> int:
     state = sim.state
     end_s = state.ends_s[row, at]
     while at < count and state.ends_s[row, at] == end_s:
-        gpu = state.first_gpu[row, state.ends_job[row, at]]
-        while gpu >= 0:
-            sim.scratch.trial_free[row, sim.cluster.gpu_node[gpu]] += 1
-            gpu = state.gpu_next[row, gpu]
+        imagine_gpus(sim, row, state.ends_job[row, at], 1)
         at += 1
     return at
 
@@ -188,8 +184,9 @@ def gain_of_waiting_s(sim: Simulation, row: int, job: int, run_s: float, fault_l
         at = imagine_end(sim, row, at, count)
         if most_s - wait_s <= max(largest_s, 0.0):
             break  # no later end can gain more, even on the fastest GPUs
-        later_s = best_set(sim, row, job, fault_loss_s)[0]
-        largest_s = max(largest_s, patience * (run_s - later_s) - wait_s)
+        if patience * (run_s - bound_s(sim, row, job)) - wait_s > largest_s:
+            later_s = best_set(sim, row, job, fault_loss_s)[0]
+            largest_s = max(largest_s, patience * (run_s - later_s) - wait_s)
     return largest_s
 
 
@@ -201,22 +198,40 @@ def least_run_s(sim: Simulation, row: int, job: int, speed: float) -> float:
 
 
 @kernel
+def bound_s(sim: Simulation, row: int, job: int) -> float:
+    """Return a run time that no set of nodes can be below, given `trial_free`; inf if none holds the job."""
+    scenario, level, least_s = sim.state.scenario[row], 0, math.inf
+    gpus, levels = sim.scenarios.gpus[scenario, job], sim.traits.levels[scenario]
+    while levels[level] > 0.0 and least_run_s(sim, row, job, levels[level]) < least_s:
+        nodes = fewest_nodes(sim, row, level, gpus)
+        if nodes > 0:
+            slowdown = slowdown_of(sim, scenario, job, nodes, levels[level], math.inf, math.inf, math.inf)
+            least_s = min(least_s, expected_run_s(sim, row, job, slowdown))
+        level += 1
+    return least_s
+
+
+@kernel
+def free_at(sim: Simulation, row: int, level: int) -> int:
+    """Return the GPUs in `trial_free` on nodes of one speed, by its number."""
+    sizes, gpus = sim.scratch.free_count.shape[1], 0
+    for free in range(1, sizes):
+        gpus += free * sim.scratch.level_count[row, level * sizes + free]
+    return gpus
+
+
+@kernel
 def holding_level(sim: Simulation, row: int, job: int) -> int:
     """Return the number of the highest speed in the cluster such that nodes of at least that speed hold a job.
 
     `trial_free` says what is usable, which must hold it.
     """
     scenario = sim.state.scenario[row]
-    speeds, levels = sim.scenarios.speed[scenario], sim.traits.levels[scenario]
-    level = 0
-    while levels[level + 1] > 0.0:
-        free = 0
-        for node in range(speeds.size):
-            if speeds[node] >= levels[level]:
-                free += sim.scratch.trial_free[row, node]
-        if free >= sim.scenarios.gpus[scenario, job]:
-            break
+    levels = sim.traits.levels[scenario]
+    need, level = sim.scenarios.gpus[scenario, job] - free_at(sim, row, 0), 0
+    while need > 0 and levels[level + 1] > 0.0:
         level += 1
+        need -= free_at(sim, row, level)
     return level
 
 

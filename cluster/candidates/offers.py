@@ -2,9 +2,11 @@
 
 import math
 
-from ..dispatch.placing import order_nodes
+from ..dispatch.expected import expected_run_s
+from ..dispatch.placing import slowdown_of
 from ..kernels.compiled import kernel
 from ..state.state import FINISH_OFFERS, OFFERS, TIGHT_OFFERS, Simulation
+from .free_nodes import list_free
 from .node_sets import (
     ALL_SETS,
     TIE,
@@ -13,6 +15,7 @@ from .node_sets import (
 )
 
 TIGHT, SLOW = FINISH_OFFERS, FINISH_OFFERS + TIGHT_OFFERS  # places of those offers
+SLACK = 1.0 + 1e-6  # far above all ties of a list of offers together
 MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so that sums of its multiples tell sets of classes apart
 
 
@@ -36,11 +39,13 @@ def _classify(sim: Simulation, row: int, nodes: int) -> int:
     """Number the classes of the nodes in `trial_order`; write the first node of each into `trial_bit`."""
     scratch = sim.scratch
     order, first = scratch.trial_order, scratch.trial_bit
-    classes = 0
+    classes, begin = 0, 0  # classes of nodes with as many free GPUs begin there, as these stand together
     for place in range(nodes):
         node = order[row, place]
+        if scratch.trial_free[row, node] != scratch.trial_free[row, order[row, place - 1 if place > 0 else 0]]:
+            begin = classes
         found = -1
-        for known in range(classes):
+        for known in range(begin, classes):
             if _alike(sim, row, node, order[row, first[row, known]]):
                 found = known
                 break
@@ -140,40 +145,81 @@ def _offer_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: fl
 
 
 @kernel
-def _take_class(sim: Simulation, row: int, nodes: int, wanted: int, count: int, need: int) -> tuple[int, int]:
-    """Add nodes of a class to `trial_set` while each is needed in full, or gives the rest; return count and need."""
+def _sort_classes(sim: Simulation, row: int, nodes: int, classes: int) -> None:
+    """Write the nodes in `trial_order` into `class_node` by class, and where each class begins into `class_first`."""
     scratch = sim.scratch
+    first, order, of_node = scratch.class_first, scratch.trial_order, scratch.node_class
+    for known in range(classes + 1):
+        first[row, known] = 0
     for place in range(nodes):
-        node = scratch.trial_order[row, place]
-        if need > 0 and scratch.node_class[row, node] == wanted:
-            scratch.trial_set[row, count] = node
-            count += 1
-            need -= scratch.trial_free[row, node]
-    return count, need
+        first[row, of_node[row, order[row, place]] + 1] += 1
+    for known in range(1, classes + 1):
+        first[row, known] += first[row, known - 1]
+    for place in range(nodes):
+        node = order[row, place]
+        scratch.class_node[row, first[row, of_node[row, node]]] = node
+        first[row, of_node[row, node]] += 1
+    for known in range(classes, 0, -1):  # each has moved on to where the next begins
+        first[row, known] = first[row, known - 1]
+    first[row, 0] = 0
 
 
 @kernel
-def _offer_pairs(sim: Simulation, row: int, job: int, nodes: int, classes: int, fault_loss_s: float) -> None:
+def _take_class(sim: Simulation, row: int, wanted: int, count: int, nodes: int) -> None:
+    """Write the first so many nodes of a class into `trial_set`, behind `count` others."""
+    scratch, first = sim.scratch, sim.scratch.class_first[row, wanted]
+    for i in range(nodes):
+        scratch.trial_set[row, count + i] = scratch.class_node[row, first + i]
+
+
+@kernel
+def _class_of(sim: Simulation, row: int, number: int) -> tuple[int, int, float]:
+    """Return how many nodes a class has, how many GPUs each has free, and their speed."""
+    first, after = sim.scratch.class_first[row, number], sim.scratch.class_first[row, number + 1]
+    node = sim.scratch.class_node[row, first]
+    return (
+        int(after - first),
+        int(sim.scratch.trial_free[row, node]),
+        float(sim.scenarios.speed[sim.state.scenario[row], node]),
+    )
+
+
+@kernel
+def _may_be_offered(sim: Simulation, row: int, job: int, nodes: int, hole: int, slowest: float, fastest: float) -> bool:
+    """Say whether a set of so many nodes could be among the offers, whatever its nodes are but for their speeds."""
+    scratch, scenario = sim.scratch, sim.state.scenario[row]
+    slowdown = slowdown_of(sim, scenario, job, nodes, slowest, math.inf, math.inf, math.inf)
+    least_s = expected_run_s(sim, row, job, slowdown)
+    last_s, most = scratch.offer_s[row], scratch.offer_hole[row, SLOW - 1]
+    return bool(
+        least_s <= last_s[TIGHT - 1] * SLACK
+        or (fastest < sim.traits.max_speed[scenario] and least_s <= last_s[OFFERS - 1] * SLACK)
+        or hole < most
+        or (hole == most and least_s <= last_s[SLOW - 1] * SLACK)
+    )
+
+
+@kernel
+def _offer_pairs(sim: Simulation, row: int, job: int, classes: int, fault_loss_s: float) -> None:
     """Offer the sets of one class, and those of two of which the one that has more free GPUs goes first."""
-    state, scratch = sim.state, sim.scratch
-    gpus = sim.scenarios.gpus[state.scenario[row], job]
+    gpus = sim.scenarios.gpus[sim.state.scenario[row], job]
     for first in range(classes):
-        count, need = _take_class(sim, row, nodes, first, 0, gpus)
-        if need <= 0:
-            _offer(sim, row, job, count, fault_loss_s)
-        for second in range(first + 1, classes):
-            # As many nodes of the first class as are needed in full, and the rest from the second
-            count, left = 0, gpus
-            for place in range(nodes):
-                node = scratch.trial_order[row, place]
-                if scratch.node_class[row, node] == first and scratch.trial_free[row, node] < left:
-                    scratch.trial_set[row, count] = node
-                    count += 1
-                    left -= scratch.trial_free[row, node]
-            if count > 0:
-                count, left = _take_class(sim, row, nodes, second, count, left)
-                if left <= 0:
-                    _offer(sim, row, job, count, fault_loss_s)
+        nodes, free, speed = _class_of(sim, row, first)
+        all_of_it = (gpus + free - 1) // free
+        if all_of_it <= nodes and _may_be_offered(sim, row, job, all_of_it, all_of_it * free - gpus, speed, speed):
+            _take_class(sim, row, first, 0, all_of_it)
+            _offer(sim, row, job, all_of_it, fault_loss_s)
+        # As many nodes of the first class as are needed in full, and the rest from the second
+        some = min(nodes, (gpus - 1) // free)
+        left = gpus - some * free
+        for second in range(first + 1, classes if some > 0 else 0):
+            others, gives, other_speed = _class_of(sim, row, second)
+            rest = (left + gives - 1) // gives
+            slowest, fastest = min(speed, other_speed), max(speed, other_speed)
+            if rest <= others and _may_be_offered(sim, row, job, some + rest, rest * gives - left, slowest, fastest):
+                _take_class(sim, row, first, 0, some)
+                _take_class(sim, row, second, some, rest)
+                _offer(sim, row, job, some + rest, fault_loss_s)
 
 
 @kernel
@@ -204,10 +250,11 @@ def offer_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None
         scratch.offer_hole[row, place] = 1 << 30
         scratch.offer_size[row, place] = 0
         scratch.offer_sign[row, place] = -1
-    nodes = order_nodes(sim, row)
+    nodes = list_free(sim, row)
     classes = _classify(sim, row, nodes)
     if nodes <= ALL_SETS:
         _offer_all(sim, row, job, nodes, fault_loss_s)
     else:
-        _offer_pairs(sim, row, job, nodes, classes, fault_loss_s)
+        _sort_classes(sim, row, nodes, classes)
+        _offer_pairs(sim, row, job, classes, fault_loss_s)
         _offer_tight(sim, row, job, fault_loss_s)

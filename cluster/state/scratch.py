@@ -12,6 +12,9 @@ class Scratch(NamedTuple):
     """Notes of the kernels on each row; their axes are those of the state (shapes.py)."""
 
     trial_free: Annotated[Ints, "rows", "nodes"]  # usable GPUs at a moment that is imagined
+    free_nodes: Annotated[Longs, "rows", "sizes x words"]  # the same: a bit for each node with so many
+    free_count: Annotated[Ints, "rows", "sizes"]  # how many nodes those are
+    level_count: Annotated[Ints, "rows", "levels x sizes"]  # and how many of each speed
     trial_order: Annotated[Ints, "rows", "nodes"]  # nodes by usable GPUs, most first
     trial_bit: Annotated[Ints, "rows", "nodes"]  # their places among the nodes with usable GPUs
     trial_run_s: Annotated[Floats, "rows", "nodes"]  # run time of the current job if the node is taken next
@@ -19,6 +22,10 @@ class Scratch(NamedTuple):
     trial_set: Annotated[Ints, "rows", "nodes"]  # nodes of a set, in the order in which they give
     best_set: Annotated[Ints, "rows", "nodes"]  # the best such set found
     node_class: Annotated[Ints, "rows", "nodes"]  # class of a node with free GPUs: nodes of a class are alike
+    class_first: Annotated[
+        Ints, "rows", "nodes + 1"
+    ]  # nodes of class c are `class_node`[class_first[c]] up to the next
+    class_node: Annotated[Ints, "rows", "nodes"]  # nodes by class, those of one as in `trial_order`
     offer_s: Annotated[Floats, "rows", "offers"]  # run time of a set that may become a candidate
     offer_hole: Annotated[Ints, "rows", "offers"]
     offer_size: Annotated[Ints, "rows", "offers"]  # its number of nodes
@@ -32,4 +39,3 @@ class Scratch(NamedTuple):
     ahead_node: Annotated[Ints, "rows", "ahead x nodes"]
     ahead_gives: Annotated[Ints, "rows", "ahead x nodes"]  # GPUs that each of them gives
     ahead_order: Annotated[Ints, "rows", "ahead"]  # their places by end, the earliest first
-    ahead_free: Annotated[Ints, "rows", "nodes"]  # `trial_free` of the moment to which a look at later ends comes back

@@ -14,6 +14,7 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
 FieldsT = TypeVar("FieldsT", bound=tuple[Any, ...])  # a named tuple
+WORD = 32  # bits of a word that says something of as many nodes: products with it stay below the sign
 
 AXES: dict[str, dict[str, tuple[str, ...]]] = {
     "cluster": {
@@ -31,7 +32,7 @@ AXES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "traits": {
         "max_speed": ("scenarios",), "levels": ("scenarios", "nodes + 1"), "node_hazard_per_s": ("scenarios", "nodes"),
-        "lemon": ("scenarios", "nodes"),
+        "node_level": ("scenarios", "nodes"), "lemon": ("scenarios", "nodes"),
     },
     "process": {
         "outage_first": ("sources with outages + 1",), "outage_start_s": ("outages",), "outage_end_s": ("outages",),

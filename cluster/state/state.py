@@ -8,7 +8,7 @@ from ..kernels.pointer_table import Struct, pack
 from ..model.scenarios import EVERY_JOB, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster
 from .scratch import Scratch
-from .shapes import Floats, Ints, Longs, check_shapes, check_types, zeros_of
+from .shapes import WORD, Floats, Ints, Longs, check_shapes, check_types, zeros_of
 
 
 class State(NamedTuple):
@@ -144,6 +144,7 @@ class Traits(NamedTuple):
 
     max_speed: Floats  # (scenarios,)
     levels: Floats  # (scenarios, nodes + 1) the speeds that nodes have, each once, highest first, then 0
+    node_level: Ints  # (scenarios, nodes) the place of a node's speed among these
     node_hazard_per_s: Floats  # (scenarios, nodes) mean over the node's GPUs, as policies know it at the start
     lemon: Ints  # (scenarios, nodes) 1 where that is over LEMON_FACTOR times the lower median of the nodes
 
@@ -156,7 +157,9 @@ def traits_of(cluster: Cluster, scenarios: Scenarios) -> Traits:
     hazard = np.add.reduceat(scenarios.hazard_per_s, cluster.first_gpu[:-1], axis=1) / np.diff(cluster.first_gpu)
     median = np.sort(hazard, axis=1)[:, (hazard.shape[1] - 1) // 2, None]
     lemon = (hazard > LEMON_FACTOR * median).astype(np.int32)
-    return Traits(scenarios.speed.max(axis=1), _levels(scenarios.speed), np.ascontiguousarray(hazard), lemon)
+    levels = _levels(scenarios.speed)
+    node_level = _node_level(scenarios.speed, levels)
+    return Traits(scenarios.speed.max(axis=1), levels, node_level, np.ascontiguousarray(hazard), lemon)
 
 
 def _levels(speed: Floats) -> Floats:
@@ -165,6 +168,13 @@ def _levels(speed: Floats) -> Floats:
         distinct = np.unique(speeds)[::-1]
         levels[scenario, : distinct.size] = distinct
     return levels
+
+
+def _node_level(speed: Floats, levels: Floats) -> Ints:
+    node_level = np.zeros(speed.shape, dtype=np.int32)
+    for level in range(np.count_nonzero(levels.any(axis=0))):
+        node_level += levels[:, level, None] > speed
+    return node_level
 
 
 class Log(NamedTuple):
@@ -233,9 +243,11 @@ SHOWN = 7  # of which so many are shown one by one
 def _extents(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int) -> dict[str, int]:
     """Return how long each axis of the state is. A queue that is never long enough for an index has none."""
     nodes, gpus, jobs = cluster.speed.size, cluster.gpu_node.size, scenarios.gpus.shape[1]
-    indexed = jobs >= index_from
+    indexed, sizes = jobs >= index_from, int(np.diff(cluster.first_gpu).max()) + 1
     return {
-        "rows": rows, "nodes": nodes, "gpus": gpus, "jobs": jobs, "sources": fault_sources(cluster),
+        "rows": rows, "nodes": nodes, "nodes + 1": nodes + 1, "gpus": gpus, "sizes": sizes,
+        "sizes x words": sizes * -(-nodes // WORD), "levels x sizes": nodes * sizes,
+        "jobs": jobs, "sources": fault_sources(cluster),
         "candidates": CANDIDATES, "candidates x nodes": CANDIDATES * nodes, "others": OTHERS,
         "offers": OFFERS, "offers x nodes": OFFERS * nodes, "ahead": AHEAD, "ahead x nodes": AHEAD * nodes,
         "indexed jobs": jobs * indexed, "indexed gpus + 2": (gpus + 2) * indexed,

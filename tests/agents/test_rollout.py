@@ -221,6 +221,34 @@ def test_a_decision_passes_its_budget_by_at_most_one_try(*, budget_s: float, ran
     assert gains.shape[0] == clock.runs // candidates, "futures that were not tried with all candidates count"
 
 
+class SlowClock(RankingClock):
+    """The same of a base that takes a second to look at a decision as well."""
+
+    def __init__(self, base: CandidatePolicy) -> None:
+        super().__init__(base)
+        self.predicted_gains = self._look
+
+    def _look(self, sim: Simulation, row: int) -> NDArray[np.float64]:
+        self.now_s += 1.0
+        ranking: Any = self.base
+        gains: NDArray[np.float64] = ranking.predicted_gains(sim, row)
+        return gains
+
+    def place(self, sim: Simulation, row: int) -> bool:
+        self.now_s += 1.0
+        return super().place(sim, row)
+
+
+@pytest.mark.parametrize("budget_s", [1.0, 2.0, 3.5, 7.25, 20.5])
+def test_a_decision_keeps_its_budget_where_looking_at_it_takes_time(budget_s: float) -> None:
+    clock = SlowClock(untrained_candidates(waiting=True))
+    search = Search(futures=8, width=4, budget_s=budget_s)
+    sim = at_first_decision(busy_case(ring=True))
+    Rollout(clock, search, "makespan", passed_s=clock.passed_s).place(sim, 0)
+    assert clock.now_s <= budget_s
+    assert clock.runs > 0 or budget_s < 2.0
+
+
 @pytest.mark.parametrize("name", ["patient", "untrained"])
 @pytest.mark.parametrize("order", list(ORDERS))
 def test_a_try_is_given_up_on_its_way_when_the_budget_is_spent(name: str, order: str) -> None:

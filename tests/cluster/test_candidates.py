@@ -1,5 +1,7 @@
 """The short list of candidates: the base heuristic's first, then smallest sets of nodes, each kind once."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,17 +18,18 @@ from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.batch import Batch
 from longshore.testing.policies import remember
 from tests.compiled_runs import compiled, picks, read_out, run_heuristic
+from tests.deep_cases import wide_case
 from tests.envs.plain_features import Decision
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import (
-    Candidate,
     decisions,
     end_s,
     finish_s,
     given_by,
+    kind_of,
     least_finish_s,
     listed,
-    node_hazard_per_s,
+    offered,
     usable_after,
 )
 from tests.strategies import Case, cases
@@ -91,23 +94,6 @@ def test_candidates_on_a_large_cluster_could_spare_no_node() -> None:
     assert sum(map(sets_that_are_smallest, decisions(problem, 0, 1))) > 100
 
 
-def kind_of(batch: Batch, candidate: Candidate, lemons: set[int]) -> tuple[object, ...]:
-    """Return what tells a set from others, the names of its nodes aside."""
-    cluster, seen = batch.problem.cluster, Decision(batch, 0)
-    nodes = [
-        (
-            seen.free(node),
-            seen.speed[node],
-            node in lemons,
-            int(cluster.node_rack[node]),
-            float(cluster.nic_bytes_per_s[node]),
-            float(cluster.intra_bytes_per_s[node]),
-        )
-        for node in candidate.nodes
-    ]
-    return candidate.job, *sorted(nodes)
-
-
 @settings(max_examples=40)
 @given(ANY_CASE, SEEDS)
 def test_no_two_candidates_are_of_a_kind_and_two_wait_only_where_the_base_holds_back_its_own_job(
@@ -115,13 +101,34 @@ def test_no_two_candidates_are_of_a_kind_and_two_wait_only_where_the_base_holds_
 ) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         seen, candidates = Decision(batch, 0), listed(batch.sim, 0)
-        hazards = [node_hazard_per_s(seen, node) for node in seen.nodes]
-        median = sorted(hazards)[(len(hazards) - 1) // 2]
-        lemons = {node for node in seen.nodes if hazards[node] > 5 * median}
-        kinds = [kind_of(batch, candidate, lemons) for candidate in candidates if not candidate.delay_s]
+        kinds = [kind_of(seen, it.job, it.nodes) for it in candidates if not it.delay_s]
         assert len(kinds) == len(set(kinds))
         alone = bool(candidates[0].delay_s) and case.rules.order != ORDERS["fifo"]
         assert len(candidates) - len(kinds) == may_wait(batch.sim, 0) + alone
+
+
+@settings(max_examples=15)
+@given(SEEDS)
+def test_on_many_nodes_the_offers_are_those_of_the_plain_version(seed: int) -> None:
+    for batch in islice(decisions(problem_of(wide_case(seed)), 0, seed), 0, 40, 4):
+        seen, (base, *others) = Decision(batch, 0), listed(batch.sim, 0)
+        if len(seen.most_usable_first()) > 8:
+            kinds = {kind_of(seen, it.job, it.nodes) for it in others}
+            base_kind = kind_of(seen, base.job, base.nodes)
+            assert kinds | {base_kind} == offered(seen) | {base_kind}
+
+
+@settings(max_examples=15)
+@given(SEEDS, st.sampled_from(sorted(ORDERS)), st.booleans())
+def test_candidates_on_many_nodes_could_spare_no_node_and_begin_with_the_base_heuristics(
+    seed: int,
+    order: str,
+    waiting: bool,  # noqa: FBT001
+) -> None:
+    case = wide_case(seed, order, waiting=waiting)
+    for batch in islice(decisions(problem_of(case), 0, seed), 0, 40, 4):
+        sets_that_are_smallest(batch)
+    assert run_first_candidates(case)[0] == run_heuristic(case, "patient" if waiting else "eft-hazard")[0]
 
 
 @settings(max_examples=40)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from longshore.cluster.simulator.engine import advance, start
 from longshore.cluster.state.state import AHEAD, Simulation
 from longshore.envs.batch import Batch
 from tests.compiled_runs import at_first_decision
+from tests.deep_cases import wide_case
 from tests.envs.plain_features import Decision
 from tests.envs.random_run import problem_of, small_problem
 from tests.plain_candidates import Ahead, decisions, listed, look_ahead
@@ -59,6 +61,13 @@ def agree(batches: Iterator[Batch]) -> int:
 @given(cases() | cases(nodes=(9, 12)), st.integers(0, 2**32 - 1))
 def test_jobs_ahead_are_those_of_the_plain_version(case: Case, seed: int) -> None:
     agree(decisions(problem_of(case), case.row, seed))
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["fifo", "easy"]))
+def test_jobs_ahead_are_those_of_the_plain_version_on_many_nodes(seed: int, order: str) -> None:
+    case = wide_case(seed, order, waiting=bool(seed % 4))
+    agree(islice(decisions(problem_of(case), 0, seed), 8, 40, 12))
 
 
 @pytest.mark.parametrize("order", ["fifo", "shortest"])

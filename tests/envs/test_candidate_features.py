@@ -1,5 +1,7 @@
 """Observations of whole candidates against their plain definitions."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from longshore.cluster.state.state import CANDIDATES
 from longshore.envs.batch import Batch, View
 from longshore.envs.candidate_layout import CANDIDATE_FEATURES, CANDIDATE_GLOBALS
 from longshore.envs.layout import CLIP
+from tests.deep_cases import wide_case
 from tests.envs.plain_candidate_features import plain_candidate_features
 from tests.envs.random_run import open_actions, problem_of, small_problem
 from tests.plain_candidates import decisions
@@ -32,6 +35,14 @@ def agree(batch: Batch, row: int) -> None:
 @given(cases() | cases(nodes=(9, 12)), st.integers(0, 2**32 - 1))
 def test_an_observation_of_candidates_is_what_its_description_says(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
+        agree(batch, 0)
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["fifo", "easy", "shortest"]))
+def test_an_observation_of_candidates_is_what_its_description_says_on_many_nodes(seed: int, order: str) -> None:
+    case = wide_case(seed, order, waiting=bool(seed % 4))
+    for batch in islice(decisions(problem_of(case), 0, seed), 8, 40, 16):
         agree(batch, 0)
 
 

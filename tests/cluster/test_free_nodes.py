@@ -1,0 +1,84 @@
+"""Nodes by the GPUs that they have free, against a look at every node."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longshore.cluster.candidates.free_nodes import fewest_nodes, first_node, imagine_now, list_free, set_free
+from longshore.cluster.candidates.node_sets import bound_s, free_at, holding_level, set_cost, tight_set
+from longshore.cluster.state.state import Simulation
+from tests.compiled_runs import at_first_decision
+from tests.deep_cases import wide_case
+from tests.reference_policies import greedy_set
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def imagined(seed: int) -> Simulation:
+    """Return a decision at which it is imagined that nodes have other GPUs free."""
+    sim, rng = at_first_decision(wide_case(seed)), np.random.default_rng(seed)
+    imagine_now(sim, 0)
+    sizes = np.diff(sim.cluster.first_gpu)
+    for node in rng.integers(0, sizes.size, 3 * sizes.size).tolist():
+        set_free(sim, 0, node, int(rng.integers(0, sizes[node] + 1)))
+    return sim
+
+
+@settings(max_examples=60)
+@given(SEEDS)
+def test_nodes_are_listed_most_free_first_then_by_index(seed: int) -> None:
+    sim = imagined(seed)
+    free = sim.scratch.trial_free[0].tolist()
+    count = list_free(sim, 0)
+    order = sorted((node for node in range(len(free)) if free[node]), key=lambda node: (-free[node], node))
+    assert sim.scratch.trial_order[0, :count].tolist() == order
+    assert sim.scratch.free_count[0].tolist() == [free.count(size) for size in range(sim.scratch.free_count.shape[1])]
+
+
+@settings(max_examples=60)
+@given(SEEDS, st.data())
+def test_the_first_node_is_the_first_of_all_that_are_like_it(seed: int, data: st.DataObject) -> None:
+    sim = imagined(seed)
+    nodes = sim.cluster.speed.size
+    first, after = sorted(data.draw(st.tuples(st.integers(0, nodes), st.integers(0, nodes))))
+    size, lemons = data.draw(st.integers(0, int(np.diff(sim.cluster.first_gpu).max()))), data.draw(st.integers(0, 1))
+    speed = data.draw(st.sampled_from(sim.scenarios.speed[0].tolist()))
+    fit = sim.scratch.trial_free[0] == size
+    fit &= (sim.scenarios.speed[0] >= speed) & (sim.state.lemon[0] <= lemons)
+    expected = [node for node in np.flatnonzero(fit).tolist() if first <= node < after]
+    assert first_node(sim, 0, size, speed, first, after, lemons) == (expected or [-1])[0]
+
+
+@settings(max_examples=60)
+@given(SEEDS)
+def test_what_nodes_of_a_speed_hold_is_what_they_hold_one_by_one(seed: int) -> None:
+    sim = imagined(seed)
+    free, speeds = sim.scratch.trial_free[0], sim.scenarios.speed[0]
+    gpus = int(sim.scenarios.gpus[0, sim.state.current[0]])
+    holding = []
+    for level, speed in enumerate(sorted(set(speeds.tolist()), reverse=True)):
+        most = np.cumsum(np.sort(free[speeds >= speed])[::-1])
+        held = bool(most[-1] >= gpus)
+        assert free_at(sim, 0, level) == free[speeds == speed].sum()
+        assert fewest_nodes(sim, 0, level, gpus) == (int(np.searchsorted(most, gpus)) + 1 if held else 0)
+        holding += [level] if held else []
+    if holding:
+        assert holding_level(sim, 0, int(sim.state.current[0])) == holding[0]
+
+
+@settings(max_examples=60)
+@given(SEEDS)
+def test_a_tight_set_takes_the_nodes_with_most_free_and_last_the_smallest_hole(seed: int) -> None:
+    sim = imagined(seed)
+    free, speeds, job = sim.scratch.trial_free[0], sim.scenarios.speed[0], int(sim.state.current[0])
+    nodes, gpus = speeds.size, int(sim.scenarios.gpus[0, job])
+    for speed in set(speeds.tolist()):
+        for lemons in (0, 1):
+            for first, after in ((0, nodes), (nodes // 3, nodes), (0, nodes // 2)):
+                fits = (speeds >= speed) & (sim.state.lemon[0] <= lemons) & (free > 0)
+                some = {node: int(free[node]) for node in range(first, after) if fits[node]}
+                expected = greedy_set(some, gpus) if sum(some.values()) >= gpus else []
+                count = tight_set(sim, 0, job, speed, first, after, lemons)
+                assert sim.scratch.trial_set[0, :count].tolist() == expected
+                if expected:
+                    assert bound_s(sim, 0, job) <= set_cost(sim, 0, job, count, 100.0)[0]
