@@ -6,6 +6,7 @@ from ..dispatch.expected import expected_run_s, sort_expected_ends
 from ..dispatch.placing import order_nodes, slowdown_of
 from ..kernels.compiled import kernel
 from ..state.state import Simulation
+from ..state.usable import class_of, usable_on
 
 ALL_SETS = 8  # up to so many nodes with free GPUs all sets are looked at
 PATIENCE = 0.4  # field trials on `hetero64`: a second of waiting must save 2.5 s of run time
@@ -89,7 +90,7 @@ def tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: in
     state, scratch = sim.state, sim.scratch
     scenario = state.scenario[row]
     need = sim.scenarios.gpus[scenario, job]
-    free = scratch.trial_free
+    free, suits, kind = scratch.trial_free, sim.cluster.suits, class_of(sim, row, job)
     count = 0
     while need > 0:
         best = -1
@@ -97,7 +98,7 @@ def tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: in
             here = free[row, node]
             if here <= 0 or sim.scenarios.speed[scenario, node] < least_speed:
                 continue
-            if state.lemon[row, node] > lemons:
+            if state.lemon[row, node] > lemons or (kind > 0 and suits[kind, node] == 0):
                 continue
             if best < 0:
                 best = node
@@ -144,7 +145,7 @@ def best_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[
     The set stands in `best_set` of the state, in the order in which nodes give. The run time is inf if no set holds
     the job.
     """
-    nodes = order_nodes(sim, row)
+    nodes = order_nodes(sim, row, job)
     if nodes <= ALL_SETS:
         return _best_of_all(sim, row, job, nodes, fault_loss_s)
     return _best_of_tight(sim, row, job, fault_loss_s)
@@ -152,10 +153,10 @@ def best_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[
 
 @kernel
 def imagine_now(sim: Simulation, row: int) -> None:
-    """Let `trial_free` be the GPUs that are usable at present."""
+    """Let `trial_free` be the GPUs that are usable at present, by jobs of any needs."""
     state = sim.state
     for node in range(state.free.shape[1]):
-        sim.scratch.trial_free[row, node] = state.free[row, node]
+        sim.scratch.trial_free[row, node] = usable_on(sim, row, node)
 
 
 @kernel
@@ -208,11 +209,12 @@ def holding_level(sim: Simulation, row: int, job: int) -> int:
     """
     scenario = sim.state.scenario[row]
     speeds, levels = sim.scenarios.speed[scenario], sim.traits.levels[scenario]
+    suits, kind = sim.cluster.suits, class_of(sim, row, job)
     level = 0
     while levels[level + 1] > 0.0:
         free = 0
         for node in range(speeds.size):
-            if speeds[node] >= levels[level]:
+            if speeds[node] >= levels[level] and (kind == 0 or suits[kind, node] == 1):
                 free += sim.scratch.trial_free[row, node]
         if free >= sim.scenarios.gpus[scenario, job]:
             break

@@ -204,7 +204,7 @@ def offer_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None
         scratch.offer_hole[row, place] = 1 << 30
         scratch.offer_size[row, place] = 0
         scratch.offer_sign[row, place] = -1
-    nodes = order_nodes(sim, row)
+    nodes = order_nodes(sim, row, job)
     classes = _classify(sim, row, nodes)
     if nodes <= ALL_SETS:
         _offer_all(sim, row, job, nodes, fault_loss_s)

@@ -31,6 +31,7 @@ class Scenarios(NamedTuple):
     rank: NDArray[
         np.int64
     ]  # (scenarios, jobs) those of a lower rank go before all of a higher: priorities, turned round
+    needs: NDArray[np.int32]  # (scenarios, jobs) class of what the job needs, a row of the cluster's `suits`
     speed: NDArray[np.float64]  # (scenarios, nodes) relative speed of the node's GPUs
     hazard_per_s: NDArray[np.float64]  # (scenarios, gpus) fault rate of each GPU as policies know it at the start
     source_rate_per_s: NDArray[np.float64]  # (scenarios, sources) true rate of each fault source, 0 for none
@@ -67,7 +68,9 @@ class Rules(NamedTuple):
     estimated_hazards: bool = False  # what policies know of fault rates changes with each fault that is observed
 
 
-PER_JOB = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes", "rank")  # fields of Scenarios
+PER_JOB = (  # fields of Scenarios
+    "gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes", "rank", "needs",
+)  # fmt: skip
 ORDERS = {name: number for number, name in enumerate(registered("orders"))}  # number of each order regime
 
 
@@ -117,6 +120,7 @@ def stack(
         compute_s=_padded([workload.compute_s for workload in workloads], jobs, np.float64),
         parameter_bytes=_padded([workload.parameter_bytes for workload in workloads], jobs, np.float64),
         rank=np.zeros((scenarios, jobs), dtype=np.int64),
+        needs=np.zeros((scenarios, jobs), dtype=np.int32),
         speed=np.broadcast_to(cluster.speed if speed is None else speed, (scenarios, cluster.speed.size)).copy(),
         hazard_per_s=np.broadcast_to(hazard_per_s, (scenarios, cluster.gpu_node.size)).astype(np.float64),
         source_rate_per_s=rates,

@@ -244,6 +244,7 @@ def _cluster(content: ClusterFile, racks: list[_Rack], reference: NodeType) -> C
         intra_bytes_per_s=of_nodes([kind.intra_bytes_per_s for kind in types]),
         nic_bytes_per_s=of_nodes([kind.nic_bytes_per_s for kind in types]),
         uplink_bytes_per_s=np.array([rack.uplink_bytes_per_s for rack in racks], dtype=np.float64),
+        suits=np.ones((1, node_type.size), dtype=np.int32),
     )
 
 

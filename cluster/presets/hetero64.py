@@ -151,6 +151,7 @@ def _scenarios(cluster: Cluster, draws: _Draws) -> Scenarios:
         compute_s=np.full(shape, DEFAULT_COMPUTE_S),
         parameter_bytes=np.full(shape, DEFAULT_PARAMETER_BYTES),
         rank=np.zeros(shape, dtype=np.int64),
+        needs=np.zeros(shape, dtype=np.int32),
         speed=np.where(rank < nodes // 2, FAST_SPEED, 1.0),
         hazard_per_s=hazard,
         source_rate_per_s=rates,

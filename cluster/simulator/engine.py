@@ -16,6 +16,7 @@ from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.heap import push
 from ..state.state import Simulation
+from ..state.usable import show_class
 from .event_log import START, SUBMIT, begin_event, log_placement
 from .fault_changes import change_source
 from .job_changes import dequeue, enqueue_last, finish
@@ -97,6 +98,7 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
 def is_due(sim: Simulation, row: int) -> bool:
     """Say whether a job is due at this moment, and make it the current one."""
     state = sim.state
+    show_class(sim, row, 0)
     if state.queued[row] > 0 and state.usable[row] > 0:
         job = next_job(sim, row)
         if job >= 0:

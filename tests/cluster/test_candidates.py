@@ -29,10 +29,10 @@ from tests.plain_candidates import (
     node_hazard_per_s,
     usable_after,
 )
-from tests.strategies import Case, cases
+from tests.strategies import Case, cases, needy_cases
 
 SEEDS = st.integers(0, 2**32 - 1)
-ANY_CASE = cases() | cases(nodes=(9, 12))
+ANY_CASE = cases() | cases(nodes=(9, 12)) | needy_cases() | needy_cases(nodes=(9, 12))
 Run = tuple[list[Event], Outcome]
 
 
@@ -96,7 +96,7 @@ def kind_of(batch: Batch, candidate: Candidate, lemons: set[int]) -> tuple[objec
     cluster, seen = batch.problem.cluster, Decision(batch, 0)
     nodes = [
         (
-            seen.free(node),
+            seen.usable(node),
             seen.speed[node],
             node in lemons,
             int(cluster.node_rack[node]),
@@ -125,7 +125,7 @@ def test_no_two_candidates_are_of_a_kind_and_two_wait_only_where_the_base_holds_
 
 
 @settings(max_examples=40)
-@given(cases(), SEEDS)
+@given(cases() | needy_cases(), SEEDS)
 def test_among_few_nodes_the_set_of_earliest_finish_is_in_the_list(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         seen = Decision(batch, 0)
@@ -136,7 +136,7 @@ def test_among_few_nodes_the_set_of_earliest_finish_is_in_the_list(case: Case, s
 
 
 @settings(max_examples=40)
-@given(cases(), SEEDS)
+@given(cases() | needy_cases(), SEEDS)
 def test_a_wait_is_the_one_that_gains_most_and_comes_first_if_it_gains_anything(case: Case, seed: int) -> None:
     case = case._replace(rules=case.rules._replace(waiting=True))
     for batch in decisions(problem_of(case), case.row, seed):
