@@ -10,6 +10,7 @@ from ..cluster.dispatch.order import may_wait
 from ..cluster.dispatch.placing import SEVERAL_RACKS, order_nodes, slowdown_of
 from ..cluster.kernels.compiled import kernel
 from ..cluster.state.state import Simulation
+from ..cluster.state.usable import usable_on
 from .common_features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
 from .layout import AHEAD_COUNT, AHEAD_ESTIMATE, AHEAD_GPUS, CLIP, GLOBAL, GLOBALS, LOOK_AHEAD, NODE, NODE_FEATURES, OWN
 
@@ -191,7 +192,8 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
     out[at, first + NODE.lemon] = state.lemon[row, node]
     out[at, first + NODE.taken] = taken / size
     out[at, first + NODE.down] = down / size
-    out[at, first + NODE.busy] = (size - free - down - taken) / size  # a GPU that is down serves nobody
+    # A GPU that is down serves nobody, nor does one that is of no use to the job.
+    out[at, first + NODE.busy] = (size - usable_on(sim, row, node) - down - taken) / size
     out[at, first + NODE.share_of_job] = gives / need
 
 

@@ -87,6 +87,7 @@ def stack(
     source_rate_per_s: NDArray[np.float64],
     speed: NDArray[np.float64] | None = None,
     hazard_per_s: NDArray[np.float64] | None = None,
+    needs: Sequence[NDArray[np.int32]] | None = None,
 ) -> Scenarios:
     """Return scenarios of the given workloads on a cluster.
 
@@ -98,6 +99,7 @@ def stack(
         speed: Shape (scenarios, nodes), if it differs between scenarios.
         hazard_per_s: What policies know at the start, shape (gpus,) or (scenarios, gpus); the true rates if left out,
             where a GPU bears the rate of its own source and those of its node and rack.
+        needs: Class of what each job of each workload needs; all take any node if left out.
 
     Raises:
         InputError: If the work or the estimate of a job is not finite or not above 0.
@@ -120,7 +122,7 @@ def stack(
         compute_s=_padded([workload.compute_s for workload in workloads], jobs, np.float64),
         parameter_bytes=_padded([workload.parameter_bytes for workload in workloads], jobs, np.float64),
         rank=np.zeros((scenarios, jobs), dtype=np.int64),
-        needs=np.zeros((scenarios, jobs), dtype=np.int32),
+        needs=_padded(needs or [np.zeros(0, np.int32)] * scenarios, jobs, np.int32),
         speed=np.broadcast_to(cluster.speed if speed is None else speed, (scenarios, cluster.speed.size)).copy(),
         hazard_per_s=np.broadcast_to(hazard_per_s, (scenarios, cluster.gpu_node.size)).astype(np.float64),
         source_rate_per_s=rates,
@@ -160,7 +162,7 @@ def same_jobs(scenarios: Scenarios) -> NDArray[np.intp]:
 
     Such scenarios are no independent evidence, however their faults differ.
     """
-    jobs = np.hstack([scenarios.submit_s, scenarios.work_s, scenarios.gpus])
+    jobs = np.hstack([scenarios.submit_s, scenarios.work_s, scenarios.gpus, scenarios.needs])
     labels: NDArray[np.intp] = np.unique(jobs, axis=0, return_inverse=True)[1]
     return labels
 

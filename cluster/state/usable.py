@@ -14,7 +14,7 @@ UNSUITED = "a GPU was picked of a node that does not suit the job: take nodes wi
 @kernel
 def has_classes(sim: Simulation) -> bool:
     """Say whether jobs may differ in what they need."""
-    return sim.cluster.suits.shape[0] > 1
+    return bool(sim.cluster.suits.shape[0] > 1)
 
 
 @kernel

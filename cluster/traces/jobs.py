@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.errors import InputError
-from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload, taken, workload_of
+from ..model.needs import Needs
+from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Told, Workload, taken, workload_of
 
 
 class Jobs(NamedTuple):
@@ -24,6 +25,7 @@ class Jobs(NamedTuple):
     parameter_bytes: NDArray[np.float64]  # (rows,)
     users: tuple[str, ...] | None  # None if the trace does not tell
     names: tuple[str, ...] | None  # of programs or models
+    needs: tuple[Needs, ...] | None  # None if the trace does not tell
 
 
 def jobs_of(
@@ -37,6 +39,7 @@ def jobs_of(
     parameter_bytes: NDArray[np.float64] | None = None,
     users: tuple[str, ...] | None = None,
     names: tuple[str, ...] | None = None,
+    needs: tuple[Needs, ...] | None = None,
 ) -> Jobs:
     """Return jobs with defaults for what a trace does not tell.
 
@@ -50,6 +53,7 @@ def jobs_of(
         parameter_bytes: Volume of one all-reduce, shape (rows,); a default where it is left out or NaN.
         users: Who submitted each job, empty where that is not known.
         names: Name of its program or model, empty where that is not known.
+        needs: Of the nodes that it runs on.
     """
     return Jobs(
         ids,
@@ -61,6 +65,7 @@ def jobs_of(
         _or_default(parameter_bytes, len(ids), DEFAULT_PARAMETER_BYTES),
         _stripped(users),
         _stripped(names),
+        needs,
     )
 
 
@@ -104,6 +109,7 @@ def _those(jobs: Jobs, rows: NDArray[np.intp]) -> Jobs:
         jobs.parameter_bytes[rows],
         taken(jobs.users, rows),
         taken(jobs.names, rows),
+        taken(jobs.needs, rows),
     )
 
 
@@ -118,13 +124,14 @@ def _joined(parts: list[Jobs]) -> Jobs:
         np.concatenate([part.parameter_bytes for part in parts]),
         _chained([part.users for part in parts]),
         _chained([part.names for part in parts]),
+        _chained([part.needs for part in parts]),
     )
 
 
-def _chained(parts: list[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    """Return the texts of all parts, None if they are not known of one."""
+def _chained(parts: list[tuple[Told, ...] | None]) -> tuple[Told, ...] | None:
+    """Return what is told of the jobs of all parts, None if nothing is of one."""
     known = [part for part in parts if part is not None]
-    return tuple(text for part in known for text in part) if len(known) == len(parts) else None
+    return tuple(told for part in known for told in part) if len(known) == len(parts) else None
 
 
 def _workload(jobs: Jobs, left_out: int) -> Workload:
@@ -140,5 +147,6 @@ def _workload(jobs: Jobs, left_out: int) -> Workload:
         left_out=left_out,
         users=jobs.users,
         names=jobs.names,
+        needs=jobs.needs,
     )
     return replace(workload, estimate_s=jobs.estimate_s[order])

@@ -33,6 +33,7 @@ class Asked:
     rank: int = 0  # jobs of a lower rank stand before those of a higher one in the queue
     compute_s: float = 1.0  # of an iteration at speed 1
     parameter_bytes: float = 0.0
+    types: tuple[int, ...] = ()  # numbers of the node types that suit it, all if there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class Snapshot(NamedTuple):
 
     site: Site
     names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
+    types: list[tuple[int, ...]]  # of node types that suit each class of jobs
     slot: dict[str, int]  # of the jobs in the system
     scenarios: dict[str, NDArray[np.generic]]  # of jobs
     state: dict[str, NDArray[np.generic]]

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from ...cluster.files.errors import InputError
+from ...cluster.model.needs import ANYTHING, Needs, Offer, accepted_types
 from .placement import Placement, ReservationRow, Share
 
+ONE_OFFER = (Offer(""),)
 MOST_NAMED = 10  # nodes, and jobs, in one line
 
 
@@ -14,10 +16,16 @@ class Layout:
     Args:
         nodes: Names, in that order.
         gpus: Of each node.
+        types: Number of the node type of each; all of the first if left out.
+        offers: Of the node types.
     """
 
-    def __init__(self, nodes: Sequence[str], gpus: Sequence[int]) -> None:
+    def __init__(
+        self, nodes: Sequence[str], gpus: Sequence[int], types: Sequence[int] = (), offers: Sequence[Offer] = ONE_OFFER
+    ) -> None:
         self.nodes = dict(zip(nodes, gpus, strict=True))
+        self._type = dict(zip(nodes, types or [0] * len(nodes), strict=True))
+        self._offers = offers
         self._first: dict[str, int] = {}
         self._place: list[tuple[str, int]] = []
         for node, count in self.nodes.items():
@@ -28,6 +36,20 @@ class Layout:
     def gpus(self) -> int:
         """GPUs of all nodes."""
         return len(self._place)
+
+    def types_for(self, needs: Needs) -> tuple[int, ...]:
+        """Return the numbers of the node types that suit a job, none where all do, and -1 where none does."""
+        found = accepted_types(needs, self._offers)
+        return () if len(found) == len(self._offers) else tuple(sorted(found)) or (-1,)
+
+    def nodes_for(self, needs: Needs) -> dict[str, int]:
+        """Return the GPUs of each node that suits a job."""
+        found = accepted_types(needs, self._offers)
+        return {node: gpus for node, gpus in self.nodes.items() if self._type[node] in found}
+
+    def gpus_for(self, needs: Needs) -> int:
+        """Return the GPUs of all nodes that suit a job."""
+        return sum(self.nodes_for(needs).values()) if needs != ANYTHING else self.gpus
 
     def has(self, node: str, index: int) -> bool:
         """Say whether the cluster has a GPU."""
