@@ -147,6 +147,8 @@ def needy_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6)) -> Case:
     case = draw(cases(nodes, ranked=True))
     takes = st.lists(st.integers(0, 1), min_size=case.cluster.speed.size, max_size=case.cluster.speed.size)
     needs, shape = draw(st.lists(takes, min_size=1, max_size=3)), case.scenarios.needs.shape
+    types = np.arange(case.cluster.speed.size, dtype=np.int32)  # the needs of live jobs are types of nodes
+    case = case._replace(cluster=case.cluster._replace(node_type=types))
     kinds = draw(st.lists(st.integers(0, len(needs)), min_size=math.prod(shape), max_size=math.prod(shape)))
     return with_needs(case, np.array(needs), np.reshape(kinds, shape))
 

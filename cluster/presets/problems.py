@@ -278,9 +278,9 @@ def check_fits(workload: Workload, cluster: Cluster, kinds: NDArray[np.int32] | 
         return
     room = (cluster.suits @ np.diff(cluster.first_gpu))[kinds]
     for job in np.flatnonzero(workload.gpus > room)[:1]:
+        asks = f"{workload.gpus[job]} GPU{'s' if workload.gpus[job] > 1 else ''} {workload.needs[job].words}"
         raise InputError(
-            f"job {workload.ids[job]} asks {workload.gpus[job]} GPUs {workload.needs[job].words}, and the cluster has "
-            f"{room[job]} of these",
+            f"job {workload.ids[job]} asks {asks}, and the cluster has {room[job]} of these",
             "correct the job or the node types of the cluster file, or leave such columns out of the trace",
         )
 

@@ -69,6 +69,39 @@ def jobs_of(
     )
 
 
+TYPES_APART = "|"  # between the names of types in a cell
+MOST_CPUS = 1e6
+
+
+def types_in(cell: str) -> tuple[str, ...]:
+    """Return the names of types in a cell."""
+    return tuple(name.strip() for name in cell.split(TYPES_APART) if name.strip())
+
+
+def needs_of(
+    gpus: NDArray[np.int64],
+    *,
+    types: tuple[str, ...] | None = None,
+    cpus: NDArray[np.float64] | None = None,
+    host_memory_bytes: NDArray[np.float64] | None = None,
+) -> tuple[Needs, ...] | None:
+    """Return what jobs need by what a trace tells of whole jobs, None if it tells nothing.
+
+    Args:
+        gpus: GPUs of each, shape (rows,).
+        types: Cell of each with the types that it accepts, empty for any.
+        cpus: CPUs of each, shape (rows,).
+        host_memory_bytes: Memory of each, shape (rows,).
+    """
+    if types is None and cpus is None and host_memory_bytes is None:
+        return None
+    each = [np.zeros(gpus.size) if it is None else it / np.maximum(gpus, 1) for it in (cpus, host_memory_bytes)]
+    accepted = map(types_in, types or ("",) * gpus.size)
+    return tuple(
+        Needs(names, 0.0, *shares) for names, *shares in zip(accepted, *(it.tolist() for it in each), strict=True)
+    )
+
+
 def _stripped(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return None if texts is None else tuple(text.strip() for text in texts)
 

@@ -9,7 +9,8 @@ import numpy as np
 from ..files.errors import InputError
 from ..model.needs import Needs
 from ..model.workload import Workload
-from .formats.longshore import COLUMNS, TYPES_APART
+from .formats.longshore import COLUMNS
+from .jobs import TYPES_APART
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 HOUR_S = 3600.0

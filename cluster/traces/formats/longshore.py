@@ -7,15 +7,13 @@ from numpy.typing import NDArray
 
 from ...model.needs import Needs
 from ..csv_format import CsvFormat
-from ..jobs import Jobs, jobs_of
+from ..jobs import MOST_CPUS, Jobs, jobs_of, types_in
 from ..table import LONGEST_S, Rows
 
 COLUMNS = ("gpus", "work_s", "submit_s")
 OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name", *Needs._fields)
 LEAST_COMPUTE_S = 1e-6  # a job that computes for no time and sends nothing would have no speed
 MOST_BYTES = 1e18
-MOST_CPUS = 1e6
-TYPES_APART = "|"  # between the names of types
 
 
 def _marks(columns: Set[str]) -> bool:
@@ -48,11 +46,6 @@ def _needs(rows: Rows) -> tuple[Needs, ...] | None:
         for column, top in zip(Needs._fields[1:], most, strict=True)
     ]
     return tuple(map(Needs, types, *numbers))
-
-
-def types_in(cell: str) -> tuple[str, ...]:
-    """Return the names of types in a cell."""
-    return tuple(name.strip() for name in cell.split(TYPES_APART) if name.strip())
 
 
 def _optional(rows: Rows, column: str, *, least: float, most: float) -> NDArray[np.float64] | None:
