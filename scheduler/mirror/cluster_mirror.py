@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from ...cluster.dispatch.order import may_wait, next_ageing_s, turn_to
 from ...cluster.dispatch.placing import take_gpu, undo_picks
 from ...cluster.files.errors import PluginError
-from ...cluster.model.needs import with_classes
 from ...cluster.model.scenarios import PER_JOB
 from ...cluster.simulator import engine, fault_changes, job_changes
 from ...cluster.simulator.live import (
@@ -48,7 +47,7 @@ class ClusterMirror:
 
     def _take_over(self, known: Known, also: tuple[int, ...] = ()) -> None:
         self._types = list(dict.fromkeys([(), *(asked.types for asked, _ in known.jobs), also]))  # of each class
-        self.site = _with_classes(self.site, self._types)
+        self.site = self.site.with_classes(self._types)
         self.sim = empty_row(*self.site, max(LEAST_ROOM, 2 * len(known.jobs)))
         engine.reset(self.sim, ROW, 0)
         self._asked: list[Asked] = []  # by slot
@@ -396,8 +395,3 @@ class ClusterMirror:
             state.end_s[ROW, slot] = standing.start_s + asked.estimate_s * standing.slowdown
             resume(self.sim, ROW, slot, np.array(standing.gpus, dtype=np.int32))
         return slot
-
-
-def _with_classes(site: Site, types: Sequence[tuple[int, ...]]) -> Site:
-    """Return a site with a class of needs for each tuple of node types, of which the first takes every node."""
-    return site._replace(cluster=with_classes(site.cluster, map(frozenset, types[1:])))

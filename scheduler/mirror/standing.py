@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cluster.model.needs import with_classes
 from ...cluster.model.scenarios import FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 
@@ -20,6 +21,10 @@ class Site(NamedTuple):
     rules: Rules
     process: FaultProcess  # of imagined futures
     hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it before any fault
+
+    def with_classes(self, types: Sequence[tuple[int, ...]]) -> "Site":
+        """Return the same with a class of needs for each tuple of node types, of which the first takes every node."""
+        return self._replace(cluster=with_classes(self.cluster, map(frozenset, types[1:])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ def simulate(longshore: Command, folder: Path, rows: str, *options: object) -> t
     events = folder / "events.jsonl"
     files = ("--cluster", folder / "cluster.yaml", "--trace", folder / "jobs.csv", "--events", events)
     done = longshore("simulate", *files, *options)
-    told = map(json.loads, events.read_text().splitlines()) if done.status == 0 else iter(())
+    lines = events.read_text().splitlines() if done.status == 0 else []
+    told = map(json.loads, lines)
     return done.err, {it["job"]: set(it["gpus"]) for it in told if it["event"] == "start"}
 
 

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
+from longshore.cluster.files.errors import PluginError
 from longshore.cluster.model.needs import Needs, Offer
 from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
+from longshore.scheduler.mirror.journal import decode, encode, to_json
+from longshore.scheduler.mirror.shape import Form, fitted
+from longshore.scheduler.mirror.standing import Asked, Known, MirrorCall
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import JobState
-from longshore.scheduler.service.service import layout_of
+from longshore.scheduler.service.service import layout_of, site_of
+from longshore.scheduler.settings import Settings
 from tests.scheduler.served import Served
 from tests.scheduler.test_passing_errors import reason
 from tests.scheduler.trials import Trial
@@ -154,3 +160,55 @@ def test_needs_that_no_node_can_meet_are_refused_in_one_line(served: Served, opt
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> ClusterMirror:
+    """A live cluster with a job that needs the second node type."""
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    site = site_of(read_cluster(tmp_path / "cluster.yaml"), Settings(folder=tmp_path))
+    made = ClusterMirror(site, Known(0.0))
+    made.submit(Asked("needy", 2, 60.0, 0.0, types=(1,)))
+    return made
+
+
+def test_a_live_cluster_and_its_copies_place_a_job_where_its_needs_are_met(mirror: ClusterMirror) -> None:
+    for each in (mirror, ClusterMirror.of(mirror.snapshot()), ClusterMirror(mirror.site, mirror.known())):
+        assert each.asked("needy").types == (1,)
+        assert each.suits("needy").tolist() == [False, False, True, True]
+        assert each.due() == "needy"
+        assert each.sim.state.free[0].tolist() == [0, 2]
+        with pytest.raises(PluginError, match="GPU 1 is of a node that does not suit job needy"):
+            each.carry_out("needy", (1, 2))
+        assert each.carry_out("needy", (2, 3))
+        assert each.due() is None
+        assert each.sim.state.free[0].tolist() == [2, 0]
+
+
+def test_a_job_of_new_needs_disturbs_no_other(mirror: ClusterMirror) -> None:
+    mirror.due()
+    assert mirror.carry_out("needy", (2, 3))
+    mirror.submit(Asked("any", 1, 60.0, 0.0))
+    mirror.submit(Asked("old", 2, 60.0, 0.0, types=(0,)))
+
+    assert mirror.picks("needy") == (2, 3)
+    assert mirror.due() == "any"
+    assert mirror.carry_out("any", (0,))
+    assert mirror.due() is None  # one GPU of `old` is left
+    mirror.finish("any")
+    mirror.begin(1.0)
+    assert mirror.due() == "old"
+
+
+def test_what_jobs_need_is_kept_in_the_past_of_a_decision_and_older_ones_can_be_read() -> None:
+    calls = [MirrorCall("submit", (Asked("a", 1, 60.0, 0.0, types=types),)) for types in ((1,), ())]
+    written = to_json(encode(0, calls))
+    told: Any = written["told"]
+
+    assert [len(call[1]) for call in told] == [8, 7]
+    assert decode(written).calls == tuple(calls)
+
+
+def test_a_form_is_fitted_to_nodes_that_suit_the_job(mirror: ClusterMirror) -> None:
+    assert fitted(mirror, "needy", (), Form(1)) == (2, 3)
+    assert fitted(mirror, "needy", (), Form(2)) == ()

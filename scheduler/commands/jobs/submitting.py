@@ -45,6 +45,13 @@ EstimateOption = Annotated[
 LimitOption = Annotated[
     float | None, typer.Option(parser=run_time, metavar=DURATION, help="Running time after which it is stopped.")
 ]
+GpuTypeOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TYPE", help="Node type that it accepts, by its name; several times for one of several."),
+]
+GpuMemoryOption = Annotated[
+    float | None, typer.Option(metavar="GB", help="Least memory of each GPU, in GB of 1e9 bytes.")
+]
 
 
 def submit(
@@ -54,13 +61,8 @@ def submit(
     shape: Annotated[
         str | None, typer.Option(metavar="NODESxGPUS", help="So many nodes with so many GPUs each, as in 2x4.")
     ] = None,
-    gpu_type: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TYPE", help="Node type that it accepts, by its name; several times for one of several."),
-    ] = None,
-    gpu_memory: Annotated[
-        float | None, typer.Option(metavar="GB", help="Least memory of each GPU, in GB of 1e9 bytes.")
-    ] = None,
+    gpu_type: GpuTypeOption = None,
+    gpu_memory: GpuMemoryOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher goes first, -1000 to 1000.")] = None,
     estimate: EstimateOption = None,
