@@ -142,9 +142,9 @@ def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = Fa
 
 
 @st.composite
-def needy_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6)) -> Case:
+def needy_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = True) -> Case:
     """Cases in which some jobs accept some nodes only, of up to three kinds of needs that may overlap."""
-    case = draw(cases(nodes, ranked=True))
+    case = draw(cases(nodes, ranked=ranked))
     takes = st.lists(st.integers(0, 1), min_size=case.cluster.speed.size, max_size=case.cluster.speed.size)
     needs, shape = draw(st.lists(takes, min_size=1, max_size=3)), case.scenarios.needs.shape
     types = np.arange(case.cluster.speed.size, dtype=np.int32)  # the needs of live jobs are types of nodes

@@ -1,9 +1,10 @@
 """Names of nodes and indices of their GPUs, as the numbers that a simulation counts with, and back."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ...cluster.files.errors import InputError
-from ...cluster.model.needs import ANYTHING, Needs, Offer, accepted_types
+from ...cluster.model.needs import Needs, Offer, accepted_types
 from .placement import Placement, ReservationRow, Share
 
 ONE_OFFER = (Offer(""),)
@@ -26,6 +27,9 @@ class Layout:
         self.nodes = dict(zip(nodes, gpus, strict=True))
         self._type = dict(zip(nodes, types or [0] * len(nodes), strict=True))
         self._offers = offers
+        self._gpus_of_type = Counter[int]()
+        for node, count in self.nodes.items():
+            self._gpus_of_type[self._type[node]] += count
         self._first: dict[str, int] = {}
         self._place: list[tuple[str, int]] = []
         for node, count in self.nodes.items():
@@ -49,7 +53,7 @@ class Layout:
 
     def gpus_for(self, needs: Needs) -> int:
         """Return the GPUs of all nodes that suit a job."""
-        return sum(self.nodes_for(needs).values()) if needs != ANYTHING else self.gpus
+        return sum(self._gpus_of_type[number] for number in accepted_types(needs, self._offers))
 
     def has(self, node: str, index: int) -> bool:
         """Say whether the cluster has a GPU."""
