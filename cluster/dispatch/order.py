@@ -36,8 +36,6 @@ def _fits(sim: Simulation, row: int, job: int) -> bool:
 @kernel
 def _gives(sim: Simulation, row: int, job: int, holder: int) -> int:
     """Return how many of a running job's GPUs suit another job."""
-    if not has_classes(sim):
-        return int(sim.scenarios.gpus[sim.state.scenario[row], job])
     gives, suits = 0, sim.cluster.suits[class_of(sim, row, holder)]
     gpu = sim.state.first_gpu[row, job]
     while gpu >= 0:
@@ -52,7 +50,7 @@ def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
     free = usable_to(sim, row, holder)
-    waits = free >= gpus[holder]
+    waits, several = free >= gpus[holder], has_classes(sim)
     state.shadow_s[row] = math.inf
     state.extra[row] = 0
     count = sort_expected_ends(sim, row)
@@ -61,7 +59,8 @@ def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
         waits = False
         end_s = state.ends_s[row, i]
         while i < count and state.ends_s[row, i] == end_s:
-            free += _gives(sim, row, state.ends_job[row, i], holder)
+            job = state.ends_job[row, i]
+            free += _gives(sim, row, job, holder) if several else gpus[job]
             i += 1
         if free >= gpus[holder]:
             state.shadow_s[row] = end_s
@@ -76,7 +75,8 @@ def _reserve(sim: Simulation, row: int, holder: int) -> None:
     """
     state = sim.state
     usable = usable_to(sim, row, holder)
-    _hold_for(sim, row, holder)
+    if has_classes(sim):
+        _hold_for(sim, row, holder)
     if (
         state.reserved_for[row] == holder + 1
         and state.reserved_moment[row] == state.moment[row]
@@ -98,8 +98,6 @@ def _hold_for(sim: Simulation, row: int, holder: int) -> None:
     """Note whose GPUs are reserved, and how many usable ones jobs of each class find elsewhere."""
     kind = class_of(sim, row, holder)
     sim.state.reserved_class[row] = kind
-    if not has_classes(sim):
-        return
     suits, beside = sim.cluster.suits, sim.scratch.class_beside
     for own in range(suits.shape[0]):
         beside[row, own] = 0
@@ -120,12 +118,9 @@ def _least_held(sim: Simulation, row: int, job: int) -> int:
 @kernel
 def _picked_held(sim: Simulation, row: int) -> int:
     """Return how many GPUs of use to the holder of the reservation are picked for the current job, which has all."""
-    state = sim.state
-    if not has_classes(sim):
-        return int(sim.scenarios.gpus[state.scenario[row], state.current[row]])
-    held = 0
-    for node in range(sim.cluster.speed.size):
-        held += state.taken[row, node] * sim.cluster.suits[state.reserved_class[row], node]
+    held, suits = 0, sim.cluster.suits[sim.state.reserved_class[row]]
+    for node in range(suits.size):
+        held += sim.state.taken[row, node] * suits[node]
     return held
 
 
@@ -153,7 +148,8 @@ def delays_nobody(sim: Simulation, row: int, job: int, run_s: float, held: int) 
 def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
     """Say whether the current job, started on its picks with this slowdown, delays nobody."""
     job = sim.state.current[row]
-    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, slowdown), _picked_held(sim, row))
+    held = _picked_held(sim, row) if has_classes(sim) else sim.scenarios.gpus[sim.state.scenario[row], job]
+    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, slowdown), held)
 
 
 @kernel

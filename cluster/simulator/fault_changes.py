@@ -6,7 +6,7 @@ from ..kernels.compiled import kernel
 from ..kernels.heap import remove, sink
 from ..state.beliefs import note_faults, observe
 from ..state.state import Simulation
-from ..state.usable import add_in_service, add_usable
+from ..state.usable import count_by_class, count_in_service, has_classes
 from .event_log import FAULT, REPAIR, begin_event, name_gpu
 from .fault_process import next_fault_s, repaired_s
 from .job_changes import kept_s, stop
@@ -37,14 +37,18 @@ def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
         state.gpu_down[row, gpu] += 1
         if state.gpu_down[row, gpu] == 1:
             state.down[row] += 1
-            add_in_service(sim, row, sim.cluster.gpu_node[gpu], -1)
+            if has_classes(sim):
+                count_in_service(sim, row, sim.cluster.gpu_node[gpu], -1)
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, FAULT, -1)
             if kept:
                 name_gpu(sim, gpu)
             if state.gpu_job[row, gpu] < 0:
-                add_usable(sim, row, sim.cluster.gpu_node[gpu], -1)
+                state.free[row, sim.cluster.gpu_node[gpu]] -= 1
+                state.usable[row] -= 1
+                if has_classes(sim):
+                    count_by_class(sim, row, sim.cluster.gpu_node[gpu], -1)
 
 
 @kernel
@@ -75,9 +79,13 @@ def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
         state.gpu_down[row, gpu] -= 1
         if state.gpu_down[row, gpu] == 0:
             state.down[row] -= 1
-            add_in_service(sim, row, sim.cluster.gpu_node[gpu], 1)
+            if has_classes(sim):
+                count_in_service(sim, row, sim.cluster.gpu_node[gpu], 1)
             if state.gpu_job[row, gpu] < 0:
-                add_usable(sim, row, sim.cluster.gpu_node[gpu], 1)
+                state.free[row, sim.cluster.gpu_node[gpu]] += 1
+                state.usable[row] += 1
+                if has_classes(sim):
+                    count_by_class(sim, row, sim.cluster.gpu_node[gpu], 1)
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, REPAIR, -1)

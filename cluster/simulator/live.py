@@ -11,7 +11,7 @@ from ..model.problem import Problem
 from ..model.scenarios import EVERY_JOB, PER_JOB, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster
 from ..state.state import Simulation
-from ..state.usable import add_usable
+from ..state.usable import count_by_class, has_classes
 from .job_changes import dequeue, enqueue_first, enqueue_last, link
 from .simulation import simulation_of
 
@@ -78,7 +78,10 @@ def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None
         state.gpu_next[row, gpu] = state.first_gpu[row, job]
         state.first_gpu[row, job] = gpu
         if state.gpu_down[row, gpu] == 0:
-            add_usable(sim, row, sim.cluster.gpu_node[gpu], -1)
+            state.free[row, sim.cluster.gpu_node[gpu]] -= 1
+            state.usable[row] -= 1
+            if has_classes(sim):
+                count_by_class(sim, row, sim.cluster.gpu_node[gpu], -1)
     state.busy[row] += gpus.size
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
     note_start(sim, row, job)

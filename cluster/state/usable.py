@@ -8,7 +8,7 @@ GPUs of other nodes are `hidden` for the while. Where all jobs are of one class 
 from ..kernels.compiled import kernel
 from .state import Simulation
 
-UNSUITED = "a GPU was picked of a node that does not suit the job: take nodes with free GPUs"
+UNSUITED = "a job was to start on a GPU of a node that does not suit it: take nodes with free GPUs"
 
 
 @kernel
@@ -24,33 +24,34 @@ def class_of(sim: Simulation, row: int, job: int) -> int:
 
 
 @kernel
-def add_usable(sim: Simulation, row: int, node: int, gpus: int) -> None:
-    """Count GPUs of a node as usable, or as such no longer if `gpus` is negative."""
+def count_by_class(sim: Simulation, row: int, node: int, gpus: int) -> None:
+    """Count GPUs of a node that have just been added to `free` and `usable` for the classes that they suit.
+
+    They are hidden if they do not suit the class that is shown. To be called only where jobs may differ in needs; a
+    negative number takes GPUs away.
+    """
     state, suits = sim.state, sim.cluster.suits
-    if suits.shape[0] > 1:
-        for kind in range(suits.shape[0]):
-            state.class_usable[row, kind] += gpus * suits[kind, node]
-        if suits[state.shown_class[row], node] == 0:
-            state.hidden[row, node] += gpus
-            return
-    state.free[row, node] += gpus
-    state.usable[row] += gpus
+    for kind in range(suits.shape[0]):
+        state.class_usable[row, kind] += gpus * suits[kind, node]
+    if suits[state.shown_class[row], node] == 0:
+        state.free[row, node] -= gpus
+        state.usable[row] -= gpus
+        state.hidden[row, node] += gpus
 
 
 @kernel
-def add_in_service(sim: Simulation, row: int, node: int, gpus: int) -> None:
-    """Count GPUs of a node as in service, busy or free, or as such no longer if `gpus` is negative."""
+def count_in_service(sim: Simulation, row: int, node: int, gpus: int) -> None:
+    """Count GPUs of a node as in service, busy or free, for the classes that they suit; as `count_by_class`."""
     suits = sim.cluster.suits
-    if suits.shape[0] > 1:
-        for kind in range(suits.shape[0]):
-            sim.state.class_in_service[row, kind] += gpus * suits[kind, node]
+    for kind in range(suits.shape[0]):
+        sim.state.class_in_service[row, kind] += gpus * suits[kind, node]
 
 
 @kernel
 def show_class(sim: Simulation, row: int, kind: int) -> None:
-    """Let `free` and `usable` tell of the nodes that suit a class alone."""
+    """Let `free` and `usable` tell of the nodes that suit a class alone, where jobs may differ in needs."""
     state, suits = sim.state, sim.cluster.suits
-    if suits.shape[0] == 1 or state.shown_class[row] == kind:
+    if state.shown_class[row] == kind:
         return
     state.shown_class[row] = kind
     state.usable[row] = 0
@@ -80,6 +81,8 @@ def usable_by_class(sim: Simulation, row: int, kind: int) -> int:
 @kernel
 def usable_to(sim: Simulation, row: int, job: int) -> int:
     """Return the usable GPUs of the nodes that suit a job."""
+    if sim.cluster.suits.shape[0] == 1:
+        return int(sim.state.usable[row])
     return usable_by_class(sim, row, class_of(sim, row, job))
 
 
@@ -103,8 +106,9 @@ def reset_usable(sim: Simulation, row: int) -> None:
         state.class_in_service[row, kind] = 0
     for node in range(cluster.speed.size):
         gpus = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
-        state.free[row, node] = 0
+        state.free[row, node] = gpus
+        state.usable[row] += gpus
         if has_classes(sim):
             state.hidden[row, node] = 0
-        add_usable(sim, row, node, gpus)
-        add_in_service(sim, row, node, gpus)
+            count_by_class(sim, row, node, gpus)
+            count_in_service(sim, row, node, gpus)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.cluster.dispatch.placing import take_gpu
+from longshore.cluster.dispatch.placing import take_gpu, undo_picks
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
@@ -126,12 +126,16 @@ def test_while_an_aged_job_waits_others_start_only_where_it_cannot_run(kind: int
     assert starts(two_nodes(jobs, [1, 1, kind], ageing_s=50.0)) == [(0, 0.0), *expected]
 
 
-def test_a_gpu_of_a_node_that_does_not_suit_the_job_cannot_be_picked() -> None:
+def test_no_job_starts_on_a_gpu_of_a_node_that_does_not_suit_it() -> None:
     sim = at_first_decision(two_nodes([(1, 10.0, 0.0)], [2]))
     assert sim.state.free[0].tolist() == [0, 2]
-    with pytest.raises(ValueError, match="a GPU was picked of a node that does not suit the job"):
-        take_gpu(sim, 0, 0)
+    take_gpu(sim, 0, 0)
+    with pytest.raises(ValueError, match="a job was to start on a GPU of a node that does not suit it"):
+        start(sim, 0)
+    undo_picks(sim, 0)
+    assert sim.state.free[0].tolist() == [0, 2]
     take_gpu(sim, 0, 2)
+    assert start(sim, 0)
 
 
 def test_between_decisions_all_usable_gpus_count() -> None:
