@@ -10,6 +10,7 @@ from ..cluster.dispatch.order import may_wait
 from ..cluster.dispatch.placing import SEVERAL_RACKS, order_nodes, slowdown_of
 from ..cluster.kernels.compiled import kernel
 from ..cluster.state.state import Simulation
+from ..cluster.state.usable import usable_on
 from .common_features import clip, largest_node, lowest_speed, open_at_speed, time_unit_s
 from .layout import AHEAD_COUNT, AHEAD_ESTIMATE, AHEAD_GPUS, CLIP, GLOBAL, GLOBALS, LOOK_AHEAD, NODE, NODE_FEATURES, OWN
 
@@ -191,7 +192,8 @@ def _write_node(sim: Simulation, row: int, node: int, run_s: float, out: Rows, a
     out[at, first + NODE.lemon] = state.lemon[row, node]
     out[at, first + NODE.taken] = taken / size
     out[at, first + NODE.down] = down / size
-    out[at, first + NODE.busy] = (size - free - down - taken) / size  # a GPU that is down serves nobody
+    # A GPU that is down serves nobody, nor does one that is of no use to the job.
+    out[at, first + NODE.busy] = (size - usable_on(sim, row, node) - down - taken) / size
     out[at, first + NODE.share_of_job] = gives / need
 
 
@@ -231,7 +233,7 @@ def write_full(sim: Simulation, row: int, out: Rows, at: int, table: Rows, items
         scratch.trial_free[row, node] = state.free[row, node]
         table[at, items + NODE_COUNT * node + NODE.first_end] = CLIP
         table[at, items + NODE_COUNT * node + NODE.last_end] = 0.0
-    places = order_nodes(sim, row)
+    places = order_nodes(sim, row, state.current[row])
     last_s = _write_ends(sim, row, unit_s, out, at, table, items)
     best_s, best_speed = math.inf, 0.0
     for place in range(places):
@@ -261,7 +263,8 @@ def write_gpus(sim: Simulation, row: int, table: Rows, out: Rows, at: int) -> No
     for gpu in range(state.gpu_job.shape[1]):
         held, down = state.gpu_job[row, gpu] >= 0, state.gpu_down[row, gpu] > 0
         picked = held and state.gpu_job[row, gpu] == state.current[row]
-        out[at, column + OWN.usable] = 0.0 if held or down else 1.0
+        closed = held or down or state.free[row, sim.cluster.gpu_node[gpu]] == 0  # or of no use to the job
+        out[at, column + OWN.usable] = 0.0 if closed else 1.0
         out[at, column + OWN.gpu_busy] = 1.0 if held and not picked else 0.0
         out[at, column + OWN.gpu_down] = 1.0 if down else 0.0
         out[at, column + OWN.picked] = 1.0 if picked else 0.0
@@ -304,4 +307,5 @@ def _write_used(sim: Simulation, row: int, out: Rows, at: int) -> None:
     state = sim.state
     for gpu in range(state.gpu_job.shape[1]):
         usable = state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 0
+        usable = usable and state.free[row, sim.cluster.gpu_node[gpu]] > 0  # of use to the job, that is
         out[at, 2 + gpu] = 0.0 if usable else 1.0

@@ -77,7 +77,7 @@ def write_mask(sim: Simulation, row: int, action: int, out: NDArray[np.bool_], a
             node, is_open = item, state.free[row, item] > 0
         else:
             node = sim.cluster.gpu_node[item]
-            is_open = state.gpu_job[row, item] < 0 and state.gpu_down[row, item] == 0
+            is_open = state.free[row, node] > 0 and state.gpu_job[row, item] < 0 and state.gpu_down[row, item] == 0
         out[at, item] = is_open and (not is_bound or sim.scratch.trial_bit[row, node] == 1)
     if sim.rules.waiting:
         out[at, items] = state.picked_nodes[row] == 0 and may_wait(sim, row)

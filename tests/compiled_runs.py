@@ -66,7 +66,8 @@ def run_script(case: Case, seed: int, wait_share: float, index_from: int = INDEX
 
 def usable(sim: Simulation) -> NDArray[np.int64]:
     """Return the GPUs of row 0 that can be picked, ascending."""
-    return np.flatnonzero((sim.state.gpu_job[0] < 0) & (sim.state.gpu_down[0] == 0))
+    is_open = sim.state.free[0][sim.cluster.gpu_node] > 0  # those of nodes that suit the job
+    return np.flatnonzero((sim.state.gpu_job[0] < 0) & (sim.state.gpu_down[0] == 0) & is_open)
 
 
 def picks(sim: Simulation) -> list[int]:

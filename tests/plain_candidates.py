@@ -87,7 +87,7 @@ def held(seen: Decision, job: int) -> dict[int, int]:
 
 def usable_after(seen: Decision, delay_s: float) -> dict[int, int]:
     """Return the usable GPUs of each node once the jobs have left whose expected ends come within a delay."""
-    free = {node: seen.free(node) for node in seen.nodes}
+    free = {node: seen.usable(node) for node in seen.nodes}
     for job in seen.started:
         if end_s(seen, job) - seen.now_s <= delay_s:
             add(free, held(seen, job), 1)
@@ -134,9 +134,14 @@ def smallest_sets(free: Mapping[int, int], need: int) -> Iterator[list[int]]:
                 yield chosen
 
 
+def suiting(seen: Decision, job: int, free: Mapping[int, int]) -> dict[int, int]:
+    """Return the usable GPUs of each node that suits a job."""
+    return {node: gpus for node, gpus in free.items() if seen.suits[job][node]}
+
+
 def least_finish_s(seen: Decision, job: int, free: Mapping[int, int]) -> float:
     """Return the shortest run time of a job, expected faults included, over all sets of nodes."""
-    need = seen.gpus[job]
+    need, free = seen.gpus[job], suiting(seen, job, free)
     return min(finish_s(seen, job, given_by(free, nodes, need)) for nodes in smallest_sets(free, need))
 
 
@@ -204,6 +209,7 @@ def offered(seen: Decision) -> set[Kind]:
 def quick_set(seen: Decision, job: int, free: Mapping[int, int]) -> tuple[float, list[int]]:
     """Return run time and nodes of the best tight set of nodes of at least each speed, faults left out of account."""
     best: tuple[float, int, list[int]] | None = None
+    free = suiting(seen, job, free)
     for speed in sorted(set(seen.speed), reverse=True):
         fast = {node: gpus for node, gpus in free.items() if gpus and seen.speed[node] >= speed}
         if sum(fast.values()) < seen.gpus[job]:
@@ -266,8 +272,8 @@ def look_ahead(seen: Decision, candidate: Candidate) -> tuple[dict[int, int], li
     ahead = [Ahead(candidate.job, now_s, now_s + candidate.run_s)]
     moment = Moment(now_s, dict(left), [*leaving, (now_s + candidate.run_s, given)])
     for job in [job for job in seen.queue if job != candidate.job][: AHEAD - 1]:
-        enough = (it for it in chain([moment], moments(moment)) if sum(it.free.values()) >= seen.gpus[job])
-        first = next(enough, None)
+        afterwards = chain([moment], moments(moment))
+        first = next((it for it in afterwards if sum(suiting(seen, job, it.free).values()) >= seen.gpus[job]), None)
         if first is None:
             return left, [*ahead, Ahead(job, math.inf, math.inf)]
         moment = best_moment(seen, job, first)

@@ -22,7 +22,8 @@ from tests.reference_state import (
     renew_estimate,
     running,
     slowdown,
-    usable_gpus,
+    suiting,
+    usable_by,
 )
 
 ROUNDING = 1e-9  # of a checkpoint interval
@@ -83,7 +84,7 @@ def first_state(
         uplink_bytes_per_s=cluster.uplink_bytes_per_s.tolist(),
         hazard_per_s=scenarios.hazard_per_s[row].tolist(),
         seed=int(scenarios.fault_seed[row]),
-        jobs=[first_job(scenarios, row, index) for index in range(int(scenarios.jobs[row]))],
+        jobs=[first_job(cluster, scenarios, row, index) for index in range(int(scenarios.jobs[row]))],
         sources=[first_source(cluster, scenarios, row, process, index) for index in range(fault_sources(cluster))],
         gpu_job=[-1] * gpus,
         held_down_by=[set() for _ in range(gpus)],
@@ -91,7 +92,8 @@ def first_state(
     )
 
 
-def first_job(scenarios: Scenarios, row: int, index: int) -> Job:
+def first_job(cluster: Cluster, scenarios: Scenarios, row: int, index: int) -> Job:
+    suits = cluster.suits[scenarios.needs[row, index]]
     return Job(
         gpus=int(scenarios.gpus[row, index]),
         estimate_s=float(scenarios.estimate_s[row, index]),
@@ -99,6 +101,7 @@ def first_job(scenarios: Scenarios, row: int, index: int) -> Job:
         compute_s=float(scenarios.compute_s[row, index]),
         parameter_bytes=float(scenarios.parameter_bytes[row, index]),
         work_s=float(scenarios.work_s[row, index]),
+        nodes=frozenset(np.flatnonzero(suits).tolist()),
         rank=int(scenarios.rank[row, index]),
     )
 
@@ -238,7 +241,8 @@ def decide(state: ReferenceState, job: int, gpus: list[int] | None) -> None:
         return
     check_placement(state, job, gpus)
     first = leader(state)
-    if first is not None and first != job and not passes(state, first, job, slowdown(state, job, gpus)):
+    held = len(suiting(state, first, gpus)) if first is not None else 0
+    if first is not None and first != job and not passes(state, first, job, slowdown(state, job, gpus), held):
         state.passed_over.add(job)
         return
     start(state, job, sorted(gpus))
@@ -248,8 +252,8 @@ def check_placement(state: ReferenceState, job: int, gpus: list[int]) -> None:
     needed = state.jobs[job].gpus
     if len(set(gpus)) != needed or len(gpus) != needed:
         raise ValueError(f"the policy gives job {job} the GPUs {gpus}, it needs {needed}")
-    if not set(gpus) <= set(usable_gpus(state)):
-        raise ValueError(f"the policy gives job {job} the GPUs {gpus}, usable are {usable_gpus(state)}")
+    if not set(gpus) <= set(usable_by(state, job)):
+        raise ValueError(f"the policy gives job {job} the GPUs {gpus}, usable are {usable_by(state, job)}")
 
 
 def start(state: ReferenceState, index: int, gpus: list[int]) -> None:

@@ -4,7 +4,7 @@ Each gets the state and a job that may start, and returns the GPUs that the job 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 from tests.reference import Choose
@@ -17,7 +17,8 @@ from tests.reference_state import (
     reference_iteration_s,
     running,
     slowdown,
-    usable_gpus,
+    suiting,
+    usable_by,
 )
 
 Key = Callable[[ReferenceState, int, int, int], tuple[float, ...]]  # state, node, its free GPUs, GPUs still needed
@@ -53,7 +54,7 @@ def node_by_node(key: Key) -> Choose:
     """Return the policy that takes the node with the best (smallest) key until the job has its GPUs."""
 
     def choose(state: ReferenceState, job: int) -> list[int]:
-        usable = usable_gpus(state)
+        usable = usable_by(state, job)
         free = free_by_node(state, usable)
         gpus: list[int] = []
         while (needed := state.jobs[job].gpus - len(gpus)) > 0:
@@ -89,7 +90,7 @@ pack_hazard = node_by_node(pack_hazard_key)
 
 def random_placement(state: ReferenceState, job: int, attempt: int = 0) -> list[int]:
     """Take nodes at random among those with free GPUs, all equally likely, by counters of the present decision."""
-    usable = usable_gpus(state)
+    usable = usable_by(state, job)
     free = free_by_node(state, usable)
     gpus: list[int] = []
     for draw in count(2**28 + 4096 * attempt):
@@ -112,21 +113,21 @@ def consolidate(state: ReferenceState, job: int) -> list[int] | None:
     gpus = pack(state, job)
     assert gpus is not None
     nodes = len({state.gpu_node[gpu] for gpu in gpus})
-    return None if may_wait(state, job) and nodes > fewest_nodes(state, len(gpus)) else gpus
+    return None if may_wait(state, job) and nodes > fewest_nodes(state, len(gpus), state.jobs[job].nodes) else gpus
 
 
-def fewest_nodes(state: ReferenceState, needed: int) -> int:
-    """Return how many nodes hold as many GPUs when all are free."""
-    sizes = sorted((len(gpus) for gpus in state.node_gpus), reverse=True)
+def fewest_nodes(state: ReferenceState, needed: int, nodes: Iterable[int]) -> int:
+    """Return how many of some nodes hold as many GPUs when all are free."""
+    sizes = sorted((len(state.node_gpus[node]) for node in nodes), reverse=True)
     return next(count for count in range(1, len(sizes) + 1) if sum(sizes[:count]) >= needed)
 
 
 def eft(state: ReferenceState, job: int) -> list[int]:
-    return best_set(state, job, usable_gpus(state), 0.0)[1]
+    return best_set(state, job, usable_by(state, job), 0.0)[1]
 
 
 def eft_hazard(state: ReferenceState, job: int) -> list[int]:
-    return best_set(state, job, usable_gpus(state), fault_loss_s(state))[1]
+    return best_set(state, job, usable_by(state, job), fault_loss_s(state))[1]
 
 
 def eft_wait(state: ReferenceState, job: int) -> list[int] | None:
@@ -140,7 +141,7 @@ def patient(state: ReferenceState, job: int) -> list[int] | None:
 
 
 def unless_waiting_pays(state: ReferenceState, job: int, patience: float) -> list[int] | None:
-    run_s, gpus = best_set(state, job, usable_gpus(state), fault_loss_s(state))
+    run_s, gpus = best_set(state, job, usable_by(state, job), fault_loss_s(state))
     gains_s = (patience * (run_s - later_s) - wait_s for wait_s, later_s in prospects(state, job))
     return None if may_wait(state, job) and max(gains_s) > TIE * run_s else gpus
 
@@ -155,7 +156,7 @@ def prospects(state: ReferenceState, job: int) -> Iterator[tuple[float, float]]:
     """Yield for each running job the time until its expected end and the run time on the best set by then."""
     for end_s in sorted(expected_end_s(it) for it in running(state)):
         by_then = [gpu for it in running(state) if expected_end_s(it) <= end_s for gpu in it.placement]
-        usable = sorted(usable_gpus(state) + by_then)
+        usable = sorted(usable_by(state, job) + suiting(state, job, by_then))
         yield end_s - state.now_s, best_set(state, job, usable, fault_loss_s(state))[0]
 
 
@@ -239,7 +240,7 @@ def replacement(state: ReferenceState, job: int) -> list[int]:
     average_s = reference_iteration_s(state, job)
     gpus: list[int] = []
     while len(gpus) < state.jobs[job].gpus:
-        times = {gpu: candidate_s(state, job, gpus, gpu) for gpu in usable_gpus(state) if gpu not in gpus}
+        times = {gpu: candidate_s(state, job, gpus, gpu) for gpu in usable_by(state, job) if gpu not in gpus}
         enough = [gpu for gpu in times if times[gpu] <= average_s]
         strength = [state.speed[node] if enough else 0.0 for node in state.gpu_node]
         order = {
@@ -284,7 +285,7 @@ def scripted(seed: int, wait_share: float = 0.0) -> Choose:
         turn = state.decisions
         if may_wait(state, job) and plain_uniform(seed, turn, 1000) < wait_share:
             return None
-        left = usable_gpus(state)
+        left = usable_by(state, job)
         draws = [plain_uniform(seed, turn, i) for i in range(state.jobs[job].gpus)]
         return [left.pop(int(draw * len(left))) for draw in draws]
 

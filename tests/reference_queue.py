@@ -10,7 +10,8 @@ from tests.reference_state import (
     expected_end_s,
     least_slowdown,
     running,
-    usable_gpus,
+    suiting,
+    usable_by,
 )
 
 FIFO, EASY, SHORTEST = ORDERS["fifo"], ORDERS["easy"], ORDERS["shortest"]
@@ -28,7 +29,8 @@ def waits_since_s(state: ReferenceState, job: int) -> float:
 
 def binds(state: ReferenceState, job: int) -> bool:
     """Say whether nobody may overtake a waiting job: it has aged, and as many GPUs as it asks for are in service."""
-    return state.now_s >= aged_s(state, job) and state.jobs[job].gpus <= state.held_down_by.count(set())
+    in_service = [gpu for gpu, sources in enumerate(state.held_down_by) if not sources]
+    return state.now_s >= aged_s(state, job) and state.jobs[job].gpus <= len(suiting(state, job, in_service))
 
 
 def bounded(state: ReferenceState) -> list[int]:
@@ -43,15 +45,18 @@ def may_wait(state: ReferenceState, job: int) -> bool:
 
 def offered(state: ReferenceState) -> int | None:
     """Return the job that may start now by the order regime, None if there is no more."""
-    usable = len(usable_gpus(state))
-    ready = [job for job in state.queue if state.jobs[job].gpus <= usable and job not in state.passed_over]
+    ready = [
+        job
+        for job in state.queue
+        if state.jobs[job].gpus <= len(usable_by(state, job)) and job not in state.passed_over
+    ]
     first = leader(state)
     if first is None or first in ready:
         return first
-    if binds(state, first) or state.rules.order == FIFO:
+    if state.rules.order == FIFO:
         return None
     others = [job for job in followers(state, first) if job in ready]
-    return next((job for job in others if passes(state, first, job, least_slowdown(state, job))), None)
+    return next((job for job in others if might_pass(state, first, job)), None)
 
 
 def leader(state: ReferenceState) -> int | None:
@@ -75,9 +80,14 @@ def followers(state: ReferenceState, first: int) -> list[int]:
 
 
 def reservation(state: ReferenceState, first: int) -> tuple[float, int]:
-    """Return the first expected end at which the first job fits, and how many GPUs are left over then."""
-    spare = len(usable_gpus(state)) - state.jobs[first].gpus
-    ends = sorted((expected_end_s(job), job.gpus) for job in running(state))
+    """Return the first expected end at which the first job fits, and how many GPUs that suit it are left over then.
+
+    Of those, nobody may take one for any time if nobody may overtake it.
+    """
+    if binds(state, first):
+        return -math.inf, 0
+    spare = len(usable_by(state, first)) - state.jobs[first].gpus
+    ends = sorted((expected_end_s(job), len(suiting(state, first, job.placement))) for job in running(state))
     for shadow_s, _ in ends:
         extra = spare + sum(gpus for end_s, gpus in ends if end_s <= shadow_s)
         if extra >= 0:
@@ -85,6 +95,15 @@ def reservation(state: ReferenceState, first: int) -> tuple[float, int]:
     return math.inf, 0
 
 
-def passes(state: ReferenceState, first: int, job: int, factor: float) -> bool:
+def passes(state: ReferenceState, first: int, job: int, factor: float, held: int) -> bool:
+    """Say whether a job delays the first one nowhere, of whose GPUs it would hold so many."""
     shadow_s, extra = reservation(state, first)
-    return state.now_s + estimated_run_s(state, job, factor) <= shadow_s or state.jobs[job].gpus <= extra
+    return state.now_s + estimated_run_s(state, job, factor) <= shadow_s or held <= extra
+
+
+def might_pass(state: ReferenceState, first: int, job: int) -> bool:
+    """Say whether the fastest run of a job may pass, or one on as few GPUs of the first as there can be."""
+    usable = usable_by(state, job)
+    elsewhere = len(usable) - len(suiting(state, first, usable))
+    held = max(0, state.jobs[job].gpus - elsewhere)
+    return passes(state, first, job, least_slowdown(state, job), held)

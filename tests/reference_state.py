@@ -18,6 +18,7 @@ class Job:
     compute_s: float
     parameter_bytes: float
     work_s: float
+    nodes: frozenset[int] = frozenset()  # that suit it
     rank: int = 0  # those of a lower rank go before all of a higher where jobs go by a key
     saved_s: float = 0.0  # of that work, what checkpoints hold
     entered_s: float = 0.0  # when it last came into the queue
@@ -153,3 +154,13 @@ def usable_gpus(state: ReferenceState) -> list[int]:
         for gpu, (job, sources) in enumerate(zip(state.gpu_job, state.held_down_by, strict=True))
         if job < 0 and not sources
     ]
+
+
+def usable_by(state: ReferenceState, job: int) -> list[int]:
+    """Return the usable GPUs of the nodes that suit a job, ascending."""
+    return suiting(state, job, usable_gpus(state))
+
+
+def suiting(state: ReferenceState, job: int, gpus: list[int]) -> list[int]:
+    """Return those of some GPUs whose nodes suit a job."""
+    return [gpu for gpu in gpus if state.gpu_node[gpu] in state.jobs[job].nodes]

@@ -53,6 +53,7 @@ def clusters(draw: st.DrawFn, least: int, most: int) -> Cluster:
         intra_bytes_per_s=numbers(draw, nodes, (2e9, 150e9, 300e9)),
         nic_bytes_per_s=numbers(draw, nodes, (3.125e9, 12.5e9, 25e9)),
         uplink_bytes_per_s=numbers(draw, racks, (2e9, 6.25e9, 50e9)),
+        suits=np.ones((1, nodes), dtype=np.int32),
     )
 
 
@@ -138,6 +139,32 @@ def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = Fa
         ranks = st.lists(st.integers(-1, 1), min_size=scenarios.rank.size, max_size=scenarios.rank.size)
         scenarios.rank[...] = np.reshape(draw(ranks), scenarios.rank.shape)
     return Case(cluster, scenarios, draw(st.integers(0, len(works) - 1)), process, its_rules)
+
+
+@st.composite
+def needy_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = True) -> Case:
+    """Cases in which some jobs accept some nodes only, of up to three kinds of needs that may overlap."""
+    case = draw(cases(nodes, ranked=ranked))
+    takes = st.lists(st.integers(0, 1), min_size=case.cluster.speed.size, max_size=case.cluster.speed.size)
+    needs, shape = draw(st.lists(takes, min_size=1, max_size=3)), case.scenarios.needs.shape
+    types = np.arange(case.cluster.speed.size, dtype=np.int32)  # the needs of live jobs are types of nodes
+    case = case._replace(cluster=case.cluster._replace(node_type=types))
+    kinds = draw(st.lists(st.integers(0, len(needs)), min_size=math.prod(shape), max_size=math.prod(shape)))
+    return with_needs(case, np.array(needs), np.reshape(kinds, shape))
+
+
+def with_needs(case: Case, needs: NDArray[np.int64], kinds: NDArray[np.int64]) -> Case:
+    """Return a case whose jobs are of classes of needs, but for those that find no room then.
+
+    Args:
+        case: The case.
+        needs: Which nodes suit each class from 1 on, shape (classes - 1, nodes).
+        kinds: Class of each job, shape (scenarios, jobs).
+    """
+    suits = np.vstack([case.cluster.suits, needs]).astype(np.int32)
+    room = suits @ np.diff(case.cluster.first_gpu)
+    fitting = np.where(case.scenarios.gpus <= room[kinds], kinds, 0).astype(np.int32)
+    return case._replace(cluster=case.cluster._replace(suits=suits), scenarios=case.scenarios._replace(needs=fitting))
 
 
 @st.composite

@@ -27,7 +27,8 @@ from ..envs.sb3 import PlacementVecEnv
 SNAPSHOT = "snapshot.npz"
 MT19937_KEYS = 624
 MOST_GRADIENT = 100.0  # learners cut gradients to length 1
-YOUNGER = ("quiet", "unlooked")  # fields of the state that runs may have begun without; no result depends on them
+# Fields of the state that runs may have begun without: no result depends on them, or all jobs took every node then.
+YOUNGER = ("quiet", "unlooked", "shown_class", "reserved_class", "hidden", "class_usable", "class_in_service")
 
 Arrays = dict[str, NDArray[Any]]
 Record = TypeVar("Record", bound=tuple[Any, ...])

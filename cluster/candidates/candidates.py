@@ -14,6 +14,7 @@ from ..dispatch.orders.table import passes
 from ..dispatch.placing import take_node
 from ..kernels.compiled import kernel
 from ..state.state import CANDIDATES, OFFERS, Simulation
+from ..state.usable import has_classes
 from .free_nodes import imagine_now
 from .node_sets import (
     PATIENCE,
@@ -87,12 +88,29 @@ def _copy_candidate(sim: Simulation, row: int, source: int, target: int) -> None
 
 
 @kernel
+def _held_by(sim: Simulation, row: int, job: int, count: int) -> int:
+    """Return how many GPUs of use to the holder of the reservation a job takes of the first nodes of `trial_set`."""
+    gpus = int(sim.scenarios.gpus[sim.state.scenario[row], job])
+    if not has_classes(sim):
+        return gpus
+    held, suits = 0, sim.cluster.suits[sim.state.reserved_class[row]]
+    for place in range(count):
+        node = sim.scratch.trial_set[row, place]
+        gives = min(gpus, sim.scratch.trial_free[row, node])
+        gpus -= gives
+        held += gives * suits[node]
+    return held
+
+
+@kernel
 def _try_best(sim: Simulation, row: int, job: int, count: int) -> bool:
     """Copy `best_set` to `trial_set`; say whether the job may start on it at once, by the reservation in the state."""
     state = sim.state
     for place in range(count):
         sim.scratch.trial_set[row, place] = sim.scratch.best_set[row, place]
-    return state.shadow_s[row] == math.inf or delays_nobody(sim, row, job, set_cost(sim, row, job, count, 0.0)[0])
+    if state.shadow_s[row] == math.inf:
+        return True
+    return delays_nobody(sim, row, job, set_cost(sim, row, job, count, 0.0)[0], _held_by(sim, row, job, count))
 
 
 @kernel
@@ -154,14 +172,14 @@ def _add_others(sim: Simulation, row: int, candidates: int, most: int, others: i
 def _add_all(sim: Simulation, row: int, candidates: int, most: int, fault_loss_s: float) -> int:
     """Write the offers and the candidates of other jobs, each under the reservation it must keep; return the number."""
     state = sim.state
-    own = state.shadow_s[row], state.extra[row]
+    own = state.shadow_s[row], state.extra[row], state.reserved_class[row]
     others = list_others(sim, row) if may_turn(sim, row) else 0
-    theirs = state.shadow_s[row], state.extra[row]
-    state.shadow_s[row], state.extra[row] = own
+    theirs = state.shadow_s[row], state.extra[row], state.reserved_class[row]
+    state.shadow_s[row], state.extra[row], state.reserved_class[row] = own
     candidates = _add_offers(sim, row, candidates, most - others, state.current[row])
-    state.shadow_s[row], state.extra[row] = theirs
+    state.shadow_s[row], state.extra[row], state.reserved_class[row] = theirs
     candidates = _add_others(sim, row, candidates, most, others, fault_loss_s)
-    state.shadow_s[row], state.extra[row] = own
+    state.shadow_s[row], state.extra[row], state.reserved_class[row] = own
     return candidates
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from ..kernels.compiled import kernel
 from ..state.shapes import WORD
 from ..state.state import Simulation
+from ..state.usable import usable_on
 
 # Places of a single bit by the product with a sequence of de Bruijn (Leiserson, Prokop and Randall, 1998).
 DE_BRUIJN = 0x077CB531
@@ -36,7 +37,7 @@ def largest_free(sim: Simulation) -> int:
 
 @kernel
 def imagine_now(sim: Simulation, row: int) -> None:
-    """Let `trial_free` be the GPUs that are usable at present."""
+    """Let `trial_free` be the GPUs that are usable at present, by jobs of any needs."""
     state, scratch = sim.state, sim.scratch
     nodes, words, sizes = state.free.shape[1], words_of(sim), scratch.free_count.shape[1]
     levels, of_node = sim.traits.levels[state.scenario[row]], sim.traits.node_level[state.scenario[row]]
@@ -50,7 +51,7 @@ def imagine_now(sim: Simulation, row: int) -> None:
             scratch.level_count[row, level * sizes + size] = 0
         level += 1
     for node in range(nodes):
-        free = state.free[row, node]
+        free = usable_on(sim, row, node)
         scratch.trial_free[row, node] = free
         scratch.free_count[row, free] += 1
         scratch.free_nodes[row, free * words + node // WORD] |= 1 << node % WORD
@@ -73,31 +74,34 @@ def set_free(sim: Simulation, row: int, node: int, free: int) -> None:
 
 
 @kernel
-def first_node(sim: Simulation, row: int, free: int, least_speed: float, first: int, after: int, lemons: int) -> int:
+def first_node(
+    sim: Simulation, row: int, free: int, least_speed: float, first: int, after: int, lemons: int, kind: int
+) -> int:
     """Return the first of nodes `first` to `after` - 1 with so many GPUs free and at least a speed, -1 if none is.
 
-    Lemons only if `lemons` is 1.
+    Only nodes that suit a class of needs count, and lemons only if `lemons` is 1.
     """
     scratch, state = sim.scratch, sim.state
     if scratch.free_count[row, free] == 0:
         return -1
-    speeds, words = sim.scenarios.speed[state.scenario[row]], words_of(sim)
+    speeds, words, suits = sim.scenarios.speed[state.scenario[row]], words_of(sim), sim.cluster.suits
     for word in range(first // WORD, (after + WORD - 1) // WORD):
         bits = scratch.free_nodes[row, free * words + word]
         while bits != 0:
             node = word * WORD + lowest_bit(bits)
             if node >= after:
                 return -1
-            if node >= first and speeds[node] >= least_speed and state.lemon[row, node] <= lemons:
+            may = node >= first and speeds[node] >= least_speed and state.lemon[row, node] <= lemons
+            if may and (kind == 0 or suits[kind, node] == 1):
                 return node
             bits &= bits - 1
     return -1
 
 
 @kernel
-def list_free(sim: Simulation, row: int) -> int:
-    """Write the nodes with GPUs in `trial_free` into `trial_order`, most first; return their number."""
-    scratch, words = sim.scratch, words_of(sim)
+def list_free(sim: Simulation, row: int, kind: int) -> int:
+    """Write the nodes that suit a class and have GPUs free into `trial_order`, most first; return their number."""
+    scratch, words, suits = sim.scratch, words_of(sim), sim.cluster.suits
     count = 0
     for free in range(largest_free(sim), 0, -1):
         if scratch.free_count[row, free] == 0:
@@ -105,9 +109,11 @@ def list_free(sim: Simulation, row: int) -> int:
         for word in range(words):
             bits = scratch.free_nodes[row, free * words + word]
             while bits != 0:
-                scratch.trial_order[row, count] = word * WORD + lowest_bit(bits)
-                count += 1
+                node = word * WORD + lowest_bit(bits)
                 bits &= bits - 1
+                if kind == 0 or suits[kind, node] == 1:
+                    scratch.trial_order[row, count] = node
+                    count += 1
     return count
 
 

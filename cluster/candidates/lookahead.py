@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..kernels.compiled import kernel
 from ..state.state import AHEAD, Simulation
+from ..state.usable import class_of, has_classes
 from .free_nodes import imagine_now, set_free
 from .node_sets import PATIENCE, TIE, holding_level, imagine_end, imagine_gpus, least_run_s, quick_set
 
@@ -21,7 +22,18 @@ class Moment(NamedTuple):
     time_s: float
     at: int  # running jobs that have ended; `ends_s` goes on there
     ended: int  # jobs ahead that have ended; `ahead_order` goes on there
-    usable: int  # GPUs
+    usable: int  # GPUs, by whomever; `_usable_then` says how many of them by a job
+
+
+@kernel
+def _usable_then(sim: Simulation, row: int, job: int, moment: Moment) -> int:
+    """Return the usable GPUs of the nodes that suit a job at the moment that `trial_free` is of."""
+    if not has_classes(sim):
+        return moment.usable
+    usable, kind = 0, class_of(sim, row, job)
+    for node in range(sim.cluster.speed.size):
+        usable += sim.scratch.trial_free[row, node] * sim.cluster.suits[kind, node]
+    return usable
 
 
 @kernel
@@ -166,9 +178,9 @@ def imagine_queue(sim: Simulation, row: int, moment: Moment) -> int:
         if job == scratch.ahead_job[row, 0]:
             job = state.next_job[row, job]
             continue
-        while moment.usable < gpus[job] and _next_end_s(sim, row, places, moment) < math.inf:
+        while _usable_then(sim, row, job, moment) < gpus[job] and _next_end_s(sim, row, places, moment) < math.inf:
             moment = _release(sim, row, places, moment)
-        if moment.usable < gpus[job]:
+        if _usable_then(sim, row, job, moment) < gpus[job]:
             scratch.ahead_start_s[row, places] = math.inf
             scratch.ahead_end_s[row, places] = math.inf
             return places + 1

@@ -6,6 +6,7 @@ from ..dispatch.expected import expected_run_s, sort_expected_ends
 from ..dispatch.placing import order_nodes, slowdown_of
 from ..kernels.compiled import kernel
 from ..state.state import Simulation
+from ..state.usable import class_of
 from .free_nodes import fewest_nodes, first_node, imagine_now, largest_free, set_free
 
 ALL_SETS = 8  # up to so many nodes with free GPUs all sets are looked at
@@ -87,20 +88,20 @@ def tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: in
     Only nodes `first` to `after` - 1 count, and lemons only if `lemons` is 1. Returns the number of nodes; 0 if they do
     not hold the job.
     """
-    scratch = sim.scratch
+    scratch, kind = sim.scratch, class_of(sim, row, job)
     need = sim.scenarios.gpus[sim.state.scenario[row], job]
     # No node that is left has more than `most`, and those with as many are left from node `begin` on.
     count, most, begin = 0, largest_free(sim), first
     while most > 0:
         for free in range(need, most + 1):
-            node = first_node(sim, row, free, least_speed, begin if free == most else first, after, lemons)
+            node = first_node(sim, row, free, least_speed, begin if free == most else first, after, lemons, kind)
             if node >= 0:
                 scratch.trial_set[row, count] = node
                 return count + 1
         if need <= most:
             most, begin = need - 1, first
             continue
-        node = first_node(sim, row, most, least_speed, begin, after, lemons)
+        node = first_node(sim, row, most, least_speed, begin, after, lemons, kind)
         if node < 0:
             most, begin = most - 1, first
             continue
@@ -139,8 +140,11 @@ def best_set(sim: Simulation, row: int, job: int, fault_loss_s: float) -> tuple[
     The set stands in `best_set` of the state, in the order in which nodes give. The run time is inf if no set holds
     the job.
     """
-    if sim.state.free.shape[1] - sim.scratch.free_count[row, 0] <= ALL_SETS:
-        return _best_of_all(sim, row, job, order_nodes(sim, row), fault_loss_s)
+    kind = class_of(sim, row, job)
+    if kind > 0 or sim.state.free.shape[1] - sim.scratch.free_count[row, 0] <= ALL_SETS:
+        nodes = order_nodes(sim, row, job)
+        if nodes <= ALL_SETS:
+            return _best_of_all(sim, row, job, nodes, fault_loss_s)
     return _best_of_tight(sim, row, job, fault_loss_s)
 
 
@@ -227,11 +231,31 @@ def holding_level(sim: Simulation, row: int, job: int) -> int:
     `trial_free` says what is usable, which must hold it.
     """
     scenario = sim.state.scenario[row]
+    kind = class_of(sim, row, job)
+    if kind > 0:
+        return _holding_level_of(sim, row, job, kind)
     levels = sim.traits.levels[scenario]
     need, level = sim.scenarios.gpus[scenario, job] - free_at(sim, row, 0), 0
     while need > 0 and levels[level + 1] > 0.0:
         level += 1
         need -= free_at(sim, row, level)
+    return level
+
+
+@kernel
+def _holding_level_of(sim: Simulation, row: int, job: int, kind: int) -> int:
+    """Do what `holding_level` does for a job that not every node suits."""
+    scenario = sim.state.scenario[row]
+    speeds, levels, suits = sim.scenarios.speed[scenario], sim.traits.levels[scenario], sim.cluster.suits
+    level = 0
+    while levels[level + 1] > 0.0:
+        free = 0
+        for node in range(speeds.size):
+            if speeds[node] >= levels[level] and suits[kind, node] == 1:
+                free += sim.scratch.trial_free[row, node]
+        if free >= sim.scenarios.gpus[scenario, job]:
+            break
+        level += 1
     return level
 
 

@@ -6,6 +6,7 @@ from ..dispatch.expected import expected_run_s
 from ..dispatch.placing import slowdown_of
 from ..kernels.compiled import kernel
 from ..state.state import FINISH_OFFERS, OFFERS, TIGHT_OFFERS, Simulation
+from ..state.usable import class_of
 from .free_nodes import list_free
 from .node_sets import (
     ALL_SETS,
@@ -250,7 +251,7 @@ def offer_sets(sim: Simulation, row: int, job: int, fault_loss_s: float) -> None
         scratch.offer_hole[row, place] = 1 << 30
         scratch.offer_size[row, place] = 0
         scratch.offer_sign[row, place] = -1
-    nodes = list_free(sim, row)
+    nodes = list_free(sim, row, class_of(sim, row, job))
     classes = _classify(sim, row, nodes)
     if nodes <= ALL_SETS:
         _offer_all(sim, row, job, nodes, fault_loss_s)

@@ -4,10 +4,13 @@ import math
 
 from ..kernels.compiled import kernel
 from ..state.state import OTHERS, Simulation
+from ..state.usable import class_of, has_classes, in_service_for, usable_by_class, usable_on, usable_to
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
 from .orders.table import is_by_key, is_smallest_first, key_of, passes
 from .placing import begin_picks, least_slowdown
 from .queue_index import first_to_pass, hide, is_indexed, longest_waiting, next_to_age_s, show_hidden, smallest_job
+
+AT_NO_TIME_S = -1.0  # the shadow time while an aged job waits: nobody ends by then
 
 
 @kernel
@@ -25,12 +28,29 @@ def _goes_before(sim: Simulation, row: int, job: int, key: float, other: int, ot
 
 
 @kernel
+def _fits(sim: Simulation, row: int, job: int) -> bool:
+    """Say whether enough GPUs that suit a job are usable."""
+    return bool(sim.scenarios.gpus[sim.state.scenario[row], job] <= usable_to(sim, row, job))
+
+
+@kernel
+def _gives(sim: Simulation, row: int, job: int, holder: int) -> int:
+    """Return how many of a running job's GPUs suit another job."""
+    gives, suits = 0, sim.cluster.suits[class_of(sim, row, holder)]
+    gpu = sim.state.first_gpu[row, job]
+    while gpu >= 0:
+        gives += suits[sim.cluster.gpu_node[gpu]]
+        gpu = sim.state.gpu_next[row, gpu]
+    return gives
+
+
+@kernel
 def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
     """Set the shadow time and the extra GPUs for the job that holds the reservation."""
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
-    free = state.usable[row]
-    waits = free >= gpus[holder]
+    free = usable_to(sim, row, holder)
+    waits, several = free >= gpus[holder], has_classes(sim)
     state.shadow_s[row] = math.inf
     state.extra[row] = 0
     count = sort_expected_ends(sim, row)
@@ -39,7 +59,8 @@ def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
         waits = False
         end_s = state.ends_s[row, i]
         while i < count and state.ends_s[row, i] == end_s:
-            free += gpus[state.ends_job[row, i]]
+            job = state.ends_job[row, i]
+            free += _gives(sim, row, job, holder) if several else gpus[job]
             i += 1
         if free >= gpus[holder]:
             state.shadow_s[row] = end_s
@@ -53,10 +74,13 @@ def _reserve(sim: Simulation, row: int, holder: int) -> None:
     After a placement that was refused, for instance.
     """
     state = sim.state
+    usable = usable_to(sim, row, holder)
+    if has_classes(sim):
+        _hold_for(sim, row, holder)
     if (
         state.reserved_for[row] == holder + 1
         and state.reserved_moment[row] == state.moment[row]
-        and state.reserved_usable[row] == state.usable[row]
+        and state.reserved_usable[row] == usable
     ):
         state.shadow_s[row] = state.reserved_shadow_s[row]
         state.extra[row] = state.reserved_extra[row]
@@ -64,25 +88,79 @@ def _reserve(sim: Simulation, row: int, holder: int) -> None:
     _find_reservation(sim, row, holder)
     state.reserved_for[row] = holder + 1
     state.reserved_moment[row] = state.moment[row]
-    state.reserved_usable[row] = state.usable[row]
+    state.reserved_usable[row] = usable
     state.reserved_shadow_s[row] = state.shadow_s[row]
     state.reserved_extra[row] = state.extra[row]
 
 
 @kernel
-def delays_nobody(sim: Simulation, row: int, job: int, run_s: float) -> bool:
-    """Say whether a job that is expected to run so long keeps the reservation if it starts at once."""
-    state = sim.state
-    if sim.scenarios.gpus[state.scenario[row], job] <= state.extra[row]:
-        return True
-    return bool(state.now_s[row] + run_s <= state.shadow_s[row])
+def _hold_for(sim: Simulation, row: int, holder: int) -> None:
+    """Note whose GPUs are reserved, and how many usable ones jobs of each class find elsewhere."""
+    kind = class_of(sim, row, holder)
+    sim.state.reserved_class[row] = kind
+    suits, beside = sim.cluster.suits, sim.scratch.class_beside
+    for own in range(suits.shape[0]):
+        beside[row, own] = 0
+        for node in range(suits.shape[1]):
+            if suits[own, node] > suits[kind, node]:
+                beside[row, own] += usable_on(sim, row, node)
+
+
+@kernel
+def _least_held(sim: Simulation, row: int, job: int) -> int:
+    """Return the fewest GPUs of use to the holder of the reservation that a job can take."""
+    gpus = int(sim.scenarios.gpus[sim.state.scenario[row], job])
+    if not has_classes(sim):
+        return gpus
+    return max(0, gpus - int(sim.scratch.class_beside[row, class_of(sim, row, job)]))
+
+
+@kernel
+def _picked_held(sim: Simulation, row: int) -> int:
+    """Return how many GPUs of use to the holder of the reservation are picked for the current job, which has all."""
+    held, suits = 0, sim.cluster.suits[sim.state.reserved_class[row]]
+    for node in range(suits.size):
+        held += sim.state.taken[row, node] * suits[node]
+    return held
+
+
+@kernel
+def ends_in_time(sim: Simulation, row: int, run_s: float) -> bool:
+    """Say whether a job that is expected to run so long ends by the shadow time if it starts at once."""
+    return bool(sim.state.now_s[row] + run_s <= sim.state.shadow_s[row])
+
+
+@kernel
+def delays_nobody(sim: Simulation, row: int, job: int, run_s: float, held: int) -> bool:
+    """Say whether a job keeps the reservation if it starts at once.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job.
+        run_s: How long it is expected to run.
+        held: GPUs that it takes and that suit the holder of the reservation too.
+    """
+    return bool(held <= sim.state.extra[row] or ends_in_time(sim, row, run_s))
 
 
 @kernel
 def keeps_reservation(sim: Simulation, row: int, slowdown: float) -> bool:
-    """Say whether the current job, started with this slowdown, delays nobody."""
+    """Say whether the current job, started on its picks with this slowdown, delays nobody."""
     job = sim.state.current[row]
-    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, slowdown))
+    held = _picked_held(sim, row) if has_classes(sim) else sim.scenarios.gpus[sim.state.scenario[row], job]
+    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, slowdown), held)
+
+
+@kernel
+def _has_aged(sim: Simulation, row: int, job: int) -> bool:
+    """Say whether a waiting job is past the ageing bound, and as many GPUs as it asks for are in service for it."""
+    state = sim.state
+    # The sum, not the difference: `next_ageing_s` sets the clock to it, and rounding must not undo that.
+    return bool(
+        state.now_s[row] >= state.queued_s[row, job] + sim.rules.ageing_s
+        and sim.scenarios.gpus[state.scenario[row], job] <= in_service_for(sim, row, job)
+    )
 
 
 @kernel
@@ -90,24 +168,16 @@ def _aged_job(sim: Simulation, row: int) -> int:
     """Return the job that has waited longest among those past the ageing bound, -1 if there is none.
 
     Under `fifo` that is the head or none: the bound must not let anybody overtake it. A job that asks for more GPUs
-    than are in service is not among them: until a repair, nothing that is kept for it would help it.
+    than are in service for it is not among them: until a repair, nothing that is kept for it would help it.
     """
     state = sim.state
-    gpus = sim.scenarios.gpus[state.scenario[row]]
-    in_service = sim.cluster.gpu_node.size - state.down[row]
     if passes(sim.rules.order) and is_indexed(sim, row):
-        longest = longest_waiting(sim, row, in_service)
-        aged = longest >= 0 and state.now_s[row] >= state.queued_s[row, longest] + sim.rules.ageing_s
-        return longest if aged else -1
+        longest = longest_waiting(sim, row, sim.cluster.gpu_node.size - state.down[row])
+        return longest if longest >= 0 and _has_aged(sim, row, longest) else -1
     best = -1
     job = state.head[row]
     while job >= 0:
-        # The sum, not the difference: `next_ageing_s` sets the clock to it, and rounding must not undo that.
-        if (
-            state.now_s[row] >= state.queued_s[row, job] + sim.rules.ageing_s
-            and (best < 0 or state.queued_s[row, job] < state.queued_s[row, best])
-            and gpus[job] <= in_service
-        ):
+        if (best < 0 or state.queued_s[row, job] < state.queued_s[row, best]) and _has_aged(sim, row, job):
             best = job
         job = state.next_job[row, job] if passes(sim.rules.order) else -1
     return best
@@ -158,9 +228,10 @@ def _holder(sim: Simulation, row: int) -> int:
 def _may_pass(sim: Simulation, row: int, job: int) -> bool:
     """Say whether a job behind the holder of the reservation may start if its placement is the fastest possible."""
     state = sim.state
-    if sim.scenarios.gpus[state.scenario[row], job] > state.usable[row] or state.passed[row, job] == state.moment[row]:
+    if not _fits(sim, row, job) or state.passed[row, job] == state.moment[row]:
         return False
-    return delays_nobody(sim, row, job, expected_run_s(sim, row, job, least_slowdown(sim, row, job)))
+    run_s = expected_run_s(sim, row, job, least_slowdown(sim, row, job))
+    return delays_nobody(sim, row, job, run_s, _least_held(sim, row, job))
 
 
 @kernel
@@ -192,29 +263,42 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
 
 
 @kernel
+def _beside_aged(sim: Simulation, row: int, aged: int) -> int:
+    """Return the job that may start while an aged one waits: it takes no GPU that suits that one; -1 for none."""
+    state = sim.state
+    if not has_classes(sim) or not passes(sim.rules.order) or state.rested[row] == state.moment[row]:
+        return -1
+    _hold_for(sim, row, aged)
+    state.shadow_s[row] = AT_NO_TIME_S
+    job = _backfill(sim, row, aged)
+    state.aged[row] = 1 if job >= 0 and _has_aged(sim, row, job) else 0
+    return job
+
+
+@kernel
 def next_job(sim: Simulation, row: int) -> int:
     """Return the job that is due, -1 if none may start at this moment; sets the reservation that it must keep."""
     state = sim.state
     state.shadow_s[row] = math.inf
     state.extra[row] = 0
+    state.reserved_class[row] = 0
     state.aged[row] = 0
     head = state.head[row]
     if head < 0:
         return -1
-    gpus = sim.scenarios.gpus[state.scenario[row]]
     if sim.rules.ageing_s < math.inf:
         aged = _aged_job(sim, row)
         if aged >= 0 and state.passed[row, aged] != state.moment[row]:  # one that no free GPUs suit holds up nobody
             state.aged[row] = 1
-            return aged if gpus[aged] <= state.usable[row] else -1
+            return aged if _fits(sim, row, aged) else _beside_aged(sim, row, aged)
     if state.rested[row] == state.moment[row]:
         return -1
     if not passes(sim.rules.order):
-        return head if gpus[head] <= state.usable[row] and state.waited[row] != state.moment[row] else -1
+        return head if _fits(sim, row, head) and state.waited[row] != state.moment[row] else -1
     holder = _holder(sim, row)
-    if gpus[holder] <= state.usable[row] and state.passed[row, holder] != state.moment[row]:
+    if _fits(sim, row, holder) and state.passed[row, holder] != state.moment[row]:
         return holder
-    if state.usable[row] == 0:
+    if usable_by_class(sim, row, 0) == 0:
         return -1
     _reserve(sim, row, holder)
     return _backfill(sim, row, holder)
@@ -228,8 +312,11 @@ def may_wait(sim: Simulation, row: int) -> bool:
 
 @kernel
 def may_turn(sim: Simulation, row: int) -> bool:
-    """Say whether the policy may turn to another job than the one that is due: where it may let that one wait."""
-    return bool(passes(sim.rules.order) and may_wait(sim, row))
+    """Say whether the policy may turn to another job than the one that is due: where it may let that one wait.
+
+    While an aged job waits nobody turns to another, whatever is due beside it.
+    """
+    return bool(passes(sim.rules.order) and may_wait(sim, row) and sim.state.shadow_s[row] != AT_NO_TIME_S)
 
 
 @kernel

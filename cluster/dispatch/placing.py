@@ -4,6 +4,7 @@ import math
 
 from ..kernels.compiled import kernel
 from ..state.state import Simulation
+from ..state.usable import UNSUITED, class_of, count_by_class, has_classes, show_class
 
 NO_RACK, SEVERAL_RACKS = -1, -2
 # Far beyond what any cluster file and job can give, and close enough to 1 that times stay finite when they are
@@ -91,6 +92,8 @@ def begin_picks(sim: Simulation, row: int, job: int) -> None:
     """Make a job the one that is due, with no GPU picked."""
     state = sim.state
     state.current[row] = job
+    if has_classes(sim):
+        show_class(sim, row, class_of(sim, row, job))
     state.need[row] = sim.scenarios.gpus[state.scenario[row], job]
     state.first_gpu[row, job] = -1
     state.picked_nodes[row] = 0
@@ -104,7 +107,7 @@ def begin_picks(sim: Simulation, row: int, job: int) -> None:
 
 @kernel
 def take_gpu(sim: Simulation, row: int, gpu: int) -> None:
-    """Pick a usable GPU for the current job.
+    """Pick a usable GPU of a node that suits the current job.
 
     Source: SPEC R4, R10.
     """
@@ -116,6 +119,8 @@ def take_gpu(sim: Simulation, row: int, gpu: int) -> None:
     state.first_gpu[row, job] = gpu
     state.free[row, node] -= 1
     state.usable[row] -= 1
+    if has_classes(sim):
+        count_by_class(sim, row, node, -1)
     state.need[row] -= 1
     scenario = state.scenario[row]
     state.picked_hazard[row] += state.gpu_hazard_per_s[row, gpu]
@@ -174,19 +179,34 @@ def undo_picks(sim: Simulation, row: int) -> None:
         state.gpu_job[row, gpu] = -1
         state.free[row, node] += 1
         state.usable[row] += 1
+        if has_classes(sim):
+            count_by_class(sim, row, node, 1)
         state.taken[row, node] = 0
         gpu = state.gpu_next[row, gpu]
     begin_picks(sim, row, job)
 
 
 @kernel
-def order_nodes(sim: Simulation, row: int) -> int:
-    """Write the nodes with GPUs in `trial_free` into `trial_order`, most first; return their number."""
-    scratch = sim.scratch
+def check_picks(sim: Simulation, row: int) -> None:
+    """Refuse picks on nodes that do not suit the current job.
+
+    Raises:
+        ValueError: If there are such.
+    """
+    suits, kind = sim.cluster.suits, class_of(sim, row, sim.state.current[row])
+    for node in range(suits.shape[1]):
+        if sim.state.taken[row, node] > 0 and suits[kind, node] == 0:
+            raise ValueError(UNSUITED)
+
+
+@kernel
+def order_nodes(sim: Simulation, row: int, job: int) -> int:
+    """Write the nodes with GPUs in `trial_free` that suit a job into `trial_order`, most first; return their number."""
+    scratch, suits, kind = sim.scratch, sim.cluster.suits, class_of(sim, row, job)
     free, order, bit = scratch.trial_free, scratch.trial_order, scratch.trial_bit
     count = 0
     for node in range(free.shape[1]):
-        if free[row, node] <= 0:
+        if free[row, node] <= 0 or (kind > 0 and suits[kind, node] == 0):
             continue
         at = count
         while at > 0 and free[row, order[row, at - 1]] < free[row, node]:

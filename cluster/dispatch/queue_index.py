@@ -1,10 +1,10 @@
 """An index of a long queue: who may start next is found in a time that grows with the logarithm of its length.
 
 It is a tree over leaves, one for each job of the scenario. They stand in the order of the GPUs that jobs ask for, so
-that the jobs that fit on so many GPUs are the first leaves. Each node knows of the waiting jobs below it the one that
-the order regime offers first, the shortest run that one of them can have, and the one that has waited longest. Node 1
-is the top, below node n are 2 n and 2 n + 1. Jobs that were passed over are hidden until the next moment: nobody looks
-at them again and again.
+that the jobs that fit on so many GPUs are the first leaves; where jobs differ in needs, that holds in each class. Each
+node knows of the waiting jobs below it the one that the order regime offers first, the shortest run that one of them
+can have, and the one that has waited longest. Node 1 is the top, below node n are 2 n and 2 n + 1. Jobs that were
+passed over are hidden until the next moment: nobody looks at them again and again.
 
 A short queue has no index: a walk along it is faster. The index is made when somebody looks for a job in a queue of at
 least `index_from`, is kept from then on while jobs come and go, and is given up when the queue is half as long.
@@ -15,50 +15,13 @@ import math
 from ..kernels.compiled import kernel
 from ..kernels.heap import push, remove
 from ..state.state import Simulation
+from ..state.usable import has_classes, usable_by_class
 from .expected import estimated_work_s, expected_run_s
 from .orders.table import is_by_key, key_of
 from .placing import least_slowdown
+from .queue_leaves import EMPTY, KEPT, NO_LEAVES, lay_out, leaves_of, write_node
 
-NO_LEAVES, EMPTY, KEPT = range(3)  # `index_stage`
 LONGEST_S = 1.7976931348623157e308  # the largest number, which stands for runs that are longer: inf is that of no job
-
-
-@kernel
-def _lay_out(sim: Simulation, row: int) -> None:
-    """Give each job of the scenario its leaf, by GPUs and then by number, and empty the index."""
-    state = sim.state
-    gpus, jobs = sim.scenarios.gpus[state.scenario[row]], sim.scenarios.jobs[state.scenario[row]]
-    first, sizes = state.index_first, state.index_first.shape[1]
-    for size in range(sizes):
-        first[row, size] = 0
-    for job in range(jobs):
-        first[row, gpus[job] + 1] += 1
-    for size in range(1, sizes):
-        first[row, size] += first[row, size - 1]
-    for job in range(jobs):
-        leaf = first[row, gpus[job]]
-        first[row, gpus[job]] += 1
-        state.index_leaf[row, job] = leaf
-        state.index_job[row, leaf] = job
-        state.index_young_place[row, job] = -1
-    for size in range(sizes - 1, 0, -1):  # each count has moved on to that of the next size
-        first[row, size] = first[row, size - 1]
-    first[row, 0] = 0
-    for node in range(state.index_best.shape[1]):
-        _write(sim, row, node, -1, math.inf, math.inf, -1, math.inf)
-    state.index_young_count[row] = 0
-    state.index_stage[row] = EMPTY
-    state.index_hidden[row] = 0
-
-
-@kernel
-def _write(
-    sim: Simulation, row: int, node: int, best: int, key: float, run_s: float, oldest: int, since_s: float
-) -> None:
-    state = sim.state
-    state.index_best[row, node], state.index_key[row, node] = best, key
-    state.index_run_s[row, node] = run_s
-    state.index_oldest[row, node], state.index_since_s[row, node] = oldest, since_s
 
 
 @kernel
@@ -153,7 +116,7 @@ def _leave(sim: Simulation, row: int, job: int) -> None:
     """Take a job that is not hidden out of the index."""
     state = sim.state
     leaf = state.index_leaf[row, job]
-    _write(sim, row, state.index_best.shape[1] // 2 + leaf, -1, math.inf, math.inf, -1, math.inf)
+    write_node(sim, row, state.index_best.shape[1] // 2 + leaf, -1, math.inf, math.inf, -1, math.inf)
     _climb(sim, row, leaf)
     if state.index_young_place[row, job] >= 0:
         remove(state.queued_s, state.index_young, state.index_young_place, state.index_young_count, row, job)
@@ -206,7 +169,7 @@ def is_indexed(sim: Simulation, row: int) -> bool:
         if state.queued[row] < state.index_from[row] or state.index_best.shape[1] == 0:
             return False
         if state.index_stage[row] == NO_LEAVES:
-            _lay_out(sim, row)
+            lay_out(sim, row)
         state.index_moment[row] = state.moment[row]
         job, place = state.head[row], 0
         while job >= 0:
@@ -318,11 +281,13 @@ def _first_below(sim: Simulation, row: int, top: int, until_s: float, found: int
 
 
 @kernel
-def _first_of(sim: Simulation, row: int, gpus: int, until_s: float, found: int) -> int:
-    """Return the leaf offered first of one found so far and the jobs of at most so many GPUs that may end in time."""
-    state = sim.state
-    left, right = state.index_best.shape[1] // 2, state.index_best.shape[1] // 2 + state.index_first[row, gpus + 1]
+def _first_of(sim: Simulation, row: int, kind: int, gpus: int, until_s: float, found: int) -> int:
+    """Return the leaf offered first of one found so far and the jobs of a class that fit and may end in time."""
+    left, right = leaves_of(sim, row, kind, gpus)
     while left < right:  # the nodes that hold these leaves and no others
+        if left & 1:
+            found = _first_below(sim, row, left, until_s, found)
+            left += 1
         if right & 1:
             right -= 1
             found = _first_below(sim, row, right, until_s, found)
@@ -335,26 +300,42 @@ def _first_of(sim: Simulation, row: int, gpus: int, until_s: float, found: int) 
 def first_to_pass(sim: Simulation, row: int) -> int:
     """Return the job offered first of those that fit, keep the reservation and are not hidden; -1 if there is none."""
     state = sim.state
-    found = _first_of(sim, row, min(state.extra[row], state.usable[row]), math.inf, -1)
-    found = _first_of(sim, row, state.usable[row], state.shadow_s[row], found)
+    found = -1
+    for kind in range(sim.cluster.suits.shape[0]):
+        usable = usable_by_class(sim, row, kind)
+        harmless = state.extra[row] + sim.scratch.class_beside[row, kind]
+        found = _first_of(sim, row, kind, min(harmless, usable), math.inf, found)
+        found = _first_of(sim, row, kind, usable, state.shadow_s[row], found)
     return int(state.index_job[row, found]) if found >= 0 else -1
 
 
 @kernel
 def longest_waiting(sim: Simulation, row: int, gpus: int) -> int:
-    """Return the job that has waited longest of those that ask for at most so many GPUs, -1 if there is none."""
+    """Return the job that has waited longest of those that so many GPUs in service could hold, -1 if there is none."""
     state = sim.state
-    oldest, since_s = state.index_oldest, state.index_since_s
-    left, right = oldest.shape[1] // 2, oldest.shape[1] // 2 + state.index_first[row, gpus + 1]
-    found, found_s = -1, math.inf
-    while left < right:
-        if right & 1:
-            right -= 1
-            if _is_first(sim, row, since_s[row, right], oldest[row, right], found_s, found):
-                found, found_s = oldest[row, right], since_s[row, right]
-        left >>= 1
-        right >>= 1
+    found = -1
+    for kind in range(sim.cluster.suits.shape[0]):
+        most = min(gpus, int(state.class_in_service[row, kind])) if has_classes(sim) else gpus
+        left, right = leaves_of(sim, row, kind, most)
+        while left < right:
+            if left & 1:
+                found = _older(sim, row, left, found)
+                left += 1
+            if right & 1:
+                right -= 1
+                found = _older(sim, row, right, found)
+            left >>= 1
+            right >>= 1
     return int(state.index_job[row, found]) if found >= 0 else -1
+
+
+@kernel
+def _older(sim: Simulation, row: int, node: int, found: int) -> int:
+    """Return the leaf that has waited longest of one found so far and those below a node."""
+    oldest, since_s = sim.state.index_oldest, sim.state.index_since_s
+    leaf = oldest[row, node]
+    found_s = since_s[row, oldest.shape[1] // 2 + found] if found >= 0 else math.inf
+    return int(leaf if _is_first(sim, row, since_s[row, node], leaf, found_s, found) else found)
 
 
 @kernel

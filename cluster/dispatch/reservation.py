@@ -9,7 +9,9 @@ import math
 
 from ..kernels.compiled import kernel
 from ..state.state import Simulation
-from .order import keeps_reservation
+from ..state.usable import has_classes
+from .expected import expected_run_s
+from .order import ends_in_time
 from .placing import NO_RACK, order_nodes, slowdown_of
 
 
@@ -33,18 +35,44 @@ def mark_keeping_nodes(sim: Simulation, row: int, whole: int) -> int:
     state = sim.state
     for node in range(state.free.shape[1]):
         sim.scratch.trial_free[row, node] = state.free[row, node]
-    count = order_nodes(sim, row)  # writes `trial_bit` too
+    count = order_nodes(sim, row, state.current[row])  # writes `trial_bit` too
     marked = 0
     for node in range(state.free.shape[1]):
-        may = state.free[row, node] > 0 and _may_give(sim, row, node, count, whole)
+        may = state.free[row, node] > 0 and (
+            _may_give(sim, row, node, count, whole) or _may_spare(sim, row, node, whole)
+        )
         sim.scratch.trial_bit[row, node] = 1 if may else 0
         marked += may
     return marked
 
 
 @kernel
+def _may_spare(sim: Simulation, row: int, node: int, whole: int) -> bool:
+    """Say whether some placement with the picks and this node leaves the holder of the reservation enough GPUs.
+
+    Only where jobs differ in needs: else the placement takes as many, whichever it is.
+    """
+    if not has_classes(sim):
+        return False
+    state = sim.state
+    suits = sim.cluster.suits[state.reserved_class[row]]
+    gives = min(state.free[row, node], state.need[row]) if whole else 1
+    held, left = gives * suits[node], state.need[row] - gives
+    for other in range(suits.size):
+        held += state.taken[row, other] * suits[other]
+        left -= (state.free[row, other] - (gives if other == node else 0)) * (1 - suits[other])
+    return bool(held + max(left, 0) <= state.extra[row])
+
+
+@kernel
+def _in_time(sim: Simulation, row: int, slowdown: float) -> bool:
+    job = sim.state.current[row]
+    return ends_in_time(sim, row, expected_run_s(sim, row, job, slowdown))
+
+
+@kernel
 def _may_give(sim: Simulation, row: int, node: int, count: int, whole: int) -> bool:
-    """Say whether some placement with the picks and this node keeps the reservation."""
+    """Say whether some placement with the picks and this node ends by the shadow time."""
     state, levels = sim.state, sim.traits.levels
     scenario = state.scenario[row]
     most = min(state.picked_speed[row], sim.scenarios.speed[scenario, node])
@@ -78,7 +106,7 @@ def _holds_alone(sim: Simulation, row: int, node: int) -> bool:
     speed = sim.scenarios.speed[scenario, node]
     intra = sim.cluster.intra_bytes_per_s[node] if sim.scenarios.gpus[scenario, job] > 1 else math.inf
     slowdown = slowdown_of(sim, scenario, job, 1, speed, intra, sim.cluster.nic_bytes_per_s[node], math.inf)
-    return keeps_reservation(sim, row, slowdown)
+    return _in_time(sim, row, slowdown)
 
 
 @kernel
@@ -102,7 +130,7 @@ def _few_nodes_hold(sim: Simulation, row: int, node: int, count: int, whole: int
     if left > 0:
         return False
     slowdown = slowdown_of(sim, scenario, state.current[row], nodes, speed, math.inf, math.inf, math.inf)
-    return keeps_reservation(sim, row, slowdown)
+    return _in_time(sim, row, slowdown)
 
 
 @kernel
@@ -110,7 +138,7 @@ def _link_holds(sim: Simulation, row: int, speed: float, link: float) -> bool:
     """Say whether a ring over several nodes is fast enough whose slowest GPU and link are these."""
     state = sim.state
     slowdown = slowdown_of(sim, state.scenario[row], state.current[row], 2, speed, link, link, link)
-    return keeps_reservation(sim, row, slowdown)
+    return _in_time(sim, row, slowdown)
 
 
 @kernel

@@ -31,6 +31,7 @@ class Scenarios(NamedTuple):
     rank: NDArray[
         np.int64
     ]  # (scenarios, jobs) those of a lower rank go before all of a higher: priorities, turned round
+    needs: NDArray[np.int32]  # (scenarios, jobs) class of what the job needs, a row of the cluster's `suits`
     speed: NDArray[np.float64]  # (scenarios, nodes) relative speed of the node's GPUs
     hazard_per_s: NDArray[np.float64]  # (scenarios, gpus) fault rate of each GPU as policies know it at the start
     source_rate_per_s: NDArray[np.float64]  # (scenarios, sources) true rate of each fault source, 0 for none
@@ -67,7 +68,9 @@ class Rules(NamedTuple):
     estimated_hazards: bool = False  # what policies know of fault rates changes with each fault that is observed
 
 
-PER_JOB = ("gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes", "rank")  # fields of Scenarios
+PER_JOB = (  # fields of Scenarios
+    "gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes", "rank", "needs",
+)  # fmt: skip
 ORDERS = {name: number for number, name in enumerate(registered("orders"))}  # number of each order regime
 
 
@@ -84,6 +87,7 @@ def stack(
     source_rate_per_s: NDArray[np.float64],
     speed: NDArray[np.float64] | None = None,
     hazard_per_s: NDArray[np.float64] | None = None,
+    needs: Sequence[NDArray[np.int32]] | None = None,
 ) -> Scenarios:
     """Return scenarios of the given workloads on a cluster.
 
@@ -95,6 +99,7 @@ def stack(
         speed: Shape (scenarios, nodes), if it differs between scenarios.
         hazard_per_s: What policies know at the start, shape (gpus,) or (scenarios, gpus); the true rates if left out,
             where a GPU bears the rate of its own source and those of its node and rack.
+        needs: Class of what each job of each workload needs; all take any node if left out.
 
     Raises:
         InputError: If the work or the estimate of a job is not finite or not above 0.
@@ -117,6 +122,7 @@ def stack(
         compute_s=_padded([workload.compute_s for workload in workloads], jobs, np.float64),
         parameter_bytes=_padded([workload.parameter_bytes for workload in workloads], jobs, np.float64),
         rank=np.zeros((scenarios, jobs), dtype=np.int64),
+        needs=_padded(needs or [np.zeros(0, np.int32)] * scenarios, jobs, np.int32),
         speed=np.broadcast_to(cluster.speed if speed is None else speed, (scenarios, cluster.speed.size)).copy(),
         hazard_per_s=np.broadcast_to(hazard_per_s, (scenarios, cluster.gpu_node.size)).astype(np.float64),
         source_rate_per_s=rates,
@@ -156,7 +162,7 @@ def same_jobs(scenarios: Scenarios) -> NDArray[np.intp]:
 
     Such scenarios are no independent evidence, however their faults differ.
     """
-    jobs = np.hstack([scenarios.submit_s, scenarios.work_s, scenarios.gpus])
+    jobs = np.hstack([scenarios.submit_s, scenarios.work_s, scenarios.gpus, scenarios.needs])
     labels: NDArray[np.intp] = np.unique(jobs, axis=0, return_inverse=True)[1]
     return labels
 

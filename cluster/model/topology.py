@@ -23,6 +23,7 @@ class Cluster(NamedTuple):
     intra_bytes_per_s: NDArray[np.float64]  # (nodes,) bandwidth between two GPUs of the node
     nic_bytes_per_s: NDArray[np.float64]  # (nodes,) bandwidth between the node and others of its rack
     uplink_bytes_per_s: NDArray[np.float64]  # (racks,) bandwidth between the rack and others
+    suits: NDArray[np.int32]  # (classes, nodes) 1 where a node suits jobs of a class of needs; class 0 takes every node
 
 
 REFERENCE_FLOPS = 125e12  # of a GPU of speed 1: a V100's
@@ -58,6 +59,7 @@ def grid_cluster(
         intra_bytes_per_s=np.full(nodes, 150e9),
         nic_bytes_per_s=np.full(nodes, 12.5e9),
         uplink_bytes_per_s=np.full(racks, 50e9),
+        suits=np.ones((1, nodes), dtype=np.int32),
     )
 
 

@@ -1,9 +1,13 @@
 """Jobs as arrays."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .needs import Needs
 
 DEFAULT_PARAMETER_BYTES = 2e9  # gradients of a model of 1e9 parameters at 2 bytes
 DEFAULT_COMPUTE_S = 0.5  # compute time of one iteration on a GPU of speed 1
@@ -27,6 +31,7 @@ class Workload:
     left_out: int = 0  # rows of the file that ask no GPU or never ran
     users: tuple[str, ...] | None = None  # who submitted each job, "" where not known; None if the trace does not tell
     names: tuple[str, ...] | None = None  # name of its program or model, which later runs share, in the same way
+    needs: tuple[Needs, ...] | None = None  # of the nodes that it runs on; None if all take any
 
     @property
     def jobs(self) -> int:
@@ -45,6 +50,7 @@ def workload_of(
     left_out: int = 0,
     users: tuple[str, ...] | None = None,
     names: tuple[str, ...] | None = None,
+    needs: tuple[Needs, ...] | None = None,
 ) -> Workload:
     """Return a workload with exact estimates, sorted by submission; jobs submitted together keep their order.
 
@@ -58,6 +64,7 @@ def workload_of(
         left_out: Rows that were left out.
         users: User of each job, if they are known.
         names: Name of its program or model, if they are known.
+        needs: Of each job, if any has some.
     """
     order = np.argsort(submit_s, kind="stable")
     jobs = len(ids)
@@ -76,12 +83,16 @@ def workload_of(
         left_out=left_out,
         users=taken(users, order),
         names=taken(names, order),
+        needs=taken(needs, order),
     )
 
 
-def taken(texts: tuple[str, ...] | None, jobs: NDArray[np.intp]) -> tuple[str, ...] | None:
-    """Return the texts of some jobs, None if none are known."""
-    return None if texts is None else tuple(texts[job] for job in jobs)
+Told = TypeVar("Told")
+
+
+def taken(told: Sequence[Told] | None, jobs: NDArray[np.intp]) -> tuple[Told, ...] | None:
+    """Return what is told of some jobs, None if nothing is."""
+    return None if told is None else tuple(told[job] for job in jobs)
 
 
 def first_jobs(workload: Workload, jobs: int | None) -> Workload:

@@ -1,5 +1,6 @@
 """Cluster files: node types, racks, hazards, run-time model and faults, in YAML; see docs/clusters.md."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
@@ -14,6 +15,7 @@ from ..files.errors import InputError, raise_all
 from ..files.input_problems import MOST_TOLD, Place, nearest, shortened
 from ..files.plugins import registered
 from ..files.yaml_file import YamlFile, not_told, read_yaml, validated
+from ..model.needs import Offer
 from ..model.scenarios import DEFAULT_HAZARD_PER_S, MOST_RESTART_S, ORDERS, Rules
 from ..model.topology import Cluster
 
@@ -53,6 +55,13 @@ class NodeType(_Section):
     intra_bytes_per_s: BytesPerS = 150e9  # between two GPUs of the node: NVLink of a V100
     nic_bytes_per_s: BytesPerS = 12.5e9  # between the node and others of its rack: 100 Gbit/s
     hazard_per_s: NotNegative = DEFAULT_HAZARD_PER_S  # faults of one GPU
+    cpus: Count | None = None  # of the node; left out, it has enough for any job
+    host_memory_bytes: Bytes | None = None  # of the node, in the same way
+
+    def offer(self, name: str) -> Offer:
+        """Return what a node of this type offers to each of its GPUs."""
+        host = [math.inf if whole is None else whole / self.gpus for whole in (self.cpus, self.host_memory_bytes)]
+        return Offer(name, self.memory_bytes, *host)
 
 
 class NodeGroup(_Section):
@@ -115,9 +124,14 @@ class ClusterSetup:
     cluster: Cluster
     rules: Rules  # strict FIFO without ageing and waiting; `_replace` changes that
     node_names: tuple[str, ...]
-    type_names: tuple[str, ...]  # `cluster.node_type` counts in them
+    offers: tuple[Offer, ...]  # of the node types; `cluster.node_type` counts in them
     hazard_per_s: NDArray[np.float64]  # (gpus,) fault rate of each GPU before the fault model
     faults: FaultConfiguration
+
+    @property
+    def type_names(self) -> tuple[str, ...]:
+        """Names of the node types."""
+        return tuple(offer.gpu_type for offer in self.offers)
 
 
 class _Rack(NamedTuple):
@@ -149,7 +163,7 @@ def read_cluster(path: Path) -> ClusterSetup:
         cluster=cluster,
         rules=_rules(content, reference),
         node_names=_node_names(file, racks),
-        type_names=tuple(content.node_types),
+        offers=tuple(kind.offer(name) for name, kind in content.node_types.items()),
         hazard_per_s=hazard_per_s,
         faults=_fault_configuration(file, content.faults),
     )
@@ -244,6 +258,7 @@ def _cluster(content: ClusterFile, racks: list[_Rack], reference: NodeType) -> C
         intra_bytes_per_s=of_nodes([kind.intra_bytes_per_s for kind in types]),
         nic_bytes_per_s=of_nodes([kind.nic_bytes_per_s for kind in types]),
         uplink_bytes_per_s=np.array([rack.uplink_bytes_per_s for rack in racks], dtype=np.float64),
+        suits=np.ones((1, node_type.size), dtype=np.int32),
     )
 
 

@@ -188,6 +188,7 @@ def _scenarios(cluster: Cluster, draws: _Draws, site: Site) -> Scenarios:
         compute_s=np.full(shape, DEFAULT_COMPUTE_S),
         parameter_bytes=np.full(shape, DEFAULT_PARAMETER_BYTES),
         rank=np.zeros(shape, dtype=np.int64),
+        needs=np.zeros(shape, dtype=np.int32),
         speed=_speeds(site, rank),
         hazard_per_s=hazard,
         source_rate_per_s=rates,

@@ -82,6 +82,7 @@ def _scenarios(cluster: Cluster, scenarios: int, seed: int, first: int) -> Scena
         compute_s=np.full(work.shape, DEFAULT_COMPUTE_S),
         parameter_bytes=np.full(work.shape, DEFAULT_PARAMETER_BYTES),
         rank=np.zeros(work.shape, dtype=np.int64),
+        needs=np.zeros(work.shape, dtype=np.int32),
         speed=np.ones((scenarios, gpus)),
         hazard_per_s=hazard,
         source_rate_per_s=rates,

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ..faults.recorded import FaultTrace, node_faults_per_s, replay
 from ..files.errors import InputError
+from ..model.needs import classified
 from ..model.problem import Problem
 from ..model.scenarios import DEFAULT_HAZARD_PER_S, ORDERS, Rules, Scenarios, fault_sources, stack
 from ..model.topology import Cluster, speed_sum
@@ -211,11 +212,11 @@ def cluster_problem(
     Raises:
         InputError: If a job asks more GPUs than the cluster has, or it would take too much memory.
     """
-    cluster = setup.cluster
+    cluster, needs = classified(setup.cluster, setup.offers, [workload.needs for workload in workloads])
     most_jobs = max(workload.jobs for workload in workloads)
     check_size(len(workloads) * runs, most_jobs, cluster.gpu_node.size, cluster.speed.size)
-    for workload in workloads:
-        check_fits(workload, cluster)
+    for workload, kinds in zip(workloads, needs, strict=True):
+        check_fits(workload, cluster, kinds)
     count = len(workloads) * runs
     seeds = stream(seed, Stream.FAULTS).integers(0, 2**32, count)
     hazard: NDArray[np.float64] | None = None
@@ -233,6 +234,7 @@ def cluster_problem(
         fault_seed=seeds,
         source_rate_per_s=rates,
         hazard_per_s=hazard,
+        needs=[kinds for kinds in needs for _ in range(runs)],
     )
     return Problem(cluster, scenarios, process, until_overload(cluster, scenarios, regime.over(setup.rules)))
 
@@ -258,8 +260,13 @@ def _known_hazard_per_s(setup: ClusterSetup, faults: FaultTrace) -> NDArray[np.f
     return node_faults_per_s(faults) / np.diff(setup.cluster.first_gpu)[setup.cluster.gpu_node]
 
 
-def check_fits(workload: Workload, cluster: Cluster) -> None:
+def check_fits(workload: Workload, cluster: Cluster, kinds: NDArray[np.int32] | None = None) -> None:
     """Refuse a workload with a job that the cluster can never hold.
+
+    Args:
+        workload: The jobs.
+        cluster: The cluster.
+        kinds: Class of what each job needs, a row of the cluster's `suits`; none counts if left out.
 
     Raises:
         InputError: Naming the first such job.
@@ -268,6 +275,15 @@ def check_fits(workload: Workload, cluster: Cluster) -> None:
         raise InputError(
             f"job {workload.ids[job]} asks {workload.gpus[job]} GPUs of a cluster that has {cluster.gpu_node.size}",
             "give a larger cluster, or cut such jobs with --max-gpus",
+        )
+    if workload.needs is None or kinds is None:
+        return
+    room = (cluster.suits @ np.diff(cluster.first_gpu))[kinds]
+    for job in np.flatnonzero(workload.gpus > room)[:1]:
+        asks = f"{workload.gpus[job]} GPU{'s' if workload.gpus[job] > 1 else ''} {workload.needs[job].words}"
+        raise InputError(
+            f"job {workload.ids[job]} asks {asks}, and the cluster has {room[job]} of these",
+            "correct the job or the node types of the cluster file, or leave such columns out of the trace",
         )
 
 

@@ -10,12 +10,13 @@ import math
 
 from ..dispatch.expected import note_start
 from ..dispatch.order import keeps_reservation, next_ageing_s, next_job
-from ..dispatch.placing import begin_picks, picked_slowdown, undo_picks
+from ..dispatch.placing import begin_picks, check_picks, picked_slowdown, undo_picks
 from ..dispatch.queue_index import note_passed
 from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.heap import push
 from ..state.state import Simulation
+from ..state.usable import has_classes, show_class
 from .event_log import START, SUBMIT, begin_event, log_placement
 from .fault_changes import change_source
 from .job_changes import dequeue, enqueue_last, finish
@@ -97,6 +98,8 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
 def is_due(sim: Simulation, row: int) -> bool:
     """Say whether a job is due at this moment, and make it the current one."""
     state = sim.state
+    if has_classes(sim):
+        show_class(sim, row, 0)
     if state.queued[row] > 0 and state.usable[row] > 0:
         job = next_job(sim, row)
         if job >= 0:
@@ -152,9 +155,15 @@ def wait(sim: Simulation, row: int) -> None:
 
 @kernel
 def start(sim: Simulation, row: int) -> bool:
-    """Start the current job on its picks; False if that would break a reservation, and the job is passed over."""
+    """Start the current job on its picks; False if that would break a reservation, and the job is passed over.
+
+    Raises:
+        ValueError: If a pick is of a node that does not suit the job.
+    """
     state = sim.state
     job = state.current[row]
+    if has_classes(sim):
+        check_picks(sim, row)
     slowdown = picked_slowdown(sim, row)
     state.decisions[row] += 1
     if not keeps_reservation(sim, row, slowdown):

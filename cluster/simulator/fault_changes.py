@@ -6,6 +6,7 @@ from ..kernels.compiled import kernel
 from ..kernels.heap import remove, sink
 from ..state.beliefs import note_faults, observe
 from ..state.state import Simulation
+from ..state.usable import count_by_class, count_in_service, has_classes
 from .event_log import FAULT, REPAIR, begin_event, name_gpu
 from .fault_process import next_fault_s, repaired_s
 from .job_changes import kept_s, stop
@@ -36,6 +37,8 @@ def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
         state.gpu_down[row, gpu] += 1
         if state.gpu_down[row, gpu] == 1:
             state.down[row] += 1
+            if has_classes(sim):
+                count_in_service(sim, row, sim.cluster.gpu_node[gpu], -1)
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, FAULT, -1)
@@ -44,6 +47,8 @@ def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
             if state.gpu_job[row, gpu] < 0:
                 state.free[row, sim.cluster.gpu_node[gpu]] -= 1
                 state.usable[row] -= 1
+                if has_classes(sim):
+                    count_by_class(sim, row, sim.cluster.gpu_node[gpu], -1)
 
 
 @kernel
@@ -74,9 +79,13 @@ def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
         state.gpu_down[row, gpu] -= 1
         if state.gpu_down[row, gpu] == 0:
             state.down[row] -= 1
+            if has_classes(sim):
+                count_in_service(sim, row, sim.cluster.gpu_node[gpu], 1)
             if state.gpu_job[row, gpu] < 0:
                 state.free[row, sim.cluster.gpu_node[gpu]] += 1
                 state.usable[row] += 1
+                if has_classes(sim):
+                    count_by_class(sim, row, sim.cluster.gpu_node[gpu], 1)
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, REPAIR, -1)

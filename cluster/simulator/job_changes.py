@@ -8,6 +8,7 @@ from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.heap import remove
 from ..state.state import Simulation
+from ..state.usable import count_by_class, has_classes
 from .event_log import FINISH, STOP, log_placement
 from .limits import (
     FEWER_FAULTS,
@@ -88,6 +89,8 @@ def _leave_gpus(sim: Simulation, row: int, job: int) -> None:
         if state.gpu_down[row, gpu] == 0:
             state.free[row, sim.cluster.gpu_node[gpu]] += 1
             state.usable[row] += 1
+            if has_classes(sim):
+                count_by_class(sim, row, sim.cluster.gpu_node[gpu], 1)
         gpus += 1
         gpu = state.gpu_next[row, gpu]
     state.first_gpu[row, job] = -1

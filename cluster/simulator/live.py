@@ -11,6 +11,7 @@ from ..model.problem import Problem
 from ..model.scenarios import EVERY_JOB, PER_JOB, FaultProcess, Rules, Scenarios, fault_sources
 from ..model.topology import Cluster
 from ..state.state import Simulation
+from ..state.usable import count_by_class, has_classes
 from .job_changes import dequeue, enqueue_first, enqueue_last, link
 from .simulation import simulation_of
 
@@ -79,6 +80,8 @@ def resume(sim: Simulation, row: int, job: int, gpus: NDArray[np.int32]) -> None
         if state.gpu_down[row, gpu] == 0:
             state.free[row, sim.cluster.gpu_node[gpu]] -= 1
             state.usable[row] -= 1
+            if has_classes(sim):
+                count_by_class(sim, row, sim.cluster.gpu_node[gpu], -1)
     state.busy[row] += gpus.size
     push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
     note_start(sim, row, job)
@@ -123,8 +126,9 @@ def empty_row(
     scenarios = Scenarios(
         jobs=np.zeros(1, dtype=np.int32),
         gpus=np.zeros((1, room), dtype=np.int32),
-        **{name: np.zeros((1, room)) for name in PER_JOB if name not in ("gpus", "rank")},
+        **{name: np.zeros((1, room)) for name in PER_JOB if name not in ("gpus", "rank", "needs")},
         rank=np.zeros((1, room), dtype=np.int64),
+        needs=np.zeros((1, room), dtype=np.int32),
         speed=cluster.speed[None].copy(),
         hazard_per_s=hazard_per_s[None].copy(),
         source_rate_per_s=rates,

@@ -7,6 +7,7 @@ from ..kernels.compiled import kernel
 from ..kernels.heap import heapify
 from ..state.beliefs import begin_beliefs
 from ..state.state import Simulation
+from ..state.usable import reset_usable
 from .fault_process import next_fault_s
 from .limits import (
     NO_ROW,
@@ -51,13 +52,12 @@ def _reset_jobs(sim: Simulation, row: int, scenario: int) -> None:
 @kernel
 def _reset_gpus(sim: Simulation, row: int) -> None:
     state, cluster = sim.state, sim.cluster
-    state.usable[row] = cluster.gpu_node.size
     for gpu in range(cluster.gpu_node.size):
         state.gpu_job[row, gpu] = -1
         state.gpu_down[row, gpu] = 0
     for node in range(cluster.speed.size):
-        state.free[row, node] = cluster.first_gpu[node + 1] - cluster.first_gpu[node]
         state.taken[row, node] = 0
+    reset_usable(sim, row)
 
 
 @kernel

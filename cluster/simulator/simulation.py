@@ -34,7 +34,7 @@ def simulation_of(
     if rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1")
     cluster, rules = sound_cluster(problem.cluster), sound_rules(problem.rules)
-    scenarios = sound_scenarios(problem.scenarios, cluster.gpu_node.size)
+    scenarios = sound_scenarios(problem.scenarios, cluster)
     return Simulation(
         cluster=cluster,
         scenarios=scenarios,

@@ -61,7 +61,8 @@ def _same(name: str, values: NDArray[Any], expected: NDArray[Any]) -> None:
 def _check_ranges(sim: Simulation, state: State) -> None:
     counts = {
         "scenario": sim.scenarios.jobs.size, "job": state.guess_s.shape[1], "gpu": state.gpu_job.shape[1],
-        "node": state.free.shape[1], "rack": sim.cluster.uplink_bytes_per_s.size, "source": state.source_s.shape[1],
+        "node": state.free.shape[1], "class": sim.cluster.suits.shape[0],
+        "rack": sim.cluster.uplink_bytes_per_s.size, "source": state.source_s.shape[1],
         "candidate": state.candidate_job.shape[1],
     }  # fmt: skip
     most = {"one": 1, "two": 2, "any": ANY, "job ahead": sim.scratch.ahead_job.shape[1] - 1}
@@ -217,14 +218,36 @@ def _check_gpus(sim: Simulation, state: State) -> None:
     first = sim.cluster.first_gpu[:-1]
     is_free = (state.gpu_job < 0) & (state.gpu_down == 0)
     is_picked = state.gpu_job == state.current[:, None]
-    _same("free", state.free, np.add.reduceat(is_free, first, axis=1, dtype=np.int64))
+    _check_usable(sim, state, np.add.reduceat(is_free, first, axis=1, dtype=np.int64))
     _same("taken", state.taken, np.add.reduceat(is_picked, first, axis=1, dtype=np.int64))
-    _same("usable", state.usable, is_free.sum(axis=1))
     _same("down", state.down, (state.gpu_down > 0).sum(axis=1))
     # A fault stops the job on a GPU; one that were picked all the same would be given back as free.
     fits = (state.gpu_down == 0) | (state.gpu_job < 0)
     refuse("state.gpu_down", state.gpu_down, fits, "0 for a GPU that a job holds")
     _same("picked_nodes", state.picked_nodes, (state.taken > 0).sum(axis=1))
+
+
+def _check_usable(sim: Simulation, state: State, usable: NDArray[np.int64]) -> None:
+    """Refuse counts of usable GPUs, and GPUs held on nodes that do not suit the job.
+
+    Args:
+        sim: The simulation.
+        state: The state.
+        usable: Usable GPUs of each node, shape (rows, nodes).
+    """
+    suits, needs = sim.cluster.suits, sim.scenarios.needs[state.scenario]
+    rows = np.arange(state.current.size)
+    _same("shown_class", state.shown_class, needs[rows, state.current])
+    _same("free", state.free, usable * suits[state.shown_class])
+    _same("usable", state.usable, state.free.sum(axis=1))
+    kind = np.take_along_axis(needs, np.maximum(state.gpu_job, 0), axis=1)
+    fits = (state.gpu_job < 0) | (suits[kind, sim.cluster.gpu_node] == 1)
+    refuse("state.gpu_job", state.gpu_job, fits, "a job that the node suits")
+    if suits.shape[0] > 1:
+        _same("hidden", state.hidden, usable - state.free)
+        _same("class_usable", state.class_usable, usable @ suits.T)
+        up = np.add.reduceat(state.gpu_down == 0, sim.cluster.first_gpu[:-1], axis=1, dtype=np.int64)
+        _same("class_in_service", state.class_in_service, up @ suits.T)
 
 
 def _check_picks(sim: Simulation, state: State) -> None:

@@ -80,7 +80,15 @@ def sound_cluster(cluster: Cluster) -> Cluster:
     _above_0("speed", cluster.speed)
     for name in ("intra_bytes_per_s", "nic_bytes_per_s", "uplink_bytes_per_s"):
         refuse(name, getattr(cluster, name), getattr(cluster, name) > 0.0, "a bandwidth above 0")
+    _check_suits(cluster.suits, cluster.speed.size)
     return cluster
+
+
+def _check_suits(suits: NDArray[np.int32], nodes: int) -> None:
+    if suits.ndim != 2 or suits.shape[0] < 1 or suits.shape[1] != nodes:
+        raise ValueError(f"suits has shape {suits.shape}, expected at least one class and {nodes} nodes")
+    refuse("suits", suits, (suits == 0) | (suits == 1), "0 or 1")
+    refuse("suits", suits[:1], suits[:1] == 1, "1, for class 0 takes every node")
 
 
 def _check_parts(of: str, whole: NDArray[np.int32], name: str, first: NDArray[np.int32]) -> None:
@@ -92,8 +100,8 @@ def _check_parts(of: str, whole: NDArray[np.int32], name: str, first: NDArray[np
         raise ValueError(f"{of} is not what {name} says: {whole[:8]} and {first[:8]}")
 
 
-def sound_scenarios(scenarios: Scenarios, gpus: int) -> Scenarios:
-    """Return scenarios that can be run on a cluster of so many GPUs; of padded jobs nothing is asked.
+def sound_scenarios(scenarios: Scenarios, cluster: Cluster) -> Scenarios:
+    """Return scenarios that can be run on a cluster; of padded jobs nothing is asked.
 
     Raises:
         ValueError: Naming the first value that could not.
@@ -108,10 +116,10 @@ def sound_scenarios(scenarios: Scenarios, gpus: int) -> Scenarios:
     for name in PER_JOB:
         if getattr(scenarios, name).shape != real.shape:
             raise ValueError(f"{name} has shape {getattr(scenarios, name).shape}, expected {real.shape}")
-    most = int(np.where(real, scenarios.gpus, 0).max(initial=0))
-    if most > gpus:
-        raise ValueError(f"a job asks {most} GPUs of a cluster that has {gpus}")
     refuse("gpus", scenarios.gpus, ~real | (scenarios.gpus > 0), "at least 1")
+    classes = cluster.suits.shape[0]
+    refuse("needs", scenarios.needs, (scenarios.needs >= 0) & (scenarios.needs < classes), f"0 to {classes - 1}")
+    _check_room(scenarios, cluster, real)
     for name in ("work_s", "estimate_s", "compute_s"):
         _above_0(name, getattr(scenarios, name), real)
     for name in ("submit_s", "parameter_bytes"):
@@ -122,6 +130,16 @@ def sound_scenarios(scenarios: Scenarios, gpus: int) -> Scenarios:
     for name in ("hazard_per_s", "source_rate_per_s"):
         _not_below_0(name, getattr(scenarios, name))
     return scenarios
+
+
+def _check_room(scenarios: Scenarios, cluster: Cluster, real: NDArray[np.bool_]) -> None:
+    """Refuse a job that asks for more GPUs than the nodes that suit it have."""
+    asked = np.where(real, scenarios.gpus, 0)
+    room = (cluster.suits @ np.diff(cluster.first_gpu))[scenarios.needs]
+    if (asked > room).any():
+        at = np.unravel_index(np.argmax(asked - room), asked.shape)
+        suiting = "a cluster that has" if scenarios.needs[at] == 0 else "nodes that suit it, which have"
+        raise ValueError(f"a job asks {asked[at]} GPUs of {suiting} {room[at]}")
 
 
 def sound_process(process: FaultProcess) -> FaultProcess:

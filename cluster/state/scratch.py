@@ -31,6 +31,7 @@ class Scratch(NamedTuple):
     offer_size: Annotated[Ints, "rows", "offers"]  # its number of nodes
     offer_sign: Annotated[Longs, "rows", "offers"]  # the same for sets of the same classes
     offer_node: Annotated[Ints, "rows", "offers x nodes"]  # its nodes, in the order in which they give
+    class_beside: Annotated[Ints, "rows", "classes"]  # usable GPUs that suit it, and not who holds the reservation
     other_job: Annotated[Ints, "rows", "others"]  # jobs that the policy may turn to
     ahead_start_s: Annotated[Floats, "rows", "ahead"]  # start, inf if never
     ahead_end_s: Annotated[Floats, "rows", "ahead"]  # end

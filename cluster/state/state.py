@@ -30,7 +30,7 @@ class State(NamedTuple):
     tail: Annotated[Ints, "rows"]  # last job of the queue, -1 when empty
     queued: Annotated[Ints, "rows"]  # jobs in the queue
     queued_gpu_s: Annotated[Floats, "rows"]  # estimated work in the queue, times its GPUs
-    usable: Annotated[Ints, "rows"]  # GPUs that are up and free
+    usable: Annotated[Ints, "rows"]  # GPUs that are up and free; the sum of `free`
     busy: Annotated[Ints, "rows"]  # GPUs that serve a job
     down: Annotated[Ints, "rows"]  # GPUs out of service
     waited: Annotated[Ints, "rows"]  # moment at which the policy last waited, -2 for never
@@ -40,6 +40,7 @@ class State(NamedTuple):
     aged: Annotated[Ints, "rows"]  # 1 if that job has reached the ageing bound
     shadow_s: Annotated[Floats, "rows"]  # a job that takes more than `extra` GPUs must end by then
     extra: Annotated[Ints, "rows"]  # GPUs that the reservation leaves over
+    reserved_class: Annotated[Ints, "rows"]  # class of needs of the job that holds the reservation
     need: Annotated[Ints, "rows"]  # GPUs still to pick
     picked_nodes: Annotated[Ints, "rows"]  # nodes of the picks
     picked_rack: Annotated[Ints, "rows"]  # their rack; -1 for none, -2 for several
@@ -56,8 +57,13 @@ class State(NamedTuple):
     job_events: Annotated[Longs, "rows"]
     decisions: Annotated[Longs, "rows"]
     # Nodes
-    free: Annotated[Ints, "rows", "nodes"]  # usable GPUs
+    free: Annotated[Ints, "rows", "nodes"]  # usable GPUs; where a job is due, 0 on nodes that do not suit it
     taken: Annotated[Ints, "rows", "nodes"]  # picks for the current job
+    # Needs of jobs (usable.py); all but the first are empty where all jobs are of one class
+    shown_class: Annotated[Ints, "rows"]  # class of which `free` and `usable` tell, 0 for all GPUs
+    hidden: Annotated[Ints, "rows", "nodes if classes"]  # usable GPUs that `free` leaves out
+    class_usable: Annotated[Ints, "rows", "classes if several"]  # usable GPUs that suit each class, hidden or not
+    class_in_service: Annotated[Ints, "rows", "classes if several"]  # the same of GPUs that are up, busy or free
     # The candidates of the decision that is due (candidates.py)
     candidates: Annotated[Ints, "rows"]  # candidates in the list
     base_waits: Annotated[Ints, "rows"]  # 1 if waiting is the first of them
@@ -125,7 +131,9 @@ class State(NamedTuple):
     index_moment: Annotated[Ints, "rows"]  # moment for which jobs are hidden
     index_leaf: Annotated[Ints, "rows", "indexed jobs"]  # leaf of each job
     index_job: Annotated[Ints, "rows", "indexed jobs"]  # job of each leaf
-    index_first: Annotated[Ints, "rows", "indexed gpus + 2"]  # first leaf of the jobs that ask for so many GPUs
+    index_first: Annotated[
+        Ints, "rows", "indexed sizes"
+    ]  # first leaf of the jobs of each class that ask for so many GPUs
     index_place: Annotated[Ints, "rows", "indexed jobs"]  # rises along the queue
     index_best: Annotated[Ints, "rows", "2 x leaves"]  # leaf below a node that is offered first, -1 if all are empty
     index_key: Annotated[Floats, "rows", "2 x leaves"]  # its place under `easy`, else its estimated work in seconds
@@ -243,14 +251,16 @@ SHOWN = 7  # of which so many are shown one by one
 def _extents(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int) -> dict[str, int]:
     """Return how long each axis of the state is. A queue that is never long enough for an index has none."""
     nodes, gpus, jobs = cluster.speed.size, cluster.gpu_node.size, scenarios.gpus.shape[1]
-    indexed, sizes = jobs >= index_from, int(np.diff(cluster.first_gpu).max()) + 1
+    indexed, classes = jobs >= index_from, cluster.suits.shape[0]
+    sizes = int(np.diff(cluster.first_gpu).max()) + 1
     return {
         "rows": rows, "nodes": nodes, "nodes + 1": nodes + 1, "gpus": gpus, "sizes": sizes,
         "sizes x words": sizes * -(-nodes // WORD), "levels x sizes": nodes * sizes,
         "jobs": jobs, "sources": fault_sources(cluster),
         "candidates": CANDIDATES, "candidates x nodes": CANDIDATES * nodes, "others": OTHERS,
         "offers": OFFERS, "offers x nodes": OFFERS * nodes, "ahead": AHEAD, "ahead x nodes": AHEAD * nodes,
-        "indexed jobs": jobs * indexed, "indexed gpus + 2": (gpus + 2) * indexed,
+        "nodes if classes": nodes * (classes > 1), "classes if several": classes * (classes > 1), "classes": classes,
+        "indexed jobs": jobs * indexed, "indexed sizes": classes * (gpus + 2) * indexed,
         "2 x leaves": (2 << jobs.bit_length()) * indexed,  # more leaves than jobs: the last is always empty
     }  # fmt: skip
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.errors import InputError
-from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload, taken, workload_of
+from ..model.needs import Needs
+from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Told, Workload, taken, workload_of
 
 
 class Jobs(NamedTuple):
@@ -24,6 +25,7 @@ class Jobs(NamedTuple):
     parameter_bytes: NDArray[np.float64]  # (rows,)
     users: tuple[str, ...] | None  # None if the trace does not tell
     names: tuple[str, ...] | None  # of programs or models
+    needs: tuple[Needs, ...] | None  # None if the trace does not tell
 
 
 def jobs_of(
@@ -37,6 +39,7 @@ def jobs_of(
     parameter_bytes: NDArray[np.float64] | None = None,
     users: tuple[str, ...] | None = None,
     names: tuple[str, ...] | None = None,
+    needs: tuple[Needs, ...] | None = None,
 ) -> Jobs:
     """Return jobs with defaults for what a trace does not tell.
 
@@ -50,6 +53,7 @@ def jobs_of(
         parameter_bytes: Volume of one all-reduce, shape (rows,); a default where it is left out or NaN.
         users: Who submitted each job, empty where that is not known.
         names: Name of its program or model, empty where that is not known.
+        needs: Of the nodes that it runs on.
     """
     return Jobs(
         ids,
@@ -61,6 +65,40 @@ def jobs_of(
         _or_default(parameter_bytes, len(ids), DEFAULT_PARAMETER_BYTES),
         _stripped(users),
         _stripped(names),
+        needs,
+    )
+
+
+TYPES_APART = "|"  # between the names of types in a cell
+MOST_CPUS = 1e6
+
+
+def types_in(cell: str) -> tuple[str, ...]:
+    """Return the names of types in a cell."""
+    return tuple(name.strip() for name in cell.split(TYPES_APART) if name.strip())
+
+
+def needs_of(
+    gpus: NDArray[np.int64],
+    *,
+    types: tuple[str, ...] | None = None,
+    cpus: NDArray[np.float64] | None = None,
+    host_memory_bytes: NDArray[np.float64] | None = None,
+) -> tuple[Needs, ...] | None:
+    """Return what jobs need by what a trace tells of whole jobs, None if it tells nothing.
+
+    Args:
+        gpus: GPUs of each, shape (rows,).
+        types: Cell of each with the types that it accepts, empty for any.
+        cpus: CPUs of each, shape (rows,).
+        host_memory_bytes: Memory of each, shape (rows,).
+    """
+    if types is None and cpus is None and host_memory_bytes is None:
+        return None
+    each = [np.zeros(gpus.size) if it is None else it / np.maximum(gpus, 1) for it in (cpus, host_memory_bytes)]
+    accepted = map(types_in, types or ("",) * gpus.size)
+    return tuple(
+        Needs(names, 0.0, *shares) for names, *shares in zip(accepted, *(it.tolist() for it in each), strict=True)
     )
 
 
@@ -104,6 +142,7 @@ def _those(jobs: Jobs, rows: NDArray[np.intp]) -> Jobs:
         jobs.parameter_bytes[rows],
         taken(jobs.users, rows),
         taken(jobs.names, rows),
+        taken(jobs.needs, rows),
     )
 
 
@@ -118,13 +157,14 @@ def _joined(parts: list[Jobs]) -> Jobs:
         np.concatenate([part.parameter_bytes for part in parts]),
         _chained([part.users for part in parts]),
         _chained([part.names for part in parts]),
+        _chained([part.needs for part in parts]),
     )
 
 
-def _chained(parts: list[tuple[str, ...] | None]) -> tuple[str, ...] | None:
-    """Return the texts of all parts, None if they are not known of one."""
+def _chained(parts: list[tuple[Told, ...] | None]) -> tuple[Told, ...] | None:
+    """Return what is told of the jobs of all parts, None if nothing is of one."""
     known = [part for part in parts if part is not None]
-    return tuple(text for part in known for text in part) if len(known) == len(parts) else None
+    return tuple(told for part in known for told in part) if len(known) == len(parts) else None
 
 
 def _workload(jobs: Jobs, left_out: int) -> Workload:
@@ -140,5 +180,6 @@ def _workload(jobs: Jobs, left_out: int) -> Workload:
         left_out=left_out,
         users=jobs.users,
         names=jobs.names,
+        needs=jobs.needs,
     )
     return replace(workload, estimate_s=jobs.estimate_s[order])

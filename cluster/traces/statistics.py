@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from ..files.errors import InputError
+from ..model.needs import Needs
 from ..model.workload import Workload, gap_variation
-from .formats.longshore import COLUMNS, OPTIONAL
+from .formats.longshore import COLUMNS
+from .jobs import TYPES_APART
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 HOUR_S = 3600.0
@@ -84,18 +86,28 @@ def write_trace(workload: Workload, path: Path) -> None:
         workload.compute_s,
         workload.parameter_bytes,
     )
-    texts = {"user": workload.users, "name": workload.names}
+    texts = {"user": workload.users, "name": workload.names, **_needs_columns(workload)}
     known = {column: cells for column, cells in texts.items() if cells is not None}
     # Python 3.11 quotes only what the line terminator holds, so a name with a carriage return would break its row.
-    returns = any("\r" in cell for cells in (workload.ids, *known.values()) for cell in cells)
+    returns = any("\r" in str(cell) for cells in (workload.ids, *known.values()) for cell in cells)
     try:
         with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             writer = csv.writer(
                 file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
             )
-            writer.writerow(("id", *COLUMNS, *(name for name in OPTIONAL if name not in ("id", *texts)), *known))
+            numbered = ("estimate_s", "compute_s", "parameter_bytes")
+            writer.writerow(("id", *COLUMNS, *numbered, *known))
             writer.writerows(zip(workload.ids, *(column.tolist() for column in numbers), *known.values(), strict=True))
     except OSError as error:
         raise InputError(
             f"cannot be written: {error.strerror}", "check the folder and its rights", path=path
         ) from error
+
+
+def _needs_columns(workload: Workload) -> dict[str, tuple[str | float, ...]]:
+    """Return the columns that tell what jobs need, none if nothing is told of it."""
+    if workload.needs is None:
+        return {}
+    types = tuple(TYPES_APART.join(needs.gpu_types) for needs in workload.needs)
+    numbers = zip(*(needs[1:] for needs in workload.needs), strict=True)
+    return dict(zip(Needs._fields, (types, *numbers), strict=True))

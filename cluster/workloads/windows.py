@@ -105,4 +105,5 @@ def _jobs(workload: Workload, begin: int, end: int) -> Workload:
         parameter_bytes=workload.parameter_bytes[begin:end].copy(),
         users=taken(workload.users, np.arange(begin, end)),
         names=taken(workload.names, np.arange(begin, end)),
+        needs=taken(workload.needs, np.arange(begin, end)),
     )

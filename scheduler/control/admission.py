@@ -12,7 +12,7 @@ from ..rules.job_step import Around, JobDo, JobStep, next_job_step
 from ..rules.quota import Quota
 from ..rules.retry_policy import ExitClass
 from ..store.rows.jobs import JobColumns
-from .rehydrate import asked_of, goes_first, queue_key, rank_of, waiting_standing
+from .rehydrate import asked_of, goes_first, needs_of, queue_key, rank_of, waiting_standing
 from .state_cache import StateCache
 
 
@@ -64,7 +64,9 @@ def admit(cache: StateCache, now_s: float) -> None:
 
 def _step_of(cache: StateCache, row: JobRow, now_s: float) -> JobStep:
     is_kept_out = row.id in cache.unfit or cache.errors.rests(row.id, now_s)
-    around = Around(row.id not in cache.outside, cache.parts.layout.gpus, is_kept_out)
+    needs = needs_of(row)
+    room = cache.parts.layout.gpus_for(needs)
+    around = Around(row.id not in cache.outside, room, is_kept_out, needs.words)
     return next_job_step(row, around, now_s)
 
 
@@ -114,14 +116,14 @@ def _take_in(cache: StateCache, let_in: list[JobRow], now_s: float) -> None:
     for row in behind:
         with cache.about(row.id, now_s, spoils=True):
             if row.attempt or row.id in cache.set_aside_before:
-                cache.mirror.rejoin(asked_of(row), waiting_standing(row))
+                cache.mirror.rejoin(asked_of(row, cache.parts.layout), waiting_standing(row))
             else:
-                cache.mirror.submit(asked_of(row))
+                cache.mirror.submit(asked_of(row, cache.parts.layout))
             line_up(cache.mirror, cache.jobs, row.id, last)
             last = row.id
     for row in back:
         with cache.about(row.id, now_s, spoils=True):
-            cache.mirror.come_back(asked_of(row), waiting_standing(row))
+            cache.mirror.come_back(asked_of(row, cache.parts.layout), waiting_standing(row))
             line_up(cache.mirror, cache.jobs, row.id)
     for jobs in (cache.outside, cache.set_aside_before):
         jobs.difference_update(row.id for row in let_in)

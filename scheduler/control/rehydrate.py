@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 
+from ...cluster.model.needs import ANYTHING, Needs
 from ..mirror.shape import Form
 from ..mirror.standing import Asked, Known, Standing
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
 from ..model.job_spec import LEAST_S, StoredJob
 from ..model.states import OPEN_ATTEMPTS
-from ..model.stored_spec import is_shaped, stored_job, stored_or_usual
+from ..model.stored_spec import has_needs, is_shaped, stored_job, stored_or_usual
 from ..model.tries import Tries
 from ..rules.job_step import may_enter
 from ..rules.quota import Quota
@@ -31,11 +32,13 @@ def _within(value: object, least: float, most: float, otherwise: float) -> float
     return float(value) if isinstance(value, int | float) and least <= value <= most else otherwise
 
 
-def asked_of(row: JobRow) -> Asked:
-    """Return what a job asks for."""
+def asked_of(row: JobRow, layout: Layout) -> Asked:
+    """Return what a job asks for of a cluster."""
     spec = stored_or_usual(row.spec)
-    submitted_s = _within(row.submitted_s, 0.0, MOST_S, 0.0)
-    return Asked(row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes)
+    submitted_s, types = _within(row.submitted_s, 0.0, MOST_S, 0.0), layout.types_for(spec.wants)
+    return Asked(
+        row.id, row.gpus, estimate_of(row), submitted_s, rank_of(row), spec.compute_s, spec.parameter_bytes, types
+    )  # fmt: skip
 
 
 def rank_of(row: JobRow) -> int:
@@ -54,6 +57,11 @@ def form_of(row: JobRow) -> Form | None:
         return None
     spec = stored_job(row.spec)
     return None if spec.shape is None else Form(spec.shape.nodes, spec.external is not None)
+
+
+def needs_of(row: JobRow) -> Needs:
+    """Return what a job needs of the nodes that it runs on."""
+    return stored_or_usual(row.spec).wants if has_needs(row.spec) else ANYTHING
 
 
 def used_by(row: JobRow) -> Tries:
@@ -137,9 +145,9 @@ def known_of(
     for row in jobs:
         with about(row.id):
             if row.id in holding:
-                standing[row.id] = asked_of(row), running_standing(row, holding[row.id], layout)
-            elif may_enter(row, now_s) and 1 <= row.gpus <= layout.gpus:
-                standing[row.id] = asked_of(row), waiting_standing(row)
+                standing[row.id] = asked_of(row, layout), running_standing(row, holding[row.id], layout)
+            elif may_enter(row, now_s) and 1 <= row.gpus <= layout.gpus_for(needs_of(row)):
+                standing[row.id] = asked_of(row, layout), waiting_standing(row)
                 waiting.append((queue_key(row), row))
     queued = {row.id: None for _, row in sorted(waiting, key=itemgetter(0)) if quota.take(row)}
     inside = [it for job, it in standing.items() if job in holding or job in queued]

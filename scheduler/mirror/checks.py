@@ -30,6 +30,8 @@ def check_gpus(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> None:
             raise PluginError(f"there is no GPU {gpu}")
         if state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
             raise PluginError(f"GPU {gpu} is {'busy' if state.gpu_job[ROW, gpu] >= 0 else 'out of service'}")
+        if not mirror.suits(job)[gpu]:
+            raise PluginError(f"GPU {gpu} is of a node that does not suit job {job}")
 
 
 def check_decision(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...cluster.dispatch.order import may_wait, next_ageing_s, turn_to
 from ...cluster.dispatch.placing import take_gpu, undo_picks
@@ -44,7 +45,9 @@ class ClusterMirror:
         )
         self._take_over(known)
 
-    def _take_over(self, known: Known) -> None:
+    def _take_over(self, known: Known, also: tuple[int, ...] = ()) -> None:
+        self._types = list(dict.fromkeys([(), *(asked.types for asked, _ in known.jobs), also]))  # of each class
+        self.site = self.site.with_classes(self._types)
         self.sim = empty_row(*self.site, max(LEAST_ROOM, 2 * len(known.jobs)))
         engine.reset(self.sim, ROW, 0)
         self._asked: list[Asked] = []  # by slot
@@ -307,7 +310,7 @@ class ClusterMirror:
     def snapshot(self) -> Snapshot:
         """Return a copy of all of it, also of what is half done; unlike `known`, in the time that memory takes."""
         return Snapshot(
-            self.site, [asked.job for asked in self._asked], self._slot.copy(),
+            self.site, [asked.job for asked in self._asked], self._types.copy(), self._slot.copy(),
             {name: getattr(self.sim.scenarios, name).copy() for name in ("jobs", *PER_JOB)},
             {name: array.copy() for name, array in self.sim.state._asdict().items()},
         )  # fmt: skip
@@ -317,10 +320,11 @@ class ClusterMirror:
         """Return a live cluster that is the same to the bit."""
         mirror = cls(snapshot.site, Known(0.0))
         mirror.sim = empty_row(*snapshot.site, snapshot.scenarios["rank"].shape[1])
-        mirror._slot = snapshot.slot
+        mirror.site, mirror._slot, mirror._types = snapshot.site, snapshot.slot, snapshot.types
         told = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
         columns = [snapshot.scenarios[name][0].tolist() for name in told]
-        mirror._asked = [Asked(*values) for values in zip(snapshot.names, *columns, strict=False)]
+        types = [snapshot.types[kind] for kind in snapshot.scenarios["needs"][0]]
+        mirror._asked = [Asked(*values) for values in zip(snapshot.names, *columns, types, strict=False)]
         for part, arrays in ((mirror.sim.scenarios, snapshot.scenarios), (mirror.sim.state, snapshot.state)):
             for name, array in arrays.items():
                 getattr(part, name)[...] = array
@@ -334,6 +338,12 @@ class ClusterMirror:
         """Say whether a job is in the system."""
         return job in self._slot
 
+    def suits(self, job: str) -> NDArray[np.bool_]:
+        """Return which GPUs are of nodes that suit a job of the system, shape (gpus,)."""
+        kind, cluster = self.sim.scenarios.needs[0, self._slot[job]], self.site.cluster
+        suits: NDArray[np.bool_] = cluster.suits[kind, cluster.gpu_node] == 1
+        return suits
+
     def asked(self, job: str) -> Asked:
         """Return what a job of the system asks for."""
         return self._asked[self._slot[job]]
@@ -345,18 +355,18 @@ class ClusterMirror:
             yield self._asked[slot].job
             slot = int(state.next_job[ROW, slot])
 
-    def _make_room(self) -> None:
-        """Take the slots of jobs back that have ended, and have room for as many more as there are."""
+    def _make_room(self, types: tuple[int, ...]) -> None:
+        """Take the slots of jobs back that have ended; have room for as many more, and for one of some needs."""
         old, slots = self.sim.state, self._slot
-        self._take_over(self.known())
+        self._take_over(self.known(), types)
         for name in ("moment", "waited", "rested", "decisions"):
             getattr(self.sim.state, name)[ROW] = getattr(old, name)[ROW]
         self.sim.state.passed[ROW, : len(slots)] = old.passed[ROW, list(slots.values())]
 
     def _write(self, asked: Asked) -> int:
         """Write what a job asks into the next slot, and return that."""
-        if self.is_full:
-            self._make_room()
+        if self.is_full or asked.types not in self._types:
+            self._make_room(asked.types)
         slot, scenarios = len(self._asked), self.sim.scenarios
         self._asked.append(asked)
         self._slot[asked.job] = slot
@@ -366,6 +376,7 @@ class ClusterMirror:
         scenarios.submit_s[0, slot] = asked.submitted_s
         scenarios.compute_s[0, slot], scenarios.parameter_bytes[0, slot] = asked.compute_s, asked.parameter_bytes
         scenarios.rank[0, slot] = asked.rank
+        scenarios.needs[0, slot] = self._types.index(asked.types)
         self.sim.state.guess_s[ROW, slot], self.sim.state.first_start_s[ROW, slot] = asked.estimate_s, -1.0
         return slot
 

@@ -24,7 +24,8 @@ from ...cluster.model.scenarios import ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 from .standing import Asked, Beliefs, Known, MirrorCall, Site, Standing
 
-_ASKED = tuple[str, int, float, float, int, float, float]
+_OLDER_ASKED = tuple[str, int, float, float, int, float, float]  # also of a job that takes every node
+_ASKED = _OLDER_ASKED | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
 _STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
 _KNOWN = tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], tuple[int, float]]
 _FLOATS = tuple[float, ...]
@@ -132,7 +133,10 @@ def _plain(argument: object) -> object:
 
 
 def _fields(record: Asked | Standing) -> tuple[object, ...]:
-    return _OF_ASKED(record) if isinstance(record, Asked) else _OF_STANDING(record)
+    if isinstance(record, Standing):
+        return _OF_STANDING(record)
+    told: tuple[object, ...] = _OF_ASKED(record)
+    return told if record.types else told[:-1]
 
 
 def _call_of(method: str, arguments: list[object]) -> MirrorCall:
@@ -177,7 +181,8 @@ def _read_beliefs(written: Mapping[str, Any]) -> Beliefs | None:
 
 def _site(site: Site) -> dict[str, object]:
     return {
-        "cluster": {name: _array(array) for name, array in site.cluster._asdict().items()},
+        # Not which nodes suit whom: that comes with the jobs.
+        "cluster": {name: _array(array) for name, array in site.cluster._asdict().items() if name != "suits"},
         "rules": {name: _number(value) for name, value in site.rules._asdict().items()}
         | {"order": list(ORDERS)[site.rules.order]},
         "process": {
@@ -189,7 +194,8 @@ def _site(site: Site) -> dict[str, object]:
 
 
 def _read_site(written: Mapping[str, Any]) -> Site:
-    cluster = Cluster(**{name: _read_array(array) for name, array in written["cluster"].items()})
+    arrays = {name: _read_array(array) for name, array in written["cluster"].items()}
+    cluster = Cluster(**arrays, suits=np.ones((1, arrays["speed"].size), dtype=np.int32))
     told = {**OLDER_RULES, **written["rules"], "order": _order(written["rules"]["order"])}
     rules = Rules(**{name: kind(told[name]) for name, kind in Rules.__annotations__.items()})
     process = _read_process(written["process"])

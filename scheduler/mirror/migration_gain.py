@@ -30,6 +30,8 @@ def candidates(
     state, cluster = mirror.sim.state, mirror.site.cluster
     usable = (state.gpu_job[ROW] < 0) & (state.gpu_down[ROW] == 0)
     usable[list(own)] = state.gpu_down[ROW, list(own)] == 0
+    for job in {mirror.holder(gpu) for gpu in own} - {None}:
+        usable &= mirror.suits(str(job))
     usable[list(slow_gpus)] = False
     gpus = np.flatnonzero(usable)
     if gpus.size < wanted:

@@ -34,7 +34,7 @@ def fitted(
         The GPUs, ascending: the chosen ones themselves if they suit, none if no free GPUs do.
     """
     state = mirror.sim.state
-    free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0)
+    free = ((state.gpu_job[ROW] < 0) | in_service) & (state.gpu_down[ROW] == 0) & mirror.suits(job)
     return suiting(mirror, free, chosen, mirror.asked(job).gpus, form)
 
 

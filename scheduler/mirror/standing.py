@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cluster.model.needs import with_classes
 from ...cluster.model.scenarios import FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 
@@ -21,6 +22,10 @@ class Site(NamedTuple):
     process: FaultProcess  # of imagined futures
     hazard_per_s: NDArray[np.float64]  # (gpus,) as policies know it before any fault
 
+    def with_classes(self, types: Sequence[tuple[int, ...]]) -> "Site":
+        """Return the same with a class of needs for each tuple of node types, of which the first takes every node."""
+        return self._replace(cluster=with_classes(self.cluster, map(frozenset, types[1:])))
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -33,6 +38,7 @@ class Asked:
     rank: int = 0  # jobs of a lower rank stand before those of a higher one in the queue
     compute_s: float = 1.0  # of an iteration at speed 1
     parameter_bytes: float = 0.0
+    types: tuple[int, ...] = ()  # numbers of the node types that suit it, all if there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,7 @@ class Snapshot(NamedTuple):
 
     site: Site
     names: list[str]  # of jobs, by slot; what else they ask for stands in the arrays
+    types: list[tuple[int, ...]]  # of node types that suit each class of jobs
     slot: dict[str, int]  # of the jobs in the system
     scenarios: dict[str, NDArray[np.generic]]  # of jobs
     state: dict[str, NDArray[np.generic]]

@@ -1,10 +1,13 @@
 """Names of nodes and indices of their GPUs, as the numbers that a simulation counts with, and back."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ...cluster.files.errors import InputError
+from ...cluster.model.needs import Needs, Offer, accepted_types
 from .placement import Placement, ReservationRow, Share
 
+ONE_OFFER = (Offer(""),)
 MOST_NAMED = 10  # nodes, and jobs, in one line
 
 
@@ -14,10 +17,19 @@ class Layout:
     Args:
         nodes: Names, in that order.
         gpus: Of each node.
+        types: Number of the node type of each; all of the first if left out.
+        offers: Of the node types.
     """
 
-    def __init__(self, nodes: Sequence[str], gpus: Sequence[int]) -> None:
+    def __init__(
+        self, nodes: Sequence[str], gpus: Sequence[int], types: Sequence[int] = (), offers: Sequence[Offer] = ONE_OFFER
+    ) -> None:
         self.nodes = dict(zip(nodes, gpus, strict=True))
+        self._type = dict(zip(nodes, types or [0] * len(nodes), strict=True))
+        self._offers = offers
+        self._gpus_of_type = Counter[int]()
+        for node, count in self.nodes.items():
+            self._gpus_of_type[self._type[node]] += count
         self._first: dict[str, int] = {}
         self._place: list[tuple[str, int]] = []
         for node, count in self.nodes.items():
@@ -28,6 +40,20 @@ class Layout:
     def gpus(self) -> int:
         """GPUs of all nodes."""
         return len(self._place)
+
+    def types_for(self, needs: Needs) -> tuple[int, ...]:
+        """Return the numbers of the node types that suit a job, none where all do, and -1 where none does."""
+        found = accepted_types(needs, self._offers)
+        return () if len(found) == len(self._offers) else tuple(sorted(found)) or (-1,)
+
+    def nodes_for(self, needs: Needs) -> dict[str, int]:
+        """Return the GPUs of each node that suits a job."""
+        found = accepted_types(needs, self._offers)
+        return {node: gpus for node, gpus in self.nodes.items() if self._type[node] in found}
+
+    def gpus_for(self, needs: Needs) -> int:
+        """Return the GPUs of all nodes that suit a job."""
+        return sum(self._gpus_of_type[number] for number in accepted_types(needs, self._offers))
 
     def has(self, node: str, index: int) -> bool:
         """Say whether the cluster has a GPU."""

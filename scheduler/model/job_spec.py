@@ -10,6 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ...cluster.files.registered_name import RegisteredName
+from ...cluster.model.needs import ANYTHING, Needs
 from .tries import DEFAULT_TRIES, NO_PROGRESS, Tries
 
 NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
@@ -106,6 +107,15 @@ class Shape(_Section):
         return self
 
 
+class JobNeeds(_Section):
+    """What a job needs of the nodes that it runs on. CPUs and memory count by a node's share for each of its GPUs."""
+
+    gpu_types: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field((), max_length=100)
+    gpu_memory_bytes: float = Field(0.0, ge=0.0, le=1e18)  # of each GPU
+    cpus_per_gpu: float = Field(0.0, ge=0.0, le=1e6)
+    host_memory_bytes_per_gpu: float = Field(0.0, ge=0.0, le=1e18)
+
+
 class JobFile(_Section):
     """A job. Times are in seconds; the command runs once for each GPU, and never meets a shell."""
 
@@ -113,6 +123,7 @@ class JobFile(_Section):
     name: str = Field("job", pattern=NAME, description=NAME_WORDS)
     gpus: int = Field(1, ge=1, le=MOST_GPUS)
     shape: Shape | None = Field(None, exclude_if=_is_none)  # `gpus` may be left out then
+    needs: JobNeeds | None = Field(None, exclude_if=_is_none)  # it runs on any node if left out
     command: tuple[Text, ...] = Field(min_length=1, max_length=1000)
     image: str = Field("", max_length=512, pattern=r"^[^\x00]*$", description=IMAGE_WORDS)  # the cluster's if left out
     folder: Text = ""  # working directory; one of the attempt's own if left out
@@ -125,6 +136,11 @@ class JobFile(_Section):
     parameter_bytes: float = Field(0.0, ge=0.0, le=MOST_PARAMETER_BYTES)  # volume of one all-reduce
     retry: Retry = Retry()
     health: Health = Health()
+
+    @property
+    def wants(self) -> Needs:
+        """What it needs of the nodes that it runs on."""
+        return ANYTHING if self.needs is None else Needs(**dict(self.needs))
 
     @model_validator(mode="before")
     @classmethod

@@ -13,7 +13,7 @@ from ...cluster.files.errors import LongshoreError
 from .job_spec import StoredJob
 
 # What a job runs, and on what: with another value it would be another job, so that nobody puts one in its place.
-ESSENTIAL = ("command", "folder", "environment", "image", "shape", "external")
+ESSENTIAL = ("command", "folder", "environment", "image", "shape", "needs", "external")
 NEAREST = {"greater_than_equal": "ge", "less_than_equal": "le"}  # kinds of problems, and where the bound stands
 ROUNDS = 8  # of mending: one shows what the one before hid
 
@@ -51,6 +51,11 @@ def is_external(spec: object) -> bool:
 def is_shaped(spec: object) -> bool:
     """Say whether it matters for a stored job how its GPUs lie on nodes; much faster than to read all of it."""
     return isinstance(spec, Mapping) and bool(spec.get("shape") or spec.get("sbatch"))
+
+
+def has_needs(spec: object) -> bool:
+    """Say whether a stored job may not take every node; much faster than to read all of it."""
+    return isinstance(spec, Mapping) and bool(spec.get("needs"))
 
 
 def _todays(spec: object) -> object:

@@ -42,8 +42,9 @@ class Around(NamedTuple):
     """What a step depends on beside the job itself."""
 
     is_in_queue: bool  # of the cluster
-    cluster_gpus: int
+    cluster_gpus: int  # of the nodes that suit the job
     is_kept_out: bool = False  # no GPUs in service could hold it, or it rests after an error
+    needs: str = ""  # what it needs of them, in words
 
 
 def next_job_step(job: JobRow, around: Around, now_s: float) -> JobStep:
@@ -51,7 +52,7 @@ def next_job_step(job: JobRow, around: Around, now_s: float) -> JobStep:
     if around.is_in_queue:
         is_unwanted = job.state is JobState.QUEUED and job.desired is not Desired.RUN
         return JobStep(JobDo.LEAVE if is_unwanted else JobDo.NOTHING)
-    change = _change_outside(job, around.cluster_gpus)
+    change = _change_outside(job, around)
     if change is not None:
         return change
     return JobStep(JobDo.ENTER if may_enter(job, now_s) and not around.is_kept_out else JobDo.NOTHING)
@@ -62,7 +63,7 @@ def may_enter(job: JobRow, now_s: float) -> bool:
     return job.state is JobState.QUEUED and job.desired is Desired.RUN and job.not_before_s <= now_s
 
 
-def _change_outside(job: JobRow, cluster_gpus: int) -> JobStep | None:
+def _change_outside(job: JobRow, around: Around) -> JobStep | None:
     """Return how a job outside of the queue comes into the state that is wanted of it, None if it is in that state."""
     if job.desired is Desired.CANCEL:
         return JobStep(JobDo.CHANGE, JobState.CANCELLED, WISHED[Desired.CANCEL])
@@ -71,10 +72,10 @@ def _change_outside(job: JobRow, cluster_gpus: int) -> JobStep | None:
         return JobStep(JobDo.CHANGE, JobState.QUEUED, WISHED[Desired.RUN], is_released=True) if is_wanted else None
     if job.desired is Desired.HOLD:
         return JobStep(JobDo.CHANGE, JobState.HELD, WISHED[Desired.HOLD])
-    if not 1 <= job.gpus <= cluster_gpus:
-        return JobStep(
-            JobDo.CHANGE, JobState.FAILED, f"it asks for {job.gpus} GPUs, and the cluster has {cluster_gpus}"
-        )
+    if not 1 <= job.gpus <= around.cluster_gpus:
+        asks, such = (f" {around.needs}", " of these") if around.needs else ("", "")
+        cause = f"it asks for {job.gpus} GPUs{asks}, and the cluster has {around.cluster_gpus}{such}"
+        return JobStep(JobDo.CHANGE, JobState.FAILED, cause)
     return None
 
 

@@ -6,7 +6,7 @@ It takes 0.1 s to read where 10,000 jobs wait, so it is read once for all who as
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -27,12 +27,30 @@ FRESH_S = 1.0  # back-offs end, and jobs age, without an event
 
 
 class Room(NamedTuple):
-    """GPUs of a cluster."""
+    """GPUs of some nodes."""
 
-    gpus: int
-    in_service: int
-    free: int  # in service, and held by nobody
-    free_by_node: Mapping[str, int]
+    by_node: Mapping[str, int]
+    in_service_by_node: Mapping[str, int]
+    free_by_node: Mapping[str, int]  # in service, and held by nobody
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return sum(self.by_node.values())
+
+    @property
+    def in_service(self) -> int:
+        """Those on which jobs may start, or could if they were free."""
+        return sum(self.in_service_by_node.values())
+
+    @property
+    def free(self) -> int:
+        """Those in service that nobody holds."""
+        return sum(self.free_by_node.values())
+
+    def on(self, nodes: Container[str]) -> "Room":
+        """Return those of some of the nodes."""
+        return Room(*({node: gpus for node, gpus in part.items() if node in nodes} for part in self))
 
     def has(self, nodes: int, gpus_per_node: int) -> bool:
         """Say whether so many nodes have so many free GPUs each."""
@@ -42,6 +60,7 @@ class Room(NamedTuple):
 class Queue(NamedTuple):
     """All that tells why jobs wait."""
 
+    layout: Layout
     room: Room
     places: dict[str, int]  # of the jobs in the queue, from 1
     held: Counter[str]  # GPUs that each owner's jobs hold
@@ -56,7 +75,7 @@ def room_in(tx: Connection, layout: Layout) -> Room:
     in_service = gpus_in_service(tx, layout.nodes)
     held = {(row.node, row.gpu) for row in held_gpus(tx)}
     free = in_service - held
-    return Room(layout.gpus, len(in_service), len(free), Counter(node for node, _ in free))
+    return Room(layout.nodes, *(Counter(node for node, _ in part) for part in (in_service, free)))
 
 
 class QueueNow:
@@ -99,5 +118,6 @@ class QueueNow:
         for job, owner in owners_of(tx, sorted(held)).items():
             by_owner[owner] += held[job]
         return Queue(
-            room, places(line), by_owner, settings.limits.gpus, now_s, self._control.held_back, self._control.errors
+            self._layout, room, places(line), by_owner, settings.limits.gpus, now_s, self._control.held_back,
+            self._control.errors,
         )  # fmt: skip

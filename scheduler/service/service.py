@@ -295,7 +295,8 @@ def _room_of(settings: Settings) -> Room:
 
 def layout_of(setup: ClusterSetup) -> Layout:
     """Return names and sizes of a cluster's nodes."""
-    return Layout(setup.node_names, np.diff(setup.cluster.first_gpu).tolist())
+    sizes, types = np.diff(setup.cluster.first_gpu).tolist(), setup.cluster.node_type.tolist()
+    return Layout(setup.node_names, sizes, types, setup.offers)
 
 
 def node_types_of(setup: ClusterSetup) -> dict[str, str]:

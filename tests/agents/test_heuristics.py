@@ -156,10 +156,11 @@ def test_the_fewest_nodes_for_a_job_are_found_in_few_looks_whatever_their_sizes(
 ) -> None:
     gpus = data.draw(st.integers(1, sum(sizes)))
     first_gpu = Counted([0, *itertools.accumulate(sizes)])
-    sim: Any = SimpleNamespace(cluster=SimpleNamespace(first_gpu=first_gpu, gpu_node=np.zeros(sum(sizes))))
+    suits = np.ones((1, len(sizes)), dtype=np.int32)
+    sim: Any = SimpleNamespace(cluster=SimpleNamespace(first_gpu=first_gpu, gpu_node=np.zeros(sum(sizes)), suits=suits))
     plain: Any = SimpleNamespace(node_gpus=[range(size) for size in sizes])
     slow = getattr(fewest_nodes, "py_func", fewest_nodes)
-    assert slow(sim, gpus) == reference_policies.fewest_nodes(plain, gpus)
+    assert slow(sim, gpus, 0) == reference_policies.fewest_nodes(plain, gpus, range(len(plain.node_gpus)))
     assert first_gpu.reads <= 2 * len(sizes) * (len(set(sizes)) + 1)
 
 

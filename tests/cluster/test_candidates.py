@@ -32,10 +32,10 @@ from tests.plain_candidates import (
     offered,
     usable_after,
 )
-from tests.strategies import Case, cases
+from tests.strategies import Case, cases, needy_cases
 
 SEEDS = st.integers(0, 2**32 - 1)
-ANY_CASE = cases() | cases(nodes=(9, 12))
+ANY_CASE = cases() | cases(nodes=(9, 12)) | needy_cases() | needy_cases(nodes=(9, 12))
 Run = tuple[list[Event], Outcome]
 
 
@@ -132,7 +132,7 @@ def test_candidates_on_many_nodes_could_spare_no_node_and_begin_with_the_base_he
 
 
 @settings(max_examples=40)
-@given(cases(), SEEDS)
+@given(cases() | needy_cases(), SEEDS)
 def test_among_few_nodes_the_set_of_earliest_finish_is_in_the_list(case: Case, seed: int) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         seen = Decision(batch, 0)
@@ -143,7 +143,7 @@ def test_among_few_nodes_the_set_of_earliest_finish_is_in_the_list(case: Case, s
 
 
 @settings(max_examples=40)
-@given(cases(), SEEDS)
+@given(cases() | needy_cases(), SEEDS)
 def test_a_wait_is_the_one_that_gains_most_and_comes_first_if_it_gains_anything(case: Case, seed: int) -> None:
     case = case._replace(rules=case.rules._replace(waiting=True))
     for batch in decisions(problem_of(case), case.row, seed):

@@ -29,7 +29,7 @@ def imagined(seed: int) -> Simulation:
 def test_nodes_are_listed_most_free_first_then_by_index(seed: int) -> None:
     sim = imagined(seed)
     free = sim.scratch.trial_free[0].tolist()
-    count = list_free(sim, 0)
+    count = list_free(sim, 0, 0)
     order = sorted((node for node in range(len(free)) if free[node]), key=lambda node: (-free[node], node))
     assert sim.scratch.trial_order[0, :count].tolist() == order
     assert sim.scratch.free_count[0].tolist() == [free.count(size) for size in range(sim.scratch.free_count.shape[1])]
@@ -46,7 +46,7 @@ def test_the_first_node_is_the_first_of_all_that_are_like_it(seed: int, data: st
     fit = sim.scratch.trial_free[0] == size
     fit &= (sim.scenarios.speed[0] >= speed) & (sim.state.lemon[0] <= lemons)
     expected = [node for node in np.flatnonzero(fit).tolist() if first <= node < after]
-    assert first_node(sim, 0, size, speed, first, after, lemons) == (expected or [-1])[0]
+    assert first_node(sim, 0, size, speed, first, after, lemons, 0) == (expected or [-1])[0]
 
 
 @settings(max_examples=60)

@@ -19,7 +19,7 @@ from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
 from longshore.envs.stepping import GPU_ACTION, NODE_ACTION, write_mask
 from tests.compiled_runs import compiled
-from tests.strategies import Case, cases
+from tests.strategies import Case, cases, needy_cases
 
 ROWS = 8
 BACKFILLING = ("easy", "easy-shortest", "shortest")
@@ -40,7 +40,8 @@ def mask_of(sim: Simulation, action: int) -> list[int]:
 def usable(sim: Simulation, action: int) -> list[int]:
     if action == NODE_ACTION:
         return np.flatnonzero(sim.state.free[0] > 0).tolist()
-    return np.flatnonzero((sim.state.gpu_job[0] < 0) & (sim.state.gpu_down[0] == 0)).tolist()
+    is_open = sim.state.free[0][sim.cluster.gpu_node] > 0  # those of nodes that suit the job
+    return np.flatnonzero((sim.state.gpu_job[0] < 0) & (sim.state.gpu_down[0] == 0) & is_open).tolist()
 
 
 def pick(sim: Simulation, action: int, items: tuple[int, ...]) -> None:
@@ -70,7 +71,12 @@ def keeping(sim: Simulation, action: int, picked: tuple[int, ...]) -> list[int] 
 
 
 @settings(max_examples=150)
-@given(cases(nodes=(2, 4)), st.sampled_from(BACKFILLING), st.sampled_from((NODE_ACTION, GPU_ACTION)), st.randoms())
+@given(
+    cases(nodes=(2, 4)) | needy_cases(nodes=(2, 4)),
+    st.sampled_from(BACKFILLING),
+    st.sampled_from((NODE_ACTION, GPU_ACTION)),
+    st.randoms(),
+)
 def test_open_is_what_some_placement_that_keeps_the_reservation_has(case: Case, order: str, action: int, rng) -> None:  # type: ignore[no-untyped-def]
     sim = compiled(under(case, order))
     reset(sim, 0, case.row)

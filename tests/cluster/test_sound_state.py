@@ -22,7 +22,7 @@ from longshore.envs.batch import Batch, View
 from tests.compiled_runs import compiled
 from tests.envs.copied_run import problem
 from tests.envs.random_run import open_actions
-from tests.strategies import Case, cases
+from tests.strategies import Case, cases, needy_cases
 
 FIELDS = State.__annotations__
 WHOLE = [name for name, kind in FIELDS.items() if declared_dtype(kind).kind == "i"]  # type: ignore[union-attr]
@@ -199,7 +199,7 @@ def test_what_is_not_refused_can_be_run(data: st.DataObject) -> None:
 
 
 @settings(max_examples=60)
-@given(cases(), st.sampled_from(("pack", "patient", "random")), st.integers(0, 30), st.integers(1, 4))
+@given(cases() | needy_cases(), st.sampled_from(("pack", "patient", "random")), st.integers(0, 30), st.integers(1, 4))
 def test_every_state_at_a_decision_passes_and_is_run_on_the_same(
     case: Case, policy: str, stop_at: int, index_from: int
 ) -> None:

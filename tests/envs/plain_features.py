@@ -6,7 +6,6 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.cluster.model.scenarios import ORDERS
 from longshore.envs.batch import Batch
 from longshore.envs.layout import CLIP, GLOBALS, GPU_FEATURES, LOOK_AHEAD, NODE_FEATURES
 
@@ -24,6 +23,7 @@ class Decision:
         self.now_s = float(state.now_s[row])
         self.job = int(state.current[row])
         self.gpus = scenarios.gpus[scenario].tolist()
+        self.suits = self.cluster.suits[scenarios.needs[scenario]].tolist()  # (jobs, nodes)
         self.compute_s = scenarios.compute_s[scenario].tolist()
         self.parameter_bytes = scenarios.parameter_bytes[scenario].tolist()
         self.speed = scenarios.speed[scenario].tolist()
@@ -48,9 +48,18 @@ class Decision:
         }
 
     def free(self, node: int) -> int:
+        return self.usable(node) if self.suits[self.job][node] else 0
+
+    def usable(self, node: int) -> int:
+        """Usable GPUs of a node, whomever they suit."""
         return sum(
             self.gpu_job[gpu] < 0 and not self.gpu_down[gpu] for gpu, at in enumerate(self.gpu_node) if at == node
         )
+
+    def used(self) -> list[bool]:
+        """Whether each GPU is held, out of service or of no use to the job."""
+        gpus = zip(self.gpu_job, self.gpu_down, self.gpu_node, strict=True)
+        return [job >= 0 or down or not self.suits[self.job][node] for job, down, node in gpus]
 
     def taken(self, node: int) -> int:
         return sum(self.gpu_job[gpu] == self.job for gpu, at in enumerate(self.gpu_node) if at == node)
@@ -118,12 +127,14 @@ class Decision:
         return (math.inf if need else self.run_s(given)), slowest
 
     def may_wait(self) -> bool:
-        due = self.queue[:1] if self.rules.order == ORDERS["fifo"] else self.queue
-        return self.rules.waiting and bool(self.started) and not any(self.binds(job) for job in due)
+        return self.rules.waiting and bool(self.started) and not self.binds(self.job)
 
     def binds(self, job: int) -> bool:
         """Say whether a waiting job has aged, and the GPUs in service could hold it."""
-        in_service = len(self.gpu_down) - sum(self.gpu_down)
+        suits = self.suits[job]
+        in_service = sum(
+            bool(suits[node]) and not down for node, down in zip(self.gpu_node, self.gpu_down, strict=True)
+        )
         return bool(self.now_s >= self.queued_s[job] + self.rules.ageing_s and self.gpus[job] <= in_service)
 
 
@@ -235,7 +246,7 @@ def _run(seen: Decision, node: int, completion: Completion, best_s: float) -> di
 def _gpu(seen: Decision, gpu: int) -> dict[str, float]:
     held = seen.gpu_job[gpu]
     return {
-        "usable": held < 0 and not seen.gpu_down[gpu],
+        "usable": held < 0 and not seen.gpu_down[gpu] and bool(seen.suits[seen.job][seen.gpu_node[gpu]]),
         "gpu_busy": held in seen.started,
         "gpu_down": seen.gpu_down[gpu],
         "picked": held == seen.job,

@@ -40,6 +40,7 @@ def scenarios(count: int, *, arrival_s: float = 0.0) -> Scenarios:
         compute_s=jobs + 0.5,
         parameter_bytes=jobs + 2e9,
         rank=np.zeros(jobs.shape, dtype=np.int64),
+        needs=np.zeros(jobs.shape, dtype=np.int32),
         speed=np.ones((count, 4)),
         hazard_per_s=np.zeros((count, CLUSTER_GPUS)),
         source_rate_per_s=np.zeros((count, CLUSTER_GPUS + 5)),

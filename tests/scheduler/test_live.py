@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from longshore.scheduler.mirror.standing import ROW, Asked, Known, Site, Standin
 from tests.compiled_runs import compiled, picks
 from tests.plain_run import busy_case
 from tests.policies_under_test import untrained, untrained_candidates
-from tests.strategies import Case, cases
+from tests.strategies import Case, cases, needy_cases
 
 UNTRAINED = [untrained(action="node", waiting=True), untrained_candidates(waiting=True)]
 TAKEN_UP = [HEURISTICS[name] for name in ("pack", "eft-hazard", "patient", "replacement")]
@@ -34,9 +35,11 @@ def site_of(case: Case) -> Site:
 
 def asked_in(case: Case, job: int) -> Asked:
     it, row = case.scenarios, case.row
+    kind = it.needs[row, job]
+    types = tuple(np.flatnonzero(case.cluster.suits[kind]).tolist()) if kind else ()  # each node is a type of its own
     return Asked(
         str(job), int(it.gpus[row, job]), float(it.estimate_s[row, job]), float(it.submit_s[row, job]),
-        compute_s=float(it.compute_s[row, job]), parameter_bytes=float(it.parameter_bytes[row, job]),
+        compute_s=float(it.compute_s[row, job]), parameter_bytes=float(it.parameter_bytes[row, job]), types=types,
     )  # fmt: skip
 
 
@@ -112,7 +115,7 @@ def test_a_policy_decides_on_a_live_cluster_as_in_the_simulation(policy: Policy,
     assert [there for there, _ in pairs] == [here for _, here in pairs]
 
 
-@given(cases(), st.sampled_from(POLICIES), st.booleans())
+@given(cases() | needy_cases(ranked=False), st.sampled_from(POLICIES), st.booleans())
 def test_any_policy_decides_on_a_live_cluster_as_in_the_simulation(
     case: Case,
     policy: Policy,
@@ -123,7 +126,7 @@ def test_any_policy_decides_on_a_live_cluster_as_in_the_simulation(
         assert there == here
 
 
-@given(cases(), st.sampled_from(TAKEN_UP), st.booleans())
+@given(cases() | needy_cases(ranked=False), st.sampled_from(TAKEN_UP), st.booleans())
 def test_a_cluster_that_is_taken_up_again_decides_as_if_nothing_had_happened(
     case: Case,
     policy: Policy,

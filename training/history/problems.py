@@ -125,7 +125,7 @@ def history_windows(
         source_rate_per_s=fault_rates_per_s(history.past), hazard_per_s=opening.hazard_per_s,
     )  # fmt: skip
     ranks = np.array([[history.rank[job] for job in window.ids] for window in each])
-    scenarios = sound_scenarios(scenarios._replace(rank=ranks - ranks.min()), cluster.gpu_node.size)
+    scenarios = sound_scenarios(scenarios._replace(rank=ranks - ranks.min()), cluster)
     return Problem(cluster, scenarios, _process(history.past), until_overload(cluster, scenarios, opening.rules))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..csv_format import CsvFormat
-from ..jobs import Jobs, jobs_of
+from ..jobs import Jobs, jobs_of, needs_of
 from ..table import Rows
 
 COLUMNS = ("job_id", "gpu_num", "submit_time", "duration")
@@ -19,14 +19,16 @@ def _marks(columns: Set[str]) -> bool:
 
 def _jobs(rows: Rows) -> Jobs:
     duration_s = rows.numbers("duration", blank=0.0)
+    gpus = rows.whole_numbers("gpu_num")
     timed = all(rows.has(column) for column in RUN_COLUMNS)
     return jobs_of(
         rows.cells["job_id"],
-        rows.whole_numbers("gpu_num"),
+        gpus,
         _run_s(rows) if timed else duration_s,
         rows.dates_s("submit_time"),
         users=rows.texts("user"),
         names=rows.texts("type"),
+        needs=needs_of(gpus, cpus=rows.numbers("cpu_num", blank=0.0) if rows.has("cpu_num") else None),
     )
 
 
@@ -41,4 +43,4 @@ def _run_s(rows: Rows) -> NDArray[np.float64]:
     return run_s
 
 
-FORMAT = CsvFormat(COLUMNS, _marks, _jobs, (*RUN_COLUMNS, "user", "type"))
+FORMAT = CsvFormat(COLUMNS, _marks, _jobs, (*RUN_COLUMNS, "user", "type", "cpu_num"))

@@ -5,12 +5,13 @@ from collections.abc import Set
 import numpy as np
 from numpy.typing import NDArray
 
+from ...model.needs import Needs
 from ..csv_format import CsvFormat
-from ..jobs import Jobs, jobs_of
+from ..jobs import MOST_CPUS, Jobs, jobs_of, types_in
 from ..table import LONGEST_S, Rows
 
 COLUMNS = ("gpus", "work_s", "submit_s")
-OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name")
+OPTIONAL = ("id", "estimate_s", "compute_s", "parameter_bytes", "user", "name", *Needs._fields)
 LEAST_COMPUTE_S = 1e-6  # a job that computes for no time and sends nothing would have no speed
 MOST_BYTES = 1e18
 
@@ -30,7 +31,21 @@ def _jobs(rows: Rows) -> Jobs:
         parameter_bytes=_optional(rows, "parameter_bytes", least=0.0, most=MOST_BYTES),
         users=rows.texts("user"),
         names=rows.texts("name"),
+        needs=_needs(rows),
     )
+
+
+def _needs(rows: Rows) -> tuple[Needs, ...] | None:
+    """Return what jobs need, None if the file has no column of it; an empty cell is no need."""
+    if not any(rows.has(column) for column in Needs._fields):
+        return None
+    types = [types_in(cell) for cell in rows.texts("gpu_types") or ("",) * len(rows.lines)]
+    most = (MOST_BYTES, MOST_CPUS, MOST_BYTES)
+    numbers = [
+        rows.numbers(column, most=top, blank=0.0).tolist() if rows.has(column) else [0.0] * len(rows.lines)
+        for column, top in zip(Needs._fields[1:], most, strict=True)
+    ]
+    return tuple(map(Needs, types, *numbers))
 
 
 def _optional(rows: Rows, column: str, *, least: float, most: float) -> NDArray[np.float64] | None:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from ...access.tokens import Caller, Role
 from ...model.job_id import new_job_id
-from ...model.job_spec import JobFile, Shape
+from ...model.job_spec import JobFile
 from ...service.queue_now import room_in
 from ...service.service import Service
 from ...settings import Limits
@@ -99,7 +99,8 @@ def submit(
 ) -> object:
     """Put a job into the queue. With an `Idempotency-Key`, asking again gives the first answer again."""
     check_gpus(spec.gpus, service)
-    check_shape(spec.shape, service)
+    check_needs(spec, service)
+    check_shape(spec, service)
     check_priority(spec.priority, caller, service)
     if dry_run:
         return JSONResponse(_plan(service, spec, caller.owner).model_dump())
@@ -122,17 +123,32 @@ def check_gpus(gpus: int, service: Service) -> None:
         raise ProblemError("too-large", f"the job asks for {gpus} GPUs, and one user may have {most}")
 
 
-def check_shape(shape: Shape | None, service: Service) -> None:
+def check_needs(spec: JobFile, service: Service) -> None:
+    """Refuse more GPUs than the nodes that suit a job have.
+
+    Raises:
+        ProblemError: Saying how many they have.
+    """
+    here = service.layout.gpus_for(spec.wants)
+    if spec.gpus > here:
+        asks = f"{spec.gpus} GPU{'s' if spec.gpus > 1 else ''} {spec.wants.words}"
+        raise ProblemError("too-large", f"the job asks for {asks}, and the cluster has {here or 'none'} of these")
+
+
+def check_shape(spec: JobFile, service: Service) -> None:
     """Refuse a shape that the nodes can never give.
 
     Raises:
         ProblemError: Saying what they can.
     """
+    shape = spec.shape
     if shape is None:
         return
-    able = sum(gpus >= shape.gpus_per_node for gpus in service.layout.nodes.values())
+    able = sum(gpus >= shape.gpus_per_node for gpus in service.layout.nodes_for(spec.wants).values())
     if able < shape.nodes:
-        have = "1 node has" if able == 1 else f"{able} nodes have"
+        have = "1 node" if able == 1 else f"{able} nodes"
+        which = "that suits it has" if able == 1 else "that suit it have"
+        have += " " + (which if spec.needs else "has" if able == 1 else "have")
         raise ProblemError("too-large", f"the job asks for {shape.words}, and {have} so many")
 
 
@@ -161,7 +177,7 @@ def check_priority(priority: int, caller: Caller, service: Service) -> None:
 def _plan(service: Service, spec: JobFile, owner: str) -> PlanPage:
     with service.store.read() as tx:
         spec = spec.model_copy(update={"estimate_s": estimated(tx, _new(spec, owner, service.now_s())).estimate_s})
-        room = room_in(tx, service.layout)
+        room = room_in(tx, service.layout).on(service.layout.nodes_for(spec.wants))
         ahead = jobs_before_new(tx, spec.priority, service.now_s())
     fits = spec.gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
     return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=room.free, would_fit=fits)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from ....cluster.model.needs import ANYTHING, Needs
+from ...control.rehydrate import needs_of
 from ...model.job import JobRow
 from ...model.job_spec import Shape
 from ...model.states import Desired, JobState
@@ -45,16 +47,18 @@ def _why_outside(row: JobRow, now_s: float) -> str:
 
 
 def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | None) -> str:
-    room, asks = queue.room, f"it asks for {_gpus(row.gpus)}"
+    needs = needs_of(row)
+    room = queue.room if needs == ANYTHING else queue.room.on(queue.layout.nodes_for(needs))
+    asks = f"it asks for {_gpus(row.gpus)} {needs.words}".rstrip()
     error = queue.errors.why_rests(row.id, queue.now_s)
     if queue.held_back or error:
         return queue.held_back or f"it could not be handled, and is tried again: {error}"
     if row.gpus > room.in_service:
-        return f"{asks}, and only {room.in_service} of {room.gpus} are in service"
+        return f"{asks}, and only {room.in_service} of {room.gpus}{_such(needs)} are in service"
     if queue.most is not None and queue.held[row.owner] + row.gpus > queue.most:
         return f"{asks}, its owner's jobs hold {queue.held[row.owner]}, and one user may have {queue.most}"
     if row.gpus > room.free:
-        return f"{asks}, and {room.free} {'is' if room.free == 1 else 'are'} free"
+        return f"{asks}, and {room.free or _none(needs)}{_such(needs)} {'is' if room.free == 1 else 'are'} free"
     if (shape := _shape(row)) is not None and not room.has(shape.nodes, shape.gpus_per_node):
         return f"it asks for {shape.words}, and the free GPUs do not lie so"
     if last is not None and last.placement is None:
@@ -62,6 +66,14 @@ def _why_in_queue(row: JobRow, queue: Queue, place: int, last: DecisionRow | Non
     if place == 1:
         return "it is decided about next"
     return "1 job stands before it" if place == 2 else f"{place - 1} jobs stand before it"
+
+
+def _such(needs: Needs) -> str:
+    return "" if needs == ANYTHING else " of these"
+
+
+def _none(needs: Needs) -> str:
+    return "0" if needs == ANYTHING else "none"
 
 
 def _shape(row: JobRow) -> Shape | None:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ....cluster.files.errors import InputError, raise_all
 from ....cluster.files.input_problems import input_problems
+from ....cluster.model.needs import GB
 from ...files.paths import exists, is_file, is_folder
 from ...model.job_spec import JobFile
 
@@ -22,6 +23,7 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 OPTIONS = {
     "gpus": "--gpus", "shape": "--shape", "name": "--name", "priority": "--priority", "estimate_s": "--estimate",
     "limit_s": "--limit", "folder": "--folder", "environment": "--env", "command": "the command behind --",
+    "needs": "--gpu-type", "gpu_memory_bytes": "--gpu-memory",
 }  # fmt: skip
 
 
@@ -58,6 +60,16 @@ def shape_of(text: str) -> dict[str, int]:
     if found is None:
         raise InputError(f"{text!r} is no shape", "write NODESxGPUS, as in --shape 2x4", field="--shape")
     return {"nodes": int(found[1]), "gpus_per_node": int(found[2])}
+
+
+def needs_of(types: Sequence[str], memory_gb: float | None) -> dict[str, object] | None:
+    """Return what `--gpu-type` and `--gpu-memory` ask of nodes, None if neither is given."""
+    told: dict[str, object] = {}
+    if types:
+        told["gpu_types"] = list(types)
+    if memory_gb is not None:
+        told["gpu_memory_bytes"] = memory_gb * GB
+    return told or None
 
 
 def command_of(words: Sequence[str] | None) -> list[str] | None:
@@ -117,7 +129,7 @@ def job_with(given: Mapping[str, Any]) -> JobFile:
 
 
 def _option(place: Sequence[str | int]) -> str:
-    option = OPTIONS[str(place[0])]
+    option = next(OPTIONS[str(part)] for part in (*reversed(place[:2]), place[0]) if part in OPTIONS)
     return f"{option} {place[1]}" if option == "--env" and len(place) > 1 else option
 
 

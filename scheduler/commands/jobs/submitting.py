@@ -45,6 +45,13 @@ EstimateOption = Annotated[
 LimitOption = Annotated[
     float | None, typer.Option(parser=run_time, metavar=DURATION, help="Running time after which it is stopped.")
 ]
+GpuTypeOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TYPE", help="Node type that it accepts, by its name; several times for one of several."),
+]
+GpuMemoryOption = Annotated[
+    float | None, typer.Option(metavar="GB", help="Least memory of each GPU, in GB of 1e9 bytes.")
+]
 
 
 def submit(
@@ -54,6 +61,8 @@ def submit(
     shape: Annotated[
         str | None, typer.Option(metavar="NODESxGPUS", help="So many nodes with so many GPUs each, as in 2x4.")
     ] = None,
+    gpu_type: GpuTypeOption = None,
+    gpu_memory: GpuMemoryOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher goes first, -1000 to 1000.")] = None,
     estimate: EstimateOption = None,
@@ -73,10 +82,11 @@ def submit(
 
     Options go before what the file says, and so does a command behind --.
     """
-    from .submission import command_of, environment_of, file_of, shape_of
+    from .submission import command_of, environment_of, file_of, needs_of, shape_of
 
     given = {
         "gpus": gpus, "shape": None if shape is None else shape_of(shape), "name": name, "priority": priority,
+        "needs": needs_of(gpu_type or (), gpu_memory),
         "estimate_s": estimate, "limit_s": limit,
         "folder": None if folder is None else str(Path.cwd() / folder),
         "command": command_of(context.meta[COMMAND]), "environment": environment_of(env or (), os.environ),
@@ -120,8 +130,9 @@ def _job(file: Path | None, given: Mapping[str, Any]) -> "JobFile":
     content = read_yaml(file, PAGE)
     data = dict(content.data) if isinstance(content.data, dict) else {}
     job_with({"command": ["x"], **given})  # an option is blamed as one, not as a line of the file
-    if "environment" in given and isinstance(data.get("environment", {}), dict):
-        given = {**given, "environment": {**data.get("environment", {}), **given["environment"]}}
+    for section in ("environment", "needs"):
+        if section in given and isinstance(data.get(section, {}), dict):
+            given = {**given, section: {**data.get(section, {}), **given[section]}}
     for one, other in (("gpus", "shape"), ("shape", "gpus")):  # each says how many GPUs, so one replaces both
         if one in given and other not in given:
             data.pop(other, None)

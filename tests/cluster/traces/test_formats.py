@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from longshore.cluster.model.needs import Needs
 from longshore.cluster.model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Workload
 from longshore.cluster.traces.detect import detect_format, read_trace
+from longshore.cluster.traces.statistics import write_trace
 from tests.cluster.traces.small_traces import EXAMPLES, KALOS, MURI, OWN, SEREN, SWF, written
 
 
@@ -122,3 +124,37 @@ KNOWN = {
 def test_users_and_names_are_read_where_a_format_has_them(tmp_path: Path, name: str) -> None:
     workload = read_trace(written(tmp_path, EXAMPLES[name][0]))
     assert (workload.users, workload.names) == KNOWN[name]
+
+
+MIB = 2.0**20
+NEEDED = {
+    "acme": (KALOS, [Needs(cpus_per_gpu=15.0)]),
+    "helios": (EXAMPLES["helios"][0], [Needs(cpus_per_gpu=2.0), Needs(cpus_per_gpu=0.5)]),
+    "openb": (
+        EXAMPLES["openb"][0].replace("p3,1,1,4,1000,,", "p3,32000,65536,4,1000,V100M16|V100M32,"),
+        [Needs((), 0.0, 0.001, MIB), Needs(("V100M16", "V100M32"), 0.0, 8.0, 16384 * MIB)],
+    ),
+    "longshore": (
+        "gpus,work_s,submit_s,gpu_types,gpu_memory_bytes,cpus_per_gpu,host_memory_bytes_per_gpu\n"
+        "1,5,0,,,,\n2,5,1, a100 | h100 ,80e9,4,16e9\n",
+        [Needs(), Needs(("a100", "h100"), 80e9, 4.0, 16e9)],
+    ),
+}  # what whole jobs ask for, divided by their GPUs
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_format_tells_what_jobs_need_for_each_gpu(name: str, tmp_path: Path) -> None:
+    content, needs = NEEDED[name]
+    assert read_trace(written(tmp_path, content), trace_format=name).needs == tuple(needs)
+
+
+@pytest.mark.parametrize("name", sorted(set(EXAMPLES) - set(NEEDED)))
+def test_other_formats_tell_of_no_needs(name: str, tmp_path: Path) -> None:
+    assert read_trace(written(tmp_path, EXAMPLES[name][0]), trace_format=name).needs is None
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_needs_are_written_and_read_back(name: str, tmp_path: Path) -> None:
+    workload = read_trace(written(tmp_path, NEEDED[name][0]), trace_format=name)
+    write_trace(workload, tmp_path / "own.csv")
+    assert read_trace(tmp_path / "own.csv").needs == workload.needs
