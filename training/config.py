@@ -178,7 +178,15 @@ def config_of(
     brought = {"--cluster": cluster, "--faults": faults, "--load": loads or None, "--estimates": estimates}
     _check_input(preset, traces, brought)
     _check_history(
-        preset, history, {"--order": orders, "--ageing": ageing_h < math.inf, "--algo": algorithm != "group"}
+        preset,
+        history,
+        {
+            "--order": orders,
+            "--ageing": ageing_h < math.inf,
+            "--algo": algorithm != "group",
+            "--oracle": oracle,
+            "--waiting": waiting is not None,
+        },
     )
     _check_orders(algorithm, orders)
     return TrainingConfig.model_validate(

@@ -3,6 +3,8 @@
 from itertools import product
 from typing import NamedTuple
 
+import numpy as np
+
 from ..cluster.faults.recorded import FaultTrace, read_fault_trace
 from ..cluster.files.errors import InputError
 from ..cluster.model.problem import Problem
@@ -135,6 +137,13 @@ def _estimated(problem: Problem, kind: EstimateKind, seed: int) -> Problem:
 def _joined(parts: list[Problem]) -> Problem:
     """Return problems of one cluster in one, which is cut off as late as the last of them."""
     limit_s = max(it.rules.limit_s for it in parts)
+    scenarios, suits = [], dict[bytes, int]()  # classes of needs are numbered anew: each part has its own numbers
+    for part in parts:
+        number = np.array([suits.setdefault(row.tobytes(), len(suits)) for row in part.cluster.suits], dtype=np.int32)
+        scenarios.append(part.scenarios._replace(needs=number[part.scenarios.needs]))
+    cluster = parts[0].cluster
+    rows = [np.frombuffer(row, dtype=cluster.suits.dtype) for row in suits]
     return parts[0]._replace(
-        scenarios=joined([it.scenarios for it in parts]), rules=parts[0].rules._replace(limit_s=limit_s)
-    )
+        cluster=cluster._replace(suits=np.stack(rows)), scenarios=joined(scenarios),
+        rules=parts[0].rules._replace(limit_s=limit_s),
+    )  # fmt: skip

@@ -71,7 +71,7 @@ def classified(
         needs: Of the jobs of each workload, None where nobody needs anything.
     """
     every = frozenset(range(len(offers)))
-    types = {kind: accepted_types(kind, offers) for jobs in needs for kind in set(jobs or ())}
+    types = {kind: accepted_types(kind, offers) for jobs in needs for kind in dict.fromkeys(jobs or ())}
     classes = {every: 0}
     for found in types.values():
         classes.setdefault(found, len(classes))

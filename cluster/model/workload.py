@@ -102,7 +102,7 @@ def first_jobs(workload: Workload, jobs: int | None) -> Workload:
     arrays = ("gpus", "work_s", "submit_s", "estimate_s", "compute_s", "parameter_bytes")
     first = np.arange(jobs)
     users, names = taken(workload.users, first), taken(workload.names, first)
-    cut = replace(workload, ids=workload.ids[:jobs], users=users, names=names)
+    cut = replace(workload, ids=workload.ids[:jobs], users=users, names=names, needs=taken(workload.needs, first))
     return replace(cut, **{name: getattr(workload, name)[:jobs] for name in arrays})
 
 

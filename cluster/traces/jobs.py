@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.errors import InputError
-from ..model.needs import Needs
+from ..model.needs import ANYTHING, Needs
 from ..model.workload import DEFAULT_COMPUTE_S, DEFAULT_PARAMETER_BYTES, Told, Workload, taken, workload_of
 
 
@@ -157,8 +157,13 @@ def _joined(parts: list[Jobs]) -> Jobs:
         np.concatenate([part.parameter_bytes for part in parts]),
         _chained([part.users for part in parts]),
         _chained([part.names for part in parts]),
-        _chained([part.needs for part in parts]),
+        _chained([_needs_of(part) for part in parts]) if any(part.needs for part in parts) else None,
     )
+
+
+def _needs_of(jobs: Jobs) -> tuple[Needs, ...]:
+    """Return what each job needs: nothing where nothing is told."""
+    return jobs.needs or (ANYTHING,) * len(jobs.ids)
 
 
 def _chained(parts: list[tuple[Told, ...] | None]) -> tuple[Told, ...] | None:

@@ -26,7 +26,7 @@ from ..store.rows.jobs import JobColumns
 from .admission import line_up
 from .health_actions import judge_steps, take_last_look
 from .quarantine import drain, give_up
-from .rehydrate import used_by
+from .rehydrate import needs_of, used_by
 from .state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)
@@ -284,7 +284,8 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
         columns |= cache.stop(job.id, kept_s)
         if release.desired is not None:
             columns["desired"] = release.desired
-        if not release.stays:
+        # A cluster file that was changed while it ran may have no room for it: who looks at those outside says so.
+        if not release.stays or job.gpus > cache.parts.layout.gpus_for(needs_of(job)):
             cache.leave(job.id)
     else:
         cache.finish(job.id)

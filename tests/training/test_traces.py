@@ -74,6 +74,25 @@ def test_windows_run_on_the_cluster_file_that_is_given(asked: Asked, tmp_path: P
         assert problem.scenarios.gpus.max() <= 12
 
 
+def test_jobs_of_every_trace_and_load_keep_the_node_types_that_suit_them(asked: Asked, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CLUSTER)
+    types = {"a.csv": ("new", "", "old"), "b.csv": ("old", "new")}  # whose classes are met in another order
+    for name, of in types.items():
+        rows = [f"j{job},1,{1000 + job},{job * 100},{of[job % len(of)]}" for job in range(400)]
+        (tmp_path / name).write_text("\n".join(["id,gpus,work_s,submit_s,gpu_types", *rows]) + "\n")
+    trained, _ = trace_problems(
+        asked._replace(cluster=tmp_path / "c.yaml", traces=tuple(tmp_path / it for it in types))
+    )
+    suits, drawn = trained[0].cluster.suits, trained[0].scenarios
+    wanted = {"new": [0, 0, 1, 1], "old": [1, 1, 0, 0], "": [1, 1, 1, 1]}
+    of_first = drawn.work_s.shape[0] // 2
+    for row in range(0, drawn.work_s.shape[0], 97):
+        of = types["a.csv" if row < of_first else "b.csv"]
+        for job in range(drawn.jobs[row]):
+            own = of[int(drawn.work_s[row, job] - 1000) % len(of)]
+            assert suits[drawn.needs[row, job]].tolist() == wanted[own]
+
+
 def test_a_trace_that_is_too_short_for_parts_is_refused(tmp_path: Path) -> None:
     short = trace(tmp_path / "short.csv", 0, jobs=100)
     with pytest.raises(InputError, match="too few") as caught:

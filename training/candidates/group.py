@@ -312,7 +312,8 @@ class GroupLearner:
         with read_arrays(self.run_folder.path / SNAPSHOT) as arrays:
             restore_learned(arrays, self.network, self.optimizer)
             restore_weights(arrays, "average", self.average)
-            for name in ("square", "product"):
+            # Runs that began before it was kept go on without.
+            for name in (it for it in ("square", "product") if f"foreseen/{it}" in arrays):
                 kept = alike(arrays, f"foreseen/{name}", getattr(self.foreseen, name))
                 within(f"foreseen/{name}", kept, -MOST_KEPT, MOST_KEPT)
                 setattr(self.foreseen, name, kept)

@@ -31,6 +31,7 @@ class Asked(NamedTuple):
     rank: int
     compute_s: float
     parameter_bytes: float
+    types: tuple[int, ...] = ()  # numbers of the node types that suit it, all if there are none
 
 
 class Standing(NamedTuple):
@@ -118,7 +119,9 @@ class Line(_Model):
         return None if self.past.site is None else _opening(self.past.site, self.past.known)
 
 
-_ASKED = tuple[str, int, float, float, int, float, float]
+_ASKED = (  # the second of a job that not every node type suits
+    tuple[str, int, float, float, int, float, float] | tuple[str, int, float, float, int, float, float, tuple[int, ...]]
+)
 _STANDING = tuple[float, float, float, float, int, float, float, float, float, tuple[int, ...]]
 _KNOWN: TypeAdapter[Any] = TypeAdapter(
     tuple[float, list[tuple[_ASKED, _STANDING]], list[str], list[int], tuple[int, float]]
@@ -166,6 +169,8 @@ def _call(entry: Sequence[Any]) -> Call | None:
     Raises:
         ValueError: If it cannot have happened.
     """
+    if not entry:
+        raise ValueError("an entry of what happened is empty")
     method = entry[0]
     if method not in _VALUES:
         return None
@@ -181,7 +186,9 @@ def _opening(site: Mapping[str, Any], known: object) -> Opening:
         ValueError: If it cannot have stood so.
         KeyError: If a part is missing.
     """
-    cluster = sound_cluster(Cluster(**{name: _array(array) for name, array in site["cluster"].items()}))
+    arrays = {name: _array(array) for name, array in site["cluster"].items()}
+    everywhere = np.ones((1, arrays["speed"].size), dtype=np.int32)  # which nodes suit whom comes with the jobs
+    cluster = sound_cluster(Cluster(**arrays, suits=everywhere))
     told = {"estimated_hazards": False, **site["rules"], "order": ORDERS[site["rules"]["order"]]}
     rules = sound_rules(Rules(**{name: kind(told[name]) for name, kind in Rules.__annotations__.items()}))
     now_s, jobs, _, down, estimates = _KNOWN.validate_python(known)

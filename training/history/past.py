@@ -7,7 +7,7 @@ Source: SPEC R9, R11.
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from ...cluster.files.errors import InputError
 from .log import Asked, Call, Line, Opening, Standing, floats_of, read_lines
 
 LEAST_WORK_S = 1e-3
-MOST_SEEN = 20_000  # decisions that are kept, the latest: 60 MB
+MOST_SEEN = 20_000  # decisions that are kept, spread over the whole past: 60 MB
 DONE = "success"  # exit class of an attempt after which its job is over
 
 
@@ -51,7 +51,8 @@ class Past:
         self.asked: dict[str, Asked] = {}  # all jobs, in the order in which they were met
         self.left_s: dict[str, float] = {}  # when jobs ended or were withdrawn
         self.work_s: dict[str, float] = {}  # of the jobs that ran to their ends
-        self.seen = deque[Seen](maxlen=MOST_SEEN)
+        self.seen: list[Seen] = []
+        self._seen_each, self._met = 1, 0  # of the decisions met, one of so many is kept
         self.gpu_faults = Counter[int]()
         self.node_faults = Counter[int]()
         self.repairs_s: list[float] = []
@@ -77,7 +78,7 @@ class Past:
                 after = line.past.n
                 if is_whole:
                     self._live(line, calls)
-            except (KeyError, TypeError, ValueError, OverflowError) as error:
+            except (IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
                 told = str(error).splitlines()[0]
                 raise InputError(f"what is told cannot have happened: {told}", path=path, line=number) from error
         if self.opening is None:
@@ -195,10 +196,17 @@ class Past:
         if line.observation is None or line.log_probability is None or told.actions is None or len(told.actions) != 1:
             return
         (action,), drawn = told.actions, float("nan")
+        seen, log_probability = floats_of(line.observation), floats_of(line.log_probability)
+        if not 0 <= action < log_probability.size or not np.isfinite(seen).all():
+            raise ValueError(f"action {action} of {log_probability.size}, by what is no number")
         if told.behaviour_probability is not None and told.sample_temperature is not None:
-            drawn = float(floats_of(line.log_probability)[action])
+            drawn = float(log_probability[action])
         unit_s = self._estimates[1] / max(self._estimates[0], 1)
-        self.seen.append(Seen(self._now_s, unit_s, floats_of(line.observation), action, drawn))
+        self._met += 1
+        if self._met % self._seen_each == 0:
+            self.seen.append(Seen(self._now_s, unit_s, seen, action, drawn))
+        if len(self.seen) > MOST_SEEN:
+            self.seen, self._seen_each = self.seen[1::2], 2 * self._seen_each
 
 
 def _same(one: Opening, other: Opening) -> bool:

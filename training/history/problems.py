@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...cluster.files.errors import InputError
 from ...cluster.model.problem import Problem
 from ...cluster.model.scenarios import FaultProcess, fault_sources, stack
+from ...cluster.model.topology import Cluster
 from ...cluster.model.workload import Workload, workload_of
 from ...cluster.presets.problems import capacity_of, check_size, enough_runs, until_overload, windows_of
 from ...cluster.presets.streams import VALIDATION_SEED, Stream, stream, training_key
@@ -112,7 +113,7 @@ def history_windows(
     """
     opening = history.past.opening
     assert opening is not None
-    cluster = opening.cluster
+    cluster, kinds = _classes(opening.cluster, history.past)
     found = windows_of(
         history.workload, windows, part=part, seed=seed, load=None, max_gpus=cluster.gpu_node.size,
         capacity=capacity_of(cluster), disjoint=disjoint,
@@ -123,10 +124,20 @@ def history_windows(
     scenarios = stack(
         cluster, each, fault_seed=stream(seed, Stream.FAULTS).integers(0, 2**32, len(each)),
         source_rate_per_s=fault_rates_per_s(history.past), hazard_per_s=opening.hazard_per_s,
+        needs=[np.array([kinds[job] for job in window.ids], dtype=np.int32) for window in each],
     )  # fmt: skip
     ranks = np.array([[history.rank[job] for job in window.ids] for window in each])
     scenarios = sound_scenarios(scenarios._replace(rank=ranks - ranks.min()), cluster)
     return Problem(cluster, scenarios, _process(history.past), until_overload(cluster, scenarios, opening.rules))
+
+
+def _classes(cluster: Cluster, past: Past) -> tuple[Cluster, dict[str, int]]:
+    """Return a cluster that knows which nodes suit the jobs of a past, and the class of each job's needs."""
+    types = list(dict.fromkeys([(), *(it.types for it in past.asked.values())]))
+    suits = np.array([np.isin(cluster.node_type, kind) if kind else np.ones(cluster.speed.size) for kind in types])
+    number = {kind: place for place, kind in enumerate(types)}
+    kinds = {job: number[it.types] for job, it in past.asked.items()}
+    return cluster._replace(suits=np.ascontiguousarray(suits, dtype=np.int32)), kinds
 
 
 def fault_rates_per_s(past: Past) -> NDArray[np.float64]:
@@ -162,10 +173,9 @@ def _process(past: Past) -> FaultProcess:
 def to_go_of(stays: Stays, seen: Seen) -> float:
     """Return what was still to come at a decision, as the value of a network tells it; nan where that is not known.
 
-    It is the mean time that the jobs then in the system still spent there.
+    It is the mean time that the jobs then in the system still spent there, of those whose end is known.
     """
-    inside = (stays.enter_s <= seen.now_s) & (stays.leave_s > seen.now_s)
+    inside = (stays.enter_s <= seen.now_s) & (stays.leave_s > seen.now_s) & np.isfinite(stays.leave_s)
     if not inside.any() or seen.unit_s <= 0.0:
         return math.nan
-    left_s = float((stays.leave_s[inside] - seen.now_s).mean())
-    return left_s / seen.unit_s if math.isfinite(left_s) else math.nan
+    return float((stays.leave_s[inside] - seen.now_s).mean()) / seen.unit_s

@@ -20,12 +20,13 @@ from ...cluster.files.output_file import make_folder, replacing
 from ..asked import SIZES, Sizes
 from ..config import TrainingConfig
 from ..history.problems import later_problem, read_history
+from ..initial import initial_network
 from ..later import Later, compared
 from ..run import train
 from ..run_folder import Tell, interruptible
 from .publishing import digest_of, publish
 
-PAST, SERVED, ROUND = "decisions.jsonl", "serving.zip", "round.json"
+PAST, SERVED, ROUND, WHOSE = "decisions.jsonl", "serving.zip", "round.json", "whose.json"
 MORE = 1.05  # times as many jobs must have ended as at the last round
 LOOK_S = 1.0  # between two looks at a file that has not changed
 ADVICE = "stopping after what is in progress; the same command goes on"
@@ -73,13 +74,32 @@ class _Learner:
         self.history = Path(asked.config.history)
         self.folder = asked.logdir.absolute() / f"online-{asked.config.name}"
         make_folder(self.folder, "--logdir")
+        self._claim()
         self._stamp: tuple[int, int] | None = None
         self._told = ""
+
+    def _claim(self) -> None:
+        """Refuse a folder that learns from another scheduler's past, or for another checkpoint.
+
+        Raises:
+            InputError: If it is one.
+        """
+        mine = {"history": str(self.history.absolute()), "served": str(self.asked.served.absolute())}
+        path = self.folder / WHOSE
+        if not path.exists():
+            with replacing(path) as part:
+                part.write_text(json.dumps(mine, indent=1) + "\n")
+        elif path.read_text() != json.dumps(mine, indent=1) + "\n":
+            raise InputError(
+                "this folder learns from another past or for another checkpoint", "take another --logdir", path=path
+            )
 
     def next(self) -> Round | None:
         """Go through a round, or on with one that was interrupted; None if this one is."""
         done = sorted(self.folder.glob(f"round-*/{ROUND}"))
         folder = self.folder / f"round-{len(done):03d}"
+        if (folder / PAST).exists() and digest_of(self.asked.served) != digest_of(folder / SERVED):
+            shutil.rmtree(folder)  # what is served has been replaced since: the round would be for nothing
         if not (folder / PAST).exists() and not self._begin(folder, _jobs_in(done[-1]) if done else 0):
             return None
         best = self._train(folder)
@@ -161,6 +181,7 @@ def learn_online(asked: Asked, *, rounds: int | None = None) -> list[Round]:
         CheckpointError: If the checkpoint that is served is damaged.
     """
     load_policy(asked.served)  # refused at once
+    initial_network(asked.config.model_copy(update={"init": str(asked.served)}))
     learner, found = _Learner(asked), list[Round]()
     with interruptible(learner, ADVICE):
         while not learner.interrupted and (rounds is None or len(found) < rounds):

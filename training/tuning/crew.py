@@ -7,6 +7,7 @@ import socket
 from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
+from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -55,7 +56,10 @@ class Processes:
 
     def ended(self, begun: Collection[Any]) -> list[tuple[Any, Ended]]:
         """Wait until one of some trials has ended at least, and return those that have."""
-        return [(one, one.result()) for one in wait_for(begun, return_when=FIRST_COMPLETED).done]
+        try:
+            return [(one, one.result()) for one in wait_for(begun, return_when=FIRST_COMPLETED).done]
+        except BrokenProcessPool as error:
+            raise BackendError("the process of a trial was killed; it may lack memory: take fewer --jobs") from error
 
     def close(self) -> None:
         """End the processes."""

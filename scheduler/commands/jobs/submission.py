@@ -129,7 +129,9 @@ def job_with(given: Mapping[str, Any]) -> JobFile:
 
 
 def _option(place: Sequence[str | int]) -> str:
-    option = next(OPTIONS[str(part)] for part in (*reversed(place[:2]), place[0]) if part in OPTIONS)
+    # Of needs each part has an option of its own; names of variables may be those of options.
+    parts = (*reversed(place[:2]), place[0]) if place[0] == "needs" else place[:1]
+    option = next(OPTIONS[str(part)] for part in parts if part in OPTIONS)
     return f"{option} {place[1]}" if option == "--env" and len(place) > 1 else option
 
 
