@@ -30,14 +30,14 @@ CARD = """\
 # {name}
 
 Takes whole placements, or waits, on clusters of any size, under four order regimes. It was trained on the first 60 % \
-of ten real traces at five loads on the cluster of `hetero64`, for the mean and the p99 of JCT, with estimated fault \
-rates and estimates of run times of several qualities.
+of ten real traces at five loads on the cluster of `hetero64`, and in part on clusters of 16 to 256 GPUs, for the mean \
+and the p99 of JCT, with estimated fault rates and estimates of run times of several qualities.
 
 | | |
 | --- | --- |
 | algorithm, network | group-relative policy gradient from random weights, `candidates`; actions `candidate` |
-| command | `longshore {command}`, with `--seed` 0, 1 and 2; this is the mean of \
-their networks (`python -m benchmarks.traces_checkpoint FOLDER`) |
+| command | `python -m benchmarks.traces_checkpoint FOLDER`: the mean of the networks of three runs of `longshore \
+{command}` with `--seed` 0, 1 and 2, each with three validations |
 | scored | {machine} (`make bench-real`) |
 
 Against `patient`, its factor tuned on each trace's past, on the last 30 % of the ten traces (mean JCT, 95 % interval):

@@ -1,4 +1,4 @@
-"""The shipped policy for real traces on clusters that nobody trained it on, one pass, against `patient`.
+"""The shipped policy for real traces on clusters of other shapes than it was trained on, one pass, against `patient`.
 
 Sizes, node sizes, speeds and fault rates, generated jobs at once and over time, and real jobs, under strict FIFO and
 under the default order. `patient` has its factor tuned on other draws of the same kind. Estimates of run times have
@@ -48,9 +48,9 @@ class Kind(NamedTuple):
 
 KINDS = {
     "16 GPUs": Kind(Site(2), 24),
-    "256 GPUs": Kind(Site(32), 256),
+    "256 GPUs": Kind(Site(32), 256),  # of a size and, below, of three speeds or without faults, as in training
     "1,024 GPUs": Kind(Site(128), 1024, 4),
-    "4-GPU nodes": Kind(Site(16, 4), 64),
+    "4-GPU nodes": Kind(Site(20, 4), 64),
     "three node types": Kind(Site(9, speeds=(4.0, 2.0, 1.0)), 64),
     "no faults": Kind(Site(faults=0.0), 64),
     "20 x the faults": Kind(Site(faults=20.0), 64),
