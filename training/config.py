@@ -177,17 +177,8 @@ def config_of(
         raise InputError(f"{steps:g} is no number of steps", "write one such as 2e6", field="--steps")
     brought = {"--cluster": cluster, "--faults": faults, "--load": loads or None, "--estimates": estimates}
     _check_input(preset, traces, brought)
-    _check_history(
-        preset,
-        history,
-        {
-            "--order": orders,
-            "--ageing": ageing_h < math.inf,
-            "--algo": algorithm != "group",
-            "--oracle": oracle,
-            "--waiting": waiting is not None,
-        },
-    )
+    others = {"--ageing": ageing_h < math.inf, "--oracle": oracle, "--waiting": waiting is not None}
+    _check_history(preset, history, {"--order": orders, "--algo": algorithm != "group", **others})
     _check_orders(algorithm, orders)
     return TrainingConfig.model_validate(
         {
