@@ -16,7 +16,7 @@ from longshore.agents.networks.candidates import CandidateNetwork, CandidatePoli
 from longshore.training.asked import SIZES
 from longshore.training.candidates.margin import log_cost, with_best_margin
 from longshore.training.config import TrainingConfig, asked_of
-from longshore.training.presets import PRESETS, TRACES, GroupParameters
+from longshore.training.presets import OVER_TIME, PRESETS, TRACES
 from longshore.training.run import train
 from longshore.training.run_folder import Progress
 
@@ -33,7 +33,7 @@ def config_of(seed: int) -> TrainingConfig:
     return TrainingConfig(
         preset=TRACES, algorithm="group", steps=STEPS, seed=seed, network="candidates", action="candidate",
         reward="jct", waiting=True, oracle=False, orders=("fifo", "easy", "easy-shortest", "shortest"), ageing_h=168,
-        traces=tuple(map(str, traces().values())), group=GroupParameters(group_tail=0.15, group_horizon=4.0),
+        traces=tuple(map(str, traces().values())), group=OVER_TIME,
         threads=1,
     )  # fmt: skip
 

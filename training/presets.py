@@ -58,6 +58,10 @@ TAUGHT = GroupParameters(
 )
 
 
+# Where jobs arrive over time: the tail counts, and a decision is credited with what came after it.
+OVER_TIME = GroupParameters(group_tail=0.15, group_horizon=4.0)
+
+
 @dataclass(frozen=True, slots=True)
 class DistilParameters:
     """Of distillation. Gains are in units of the mean estimate."""
@@ -187,7 +191,7 @@ PRESETS = {
         action="candidate",
         network="candidates",
         algorithm="group",
-        group=GroupParameters(group_tail=0.15, group_horizon=4.0),
+        group=OVER_TIME,
         waiting=True,
         orders=("shortest",),
     ),
@@ -199,7 +203,7 @@ PRESETS = {
         action="candidate",
         network="candidates",
         algorithm="group",
-        group=GroupParameters(group_tail=0.15, group_horizon=4.0),
+        group=OVER_TIME,
         waiting=True,
     ),
     "philly": Preset(

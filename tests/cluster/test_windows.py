@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
-from longshore.cluster.model.workload import Workload, workload_of
+from longshore.cluster.model.needs import Needs
+from longshore.cluster.model.workload import Workload, first_jobs, workload_of
 from longshore.cluster.traces.statistics import describe
 from longshore.cluster.workloads.windows import sample_windows, scaled_to_load, with_gpus_cut
 
@@ -98,3 +99,9 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         sample_windows(whole, 0, 1, rng, cluster_gpus=8)
     with pytest.raises(ValueError, match="more than 0"):
         scaled_to_load(whole, float("nan"), 8)
+
+
+def test_the_first_jobs_keep_their_own_needs() -> None:
+    needs = tuple(Needs((name,)) for name in ("a", "b", "c"))
+    jobs = workload_of(("x", "y", "z"), np.ones(3, np.int32), np.ones(3), np.arange(3.0), needs=needs)
+    assert first_jobs(jobs, 2).needs == needs[:2]

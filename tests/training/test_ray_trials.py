@@ -30,7 +30,7 @@ def address_of(cluster: RayCluster) -> str:
 
 
 def test_trials_run_on_ray_and_their_runs_are_kept(ray_cluster: RayCluster, tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     done = tuned(tmp_path, ray_cluster, address_of(ray_cluster))
     assert done.returncode == 0, done.stderr
     assert "The best is trial" in done.stdout
@@ -39,7 +39,7 @@ def test_trials_run_on_ray_and_their_runs_are_kept(ray_cluster: RayCluster, tmp_
 
 
 def test_where_no_ray_answers_one_line_says_so(ray_cluster: RayCluster, tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     done = tuned(tmp_path, ray_cluster, "127.0.0.2:9")
     assert done.returncode == 2
     assert "no Ray answers at 127.0.0.2:9" in done.stderr.splitlines()[-1]

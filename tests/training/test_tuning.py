@@ -47,7 +47,7 @@ def told(tuned: Tuned) -> list[tuple[str, float | None, dict[str, float]]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     return tune(asked(), tmp_path_factory.mktemp("whole"), one_process, quiet, trials=3, jobs=1, sizes=SIZES)
 
 
@@ -86,7 +86,7 @@ def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(whol
 
 
 def test_trials_run_side_by_side_and_a_larger_number_goes_on(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     begun: list[str] = []
     for trials in (2, 3):
         tuned = tune(asked(), tmp_path, lambda: Processes(2), begun.append, trials=trials, jobs=2, sizes=SIZES)
@@ -117,7 +117,7 @@ def test_a_trial_that_goes_on_counts_what_it_had_reached_before(tmp_path: Path) 
 
 
 def test_a_trial_whose_input_cannot_be_ends_the_search_with_its_problem(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     short = trace(tmp_path / "short.csv", 0, jobs=50)
     config = config_of(
         preset=None, algorithm=None, steps=2000, seed=0, network=None, action=None, observation=None, reward=None,
@@ -158,7 +158,7 @@ def test_the_own_values_of_every_algorithm_lie_within_the_bounds(algorithm: str)
 
 
 def test_tune_says_what_to_run(tmp_path: Path, longshore: Command) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     jobs = trace(tmp_path / "jobs.csv", 1, jobs=200)
     line = ("--trace", jobs, "--order", "easy", "--steps", 3000, "--trials", 2, "--logdir", tmp_path / "runs")
     done = longshore("tune", *line)
