@@ -46,10 +46,10 @@ def plain_candidate_features(batch: Batch, row: int) -> NDArray[np.float32]:
 
 
 def _is_refused(seen: Decision, candidate: Candidate, state: State, row: int) -> bool:
-    """Say whether the due job's set at once breaks the reservation."""
-    gpus = seen.gpus[seen.job]
-    run_s = seen.run_s(given_by(usable_after(seen, 0.0), candidate.nodes, gpus))
-    return bool(gpus > state.extra[row] and seen.now_s + run_s > state.shadow_s[row])
+    """Say whether the due job's set at once breaks the reservation, of which nodes count that its holder may use."""
+    given = given_by(usable_after(seen, 0.0), candidate.nodes, seen.gpus[seen.job])
+    held = sum(gpus * seen.cluster.suits[state.reserved_class[row], node] for node, gpus in given.items())
+    return bool(held > state.extra[row] and seen.now_s + seen.run_s(given) > state.shadow_s[row])
 
 
 def size_class(gpus: int) -> int:

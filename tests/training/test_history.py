@@ -205,6 +205,7 @@ def test_a_run_on_a_history_begins_with_the_serving_policy_and_learns_from_what_
     assert result.later[0].windows >= 1
     assert json.loads((result.folder / "later.json").read_text())[0]["where"] == "decisions.jsonl"
     assert shown(result.folder, "history/") == documented("history")
+    assert shown(result.folder, "group/") == documented("group") | documented("traces")
 
 
 @pytest.mark.parametrize(
