@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtr, stdtrit
 
 FEWEST_RESAMPLED = 10  # units: fewer have too few different resamples, and their bootstrap is far too narrow
 RESAMPLES = 9999  # the ends of a 95 % interval then differ between seeds by about 1 % of its width
@@ -82,7 +82,7 @@ def mean_p_values(numerator: NDArray[np.float64], denominator: NDArray[np.float6
         return np.full(value.shape, np.nan)
     error = _standard_error(numerator, denominator, value)
     with np.errstate(divide="ignore", invalid="ignore"):
-        p = 2.0 * stats.t.sf(np.abs(value / error), units - 1)
+        p = 2.0 * stdtr(units - 1, -np.abs(value / error))
     p = np.where((value == 0.0) & (error == 0.0), 1.0, p)
     return np.asarray(p, dtype=np.float64)
 
@@ -115,7 +115,7 @@ def _t_interval(
     Source: Cochran, Sampling Techniques (1977), chapter 6 (ratio estimates), without finite population.
     """
     value, units = _ratio(numerator, denominator), numerator.shape[-1]
-    reach = stats.t.ppf((1 + confidence) / 2, units - 1) * _standard_error(numerator, denominator, value)
+    reach = stdtrit(units - 1, (1 + confidence) / 2) * _standard_error(numerator, denominator, value)
     reach = np.where((denominator != 0).all(axis=-1), reach, np.nan)
     return value - reach, value + reach
 
@@ -151,6 +151,8 @@ def _bootstrap_interval(
 
 def _bootstrap(numerator: NDArray[np.float64], denominator: NDArray[np.float64], confidence: float) -> tuple[Any, ...]:
     """Return the ends of the BCa interval, shape (rows,), and the ratios of all resamples, (rows, resamples)."""
+    from scipy import stats  # it takes a second to import
+
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # such rows come out nan and are dealt with
         result = stats.bootstrap(

@@ -22,7 +22,7 @@ from longshore.training.tuning.trial import Work, run_trial
 from tests.command_line import Command
 from tests.training.test_traces import trace
 
-SIZES = Sizes(64, 16, validations=6)
+SIZES = Sizes(16, 4, validations=6)
 STEPS = 6000
 
 

@@ -95,10 +95,10 @@ class RayTasks:
     def __init__(self, address: str) -> None:
         if find_spec("ray") is None:
             raise InputError("Ray is not installed", "pip install 'longshore[ray]'", field="--ray")
+        _check_answers(address)
         import ray
 
         self._ray: Any = ray
-        _check_answers(address)
         try:
             ray.init(address, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
