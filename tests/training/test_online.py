@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +19,7 @@ from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.history.problems import read_history
 from longshore.training.online.publishing import digest_of, publish
-from longshore.training.online.rounds import PAST, ROUND, Asked, Round, learn_online
+from longshore.training.online.rounds import PAST, Asked, Round, learn_online
 from longshore.training.presets import GroupParameters
 from longshore.training.run_folder import Progress, Tell
 from tests.command_line import Command
@@ -182,22 +184,18 @@ def test_a_damaged_checkpoint_is_refused_at_once(lived: Lived, tmp_path: Path) -
         learned(tmp_path, lived.file, served)
 
 
-def test_train_goes_on_online_until_ctrl_c(lived: Lived, tmp_path: Path, longshore: Command) -> None:
-    served = served_in(tmp_path, lived.checkpoint)
-
-    def interrupt_after_a_round() -> None:
-        until(lambda: any(tmp_path.glob(f"online-*/round-000/{ROUND}")))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    waiting = threading.Thread(target=interrupt_after_a_round)
-    waiting.start()
-    done = longshore(
-        "train", "--history", lived.file, "--online", served, "--steps", 1000, "--threads", 1, "--logdir", tmp_path
-    )
-    waiting.join()
-    assert done.status == 130, done.err
-    assert done.out.startswith("round 0, ")
-    assert "mean JCT against the serving version" in done.out
+def test_train_goes_on_online_until_ctrl_c(lived: Lived, tmp_path: Path) -> None:
+    served, history = served_in(tmp_path, lived.checkpoint), tmp_path / "decisions.jsonl"
+    history.write_text("".join(lived.file.read_text().splitlines(keepends=True)[:3]))
+    line: list[str | Path] = [sys.executable, "-m", "longshore", "train", "--history", history]
+    line += ["--online", served, "--logdir", tmp_path]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+    assert said.startswith("waiting: ")
+    assert "too few" in said
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize("more", [("--online", "p.zip"), ("--online", "p.zip", "--history", "h", "--init", "i.zip")])

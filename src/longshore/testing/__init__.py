@@ -1,18 +1,23 @@
 """Contract tests for what other packages add: a policy, a trace format and the like. Ours pass the same ones.
 
-Each function raises AssertionError with what is broken. None needs pytest.
+Each function raises AssertionError with what is broken. None needs pytest. Each is imported when it is asked for: that
+of a network imports PyTorch, that of a page the scheduler.
 """
 
-from .backends import check_backend
-from .detectors import check_detector
-from .faults import check_fault_model
-from .metrics import check_metric
-from .networks import check_network
-from .orders import check_order
-from .pages import check_page
-from .policies import check_policy
-from .rewards import check_reward
-from .traces import check_trace_format
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backends import check_backend
+    from .detectors import check_detector
+    from .faults import check_fault_model
+    from .metrics import check_metric
+    from .networks import check_network
+    from .orders import check_order
+    from .pages import check_page
+    from .policies import check_policy
+    from .rewards import check_reward
+    from .traces import check_trace_format
 
 __all__ = [
     "check_backend",
@@ -26,3 +31,15 @@ __all__ = [
     "check_reward",
     "check_trace_format",
 ]
+_MODULES = {
+    "check_backend": "backends", "check_detector": "detectors", "check_fault_model": "faults",
+    "check_metric": "metrics", "check_network": "networks", "check_order": "orders", "check_page": "pages",
+    "check_policy": "policies", "check_reward": "rewards", "check_trace_format": "traces",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a check."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
