@@ -32,7 +32,6 @@ from benchmarks.learning_ways import (
     trainings,
     write_runs,
 )
-from benchmarks.trace_page import Stored
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cli import app
 from longshore.training.config import config_of
@@ -163,7 +162,7 @@ def test_a_machine_stands_once_with_all_its_commits() -> None:
 
 
 def test_the_page_leaves_out_what_is_not_finished(tmp_path: Path) -> None:
-    write_page(made_up_runs(), [ALONE, SEARCHED], Stored(), 2, 1.0, path=tmp_path / "results.md")
+    write_page(made_up_runs(), [ALONE, SEARCHED], 2, 1.0, path=tmp_path / "results.md")
     headings = [line for line in (tmp_path / "results.md").read_text().splitlines() if line.startswith("## ")]
     assert headings == ["## Rewards", "## Warm start", "## Waiting", "## Rollouts"]
 
