@@ -156,6 +156,8 @@ def _print(console: "Console", run: Run, comparison: Comparison, introduction: s
     if run.advice is None:
         for table in terminal_tables(comparison, console.width):
             console.print(table)
+        if run.tuned:
+            console.print(f"tuned for the objective: {run.tuned}")
         return
     console.print(f"{headline(run.advice, run.regime.ageing_s)}", style="bold")
     console.print(f"\n{introduction}\n")

@@ -53,6 +53,7 @@ def test_a_weighting_ranks_by_its_geometric_mean(longshore: Command, tmp_path: P
     assert answer.figures["objective"] == "weighted_objective"
     assert "weighted geometric mean of mean-jct:3,slowdown:1" in answer.figures["facts"]["objective"]
     assert "objective: weighted geometric mean of mean-jct:3,slowdown:1" in answer.out
+    assert f"tuned for the objective: {answer.figures['facts']['tuned']}" in " ".join(answer.out.split())
     means = [policy["mean"]["weighted_objective"]["value"] for policy in answer.figures["policies"].values()]
     assert means == sorted(means)
     assert re.search(r"patient@[\d.]+ under shortest, on the first 70 %", answer.figures["facts"]["tuned"])
