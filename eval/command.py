@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..agents.heuristics.heuristics import HEURISTICS, PACK, Heuristic, rivals
+from ..agents.heuristics.heuristics import HEURISTICS, PACK, rivals
 from ..agents.protocol import Policy
 from ..agents.registry import find_policy
 from ..cluster.files.errors import InputError
@@ -33,7 +33,7 @@ from .run import run_all, run_recorded
 from .setting import EvaluationRequest, Setting, setting_of
 from .table import terminal_tables
 from .terminal import Progress, Tell
-from .tuning import tuned_patients, tuned_text
+from .tuning import is_heuristic, tuned_patients, tuned_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,7 +85,7 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
             run.outcomes,
             scenarios,
             run.problem.cluster.gpu_node.size,
-            heuristics=[policy.name for policy in run.policies if isinstance(policy, Heuristic)],
+            heuristics=[policy.name for policy in run.policies if is_heuristic(policy)],
             groups=same_jobs(scenarios),
             objective=request.objective,
         )

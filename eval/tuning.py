@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..agents.heuristics.heuristics import Heuristic, tuned_patient
+from ..agents.heuristics.heuristics import HEURISTICS, Heuristic, patient_of, tuned_patient
+from ..agents.protocol import Policy
 from ..cluster.model.problem import Problem
 from ..cluster.model.weighting import Weighting
 from ..cluster.presets.problems import Regime
@@ -44,6 +45,11 @@ def _cost(problem: Problem, weighting: Weighting, policy: Heuristic) -> float:
         return math.inf
     figures = result_of(outcome, problem.scenarios, problem.cluster.gpu_node.size).figures
     return float(weighting.cost(figures).mean())
+
+
+def is_heuristic(policy: Policy) -> bool:
+    """Say whether a policy is one of the heuristics, or `patient` with another factor."""
+    return policy.name in HEURISTICS or (isinstance(policy, Heuristic) and policy == patient_of(policy.patience))
 
 
 def tuned_text(tuned: Mapping[str, Heuristic]) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...agents.heuristics.heuristics import PACK, Heuristic
+from ...agents.heuristics.heuristics import PACK
 from ...agents.protocol import Policy
 from ...cluster.dispatch.orders.table import order_of
 from ...cluster.files.errors import InputError, PluginError
@@ -19,6 +19,7 @@ from ...cluster.model.scenarios import ORDERS, Scenarios, same_jobs
 from ...cluster.model.weighting import Weighting, usual_weighting
 from ...cluster.presets.problems import Regime
 from ..run import run_all
+from ..tuning import is_heuristic
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ def run_grid(
             "under every order and policy a run was cut off before all jobs ended", "lower the fault rate or the load"
         )
     figures = Figures(*(np.array(column) for column in zip(*rows, strict=True)))
-    names = frozenset(it.name for it in (*policies, *(tuned or {}).values()) if isinstance(it, Heuristic))
+    names = frozenset(it.name for it in (*policies, *(tuned or {}).values()) if is_heuristic(it))
     return Grid(tuple(candidates), figures, unit, by, weighting is not None, names, chosen, kept)
 
 

@@ -1,6 +1,7 @@
 """`longshore evaluate --objective`: what ranks, what is tuned for it, and what is said of it."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ from longshore.cluster.model.weighting import weighting_of
 from longshore.eval.advice.grid import COMMON
 from longshore.eval.advice.words import sentences
 from longshore.eval.comparison import compare
+from longshore.eval.tuning import is_heuristic
 from tests.command_line import Command
 from tests.eval.runs import CLUSTER_GPUS, finishes, outcome, scenarios
 from tests.eval.test_every_order import SMALL, Answer, advice, run, trace
+from tests.policies_under_test import untrained_candidates
 
 
 @pytest.mark.parametrize(("text", "field"), [("p99-jct", "p99_jct_s"), ("slowdown", "mean_slowdown")])
@@ -117,6 +120,12 @@ def test_patient_with_a_factor_is_a_policy_by_its_name() -> None:
     for wrong in ("patient@", "patient@0", "patient@-1", "patient@1e9", "patient@fast"):
         with pytest.raises(PluginError, match="no factor after '@'"):
             find_policy(wrong)
+
+
+def test_a_heuristic_stays_one_with_another_factor_and_nobody_else_becomes_one() -> None:
+    assert all(map(is_heuristic, (*HEURISTICS.values(), patient_of(0.7))))
+    assert not is_heuristic(replace(PATIENT, name="theirs"))
+    assert not is_heuristic(untrained_candidates(waiting=True))
 
 
 def test_the_factor_of_least_cost_is_taken() -> None:
