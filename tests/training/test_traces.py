@@ -207,7 +207,10 @@ def test_train_by_an_objective_says_so_and_goes_on_by_the_same_command(
     ("options", "says"),
     [
         (("--objective", "p99-jtc"), "--objective: there is no objective 'p99-jtc'; did you mean 'p99-jct'?"),
-        (("--objective", "slowdown", "--algo", "ppo", "--action", "node"), "ppo minimises what its reward pays"),
+        (
+            ("--objective", "slowdown", "--algo", "ppo", "--action", "node", "--network", "set"),
+            "ppo minimises what its reward pays",
+        ),
         (("--objective", "slowdown", "--algo", "distil"), "distil minimises the makespan of a batch, else the mean"),
     ],
 )

@@ -115,8 +115,8 @@ ObjectiveOption = Annotated[
     typer.Option(
         "--objective",
         metavar="NAME",
-        help="What is to be least: mean-jct, p99-jct, slowdown (mean) or makespan; or several with weights, as in "
-        "mean-jct:0.7,p99-jct:0.3. If left out, the makespan of a batch, else the mean JCT.",
+        help="What is to be least: mean-jct, p99-jct, slowdown (mean) or makespan; or several, as in "
+        "mean-jct:2,slowdown (with the weights 2 and 1). If left out, the makespan of a batch, else the mean JCT.",
     ),
 ]
 RivalsOption = Annotated[
