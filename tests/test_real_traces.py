@@ -34,12 +34,11 @@ from benchmarks.real_stored import (
 )
 from benchmarks.real_tables import compared, over_traces, table
 from benchmarks.real_windows import DRAWS, TIMES, Figures, check_later, differences, problem_of, workload_of
-from longshore.agents.heuristics.heuristics import HEURISTICS
+from longshore.agents.heuristics.heuristics import FACTORS, HEURISTICS
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART
 from longshore.training.asked import TRAINED_PART, VALIDATED_PART, Asked
-from longshore.training.later import FACTORS
 from longshore.training.trace_problems import trace_problems
 
 HOUR_S = 3600.0
