@@ -131,7 +131,9 @@ def _first_job(workload: Workload, work_s: NDArray[np.float64]) -> int:
 def figures_of(problem: Problem, policy: Policy) -> Figures:
     """Return how a policy does on the windows of a problem, to a tenth of a second."""
     outcome, scenarios = run_all(problem, [policy])[policy.name], problem.scenarios
-    found = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size)
+    found = metrics(
+        outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size, scenarios.work_s
+    )
 
     def over_draws(values: NDArray[np.float64]) -> list[float]:
         means: list[float] = values.reshape(-1, DRAWS).mean(axis=1).round(1).tolist()

@@ -50,11 +50,11 @@ class Metrics(NamedTuple):
     lost_gpu_s: NDArray[np.float64]  # GPU-time lost to faults: since the last checkpoint, restart included
     restarts: NDArray[np.float64]  # stops by faults
     longest_wait_s: NDArray[np.float64]  # of a job in the queue, over all its stays; also of jobs that never ended
-    mean_slowdown: NDArray[np.float64]  # of JCT over work, or over 10 min if that is longer; nan if no work is given
+    mean_slowdown: NDArray[np.float64]  # of JCT over work, or over 10 min if that is longer
 
 
 def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], submit_s: NDArray[np.float64],
-            cluster_gpus: int, work_s: NDArray[np.float64] | None = None) -> Metrics:  # fmt: skip
+            cluster_gpus: int, work_s: NDArray[np.float64]) -> Metrics:  # fmt: skip
     """Return the figures of each scenario.
 
     A job that had not ended when the run was cut off counts as if it ended then: its JCT is longer, never shorter.
@@ -65,7 +65,7 @@ def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], 
         gpus: GPUs of each job, shape (scenarios, jobs).
         submit_s: Submission of each job, shape (scenarios, jobs).
         cluster_gpus: GPUs of the cluster.
-        work_s: Work of each job, shape (scenarios, jobs), for the slowdown.
+        work_s: Work of each job, shape (scenarios, jobs).
     """
     real = np.arange(gpus.shape[1]) < jobs[:, None]
     finish_s = np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None])
@@ -80,7 +80,7 @@ def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], 
         lost_gpu_s=lost,
         restarts=outcome.stops.sum(axis=1).astype(np.float64),
         longest_wait_s=outcome.wait_s.max(axis=1),
-        mean_slowdown=np.full(jobs.shape, np.nan) if work_s is None else np.nanmean(jct / bounded_s(work_s), axis=1),
+        mean_slowdown=np.nanmean(jct / bounded_s(work_s), axis=1),
     )
 
 

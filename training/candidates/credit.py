@@ -45,7 +45,8 @@ def still_to_come_s(
         if horizon_s == math.inf:
             total_s += weight[job] * (end_s - begin_s)
         else:
-            total_s += weight[job] * (horizon_s * (math.exp(-begin_s / horizon_s) - math.exp(-end_s / horizon_s)))
+            decay = -math.expm1((begin_s - end_s) / horizon_s)  # a difference of exponentials would cancel
+            total_s += weight[job] * (horizon_s * math.exp(-begin_s / horizon_s) * decay)
     return total_s
 
 
