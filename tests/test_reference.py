@@ -288,8 +288,8 @@ def test_on_equal_gpus_the_time_that_is_neither_lost_nor_overhead_is_the_work(ca
     case = case._replace(scenarios=scenarios, rules=case.rules._replace(ring=False, node_penalty=0.0))
     _, outcome = run(case, choose)
     gpus, cluster_gpus = scenarios.gpus[case.row], case.cluster.gpu_node.size
-    jobs, submit_s, work_s = (values[[case.row]] for values in (scenarios.jobs, scenarios.submit_s, scenarios.work_s))
-    row = metrics(outcome, jobs, gpus[None], submit_s, cluster_gpus, work_s)
+    submit_s, work_s = scenarios.submit_s[[case.row]], scenarios.work_s[[case.row]]
+    row = metrics(outcome, scenarios.jobs[[case.row]], gpus[None], submit_s, cluster_gpus, work_s)
     work = float((gpus * work_s[0]).sum())
     assert row.useful_utilisation[0] * row.makespan_s[0] * cluster_gpus == pytest.approx(work)
     assert outcome.busy_gpu_s[0] + outcome.down_gpu_s[0] <= row.makespan_s[0] * cluster_gpus * (1 + 1e-9)
