@@ -25,7 +25,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def readiness(served: Served) -> httpx.Response:
-    return httpx.get(f"{served.url}/readyz", trust_env=False, timeout=30.0)
+    return httpx.get(f"{served.url}/readyz", trust_env=False, timeout=30.0, verify=False)
 
 
 @pytest.mark.parametrize("how", ["replaced by a copy", "moved away"])

@@ -88,8 +88,9 @@ def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(whol
 def test_trials_run_side_by_side_and_a_larger_number_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     begun: list[str] = []
+    short = asked().model_copy(update={"steps": 1000})
     for trials in (2, 3):
-        tuned = tune(asked(), tmp_path, lambda: Processes(2), begun.append, trials=trials, jobs=2, sizes=SIZES)
+        tuned = tune(short, tmp_path, lambda: Processes(2), begun.append, trials=trials, jobs=2, sizes=SIZES)
         assert [it.number for it in tuned.trials] == list(range(trials))
         assert {it.state for it in tuned.trials} == {"finished"}
     assert "begins" in begun[0]
@@ -160,7 +161,7 @@ def test_the_own_values_of_every_algorithm_lie_within_the_bounds(algorithm: str)
 def test_tune_says_what_to_run(tmp_path: Path, longshore: Command) -> None:
     pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
     jobs = trace(tmp_path / "jobs.csv", 1, jobs=200)
-    line = ("--trace", jobs, "--order", "easy", "--steps", 3000, "--trials", 2, "--logdir", tmp_path / "runs")
+    line = ("--trace", jobs, "--order", "easy", "--steps", 1000, "--trials", 2, "--logdir", tmp_path / "runs")
     done = longshore("tune", *line)
     assert done.status == 0, done.err
     assert "trial 1 of 2 begins: group_learning_rate" in done.err
