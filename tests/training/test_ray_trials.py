@@ -41,7 +41,7 @@ def test_trials_run_on_ray_and_their_runs_are_kept(ray_cluster: RayCluster, tmp_
 
 def test_where_no_ray_answers_one_line_says_so(tmp_path: Path, longshore: Command) -> None:
     for needed in ("optuna", "ray"):
-        pytest.importorskip(needed, reason="pip install -e '.[dev]'")
+        pytest.importorskip(needed, reason=f"no {needed} here; pip install -e '.[dev]'")
     jobs = trace(tmp_path / "jobs.csv", 1, jobs=200)
     done = longshore("tune", "--trace", jobs, *LINE, "--logdir", tmp_path, "--ray", "127.0.0.2:9")
     assert done.status == 2
