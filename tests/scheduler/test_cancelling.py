@@ -13,9 +13,9 @@ from longshore.scheduler.model.placement import Placement
 from longshore.scheduler.model.run import EndedBy, RankEnd, Run, Status
 from longshore.scheduler.model.states import FINAL, AttemptState, Desired, JobState
 from longshore.scheduler.store.rows.jobs import WISH
-from tests.scheduler.backends.attempts import end_all, until
+from tests.scheduler.backends.attempts import until
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
-from tests.scheduler.trials import KilledError, Trial, processes_of
+from tests.scheduler.trials import KilledError, Trial, local_trial, processes_of
 
 T = TypeVar("T")
 NODES = {f"n{number}": 8 for number in range(4)}
@@ -183,10 +183,8 @@ def test_hundreds_of_jobs_that_are_cancelled_at_random_moments_keep_their_wish_a
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[Trial]:
-    it = Trial(tmp_path, {"a": 8, "b": 8})
-    yield it
-    it.close()
-    end_all(tmp_path)
+    with local_trial(tmp_path, {"a": 8, "b": 8}) as it:
+        yield it
 
 
 def test_real_jobs_that_are_cancelled_at_random_moments_keep_their_wish_and_leave_no_process(

@@ -8,9 +8,8 @@ import pytest
 from longshore.scheduler.control.reconciler import LEASE_S, Times
 from longshore.scheduler.files.owner import this_process
 from longshore.scheduler.model.states import Contact, Desired, JobState
-from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
-from tests.scheduler.trials import Trial
+from tests.scheduler.trials import Trial, local_trial
 
 HOUR_S = 3600.0
 
@@ -31,10 +30,8 @@ def clocks(trial: Trial) -> Clocks:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    it = Trial(tmp_path, {"a": 4})
-    yield it
-    it.close()
-    end_all(tmp_path)
+    with local_trial(tmp_path, {"a": 4}) as it:
+        yield it
 
 
 @pytest.mark.parametrize("set_s", [HOUR_S, -HOUR_S])

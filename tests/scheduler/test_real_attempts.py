@@ -15,7 +15,7 @@ from longshore.scheduler.model.states import FINAL, AttemptState, Contact, Desir
 from longshore.scheduler.store.rows.attempts import AttemptRow
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.store.store_rows import assert_each_change_has_one_event
-from tests.scheduler.trials import Trial, failing, processes_of
+from tests.scheduler.trials import Trial, failing, local_trial, processes_of
 
 NODES = {"a": 4, "b": 4}
 WAIT_FOR_GO = "while [ ! -e {}/go ]; do sleep 0.05; done; "
@@ -23,10 +23,8 @@ WAIT_FOR_GO = "while [ ! -e {}/go ]; do sleep 0.05; done; "
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    it = Trial(tmp_path, NODES)
-    yield it
-    it.close()
-    end_all(tmp_path)
+    with local_trial(tmp_path, NODES) as it:
+        yield it
 
 
 def names(rows: list[AttemptRow]) -> list[int]:

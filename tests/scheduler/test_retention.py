@@ -32,9 +32,9 @@ from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.pruning import old_jobs
 from longshore.scheduler.store.rows.retrying import try_again
 from tests.command_line import Command
-from tests.scheduler.backends.attempts import end_all, until
+from tests.scheduler.backends.attempts import until
 from tests.scheduler.served import LONGSHORE
-from tests.scheduler.trials import Trial, processes_of
+from tests.scheduler.trials import Trial, local_trial, processes_of
 
 NODES = {"a": 4, "b": 4}
 ALL = Horizon(1e12, 1e12, 1e12)
@@ -42,10 +42,8 @@ ALL = Horizon(1e12, 1e12, 1e12)
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
-    it = Trial(tmp_path, NODES)
-    yield it
-    it.close()
-    end_all(tmp_path)
+    with local_trial(tmp_path, NODES) as it:
+        yield it
 
 
 def known_at_start(trial: Trial) -> Known:
@@ -233,10 +231,8 @@ class Waits:
 @pytest.fixture
 def one_gpu(tmp_path: Path) -> Iterator[Trial]:
     """A trial in which one job runs and all others wait."""
-    it = Trial(tmp_path, {"a": 1})
-    yield it
-    it.close()
-    end_all(tmp_path)
+    with local_trial(tmp_path, {"a": 1}) as it:
+        yield it
 
 
 def decided_by(trial: Trial, placer: Placer) -> Placer:

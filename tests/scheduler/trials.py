@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -33,6 +34,7 @@ from longshore.scheduler.store.rows.attempts import AttemptRow, attempts_of
 from longshore.scheduler.store.rows.events import EventRow, events_after
 from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job, set_desired
 from longshore.scheduler.store.rows.reservations import held_gpus
+from tests.scheduler.backends.attempts import end_all
 
 ValueT = TypeVar("ValueT")
 PATIENCE_S = 60.0
@@ -227,6 +229,15 @@ class Trial:
     def close(self) -> None:
         self.scheduler.parts.placer.end()
         self.store.close()
+
+
+@contextmanager
+def local_trial(folder: Path, nodes: Mapping[str, int]) -> Iterator[Trial]:
+    """A trial whose jobs are real processes, which are gone afterwards."""
+    it = Trial(folder, nodes)
+    yield it
+    it.close()
+    end_all(folder)
 
 
 def proven_dead() -> str:
