@@ -87,10 +87,10 @@ def figures_of(problem: Problem, policy: Policy) -> Figures:
 Runs = Callable[[Path, float], Figures]
 
 
-def differences(mine: Runs, rival: Runs) -> dict[str, Figures]:
-    """Return the logarithms of ratios of figures, mean over loads, of each window of each trace."""
+def differences(mine: Runs, rival: Runs, paths: dict[str, Path] | None = None) -> dict[str, Figures]:
+    """Return the logarithms of ratios of figures, mean over loads, of each window of each trace, or of some."""
     found = {}
-    for name, path in traces().items():
+    for name, path in (paths or traces()).items():
         loads = loads_of(name, path)
         pairs = [(mine(path, load), rival(path, load)) for load in loads]
         # A minute more: a wait of nothing has no ratio.
