@@ -4,21 +4,25 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 # Where bytecode is not to be written, each of the thousand processes of the tests would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: demo test lint kernels bench screenshots clean
+.PHONY: demo test lint kernels-policies kernels-environments bench screenshots clean
 
 # `make demo TRACE=jobs.csv` runs the jobs of a real trace instead of generated ones, which arrive in bursts.
 demo: $(STAMP)
 	$(BIN)/longshore evaluate --cluster examples/hetero64.yaml $(if $(TRACE),--trace '$(TRACE)',--workloads 32) --estimates log-normal --report report.html
 
 # A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
-# More processes than cores, of one thread each, as many tests wait for servers. One compiles the kernels for all.
+# More processes than cores, of one thread each, as many tests wait for servers. Two compile the kernels for all: the
+# second once the first has compiled what they share, which takes as long as the linters.
 # A process that dies ends the run: with another in its place, pytest-xdist 3.8 may wait for ever at the end.
 test: $(STAMP)
-	$(MAKE) --no-print-directory -j 2 lint kernels
+	$(MAKE) --no-print-directory -j 2 lint kernels-policies kernels-environments
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 5 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
-kernels: $(STAMP)
-	$(BIN)/python -m tests.kernels
+kernels-policies: $(STAMP)
+	$(BIN)/python -m tests.kernels policies
+
+kernels-environments: lint
+	$(BIN)/python -m tests.kernels environments
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

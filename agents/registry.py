@@ -8,7 +8,8 @@ from ..cluster.files.errors import PluginError
 from ..cluster.files.plugins import load, registered
 from .protocol import Policy
 
-ROLLOUT = "rollout:"
+ROLLOUT, PATIENT = "rollout:", "patient@"
+FACTOR = re.compile(r"\d{1,2}(?:\.\d{1,6})?")  # of `patient`, as in patient@0.8
 LIMITS = re.compile(r"(\d+(?:\.\d+)?)ms(?:,h(\d{1,9}))?|h(\d{1,9})")  # of a rollout's decision, as in 20ms,h16
 
 
@@ -41,8 +42,19 @@ def _heuristic(name: str) -> Policy:
     return HEURISTICS[name]
 
 
+def _patient(name: str) -> Policy:
+    from .heuristics.heuristics import patient_of
+
+    text = name.removeprefix(PATIENT)
+    if FACTOR.fullmatch(text) is None or float(text) == 0.0:
+        raise PluginError(f"{name!r} has no factor after '@'; write a number as in patient@0.8")
+    return patient_of(float(text))
+
+
 def find_policy(name: str) -> Policy:
     """Return a policy by its registered name, or from a checkpoint by its path, or rollouts of either.
+
+    `patient@0.8` is `patient` with that factor.
 
     `rollout:NAME` are rollouts of a policy; `rollout:NAME@20ms` those that have so much time for a decision,
     `rollout:NAME@h16` those whose tries end after so many jobs, and `rollout:NAME@20ms,h16` both.
@@ -53,6 +65,8 @@ def find_policy(name: str) -> Policy:
     """
     if name.startswith(ROLLOUT):
         return _rollout(name)
+    if name.startswith(PATIENT):
+        return _patient(name)
     if name.endswith(".zip"):
         from .learned.checkpoint import load_policy  # torch is imported only where a network is used
 

@@ -3,7 +3,7 @@
 The windows are those of benchmarks/real_windows.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
@@ -13,13 +13,13 @@ from longshore.eval.setting import TESTED_PART
 from longshore.scheduler.settings import Settings
 
 from .harness import Row, main, progress
-from .real_windows import SEED, Figures, Runs, differences, figures_of, pooled, problem_of, traces
+from .real_windows import SEED, Figures, differences, everywhere, figures_of, pooled, problem_of, traces
 
 DEFAULT = Settings()
 RIVALS = {"FIFO with pack": (Regime(), 35.0), "EASY with pack": (Regime("easy"), 20.0)}  # and by how much to be lower
 
 
-def runs_of(regime: Regime, policy: Policy) -> Runs:
+def runs_of(regime: Regime, policy: Policy) -> Callable[[Path, float], Figures]:
     """Return what runs a policy under a regime on later windows of a trace."""
 
     def run(path: Path, load: float) -> Figures:
@@ -36,16 +36,18 @@ def measure() -> Iterator[Row]:
     regime = Regime(DEFAULT.order, DEFAULT.ageing_s, DEFAULT.waiting)
     policy = HEURISTICS[DEFAULT.policy.name or DEFAULT.policy.fallback]
     progress(f"default: {regime.order}, aged after {regime.ageing_s / 3600.0:g} h, {policy.name}")
+    mine = everywhere(runs_of(regime, policy))
     for name, (theirs, least) in RIVALS.items():
         progress(name)
-        found = differences(runs_of(regime, policy), runs_of(theirs, HEURISTICS["pack"]))
-        mean, p99, _ = (pooled(list(parts)) for parts in zip(*found.values(), strict=True))
+        rival = everywhere(runs_of(theirs, HEURISTICS["pack"]))
+        means = differences(mine, rival, "mean_s")
+        mean, p99 = pooled(list(means.values())), pooled(list(differences(mine, rival, "p99_s").values()))
         yield Row(f"against {name}: mean JCT", mean.percent, "%", most=-least)
         yield Row(f"against {name}: mean JCT, lower end", mean.low, "%")
         yield Row(f"against {name}: mean JCT, upper end", mean.high, "%")
         yield Row(f"against {name}: p99 JCT", p99.percent, "%", most=0.0)
         yield Row(f"against {name}: traces where mean JCT is higher",
-                  int(sum(it.mean_s.mean() > 0.0 for it in found.values())), "traces")  # fmt: skip
+                  int(sum(it.mean() > 0.0 for it in means.values())), "traces")  # fmt: skip
 
 
 if __name__ == "__main__":

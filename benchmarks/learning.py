@@ -58,7 +58,6 @@ from .learning_ways import (
     trainings,
     write_runs,
 )  # fmt: skip
-from .traces import stored
 
 CHECKPOINTS = ROOT / "checkpoints"
 AT_ONCE = 2
@@ -264,7 +263,7 @@ def measure() -> Iterator[Row]:
     yield Row("runs that are finished", len(keys & runs.keys()), "runs", least=len(keys))
     if runs:
         yield from rows_of(runs, seeds, share)
-        write_page(runs, trials(), stored(), seeds, share)
+        write_page(runs, trials(), seeds, share)
         draw_pictures(PAGE.parent / "pictures", runs, trials(), seeds, share)
 
 

@@ -26,8 +26,6 @@ from .learning_ways import (
     rival_key,
 )  # fmt: skip
 from .markdown import wrapped
-from .trace_page import Stored
-from .traces import summary
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
@@ -210,7 +208,8 @@ def head_lines(runs: Runs, seeds: int, share: float) -> Iterator[str]:
     yield from (
         "# Results: ways to learn", "",
         "This page compares ways to learn. It is for people who know the terms; "
-        "[what-mattered.md](what-mattered.md) explains the results to newcomers. Unless a section says otherwise, all "
+        "[what-mattered.md](what-mattered.md) explains the results to newcomers. What a policy that was trained on "
+        "real traces is worth stands in [results-trace.md](results-trace.md). Unless a section says otherwise, all "
         "runs are on the preset `hetero64` ([training.md](training.md#presets)): 64 jobs, submitted at once, on 64 "
         "GPUs of two speeds, with faults. A step is one pick: a GPU, a node, a whole placement, or a wait. Policies "
         "that pick the same kind of thing have the same number of steps. The core-minutes say what the steps cost. "
@@ -245,9 +244,7 @@ def common_rival(found: Sequence[Standing]) -> str:
     return rivals.pop() if len(rivals) == 1 else COMMON
 
 
-def write_page(
-    runs: Runs, trials: Sequence[Trial], traced: Stored, seeds: int, share: float, *, path: Path = PAGE
-) -> None:
+def write_page(runs: Runs, trials: Sequence[Trial], seeds: int, share: float, *, path: Path = PAGE) -> None:
     """Write docs/results.md; sections without any finished run are left out."""
     lines = list(head_lines(runs, seeds, share))
     for section in SECTIONS:
@@ -255,12 +252,4 @@ def write_page(
             lines += section_lines(runs, section, found, share)
     if tried := points(runs, trials):
         lines += rollout_lines(tried)
-    if table := list(summary(traced)):
-        lines += [
-            "## A real trace", "",
-            "These policies were trained by groups on the first 60 % of the jobs of a trace, and compared on windows "
-            "of its last 30 %. The figures are differences of the mean JCT, with the 95 % interval over windows. "
-            "[results-trace.md](results-trace.md) has all figures: each window, tails, and estimates with errors.",
-            "", *table,
-        ]  # fmt: skip
     path.write_text(wrapped(lines), encoding="utf-8")

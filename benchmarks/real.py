@@ -1,24 +1,47 @@
 """The shipped policy for real traces, one pass, against `patient` tuned on each trace's past, under four order regimes.
 
 The windows are those of benchmarks/real_windows.py. The policy was trained on earlier jobs of the same traces, by
-COMMAND. The figures are written into the card beside it.
+COMMAND. The figures of each window are kept in benchmarks/real.json. From them the card beside the policy and
+docs/results-trace.md are written (benchmarks/real_page.py). `MEMBERS` may name the folder that was given to
+benchmarks/traces_checkpoint.py: then the runs of which the policy is the mean are scored too.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+
+from longshore.agents.heuristics import heuristics
 from longshore.agents.learned.checkpoint import load_policy
 from longshore.agents.protocol import Policy
 from longshore.cluster.presets.problems import Regime
 from longshore.eval.setting import TESTED_PART
 from longshore.training.asked import TRAINED_PART
 from longshore.training.later import tuned_patient
+from longshore.training.run_folder import BEST
 
+from . import real_windows
+from .against import Difference
 from .card import machine_text
 from .harness import ROOT, Row, main, progress, stamp_of_run
-from .real_windows import SEED, Figures, differences, figures_of, pooled, problem_of, traces
+from .real_page import write_page
+from .real_stored import EFT, LEARNED, PACK, PATIENT, RUN, Cell, Stored, played, store
+from .real_windows import (
+    SEED,
+    TIMES,
+    check_later,
+    differences,
+    figures_of,
+    loads_of,
+    pooled,
+    problem_of,
+    traces,
+    workload_of,
+)
 
 CHECKPOINT = ROOT / "checkpoints" / "traces.zip"
 COMMAND = (
@@ -60,48 +83,114 @@ REGIMES = {  # and by how much the mean JCT is to be lower, in per cent
 }
 
 
-def learned(regime: Regime, policy: Policy, path: Path, load: float) -> Figures:
-    """Return how a policy does on later windows of a trace."""
-    return figures_of(problem_of(path, regime, load, TESTED_PART, SEED), policy)
+class Summary(NamedTuple):
+    """The learned policy against `patient` under one order regime, over all traces."""
+
+    mean: Difference  # of the mean JCT
+    p99: Difference  # JCT
+    wait: Difference  # the longest
+    worst: str  # trace
+    worst_percent: float  # there, of the mean JCT
 
 
-def rival(regime: Regime, path: Path, load: float) -> Figures:
-    """Return how `patient` does there, tuned on the part of the trace that policies are trained on."""
-    past = problem_of(path, regime, load, TRAINED_PART, TUNING_SEED)
-    return learned(regime, tuned_patient(past), path, load)
+def cell_of(order: str, trace: str, path: Path, loads: tuple[str, float], learned: Mapping[str, Policy]) -> Cell:
+    """Run everything on the later windows of a trace under an order regime, at a load that has a name.
+
+    Raises:
+        ValueError: If a policy was trained on one of the jobs.
+    """
+    regime, (load, offered) = REGIMES[order][0], loads
+    past = problem_of(path, regime, offered, TRAINED_PART, TUNING_SEED)
+    later = problem_of(path, regime, offered, TESTED_PART, SEED)
+    check_later(workload_of(path), later.scenarios)
+    patient = tuned_patient(past)
+    rivals = {PATIENT: patient, EFT: heuristics.EFT, PACK: heuristics.PACK}
+    return Cell(
+        order=order, trace=trace, load=load, offered=offered, patience=patient.patience,
+        past={name: float(np.log(figures_of(past, it).mean_s).mean()) for name, it in rivals.items()},
+        later={name: figures_of(later, it) for name, it in {**rivals, **learned}.items()},
+    )  # fmt: skip
+
+
+def cells_of(order: str, learned: Mapping[str, Policy]) -> list[Cell]:
+    """Run everything under an order regime."""
+    return [
+        cell_of(order, trace, path, load, learned)
+        for trace, path in traces().items()
+        for load in loads_of(trace, path).items()
+    ]
+
+
+def summary_of(cells: Sequence[Cell], order: str) -> Summary:
+    """Return how the learned policy did under an order regime."""
+    mine, rival = played(cells, order, LEARNED), played(cells, order, PATIENT)
+    means = differences(mine, rival, "mean_s")
+    worst = max(means, key=lambda trace: float(means[trace].mean()))
+    mean, p99, wait = (pooled(list(differences(mine, rival, time).values())) for time in TIMES)
+    return Summary(mean, p99, wait, worst, pooled([means[worst]]).percent)
+
+
+def rows_of(name: str, found: Summary) -> Iterator[Row]:
+    """Yield the figures of an order regime, with their bars."""
+    mean = found.mean
+    yield Row(f"{name}: mean JCT", mean.percent, "%", most=-REGIMES[name][1])
+    yield Row(f"{name}: mean JCT, lower end", mean.low, "%")
+    yield Row(f"{name}: mean JCT, upper end", mean.high, "%", most=0.0)
+    yield Row(f"{name}: mean JCT, worst trace ({found.worst})", found.worst_percent, "%", most=1.0)
+    yield Row(f"{name}: p99 JCT", found.p99.percent, "%", most=2.0)
+    yield Row(f"{name}: longest wait", found.wait.percent, "%", most=2.0)
+
+
+def learned_policies() -> dict[str, Policy]:
+    """Return the shipped policy and, if their folder is named, the runs of which it is the mean.
+
+    Raises:
+        ValueError: If the folder that is named holds no run.
+    """
+    folder = os.environ.get("MEMBERS")
+    runs = sorted(Path(folder).glob(f"*/{BEST}")) if folder else []
+    if folder and not runs:
+        raise ValueError(f"MEMBERS={folder}: no folder of it holds a {BEST}")
+    members: dict[str, Policy] = {f"{RUN}{number}": load_policy(path) for number, path in enumerate(runs, 1)}
+    return {LEARNED: load_policy(CHECKPOINT), **members}
 
 
 def measure() -> Iterator[Row]:
-    """Run, and yield each comparison."""
+    """Run, yield each comparison, and write what was found."""
     if not traces():
         progress("the real traces are not there: nothing to measure")
         return
-    policy = load_policy(CHECKPOINT)
-    lines = []
-    for name, (regime, least) in REGIMES.items():
+    policies, cells = learned_policies(), list[Cell]()
+    for name in REGIMES:
         progress(name)
-        found = differences(partial(learned, regime, policy), partial(rival, regime))
-        mean, p99, wait = (pooled(list(parts)) for parts in zip(*found.values(), strict=True))
-        worst = max(found, key=lambda trace: float(found[trace].mean_s.mean()))
-        yield Row(f"{name}: mean JCT", mean.percent, "%", most=-least)
-        yield Row(f"{name}: mean JCT, lower end", mean.low, "%")
-        yield Row(f"{name}: mean JCT, upper end", mean.high, "%", most=0.0)
-        yield Row(f"{name}: mean JCT, worst trace ({worst})", pooled([found[worst].mean_s]).percent, "%", most=1.0)
-        yield Row(f"{name}: p99 JCT", p99.percent, "%", most=2.0)
-        yield Row(f"{name}: longest wait", wait.percent, "%", most=2.0)
-        worse = pooled([found[worst].mean_s]).percent
-        lines.append(
-            f"| {name} | {mean.percent:+.1f} % [{mean.low:+.1f}, {mean.high:+.1f}] | {p99.percent:+.1f} % "
-            f"| {worst} {worse:+.1f} % |"
-        )
-    write_card(lines)
+        cells += cells_of(name, policies)
+        yield from rows_of(name, summary_of(cells, name))
+    found = Stored(
+        machine=machine_text(stamp_of_run(), version("torch")),
+        checkpoint=hashlib.sha256(CHECKPOINT.read_bytes()).hexdigest(),
+        draws=real_windows.DRAWS,
+        cells=cells,
+    )
+    store(found)
+    write_card(found)
+    write_page(found)
 
 
-def write_card(lines: Sequence[str]) -> None:
+def card_line(name: str, found: Summary) -> str:
+    """Return the row of the card that tells of an order regime."""
+    mean = found.mean
+    return (
+        f"| {name} | {mean.percent:+.1f} % [{mean.low:+.1f}, {mean.high:+.1f}] | {found.p99.percent:+.1f} % "
+        f"| {found.worst} {found.worst_percent:+.1f} % |"
+    )
+
+
+def write_card(found: Stored) -> None:
     """Write what was measured beside the policy."""
     text = CARD.format(
-        name=CHECKPOINT.stem, command=COMMAND, machine=machine_text(stamp_of_run(), version("torch")),
-        rows="\n".join(lines), traces=", ".join(traces()),
+        name=CHECKPOINT.stem, command=COMMAND, machine=found.machine,
+        rows="\n".join(card_line(name, summary_of(found.cells, name)) for name in REGIMES),
+        traces=", ".join(dict.fromkeys(cell.trace for cell in found.cells)),
     )  # fmt: skip
     CHECKPOINT.with_suffix(".md").write_text(text, encoding="utf-8")
 

@@ -9,14 +9,17 @@ are by a bootstrap of windows within each trace; traces weigh alike.
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 from longshore.agents.protocol import Policy
 from longshore.cluster.model.outcome import metrics
 from longshore.cluster.model.problem import Problem
+from longshore.cluster.model.scenarios import Scenarios
 from longshore.cluster.model.workload import Workload
 from longshore.cluster.presets.problems import LOAD, Regime, window_problem
 from longshore.cluster.presets.streams import Stream, stream
@@ -24,7 +27,7 @@ from longshore.cluster.traces.detect import read_trace
 from longshore.cluster.workloads.estimates import with_scenario_estimates
 from longshore.eval.run import run_all
 from longshore.eval.setting import WINDOWS
-from longshore.training.asked import SIGMA
+from longshore.training.asked import SIGMA, TRAINED_PART, VALIDATED_PART
 
 from .against import Difference
 from .harness import ROOT
@@ -39,12 +42,23 @@ SEED = 2026
 RESAMPLES = 2000
 
 
-class Figures(NamedTuple):
-    """Of each window, the mean over its draws, in seconds; shape (windows,)."""
+Time = Literal["mean_s", "p99_s", "wait_s"]
+TIMES: tuple[Time, ...] = get_args(Time)  # fields of Figures that policies are compared by
 
-    mean_s: NDArray[np.float64]  # JCT
-    p99_s: NDArray[np.float64]
-    wait_s: NDArray[np.float64]  # the longest
+
+class Figures(BaseModel):
+    """How a policy did: of each window the mean over its draws; times in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mean_s: list[float]  # JCT
+    p99_s: list[float]  # JCT
+    wait_s: list[float]  # the longest of a job
+    queue_s: list[float]  # mean wait of a job
+    stops: list[float]  # of jobs by faults
+
+
+Everywhere = dict[tuple[str, str], Figures]  # by the name of the trace and that of the load
 
 
 def traces() -> dict[str, Path]:
@@ -59,11 +73,20 @@ def workload_of(path: Path) -> Workload:
     return read_trace(path)
 
 
-def loads_of(name: str, path: Path) -> tuple[float, float]:
+def loads_of(name: str, path: Path) -> dict[str, float]:
     """Return the loads at which windows of a trace are run: the usual one, and that of its own cluster."""
     jobs = workload_of(path)
     used = float(jobs.gpus @ jobs.work_s) / float(jobs.submit_s[-1] - jobs.submit_s[0])
-    return LOAD, used / GPUS[name]
+    return {f"{LOAD:g}": LOAD, "as recorded": used / GPUS[name]}
+
+
+def everywhere(run: Callable[[Path, float], Figures]) -> Everywhere:
+    """Return what a run gives on each trace at each load."""
+    return {
+        (name, load): run(path, offered)
+        for name, path in traces().items()
+        for load, offered in loads_of(name, path).items()
+    }
 
 
 def problem_of(path: Path, regime: Regime, load: float, part: tuple[float, float], seed: int) -> Problem:
@@ -76,27 +99,69 @@ def problem_of(path: Path, regime: Regime, load: float, part: tuple[float, float
     return problem._replace(scenarios=scenarios)
 
 
+def check_later(workload: Workload, scenarios: Scenarios) -> None:
+    """Refuse windows of a trace that hold a job which policies were trained or validated on.
+
+    Each window is looked for in the trace by the work of its jobs, which no load changes.
+
+    Args:
+        workload: The whole trace.
+        scenarios: Windows of it, as they are run.
+
+    Raises:
+        ValueError: Naming the first such job, or a window that is no piece of the trace.
+    """
+    seen = round(max(TRAINED_PART[1], VALIDATED_PART[1]) * workload.jobs)
+    for jobs, work_s in zip(scenarios.jobs, scenarios.work_s, strict=True):
+        first = _first_job(workload, work_s[:jobs])
+        if first < seen:
+            raise ValueError(f"job {workload.ids[first]} is one of the first {seen}, which are trained or validated on")
+
+
+def _first_job(workload: Workload, work_s: NDArray[np.float64]) -> int:
+    """Return which job a window begins with, the first if there are several such."""
+    pieces = sliding_window_view(workload.work_s, work_s.size)
+    begins = np.flatnonzero(pieces[:, 0] == work_s[0])
+    found = begins[(pieces[begins] == work_s).all(axis=1)]
+    if not found.size:
+        raise ValueError(f"no jobs of the trace have the work of the window that begins with {work_s[0]:g} s")
+    return int(found[0])
+
+
 def figures_of(problem: Problem, policy: Policy) -> Figures:
-    """Return how a policy does on the windows of a problem."""
+    """Return how a policy does on the windows of a problem, to a tenth of a second."""
     outcome, scenarios = run_all(problem, [policy])[policy.name], problem.scenarios
-    found = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size)
-    times_s = (found.mean_jct_s, found.p99_jct_s, found.longest_wait_s)
-    return Figures(*(values.reshape(-1, DRAWS).mean(axis=1) for values in times_s))
+    found = metrics(
+        outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size, scenarios.work_s
+    )
+
+    def over_draws(values: NDArray[np.float64]) -> list[float]:
+        means: list[float] = values.reshape(-1, DRAWS).mean(axis=1).round(1).tolist()
+        return means
+
+    return Figures(
+        mean_s=over_draws(found.mean_jct_s),
+        p99_s=over_draws(found.p99_jct_s),
+        wait_s=over_draws(found.longest_wait_s),
+        queue_s=over_draws(outcome.wait_s.sum(axis=1) / scenarios.jobs),
+        stops=over_draws(found.restarts),
+    )
 
 
-Runs = Callable[[Path, float], Figures]
+def log_ratio(mine: Figures, rival: Figures, time: Time) -> NDArray[np.float64]:
+    """Return the logarithm of the ratio of a time in each window, shape (windows,)."""
+    # A minute more: a wait of nothing has no ratio.
+    ours, theirs = (np.array(getattr(it, time), dtype=np.float64) + 60.0 for it in (mine, rival))
+    logs: NDArray[np.float64] = np.log(ours / theirs)
+    return logs
 
 
-def differences(mine: Runs, rival: Runs, paths: dict[str, Path] | None = None) -> dict[str, Figures]:
-    """Return the logarithms of ratios of figures, mean over loads, of each window of each trace, or of some."""
-    found = {}
-    for name, path in (paths or traces()).items():
-        loads = loads_of(name, path)
-        pairs = [(mine(path, load), rival(path, load)) for load in loads]
-        # A minute more: a wait of nothing has no ratio.
-        logs = [[np.log((one + 60.0) / (other + 60.0)) for one, other in zip(*pair, strict=True)] for pair in pairs]
-        found[name] = Figures(*(np.mean(parts, axis=0) for parts in zip(*logs, strict=True)))
-    return found
+def differences(mine: Everywhere, rival: Everywhere, time: Time) -> dict[str, NDArray[np.float64]]:
+    """Return the logarithms of ratios of a time, mean over loads, of each window of each trace."""
+    logs: dict[str, list[NDArray[np.float64]]] = {}
+    for (name, load), figures in mine.items():
+        logs.setdefault(name, []).append(log_ratio(figures, rival[name, load], time))
+    return {name: np.mean(parts, axis=0) for name, parts in logs.items()}
 
 
 def pooled(logs: list[NDArray[np.float64]]) -> Difference:

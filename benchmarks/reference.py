@@ -46,7 +46,9 @@ def run(heuristic: Heuristic, workloads: int, seed: int) -> Metrics:
     cluster, scenarios, process, rules = hetero64(workloads, seed)
     sim = simulation_of(Problem(cluster, scenarios, process, rules._replace(waiting=heuristic.waits)), rows=workloads)
     heuristic.run(sim, np.arange(workloads))
-    return metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster.gpu_node.size)
+    return metrics(
+        outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster.gpu_node.size, scenarios.work_s
+    )
 
 
 def near(name: str, value: float, unit: str, reference: float, allowed: float) -> Row:

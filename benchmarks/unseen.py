@@ -58,7 +58,9 @@ def times_of(regime: Regime, policy: Policy) -> Times:
 
 def _times(problem: Problem, policy: Policy) -> Times:
     outcome, scenarios = run_all(problem, [policy])[policy.name], problem.scenarios
-    found = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size)
+    found = metrics(
+        outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size, scenarios.work_s
+    )
     return Times(*(values.reshape(-1, DRAWS).mean(axis=1) for values in (found.mean_jct_s, found.p99_jct_s)))
 
 

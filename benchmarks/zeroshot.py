@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from longshore.agents.learned.checkpoint import load_policy
-from longshore.cluster.model.objective import objective_of
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import same_jobs
+from longshore.cluster.model.weighting import usual_weighting
 from longshore.cluster.presets.hetero64 import Site, hetero64
 from longshore.cluster.presets.problems import LOAD, Regime, window_problem
 from longshore.cluster.presets.streams import Stream, stream
@@ -24,7 +24,7 @@ from longshore.eval.setting import TESTED_PART
 from longshore.scheduler.settings import Settings
 from longshore.training.asked import SIGMA, TRAINED_PART
 from longshore.training.later import tuned_patient
-from longshore.training.validation import objective_s
+from longshore.training.validation import cost_of
 
 from .against import geometric_mean
 from .harness import ROOT, Row, main, progress
@@ -106,11 +106,11 @@ def measure() -> Iterator[Row]:
     found = []
     for name, problem, tuning in cases():
         progress(name)
-        objective = {"jct": "mean_jct", "makespan": "makespan"}[objective_of(problem.scenarios.submit_s)]
+        weighting = usual_weighting(problem.scenarios.submit_s)
         label = same_jobs(problem.scenarios)
         logs = []
         for one in (policy, tuned_patient(tuning)):
-            values = objective_s(simulation_of(problem, rows=problem.scenarios.jobs.size), one, problem, objective)
+            values = cost_of(simulation_of(problem, rows=problem.scenarios.jobs.size), one, problem, weighting)
             logs.append(np.log(np.bincount(label, weights=values) / np.bincount(label)))
         difference = geometric_mean(logs[0] - logs[1])
         found.append(difference.percent)

@@ -24,7 +24,9 @@ def episode_summaries(batch: Batch, rows: NDArray[np.int64]) -> list[dict[str, A
     run = batch.sim.state.scenario[rows]
     scenarios, gpus = batch.problem.scenarios, batch.problem.cluster.gpu_node.size
     outcome = outcome_of(batch.sim, rows)
-    figures = metrics(outcome, scenarios.jobs[run], scenarios.gpus[run], scenarios.submit_s[run], gpus)
+    figures = metrics(
+        outcome, scenarios.jobs[run], scenarios.gpus[run], scenarios.submit_s[run], gpus, scenarios.work_s[run]
+    )
     unfinished = batch.cut_off()[rows]
     for jct_s in (figures.mean_jct_s, figures.p99_jct_s):
         jct_s[unfinished] = np.nan

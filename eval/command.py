@@ -33,6 +33,7 @@ from .run import run_all, run_recorded
 from .setting import EvaluationRequest, Setting, setting_of
 from .table import terminal_tables
 from .terminal import Progress, Tell
+from .tuning import is_heuristic, tuned_patients, tuned_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +52,7 @@ class Run(NamedTuple):
     outcomes: dict[str, Outcome]  # under that order, by policy
     advice: Advice | None = None  # where all orders were run
     remarks: tuple[str, ...] = ()  # on what was run, beside the advice
+    tuned: str = ""  # what was tuned for the objective, in words
 
 
 def evaluate_request(request: EvaluationRequest, console: "Console", progress: Progress) -> None:
@@ -64,11 +66,13 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
     _check(request)
     with progress("reading the input"):
         named = [find_policy(name) for name in dict.fromkeys(request.policies)]
-        setting = setting_of(request)
+        setting = _with_objective(setting_of(request), request)
     policies = _policies(request, named, setting.problem)
     introduction = _introduction(setting.what, setting.problem, policies, every_order=request.every_order)
     if not request.every_order:  # else the answer comes first
         console.print(introduction)
+        if request.objective is not None:
+            console.print(f"objective: {setting.facts['objective']}")
     _warn(console, setting.problem, policies)
     with progress("setting up") as tell:
         run = (_run_every_order if request.every_order else _run)(request, setting, policies, tell)
@@ -81,11 +85,13 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
             run.outcomes,
             scenarios,
             run.problem.cluster.gpu_node.size,
-            heuristics=[policy.name for policy in run.policies if policy.name in HEURISTICS],
+            heuristics=[policy.name for policy in run.policies if is_heuristic(policy)],
             groups=same_jobs(scenarios),
+            objective=request.objective,
         )
     _print(console, run, comparison, introduction)
     facts = _facts(request, setting, named, run.regime) | {"overload": overload or "in no scenario"}
+    facts |= {"tuned": run.tuned} if run.tuned else {}
     title = f"Longshore: {setting.what}"
     if request.json_out:
         more = document_of(run.advice, run.regime.ageing_s, run.remarks) if run.advice else {}
@@ -98,22 +104,25 @@ def evaluate_request(request: EvaluationRequest, console: "Console", progress: P
 def _run(request: EvaluationRequest, setting: Setting, policies: list[Policy], tell: Tell) -> Run:
     """Run the policies under the order that was asked for."""
     problem = setting.problem
+    tuned = tuned_patients(request, [request.regime], tell)
+    policies = [*policies, *tuned.values()]
     outcomes = run_all(problem, policies, _teller(tell, policies, problem.scenarios.jobs.size))
-    return Run(problem, request.regime, policies, outcomes)
+    return Run(problem, request.regime, policies, outcomes, tuned=tuned_text(tuned))
 
 
 def _run_every_order(request: EvaluationRequest, setting: Setting, policies: list[Policy], tell: Tell) -> Run:
     """Run the policies under every order, and choose."""
     problem = setting.problem
     regimes = every_order(request.regime.ageing_s, waiting=request.regime.waiting)
-    pairs, scenarios = len(regimes) * len(policies), problem.scenarios.jobs.size
+    tuned = tuned_patients(request, regimes, tell)
+    pairs, scenarios = len(regimes) * len(policies) + len(tuned), problem.scenarios.jobs.size
     places = itertools.count(1)
 
     def say(what: str, done: int) -> None:
         place = f" ({next(places)} of {pairs})" if not done else f", {done:,} of {scenarios:,}"
         tell(f"running {what}{place}")
 
-    grid = run_grid(problem, regimes, policies, say)
+    grid = run_grid(problem, regimes, policies, say, weighting=request.objective, tuned=tuned)
     tell("computing what is possible")
     least_s = lower_bounds(
         problem, grid.objective, np.flatnonzero(grid.reporting),
@@ -121,14 +130,25 @@ def _run_every_order(request: EvaluationRequest, setting: Setting, policies: lis
     )  # fmt: skip
     regime = next(regime for regime in regimes if regime.order == grid.candidates[grid.chosen].order)
     ruled = problem._replace(rules=regime.over(problem.rules))
+    policies = [*policies, *(policy for order, policy in tuned.items() if order == regime.order)]
     policy = next(policy for policy in policies if policy.name == grid.candidates[grid.chosen].policy)
     ageing = other_bounds(grid, ruled, policy, lambda *_: tell("running the best under other ageing bounds"))
     tell("computing intervals of all orders")
     advice = advice_of(grid, problem, least_s, ageing, "window" if request.trace else "workload")
-    remarks = remarks_on(advice, ruled, policy, setting.facts)
+    facts = setting.facts | ({"tuned": tuned_text(tuned)} if tuned else {})
+    remarks = remarks_on(advice, ruled, policy, facts)
     ended = [policy for policy in policies if (grid.outcomes[policy.name].finished >= problem.scenarios.jobs).all()]
     outcomes = {policy.name: grid.outcomes[policy.name] for policy in ended}
-    return Run(ruled, regime, ended, outcomes, advice, remarks)
+    return Run(ruled, regime, ended, outcomes, advice, remarks, tuned_text(tuned))
+
+
+def _with_objective(setting: Setting, request: EvaluationRequest) -> Setting:
+    """Return a setting whose facts say what a user asks to be least, if anything."""
+    if request.objective is None:
+        return setting
+    by = request.objective
+    what = by.title if len(by.terms) == 1 else f"weighted geometric mean of {by.text}"
+    return setting._replace(facts=setting.facts | {"objective": what})
 
 
 def _print(console: "Console", run: Run, comparison: Comparison, introduction: str) -> None:
@@ -136,6 +156,8 @@ def _print(console: "Console", run: Run, comparison: Comparison, introduction: s
     if run.advice is None:
         for table in terminal_tables(comparison, console.width):
             console.print(table)
+        if run.tuned:
+            console.print(f"tuned for the objective: {run.tuned}")
         return
     console.print(f"{headline(run.advice, run.regime.ageing_s)}", style="bold")
     console.print(f"\n{introduction}\n")

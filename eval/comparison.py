@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from ..cluster.files.errors import InputError
 from ..cluster.model.intervals import Estimates, holm, mean_p_values, ratio_estimates, unit_sums
-from ..cluster.model.objective import objective_of
 from ..cluster.model.outcome import Outcome
 from ..cluster.model.scenarios import Scenarios
+from ..cluster.model.weighting import Weighting, usual_weighting
 from .metrics.metric import Metric, result_of
 from .metrics.registry import registered_metrics, values_of
+from .metrics.weighted import metric_of_weighting
 
 TIE = 1e-9  # runs whose figures differ by less than this share are equal: rounding, not policy
 
@@ -73,7 +74,7 @@ class Comparison:
 def compare(
     outcomes: Mapping[str, Outcome], scenarios: Scenarios, cluster_gpus: int, *,
     heuristics: Collection[str], confidence: float = 0.95, groups: NDArray[np.generic] | None = None,
-    objective: str | None = None,
+    objective: Weighting | str | None = None,
 ) -> Comparison:  # fmt: skip
     """Return the policies' figures and how each does against the best heuristic.
 
@@ -85,7 +86,7 @@ def compare(
         confidence: Probability that the intervals aim to cover.
         groups: Label of each scenario, shape (scenarios,): scenarios of one label depend on each other (several
             fault seeds of one trace window) and are one unit of the intervals. Every scenario by itself if left out.
-        objective: Metric that ranks the policies; makespan if left out and all jobs are submitted at 0, else mean JCT.
+        objective: What ranks the policies, a metric's name or a weighting; if left out, as `usual_weighting`.
 
     Raises:
         ValueError: If there is no outcome of a heuristic, or a shape or the objective does not fit.
@@ -93,7 +94,7 @@ def compare(
         PluginError: If a metric of another package cannot be used.
     """
     _check(outcomes, scenarios, heuristics, groups)
-    metrics = registered_metrics()
+    metrics = _metrics(objective)
     objective_index = _objective(objective, scenarios, metrics)
     table = {name: _figures(outcome, scenarios, cluster_gpus, metrics) for name, outcome in outcomes.items()}
     ranked = sorted(table, key=lambda name: _cost(table[name][objective_index], metrics[objective_index]).mean())
@@ -160,10 +161,20 @@ def _check(
             )
 
 
-def _objective(objective: str | None, scenarios: Scenarios, metrics: Sequence[Metric]) -> int:
+def _metrics(objective: Weighting | str | None) -> tuple[Metric, ...]:
+    """Return the metrics, with one for a weighting that is none of them."""
+    metrics = registered_metrics()
+    if isinstance(objective, Weighting) and objective.field not in {metric.name for metric in metrics}:
+        return metric_of_weighting(objective), *metrics
+    return metrics
+
+
+def _objective(objective: Weighting | str | None, scenarios: Scenarios, metrics: Sequence[Metric]) -> int:
     names = [metric.name for metric in metrics]
     if objective is None:
-        return names.index({"jct": "mean_jct_s", "makespan": "makespan_s"}[objective_of(scenarios.submit_s)])
+        objective = usual_weighting(scenarios.submit_s)
+    if isinstance(objective, Weighting):
+        return names.index(objective.field)
     if objective not in names:
         raise ValueError(f"objective is '{objective}', expected one of {', '.join(names)}")
     return names.index(objective)

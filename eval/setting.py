@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..cluster.faults.recorded import read_fault_trace
 from ..cluster.model.problem import Problem
+from ..cluster.model.weighting import Weighting
 from ..cluster.model.workload import Workload
 from ..cluster.presets.cluster_file import ClusterSetup, read_cluster
 from ..cluster.presets.problems import (
@@ -36,6 +37,7 @@ from .generated import JobsRequest
 log = logging.getLogger(__name__)
 
 TESTED_PART = (0.7, 1.0)  # of a trace, in order of time: presets train and validate on what comes before
+PAST_PART = (0.0, 0.7)  # on which heuristics are tuned for an objective
 WORKLOADS = 200
 WINDOWS = 24  # of a trace
 
@@ -63,6 +65,8 @@ class EvaluationRequest:
     json_out: Path | None
     command: str
     date: str
+    objective: Weighting | None = None  # None: what is usual for the jobs
+    part: tuple[float, float] | None = None  # of the trace; None: what no policy may have been trained or tuned on
     every_order: bool = False  # all order regimes side by side, with the ageing and the waiting of `regime`
 
 
@@ -158,9 +162,9 @@ def _trace(
     workload = read_trace(path)
     if request.estimates == "history":
         workload = with_estimates(workload, "history")
-    untrained = request.every_order and not request.policies
-    enough = jobs_within(workload, TESTED_PART) >= WINDOW_JOBS
-    part = TESTED_PART if enough and not untrained else (0.0, 1.0)
+    untrained = request.every_order and not request.policies and request.objective is None
+    enough = keeps_past(workload)
+    part = request.part or (TESTED_PART if enough and not untrained else (0.0, 1.0))
     facts = _cut_fact(int((workload.gpus > largest).sum()), workload.jobs, largest)
     if workload.left_out:
         facts["jobs left out"] = f"{workload.left_out} rows ask no GPU or never ran, and are left out"
@@ -171,13 +175,18 @@ def _trace(
     asked, room = request.workloads or WINDOWS, disjoint_windows(workload, part)
     if room < asked:
         facts["windows"] = f"{room} of {asked} windows: more would overlap"
-    for fact in facts.values():
+    for fact in facts.values() if request.part is None else ():
         log.warning("%s: %s", path, fact)
     if untrained:
         facts["part of the trace"] = (
             "windows come from all of it, as no policy was named that may have been trained on it"
         )
     return workload, part, facts
+
+
+def keeps_past(workload: Workload) -> bool:
+    """Say whether a trace is long enough to leave its past out of what is run."""
+    return jobs_within(workload, TESTED_PART) >= WINDOW_JOBS
 
 
 def _load_fact(request: EvaluationRequest, workload: Workload, capacity: int) -> dict[str, str]:

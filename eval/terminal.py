@@ -22,7 +22,7 @@ def print_run(
     console: "Console", outcome: Outcome, scenarios: Scenarios, cluster_gpus: int, ageing_s: float = math.inf
 ) -> None:
     """Print the figures of one scenario's run; with an ageing bound, also how many jobs waited longer."""
-    figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+    figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus, scenarios.work_s)
     unit, scale = time_unit(float(figures.makespan_s[0]))
     rows = {
         "makespan": f"{figures.makespan_s[0] * scale:.2f} {unit}",

@@ -4,7 +4,7 @@ from benchmarks.markdown import wrapped
 
 
 def test_prose_is_wrapped_and_tables_headings_and_code_are_left_whole() -> None:
-    row, command = f"| {'word ' * 40}|", "`make bench-traces SEEDS=3`"
+    row, command = f"| {'word ' * 40}|", "`make bench-learning SEEDS=3`"
     page = wrapped(["# " + "word " * 40, "", "- " + "word " * 22 + command + " end", "", row])
     assert page.splitlines() == [
         "# " + "word " * 40, "", "- " + ("word " * 22).strip(), f"  {command} end", "", row

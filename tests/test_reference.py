@@ -288,8 +288,9 @@ def test_on_equal_gpus_the_time_that_is_neither_lost_nor_overhead_is_the_work(ca
     case = case._replace(scenarios=scenarios, rules=case.rules._replace(ring=False, node_penalty=0.0))
     _, outcome = run(case, choose)
     gpus, cluster_gpus = scenarios.gpus[case.row], case.cluster.gpu_node.size
-    row = metrics(outcome, scenarios.jobs[[case.row]], gpus[None], scenarios.submit_s[[case.row]], cluster_gpus)
-    work = float((gpus * scenarios.work_s[case.row]).sum())
+    submit_s, work_s = scenarios.submit_s[[case.row]], scenarios.work_s[[case.row]]
+    row = metrics(outcome, scenarios.jobs[[case.row]], gpus[None], submit_s, cluster_gpus, work_s)
+    work = float((gpus * work_s[0]).sum())
     assert row.useful_utilisation[0] * row.makespan_s[0] * cluster_gpus == pytest.approx(work)
     assert outcome.busy_gpu_s[0] + outcome.down_gpu_s[0] <= row.makespan_s[0] * cluster_gpus * (1 + 1e-9)
 

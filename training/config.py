@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ..agents.learned.network import find_network
 from ..agents.learned.old_names import todays_name, with_todays_names
@@ -15,6 +15,7 @@ from ..cluster.files.errors import InputError
 from ..cluster.files.input_problems import nearest
 from ..cluster.files.plugins import registered
 from ..cluster.files.registered_name import RegisteredName
+from ..cluster.model.weighting import Weighting, weighting_of
 from ..cluster.presets.problems import Regime
 from .asked import LOADS, Asked, KnownEstimates, Sizes
 from .parameters import FIELDS, read_parameters
@@ -65,6 +66,7 @@ class TrainingConfig(BaseModel):
     faults: str | None = None
     loads: tuple[Annotated[float, Field(gt=0)], ...] = LOADS
     estimates: KnownEstimates = "mixed"
+    objective: str | None = None  # as cluster/model/weighting.py reads it; None: what is usual for the problem
     init: str | None = None  # checkpoint whose weights it begins with
     parameters: str | None = None  # file of the hyper-parameters that are not the preset's
     hyperparameters: Hyperparameters = Hyperparameters()  # of PPO and A2C
@@ -76,6 +78,19 @@ class TrainingConfig(BaseModel):
     @classmethod
     def _todays_names(cls, content: object) -> object:
         return with_several(with_todays_names(content))
+
+    @field_validator("objective")
+    @classmethod
+    def _an_objective(cls, text: str | None) -> str | None:
+        try:
+            return None if text is None else weighting_of(text).text
+        except InputError as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def weighting(self) -> Weighting | None:
+        """What is minimised; None: what is usual for the problem."""
+        return None if self.objective is None else weighting_of(self.objective)
 
     @property
     def name(self) -> str:
@@ -94,6 +109,7 @@ class TrainingConfig(BaseModel):
         usual_replay = PRESETS[self.preset].replay if self.algorithm in REPLAYS else "off"
         replay = [f"replay-{self.replay}"] if self.replay != usual_replay else []
         init = ["init"] if self.init else []
+        objective = [self.objective.replace(":", "").replace(",", "-")] if self.objective else []
         parameters = [Path(self.parameters).stem] if self.parameters else []
         parts = (
             self.preset,
@@ -105,6 +121,7 @@ class TrainingConfig(BaseModel):
             *waiting,
             *order,
             *ageing,
+            *objective,
             *parameters,
             str(self.seed),
         )
@@ -206,6 +223,21 @@ def _check_learning(algorithm: str, replay: str, init: Path | None) -> None:
 def _taught(own: GroupParameters) -> GroupParameters:
     """Return the hyper-parameters of a network that knows much, which minimises what the preset does all the same."""
     return replace(TAUGHT, group_tail=own.group_tail, group_horizon=own.group_horizon)
+
+
+def with_objective(config: TrainingConfig, text: str) -> TrainingConfig:
+    """Return a configuration that minimises what a user asks for.
+
+    Raises:
+        InputError: If it is no objective, or the algorithm cannot minimise it.
+    """
+    weighting = weighting_of(text)
+    if config.algorithm != "group":
+        what = "what its reward pays" if config.algorithm in REPLAYS else "the makespan of a batch, else the mean JCT"
+        raise InputError(
+            f"{config.algorithm} minimises {what}", "leave it out, or take --algo group", field="--objective"
+        )
+    return config.model_copy(update={"objective": weighting.text})
 
 
 def with_parameters(config: TrainingConfig, values: Mapping[str, float]) -> TrainingConfig:

@@ -88,15 +88,16 @@ def train(
     folder = _open_folder(config, logdir)
     torch.set_num_threads(1)  # learning has its own (agents/networks/chunks.py)
     run_folder = RunFolder(
-        folder, _schema(config, problems[0]), Validation(*validated_on), config, tell, validations=sizes.validations
-    )
+        folder, _schema(config, problems[0]), Validation(*validated_on, weighting=config.weighting), config, tell,
+        validations=sizes.validations,
+    )  # fmt: skip
     began = time.monotonic()
     with interruptible(run_folder):
         steps = LEARNERS[config.algorithm](problems, run_folder)
     validation, finished = run_folder.validation, steps >= config.steps
     score = run_folder.best_score()
     if finished and config.algorithm == "group":
-        score = _settle_margin(folder / BEST, validated_on, config.group.group_tail, validation) or score
+        score = _settle_margin(folder / BEST, validated_on, config, validation) or score
     seconds = time.monotonic() - began
     later = _compared(config, sizes, folder) if compares and finished else ()
     return Result(folder, folder / BEST, score, finished, seconds, validation.best, validation.scenarios, later)
@@ -110,7 +111,9 @@ def _schema(config: TrainingConfig, problem: Problem) -> Schema:
     )  # fmt: skip
 
 
-def _settle_margin(best: Path, problems: Sequence[Problem], tail: float, validation: Validation) -> Score | None:
+def _settle_margin(
+    best: Path, problems: Sequence[Problem], config: TrainingConfig, validation: Validation
+) -> Score | None:
     """Give the best policy the margin that validates best, and return its score; None for one without margins.
 
     The run's own record keeps the score without: that is what later policies of the run are compared with.
@@ -118,7 +121,8 @@ def _settle_margin(best: Path, problems: Sequence[Problem], tail: float, validat
     policy = load_policy(best)
     if not isinstance(policy, CandidatePolicy):
         return None  # of a network that another package brings
-    policy = with_best_margin(policy, lambda it: log_cost(it, problems, tail))
+    tail = config.group.group_tail
+    policy = with_best_margin(policy, lambda it: log_cost(it, problems, tail, config.weighting))
     save_policy(best, policy.schema, policy.network)
     return validation.score(policy)
 
@@ -129,9 +133,9 @@ def _compared(config: TrainingConfig, sizes: Sizes, folder: Path) -> tuple[Later
         return ()
     policy = load_policy(folder / BEST)
     found = (
-        compare_later(asked_of(config, sizes), policy)
+        compare_later(asked_of(config, sizes), policy, config.weighting)
         if config.history is None
-        else compare_on_history(Path(config.history), policy)
+        else compare_on_history(Path(config.history), policy, config.weighting)
     )
     write_later(folder, found)
     return found

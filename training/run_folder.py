@@ -126,7 +126,8 @@ class RunFolder:
         score = self.latest = self.validation.score(policy_of("policy", self.schema, network))
         self.logger.record("validation/percent", score.percent)
         self.logger.record("validation/half_width", score.half_width)
-        self.logger.record(f"validation/{self.validation.objective}_h", score.mean_s / 3600.0)
+        name, mean = self.validation.told(score)
+        self.logger.record(f"validation/{name}", mean)
         save_policy(self.path / POLICY, self.schema, network)
         if for_best and (self.best is None or score.percent < self.best.percent):
             self._keep_best(score, network)

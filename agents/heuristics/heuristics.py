@@ -1,5 +1,6 @@
 """The heuristics as policies, by name (docs/policies.md)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,6 +65,19 @@ HEURISTICS = {
     for number, (name, rule) in enumerate(run.RULES.items())
 }
 PACK, EFT, EFT_HAZARD, PATIENT = (HEURISTICS[name] for name in ("pack", "eft", "eft-hazard", "patient"))
+# Factors that `patient` is tried with on the past of a workload, to be as good as it can there. No other has a number.
+FACTORS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25)
+
+
+def patient_of(factor: float) -> Heuristic:
+    """Return `patient` with another factor, named as in `patient@0.8`."""
+    about = f"patient with the factor {factor:g} in place of {PATIENT.patience:g}"
+    return replace(PATIENT, name=f"{PATIENT.name}@{factor:g}", about=about, patience=factor)
+
+
+def tuned_patient(cost: Callable[[Heuristic], float]) -> Heuristic:
+    """Return `patient` with the factor of least cost, the smallest of equals."""
+    return min(map(patient_of, FACTORS), key=cost)
 
 
 def own_rivals(rules: Rules) -> list[Heuristic]:

@@ -27,7 +27,7 @@ from .node_sets import (
     set_cost,
     tight_set,
 )
-from .offers import offer_sets, set_sign
+from .offers import classify_all, offer_sets, set_sign
 
 
 @kernel
@@ -177,6 +177,8 @@ def _add_all(sim: Simulation, row: int, candidates: int, most: int, fault_loss_s
     theirs = state.shadow_s[row], state.extra[row], state.reserved_class[row]
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = own
     candidates = _add_offers(sim, row, candidates, most - others, state.current[row])
+    if others > 0 and has_classes(sim):
+        classify_all(sim, row)  # they may take nodes that do not suit the job that is due
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = theirs
     candidates = _add_others(sim, row, candidates, most, others, fault_loss_s)
     state.shadow_s[row], state.extra[row], state.reserved_class[row] = own

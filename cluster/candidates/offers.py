@@ -59,8 +59,18 @@ def _classify(sim: Simulation, row: int, nodes: int) -> int:
 
 
 @kernel
+def classify_all(sim: Simulation, row: int) -> None:
+    """Number the classes of all nodes with free GPUs, whomever they suit, for the signs of sets of any job."""
+    _classify(sim, row, list_free(sim, row, 0))
+
+
+@kernel
 def set_sign(sim: Simulation, row: int, count: int) -> int:
-    """Return a number of the set in `trial_set` that depends on the classes of its nodes only."""
+    """Return a number of the set in `trial_set` that depends on the classes of its nodes only.
+
+    They must have been numbered since `trial_free` last changed: by `offer_sets` for a job of the same needs, or by
+    `classify_all`.
+    """
     total = 0
     for place in range(count):
         number = int(sim.scratch.node_class[row, sim.scratch.trial_set[row, place]]) + 1

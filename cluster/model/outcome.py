@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from .scenarios import Scenarios
 
 OVERLOADED_SHARE = 0.25  # of the GPU-time of all jobs; at a load of 4/3 so much waits at the last submission
+SLOWDOWN_S = 600.0  # shorter jobs count as so long: those of a few seconds would alone make the mean slowdown
 EVENT_KINDS = ("submit", "start", "stop", "finish", "fault", "repair")
 
 
@@ -49,10 +50,11 @@ class Metrics(NamedTuple):
     lost_gpu_s: NDArray[np.float64]  # GPU-time lost to faults: since the last checkpoint, restart included
     restarts: NDArray[np.float64]  # stops by faults
     longest_wait_s: NDArray[np.float64]  # of a job in the queue, over all its stays; also of jobs that never ended
+    mean_slowdown: NDArray[np.float64]  # of JCT over work, or over 10 min if that is longer
 
 
 def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], submit_s: NDArray[np.float64],
-            cluster_gpus: int) -> Metrics:  # fmt: skip
+            cluster_gpus: int, work_s: NDArray[np.float64]) -> Metrics:  # fmt: skip
     """Return the figures of each scenario.
 
     A job that had not ended when the run was cut off counts as if it ended then: its JCT is longer, never shorter.
@@ -63,6 +65,7 @@ def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], 
         gpus: GPUs of each job, shape (scenarios, jobs).
         submit_s: Submission of each job, shape (scenarios, jobs).
         cluster_gpus: GPUs of the cluster.
+        work_s: Work of each job, shape (scenarios, jobs).
     """
     real = np.arange(gpus.shape[1]) < jobs[:, None]
     finish_s = np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None])
@@ -77,7 +80,13 @@ def metrics(outcome: Outcome, jobs: NDArray[np.int32], gpus: NDArray[np.int32], 
         lost_gpu_s=lost,
         restarts=outcome.stops.sum(axis=1).astype(np.float64),
         longest_wait_s=outcome.wait_s.max(axis=1),
+        mean_slowdown=np.nanmean(jct / bounded_s(work_s), axis=1),
     )
+
+
+def bounded_s(work_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what a job's JCT is divided by for its slowdown, of the same shape."""
+    return np.maximum(work_s, SLOWDOWN_S)
 
 
 def overloaded(outcome: Outcome, scenarios: Scenarios) -> NDArray[np.bool_]:

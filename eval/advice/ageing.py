@@ -31,5 +31,5 @@ def other_bounds(
         figures = figures_of(outcome, problem.scenarios, problem.cluster.gpu_node.size)
         if figures.finished.all():
             found[ageing_s] = figures
-    costs = [getattr(figures, grid.objective) for figures in found.values()]
+    costs = [grid.weighting.cost(figures) for figures in found.values()]
     return found if any((cost != costs[0]).any() for cost in costs) else {}

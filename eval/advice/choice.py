@@ -43,7 +43,7 @@ class Bound(NamedTuple):
     """What becomes of the chosen order and policy with an ageing bound."""
 
     ageing_s: float
-    mean_s: float  # of the objective
+    mean_s: float  # of the objective, in seconds if it is a time
     p99_jct_s: float
     longest_wait_s: float
     percent: Estimates  # one number each: the objective against the bound that was run
@@ -67,9 +67,10 @@ class Advice:
     grid: Grid
     chosen: Candidate
     second: Candidate | None  # the next best by the windows that chose
+    heuristic: Candidate | None  # the best heuristic by these, where a user's objective chose another policy
     units: int  # windows that are reported
     mean: NDArray[np.float64]  # (candidates,) of the objective
-    bound_s: float  # mean of the lower bounds of the objective
+    bound_s: float  # mean of the lower bounds of the objective; nan if it has none
     above_percent: NDArray[np.float64]  # (candidates,) at most so far above what is possible
     against: tuple[Against, ...]  # what is common, then the second
     losses: int  # reported windows in which EASY with pack is better
@@ -106,14 +107,15 @@ def advice_of(
     unit = np.unique(grid.unit[shown], return_inverse=True)[1]
     cost = grid.cost[:, shown]
     mean, bound_s = cost.mean(axis=1), float(least_s.mean())
-    second = _second(grid)
-    rivals = [*COMMON, *([grid.candidates[second]] if second is not None else [])]
+    second, heuristic = (None if row is None else grid.candidates[row] for row in (_second(grid), _heuristic(grid)))
+    rivals = [*COMMON, *(one for one in (second, heuristic) if one is not None)]
     easy_ended = bool(grid.ended[grid.place(COMMON[-1])])
     worse = _by_unit(cost[grid.chosen], unit) > _by_unit(cost[grid.place(COMMON[-1])], unit) * (1 + TIE)
     return Advice(
         grid=grid,
         chosen=grid.candidates[grid.chosen],
-        second=grid.candidates[second] if second is not None else None,
+        second=second,
+        heuristic=heuristic,
         units=int(unit.max()) + 1,
         mean=mean,
         bound_s=bound_s,
@@ -130,7 +132,7 @@ def advice_of(
 
 
 def _bound(grid: Grid, ageing_s: float, figures: Figures, shown: NDArray[np.bool_], unit: NDArray[np.intp]) -> Bound:
-    own, base = getattr(figures, grid.objective)[None, shown], grid.cost[grid.chosen, shown][None]
+    own, base = grid.weighting.cost(figures)[None, shown], grid.cost[grid.chosen, shown][None]
     percent = ratio_estimates(100 * unit_sums(own - base, unit), unit_sums(base, unit), confidence=CONFIDENCE)
     tail = figures.p99_jct_s[shown].mean(), figures.longest_wait_s[shown].mean()
     return Bound(ageing_s, float(own.mean()), float(tail[0]), float(tail[1]), percent)
@@ -138,11 +140,25 @@ def _bound(grid: Grid, ageing_s: float, figures: Figures, shown: NDArray[np.bool
 
 def _second(grid: Grid) -> int | None:
     """Return the next best candidate by the windows that chose, None if there is none."""
-    choosing = ~grid.reporting if grid.held_out else grid.reporting
-    cost = np.where(grid.ended, grid.cost[:, choosing].mean(axis=1), np.inf)
+    cost = _choosing_cost(grid)
     cost[np.abs(cost - cost[grid.chosen]) <= TIE * cost[grid.chosen]] = np.inf  # the same under another name
     best = int(cost.argmin())
     return best if np.isfinite(cost[best]) else None
+
+
+def _heuristic(grid: Grid) -> int | None:
+    """Return the best heuristic by the windows that chose, None if it was chosen or nobody asked for an objective."""
+    if not grid.asked or grid.candidates[grid.chosen].policy in grid.heuristics:
+        return None
+    is_one = np.array([candidate.policy in grid.heuristics for candidate in grid.candidates])
+    cost = np.where(is_one, _choosing_cost(grid), np.inf)
+    return int(cost.argmin()) if np.isfinite(cost).any() else None
+
+
+def _choosing_cost(grid: Grid) -> NDArray[np.float64]:
+    """Return the mean objective on the windows that chose, shape (candidates,); inf of those that did not end."""
+    choosing = ~grid.reporting if grid.held_out else grid.reporting
+    return np.where(grid.ended, grid.cost[:, choosing].mean(axis=1), np.inf)
 
 
 def _by_unit(values: NDArray[np.float64], unit: NDArray[np.intp]) -> NDArray[np.float64]:

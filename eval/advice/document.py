@@ -27,7 +27,7 @@ def document_of(advice: Advice, ageing_s: float, remarks: Sequence[str] = ()) ->
             "losses": advice.losses,
             "second": {"order": advice.second.order, "policy": advice.second.policy} if advice.second else None,
         },
-        "bound": {grid.objective: advice.bound_s},
+        "bound": {grid.objective: None if math.isnan(advice.bound_s) else advice.bound_s},
         "ranking": [_candidate(advice, grid.place(line.candidate)) for line in lines(advice)],
         "parts": [_part(part) for part in advice.parts],
         "saved_hours": _saved(advice.saving) if advice.saving else None,
@@ -59,7 +59,8 @@ def _bound(bound: Bound) -> dict[str, Any]:
 def _candidate(advice: Advice, row: int) -> dict[str, Any]:
     grid, shown = advice.grid, advice.grid.reporting
     ended = bool(grid.ended[row])
-    names = [name for name in Figures._fields if name != "finished"]
+    left_out = {"finished"} if grid.weighting.weight("slowdown") else {"finished", "mean_slowdown"}
+    names = [name for name in Figures._fields if name not in left_out]
     figures = {name: float(getattr(grid.figures, name)[row, shown].mean()) for name in names}
     versus = {
         f"{against.rival.order}+{against.rival.policy}": _ends(Estimates(*(end[row] for end in against.percent)))
@@ -72,7 +73,7 @@ def _candidate(advice: Advice, row: int) -> dict[str, Any]:
         "ended": ended,
         "mean": figures if ended else None,
         "relative_percent": versus if ended else None,
-        "above_bound_percent": float(advice.above_percent[row]) if ended else None,
+        "above_bound_percent": float(advice.above_percent[row]) if ended and not math.isnan(advice.bound_s) else None,
     }
 
 

@@ -1,9 +1,9 @@
 """Every order regime with every policy, on the same scenarios."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,13 @@ from ...agents.protocol import Policy
 from ...cluster.dispatch.orders.table import order_of
 from ...cluster.files.errors import InputError, PluginError
 from ...cluster.files.plugins import registered
-from ...cluster.model.objective import objective_of
 from ...cluster.model.outcome import Outcome, metrics
 from ...cluster.model.problem import Problem
 from ...cluster.model.scenarios import ORDERS, Scenarios, same_jobs
+from ...cluster.model.weighting import Weighting, usual_weighting
 from ...cluster.presets.problems import Regime
 from ..run import run_all
+from ..tuning import is_heuristic
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Figures(NamedTuple):
     p99_jct_s: NDArray[np.float64]
     longest_wait_s: NDArray[np.float64]
     p99_slowdown: NDArray[np.float64]  # of JCT over work
+    mean_slowdown: NDArray[np.float64]  # as a metric has it: of short jobs less
     lost_gpu_s: NDArray[np.float64]
     held_gpu_s: NDArray[np.float64]  # by jobs, whether of use or not
     wait_s: NDArray[np.float64]  # in the queue, summed over jobs
@@ -61,7 +63,9 @@ class Grid(NamedTuple):
     candidates: tuple[Candidate, ...]
     figures: Figures
     unit: NDArray[np.intp]  # (scenarios,) window, in the order of the scenarios
-    objective: Literal["mean_jct_s", "makespan_s"]
+    weighting: Weighting  # what candidates are ranked by
+    asked: bool  # by a user; else it is what is usual for the jobs
+    heuristics: frozenset[str]  # which policies are heuristics
     chosen: int  # index of the best candidate of the windows that choose
     outcomes: dict[str, Outcome]  # of the chosen order, by policy
 
@@ -81,10 +85,14 @@ class Grid(NamedTuple):
         return ~_choosing(self.unit) if self.held_out else np.ones(self.unit.size, dtype=bool)
 
     @property
+    def objective(self) -> str:
+        """Name of what candidates are ranked by."""
+        return self.weighting.field
+
+    @property
     def cost(self) -> NDArray[np.float64]:
         """The objective, shape (candidates, scenarios)."""
-        found: NDArray[np.float64] = getattr(self.figures, self.objective)
-        return found
+        return self.weighting.cost(self.figures)
 
     @property
     def ended(self) -> NDArray[np.bool_]:
@@ -114,6 +122,9 @@ def run_grid(
     regimes: Sequence[Regime],
     policies: Sequence[Policy],
     tell: Callable[[str, int], None] = lambda what, done: None,
+    *,
+    weighting: Weighting | None = None,
+    tuned: Mapping[str, Policy] | None = None,
 ) -> Grid:
     """Run every scenario under every order and policy, and choose the best by the earlier half of the windows.
 
@@ -124,24 +135,26 @@ def run_grid(
         regimes: At most one for each order.
         policies: Who runs.
         tell: Called with the candidate and how many scenarios it has run.
+        weighting: What candidates are ranked by; what is usual for the jobs if None.
+        tuned: A policy that runs under one order only, by that order.
 
     Raises:
         InputError: If no candidate ended all jobs.
     """
     unit = windows_of(problem.scenarios)
     choosing = _choosing(unit) if unit.max() + 1 >= LEAST_HELD_OUT else np.ones(unit.size, dtype=bool)
-    jct = objective_of(problem.scenarios.submit_s) == "jct"
-    objective: Literal["mean_jct_s", "makespan_s"] = "mean_jct_s" if jct else "makespan_s"
+    by = weighting or usual_weighting(problem.scenarios.submit_s)
     candidates: list[Candidate] = []
     rows: list[Figures] = []
     chosen, least, kept = 0, np.inf, dict[str, Outcome]()
     for regime in regimes:
         ruled = problem._replace(rules=regime.over(problem.rules))
-        outcomes = run_all(ruled, policies, partial(_tell, tell, regime.order))
+        own = [policy for order, policy in (tuned or {}).items() if order == regime.order]
+        outcomes = run_all(ruled, [*policies, *own], partial(_tell, tell, regime.order))
         for name, outcome in outcomes.items():
             candidates.append(Candidate(regime.order, name))
             rows.append(figures_of(outcome, problem.scenarios, problem.cluster.gpu_node.size))
-            cost = float(getattr(rows[-1], objective)[choosing].mean()) if rows[-1].finished.all() else np.inf
+            cost = float(by.cost(rows[-1])[choosing].mean()) if rows[-1].finished.all() else np.inf
             if cost < least or not kept:
                 chosen, least, kept = len(rows) - 1, cost, outcomes
     if not np.isfinite(least):
@@ -149,7 +162,8 @@ def run_grid(
             "under every order and policy a run was cut off before all jobs ended", "lower the fault rate or the load"
         )
     figures = Figures(*(np.array(column) for column in zip(*rows, strict=True)))
-    return Grid(tuple(candidates), figures, unit, objective, chosen, kept)
+    names = frozenset(it.name for it in (*policies, *(tuned or {}).values()) if is_heuristic(it))
+    return Grid(tuple(candidates), figures, unit, by, weighting is not None, names, chosen, kept)
 
 
 def _tell(tell: Callable[[str, int], None], order: str, policy: str, done: int) -> None:
@@ -172,7 +186,9 @@ def _choosing(unit: NDArray[np.intp]) -> NDArray[np.bool_]:
 
 def figures_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Figures:
     """Return the figures of one candidate, each of shape (scenarios,)."""
-    found = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+    found = metrics(
+        outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus, scenarios.work_s
+    )  # fmt: skip
     real = np.arange(scenarios.gpus.shape[1]) < scenarios.jobs[:, None]
     finish_s = np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None])
     jct_s = np.where(real, np.maximum(finish_s - scenarios.submit_s, 0.0), np.nan)
@@ -183,6 +199,7 @@ def figures_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Fig
         p99_jct_s=found.p99_jct_s,
         longest_wait_s=found.longest_wait_s,
         p99_slowdown=np.nanpercentile(slowdown, 99, axis=1),
+        mean_slowdown=found.mean_slowdown,
         lost_gpu_s=found.lost_gpu_s,
         held_gpu_s=outcome.busy_gpu_s,
         wait_s=outcome.wait_s.sum(axis=1),

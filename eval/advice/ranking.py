@@ -37,9 +37,10 @@ class Line(NamedTuple):
 
 def head(advice: Advice) -> list[tuple[str, str]]:
     """Return title and unit of the cells' columns."""
-    unit = _unit(advice)[0]
+    unit = unit_of(advice)[0]
     times = [(TIMES[name], unit) for name in _times(advice)]
-    return [*times, ("p99 slowdown", "x"), ("lost to faults", "GPU-h")]
+    own = [] if advice.grid.objective in TIMES else [(objective_title(advice), own_unit(advice)[0])]
+    return [*own, *times, ("p99 slowdown", "x"), ("lost to faults", "GPU-h")]
 
 
 def lines(advice: Advice) -> list[Line]:
@@ -56,11 +57,13 @@ def short(listed: list[Line]) -> list[Line]:
 
 def caption(advice: Advice) -> str:
     """Return how to read the table."""
+    above = f"'above': {objective_title(advice)} is at most so far above what any scheduler could reach."
+    if math.isnan(advice.bound_s):
+        above = f"How far {objective_title(advice)} is above what is possible is not known."
     part = f"the {advice.units} later {advice.noun}s" if advice.grid.held_out else f"all {advice.noun}s"
     return (
         f"Means over {part}; 95 % intervals by {advice.noun}. Colours ask more: they hold for the whole "
-        "table at once (Holm). "
-        f"'above': {objective_title(advice)} is at most so far above what any scheduler could reach."
+        f"table at once (Holm). {above}"
     )
 
 
@@ -90,11 +93,22 @@ def terminal_ranking(advice: Advice) -> "Table":
 
 def _times(advice: Advice) -> list[str]:
     first = advice.grid.objective
-    return [first, *(name for name in TIMES if name != first and (name != "makespan_s" or first == "makespan_s"))]
+    others = [name for name in TIMES if name not in (first, "makespan_s")]
+    return [first, *others] if first in TIMES else others
 
 
-def _unit(advice: Advice) -> tuple[str, float]:
-    return time_unit(float(advice.mean[advice.row]))
+def unit_of(advice: Advice) -> tuple[str, float]:
+    """Return the unit that times are shown in, and its factor to seconds."""
+    if advice.grid.weighting.is_time:
+        return time_unit(float(advice.mean[advice.row]))
+    return time_unit(float(advice.grid.figures.mean_jct_s[advice.row, advice.grid.reporting].mean()))
+
+
+def own_unit(advice: Advice) -> tuple[str, float]:
+    """Return the unit that the objective is shown in, and its factor."""
+    if advice.grid.weighting.is_time:
+        return unit_of(advice)
+    return "x" if len(advice.grid.weighting.terms) == 1 else "", 1.0
 
 
 def _line(advice: Advice, row: int) -> Line:
@@ -103,12 +117,14 @@ def _line(advice: Advice, row: int) -> Line:
     if not advice.grid.ended[row]:
         none = Versus("-", "", "open")
         return Line(candidate, tag or "did not end", ("-",) * len(head(advice)), (none,) * len(COMMON), "-")
-    scale = _unit(advice)[1]
+    scale = unit_of(advice)[1]
+    own = [] if advice.grid.objective in TIMES else [_number(float(advice.mean[row]) * own_unit(advice)[1])]
     times = [_number(float(getattr(figures, name)[row, shown].mean()) * scale) for name in _times(advice)]
     rest = [figures.p99_slowdown[row, shown].mean(), figures.lost_gpu_s[row, shown].mean() / 3600]
     versus = tuple(_versus(advice, against, row) for against in advice.against[: len(COMMON)])
-    cells = (*times, *(_number(float(value)) for value in rest))
-    return Line(candidate, tag, cells, versus, f"{advice.above_percent[row]:.0f} %")
+    cells = (*own, *times, *(_number(float(value)) for value in rest))
+    above = "-" if math.isnan(advice.bound_s) else f"{advice.above_percent[row]:.0f} %"
+    return Line(candidate, tag, cells, versus, above)
 
 
 def _number(value: float) -> str:

@@ -5,10 +5,9 @@ from html import escape
 
 import numpy as np
 
-from ..table import time_unit
 from .choice import Advice, Bound, Part
 from .grid import COMMON
-from .ranking import Line, caption, head, lines, short
+from .ranking import Line, caption, head, lines, own_unit, short, unit_of
 from .words import ageing_text, headline, number_text, objective_title, sentences, setting_text
 
 
@@ -101,18 +100,18 @@ def _bounds(advice: Advice, ageing_s: float) -> str:
     """Return what other ageing bounds would do; empty where they change nothing."""
     if not advice.bounds:
         return ""
-    unit, scale = time_unit(float(advice.mean[advice.row]))
+    (unit, scale), (own, own_scale) = unit_of(advice), own_unit(advice)
     title = objective_title(advice)
-    titles = [("ageing bound", ""), (title, unit), (f"{title} vs", ageing_text(ageing_s))]
+    titles = [("ageing bound", ""), (title, own), (f"{title} vs", ageing_text(ageing_s))]
     titles += [("p99 JCT", unit), ("longest wait", unit)]
-    body = (_bound(bound, scale, run=bound.ageing_s == ageing_s) for bound in advice.bounds)
+    body = (_bound(bound, scale, own_scale, run=bound.ageing_s == ageing_s) for bound in advice.bounds)
     note = "A job that has waited for the ageing bound is overtaken by nobody. A short one takes the order's gain away."
     return _section(f"What the ageing bound does to {advice.chosen}", _table(titles, body), note)
 
 
-def _bound(bound: Bound, scale: float, *, run: bool) -> str:
+def _bound(bound: Bound, scale: float, own_scale: float, *, run: bool) -> str:
     ends = (float(end[0]) for end in bound.percent)
     times = "".join(f"<td>{time_s * scale:.2f}</td>" for time_s in (bound.p99_jct_s, bound.longest_wait_s))
     versus = "<td>-</td>" if run else _percent(*ends)
     style, name = "challenger" if run else "", f'<th scope="row">{ageing_text(bound.ageing_s)}</th>'
-    return f'<tr class="{style}">{name}<td>{bound.mean_s * scale:.2f}</td>{versus}{times}</tr>'
+    return f'<tr class="{style}">{name}<td>{bound.mean_s * own_scale:.2f}</td>{versus}{times}</tr>'

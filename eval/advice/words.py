@@ -16,7 +16,6 @@ from .grid import COMMON
 MOST_WINDOWS = 10_000  # more are not worth naming
 SHOWN = 0.5  # per cent: a gain of less is none in whole numbers
 MORE = {"window": "a longer trace, --workloads", "workload": "--workloads"}  # how to get more of them
-TITLES = {"mean_jct_s": "mean JCT", "makespan_s": "makespan"}
 
 
 def headline(advice: Advice, ageing_s: float) -> str:
@@ -48,7 +47,15 @@ def setting_text(advice: Advice, ageing_s: float) -> str:
 def sentences(advice: Advice) -> list[str]:
     """Return the answer's sentences after the headline, each on one question."""
     found = [_versus(advice, against) for against in reversed(advice.against) if against.rival in COMMON]
-    found += [_how_chosen(advice), _second(advice), _losses(advice), _tail(advice), _saving(advice), _possible(advice)]
+    found += [
+        _how_chosen(advice),
+        _second(advice),
+        _heuristic(advice),
+        _losses(advice),
+        _tail(advice),
+        _saving(advice),
+        _possible(advice),
+    ]
     return [sentence for sentence in found if sentence]
 
 
@@ -71,6 +78,9 @@ def remarks_on(advice: Advice, problem: Problem, policy: Policy, facts: Mapping[
             "Run times were known exactly here, which helps orders that go by them. With --estimates log-normal or "
             "class-mean they are guessed, as people do."
         )
+    if objective := facts.get("objective"):
+        tuned = f" Tuned for it: {facts['tuned']}." if "tuned" in facts else ""
+        found.append(f"What was to be least: {objective}.{tuned}")
     if load := facts.get("load"):
         found.append(f"Load: {load}.")
     return tuple(found)
@@ -86,7 +96,7 @@ def ageing_text(ageing_s: float) -> str:
 
 def objective_title(advice: Advice) -> str:
     """Return what candidates are ranked by, as tables call it."""
-    return TITLES[advice.grid.objective]
+    return advice.grid.weighting.title
 
 
 def part_text(advice: Advice, part: Part) -> str:
@@ -165,6 +175,18 @@ def _second(advice: Advice) -> str:
     )
 
 
+def _heuristic(advice: Advice) -> str:
+    """Return what a policy that is no heuristic gains on the best that is one."""
+    rival = advice.heuristic
+    if rival is None or rival in (advice.second, *COMMON):
+        return ""
+    against = next(one for one in advice.against if one.rival == rival)
+    value, low, high = (float(end[advice.row]) for end in against.percent)
+    ends = "" if math.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
+    title = objective_title(advice)
+    return f"Of heuristics alone, {rival} was the best: {title} of the choice against it {value:+.1f} %{ends}."
+
+
 def _losses(advice: Advice) -> str:
     if advice.chosen == COMMON[-1] or advice.saving is None:
         return ""
@@ -187,6 +209,7 @@ def _tail(advice: Advice) -> str:
     told = {"p99 JCT": figures.p99_jct_s, "the longest wait": figures.longest_wait_s}
     if advice.grid.objective != "mean_jct_s":
         told = {"mean JCT": figures.mean_jct_s} | told
+    told.pop(objective_title(advice), None)
     for title, values in told.items():
         own, base = float(values[advice.row, shown].mean()), float(values[easy, shown].mean())
         if base > 0:
@@ -218,6 +241,8 @@ def _hours(hours: Estimates, noun: str) -> str:
 
 
 def _possible(advice: Advice) -> str:
+    if math.isnan(advice.bound_s):
+        return ""
     unit, scale = ("h", 3600.0) if advice.bound_s >= 7200 else ("min", 60.0)
     return (
         f"It is at most {advice.above_percent[advice.row]:.0f} % above what is possible: no scheduler can have a "

@@ -1,7 +1,6 @@
 """Lower bounds on makespan and mean JCT of scenarios (docs/evaluation.md, "How far from the best possible")."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +10,16 @@ from .placements import Jobs, needs
 from .relaxation import least_makespan_s, least_mean_jct_s
 
 ROUNDING = 1e-9  # of a bound: the simulator sums times in another order
-
-
 LEAST = {"makespan_s": least_makespan_s, "mean_jct_s": least_mean_jct_s}
 
 
 def lower_bounds(
     problem: Problem,
-    figure: Literal["makespan_s", "mean_jct_s"],
+    figure: str,
     rows: NDArray[np.intp] | None = None,
     tell: Callable[[int, int], None] = lambda done, count: None,
 ) -> NDArray[np.float64]:
-    """Return what a figure cannot be below, shape (rows,).
+    """Return what a figure cannot be below, shape (rows,); nan of a figure that has no bound.
 
     They hold for any policy, order regime, ageing bound and waiting, and for a scheduler that knows all jobs and
     faults beforehand. Faults, repairs, restarts and lost work only ever add time, so that the bounds are those of a
@@ -30,12 +27,14 @@ def lower_bounds(
 
     Args:
         problem: The scenarios.
-        figure: Makespan or mean JCT.
+        figure: Its name; those of LEAST have bounds.
         rows: Scenarios that are asked for, shape (rows,); all if left out.
         tell: Called with how many scenarios are done, and how many there are.
     """
     scenarios = problem.scenarios
     asked = np.arange(scenarios.jobs.size) if rows is None else rows
+    if figure not in LEAST:
+        return np.full(asked.size, np.nan)
     known: dict[bytes, float] = {}
     found = np.empty(asked.size)
     for place, row in enumerate(asked.tolist()):

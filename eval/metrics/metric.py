@@ -39,5 +39,5 @@ def result_of(outcome: Outcome, scenarios: Scenarios, cluster_gpus: int) -> Resu
         scenarios: The scenarios.
         cluster_gpus: GPUs of the cluster.
     """
-    figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus)
+    figures = metrics(outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, cluster_gpus, scenarios.work_s)
     return Result(outcome, scenarios, cluster_gpus, figures)

@@ -164,6 +164,18 @@ def test_a_wait_is_the_one_that_gains_most_and_comes_first_if_it_gains_anything(
                 assert (candidates[0] is candidate) == (gain_s > 1e-9 * now_s)
 
 
+@settings(max_examples=60)
+@given(ANY_CASE, SEEDS)
+def test_what_an_earlier_call_has_left_in_scratch_changes_no_list(case: Case, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for batch in decisions(problem_of(case), case.row, seed):
+        before = listed(batch.sim, 0)
+        for notes in batch.sim.scratch:
+            notes[...] = rng.integers(0, batch.sim.cluster.speed.size, notes.shape)
+        list_candidates(batch.sim, 0)
+        assert listed(batch.sim, 0) == before
+
+
 @settings(max_examples=30)
 @given(ANY_CASE, SEEDS)
 def test_listing_changes_nothing_and_picking_a_candidate_takes_its_set(case: Case, seed: int) -> None:

@@ -15,5 +15,5 @@ def test_a_job_that_never_ended_counts_until_the_run_was_cut_off() -> None:
         job_events=np.ones(1, np.int64), decisions=np.ones(1, np.int64),
     )  # fmt: skip
     submit_s = np.array([[0.0, 40.0, 0.0]])  # the third is no job of this scenario
-    found = metrics(outcome, np.array([2], np.int32), np.ones((1, 3), np.int32), submit_s, 4)
+    found = metrics(outcome, np.array([2], np.int32), np.ones((1, 3), np.int32), submit_s, 4, np.ones((1, 3)))
     assert found.mean_jct_s[0] == pytest.approx((10.0 + 60.0) / 2)

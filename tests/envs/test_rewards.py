@@ -57,6 +57,7 @@ def test_jct_sums_to_the_mean_completion_time_over_the_ideal_time(case: Case, ac
         scenarios.gpus[row],
         scenarios.submit_s[row],
         case.cluster.gpu_node.size,
+        scenarios.work_s[row],
     )
     assert sum(rewards) == pytest.approx(-figures.mean_jct_s[0] / ideal_s(case), rel=1e-5)
 

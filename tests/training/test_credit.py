@@ -1,5 +1,6 @@
 """What decisions are credited with: against plain sums over all jobs."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longshore.agents.networks.candidate_run import Record
-from longshore.training.candidates.credit import Foreseen, gaps_of, over_spread, still_to_come_s, write_credits
+from longshore.cluster.model.outcome import Metrics, bounded_s
+from longshore.cluster.model.weighting import weighting_of
+from longshore.training.candidates.credit import (
+    Foreseen,
+    Ran,
+    credits_of,
+    gaps_of,
+    over_spread,
+    still_to_come_s,
+    write_credits,
+)
+from longshore.training.candidates.weighted import SUMS, job_weights, relative_cost
 
 SECONDS = st.floats(0.0, 1e6)
 JOBS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=6)
@@ -29,16 +41,17 @@ def test_what_is_still_to_come_is_the_integral_of_the_jobs_in_the_system(horizon
         submit_s = rng.uniform(0.0, 40.0, 7)
         finish_s = submit_s + rng.uniform(0.0, 30.0, 7)
         now_s = float(rng.uniform(0.0, 60.0))
-        found = still_to_come_s(finish_s, submit_s, 7, now_s, horizon_s)
+        found = still_to_come_s(finish_s, submit_s, 7, now_s, horizon_s, np.ones(7))
         assert found == pytest.approx(integrated_s(finish_s, submit_s, now_s, horizon_s), rel=1e-3, abs=1e-2)
 
 
 @given(JOBS, SECONDS, st.floats(1.0, 1e6))
 def test_later_time_never_weighs_more(jobs: list[tuple[float, float]], now_s: float, horizon_s: float) -> None:
     submit_s, finish_s = np.array([it[0] for it in jobs]), np.array([it[0] + it[1] for it in jobs])
-    shorter = still_to_come_s(finish_s, submit_s, len(jobs), now_s, horizon_s)
-    longer = still_to_come_s(finish_s, submit_s, len(jobs), now_s, 2.0 * horizon_s)
-    whole = still_to_come_s(finish_s, submit_s, len(jobs), now_s, math.inf)
+    alike = np.ones(len(jobs))
+    shorter = still_to_come_s(finish_s, submit_s, len(jobs), now_s, horizon_s, alike)
+    longer = still_to_come_s(finish_s, submit_s, len(jobs), now_s, 2.0 * horizon_s, alike)
+    whole = still_to_come_s(finish_s, submit_s, len(jobs), now_s, math.inf, alike)
     assert 0.0 <= shorter <= longer * (1.0 + 1e-9) <= whole * (1.0 + 1e-9) ** 2
 
 
@@ -50,7 +63,7 @@ def test_at_the_beginning_a_run_earns_what_it_is_better_than_the_others(runs: in
     row = np.arange(3 * runs, dtype=np.int32)
     earned = np.zeros(row.size)
     jobs, horizons = np.full(row.size, 4, np.int32), np.full(row.size, math.inf)
-    write_credits(row, np.zeros(row.size), finish_s, submit_s, jobs, runs, horizons, earned)
+    write_credits(row, np.zeros(row.size), finish_s, submit_s, jobs, runs, horizons, np.ones_like(submit_s), earned)
     cost = (finish_s - submit_s).sum(axis=1).reshape(3, runs)
     others = (cost.sum(axis=1, keepdims=True) - cost) / (runs - 1)
     assert earned == pytest.approx((others - cost).reshape(-1))
@@ -62,8 +75,45 @@ def test_what_came_before_a_decision_earns_it_nothing() -> None:
     finish_s = np.array([[5.0, 30.0], [9.0, 30.0]])
     earned = np.ones(2)
     row, now_s = np.arange(2, dtype=np.int32), np.full(2, 10.0)
-    write_credits(row, now_s, finish_s, submit_s, jobs, 2, np.full(2, math.inf), earned)
+    write_credits(row, now_s, finish_s, submit_s, jobs, 2, np.full(2, math.inf), np.ones((2, 2)), earned)
     assert not earned.any()
+
+
+@given(JOBS, st.lists(st.floats(1.0, 1e6), min_size=6, max_size=6), st.lists(SECONDS, max_size=5))
+def test_what_decisions_take_off_of_weighted_time_sums_to_the_slowdown(
+    jobs: list[tuple[float, float]], work: list[float], moments: list[float]
+) -> None:
+    """From before the first submission to after the last end, whenever was decided: the sum of JCT over work."""
+    submit_s, jct_s = np.array([it[0] for it in jobs]), np.array([it[1] for it in jobs])
+    weight, finish_s = 1.0 / bounded_s(np.array(work[: len(jobs)])), submit_s + jct_s
+    times = [0.0, *sorted(moments), 3e6]
+    left = [still_to_come_s(finish_s, submit_s, len(jobs), now_s, math.inf, weight) for now_s in times]
+    taken = [before - after for before, after in itertools.pairwise(left)]
+    assert all(it >= -1e-6 for it in taken)
+    assert sum(taken) == pytest.approx(((finish_s - submit_s) * weight).sum(), abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["slowdown", "mean-jct", "mean-jct:1,slowdown:3", "slowdown:1,p99-jct:1"])
+def test_at_the_beginning_a_run_earns_what_its_objective_is_better_than_the_others(text: str) -> None:
+    """By the figures of whole runs, relative to the group's means; of what is no sum over jobs nothing is earned."""
+    rng, runs, weighting = np.random.default_rng(4), 3, weighting_of(text)
+    submit_s, work_s = (np.repeat(rng.uniform(0.0, high, (2, 4)), runs, axis=0) for high in (10.0, 5000.0))
+    jct_s = rng.uniform(100.0, 9000.0, submit_s.shape)
+    jobs = np.full(2 * runs, 4, np.int32)
+    ran = Ran(submit_s + jct_s, submit_s, jobs, work_s)
+    nothing = np.zeros(2 * runs)
+    figures = Metrics(*([nothing] * len(Metrics._fields)))._replace(
+        mean_jct_s=jct_s.mean(axis=1), mean_slowdown=(jct_s / np.maximum(work_s, 600.0)).mean(axis=1)
+    )
+    record = record_of(list(range(2 * runs)), [0.0] * (2 * runs), np.zeros((2 * runs, 1)))
+    mean_s = figures.mean_jct_s.reshape(2, runs).mean(axis=1).repeat(runs)
+    earned = credits_of(record, ran, runs, mean_s, math.inf, job_weights(weighting, ran, figures, runs))
+    sums = {name: weighting.weight(name) for name in SUMS}
+    cost = relative_cost(sums, figures, runs) / sum(sums.values())
+    others = (cost.sum(axis=1, keepdims=True) - cost) / (runs - 1)
+    assert earned == pytest.approx((others - cost).reshape(-1))
+    if text == "mean-jct":  # the very numbers of what is usual
+        assert np.array_equal(earned, credits_of(record, ran, runs, mean_s, math.inf))
 
 
 def test_gains_over_their_spread() -> None:

@@ -1,19 +1,26 @@
 """Training on traces that users bring: which windows, how they are mixed, and what is said in the end."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from longshore.agents.heuristics.heuristics import HEURISTICS, PATIENT
+from longshore.agents.heuristics.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of
+from longshore.agents.registry import find_policy
 from longshore.cluster.files.errors import InputError
+from longshore.cluster.files.plugins import registered
 from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.weighting import weighting_of
 from longshore.cluster.presets.problems import Regime
+from longshore.cluster.simulator.simulation import simulation_of
 from longshore.training.asked import LOADS, Asked
-from longshore.training.later import FACTORS, Later, compare_later, verdict
+from longshore.training.later import Later, best_pair, compare_later, verdict
 from longshore.training.trace_problems import OTHERS, trace_problems
+from longshore.training.validation import cost_of
 from tests.command_line import Command
+from tests.envs.random_run import small_problem
 
 REGIMES = (Regime("easy", waiting=True), Regime("shortest", 3600.0, waiting=True))  # fault rates are estimated
 CLUSTER = """
@@ -120,6 +127,45 @@ def test_patient_itself_is_no_better_than_patient_tuned(asked: Asked) -> None:
             assert "not shown to be better" in verdict(same)
 
 
+def test_by_an_objective_a_policy_is_also_compared_with_the_best_order_and_heuristic(asked: Asked) -> None:
+    """The best of the past itself, under its own order, is as good as that rival on every later window."""
+    alone, by = asked._replace(traces=asked.traces[:1]), weighting_of("slowdown")
+    found = compare_later(alone._replace(regimes=REGIMES[:1]), HEURISTICS["pack"], by)
+    assert [bool(it.rival) for it in found] == [False, True]
+    assert found[0].where == found[1].where == "t1.csv, easy"
+    order, _, name = found[1].rival.partition(" + ")
+    assert f"against {order} + {name}: " in found[1].text
+    own = alone._replace(regimes=(replace(REGIMES[0], order=order),))
+    assert compare_later(own, find_policy(name), by)[1].percent == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_best_pair_is_the_least_of_all_by_the_objective_asked_for() -> None:
+    problem = small_problem(4, waiting=True)
+    for text in ("p99-jct", "mean-jct:0.5,slowdown:0.5"):
+        by = weighting_of(text)
+        cost = {}
+        for order in registered("orders"):
+            ruled = problem._replace(rules=problem.rules._replace(order=ORDERS[order]))
+            for policy in (*HEURISTICS.values(), *map(patient_of, FACTORS)):
+                sim = simulation_of(ruled, rows=4)
+                cost[f"{order} + {policy.name}"] = float(np.log(cost_of(sim, policy, ruled, by)).mean())
+        found = str(best_pair(problem, by))
+        assert cost[found] == min(cost.values())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        (-5.0, -1.0, "The p99 JCT is 3.0 % lower than under easy + eft: run this policy"),
+        (-5.0, 1.0, "not shown to be better than easy + eft"),
+        (1.0, 3.0, "It is 2.0 % worse than easy + eft"),
+    ],
+)
+def test_the_verdict_by_an_objective_names_the_best_rival(low: float, high: float, told: str) -> None:
+    last = Later("t", 9, (low + high) / 2.0, low, high, np.nan, "easy + eft")
+    assert told in verdict((Later("t", 9, -9.0, -10.0, -8.0, 0.4), last), weighting_of("p99-jct"))
+
+
 @pytest.mark.parametrize(
     ("low", "high", "told"),
     [(-5.0, -1.0, "run this policy"), (-5.0, 1.0, "not shown"), (1.0, 2.0, "worse"), (np.nan, np.nan, "not shown")],
@@ -142,3 +188,40 @@ def test_train_says_what_it_gained_and_goes_on_where_it_stopped(
     assert "run" in done.out.splitlines()[-1]
     again = longshore("train", *line, "--order", "easy", "--order", "shortest", "--ageing", "72h", "--logdir", tmp_path)
     assert again.out.splitlines()[-4:] == done.out.splitlines()[-4:]
+
+
+def test_train_by_an_objective_says_so_and_goes_on_by_the_same_command(
+    asked: Asked, tmp_path: Path, longshore: Command
+) -> None:
+    (tmp_path / "mine.yaml").write_text(CLUSTER)
+    line = ("train", "--trace", asked.traces[0], "--cluster", tmp_path / "mine.yaml", "--steps", "20000",
+            "--threads", "1", "--load", "0.8", "--logdir", tmp_path)  # fmt: skip
+    by = ("--objective", "slowdown:3,p99-jct:1")
+    done = longshore(*line, *by)
+    assert done.status == 0, done.err
+    (folder,) = tmp_path.glob("traces-t1-mine-group-wait-shortest-p99-jct1-slowdown3-0")
+    assert (
+        "Weighted objective against `patient`, tuned, and the best order and heuristic for it on the last" in done.out
+    )
+    assert [it.get("rival", "") != "" for it in json.loads((folder / "later.json").read_text())] == [False, True]
+    assert longshore(*line, *by).out.splitlines()[-3:] == done.out.splitlines()[-3:]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--objective", "p99-jtc"), "--objective: there is no objective 'p99-jtc'; did you mean 'p99-jct'?"),
+        (
+            ("--objective", "slowdown", "--algo", "ppo", "--action", "node", "--network", "set"),
+            "ppo minimises what its reward pays",
+        ),
+        (("--objective", "slowdown", "--algo", "distil"), "distil minimises the makespan of a batch, else the mean"),
+    ],
+)
+def test_an_objective_that_cannot_be_had_is_refused_in_one_line(
+    options: tuple[str, ...], says: str, asked: Asked, tmp_path: Path, longshore: Command
+) -> None:
+    done = longshore("train", "--trace", asked.traces[0], "--logdir", tmp_path, *options)
+    assert done.status == 2
+    assert says in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err

@@ -77,7 +77,8 @@ class Runs:
 def _figures(part: Part, run: NDArray[np.int64]) -> tuple[Metrics, Ran]:
     scenarios, gpus = part.problem.scenarios, part.problem.cluster.gpu_node.size
     outcome, jobs, submit_s = outcome_of(part.sim), scenarios.jobs[run], scenarios.submit_s[run]
-    return metrics(outcome, jobs, scenarios.gpus[run], submit_s, gpus), ran_of(outcome, jobs, submit_s)
+    work_s = scenarios.work_s[run]
+    return metrics(outcome, jobs, scenarios.gpus[run], submit_s, gpus, work_s), ran_of(outcome, jobs, submit_s, work_s)
 
 
 def _record(decisions: int) -> Record:

@@ -24,7 +24,9 @@ RIDGE = 1.0  # of the square of a feature: an update has few runs, so that a fre
 
 
 @kernel
-def still_to_come_s(finish_s: Times, submit_s: Times, jobs: int, now_s: float, horizon_s: float) -> float:
+def still_to_come_s(
+    finish_s: Times, submit_s: Times, jobs: int, now_s: float, horizon_s: float, weight: Times
+) -> float:
     """Return the time that all jobs of a run spend in the system after a moment, weighing exp(-t / horizon) after t.
 
     Args:
@@ -33,6 +35,7 @@ def still_to_come_s(finish_s: Times, submit_s: Times, jobs: int, now_s: float, h
         jobs: How many of them are jobs and no padding.
         now_s: The moment.
         horizon_s: inf for time that weighs alike.
+        weight: Of the time of each job, shape (jobs,).
     """
     total_s = 0.0
     for job in range(jobs):
@@ -40,16 +43,17 @@ def still_to_come_s(finish_s: Times, submit_s: Times, jobs: int, now_s: float, h
         if end_s <= begin_s:
             continue
         if horizon_s == math.inf:
-            total_s += end_s - begin_s
+            total_s += weight[job] * (end_s - begin_s)
         else:
-            total_s += horizon_s * (math.exp(-begin_s / horizon_s) - math.exp(-end_s / horizon_s))
+            decay = -math.expm1((begin_s - end_s) / horizon_s)  # a difference of exponentials would cancel
+            total_s += weight[job] * (horizon_s * math.exp(-begin_s / horizon_s) * decay)
     return total_s
 
 
 @kernel
 def write_credits(
     row: NDArray[np.int32], now_s: Times, finish_s: Times, submit_s: Times, jobs: NDArray[np.int32], runs: int,
-    horizon_s: Times, earned: Times,
+    horizon_s: Times, weight: Times, earned: Times,
 ) -> None:  # fmt: skip
     """Write by how much each decision's run spends less job-time after it than the mean of its group's others.
 
@@ -61,6 +65,7 @@ def write_credits(
         jobs: Jobs of each run, shape (runs,).
         runs: Of each group.
         horizon_s: Of each run, shape (runs,).
+        weight: Of the time of each job, shape (runs, jobs).
         earned: Written, in seconds, shape (decisions,).
     """
     for at in range(row.size):
@@ -68,7 +73,7 @@ def write_credits(
         first = mine - mine % runs
         others_s, mine_s = 0.0, 0.0
         for run in range(first, first + runs):
-            left_s = still_to_come_s(finish_s[run], submit_s[run], jobs[run], now_s[at], horizon_s[run])
+            left_s = still_to_come_s(finish_s[run], submit_s[run], jobs[run], now_s[at], horizon_s[run], weight[run])
             if run == mine:
                 mine_s = left_s
             else:
@@ -82,11 +87,13 @@ class Ran(NamedTuple):
     finish_s: Times  # (runs, jobs); where the run was cut off, that moment
     submit_s: Times  # (runs, jobs)
     jobs: NDArray[np.int32]  # (runs,)
+    work_s: Times  # (runs, jobs)
 
 
-def ran_of(outcome: Outcome, jobs: NDArray[np.int32], submit_s: Times) -> Ran:
-    """Return the times of runs, whose jobs were submitted so."""
-    return Ran(np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None]), submit_s, jobs)
+def ran_of(outcome: Outcome, jobs: NDArray[np.int32], submit_s: Times, work_s: Times) -> Ran:
+    """Return the times of runs, whose jobs were submitted so and are so much work."""
+    finish_s = np.where(outcome.finish_s > 0.0, outcome.finish_s, outcome.makespan_s[:, None])
+    return Ran(finish_s, submit_s, jobs, work_s)
 
 
 def joined_runs(parts: Sequence[Ran]) -> Ran:
@@ -100,10 +107,13 @@ def joined_runs(parts: Sequence[Ran]) -> Ran:
         np.concatenate([wide(part.finish_s) for part in parts]),
         np.concatenate([wide(part.submit_s) for part in parts]),
         np.concatenate([part.jobs for part in parts]),
+        np.concatenate([wide(part.work_s) for part in parts]),
     )
 
 
-def credits_of(record: Record, ran: Ran, runs: int, mean_s: Times, horizon: float) -> Times:
+def credits_of(
+    record: Record, ran: Ran, runs: int, mean_s: Times, horizon: float, weight: Times | None = None
+) -> Times:
     """Return the credit of each decision, in mean JCTs of its group over the number of its jobs.
 
     Args:
@@ -112,9 +122,13 @@ def credits_of(record: Record, ran: Ran, runs: int, mean_s: Times, horizon: floa
         runs: Of each group.
         mean_s: Mean JCT of each run's group, shape (runs of all groups,).
         horizon: How many mean JCTs after a decision count.
+        weight: Of the time of each job, shape (runs of all groups, jobs); all alike if left out.
     """
     earned = np.zeros(record.row.size)
-    write_credits(record.row, record.now_s, *ran, runs, horizon * mean_s, earned)
+    weight = np.ones_like(ran.submit_s) if weight is None else weight
+    write_credits(
+        record.row, record.now_s, ran.finish_s, ran.submit_s, ran.jobs, runs, horizon * mean_s, weight, earned
+    )
     return earned / (mean_s * ran.jobs)[record.row]
 
 

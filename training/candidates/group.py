@@ -42,6 +42,7 @@ from ..snapshot import (
 from .collecting import Collected, Runs
 from .credit import Foreseen, credits_of, gaps_of, over_spread
 from .lessons import lesson_of
+from .weighted import job_weights, relative_cost, shares_of, whole_shares
 
 AVERAGED = 8  # from random weights, the average is over the latest of so many parts of the run so far
 CHUNKS = 8  # of a minibatch, one after the other on each thread
@@ -152,6 +153,7 @@ class GroupLearner:
         config = run_folder.config
         torch.manual_seed(config.seed)
         self.run_folder, self.parameters, self.problems = run_folder, config.group, problems
+        self.weighting = config.weighting  # None: what is usual
         self.network = initial_network(config) or CandidateNetwork(layout_of(run_folder.schema))
         self.average = deepcopy(self.network)  # over the latest updates: each goes a little astray
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.parameters.group_learning_rate)
@@ -209,12 +211,23 @@ class GroupLearner:
         if not self.parameters.group_horizon:
             return gain
         mean_s = collected.figures.mean_jct_s.reshape(-1, runs).mean(axis=1).repeat(runs)
-        earned = credits_of(collected.record, collected.ran, runs, mean_s, self.parameters.group_horizon)
+        weights = self._job_weights(collected)
+        earned = credits_of(collected.record, collected.ran, runs, mean_s, self.parameters.group_horizon, weights)
         problem = np.repeat(np.arange(len(self.problems)), self.groups).repeat(runs)[row]
         earned = self._less_foreseen(earned, gaps_of(collected.record, runs, STATE), problem)
         tail = advantages(_tail(collected.figures, runs)).reshape(-1)
+        if self.weighting is not None:
+            whole = whole_shares(self.weighting)
+            weight = sum(whole.values())
+            tail = advantages(relative_cost(whole, collected.figures, runs)).reshape(-1)
         later: NDArray[np.float64] = (1.0 - weight) * over_spread(earned) + weight * tail[row]
         return np.where(self._batches().repeat(runs)[row], gain, later)
+
+    def _job_weights(self, collected: Collected) -> NDArray[np.float64] | None:
+        """Return what a second of each job weighs in the credits; None where all weigh alike."""
+        if self.weighting is None:
+            return None
+        return job_weights(self.weighting, collected.ran, collected.figures, self.parameters.runs)
 
     def _less_foreseen(
         self, earned: NDArray[np.float64], gap: NDArray[np.float64], problem: NDArray[np.intp]
@@ -232,9 +245,12 @@ class GroupLearner:
     def _cost(self, figures: Metrics) -> NDArray[np.float64]:
         """Return what is minimised, shape (groups, runs): the makespan, or the mean JCT and the tail over their group's.
 
+        What a user asks for is relative likewise, and counts for batches, too.
         In hours, groups of long jobs would drown the others; so they would beside those of other problems.
         """
         runs, weight = self.parameters.runs, self.parameters.group_tail
+        if self.weighting is not None:
+            return relative_cost(shares_of(self.weighting), figures, runs)
         makespan, jct = (values.reshape(-1, runs) for values in (figures.makespan_s, figures.mean_jct_s))
         if len(self.problems) == 1 and objective_of(self.problems[0].scenarios.submit_s) == "makespan":
             return makespan

@@ -12,6 +12,7 @@ from ...agents.networks.candidates import CandidateNetwork, CandidatePolicy
 from ...cluster.model.objective import objective_of
 from ...cluster.model.outcome import metrics
 from ...cluster.model.problem import Problem
+from ...cluster.model.weighting import Weighting
 from ...cluster.simulator.simulation import outcome_of, simulation_of
 
 MARGINS = (0.0, 0.25, 0.5, 1.0, 2.0)
@@ -30,7 +31,9 @@ def with_margin(policy: CandidatePolicy, margin: float) -> CandidatePolicy:
     return CandidatePolicy(policy.name, policy.schema.model_copy(update={"margin": margin}), network)
 
 
-def log_cost(policy: CandidatePolicy, problems: Sequence[Problem], tail: float) -> float:
+def log_cost(
+    policy: CandidatePolicy, problems: Sequence[Problem], tail: float, weighting: Weighting | None = None
+) -> float:
     """Return the mean over problems of the mean logarithm of what each scenario costs.
 
     So each scenario weighs alike, whatever its jobs' lengths, as in the comparison of traces.
@@ -40,16 +43,19 @@ def log_cost(policy: CandidatePolicy, problems: Sequence[Problem], tail: float) 
         problems: To validate on.
         tail: Share in the cost, where jobs arrive, of the mean of the p99 of JCT and the longest wait; the rest is the
             mean JCT. A batch costs its makespan.
+        weighting: What a user asks for in place of both.
     """
-    return float(np.mean([_log_cost(policy, problem, tail) for problem in problems]))
+    return float(np.mean([_log_cost(policy, problem, tail, weighting) for problem in problems]))
 
 
-def _log_cost(policy: CandidatePolicy, problem: Problem, tail: float) -> float:
+def _log_cost(policy: CandidatePolicy, problem: Problem, tail: float, weighting: Weighting | None) -> float:
     scenarios = problem.scenarios
     sim = simulation_of(problem, rows=scenarios.jobs.size)
     policy.run(sim, np.arange(scenarios.jobs.size))
     gpus = problem.cluster.gpu_node.size
-    found = metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, gpus)
+    found = metrics(outcome_of(sim), scenarios.jobs, scenarios.gpus, scenarios.submit_s, gpus, scenarios.work_s)
+    if weighting is not None:
+        return float(np.log(weighting.cost(found)).mean())
     if objective_of(scenarios.submit_s) == "makespan":
         return float(np.log(found.makespan_s).mean())
     tail_s = (found.p99_jct_s + found.longest_wait_s) / 2.0

@@ -16,6 +16,7 @@ from .options import (  # fmt: skip
     FaultsOption,
     HeuristicsOption,
     LoadOption,
+    ObjectiveOption,
     OracleOption,
     ProfileOption,
     RivalsOption,
@@ -32,6 +33,7 @@ from .options import (  # fmt: skip
 from .progress import console, progress
 
 if TYPE_CHECKING:
+    from ..cluster.model.weighting import Weighting
     from ..cluster.presets.problems import Regime
 
 WEEK_S = 604_800.0  # ageing bound where all orders are tried: what goes by size must not leave a job behind for ever
@@ -76,6 +78,7 @@ def evaluate(
     max_gpus: ShareOfGpusOption = None,
     seed: SeedOption = 2026,
     heuristics: HeuristicsOption = True,
+    objective: ObjectiveOption = None,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report here.")] = None,
     pictures: Annotated[Path | None, typer.Option(help="Write the report's figures as files into this folder.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the same figures here.")] = None,
@@ -88,7 +91,7 @@ def evaluate(
 
     Without a trace and a cluster: the preset hetero64.
 
-    With a trace: windows of 96 jobs at a load of 0.85; with --policy or --order only from its last 30 %.
+    With a trace: windows of 96 jobs at a load of 0.85; with --policy, --order or --objective from its last 30 %.
 
     With a cluster file: its cluster and faults, generated jobs if no trace.
     """
@@ -98,15 +101,20 @@ def evaluate(
         from ..eval.setting import EvaluationRequest
 
     request = EvaluationRequest(
-        policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults,
-        regime=_regime(order, ageing, waiting, oracle=oracle), every_order=order is None, workloads=workloads,
-        runs=runs, load=load,
-        max_gpus=max_gpus, estimates=estimates.value if estimates else None, sigma=sigma,
-        drawn=JobsRequest(profile, arrivals.value if arrivals else None), seed=seed,
-        heuristics=heuristics, report=report, pictures=pictures, json_out=json_out,
-        command=shlex.join(["longshore", *sys.argv[1:]]), date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        policies=tuple(policy or ()), trace=trace, cluster=cluster, faults=faults, workloads=workloads, runs=runs,
+        regime=_regime(order, ageing, waiting, oracle=oracle), every_order=order is None, load=load, max_gpus=max_gpus,
+        objective=_asked(objective), estimates=estimates.value if estimates else None, sigma=sigma, seed=seed,
+        drawn=JobsRequest(profile, arrivals.value if arrivals else None), heuristics=heuristics, report=report,
+        pictures=pictures, json_out=json_out, command=shlex.join(["longshore", *sys.argv[1:]]),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
     evaluate_request(request, console(), progress)
+
+
+def _asked(objective: str | None) -> "Weighting | None":
+    from ..cluster.model.weighting import weighting_of
+
+    return None if objective is None else weighting_of(objective)
 
 
 def _regime(order: str | None, ageing_s: float | None, waiting: bool | None, *, oracle: bool) -> "Regime":

@@ -110,6 +110,15 @@ MaxGpusOption = Annotated[
 LoadOption = Annotated[
     float | None, typer.Option(min=0.01, max=100.0, callback=number, help="Scale arrivals to this offered load.")
 ]
+ObjectiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        metavar="NAME",
+        help="What is to be least: mean-jct, p99-jct, slowdown (mean) or makespan; or several, as in "
+        "mean-jct:2,slowdown (with the weights 2 and 1). If left out, the makespan of a batch, else the mean JCT.",
+    ),
+]
 RivalsOption = Annotated[
     list[str] | None,
     typer.Option(

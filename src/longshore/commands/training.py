@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ..cluster.files.errors import InputError
-from .options import AgeingOption, ClusterOption, FaultsOption, OracleOption, names
+from .options import AgeingOption, ClusterOption, FaultsOption, ObjectiveOption, OracleOption, names
 from .progress import INTERRUPTED, progress, training_progress
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def train(
     estimates: KnownOption = None,
     init: InitOption = None,
     parameters: ParametersOption = None,
+    objective: ObjectiveOption = None,
     preset: PresetOption = None,
     algo: AlgorithmOption = None,
     steps: StepsOption = None,
@@ -127,25 +128,27 @@ def train(
 ) -> None:
     """Train a policy. The same command goes on where an interrupted run stopped; Ctrl-C keeps everything."""
     with progress("starting"):
-        from ..training.config import config_of, with_parameter_file
+        from ..training.config import config_of, with_objective, with_parameter_file
         from ..training.run import train as run
 
+    beginning = _beginning(init, online, history, objective)
     config = config_of(
         preset=preset, algorithm=algo, steps=steps, seed=seed, network=network, action=action,
         observation=observation, reward=reward, waiting=waiting, traces=trace or (), cluster=cluster, faults=faults,
         loads=load or (), estimates=estimates, threads=threads, orders=order or (),
-        ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=_beginning(init, online, history),
-        oracle=oracle, history=history,
+        ageing_h=math.inf if ageing is None else ageing / 3600.0, replay=replay, init=beginning, oracle=oracle,
+        history=history,
     )  # fmt: skip
     config = config if parameters is None else with_parameter_file(config, parameters)
+    config = config if objective is None else with_objective(config, objective)
     if online is not None:
         _learn_online(config, online, logdir)
     with training_progress(config.steps) as tell:
         result = run(config, logdir, tell)
-    _tell(result, logdir)
+    _tell(result, logdir, config)
 
 
-def _beginning(init: Path | None, online: Path | None, history: Path | None) -> Path | None:
+def _beginning(init: Path | None, online: Path | None, history: Path | None, objective: str | None) -> Path | None:
     """Return the checkpoint to begin with, which is the one that is served where there is one.
 
     Raises:
@@ -155,6 +158,8 @@ def _beginning(init: Path | None, online: Path | None, history: Path | None) -> 
         return init
     if history is None:
         raise InputError("it learns from a live scheduler's decisions", "give --history", field="--online")
+    if objective is not None:
+        raise InputError("rounds are judged by the mean JCT", "leave it out", field="--objective")
     if init is not None:
         raise InputError("each round begins with the checkpoint that is served", "leave it out", field="--init")
     return online
@@ -167,7 +172,7 @@ def _learn_online(config: "TrainingConfig", served: Path, logdir: Path) -> NoRet
     raise typer.Exit(INTERRUPTED)
 
 
-def _tell(result: "Result", logdir: Path) -> None:
+def _tell(result: "Result", logdir: Path, config: "TrainingConfig") -> None:
     """Say how a run ended; one that was interrupted ends the command with its own status."""
     state = "trained" if result.finished else "interrupted; the same command goes on"
     typer.echo(
@@ -175,11 +180,15 @@ def _tell(result: "Result", logdir: Path) -> None:
         f"{result.rival} on {result.scenarios} validation workloads\nFigures: tensorboard --logdir {logdir}"
     )
     if result.later:
-        from ..training.later import verdict
+        from ..training.later import MEAN_JCT, verdict
 
-        typer.echo("Mean JCT against `patient`, tuned, on the last 30 % of the jobs, which training never met:")
+        by, which = config.weighting or MEAN_JCT, "`patient`, tuned,"
+        if config.weighting is not None:
+            which += " and the best order and heuristic for it"
+        title = f"{by.title[0].upper()}{by.title[1:]}"
+        typer.echo(f"{title} against {which} on the last 30 % of the jobs, which training never met:")
         for it in result.later:
             typer.echo(f"  {it.text}")
-        typer.echo(verdict(result.later))
+        typer.echo(verdict(result.later, by))
     if not result.finished:
         raise typer.Exit(INTERRUPTED)

@@ -71,10 +71,17 @@ def check_words(policy: Policy) -> None:
     assert policy.waits in (True, False), "`waits` is neither True nor False"
 
 
-def usable(sim: Simulation) -> NDArray[np.int64]:
-    """Return the GPUs of row 0 that can be picked, ascending."""
-    is_open = sim.state.free[0][sim.cluster.gpu_node] > 0  # those of nodes that suit the job
-    return np.flatnonzero((sim.state.gpu_job[0] < 0) & (sim.state.gpu_down[0] == 0) & is_open)
+def vacant(sim: Simulation) -> NDArray[np.bool_]:
+    """Say which GPUs of row 0 a job that suits their node may have, shape (gpus,)."""
+    is_vacant: NDArray[np.bool_] = (sim.state.gpu_job[0] < 0) & (sim.state.gpu_down[0] == 0)
+    return is_vacant
+
+
+def suitable(sim: Simulation, job: int) -> NDArray[np.bool_]:
+    """Say which GPUs of row 0 a job can use by its needs, shape (gpus,)."""
+    needs = sim.scenarios.needs[sim.state.scenario[0], job]
+    is_suitable: NDArray[np.bool_] = sim.cluster.suits[needs][sim.cluster.gpu_node] > 0
+    return is_suitable
 
 
 def picks(sim: Simulation) -> list[int]:
@@ -94,14 +101,15 @@ def remember(sim: Simulation) -> dict[str, bytes]:
 
 def _place(policy: Policy, sim: Simulation) -> bool:
     """Let a policy decide, and check its decision."""
-    before, could_be_used, waiting = remember(sim), set(usable(sim).tolist()), may_wait(sim, 0)
+    before, were_vacant, waiting = remember(sim), vacant(sim), may_wait(sim, 0)
     due, rested, gpus = int(sim.state.current[0]), int(sim.state.rested[0]), sim.scenarios.gpus[sim.state.scenario[0]]
     places = policy.place(sim, 0)
     chosen, job = picks(sim), int(sim.state.current[0])
     turns, need = job != due, int(gpus[job])
     assert len(chosen) == (need if places else 0), f"{len(chosen)} GPUs were picked for a job that needs {need}"
     assert sim.state.need[0] == need - len(chosen), "GPUs were picked beside `take_gpu` and `take_node`"
-    assert set(chosen) <= could_be_used, "a GPU was picked that cannot be used"
+    could_be_used = np.flatnonzero(were_vacant & suitable(sim, job)).tolist()
+    assert set(chosen) <= set(could_be_used), "a GPU was picked that cannot be used"
     assert places or waiting, "it waits where nobody may"
     assert places or policy.waits, "it waits, and says that it does not"
     assert places or not turns, "it turned to another job and then waited"

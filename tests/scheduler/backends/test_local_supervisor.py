@@ -4,11 +4,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.local.supervisor.gang import _TOGETHER_S
 from longshore.scheduler.backends.local.supervisor.supervisor import STARTED_BEFORE, TWIN
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.files.processes import children, find
@@ -124,16 +126,23 @@ def test_a_supervisor_that_is_asked_to_end_cancels_its_attempt(tmp_path: Path, b
 def test_a_rank_that_is_asked_to_end_before_its_supervisor_did_not_end_by_itself(
     tmp_path: Path, backend: LocalBackend, trap: str
 ) -> None:
-    attempt = sh(f"{trap} touch ready; while :; do sleep 0.001; done")
-    backend.launch(attempt, ONE_GPU)
-    until((work_of(tmp_path, attempt) / "ready").exists)
-    runs(backend, attempt)
-    supervisor = supervisor_of(tmp_path, attempt)
-    for child in children(supervisor.pid):
-        os.kill(child.pid, signal.SIGTERM)
-    time.sleep(0.01)  # in which it ends
-    os.kill(supervisor.pid, signal.SIGTERM)
-    assert end_of(backend, attempt).reason == "cancelled"
+    for number in range(20):
+        attempt = replace(sh(f"{trap} touch ready; while :; do sleep 0.001; done"), name=f"ls-together-{number}")
+        backend.launch(attempt, ONE_GPU)
+        until((work_of(tmp_path, attempt) / "ready").exists)
+        runs(backend, attempt)
+        supervisor = supervisor_of(tmp_path, attempt)
+        began = time.monotonic()
+        for child in children(supervisor.pid):
+            os.kill(child.pid, signal.SIGTERM)
+        time.sleep(0.01)  # in which it ends
+        os.kill(supervisor.pid, signal.SIGTERM)
+        together = time.monotonic() - began < _TOGETHER_S / 2.0
+        reason = end_of(backend, attempt).reason
+        if together:  # else this process was kept waiting, and the two signals were too far apart
+            break
+    assert together
+    assert reason == "cancelled"
 
 
 def test_a_job_may_end_by_itself_within_the_grace(tmp_path: Path, backend: LocalBackend) -> None:

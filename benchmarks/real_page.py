@@ -1,0 +1,259 @@
+"""The page docs/results-trace.md: the shipped policy for real traces, on windows that no training met.
+
+`python -m benchmarks.real_page` writes it again from benchmarks/real.json, and runs nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longshore.eval.setting import TESTED_PART
+from longshore.training.asked import TRAINED_PART, VALIDATED_PART
+
+from .harness import ROOT
+from .markdown import wrapped
+from .real_profile import draw_profiles, profile
+from .real_splits import split_lines
+from .real_stored import (
+    EFT,
+    LEARNED,
+    PACK,
+    PATIENT,
+    RUN,
+    Cell,
+    Stored,
+    orders_of,
+    picked,
+    picks_of,
+    played,
+    stored,
+)
+from .real_tables import BETTER, WORSE, Compared, Line, compared, over_traces, shares, table
+from .real_windows import TIMES, Everywhere, Time, differences
+
+PAGE = ROOT / "docs" / "results-trace.md"
+PICTURES = ROOT / "docs" / "pictures"
+SAME_ORDER, ALL_ORDERS = "traces-profile.svg", "traces-profile-orders.svg"
+WITHIN = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # per cent, of a profile's table
+HEAD = """\
+# Policies on real traces: results
+
+This page is for people who want to know what a trained policy is worth on real traces, and where it gains nothing. \
+The policy is `checkpoints/traces.zip` ([its card](../checkpoints/traces.md)), run in one pass, without rollouts. \
+`make bench-real` measures, keeps the figures of each window in benchmarks/real.json, and writes this page. `python -m \
+benchmarks.real_page` writes it again from that file.
+
+- **Measured on**: {machine}; SHA-256 of the checkpoint {checkpoint}.
+- **Split**: by time. The first {trained:.0f} % of the jobs of each trace are for training, the next {validated:.0f} % \
+for validation (the choice of the best network and of its margin), and the last {later:.0f} % for this page. Before it \
+runs windows, the benchmark looks for their jobs in the trace, and fails if one was submitted before that last part \
+begins. `patient` and the best heuristic are chosen on the first {trained:.0f} % too.
+- **Windows**: {windows} of {traces} traces, of 96 consecutive jobs each (fewer where a trace is short). They share \
+no job. Each is run at a load of 0.85 and at the load of the trace's own cluster, with {draws} draws of speeds and \
+faults. A figure of a window is the mean over its draws.
+- **Cluster**: that of the preset `hetero64`, 64 GPUs of two speeds with a lemon node. Policies know estimated fault \
+rates, and run times with log-normal errors of sigma 0.5.
+
+How to read the tables:
+
+- A difference is in per cent of the rival's figure, and below 0 is better. It is the geometric mean of the windows' \
+ratios, with the 95 % interval in brackets ([evaluation.md](evaluation.md#intervals)). One window has no interval. For \
+these ratios, each time counts a minute more, because a wait of nothing has no ratio.
+- **Marked** with {better} (better) or {worse} (worse) is a difference whose p-value is below 5 % after Holm's \
+correction over all cells of its table (Student's t over windows). One that is not marked may be chance, even if its \
+own interval leaves out 0.
+- *Better / worse*: the share of windows in which the policy has a shorter, or a longer, mean JCT than its rival.
+"""
+SAME = """\
+`patient` has the factor that did best on the first {trained:.0f} % of each trace, at the same load and under the same \
+order. A window counts once here, with the mean over both loads.
+
+- *All, alike*: the geometric mean over the traces, which weigh alike. Its interval draws windows anew within each \
+trace, so it holds for these traces. A trace of one window counts as if that were certain.
+- *Traces as units*: the same mean, with an interval by how much the traces differ. It tells of other traces of this \
+kind, so it is wider.
+"""
+OTHERS = """\
+The rival is one heuristic under one order: that which did best on the first {trained:.0f} % of each trace, at each \
+load. It was {picks}. Traces weigh alike. What is as good as the rival is at 0.
+"""
+PROFILES = """\
+A profile tells in which share of the windows (at each load) the mean JCT of a policy is at most so many per cent \
+above that of the best policy there. At 0 it is the share in which the policy is the best. Further up is better. \
+(Dolan and More, Benchmarking optimization software with performance profiles, 2002.)
+"""
+
+
+def write_page(found: Stored, page: Path = PAGE, pictures: Path = PICTURES) -> None:
+    """Write the page and its pictures."""
+    same = {order: costs_of(found.cells, order) for order in orders_of(found.cells)}
+    draw_profiles(pictures / SAME_ORDER, same)
+    draw_profiles(pictures / ALL_ORDERS, {"policies of all orders": costs_of_orders(found.cells)})
+    page.write_text(wrapped(lines_of(found)), encoding="utf-8")
+
+
+def lines_of(found: Stored) -> Iterator[str]:
+    """Yield the paragraphs and rows of the page."""
+    cells = found.cells
+    later = played(cells, orders_of(cells)[0], PATIENT)
+    words = {
+        "machine": found.machine, "checkpoint": found.checkpoint[:16], "draws": found.draws, "better": BETTER,
+        "worse": WORSE, "trained": _percent(TRAINED_PART), "validated": _percent(VALIDATED_PART),
+        "later": _percent(TESTED_PART), "traces": len({trace for trace, _ in later}),
+        "windows": sum(len(windows) for windows in _by_trace(later).values()), "picks": picks_text(cells),
+    }  # fmt: skip
+    yield from HEAD.format(**words).split("\n")
+    yield from ("## Against patient under the same order", "", *SAME.format(**words).split("\n"))
+    for order in orders_of(cells):
+        yield from (f"### {order[0].upper()}{order[1:]}", "", *same_order(cells, order), "")
+    yield from ("## Against the best order and heuristic", "", *OTHERS.format(**words).split("\n"))
+    yield from ("Mean JCT (%):", "", *against_best(cells, "mean_s"), "")
+    yield from ("p99 JCT (%):", "", *against_best(cells, "p99_s"), "")
+    yield from (
+        "## Where it gains", "",
+        "The learned policy against `patient` under the same order. Each window counts alike here, at each load, so "
+        "long traces weigh more. Intervals take the loads of a window together.", "", *split_lines(cells), "",
+    )  # fmt: skip
+    yield from ("## How far from the best", "", *PROFILES.split("\n"), *profile_lines(cells), "")
+    yield from ("## Training seeds", "", *seed_lines(cells))
+
+
+def _percent(part: tuple[float, float]) -> float:
+    return 100.0 * (part[1] - part[0])
+
+
+def _by_trace(figures: Everywhere) -> dict[str, NDArray[np.float64]]:
+    """Return the mean JCT of each window of each trace, mean over loads, in hours."""
+    parts: dict[str, list[list[float]]] = {}
+    for (trace, _), it in figures.items():
+        parts.setdefault(trace, []).append(it.mean_s)
+    return {trace: np.mean(values, axis=0) / 3600.0 for trace, values in parts.items()}
+
+
+def same_order(cells: Sequence[Cell], order: str) -> Iterator[str]:
+    """Yield the table of an order regime: the learned policy against `patient` on each trace."""
+    mine, rival = played(cells, order, LEARNED), played(cells, order, PATIENT)
+    logs = {time: differences(mine, rival, time) for time in TIMES}
+    hours = _by_trace(rival)
+    lines: list[Line] = [
+        _line(
+            trace, windows.size, windows.mean(), logs["mean_s"][trace], [compared(logs[time][trace]) for time in TIMES]
+        )
+        for trace, windows in hours.items()
+    ]
+    together = {time: list(parts.values()) for time, parts in logs.items()}
+    units = [compared(units_of(together[time])) for time in TIMES]
+    count, mean_h = sum(windows.size for windows in hours.values()), np.mean([it.mean() for it in hours.values()])
+    every = np.concatenate(together["mean_s"])
+    lines.append(_line("*all, alike*", count, mean_h, every, [over_traces(together[time]) for time in TIMES]))
+    lines.append(("*traces as units*", "", "", units[0], shares(units_of(together["mean_s"])), *units[1:]))
+    header = (
+        "trace", "windows", "mean JCT of `patient` (h)", "mean JCT (%)", "better / worse (% of windows)", "p99 JCT (%)",
+        "longest wait (%)",
+    )  # fmt: skip
+    yield from table(header, lines)
+
+
+def _line(name: str, windows: int, hours: float, logs: NDArray[np.float64], found: list[Compared]) -> Line:
+    return (name, str(windows), f"{hours:.2f}", found[0], shares(logs), *found[1:])
+
+
+def units_of(logs: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the mean of each trace, shape (traces,)."""
+    return np.array([values.mean() for values in logs])
+
+
+def against_best(cells: Sequence[Cell], time: Time) -> Iterator[str]:
+    """Yield a table of policies and orders against the best order and heuristic of each trace's past."""
+    rival, policies = picked(cells), (LEARNED, PATIENT, EFT, PACK)
+    lines: list[Line] = [
+        (order, *(over_traces(list(differences(played(cells, order, it), rival, time).values())) for it in policies))
+        for order in orders_of(cells)
+    ]
+    yield from table(("order", LEARNED, *(f"`{name}`" for name in policies[1:])), lines)
+
+
+def picks_text(cells: Sequence[Cell]) -> str:
+    """Return which order and heuristic are chosen, and how often."""
+    picks = Counter(picks_of(cells).values())
+    every = picks.total()
+    return ", ".join(f"`{it.policy}` under {it.order} ({count} of {every})" for it, count in picks.most_common())
+
+
+def _costs(figures: Everywhere) -> list[float]:
+    return [value for it in figures.values() for value in it.mean_s]
+
+
+def costs_of(cells: Sequence[Cell], order: str) -> dict[str, list[float]]:
+    """Return the mean JCT of policies of one order in each window at each load."""
+    return {name: _costs(played(cells, order, name)) for name in (PATIENT, LEARNED, EFT, PACK)}
+
+
+def costs_of_orders(cells: Sequence[Cell]) -> dict[str, list[float]]:
+    """Return the mean JCT of the learned policy under each order, and of the best heuristic, in the same windows."""
+    keys = list(played(cells, orders_of(cells)[0], LEARNED))  # traces and loads in one order for all
+    best = picked(cells)
+    learned = {order: played(cells, order, LEARNED) for order in orders_of(cells)}
+    return {
+        "best order and heuristic": _costs({key: best[key] for key in keys}),
+        **{f"{LEARNED}, {order}": _costs({key: it[key] for key in keys}) for order, it in learned.items()},
+    }
+
+
+def profile_lines(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield the pictures and the tables of the profiles."""
+    yield from (
+        "Policies of the same order:",
+        "",
+        f"![Profiles of the policies of each order](pictures/{SAME_ORDER})",
+        "",
+    )
+    rows = [(order, *row) for order in orders_of(cells) for row in _shares(costs_of(cells, order))]
+    yield from (*_within(("order", "policy"), rows), "")
+    yield from (
+        "The learned policy under each order, and the best order and heuristic of each trace's past:", "",
+        f"![Profiles of policies of all orders](pictures/{ALL_ORDERS})", "",
+        *_within(("policy",), _shares(costs_of_orders(cells))),
+    )  # fmt: skip
+
+
+def _shares(costs: dict[str, list[float]]) -> list[tuple[str, ...]]:
+    found = profile(np.array(list(costs.values())), WITHIN)
+    return [(name, *(f"{100.0 * share:.0f}" for share in row)) for name, row in zip(costs, found, strict=True)]
+
+
+def _within(names: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    yield "Share of the windows (%) in which a policy is worse than the best of these by at most:"
+    yield ""
+    yield from table((*names, *(f"{percent:g} %" for percent in WITHIN)), rows)
+
+
+def seed_lines(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield how much the runs differ of which the policy is the mean, if they were scored."""
+    about = "The shipped policy is the mean of the networks of three runs of one command, with seeds 0, 1 and 2."
+    runs = [name for name in cells[0].later if name.startswith(RUN)]
+    if not runs:
+        yield (
+            f"{about} The runs themselves were not scored here: `MEMBERS=FOLDER make bench-real` scores those that "
+            "`python -m benchmarks.traces_checkpoint FOLDER` kept. The intervals of this page say how much windows "
+            "differ, and nothing about how much trainings do."
+        )
+        return
+    yield from (about, "")
+    yield from ("Mean JCT against `patient` under the same order (%):", "")
+    lines: list[Line] = [
+        (order, *(_against_patient(cells, order, name) for name in (LEARNED, *runs))) for order in orders_of(cells)
+    ]
+    yield from table(("order", "their mean", *runs), lines)
+
+
+def _against_patient(cells: Sequence[Cell], order: str, policy: str) -> Compared:
+    logs = differences(played(cells, order, policy), played(cells, order, PATIENT), "mean_s")
+    return over_traces(list(logs.values()))
+
+
+if __name__ == "__main__":
+    write_page(stored())

@@ -1,0 +1,133 @@
+"""`longshore evaluate --objective`: what ranks, what is tuned for it, and what is said of it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longshore.agents.heuristics.heuristics import FACTORS, HEURISTICS, PATIENT, patient_of, tuned_patient
+from longshore.agents.registry import find_policy
+from longshore.cluster.files.errors import PluginError
+from longshore.cluster.files.plugins import registered
+from longshore.cluster.model.weighting import weighting_of
+from longshore.eval.advice.grid import COMMON
+from longshore.eval.advice.words import sentences
+from longshore.eval.comparison import compare
+from longshore.eval.tuning import is_heuristic
+from tests.command_line import Command
+from tests.eval.runs import CLUSTER_GPUS, finishes, outcome, scenarios
+from tests.eval.test_every_order import SMALL, Answer, advice, run, trace
+from tests.policies_under_test import untrained_candidates
+
+
+@pytest.mark.parametrize(("text", "field"), [("p99-jct", "p99_jct_s"), ("slowdown", "mean_slowdown")])
+def test_all_orders_are_ranked_by_the_objective_with_patient_tuned_for_it(
+    text: str, field: str, longshore: Command, tmp_path: Path
+) -> None:
+    options = ("--trace", trace(tmp_path, 900), "--cluster", SMALL, "--runs", 2, "--objective", text)
+    answer = Answer(longshore, tmp_path, *options)
+    figures, title = answer.figures, weighting_of(text).title
+    means = [row["mean"][field] for row in figures["ranking"] if row["ended"]]
+    assert means == sorted(means)
+    assert figures["objective"] == field
+    assert figures["facts"]["objective"] == title
+    tuned = dict(reversed(it.split(" under ")) for it in figures["facts"]["tuned"].split(", on")[0].split(", "))
+    assert tuned.keys() == registered("orders").keys()
+    pairs = [(row["order"], row["policy"]) for row in figures["ranking"]]
+    each = [(order, policy) for order in registered("orders") for policy in HEURISTICS]
+    assert sorted(pairs) == sorted([*each, *tuned.items()])
+    # Nothing of the past that it was tuned on is run; said in the answer, the report and JSON.
+    assert "windows come from all of it" not in str(figures["facts"])
+    said = f"What was to be least: {title}. Tuned for it: {figures['facts']['tuned']}."
+    assert said in figures["answer"]["sentences"]
+    assert all(said in " ".join(text.split()) for text in (answer.out, answer.page))
+    # What nobody can be below is known of makespan and mean JCT only.
+    assert figures["bound"] == {field: None}
+    assert figures["ranking"][0]["above_bound_percent"] is None
+    assert "is not known" in " ".join(answer.out.split())
+    assert "no scheduler can have" not in answer.out
+
+
+def test_a_weighting_ranks_by_its_geometric_mean(longshore: Command, tmp_path: Path) -> None:
+    options = ("--trace", trace(tmp_path, 900), "--cluster", SMALL, "--runs", 2, "--order", "shortest", "--waiting")
+    answer = Answer(longshore, tmp_path, *options, "--objective", "mean-jct:3,slowdown:1")
+    assert answer.figures["objective"] == "weighted_objective"
+    assert "weighted geometric mean of mean-jct:3,slowdown:1" in answer.figures["facts"]["objective"]
+    assert "objective: weighted geometric mean of mean-jct:3,slowdown:1" in answer.out
+    assert f"tuned for the objective: {answer.figures['facts']['tuned']}" in " ".join(answer.out.split())
+    means = [policy["mean"]["weighted_objective"]["value"] for policy in answer.figures["policies"].values()]
+    assert means == sorted(means)
+    assert re.search(r"patient@[\d.]+ under shortest, on the first 70 %", answer.figures["facts"]["tuned"])
+    assert any(name.startswith("patient@") for name in answer.figures["policies"])
+
+
+def test_without_an_objective_nothing_is_tuned_and_no_column_is_added(longshore: Command, tmp_path: Path) -> None:
+    options = ("--trace", trace(tmp_path, 500), "--cluster", SMALL, "--runs", 1)
+    figures = Answer(longshore, tmp_path, *options).figures
+    assert not figures["facts"].keys() & {"objective", "tuned"}
+    assert {row["policy"] for row in figures["ranking"]} == HEURISTICS.keys()
+    assert not any("mean_slowdown" in row["mean"] for row in figures["ranking"])
+    assert "mean_slowdown" not in figures["policies"]["pack"]["mean"]
+
+
+def test_a_short_trace_has_no_past_to_tune_on(longshore: Command, tmp_path: Path) -> None:
+    options = ("--trace", trace(tmp_path, 200), "--cluster", SMALL, "--runs", 1, "--objective", "mean-jct")
+    figures = Answer(longshore, tmp_path, *options).figures
+    assert "tuned" not in figures["facts"]
+    assert "too few to keep the first 70 %" in figures["facts"]["part of the trace"]
+
+
+def test_a_mistyped_objective_is_refused_in_one_line(longshore: Command) -> None:
+    done = longshore("evaluate", "--objective", "meanjct")
+    assert done.status == 2
+    told = "longshore: --objective: there is no objective 'meanjct'; did you mean 'mean-jct'?"
+    assert done.err.splitlines()[-1] == told
+
+
+def test_a_policy_that_is_no_heuristic_is_compared_with_the_best_that_is_one(tmp_path: Path) -> None:
+    grid, problem = run(tmp_path, windows=9)
+    taught = grid._replace(asked=True, heuristics=frozenset({"pack"}))  # as if the others had been trained
+    found = advice(taught, problem)
+    assert found.chosen.policy != "pack"
+    early = ~grid.reporting
+    costs = dict(zip(grid.candidates, grid.cost[:, early].mean(axis=1), strict=True))
+    assert found.heuristic == min((one for one in costs if one.policy == "pack"), key=costs.__getitem__)
+    told = f"Of heuristics alone, {found.heuristic} was the best: mean JCT of the choice against it "
+    assert (told in " ".join(sentences(found))) == (found.heuristic not in COMMON)
+    for changed in (taught._replace(asked=False), taught._replace(heuristics=grid.heuristics)):
+        assert advice(changed, problem).heuristic is None
+
+
+@pytest.mark.parametrize("text", ["slowdown", "mean-jct:1,p99-jct:2"])
+def test_an_objective_that_is_no_column_becomes_the_first(text: str) -> None:
+    weighting, base = weighting_of(text), finishes(8)
+    runs = {"pack": outcome(base), "ppo": outcome(base * 0.9)}
+    found = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=["pack"], objective=weighting)
+    assert found.policies == ("ppo", "pack")
+    assert (found.objective, found.ranked_by.name, found.ranked_by.title) == (0, weighting.field, weighting.title)
+    alike = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=["pack"], objective="p99_jct_s")
+    asked = compare(runs, scenarios(8), CLUSTER_GPUS, heuristics=["pack"], objective=weighting_of("p99-jct"))
+    assert [it.name for it in asked.metrics] == [it.name for it in alike.metrics]
+    assert asked.objective == alike.objective
+    assert np.array_equal(asked.values, alike.values)
+
+
+def test_patient_with_a_factor_is_a_policy_by_its_name() -> None:
+    assert find_policy("patient@0.8") == patient_of(0.8)
+    assert find_policy(f"patient@{PATIENT.patience}").patience == PATIENT.patience  # type: ignore[attr-defined]
+    for wrong in ("patient@", "patient@0", "patient@-1", "patient@1e9", "patient@fast"):
+        with pytest.raises(PluginError, match="no factor after '@'"):
+            find_policy(wrong)
+
+
+def test_a_heuristic_stays_one_with_another_factor_and_nobody_else_becomes_one() -> None:
+    assert all(map(is_heuristic, (*HEURISTICS.values(), patient_of(0.7))))
+    assert not is_heuristic(replace(PATIENT, name="theirs"))
+    assert not is_heuristic(untrained_candidates(waiting=True))
+
+
+def test_the_factor_of_least_cost_is_taken() -> None:
+    for best in FACTORS:
+        assert tuned_patient(lambda policy, best=best: abs(policy.patience - best)) == patient_of(best)  # type: ignore[misc]
