@@ -13,7 +13,7 @@ from pathlib import Path
 from longshore.agents.learned.checkpoint import load_policy
 
 from .harness import ROOT, Row, main, progress
-from .real import REGIMES, cell_of, summary_of
+from .real import cell_of, summary_of
 from .real_stored import LEARNED, Cell
 from .real_windows import loads_of, traces
 from .traces_checkpoint import AT_ONCE, trained
