@@ -1,11 +1,14 @@
 """Random small clusters, workloads, faults and rules for hypothesis.
 
+Arrays are drawn as one text of bytes, and what is drawn from is made once: else drawing takes longer than the tests.
+
 Numbers are dyadic wherever they are summed (rates, penalties, most times), so that sums are exact in any order: then
 ties are true ties, and two simulators that add in different orders must still agree.
 """
 
 import math
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -17,6 +20,14 @@ from longshore.cluster.model.workload import Workload
 
 SPEEDS = (0.5, 0.75, 1.0, 1.5, 2.0)
 FAULTS_IN_LONGEST_RUN = 2.0  # expected in the cluster: few enough that every job ends
+OUTAGES = (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0)  # replayed of a source
+SEEDS = st.integers(0, 2**32 - 1)
+YES = st.booleans()
+# Of two sizes only: where hypothesis varies a size, a text that would have another one becomes all zeros.
+FEW, MANY = (st.binary(min_size=size, max_size=size) for size in (16, 128))
+ANY_FAULTS = st.sampled_from((0.0, 1.0, 1.0, 1.0, 1.0))
+UP_TO_3, UP_TO_2, JOBS = st.integers(1, 3), st.integers(1, 2), st.integers(1, 12)
+WRONG_BY = st.sampled_from(((1.0,), (0.25, 0.5, 1.0, 2.0, 4.0)))
 
 
 class Case(NamedTuple):
@@ -29,17 +40,26 @@ class Case(NamedTuple):
     rules: Rules
 
 
+@cache
+def up_to(most: int, least: int = 0) -> st.SearchStrategy[int]:
+    return st.integers(least, most)
+
+
+def below(draw: st.DrawFn, count: int, ends: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Draw so many numbers from 0 up to what is below an end of at most 256, or each below its own."""
+    drawn = np.frombuffer(draw(FEW if count <= 16 else MANY), dtype=np.uint8)
+    return np.resize(drawn, count).astype(np.int64) % ends
+
+
 def numbers(draw: st.DrawFn, count: int, values: tuple[float, ...]) -> NDArray[np.float64]:
-    return np.array(draw(st.lists(st.sampled_from(values), min_size=count, max_size=count)), dtype=np.float64)
+    return np.array(values, dtype=np.float64)[below(draw, count, len(values))]
 
 
-@st.composite
-def clusters(draw: st.DrawFn, least: int, most: int) -> Cluster:
+def draw_cluster(draw: st.DrawFn, least: int, most: int) -> Cluster:
     """So many nodes of one to eight GPUs in one to three racks."""
-    sizes = draw(st.lists(st.integers(1, 8), min_size=least, max_size=most))
-    nodes = len(sizes)
-    racks = draw(st.integers(1, min(3, nodes)))
-    cuts = sorted(draw(st.permutations(range(1, nodes)))[: racks - 1])
+    nodes = draw(up_to(most, least))
+    sizes, racks = 1 + below(draw, nodes, 8), min(draw(UP_TO_3), nodes)
+    cuts = np.sort(1 + below(draw, nodes - 1, 256).argsort(kind="stable")[: racks - 1])
     speed = numbers(draw, nodes, SPEEDS)
     return Cluster(
         gpu_node=np.repeat(np.arange(nodes), sizes).astype(np.int32),
@@ -57,100 +77,95 @@ def clusters(draw: st.DrawFn, least: int, most: int) -> Cluster:
     )
 
 
-@st.composite
-def workloads(draw: st.DrawFn, gpus: int) -> Workload:
+def draw_workload(draw: st.DrawFn, gpus: int) -> Workload:
     """One to twelve jobs that fit on as many GPUs, in a batch or arriving, with exact or wrong estimates."""
-    jobs = draw(st.integers(1, 12))
-    needs = draw(st.lists(st.integers(1, gpus) | st.integers(1, min(gpus, 4)), min_size=jobs, max_size=jobs))
-    work_s = np.array(draw(st.lists(st.integers(1, 200), min_size=jobs, max_size=jobs)), dtype=np.float64)
-    gaps = draw(st.just([0] * jobs) | st.lists(st.sampled_from((0, 0, 1, 20, 50)), min_size=jobs, max_size=jobs))
-    wrong = draw(st.sampled_from(((1.0,), (0.25, 0.5, 1.0, 2.0, 4.0))))
+    jobs = draw(JOBS)
+    most = np.array((min(gpus, 4), gpus))[below(draw, jobs, 2)]
+    work_s = (1 + below(draw, jobs, 200)).astype(np.float64)
+    gaps = numbers(draw, jobs, (0, 0, 1, 20, 50)) if draw(YES) else np.zeros(jobs)
     return Workload(
         ids=tuple(str(job) for job in range(jobs)),
-        gpus=np.array(needs, dtype=np.int32),
+        gpus=(1 + below(draw, jobs, most)).astype(np.int32),
         work_s=work_s,
         submit_s=np.cumsum([0, *gaps[1:]]).astype(np.float64),
-        estimate_s=work_s * numbers(draw, jobs, wrong),
+        estimate_s=work_s * numbers(draw, jobs, draw(WRONG_BY)),
         compute_s=numbers(draw, jobs, (0.25, 0.5, 1.0)),
         parameter_bytes=numbers(draw, jobs, (0.5e9, 2e9, 4e9)),
     )
 
 
-@st.composite
-def rules(draw: st.DrawFn) -> Rules:
-    """All order regimes, both models of run time, with and without ageing, waiting and checkpoints."""
-    return Rules(
-        ring=draw(st.booleans()),
-        node_penalty=draw(st.sampled_from((0.0, 0.125, 0.25))),
-        reference_gpus=draw(st.sampled_from((1, 4, 8))),
-        reference_intra_bytes_per_s=150e9,
-        reference_nic_bytes_per_s=12.5e9,
-        checkpoint_s=draw(st.sampled_from((8.0, 32.0, 60.0, math.inf))),
-        restart_s=draw(st.sampled_from((0.0, 5.0, 16.0))),
-        order=draw(st.sampled_from(sorted(ORDERS.values()))),
-        ageing_s=draw(st.sampled_from((math.inf, math.inf, 0.0, 40.0, 200.0))),
-        waiting=draw(st.booleans()),
-        backfill_depth=draw(st.sampled_from((EVERY_JOB, EVERY_JOB, 0, 1, 3))),
-    )
+# All order regimes, both models of run time, with and without ageing, waiting and checkpoints.
+RULES: dict[str, st.SearchStrategy[Any]] = {
+    "ring": YES,
+    "node_penalty": st.sampled_from((0.0, 0.125, 0.25)),
+    "reference_gpus": st.sampled_from((1, 4, 8)),
+    "reference_intra_bytes_per_s": st.just(150e9),
+    "reference_nic_bytes_per_s": st.just(12.5e9),
+    "checkpoint_s": st.sampled_from((8.0, 32.0, 60.0, math.inf)),
+    "restart_s": st.sampled_from((0.0, 5.0, 16.0)),
+    "order": st.sampled_from(sorted(ORDERS.values())),
+    "ageing_s": st.sampled_from((math.inf, math.inf, 0.0, 40.0, 200.0)),
+    "waiting": YES,
+    "backfill_depth": st.sampled_from((EVERY_JOB, EVERY_JOB, 0, 1, 3)),
+}
+PROCESS: dict[str, st.SearchStrategy[Any]] = {
+    "shape": st.sampled_from((1.0, 0.75, 1.5)),
+    "repair_mean_s": st.sampled_from((4.0, 30.0, 120.0)),
+    "repair_sigma": st.sampled_from((0.0, 0.5, 1.0)),
+    "transient_probability": st.sampled_from((0.0, 0.25, 1.0)),
+}
 
 
-@st.composite
-def fault_processes(draw: st.DrawFn, sources: int) -> FaultProcess:
+def each(draw: st.DrawFn, strategies: dict[str, st.SearchStrategy[Any]]) -> dict[str, Any]:
+    return {name: draw(strategy) for name, strategy in strategies.items()}
+
+
+def draw_process(draw: st.DrawFn, sources: int) -> FaultProcess:
     """Every kind of fault process; some have replayed outages, also at equal times and end to end."""
-    lists = [draw(outages()) for _ in range(sources)] if draw(st.booleans()) else [[] for _ in range(sources)]
-    flat = [outage for listed in lists for outage in listed]
+    counts = numbers(draw, sources, OUTAGES).astype(np.int64) if draw(YES) else np.zeros(sources, dtype=np.int64)
+    first = np.cumsum([0, *counts])
+    lasts_s = 1.0 + below(draw, int(first[-1]), 40)
+    after_s = np.cumsum([0.0, *(lasts_s + numbers(draw, lasts_s.size, (0.0, 10.0, 50.0)))])
+    end_s = after_s[1:] - np.repeat(after_s[first[:-1]], counts)
     return FaultProcess(
-        shape=draw(st.sampled_from((1.0, 0.75, 1.5))),
-        repair_mean_s=draw(st.sampled_from((4.0, 30.0, 120.0))),
-        repair_sigma=draw(st.sampled_from((0.0, 0.5, 1.0))),
-        transient_probability=draw(st.sampled_from((0.0, 0.25, 1.0))),
-        outage_first=np.cumsum([0, *(len(listed) for listed in lists)]).astype(np.int32),
-        outage_start_s=np.array([start_s for start_s, _ in flat], dtype=np.float64),
-        outage_end_s=np.array([end_s for _, end_s in flat], dtype=np.float64),
+        outage_first=first.astype(np.int32),
+        outage_start_s=end_s - lasts_s,
+        outage_end_s=end_s,
+        **each(draw, PROCESS),
     )
-
-
-@st.composite
-def outages(draw: st.DrawFn) -> list[tuple[float, float]]:
-    """At most three outages (start, end) in order."""
-    lengths = draw(st.just([]) | st.lists(st.tuples(st.sampled_from((0, 10, 50)), st.integers(1, 40)), max_size=3))
-    ends = np.cumsum(lengths).tolist() if lengths else []
-    return [(float(start_s), float(end_s)) for start_s, end_s in zip(ends[::2], ends[1::2], strict=True)]
 
 
 @st.composite
 def cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = False) -> Case:
     """A cluster with one or two workloads, faults of which a few happen in a run, and rules; jobs of several ranks."""
-    cluster, its_rules = draw(clusters(*nodes)), draw(rules())
-    works = draw(st.lists(workloads(cluster.gpu_node.size), min_size=1, max_size=2))
-    process = draw(fault_processes(fault_sources(cluster)))
+    cluster, its_rules = draw_cluster(draw, *nodes), Rules(**each(draw, RULES))
+    works = [draw_workload(draw, cluster.gpu_node.size) for _ in range(draw(UP_TO_2))]
+    process = draw_process(draw, fault_sources(cluster))
     speed = np.array([numbers(draw, cluster.speed.size, SPEEDS) for _ in works])
     longest_s = max(longest_run_s(cluster, its_rules, work) for work in works)
     scenarios = stack(
         cluster,
         works,
-        fault_seed=np.array(draw(st.lists(st.integers(0, 2**32 - 1), min_size=len(works), max_size=len(works)))),
+        fault_seed=np.array([draw(SEEDS) for _ in works]),
         # Also few faults in a repair time: else a job of many GPUs hardly ever finds them all up.
         source_rate_per_s=rates(draw, process, max(longest_s, process.repair_mean_s)),
         speed=speed,
-        hazard_per_s=draw(st.none() | hazards(cluster.gpu_node.size)),
+        hazard_per_s=hazards(draw, cluster.gpu_node.size) if draw(YES) else None,
     )
     if ranked:
-        ranks = st.lists(st.integers(-1, 1), min_size=scenarios.rank.size, max_size=scenarios.rank.size)
-        scenarios.rank[...] = np.reshape(draw(ranks), scenarios.rank.shape)
-    return Case(cluster, scenarios, draw(st.integers(0, len(works) - 1)), process, its_rules)
+        scenarios.rank[...] = np.reshape(below(draw, scenarios.rank.size, 3) - 1, scenarios.rank.shape)
+    return Case(cluster, scenarios, draw(up_to(len(works) - 1)), process, its_rules)
 
 
 @st.composite
 def needy_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: bool = True) -> Case:
     """Cases in which some jobs accept some nodes only, of up to three kinds of needs that may overlap."""
     case = draw(cases(nodes, ranked=ranked))
-    takes = st.lists(st.integers(0, 1), min_size=case.cluster.speed.size, max_size=case.cluster.speed.size)
-    needs, shape = draw(st.lists(takes, min_size=1, max_size=3)), case.scenarios.needs.shape
-    types = np.arange(case.cluster.speed.size, dtype=np.int32)  # the needs of live jobs are types of nodes
+    size, shape, classes = case.cluster.speed.size, case.scenarios.needs.shape, draw(UP_TO_3)
+    types = np.arange(size, dtype=np.int32)  # the needs of live jobs are types of nodes
     case = case._replace(cluster=case.cluster._replace(node_type=types))
-    kinds = draw(st.lists(st.integers(0, len(needs)), min_size=math.prod(shape), max_size=math.prod(shape)))
-    return with_needs(case, np.array(needs), np.reshape(kinds, shape))
+    needs = below(draw, classes * size, 2).reshape(classes, size)
+    return with_needs(case, needs, below(draw, math.prod(shape), classes + 1).reshape(shape))
 
 
 def with_needs(case: Case, needs: NDArray[np.int64], kinds: NDArray[np.int64]) -> Case:
@@ -167,9 +182,8 @@ def with_needs(case: Case, needs: NDArray[np.int64], kinds: NDArray[np.int64]) -
     return case._replace(cluster=case.cluster._replace(suits=suits), scenarios=case.scenarios._replace(needs=fitting))
 
 
-@st.composite
 def hazards(draw: st.DrawFn, gpus: int) -> NDArray[np.float64]:
-    """What policies believe of each GPU, true or not: multiples of 2 ** -14 per second."""
+    """Draw what policies believe of each GPU, true or not: multiples of 2 ** -14 per second."""
     return numbers(draw, gpus, (0.0, 1.0, 1.0, 3.0, 20.0)) * 2.0**-14
 
 
@@ -177,7 +191,7 @@ def rates(draw: st.DrawFn, process: FaultProcess, longest_s: float) -> NDArray[n
     """Draw the rate of each source that has no replayed outages: a small number times a power of two."""
     replayed = np.diff(process.outage_first) > 0
     weights = np.where(replayed, 0.0, numbers(draw, replayed.size, (0.0, 1.0, 1.0, 2.0, 8.0)))
-    weights = weights * draw(st.sampled_from((0.0, 1.0, 1.0, 1.0)))
+    weights = weights * draw(ANY_FAULTS)
     total = max(float(weights.sum()), 1.0)
     return weights * 2.0 ** math.floor(math.log2(FAULTS_IN_LONGEST_RUN / (total * longest_s)))
 

@@ -3,8 +3,10 @@ import re
 import statistics
 import subprocess
 import sys
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -29,32 +31,40 @@ def sources() -> list[Path]:
     return [path for room in (*ROOMS, "src", "tests", "benchmarks") for path in (ROOT / room).rglob("*.py")]
 
 
+class Facts(NamedTuple):
+    imported: set[str]
+    functions: list[tuple[int, str]]  # the length of each, docstring and all, and its name
+    classes: list[tuple[str, set[str]]]  # the name of each, and its bases
+
+
+@cache
+def facts_of(path: Path) -> Facts:
+    """Return what the tests ask of a module: each is parsed once for all of them."""
+    facts = Facts(set(), [], [])
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            facts.imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            facts.imported.update([node.module] if node.level == 0 and node.module else [])
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            facts.functions.append(((node.end_lineno or 0) - node.lineno + 1, f"{path}:{node.name}"))
+        elif isinstance(node, ast.ClassDef):
+            facts.classes.append((node.name, {base.id for base in node.bases if isinstance(base, ast.Name)}))
+    return facts
+
+
 def test_no_module_imports_a_room_by_its_bare_name() -> None:
     # From the checkout's root `import envs` would find the folder and load it a second time.
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                names = [node.module]
-            assert not {name.split(".")[0] for name in names} & set(ROOMS), path
+        assert not {name.split(".")[0] for name in facts_of(path).imported} & set(ROOMS), path
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
     assert [path for path in sources() if len(path.read_text().splitlines()) > 400] == []
 
 
-def functions() -> list[tuple[int, str]]:
-    """Return the length of every function, docstring and all, and its name."""
-    return [
-        ((node.end_lineno or 0) - node.lineno + 1, f"{path}:{node.name}")
-        for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-
-
 def test_functions_are_short() -> None:
-    found = functions()
+    found = [function for path in sources() for function in facts_of(path).functions]
     assert [name for lines, name in found if lines > 50] == []
     assert statistics.median(lines for lines, _ in found) <= 7
 
@@ -78,13 +88,7 @@ def test_folders_are_not_deep() -> None:
 
 def test_few_classes_stand_between_others_and_a_single_one() -> None:
     """A base of one class is a detour; errors are caught by their bases, and protocols are no bases."""
-    ours = [
-        (node.name, {base.id for base in node.bases if isinstance(base, ast.Name)})
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    ]
+    ours = [it for room in ROOMS for path in (ROOT / room).rglob("*.py") for it in facts_of(path).classes]
     below = {name: {it for it, bases in ours if name in bases} for name, _ in ours}
     protocols = {name for name, bases in ours if "Protocol" in bases}
     single = {it for it, found in below.items() if len(found) == 1 and not it.endswith("Error")} - protocols

@@ -21,7 +21,7 @@ from longshore.cluster.files.yaml_file import FLOAT, TextLoader
 ROOT = Path(__file__).parents[1]
 ROOMS = ("agents", "cluster", "envs", "eval", "scheduler", "training")
 LENGTH = 200_000  # whose square takes half a minute and more, where other patterns take milliseconds
-CPU_S = 2.0
+CPU_S = 1.0
 KNOWN_TO_MATCH = {durations._PART}  # what it looks for in a text was seen to be all that the text is
 
 Use = tuple[re.Pattern[Any], str]  # with what it is asked
@@ -29,8 +29,11 @@ Use = tuple[re.Pattern[Any], str]  # with what it is asked
 
 def uses_in(path: Path) -> Iterator[Use]:
     """Yield the patterns of a module, each with what it is asked."""
-    tree = ast.parse(path.read_text())
-    calls = [it for it in ast.walk(tree) if isinstance(it, ast.Call) and re.fullmatch(r"re\.\w+", ast.unparse(it.func))]
+    text = path.read_text()
+    if not re.search(r"\bre\.\w+\(", text):  # to parse all modules would take seconds, in every process of tests
+        return
+    tree = ast.parse(text)
+    calls = [it for it in ast.walk(tree) if isinstance(it, ast.Call) and asks_re(it.func)]
     if not calls:
         return
     module = importlib.import_module(".".join(("longshore", *path.relative_to(ROOT).with_suffix("").parts)))
@@ -40,6 +43,10 @@ def uses_in(path: Path) -> Iterator[Use]:
             yield from ((pattern, asked) for asked in asked_of(pattern, tree, module))
         else:
             yield re.compile(eval(ast.unparse(call.args[0]), vars(module))), ast.unparse(call.func).removeprefix("re.")
+
+
+def asks_re(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "re"
 
 
 def asked_of(pattern: re.Pattern[Any], tree: ast.Module, module: Any) -> Iterator[str]:
@@ -88,7 +95,7 @@ def ask(pattern: re.Pattern[Any], asked: str, text: Any) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "asked"), TRIED, ids=[f"{it.pattern!r:.40}-{asked}" for it, asked in TRIED])
-@settings(max_examples=60, phases=(Phase.explicit, Phase.generate))  # what takes long is not tried again and again
+@settings(max_examples=30, phases=(Phase.explicit, Phase.generate))  # what takes long is not tried again and again
 @given(data=st.data())
 def test_no_text_takes_a_pattern_long(pattern: re.Pattern[Any], asked: str, data: st.DataObject) -> None:
     sample: Any = data.draw(st.from_regex(pattern))

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.agents.learned.checkpoint import network_of, schema_of
 from longshore.agents.learned.step_policy import LearnedPolicy
+from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.model.topology import Cluster, grid_cluster
+from longshore.cluster.simulator.simulation import outcome_of, simulation_of
 from tests.bounds import optimal_makespan_s
 from tests.compiled_runs import run_heuristic, run_policy
 from tests.strategies import Case
@@ -22,10 +24,13 @@ from tests.test_bounds import RULES, batch, batches, fault_free
 def test_no_heuristic_ends_before_the_optimum(made: tuple[Cluster, Scenarios], order: int) -> None:
     cluster, scenarios = made
     optimum_s = optimal_makespan_s(cluster, scenarios, 0, RULES)
-    for name in HEURISTICS:
-        for waiting in (True, False):
-            rules = RULES._replace(order=order, waiting=waiting)
-            outcome = run_heuristic(Case(cluster, scenarios, 0, fault_free(cluster), rules), name)[1]
+    for waiting in (True, False):
+        rules = RULES._replace(order=order, waiting=waiting)
+        sim = simulation_of(Problem(cluster, scenarios, fault_free(cluster), rules))
+        for name, policy in HEURISTICS.items():
+            policy.run(sim, np.array([0]))
+            outcome = outcome_of(sim)
+            assert outcome.finished[0] == scenarios.jobs[0], name
             assert outcome.makespan_s[0] >= optimum_s, name
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -290,10 +291,15 @@ def spoiled(value: Any) -> Iterator[Any]:
         yield LONG
 
 
+@cache
+def spoiled_files() -> list[str]:
+    return [yaml.safe_dump(content, width=10**6) for content in spoiled(yaml.safe_load(GOOD))]
+
+
 def test_an_error_about_a_very_long_text_is_short(tmp_path: Path) -> None:
-    for content in spoiled(yaml.safe_load(GOOD)):
+    for text in spoiled_files():
         with pytest.raises(InputError) as caught:
-            read(yaml.safe_dump(content, width=10**6), tmp_path)
+            read(text, tmp_path)
         assert len(str(caught.value)) < 4000
 
 
@@ -303,7 +309,7 @@ LONG_NUMBERS = ("9" * 5000, "-0x" + "f" * 5000, "0" + "7" * 5000, "0b" + "1" * 9
 
 @pytest.mark.parametrize("number", LONG_NUMBERS, ids=lambda number: number[:4])
 def test_a_number_of_thousands_of_digits_is_refused_wherever_it_stands(number: str, tmp_path: Path) -> None:
-    for content in spoiled(yaml.safe_load(GOOD)):
+    for text in spoiled_files():
         with pytest.raises(InputError) as caught:
-            read(yaml.safe_dump(content, width=10**6).replace(LONG, number), tmp_path)
+            read(text.replace(LONG, number), tmp_path)
         assert len(str(caught.value)) < 4000

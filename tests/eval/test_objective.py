@@ -27,7 +27,7 @@ def test_all_orders_are_ranked_by_the_objective_with_patient_tuned_for_it(
     text: str, field: str, longshore: Command, tmp_path: Path
 ) -> None:
     options = ("--trace", trace(tmp_path, 900), "--cluster", SMALL, "--runs", 2, "--objective", text)
-    answer = Answer(longshore, tmp_path, *options)
+    answer = Answer(longshore, tmp_path, *options, page=True)
     figures, title = answer.figures, weighting_of(text).title
     means = [row["mean"][field] for row in figures["ranking"] if row["ended"]]
     assert means == sorted(means)
@@ -52,7 +52,7 @@ def test_all_orders_are_ranked_by_the_objective_with_patient_tuned_for_it(
 
 def test_a_weighting_ranks_by_its_geometric_mean(longshore: Command, tmp_path: Path) -> None:
     options = ("--trace", trace(tmp_path, 900), "--cluster", SMALL, "--runs", 2, "--order", "shortest", "--waiting")
-    answer = Answer(longshore, tmp_path, *options, "--objective", "mean-jct:3,slowdown:1")
+    answer = Answer(longshore, tmp_path, *options, "--objective", "mean-jct:3,slowdown:1", page=True)
     assert answer.figures["objective"] == "weighted_objective"
     assert "weighted geometric mean of mean-jct:3,slowdown:1" in answer.figures["facts"]["objective"]
     assert "objective: weighted geometric mean of mean-jct:3,slowdown:1" in answer.out

@@ -1,11 +1,15 @@
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from longshore.scheduler.client import Client
 from longshore.scheduler.store.database.engines import connect
 from longshore.scheduler.store.opening import Store, open_store
 from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
+from tests.command_line import Command, Done
 
 from .served import Served
 from .store.postgresql_server import NoServerError, Server
@@ -57,17 +61,54 @@ def fence(store: Store) -> int:
     return token
 
 
+class Here:
+    """Calls commands about a scheduler in this process, where none is to be proven of a process of its own."""
+
+    def __init__(self, longshore: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.longshore, self.monkeypatch = longshore, monkeypatch
+        self.clients: list[Client] = []
+        real = Client.__init__
+
+        def note(client: Client, *arguments: Any) -> None:
+            real(client, *arguments)
+            self.clients.append(client)
+
+        monkeypatch.setattr(Client, "__init__", note)
+
+    def close(self) -> None:
+        """Close the connections that the end of a process would close."""
+        for client in self.clients:
+            client._http.close()
+
+    def __call__(self, served: Served, *arguments: str) -> Done:
+        self.monkeypatch.chdir(served.folder)
+        self.monkeypatch.delenv("LONGSHORE_TOKEN", raising=False)
+        for name, value in {"LONGSHORE_URL": served.url, **served.environment}.items():
+            self.monkeypatch.setenv(name, value)
+        return self.longshore(*arguments)
+
+
+@pytest.fixture
+def here(longshore: Command, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    with closing(Here(longshore, monkeypatch)) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A scheduler for all tests of a file."""
     it = Served(tmp_path_factory.mktemp("served"))
     it.start()
     yield it
-    it.end()
+    if it.process is not None:
+        it.end()
 
 
 @pytest.fixture
 def served(running: Served) -> Iterator[Served]:
-    """The same; its jobs are gone when the test is over."""
+    """The same, started again if a test has ended it; its jobs are gone when the test is over."""
+    if running.process is None:
+        running.start()
     yield running
-    running.cancel_all()
+    if running.process is not None:
+        running.cancel_all()

@@ -79,7 +79,7 @@ def assert_all_is_finite(trial: Trial, jobs: list[str]) -> None:
     assert all(0.0 < standing.guess_s < math.inf for _, standing in cache.mirror.known().jobs)
 
 
-@settings(max_examples=40)
+@settings(max_examples=24)
 @given(
     st.lists(job_files(), min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ACTIONS), NUMBERS), max_size=10),
@@ -97,7 +97,7 @@ def test_all_numbers_stay_finite_and_the_job_beside_it_ends_well(
         for which, action, saved_s in actions:
             act(trial, backend, jobs[which % len(jobs)], action, saved_s)
             assert_all_is_finite(trial, [*jobs, good])
-        for _ in range(30):
+        for _ in range(20):
             for job in jobs:
                 if trial.job(job).state not in FINAL:
                     trial.wish(job, Desired.RUN)

@@ -17,6 +17,7 @@ from longshore.scheduler.store.copying import back_up, put_in_place
 from longshore.scheduler.store.database.errors import StoreError
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
+from tests.command_line import Command
 from tests.scheduler.restored_trial import Restored, restored_trial
 from tests.scheduler.served import LONGSHORE
 from tests.scheduler.store.store_rows import job_now, submit
@@ -200,12 +201,15 @@ def test_a_restore_that_fails_before_anything_is_moved_leaves_all_as_it_was(
     assert found == ([first.id, last.id] if name == "killed.db" else [])
 
 
-def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(tmp_path: Path) -> None:
+def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(
+    tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / ".longshore"
     folder.mkdir()
     file = folder / "longshore.db"
     store = open_store(f"sqlite:///{file}")
-    assert call(tmp_path, "backup", "copy.db").stdout.startswith(".longshore/longshore.db is copied to copy.db: ")
+    assert longshore("backup", "copy.db").out.startswith(".longshore/longshore.db is copied to copy.db: ")
     assert (
         call(tmp_path, "backup", "copy.db").stderr.strip() == "longshore: copy.db: is there already; give another path"
     )
@@ -214,11 +218,11 @@ def test_a_store_is_not_replaced_while_a_scheduler_leads_or_has_it_open(tmp_path
     assert (refused.returncode, f"is open in process {os.getpid()}" in refused.stderr) == (2, True)
     store.write(lambda tx: acquire(tx, SCHEDULER, "1@elsewhere", 4e9, 60.0))
     store.close()
-    assert "a scheduler leads with .longshore/longshore.db: 1@elsewhere" in call(tmp_path, "restore", "copy.db").stderr
+    assert "a scheduler leads with .longshore/longshore.db: 1@elsewhere" in longshore("restore", "copy.db").err
     file.unlink()
-    assert "is in the place of" in call(tmp_path, "restore", "copy.db").stdout
+    assert "is in the place of" in longshore("restore", "copy.db").out
     assert file.stat().st_mode & 0o777 == 0o600
-    told = call(tmp_path, "backup", "x.db", "--store", "postgresql://nobody@nowhere/x").stderr.strip()
+    told = longshore("backup", "x.db", "--store", "postgresql://nobody@nowhere/x").err.strip()
     assert told == (
         "longshore: the store is in PostgreSQL, which has its own commands for this; use pg_dump -Fc -f FILE DATABASE"
     )

@@ -275,7 +275,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=18, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS, seed=st.integers(0, 9))
 def test_whatever_happens_every_job_ends_once_and_nothing_is_left(
     tmp_path_factory: pytest.TempPathFactory, actions: list[str], seed: int

@@ -42,19 +42,6 @@ def names(store: Store) -> list[str]:
         return [row.name for row in tokens_of(tx, None)]
 
 
-def test_nobody_notices_the_token_and_nobody_else_is_served(running: Served, tmp_path: Path) -> None:
-    assert httpx.get(f"{running.url}/v1/jobs", trust_env=False).status_code == 401
-    assert (running.folder / ".longshore" / "token").stat().st_mode & 0o777 == 0o600
-
-    elsewhere = Served(tmp_path)  # the same user in another folder
-    elsewhere.port, elsewhere.environment = running.port, running.environment
-    job = elsewhere.submit("--", "true")
-
-    assert "succeeded" in elsewhere.ended(job)
-    [found] = httpx.get(f"{running.url}/v1/jobs", headers=running.headers, trust_env=False).json()["jobs"]
-    assert (found["id"], found["owner"]) == (job, "local")
-
-
 def test_root_runs_it_only_if_it_is_told_to(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can try")
@@ -269,12 +256,3 @@ def answers(client: httpx.Client, port: int) -> bool:
         return client.get(f"http://127.0.0.1:{port}/healthz").is_success
     except httpx.TransportError:
         return False
-
-
-def test_a_log_gets_no_link_and_a_command_prints_one(running: Served) -> None:
-    assert "code=" not in (running.folder / "serve.log").read_text()
-
-    link = running.call("dashboard").stdout.strip()
-
-    assert httpx.get(link, trust_env=False).headers["Location"] == "/"
-    assert httpx.get(link, trust_env=False).status_code == 401

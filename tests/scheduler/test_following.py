@@ -17,26 +17,56 @@ def stream(served: Served, path: str, **headers: str) -> list[StreamEvent]:
         return list(events_of(answer.iter_lines()))
 
 
-def test_a_log_is_followed_over_a_kill_of_the_scheduler_and_the_next_attempt(served: Served) -> None:
+def follow_log(served: Served, job: str, seen: list[str]) -> threading.Thread:
+    """Follow the log of a job in a thread, until it ends."""
+    it = threading.Thread(target=lambda: seen.extend(Client(served.url, lambda: served.token).follow_logs(job, "0")))
+    it.start()
+    return it
+
+
+def follow_events(served: Served, seen: list[int], most: str) -> threading.Thread:
+    """Follow all events in a thread, until one says that something is now as is told."""
+
+    def follow() -> None:
+        for event in Client(served.url, lambda: served.token).follow_events(0):
+            seen.append(int(event["seq"]))
+            if event["now"] == most:
+                return
+
+    it = threading.Thread(target=follow)
+    it.start()
+    return it
+
+
+def test_over_a_kill_of_the_scheduler_jobs_go_on_and_a_log_and_all_events_are_told_once_each_and_in_order(
+    served: Served,
+) -> None:
     script = "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two; test -e again || { touch again; exit 75; }"
-    job = served.submit("--", "sh", "-c", script)
-    seen: list[str] = []
-    follower = threading.Thread(
-        target=lambda: seen.extend(Client(served.url, lambda: served.token).follow_logs(job, "0"))
-    )
-    follower.start()
-    until(lambda: bool(seen))
+    job = served.add("sh", "-c", script)
+    other = served.add("sh", "-c", "while [ ! -e go ]; do sleep 0.05; done")
+    waits = served.add("true", gpus=16)
+    until(lambda: served.state(other) == "running")
+    log, seen = list[str](), list[int]()
+    followers = [follow_log(served, job, log), follow_events(served, seen, "held")]
+    until(lambda: bool(log and seen))
 
     served.end(signal.SIGKILL)
     (served.folder / "go").touch()
     served.start()
-    follower.join(60.0)
 
-    assert "".join(seen) == "one\ntwo\n" * 2
+    assert (served.ended(other), served.ended(waits)) == ("succeeded", "succeeded")
+    assert [it["number"] for it in served.ask(f"/v1/jobs/{other}")["attempts"]] == [1]
+    last = served.add("sleep", "1000", gpus=16)
+    served.call("hold", last)
+    for follower in followers:
+        follower.join(60.0)
+        assert not follower.is_alive()
+    assert "".join(log) == "one\ntwo\n" * 2
+    assert seen == list(range(1, len(seen) + 1))
 
 
 def test_a_log_goes_on_behind_the_last_event_that_was_seen(served: Served) -> None:
-    job = served.submit("--", "printf", r"a\303\251b\303")
+    job = served.add("printf", r"a\303\251b\303")
     served.ended(job)
     path = f"/v1/jobs/{job}/logs?follow=true"
 
@@ -48,32 +78,6 @@ def test_a_log_goes_on_behind_the_last_event_that_was_seen(served: Served) -> No
     assert stream(served, path, **{"Last-Event-ID": whole[-2].id}) == [whole[-1]]
 
 
-def test_events_are_told_once_each_and_in_order_over_a_kill_of_the_scheduler(served: Served) -> None:
-    seen: list[int] = []
-    marked = threading.Event()
-
-    def follow() -> None:
-        for event in Client(served.url, lambda: served.token).follow_events(0):
-            seen.append(int(event["seq"]))
-            if event["now"] == "held":
-                marked.set()
-                return
-
-    follower = threading.Thread(target=follow)
-    follower.start()
-    jobs = [served.submit("--", "true") for _ in range(2)]
-    served.end(signal.SIGKILL)
-    served.start()
-    for job in jobs:
-        served.call("cancel", job)
-    last = served.submit("--gpus", "16", "--", "sleep", "1000")
-    served.call("hold", last)
-
-    assert marked.wait(60.0)
-    follower.join()
-    assert seen == list(range(1, len(seen) + 1))
-
-
 def test_a_stream_ends_when_the_scheduler_is_stopped(served: Served) -> None:
     with httpx.stream("GET", f"{served.url}/v1/events", headers=served.headers, timeout=60.0) as answer:
         lines = answer.iter_lines()
@@ -82,4 +86,3 @@ def test_a_stream_ends_when_the_scheduler_is_stopped(served: Served) -> None:
         assert list(events_of(lines)) == []
 
     assert "Traceback" not in (served.folder / "serve.log").read_text()
-    served.start()

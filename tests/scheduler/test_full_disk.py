@@ -26,10 +26,9 @@ LEAST_BYTES = 8 * MIB
 JOB = {"name": "job", "gpus": 1, "command": ["true"], "estimate_s": 60.0}
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own."""
-    folder = tmp_path / "small"
+@contextmanager
+def file_system(folder: Path) -> Iterator[Path]:
+    """A small file system in a folder that there is not yet."""
     folder.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", f"size={32 * MIB}", "none", str(folder)]
     try:
@@ -42,6 +41,13 @@ def small(tmp_path: Path) -> Iterator[Path]:
     (folder / "filling").unlink(missing_ok=True)
     end_all(folder / ".longshore")
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own."""
+    with file_system(tmp_path / "small") as folder:
+        yield folder
 
 
 def fill(folder: Path, left_bytes: int = 0) -> None:
@@ -58,36 +64,52 @@ def free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A scheduler on a small file system, whose log is elsewhere, and which asks for a token."""
+    folder = tmp_path_factory.mktemp("served")
+    with file_system(folder / "small") as small:
+        config = folder / "c.yaml"
+        config.write_text(f"folder: {small / '.longshore'}\nleast_free_bytes: {LEAST_BYTES}\n")
+        (small / ".longshore").mkdir(mode=0o700)
+        open_store(f"sqlite:///{small / '.longshore' / 'longshore.db'}").close()
+        it = Served(folder, "--config", str(config))
+        made = it.call("token", "create", "laptop", "--role", "operator", "--folder", str(small / ".longshore"))
+        it.environment["LONGSHORE_TOKEN"] = made.stdout.strip()
+        it.start()
+        yield it
+        it.end()
+
+
 @pytest.fixture
-def served(small: Path, tmp_path: Path) -> Iterator[Served]:
-    """A scheduler on the small file system, whose log is elsewhere, and which asks for a token."""
-    config = tmp_path / "c.yaml"
-    config.write_text(f"folder: {small / '.longshore'}\nleast_free_bytes: {LEAST_BYTES}\n")
-    (small / ".longshore").mkdir(mode=0o700)
-    open_store(f"sqlite:///{small / '.longshore' / 'longshore.db'}").close()
-    it = Served(tmp_path, "--config", str(config))
-    made = it.call("token", "create", "laptop", "--role", "operator", "--folder", str(small / ".longshore"))
-    it.environment["LONGSHORE_TOKEN"] = made.stdout.strip()
-    it.start()
-    yield it
-    it.end()
+def served(running: Served) -> Iterator[Served]:
+    """The same, of which the disk is full only in a test."""
+    until(reserve_of(running).exists)
+    yield running
+    (disk_of(running) / "filling").unlink(missing_ok=True)
+    running.cancel_all()
 
 
-def api_of(served: Served) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {served.environment['LONGSHORE_TOKEN']}"}
+def disk_of(served: Served) -> Path:
+    return served.folder / "small"
+
+
+def reserve_of(served: Served) -> Path:
+    return disk_of(served) / ".longshore" / RESERVE
+
+
+def api_of(served: Served, token: str = "") -> httpx.Client:
+    headers = {"Authorization": f"Bearer {token or served.token}"}
     return httpx.Client(base_url=served.url, headers=headers, trust_env=False, timeout=30.0)
 
 
-def test_on_a_full_disk_jobs_are_refused_and_none_starts_while_all_can_be_read_and_cancelled(
-    served: Served, small: Path
-) -> None:
-    runs = served.submit("--gpus", "16", "--", "sleep", "1000")
+def test_on_a_full_disk_jobs_are_refused_and_none_starts_while_all_can_be_read_and_cancelled(served: Served) -> None:
+    runs = served.add("sleep", "1000", gpus=16)
     until(lambda: served.state(runs) == "running")
-    waits = served.submit("--", "true")
-    until((small / ".longshore" / RESERVE).exists)
+    waits = served.add("true")
 
-    fill(small)
-    until(lambda: not (small / ".longshore" / RESERVE).exists())
+    fill(disk_of(served))
+    until(lambda: not reserve_of(served).exists())
 
     with api_of(served) as api:
         refused = api.post("/v1/jobs", json=JOB)
@@ -97,30 +119,27 @@ def test_on_a_full_disk_jobs_are_refused_and_none_starts_while_all_can_be_read_a
         assert float(figures["longshore_disk_free_bytes"]) < float(figures["longshore_disk_least_free_bytes"])
         assert api.get("/readyz").status_code == 200
         served.call("cancel", runs)
-        assert "cancelled" in served.ended(runs)
+        assert served.ended(runs) == "cancelled"
         until(lambda: all(it["gpus"] == [None] * 4 for it in served.ask("/v1/nodes")))
         assert served.state(waits) == "queued"
 
-        (small / "filling").unlink()
-        assert "succeeded" in served.ended(waits)
+        (disk_of(served) / "filling").unlink()
+        assert served.ended(waits) == "succeeded"
         assert api.post("/v1/jobs", json=JOB).status_code == 201
-    until((small / ".longshore" / RESERVE).exists)
+    until(reserve_of(served).exists)
     log = (served.folder / "serve.log").read_text()
     assert log.count("no job is admitted and none starts") == 1
     assert log.count("its reserve is given up") == 1
 
 
-def test_a_token_is_known_and_figures_are_told_where_not_a_byte_can_be_written(served: Served, small: Path) -> None:
+def test_a_token_is_known_and_figures_are_told_where_not_a_byte_can_be_written(served: Served) -> None:
     made = served.call("token", "create", "never-used", "--role", "operator")
-    served.environment["LONGSHORE_TOKEN"] = made.stdout.strip()
-    reserve = small / ".longshore" / RESERVE
-    until(reserve.exists)
-    fill(small)
-    until(lambda: not reserve.exists())
-    while free_bytes(small):
-        fill(small)
+    fill(disk_of(served))
+    until(lambda: not reserve_of(served).exists())
+    while free_bytes(disk_of(served)):
+        fill(disk_of(served))
 
-    with api_of(served) as api:
+    with api_of(served, made.stdout.strip()) as api:
         assert api.get("/v1/jobs").status_code == 200
         assert "longshore_store_up 1.0" in api.get("/metrics").text
         assert api.get("/healthz").status_code == 200
@@ -128,10 +147,9 @@ def test_a_token_is_known_and_figures_are_told_where_not_a_byte_can_be_written(s
         assert told.status_code in (404, 405, 422, 507)
 
 
-def test_a_scheduler_starts_on_a_full_disk_with_its_reserve(served: Served, small: Path) -> None:
-    until((small / ".longshore" / RESERVE).exists)
+def test_a_scheduler_starts_on_a_full_disk_with_its_reserve(served: Served) -> None:
     served.end()
-    fill(small)
+    fill(disk_of(served))
     served.start()
     assert served.call("queue").stdout == "no jobs are running or waiting\n"
 

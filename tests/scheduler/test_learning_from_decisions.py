@@ -56,6 +56,7 @@ def test_a_network_learns_from_the_decisions_that_it_made_in_the_scheduler(tmp_p
         told, likely = line["explanation"], 1.0
         for choice, action in enumerate(one.actions):
             likely *= math.exp(one.log_probabilities[choice, action])
+        assert told["behaviour_probability"] == 1.0  # nothing was drawn
         assert (told["probability"], told["options"]) == (pytest.approx(likely), one.masks[0].sum())
         assert (told["expected"] is None) == (line["placement"] is None)
 

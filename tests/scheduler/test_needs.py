@@ -18,6 +18,7 @@ from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.states import JobState
 from longshore.scheduler.service.service import layout_of, site_of
 from longshore.scheduler.settings import Settings
+from tests.scheduler.conftest import Here
 from tests.scheduler.served import Served
 from tests.scheduler.test_passing_errors import reason
 from tests.scheduler.trials import Trial
@@ -130,16 +131,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_explain_says_in_plain_words_what_a_job_waits_for(served: Served) -> None:
-    fills = served.submit("--gpus", "2", "--gpu-type", "a100", "--", "sleep", "1000")
+    fills = served.add("sleep", "1000", gpus=2, **of_type("a100"))
     waits = served.submit("--gpus", "2", "--gpu-type", "a100", "--gpu-memory", "80", "--", "true")
-    runs = served.submit("--", "true")
+    runs = served.add("true")
 
-    assert "succeeded" in served.ended(runs)
+    assert served.ended(runs) == "succeeded"
     told = served.call("explain", waits).stdout
     assert "it asks for 2 GPUs of type a100 with 80 GB, and none of these are free" in told
     assert {share["node"] for share in served.told("explain", fills)[0]["placement"]} == {"new"}
-    served.call("cancel", fills)
-    assert "succeeded" in served.ended(waits)
+    served.cancel(fills)
+    assert served.ended(waits) == "succeeded"
 
 
 @pytest.mark.parametrize(
@@ -154,12 +155,14 @@ def test_explain_says_in_plain_words_what_a_job_waits_for(served: Served) -> Non
         (["--gpu-type", ""], "--gpu-type"),
     ],
 )
-def test_needs_that_no_node_can_meet_are_refused_in_one_line(served: Served, options: list[str], words: str) -> None:
-    done = served.call("submit", *options, "--", "true", check=False)
+def test_needs_that_no_node_can_meet_are_refused_in_one_line(
+    served: Served, options: list[str], words: str, here: Here
+) -> None:
+    done = here(served, "submit", *options, "--", "true")
 
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.status == 2
+    assert words in done.err
+    assert done.err.count("\n") == 1
 
 
 @pytest.fixture

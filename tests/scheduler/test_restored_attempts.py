@@ -9,6 +9,7 @@ from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.backends.local.supervisor.spec import Rank, Spec, encode
 from longshore.scheduler.control.reconciler import Times
 from longshore.scheduler.model.states import Desired, JobState
+from tests.scheduler.conftest import Here
 from tests.scheduler.restored_trial import Restored, restored_trial
 from tests.scheduler.served import Served, until
 from tests.scheduler.trials import processes_of
@@ -104,23 +105,23 @@ def test_nothing_starts_until_it_is_known_what_runs(trial: Restored) -> None:
     assert trial.ends(job).state is JobState.SUCCEEDED
 
 
-def test_after_a_restore_by_hand_what_runs_is_shown_and_can_be_ended(tmp_path: Path) -> None:
+def test_after_a_restore_by_hand_what_runs_is_shown_and_can_be_ended(tmp_path: Path, here: Here) -> None:
     served = Served(tmp_path)
     served.start()
     served.call("backup", "copy.db")
-    lost = served.submit("--gpus", "16", "--", "sleep", "1000")
+    lost = served.add("sleep", "1000", gpus=16)
     until(lambda: served.state(lost) == "running")
     served.end()
     assert "is in the place of" in served.call("restore", "copy.db").stdout
     served.start()
 
     assert f"ls-{lost}-1  rack0-node0:0,1,2,3 " in served.call("unknown").stdout
-    waits = served.submit("--", "true")
+    waits = served.add("true")
     assert served.state(waits) == "queued"
     assert served.call("unknown", "--end", "ls-nobody-1", check=False).returncode == 2
-    served.call("unknown", "--end", f"ls-{lost}-1")
-    assert "succeeded" in served.ended(waits)
-    assert served.call("unknown").stdout == "no unknown attempts\n"
+    here(served, "unknown", "--end", f"ls-{lost}-1")
+    assert served.ended(waits) == "succeeded"
+    assert here(served, "unknown").out == "no unknown attempts\n"
     assert processes_of(lost) == []
     assert f"ls-{lost}-1 is not in the store and may run on" in (tmp_path / "serve.log").read_text()
     served.end()
@@ -133,40 +134,45 @@ NO_SENSE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("content", NO_SENSE, ids=range(len(NO_SENSE)))
-def test_an_attempt_whose_file_makes_no_sense_is_passed_over_once_it_is_gone_and_the_others_are_found(
-    content: bytes, trial: Restored, caplog: pytest.LogCaptureFixture
+def spec_of(trial: Restored, job: str) -> Path:
+    return trial.folder / "attempts" / f"ls-{job}-1" / "spec.json"
+
+
+def test_attempts_whose_files_make_no_sense_are_passed_over_once_they_are_gone_and_the_others_are_found(
+    trial: Restored, caplog: pytest.LogCaptureFixture
 ) -> None:
     trial.tick()
     trial.keep()
-    lost, past = trial.submit("exec sleep 1000", gpus=2), trial.submit("true")
+    lost, past = trial.submit("exec sleep 1000", gpus=2), [trial.submit("true") for _ in NO_SENSE]
     trial.runs(lost)
-    trial.ends(past)
-    (trial.folder / "attempts" / f"ls-{past}-1" / "spec.json").write_bytes(content)
+    for job, content in zip(past, NO_SENSE, strict=True):
+        trial.ends(job)
+        spec_of(trial, job).write_bytes(content)
     trial.go_back()
 
     assert trial.ends(trial.submit("true")).state is JobState.SUCCEEDED
 
     assert trial.unknown() == [f"ls-{lost}-1"]
-    assert f"ls-{past}-1: its spec.json cannot be read" in caplog.text
+    for job in past:
+        assert f"ls-{job}-1: its spec.json cannot be read" in caplog.text
 
 
-@pytest.mark.parametrize("content", NO_SENSE, ids=range(len(NO_SENSE)))
-def test_nothing_starts_while_an_attempt_may_run_of_which_nobody_knows_the_gpus(
-    content: bytes, trial: Restored
-) -> None:
+def test_nothing_starts_while_an_attempt_may_run_of_which_nobody_knows_the_gpus(trial: Restored) -> None:
     trial.tick()
     trial.keep()
     lost = trial.submit("exec sleep 1000", gpus=2)
     trial.runs(lost)
-    (trial.folder / "attempts" / f"ls-{lost}-1" / "spec.json").write_bytes(content)
+    spec_of(trial, lost).write_bytes(NO_SENSE[0])
     trial.go_back()
     waits = trial.submit("true")
-    trial.tick(20)
+    for content in NO_SENSE:
+        spec_of(trial, lost).write_bytes(content)
+        trial.crash()
+        trial.tick(10)
+        assert trial.job(waits).state is JobState.QUEUED
+        assert trial.unknown() == [f"ls-{lost}-1"]
+        assert "not known on which GPUs" in trial.scheduler.held_back
 
-    assert trial.job(waits).state is JobState.QUEUED
-    assert trial.unknown() == [f"ls-{lost}-1"]
-    assert "not known on which GPUs" in trial.scheduler.held_back
     assert trial.scheduler.unknown_attempts.end(f"ls-{lost}-1")
     assert trial.ends(waits).state is JobState.SUCCEEDED
     assert trial.unknown() == []
@@ -175,7 +181,7 @@ def test_nothing_starts_while_an_attempt_may_run_of_which_nobody_knows_the_gpus(
 def test_the_file_of_an_attempt_that_the_store_has_may_make_no_sense(trial: Restored) -> None:
     runs = trial.submit("exec sleep 1000", gpus=2)
     trial.runs(runs)
-    (trial.folder / "attempts" / f"ls-{runs}-1" / "spec.json").write_bytes(b"{torn")
+    spec_of(trial, runs).write_bytes(b"{torn")
     trial.crash()
 
     assert trial.ends(trial.submit("true")).state is JobState.SUCCEEDED

@@ -31,6 +31,7 @@ from longshore.scheduler.store.database.schema import reservation
 from longshore.scheduler.store.opening import open_store
 from longshore.scheduler.store.pruning import old_jobs
 from longshore.scheduler.store.rows.retrying import try_again
+from tests.command_line import Command
 from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.served import LONGSHORE
 from tests.scheduler.trials import Trial, processes_of
@@ -193,7 +194,7 @@ def test_a_retention_that_cannot_be_is_refused_with_its_line(tmp_path: Path, wro
         read_settings(path)
 
 
-def test_pruning_by_hand_says_what_it_would_do_does_it_and_makes_nothing(tmp_path: Path) -> None:
+def test_pruning_by_hand_says_what_it_would_do_does_it_and_makes_nothing(tmp_path: Path, longshore: Command) -> None:
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         line = [*LONGSHORE, "prune", *arguments]
         return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -206,16 +207,14 @@ def test_pruning_by_hand_says_what_it_would_do_does_it_and_makes_nothing(tmp_pat
     job = trial.submit("true")
     trial.ends(job)
     trial.store.write(lambda tx: tx.execute(text("UPDATE job SET ended_s = ended_s - 3 * 86400")))
-    store = f"sqlite:///{tmp_path / 'store.db'}"
+    here = ("--folder", str(tmp_path), "--store", f"sqlite:///{tmp_path / 'store.db'}")
 
-    assert call("--folder", ".", "--store", store, "--older-than", "2d", "--dry-run").stdout.startswith("1 jobs, ")
+    assert longshore("prune", *here, "--older-than", "2d", "--dry-run").out.startswith("1 jobs, ")
     assert trial.job(job).state == "succeeded"
-    assert call("--folder", ".", "--store", store, "--older-than", "4d").stdout.startswith("0 jobs, ")
-    assert call("--folder", ".", "--store", store, "--older-than", "2d").stdout == (
-        "1 jobs, 0 events and 0 decisions deleted\n"
-    )
+    assert longshore("prune", *here, "--older-than", "4d").out.startswith("0 jobs, ")
+    assert call(*here, "--older-than", "2d").stdout == "1 jobs, 0 events and 0 decisions deleted\n"
     assert not (tmp_path / "attempts" / f"ls-{job}-1").exists()
-    assert call("--folder", ".", "--store", store, "--older-than", "2h").returncode == 2
+    assert longshore("prune", *here, "--older-than", "2h").status == 2
     trial.close()
 
 
@@ -229,6 +228,15 @@ class Waits:
 
     def run(self, sim: Simulation, scenarios: NDArray[np.int64]) -> None:
         raise NotImplementedError
+
+
+@pytest.fixture
+def one_gpu(tmp_path: Path) -> Iterator[Trial]:
+    """A trial in which one job runs and all others wait."""
+    it = Trial(tmp_path, {"a": 1})
+    yield it
+    it.close()
+    end_all(tmp_path)
 
 
 def decided_by(trial: Trial, placer: Placer) -> Placer:
@@ -251,12 +259,13 @@ def test_decisions_to_wait_are_kept_now_and_then_so_that_what_happened_does_not_
     assert _replayed(trial, tmp_path) > 3
 
 
-def test_what_happened_does_not_pile_up_while_nothing_is_decided(trial: Trial, tmp_path: Path) -> None:
+def test_what_happened_does_not_pile_up_while_nothing_is_decided(one_gpu: Trial, tmp_path: Path) -> None:
+    trial = one_gpu
     placer, most = decided_by(trial, Placer(HEURISTICS["pack"], limits=PastLimits(most_left_over=20))), 0
-    first = trial.submit("exec sleep 1000", gpus=8)
+    first = trial.submit("exec sleep 1000")
     trial.runs(first)
     for _ in range(40):
-        last = trial.submit("true", gpus=8)
+        last = trial.submit("true")
         trial.tick()
         most = max(most, len(placer._untold))
 

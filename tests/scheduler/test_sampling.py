@@ -68,16 +68,11 @@ def test_what_is_drawn_is_stored_with_its_probability_and_a_replay_draws_the_sam
     assert all(it.agrees for it in replay(file, load_policy(CHECKPOINT)))
 
 
-@pytest.mark.parametrize(
-    ("mode", "temperature", "probability"),
-    [(Mode.ACTIVE, None, 1.0), (Mode.SHADOW, None, None), (Mode.SHADOW, 1.0, None)],
-)
-def test_what_is_no_draw_of_the_policy_is_told_as_such(
-    mode: Mode, temperature: float | None, probability: float | None, tmp_path: Path
-) -> None:
-    placer = Placer(HEURISTICS["pack"], str(CHECKPOINT), PATIENCE_S, mode, sample_temperature=temperature)
+@pytest.mark.parametrize("temperature", [None, 1.0])
+def test_what_a_policy_in_the_shadow_would_do_is_told_as_no_draw(temperature: float | None, tmp_path: Path) -> None:
+    placer = Placer(HEURISTICS["pack"], str(CHECKPOINT), PATIENCE_S, Mode.SHADOW, sample_temperature=temperature)
     told = [json.loads(line)["explanation"] for line in decided(tmp_path, placer).read_text().splitlines()]
-    assert {it["behaviour_probability"] for it in told} == {probability}
+    assert {it["behaviour_probability"] for it in told} == {None}
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])

@@ -35,6 +35,7 @@ from longshore.training.candidates.labels import Labels, Lesson, label, run_less
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.initial import initial_network
 from longshore.training.presets import DistilParameters, GroupParameters
+from longshore.training.run import Result
 from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.validation import Validation
 from tests.compiled_runs import at_first_decision
@@ -237,18 +238,22 @@ def same(one: dict[str, NDArray[np.float32]], other: dict[str, NDArray[np.float3
     return all((one[name] == other[name]).all() for name in one)
 
 
-def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(tmp_path: Path) -> None:
-    runs = {name: train(config(80, **changes), tmp_path / name) for name, changes in {
-        "one": {}, "two": {"threads": 2}, "other": {"seed": 1}}.items()}  # fmt: skip
+def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(whole: Result, tmp_path: Path) -> None:
+    runs = {"one": whole, "two": train(config(80, threads=2), tmp_path / "two"),
+            "other": train(config(80, seed=1), tmp_path / "other")}  # fmt: skip
     kept = {name: weights(run.folder / "policy.zip") for name, run in runs.items()}
     assert same(kept["one"], kept["two"])
     assert runs["one"].score == runs["two"].score
     assert not same(kept["one"], kept["other"])
 
 
-@pytest.mark.parametrize("least", [1, 60])  # within the first round and within the second
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, tmp_path: Path) -> None:
-    whole = train(config(120), tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return train(config(80), tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("least", [1, 40])  # within the first round and within the second
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, whole: Result, tmp_path: Path) -> None:
     pressed: list[int] = []
 
     def interrupt(progress: Progress) -> None:
@@ -256,9 +261,9 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, tmp_p
             pressed.append(progress.steps)
             signal.raise_signal(signal.SIGINT)
 
-    stopped = train(config(120), tmp_path / "parts", interrupt)
+    stopped = train(config(80), tmp_path / "parts", interrupt)
     assert not stopped.finished
-    resumed = train(config(120), tmp_path / "parts")
+    resumed = train(config(80), tmp_path / "parts")
     assert resumed.finished
     for name in ("policy.zip", "best.zip"):
         assert same(weights(whole.folder / name), weights(resumed.folder / name))
@@ -306,9 +311,9 @@ def test_labels_that_are_not_as_lessons_leave_them_are_refused_by_their_names(tm
 def test_it_learns_from_rollouts_what_its_teacher_misses(tmp_path: Path) -> None:
     problem = test_learning.problem()  # the optimum is 8 s everywhere, and the teacher takes 20 s
     parameters = DistilParameters(
-        rounds=2, distil_first=0.5, futures=2, distil_share=1.0, distil_epochs=25, distil_minibatch=32
+        rounds=2, distil_first=0.5, futures=2, distil_share=1.0, distil_epochs=12, distil_minibatch=32
     )
-    asked = config(400, waiting=False, distil=parameters)
+    asked = config(200, waiting=False, distil=parameters)
     learner = learner_of(tmp_path, problem, asked)
     while learner.steps < asked.steps:
         learner.collect()

@@ -30,6 +30,7 @@ from longshore.training.candidates.collecting import Collected
 from longshore.training.candidates.group import Decisions, GroupLearner, advantages, decisions_of
 from longshore.training.config import TrainingConfig
 from longshore.training.presets import GroupParameters
+from longshore.training.run import Result
 from longshore.training.run_folder import Progress, RunFolder
 from longshore.training.snapshot import SNAPSHOT
 from longshore.training.validation import Validation
@@ -192,10 +193,17 @@ def test_the_same_seed_gives_the_same_weights_whatever_the_number_of_threads(tmp
     assert not same(kept["one"], kept["other"])
 
 
+HALVES = Sizes(64, 16, validations=2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run.train(config(4500), tmp_path_factory.mktemp("whole"), sizes=HALVES)
+
+
 @pytest.mark.parametrize("least", [1, 2500])  # before and after the first validation
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, tmp_path: Path) -> None:
-    train = partial(run.train, sizes=Sizes(64, 16, validations=2))
-    whole = train(config(4500), tmp_path / "whole")
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(least: int, whole: Result, tmp_path: Path) -> None:
+    train = partial(run.train, sizes=HALVES)
     pressed: list[int] = []
 
     def interrupt(progress: Progress) -> None:

@@ -38,6 +38,7 @@ from tests.command_line import Command
 from tests.scheduler.test_replay import learning
 from tests.scheduler.test_twin import learning_case
 from tests.training.lived import Lived, lived_through
+from tests.training.smaller import with_few_draws
 from tests.training.tensorboard_names import documented, shown
 
 JOBS = 150
@@ -192,8 +193,9 @@ def test_a_file_that_tells_too_little_is_refused(text: str | None, problem: str,
 
 
 def test_a_run_on_a_history_begins_with_the_serving_policy_and_learns_from_what_it_did(
-    lived: Lived, tmp_path: Path
+    lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with_few_draws(monkeypatch)
     config = config_of(
         preset=None, algorithm=None, steps=3000, seed=0, network=None, action=None, observation=None, reward=None,
         waiting=None, threads=1, history=lived.file, init=lived.checkpoint,

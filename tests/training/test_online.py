@@ -19,7 +19,7 @@ from longshore.cluster.files.errors import CheckpointError, InputError
 from longshore.training.config import TrainingConfig, config_of
 from longshore.training.history.problems import read_history
 from longshore.training.online.publishing import digest_of, publish
-from longshore.training.online.rounds import PAST, Asked, Round, learn_online
+from longshore.training.online.rounds import PAST, ROUND, Asked, Round, learn_online
 from longshore.training.presets import GroupParameters
 from longshore.training.run_folder import Progress, Tell
 from tests.command_line import Command
@@ -28,13 +28,20 @@ from tests.scheduler.served import until
 from tests.scheduler.test_twin import learning_case
 from tests.strategies import Case
 from tests.training.lived import Lived, lived_through
+from tests.training.smaller import with_few_draws, with_short_windows
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 
 
+@pytest.fixture(autouse=True)
+def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_few_draws(monkeypatch)
+    with_short_windows(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    return lived_through(learning_case(jobs=960), tmp_path_factory.mktemp("online"))
+    return lived_through(learning_case(jobs=480), tmp_path_factory.mktemp("online"))
 
 
 def easy_case(jobs: int) -> Case:
@@ -47,9 +54,9 @@ def easy_case(jobs: int) -> Case:
     return case._replace(cluster=case.cluster._replace(speed=np.ones_like(case.cluster.speed)), scenarios=scenarios)
 
 
-def config_for(history: Path, served: Path) -> TrainingConfig:
+def config_for(history: Path, served: Path, steps: int = 4000) -> TrainingConfig:
     config = config_of(
-        preset=None, algorithm=None, steps=4000, seed=0, network=None, action=None, observation=None, reward=None,
+        preset=None, algorithm=None, steps=steps, seed=0, network=None, action=None, observation=None, reward=None,
         waiting=None, threads=1, history=history, init=served,
     )  # fmt: skip
     return config.model_copy(update={"group": GroupParameters(groups=4, runs=4, group_horizon=4.0)})
@@ -65,9 +72,9 @@ def silent() -> Iterator[Tell]:
 
 def learned(
     folder: Path, history: Path, served: Path, say: Callable[[str], None] = print,
-    telling: Callable[[], AbstractContextManager[Tell]] = silent, rounds: int = 1,
+    telling: Callable[[], AbstractContextManager[Tell]] = silent, rounds: int = 1, steps: int = 4000,
 ) -> list[Round]:  # fmt: skip
-    return learn_online(Asked(config_for(history, served), served, folder / "runs", telling, say), rounds=rounds)
+    return learn_online(Asked(config_for(history, served, steps), served, folder / "runs", telling, say), rounds=rounds)
 
 
 def served_in(folder: Path, checkpoint: Path) -> Path:
@@ -86,8 +93,26 @@ def test_a_bad_policy_is_replaced_by_one_that_is_shown_to_be_better(lived: Lived
     assert digest_of(served) == digest_of(new) != before
     load_policy(served)
     assert list(tmp_path.glob("*.part")) == []
-    assert digest_of(new.parent.parent / "serving.zip") == before  # to go back to
-    assert not (new.parent.parent / PAST).exists()
+    round_folder = new.parent.parent
+    assert digest_of(round_folder / "serving.zip") == before  # to go back to
+    assert not (round_folder / PAST).exists()
+
+    # The same round once more, as it stood before it was judged: meanwhile somebody else puts another version there.
+    (round_folder / ROUND).unlink()
+    shutil.copyfile(lived.file, round_folder / PAST)
+    shutil.copyfile(lived.checkpoint, served)
+    theirs = CHECKPOINTS / "hetero64-wait-1.zip"
+
+    @contextmanager
+    def replacing_it() -> Iterator[Tell]:
+        shutil.copyfile(theirs, served)
+        yield lambda _: None
+
+    (again,) = learned(tmp_path, lived.file, served, said.append, replacing_it)
+    assert again.later == found.later
+    assert not again.published
+    assert "another version is served by now" in said[-1]
+    assert digest_of(served) == digest_of(theirs)
 
 
 def test_a_policy_that_cannot_be_beaten_goes_on(tmp_path: Path) -> None:
@@ -103,22 +128,6 @@ def test_a_policy_that_cannot_be_beaten_goes_on(tmp_path: Path) -> None:
     assert served.read_bytes() == before
 
 
-def test_what_somebody_else_put_there_meanwhile_is_left_alone(lived: Lived, tmp_path: Path) -> None:
-    served, theirs = served_in(tmp_path, lived.checkpoint), CHECKPOINTS / "hetero64-wait-1.zip"
-
-    @contextmanager
-    def replacing_it() -> Iterator[Tell]:
-        shutil.copyfile(theirs, served)
-        yield lambda _: None
-
-    said = list[str]()
-    (found,) = learned(tmp_path, lived.file, served, said.append, replacing_it)
-    assert found.later.high < 0.0
-    assert not found.published
-    assert "another version is served by now" in said[-1]
-    assert digest_of(served) == digest_of(theirs)
-
-
 def test_a_round_begins_once_more_jobs_have_ended(lived: Lived, tmp_path: Path) -> None:
     served, history = served_in(tmp_path, lived.checkpoint), tmp_path / "decisions.jsonl"
     lines = lived.file.read_text().splitlines(keepends=True)
@@ -126,15 +135,15 @@ def test_a_round_begins_once_more_jobs_have_ended(lived: Lived, tmp_path: Path) 
 
     def grow(line: str) -> None:
         said.append(line)
-        share = {1: 0.2, 2: 1.0}.get(len(said))
+        share = {1: 0.4, 2: 0.6}.get(len(said))
         if share is not None:
             _written(tmp_path / "next", lines[: int(share * len(lines))]).replace(history)
 
     said = list[str]()
-    first, second = learned(tmp_path, history, served, grow, rounds=2)
+    first, second = learned(tmp_path, history, served, grow, rounds=2, steps=500)
     assert said[0].startswith("waiting: ")
     assert "too few" in said[0]
-    assert first.jobs < second.jobs == read_history(lived.file).workload.jobs
+    assert first.jobs < second.jobs == read_history(history).workload.jobs
     assert [it.split(",")[0] for it in said[1:]] == ["round 0", "round 1"]
 
 

@@ -3,7 +3,7 @@
 import signal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -41,6 +41,20 @@ def asked(**changes: object) -> TrainingConfig:
 
 def small(steps: int = 1024, **changes: object) -> TrainingConfig:
     return asked(**changes).model_copy(update={"hyperparameters": SMALL, "steps": steps})
+
+
+class Whole(NamedTuple):
+    """A run from its begin to its end."""
+
+    config: TrainingConfig
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=METHODS, ids="-".join)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    algorithm, replay = request.param
+    config = small(1280, algorithm=algorithm, replay=replay)
+    return Whole(config, train(config, tmp_path_factory.mktemp("whole")).folder)
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
@@ -84,21 +98,16 @@ def test_replay_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
         train(config, tmp_path)
 
 
-@pytest.mark.parametrize(("algorithm", "replay"), METHODS)
-def test_a_run_with_replay_that_was_interrupted_ends_as_if_it_had_not_been(
-    algorithm: str, replay: str, tmp_path: Path
-) -> None:
-    config = small(2048, algorithm=algorithm, replay=replay)
-    whole = train(config, tmp_path / "whole")
+def test_a_run_with_replay_that_was_interrupted_ends_as_if_it_had_not_been(whole: Whole, tmp_path: Path) -> None:
     pressed: list[int] = []
 
     def interrupt(progress: Progress) -> None:
-        if progress.steps == 1024 and not pressed:
+        if progress.steps == 768 and not pressed:  # all rollouts are there that are kept
             pressed.append(progress.steps)
             signal.raise_signal(signal.SIGINT)
 
-    assert not train(config, tmp_path / "parts", interrupt).finished
-    resumed = train(config, tmp_path / "parts")
+    assert not train(whole.config, tmp_path, interrupt).finished
+    resumed = train(whole.config, tmp_path)
     assert resumed.finished
     assert same(weights(whole.folder), weights(resumed.folder))
 
@@ -124,15 +133,11 @@ def test_without_replay_a_run_is_plain_ppo_or_a2c(algorithm: str, tmp_path: Path
     assert same(expected, weights(train(config, tmp_path).folder))
 
 
-@pytest.mark.parametrize(("algorithm", "replay"), METHODS)
-def test_tensorboard_shows_every_name_that_is_documented_for_the_method(
-    algorithm: str, replay: str, tmp_path: Path
-) -> None:
-    folder = train(small(2048, algorithm=algorithm, replay=replay), tmp_path).folder
-    names = shown(folder, "replay/")
+def test_tensorboard_shows_every_name_that_is_documented_for_the_method(whole: Whole) -> None:
+    names, replay = shown(whole.folder, "replay/"), whole.config.replay
     assert names == documented(replay)
     if replay != "off":
-        events = events_of(folder)
+        events = events_of(whole.folder)
         values = {name: [event.value for event in events.Scalars(name)] for name in names}
         assert values["replay/age"][-1] == pytest.approx(1.0, abs=0.2)  # of three rollouts
         assert all(0.0 < value <= 1.0 + 1e-6 for value in values["replay/effective_sample_size"])

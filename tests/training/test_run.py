@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,59 +49,13 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return all((a[name] == b[name]).all() for name in a)
 
 
-def test_the_same_run_gives_the_same_policy(tmp_path: Path) -> None:
-    first, second = (train(small(), tmp_path / name) for name in "ab")
-    assert first.score == second.score
-    assert same(weights(first.folder / "policy.zip"), weights(second.folder / "policy.zip"))
-
-
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    whole = train(small(2048), tmp_path / "whole")
-
-    pressed: list[int] = []
-
-    def interrupt(progress: Progress) -> None:
-        if progress.steps == 1024 and not pressed:
-            pressed.append(progress.steps)
-            signal.raise_signal(signal.SIGINT)
-
-    stopped = train(small(2048), tmp_path / "parts", interrupt)
-    assert not stopped.finished
-    resumed = train(small(2048), tmp_path / "parts")
-    assert resumed.finished
-    assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
-
-
-def test_a_run_that_is_over_is_not_trained_again(tmp_path: Path) -> None:
-    first = train(small(), tmp_path)
-    before = (first.folder / BEST).read_bytes()
-    again = train(small(), tmp_path)
-    assert again.score == first.score
-    assert (first.folder / BEST).read_bytes() == before
-
-
-def test_what_a_run_has_taken_adds_up_over_its_sessions(tmp_path: Path) -> None:
-    spent = []
-    for steps in (1024, 2048):
-        folder = train(small(steps), tmp_path).folder
-        spent.append(Spent(**json.loads((folder / SPENT).read_text())))
-    assert 0.0 < spent[0].wall_s < spent[1].wall_s
-    assert 0.0 < spent[0].core_s < spent[1].core_s
-
-
-def test_one_workload_gives_no_interval() -> None:
-    assert Score(1.0, -3.0, math.inf).text == "-3.00 % (one workload, so no interval)"
-    assert Score(1.0, -3.0, 0.5).text == "-3.00 % (+- 0.50)"
-
-
-def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    train(small(), tmp_path)
-    with pytest.raises(InputError, match="hyperparameters"):
-        train(small(hyperparameters=replace(SMALL, epochs=2)), tmp_path)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return train(small(), tmp_path_factory.mktemp("whole"))
 
 
 def stopped_at_half(logdir: Path) -> Result:
-    """Return a run of 1024 steps that was interrupted once."""
+    """Return a run that was interrupted once."""
     pressed: list[int] = []
 
     def interrupt(progress: Progress) -> None:
@@ -111,19 +66,75 @@ def stopped_at_half(logdir: Path) -> Result:
     return train(small(), logdir, interrupt)
 
 
-def test_a_run_goes_on_with_another_number_of_threads_and_off_the_main_thread(tmp_path: Path) -> None:
-    whole = train(small(), tmp_path / "whole")
-    assert not stopped_at_half(tmp_path / "parts").finished
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return stopped_at_half(tmp_path_factory.mktemp("half"))
+
+
+def copied(result: Result, logdir: Path) -> Path:
+    """Return the folder of a copy of a run, which may be changed."""
+    return Path(shutil.copytree(result.folder, logdir / result.folder.name))
+
+
+@pytest.fixture(scope="module")
+def longer(whole: Result, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """The whole run once more, made longer in a second session: now episodes have ended."""
+    logdir = tmp_path_factory.mktemp("longer")
+    copied(whole, logdir)
+    return train(small(2048), logdir)
+
+
+def test_the_same_run_gives_the_same_policy(whole: Result, tmp_path: Path) -> None:
+    again = train(small(), tmp_path)
+    assert whole.score == again.score
+    assert same(weights(whole.folder / "policy.zip"), weights(again.folder / "policy.zip"))
+
+
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(whole: Result, half: Result, tmp_path: Path) -> None:
+    assert not half.finished
+    copied(half, tmp_path)
+    resumed = train(small(), tmp_path)
+    assert resumed.finished
+    assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
+
+
+def test_a_run_that_is_over_is_not_trained_again(whole: Result, tmp_path: Path) -> None:
+    before = (copied(whole, tmp_path) / BEST).read_bytes()
+    again = train(small(), tmp_path)
+    assert again.score == whole.score
+    assert (again.folder / BEST).read_bytes() == before
+
+
+def test_what_a_run_has_taken_adds_up_over_its_sessions(whole: Result, longer: Result) -> None:
+    spent = [Spent(**json.loads((result.folder / SPENT).read_text())) for result in (whole, longer)]
+    assert 0.0 < spent[0].wall_s < spent[1].wall_s
+    assert 0.0 < spent[0].core_s < spent[1].core_s
+
+
+def test_one_workload_gives_no_interval() -> None:
+    assert Score(1.0, -3.0, math.inf).text == "-3.00 % (one workload, so no interval)"
+    assert Score(1.0, -3.0, 0.5).text == "-3.00 % (+- 0.50)"
+
+
+def test_a_folder_of_another_run_is_refused(whole: Result, tmp_path: Path) -> None:
+    copied(whole, tmp_path)
+    with pytest.raises(InputError, match="hyperparameters"):
+        train(small(hyperparameters=replace(SMALL, epochs=2)), tmp_path)
+
+
+def test_a_run_goes_on_with_another_number_of_threads_and_off_the_main_thread(
+    whole: Result, half: Result, tmp_path: Path
+) -> None:
+    copied(half, tmp_path)
     with ThreadPoolExecutor(1) as pool:
-        resumed = pool.submit(train, small(threads=2), tmp_path / "parts").result()
+        resumed = pool.submit(train, small(threads=2), tmp_path).result()
     assert resumed.finished
     assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
     assert json.loads((resumed.folder / "config.json").read_text())["threads"] == 2
 
 
-def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
-    folder = train(small(), tmp_path).folder
-    (folder / SNAPSHOT).write_bytes(b"PK\x03\x04 rubbish")
+def test_a_damaged_snapshot_is_refused(whole: Result, tmp_path: Path) -> None:
+    (copied(whole, tmp_path) / SNAPSHOT).write_bytes(b"PK\x03\x04 rubbish")
     with pytest.raises(CheckpointError, match="damaged"):
         train(small(2048), tmp_path)
 
@@ -185,8 +196,8 @@ NOT_PLAYED: list[tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = [
 ]
 
 
-def test_a_snapshot_whose_state_could_not_be_run_is_refused_by_its_field(tmp_path: Path) -> None:
-    path = train(small(), tmp_path).folder / SNAPSHOT
+def test_a_snapshot_whose_state_could_not_be_run_is_refused_by_its_field(whole: Result, tmp_path: Path) -> None:
+    path = copied(whole, tmp_path) / SNAPSHOT
     with np.load(path) as file:
         sound = dict(file)
     for name, spoil in NOT_PLAYED:
@@ -196,19 +207,22 @@ def test_a_snapshot_whose_state_could_not_be_run_is_refused_by_its_field(tmp_pat
         assert "\n" not in str(caught.value)
 
 
-def test_a_snapshot_from_before_the_state_counted_quiet_moments_goes_on_the_same(tmp_path: Path) -> None:
-    whole = train(small(), tmp_path / "whole")
-    path = stopped_at_half(tmp_path / "parts").folder / SNAPSHOT
+def test_a_snapshot_from_before_the_state_counted_quiet_moments_goes_on_the_same(
+    whole: Result, half: Result, tmp_path: Path
+) -> None:
+    path = copied(half, tmp_path) / SNAPSHOT
     with np.load(path) as file:
         older = dict(file)
     del older["state/quiet"], older["state/unlooked"]
     np.savez(path, allow_pickle=False, **older)
-    resumed = train(small(), tmp_path / "parts")
+    resumed = train(small(), tmp_path)
     assert same(weights(whole.folder / "policy.zip"), weights(resumed.folder / "policy.zip"))
 
 
-def test_a_snapshot_whose_arrays_are_not_those_of_the_run_is_refused_by_their_names(tmp_path: Path) -> None:
-    path = train(small(), tmp_path).folder / SNAPSHOT
+def test_a_snapshot_whose_arrays_are_not_those_of_the_run_is_refused_by_their_names(
+    whole: Result, tmp_path: Path
+) -> None:
+    path = copied(whole, tmp_path) / SNAPSHOT
     with np.load(path) as file:
         sound = dict(file)
     for begin, spoil in TAMPERED:
@@ -220,9 +234,8 @@ def test_a_snapshot_whose_arrays_are_not_those_of_the_run_is_refused_by_their_na
             train(small(2048), tmp_path)
 
 
-def test_tensorboard_shows_every_documented_name(tmp_path: Path) -> None:
-    folder = train(small(2048), tmp_path).folder
-    assert shown(folder) == documented()
+def test_tensorboard_shows_every_documented_name(longer: Result) -> None:
+    assert shown(longer.folder) == documented()
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,13 @@ from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.model.weighting import weighting_of
 from longshore.cluster.presets.problems import Regime
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.training.asked import LOADS, Asked
+from longshore.training.asked import LOADS, Asked, Problems
 from longshore.training.later import Later, best_pair, compare_later, verdict
 from longshore.training.trace_problems import OTHERS, trace_problems
 from longshore.training.validation import cost_of
 from tests.command_line import Command
 from tests.envs.random_run import small_problem
+from tests.training.smaller import with_few_draws, with_few_windows, with_small_groups
 
 REGIMES = (Regime("easy", waiting=True), Regime("shortest", 3600.0, waiting=True))  # fault rates are estimated
 CLUSTER = """
@@ -39,13 +40,35 @@ def trace(path: Path, seed: int, jobs: int = 400) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    folder = tmp_path_factory.mktemp("traces")
+    return Asked(3, REGIMES, traces=tuple(trace(folder / f"t{seed}.csv", seed) for seed in (1, 2)))
+
+
+@pytest.fixture(scope="module")
+def drawn(asked: Asked) -> Problems:
+    """All windows: what is of a module is made before what is of a test."""
+    return trace_problems(asked)
+
+
 @pytest.fixture
-def asked(tmp_path: Path) -> Asked:
-    return Asked(3, REGIMES, traces=tuple(trace(tmp_path / f"t{seed}.csv", seed) for seed in (1, 2)))
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_few_draws(monkeypatch)
 
 
-def test_training_and_validation_share_no_job_and_take_every_trace_load_and_regime(asked: Asked) -> None:
-    trained, validated = trace_problems(asked)
+@pytest.fixture
+def few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_few_windows(monkeypatch)
+
+
+@pytest.fixture
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_small_groups(monkeypatch)
+
+
+def test_training_and_validation_share_no_job_and_take_every_trace_load_and_regime(drawn: Problems) -> None:
+    trained, validated = drawn
     assert {it.rules.order for it in trained} == {ORDERS["easy"], ORDERS["shortest"]}
     assert [it.rules.order for it in validated] == [ORDERS["easy"], ORDERS["shortest"]]
     works = [set(np.unique(it.scenarios.work_s)) - {0.0} for it in (*trained, validated[0])]
@@ -56,9 +79,12 @@ def test_training_and_validation_share_no_job_and_take_every_trace_load_and_regi
     assert {round(float(load), 6) for load in loads} == set(LOADS)
 
 
+@pytest.mark.usefixtures("few_windows")
 @pytest.mark.parametrize("orders", [1, 2])
-def test_clusters_of_other_sizes_are_trained_on_too_if_none_is_given(asked: Asked, orders: int) -> None:
-    trained, validated = trace_problems(asked._replace(regimes=REGIMES[:orders]))
+def test_clusters_of_other_sizes_are_trained_on_too_if_none_is_given(
+    asked: Asked, drawn: Problems, orders: int
+) -> None:
+    trained, validated = drawn if orders == len(REGIMES) else trace_problems(asked._replace(regimes=REGIMES[:orders]))
     gpus = [problem.cluster.gpu_node.size for problem in trained]
     half = len(trained) // 2
     assert gpus[:half] == [64] * half  # others come behind: what learns from one problem learns from the first
@@ -69,14 +95,18 @@ def test_clusters_of_other_sizes_are_trained_on_too_if_none_is_given(asked: Aske
     assert {problem.cluster.gpu_node.size for problem in validated} == {64}
 
 
-def test_known_run_times_are_mixed_unless_one_kind_is_asked_for(asked: Asked) -> None:
-    scenarios = trace_problems(asked)[0][0].scenarios
+def test_known_run_times_are_mixed_unless_one_kind_is_asked_for(
+    asked: Asked, drawn: Problems, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenarios = drawn.trained[0].scenarios
     exact = (scenarios.work_s == scenarios.estimate_s).all(axis=1)
     assert 0.1 < exact.mean() < 0.9
+    with_few_windows(monkeypatch)
     alike = trace_problems(asked._replace(estimates="exact"))[0][0].scenarios
     assert (alike.work_s == alike.estimate_s).all()
 
 
+@pytest.mark.usefixtures("few_windows")
 def test_windows_run_on_the_cluster_file_that_is_given(asked: Asked, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CLUSTER)
     trained, validated = trace_problems(asked._replace(cluster=tmp_path / "c.yaml"))
@@ -111,6 +141,7 @@ def test_a_trace_that_is_too_short_for_parts_is_refused(tmp_path: Path) -> None:
     assert caught.value.field == "--trace"
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_patient_itself_is_no_better_than_patient_tuned(asked: Asked) -> None:
     found = compare_later(asked, HEURISTICS["patient"])
     assert [it.where for it in found] == [
@@ -127,6 +158,7 @@ def test_patient_itself_is_no_better_than_patient_tuned(asked: Asked) -> None:
             assert "not shown to be better" in verdict(same)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_by_an_objective_a_policy_is_also_compared_with_the_best_order_and_heuristic(asked: Asked) -> None:
     """The best of the past itself, under its own order, is as good as that rival on every later window."""
     alone, by = asked._replace(traces=asked.traces[:1]), weighting_of("slowdown")
@@ -174,12 +206,13 @@ def test_the_verdict_follows_the_interval(low: float, high: float, told: str) ->
     assert told in verdict((Later("t", 9, (low + high) / 2.0, low, high, 0.4),))
 
 
+@pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")
 def test_train_says_what_it_gained_and_goes_on_where_it_stopped(
     asked: Asked, tmp_path: Path, longshore: Command
 ) -> None:
     (tmp_path / "mine.yaml").write_text(CLUSTER)
     traces = [word for path in asked.traces for word in ("--trace", path)]
-    line = (*traces, "--cluster", tmp_path / "mine.yaml", "--steps", "30000", "--threads", "1", "--load", "0.8")
+    line = (*traces, "--cluster", tmp_path / "mine.yaml", "--steps", "3000", "--threads", "1", "--load", "0.8")
     done = longshore("train", *line, "--order", "easy", "--order", "shortest", "--ageing", "72h", "--logdir", tmp_path)
     assert done.status == 0, done.err
     (folder,) = tmp_path.glob("traces-t1-t2-mine-group-wait-easy-shortest-age72h-0")
@@ -190,11 +223,12 @@ def test_train_says_what_it_gained_and_goes_on_where_it_stopped(
     assert again.out.splitlines()[-4:] == done.out.splitlines()[-4:]
 
 
+@pytest.mark.usefixtures("few_draws", "few_windows", "small_groups")
 def test_train_by_an_objective_says_so_and_goes_on_by_the_same_command(
     asked: Asked, tmp_path: Path, longshore: Command
 ) -> None:
     (tmp_path / "mine.yaml").write_text(CLUSTER)
-    line = ("train", "--trace", asked.traces[0], "--cluster", tmp_path / "mine.yaml", "--steps", "20000",
+    line = ("train", "--trace", asked.traces[0], "--cluster", tmp_path / "mine.yaml", "--steps", "2000",
             "--threads", "1", "--load", "0.8", "--logdir", tmp_path)  # fmt: skip
     by = ("--objective", "slowdown:3,p99-jct:1")
     done = longshore(*line, *by)

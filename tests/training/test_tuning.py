@@ -4,8 +4,8 @@ import json
 import math
 import shlex
 import signal
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,12 @@ from longshore.training.config import TrainingConfig, config_of, with_parameter_
 from longshore.training.parameters import FIELDS, PARAMETERS
 from longshore.training.presets import GroupParameters
 from longshore.training.run import CONFIG
-from longshore.training.tuning.crew import Crew, Processes
+from longshore.training.tuning import crew
+from longshore.training.tuning.crew import Processes
 from longshore.training.tuning.study import Tuned, tune
 from longshore.training.tuning.trial import Work, run_trial
 from tests.command_line import Command
+from tests.training.smaller import with_few_draws, with_few_windows, with_small_groups
 from tests.training.test_traces import trace
 
 SIZES = Sizes(16, 4, validations=6)
@@ -33,8 +35,19 @@ def asked(seed: int = 0) -> TrainingConfig:
     )  # fmt: skip
 
 
-def one_process() -> Crew:
-    return Processes(1)
+class Kept(Processes):
+    """Processes that stay from study to study: each takes seconds to import what it trains with."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept]:
+    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
+    processes = Kept(2)
+    yield processes
+    Processes.close(processes)
 
 
 def quiet(line: str) -> None:
@@ -46,9 +59,8 @@ def told(tuned: Tuned) -> list[tuple[str, float | None, dict[str, float]]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
-    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
-    return tune(asked(), tmp_path_factory.mktemp("whole"), one_process, quiet, trials=3, jobs=1, sizes=SIZES)
+def whole(kept: Kept, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    return tune(asked(), tmp_path_factory.mktemp("whole"), lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
 
 
 def test_the_first_trial_is_the_presets_own_and_the_best_is_no_worse(whole: Tuned) -> None:
@@ -72,34 +84,36 @@ def test_what_was_best_can_be_trained_with(whole: Tuned) -> None:
     assert json.loads((run / CONFIG).read_text())["group"] == json.loads(config.model_dump_json())["group"]
 
 
-def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(whole: Tuned, tmp_path: Path) -> None:
+def test_a_study_that_was_stopped_within_a_trial_ends_as_if_it_had_not_been(
+    whole: Tuned, kept: Kept, tmp_path: Path
+) -> None:
     def stop_in_the_second(line: str) -> None:
         if line.startswith("trial 1 of 3 begins"):
             signal.raise_signal(signal.SIGINT)
 
-    stopped = tune(asked(), tmp_path, one_process, stop_in_the_second, trials=3, jobs=1, sizes=SIZES)
+    stopped = tune(asked(), tmp_path, lambda: kept, stop_in_the_second, trials=3, jobs=1, sizes=SIZES)
     assert not stopped.finished
     assert [it.state for it in stopped.trials] == ["finished", "running"]
-    again = tune(asked(), tmp_path, one_process, quiet, trials=3, jobs=1, sizes=SIZES)
+    again = tune(asked(), tmp_path, lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
     assert again.finished
     assert told(again) == told(whole)
 
 
-def test_trials_run_side_by_side_and_a_larger_number_goes_on(tmp_path: Path) -> None:
-    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
+def test_trials_run_side_by_side_and_a_larger_number_goes_on(kept: Kept, tmp_path: Path) -> None:
     begun: list[str] = []
+    short = asked().model_copy(update={"steps": 1000})
     for trials in (2, 3):
-        tuned = tune(asked(), tmp_path, lambda: Processes(2), begun.append, trials=trials, jobs=2, sizes=SIZES)
+        tuned = tune(short, tmp_path, lambda: kept, begun.append, trials=trials, jobs=2, sizes=SIZES)
         assert [it.number for it in tuned.trials] == list(range(trials))
         assert {it.state for it in tuned.trials} == {"finished"}
     assert "begins" in begun[0]
     assert "begins" in begun[1]
 
 
-def test_another_search_in_the_same_folder_is_refused(whole: Tuned) -> None:
+def test_another_search_in_the_same_folder_is_refused(whole: Tuned, kept: Kept) -> None:
     config = asked().model_copy(update={"steps": STEPS + 1})
     with pytest.raises(InputError, match="asked for something else"):
-        tune(config, whole.folder.parent, one_process, quiet, trials=3, jobs=1, sizes=SIZES)
+        tune(config, whole.folder.parent, lambda: kept, quiet, trials=3, jobs=1, sizes=SIZES)
 
 
 @pytest.mark.parametrize(("to_beat", "state"), [(-1e9, "left"), (1e9, "finished")])
@@ -116,15 +130,14 @@ def test_a_trial_that_goes_on_counts_what_it_had_reached_before(tmp_path: Path) 
     assert run_trial(work).state == "finished"
 
 
-def test_a_trial_whose_input_cannot_be_ends_the_search_with_its_problem(tmp_path: Path) -> None:
-    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
+def test_a_trial_whose_input_cannot_be_ends_the_search_with_its_problem(kept: Kept, tmp_path: Path) -> None:
     short = trace(tmp_path / "short.csv", 0, jobs=50)
     config = config_of(
         preset=None, algorithm=None, steps=2000, seed=0, network=None, action=None, observation=None, reward=None,
         waiting=None, threads=1, traces=(short,),
     )  # fmt: skip
     with pytest.raises(InputError, match="too few"):
-        tune(config, tmp_path, one_process, quiet, trials=2, jobs=1, sizes=SIZES)
+        tune(config, tmp_path, lambda: kept, quiet, trials=2, jobs=1, sizes=SIZES)
 
 
 @pytest.mark.parametrize(
@@ -157,11 +170,17 @@ def test_the_own_values_of_every_algorithm_lie_within_the_bounds(algorithm: str)
         assert math.isfinite(bounds.high)
 
 
-def test_tune_says_what_to_run(tmp_path: Path, longshore: Command) -> None:
-    pytest.importorskip("optuna", reason="no optuna here; pip install -e '.[dev]'")
+def test_tune_says_what_to_run(kept: Kept, tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept_for(jobs: int) -> Kept:
+        assert jobs == 2
+        return kept
+
+    monkeypatch.setattr(crew, "Processes", kept_for)
+    for make_smaller in (with_small_groups, with_few_draws, with_few_windows):
+        make_smaller(monkeypatch)
     jobs = trace(tmp_path / "jobs.csv", 1, jobs=200)
-    line = ("--trace", jobs, "--order", "easy", "--steps", 3000, "--trials", 2, "--logdir", tmp_path / "runs")
-    done = longshore("tune", *line)
+    line = ("--trace", jobs, "--order", "easy", "--steps", 1000, "--trials", 2, "--logdir", tmp_path / "runs")
+    done = longshore("tune", *line, "--jobs", 2)
     assert done.status == 0, done.err
     assert "trial 1 of 2 begins: group_learning_rate" in done.err
     *_, said = done.out.splitlines()
@@ -173,13 +192,11 @@ def test_tune_says_what_to_run(tmp_path: Path, longshore: Command) -> None:
     assert not list((tmp_path / "runs").glob("tune-*/trial-*/*/later.json"))  # the last part is for the end
 
 
-def test_without_optuna_one_line_says_how_to_get_it(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['optuna'] = None; "
-        f"sys.argv = ['longshore', 'tune', '--logdir', {str(tmp_path)!r}]; "
-        "from longshore.cli import main; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "pip install 'longshore[tune]'" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+def test_without_optuna_one_line_says_how_to_get_it(
+    tmp_path: Path, longshore: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    done = longshore("tune", "--logdir", tmp_path)
+    assert done.status == 2
+    assert "pip install 'longshore[tune]'" in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err

@@ -79,7 +79,12 @@ def visit(served: Served, browser: Browser) -> Iterator[Visit]:
 
 
 def submit(served: Served, script: str, *, gpus: int = 1, name: str = "trains") -> str:
-    return served.submit("--gpus", str(gpus), "--name", name, "--", "sh", "-c", script)
+    return served.add("sh", "-c", script, gpus=gpus, name=name)
+
+
+def link(guarded: Served) -> str:
+    """Return the path of a link that lets one browser in."""
+    return str(guarded.tell("POST", "/v1/browser-links")["path"])
 
 
 def test_gpus_change_before_the_eye_when_a_job_starts_and_ends(served: Served, visit: Visit) -> None:
@@ -175,8 +180,9 @@ def test_pages_are_accessible_and_fit_a_phone(served: Served, visit: Visit) -> N
     job = submit(served, f"echo {'long' * 200}; exit 3", gpus=2, name="a-name-that-is-as-long-as-a-name-may-be")
     telling = submit(served, STEPS, name="tells-of-steps")
     served.ended(job)
-    until(lambda: visit.go(f"/jobs/{telling}").locator("figure.steps").count() == 1)
-    until(lambda: visit.go(f"/jobs/{telling}").get_by_role("heading", name="Checkpoints").count() == 1)
+    page = visit.go(f"/jobs/{telling}")
+    expect(page.locator("figure.steps")).to_have_count(1, timeout=1000.0 * PATIENCE_S)
+    expect(page.get_by_role("heading", name="Checkpoints")).to_have_count(1, timeout=1000.0 * PATIENCE_S)
     visit.page.set_viewport_size(PHONE)
     for path in ("/", "/jobs", f"/jobs/{job}", f"/jobs/{telling}", "/policy", "/events"):
         page = visit.go(path)
@@ -188,11 +194,16 @@ def test_pages_are_accessible_and_fit_a_phone(served: Served, visit: Visit) -> N
     (served.folder / "told").touch()
 
 
-def test_buttons_hold_release_and_cancel_a_job(guarded: Served, browser: Browser) -> None:
+def test_a_link_lets_a_browser_in_without_the_token_and_buttons_hold_release_and_cancel_a_job(
+    guarded: Served, browser: Browser
+) -> None:
     context = browser.new_context()
     it = Visit(context, guarded.url)
-    page = it.go(guarded.call("dashboard").stdout.strip().removeprefix(guarded.url))
-    job = guarded.submit("--", "sleep", "1000")
+    page = it.go(link(guarded))
+    assert page.url == f"{guarded.url}/"
+    expect(page.get_by_role("button", name="Log out")).to_have_count(1)
+    assert [cookie.get("sameSite") for cookie in context.cookies()] == ["Strict"]
+    job = guarded.add("sleep", "1000")
     badge = it.go(f"/jobs/{job}").locator(".title .badge").first
     for button, state in (("Hold", "held"), ("Release", "running")):
         page.get_by_role("button", name=button).click()
@@ -233,7 +244,7 @@ def test_a_form_of_another_site_changes_nothing(served: Served, browser: Browser
     page.get_by_role("button", name="win").click(no_wait_after=True)
 
     expect(page.locator("h1")).to_have_text("Wrong host")
-    assert served.told("status", job)["desired"] == "run"
+    assert served.ask(f"/v1/jobs/{job}")["desired"] == "run"
     (served.folder / "foreign").touch()
     page.close()
 
@@ -268,7 +279,7 @@ def test_a_token_lets_a_browser_in_and_it_can_leave_again(guarded: Served, brows
     page.get_by_label("Token").fill(guarded.token)
     page.get_by_role("button", name="Enter").click()
     expect(page.locator("#link")).to_have_text("live")
-    job = guarded.submit("--name", "seen-by-a-token", "--", "sleep", "1000")
+    job = guarded.add("sleep", "1000", name="seen-by-a-token")
     expect(page.locator(f".gpus a[href='/jobs/{job}']")).to_have_count(1, timeout=1000.0 * PATIENCE_S)
     expect(it.go(f"/jobs/{job}").locator("h1")).to_have_text("seen-by-a-token")
     assert guarded.token not in page.content()
@@ -276,18 +287,6 @@ def test_a_token_lets_a_browser_in_and_it_can_leave_again(guarded: Served, brows
     page.get_by_role("button", name="Log out").click()
     expect(page.locator("h1")).to_have_text("Token")
     assert it.go("/").url.endswith("/login")
-    assert it.complaints == []
-    context.close()
-
-
-def test_a_link_lets_a_browser_in_without_the_token(guarded: Served, browser: Browser) -> None:
-    context = browser.new_context()
-    it = Visit(context, guarded.url)
-    page = it.go(guarded.call("dashboard").stdout.strip().removeprefix(guarded.url))
-
-    assert page.url == f"{guarded.url}/"
-    expect(page.get_by_role("button", name="Log out")).to_have_count(1)
-    assert [cookie.get("sameSite") for cookie in context.cookies()] == ["Strict"]
     assert it.complaints == []
     context.close()
 

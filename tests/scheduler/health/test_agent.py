@@ -48,11 +48,11 @@ def test_a_node_whose_agent_dies_gets_no_job_until_it_reports_again_or_is_resume
         assert shown(served).endswith("4 of 4 slots free  . . . .")
     until(lambda: told(served, "liveness") == "down")
     assert shown(served).endswith("0 of 4 slots free  . . . .  down")
-    job = served.submit("--gpus", "16", "--", "true")
+    job = served.add("true", gpus=16)
     assert served.state(job) == "queued"
 
     with agent_of(served):
-        assert "succeeded" in served.ended(job)
+        assert served.ended(job) == "succeeded"
         assert told(served, "liveness") == "up"
     until(lambda: told(served, "liveness") != "up")
     served.call("resume", NODE)

@@ -1,0 +1,32 @@
+"""Runs of the usual commands on less than is usual, where what is looked at does not depend on how much."""
+
+from dataclasses import replace
+
+import pytest
+
+from longshore.cluster.presets import problems
+from longshore.training import trace_problems
+from longshore.training.presets import HISTORY, PRESETS, TRACES
+
+
+def with_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an update learn from 16 runs, not from 512."""
+    for name in (TRACES, HISTORY):
+        small = replace(PRESETS[name].group, groups=4, runs=4, group_minibatch=256)
+        monkeypatch.setitem(PRESETS, name, replace(PRESETS[name], group=small))
+
+
+def with_few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let faults be drawn 8 times for a window, not as often as gives 64 scenarios."""
+    monkeypatch.setattr(problems, "LEAST_SCENARIOS", problems.RUNS)
+
+
+def with_few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let 256 windows of a trace be trained on, not 4096, and 64 on each other cluster."""
+    monkeypatch.setattr(trace_problems, "TRAINED_WINDOWS", 256)
+    monkeypatch.setattr(trace_problems, "OTHER_WINDOWS", 64)
+
+
+def with_short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let windows have 48 jobs, not 96: a past of half as many jobs has as many of them."""
+    monkeypatch.setattr(problems, "WINDOW_JOBS", problems.WINDOW_JOBS // 2)
