@@ -1,8 +1,8 @@
 """What the recipe of `checkpoints/traces.zip` gives on traces that it never saw.
 
-The ten traces are parted into five folds of two. For each fold a policy is trained by the same recipe, with one seed, on
-the other eight traces, and runs the windows of benchmarks/real_windows.py of the two. The runs are kept in `FOLDER`, and
-the command goes on where it was stopped. Two train at once, each on one core.
+The ten traces are parted into five folds of two. For each fold a policy is trained by the same recipe, with one seed,
+on the other eight traces, and runs the windows of benchmarks/real_windows.py of the two. The runs are kept in `FOLDER`,
+and the command goes on where it was stopped. Two train at once, each on one core.
 """
 
 from collections.abc import Iterator

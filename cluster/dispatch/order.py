@@ -321,13 +321,13 @@ def may_turn(sim: Simulation, row: int) -> bool:
 
 @kernel
 def _other_key(sim: Simulation, row: int, job: int) -> float:
-    """Return what jobs that the policy may turn to are chosen by: the regime's key, the expected work if it has none."""
+    """Return what the jobs to turn to are chosen by: the key of the regime, or the expected work if it has none."""
     return _key(sim, row, job) if is_by_key(sim.rules.order) else estimated_work_s(sim, row, job)
 
 
 @kernel
 def _insert_other(sim: Simulation, row: int, job: int, count: int) -> int:
-    """Put a job in its place in `other_job`, where so many stand, if it goes before one; return how many stand there."""
+    """Put a job in its place in `other_job`, where `count` stand; return how many then stand there."""
     others = sim.scratch.other_job
     key, at = _other_key(sim, row, job), min(count, OTHERS)
     while at > 0:

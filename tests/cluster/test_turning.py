@@ -76,7 +76,9 @@ def others_of(sim: Simulation) -> list[int]:
 
 @settings(max_examples=40)
 @given(turning_cases(), SEEDS)
-def test_other_jobs_are_the_shortest_of_those_that_would_be_offered_if_the_ones_before_were_passed_over(case: Case, seed: int) -> None:
+def test_other_jobs_are_the_shortest_of_those_that_would_be_offered_if_the_ones_before_were_passed_over(
+    case: Case, seed: int
+) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         sim, candidates = batch.sim, listed(batch.sim, 0)
         others = [job for job, _ in groupby(candidate.job for candidate in candidates) if job != sim.state.current[0]]

@@ -243,7 +243,7 @@ class GroupLearner:
         return np.repeat([objective_of(it.scenarios.submit_s) == "makespan" for it in self.problems], self.groups)
 
     def _cost(self, figures: Metrics) -> NDArray[np.float64]:
-        """Return what is minimised, shape (groups, runs): the makespan, or the mean JCT and the tail over their group's.
+        """Return what is minimised, shape (groups, runs): the makespan, or mean JCT and tail relative to their group's.
 
         What a user asks for is relative likewise, and counts for batches, too.
         In hours, groups of long jobs would drown the others; so they would beside those of other problems.
