@@ -26,9 +26,9 @@ def pod(number: int, *, deleted: bool = False, node: str = "a", **status: Any) -
     return Pod.model_validate({"metadata": meta, "spec": {"nodeName": node}, "status": status})
 
 
-def over(number: int, codes: Sequence[int], reason: str = "", **more: Any) -> Pod:
-    """Return a pod whose launcher has told how its ranks ended."""
-    ends = [[2 * number + i, code, 0, 10.0 + i] for i, code in enumerate(codes)]
+def over(number: int, codes: Sequence[int], reason: str = "", at_s: float = 10.0, **more: Any) -> Pod:
+    """Return a pod whose launcher has told how its ranks ended, a second after one another."""
+    ends = [[2 * number + i, code, 0, at_s + i] for i, code in enumerate(codes)]
     told = {"attempt": NAME, "reason": reason, "started_s": 5.0, "ends": ends, "progress": {}}
     return silent_end(number, int(any(codes)), message=json.dumps(told), **more)
 
@@ -87,6 +87,16 @@ def test_what_was_disrupted_after_it_had_succeeded_has_succeeded() -> None:
 def test_a_disruption_explains_the_ranks_that_it_killed() -> None:
     status = read(over(0, [0, 0]), silent_end(1, 137, conditions=DISRUPTED))
     assert class_of(status) == (ExitClass.INFRASTRUCTURE, f"{NAME}-1: TerminationByKubelet: low on disk")
+
+
+SECOND_S = 1795305600.0  # of the pods that end without a word
+
+
+@pytest.mark.parametrize("failed", [over(1, [3, 3], at_s=SECOND_S + 0.6), silent_end(1, 3)])
+def test_a_rank_that_failed_ended_before_those_that_were_asked_to_end_in_the_same_second(failed: Pod) -> None:
+    ends = read(silent_end(0, 143), failed).ends
+    assert ends[0].code == 3
+    assert sorted(end.rank for end in ends) == [0, 1, 2, 3]
 
 
 UNKNOWN = "The container could not be located when the pod was terminated"  # a node's words for what it made up

@@ -1,5 +1,6 @@
 """What the pods of an attempt tell of it."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -46,7 +47,7 @@ def status_of(attempt: str, pods: Sequence[Pod], silent: frozenset[str], *, canc
     if unheard:
         return Status(Run.UNREACHABLE, words=f"node {unheard[0]} does not answer")
     record = {pod.metadata.name: _record_of(attempt, pod) for pod in pods}
-    ends = sorted((end for pod in pods for end in _ends(pod, record[pod.metadata.name])), key=lambda end: end.ended_s)
+    ends = sorted((end for pod in pods for end in _ends(pod, record[pod.metadata.name])), key=_when)
     starts = [_started_s(pod, record[pod.metadata.name]) for pod in pods]
     started_s = max(starts) if all(starts) else 0.0
     if living:
@@ -92,6 +93,15 @@ def _ends(pod: Pod, record: LauncherRecord | None) -> list[RankEnd]:
     at_s = 0.0 if ended.finished_at is None else ended.finished_at.timestamp()
     ranks = range(pod.count(FIRST_RANK), pod.count(FIRST_RANK) + pod.count(RANKS))
     return [RankEnd(rank, 0 if number else ended.exit_code, number, at_s) for rank in ranks]
+
+
+def _when(end: RankEnd) -> float:
+    """Return by what ends are ordered; Kubernetes tells whole seconds, and so rounds them down.
+
+    A rank that was asked to end did so after the one that had failed, also if both ended in the same second.
+    """
+    was_asked = end.signal == signal.SIGTERM and end.ended_s.is_integer()
+    return end.ended_s + float(was_asked)
 
 
 def _started_s(pod: Pod, record: LauncherRecord | None) -> float:
