@@ -5,6 +5,7 @@ at once, each on one core for about 15 minutes.
 """
 
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -28,13 +29,12 @@ AT_ONCE = 2
 VALIDATIONS = 3  # of each run: they take longer than the steps between them
 
 
-def config_of(seed: int) -> TrainingConfig:
-    """Return what the command of the card asks for, with a seed."""
+def config_of(seed: int, paths: Iterable[Path]) -> TrainingConfig:
+    """Return what the command of the card asks for, with a seed and on some traces."""
     return TrainingConfig(
         preset=TRACES, algorithm="group", steps=STEPS, seed=seed, network="candidates", action="candidate",
         reward="jct", waiting=True, oracle=False, orders=("fifo", "easy", "easy-shortest", "shortest"), ageing_h=168,
-        traces=tuple(map(str, traces().values())), group=OVER_TIME,
-        threads=1,
+        traces=tuple(map(str, paths)), group=OVER_TIME, threads=1,
     )  # fmt: skip
 
 
@@ -45,10 +45,10 @@ def network_of(policy: CandidatePolicy) -> CandidateNetwork:
     return network
 
 
-def trained(folder: Path, seed: int) -> Path:
+def trained(folder: Path, paths: Iterable[Path], seed: int) -> Path:
     """Train by one seed, or go on with that, and return the checkpoint of the best validation."""
     sizes = replace(SIZES, validations=VALIDATIONS)
-    return train(config_of(seed), folder, partial(_tell, seed), sizes=sizes, compares=False).best
+    return train(config_of(seed, paths), folder, partial(_tell, seed), sizes=sizes, compares=False).best
 
 
 def _tell(seed: int, made: Progress) -> None:
@@ -58,10 +58,11 @@ def _tell(seed: int, made: Progress) -> None:
 
 def main(folder: Path) -> None:
     """Train, join, and choose the margin on the scenarios of validation."""
+    paths = list(traces().values())
     with ProcessPoolExecutor(AT_ONCE, get_context("spawn")) as pool:
-        policies = [load_policy(best) for best in pool.map(partial(trained, folder), SEEDS)]
+        policies = [load_policy(best) for best in pool.map(partial(trained, folder, paths), SEEDS)]
     networks = [network_of(it) for it in policies if isinstance(it, CandidatePolicy)]
-    config = config_of(SEEDS[0])
+    config = config_of(SEEDS[0], paths)
     joined = CandidatePolicy(CHECKPOINT.stem, policies[0].schema, mean_of(networks))
     validated = PRESETS[TRACES].build(asked_of(config, SIZES))[1]
     policy = with_best_margin(joined, lambda it: log_cost(it, validated, config.group.group_tail))

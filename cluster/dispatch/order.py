@@ -3,7 +3,7 @@
 import math
 
 from ..kernels.compiled import kernel
-from ..state.state import OTHERS, Simulation
+from ..state.state import LOOKED_AT, OTHERS, Simulation
 from ..state.usable import class_of, has_classes, in_service_for, usable_by_class, usable_on, usable_to
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
 from .orders.table import is_by_key, is_smallest_first, key_of, passes
@@ -320,6 +320,29 @@ def may_turn(sim: Simulation, row: int) -> bool:
 
 
 @kernel
+def _other_key(sim: Simulation, row: int, job: int) -> float:
+    """Return what the jobs to turn to are chosen by: the key of the regime, or the expected work if it has none."""
+    return _key(sim, row, job) if is_by_key(sim.rules.order) else estimated_work_s(sim, row, job)
+
+
+@kernel
+def _insert_other(sim: Simulation, row: int, job: int, count: int) -> int:
+    """Put a job in its place in `other_job`, where `count` stand; return how many then stand there."""
+    others = sim.scratch.other_job
+    key, at = _other_key(sim, row, job), min(count, OTHERS)
+    while at > 0:
+        before = others[row, at - 1]
+        if not _goes_before(sim, row, job, key, before, _other_key(sim, row, before)):
+            break
+        if at < OTHERS:
+            others[row, at] = before
+        at -= 1
+    if at < OTHERS:
+        others[row, at] = job
+    return min(count + 1, OTHERS)
+
+
+@kernel
 def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
     """Do what `list_others` does by the index of the queue."""
     state = sim.state
@@ -327,12 +350,11 @@ def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
     hide(sim, row, holder)
     hide(sim, row, due)
     count = 0
-    while count < OTHERS:
+    for _ in range(OTHERS if is_by_key(sim.rules.order) else LOOKED_AT):
         job = first_to_pass(sim, row)
         if job < 0:
             break
-        sim.scratch.other_job[row, count] = job
-        count += 1
+        count = _insert_other(sim, row, job, count)
         hide(sim, row, job)
     show_hidden(sim, row, hidden)
     return count
@@ -342,33 +364,22 @@ def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
 def list_others(sim: Simulation, row: int) -> int:
     """Write the jobs that the policy may turn to into `other_job`; return their number, OTHERS at most.
 
-    They stand in the order in which they would be offered if each before were passed over. The state then holds the
-    reservation that they must keep, and no longer that of the job that is due.
+    Where the regime has no key they are the shortest of the first LOOKED_AT that would be offered if each before were
+    passed over. The state then holds the reservation that they must keep, and no longer that of the job that is due.
     """
     state = sim.state
-    by_key = is_by_key(sim.rules.order)
     holder, due = _holder(sim, row), state.current[row]
     _reserve(sim, row, holder)
     if _all_may_pass(sim, row) and is_indexed(sim, row):
         return _find_others(sim, row, holder, due)
-    others = sim.scratch.other_job
-    count = 0
+    by_key = is_by_key(sim.rules.order)
+    count, seen = 0, 0
     job, left = state.head[row], sim.rules.backfill_depth
-    while job >= 0 and left > 0 and (by_key or count < OTHERS):
+    while job >= 0 and left > 0 and (by_key or seen < LOOKED_AT):
         left -= job != holder
         if job not in (holder, due) and _may_pass(sim, row, job):
-            key = _key(sim, row, job)
-            at = min(count, OTHERS)
-            while by_key and at > 0:
-                before = others[row, at - 1]
-                if not _goes_before(sim, row, job, key, before, _key(sim, row, before)):
-                    break
-                if at < OTHERS:
-                    others[row, at] = others[row, at - 1]
-                at -= 1
-            if at < OTHERS:
-                others[row, at] = job
-                count = min(count + 1, OTHERS)
+            count = _insert_other(sim, row, job, count)
+            seen += 1
         job = state.next_job[row, job]
     return count
 

@@ -243,6 +243,7 @@ INDEX_FROM = 64  # jobs: a walk along a shorter queue is as fast
 CANDIDATES = 16  # at most so many candidates are compared at a decision
 FINISH_OFFERS, TIGHT_OFFERS, SLOW_OFFERS = 7, 3, 2
 OTHERS = 5  # jobs that the policy may turn to
+LOOKED_AT = 32  # jobs that may pass: of these the policy may turn to the shortest, where the regime has no key
 OFFERS = FINISH_OFFERS + TIGHT_OFFERS + SLOW_OFFERS
 AHEAD = 33  # jobs that are imagined, the candidate's own first
 SHOWN = 7  # of which so many are shown one by one

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.candidates.candidates import is_rest, is_wait, list_candidates, pick_candidate
+from longshore.cluster.dispatch.expected import estimated_work_s
 from longshore.cluster.dispatch.order import list_others, may_wait, turn_to
+from longshore.cluster.dispatch.orders.table import is_by_key
 from longshore.cluster.dispatch.placing import take_node
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, start, wait
-from longshore.cluster.state.state import OTHERS, Simulation
+from longshore.cluster.state.state import LOOKED_AT, OTHERS, Simulation
 from longshore.envs.batch import Batch, View
 from tests.compiled_runs import at_first_decision
 from tests.envs.plain_features import Decision
@@ -49,12 +51,21 @@ def offered_one_after_another(sim: Simulation) -> list[int]:
     """Return the first jobs that are offered at this moment if each is passed over, the one that is due among them."""
     with on_trial(sim):
         moment, jobs = sim.state.moment[0], list[int]()
-        while len(jobs) <= OTHERS and sim.state.moment[0] == moment:
+        while len(jobs) <= LOOKED_AT and sim.state.moment[0] == moment:
             jobs.append(int(sim.state.current[0]))
             wait(sim, 0)
             if not advance(sim, 0):
                 break
     return jobs
+
+
+def expected_others(sim: Simulation) -> list[int]:
+    """Return what the definition in docs/policies.md says of the other jobs."""
+    offered = offered_one_after_another(sim)[1:]
+    if not is_by_key(sim.rules.order):  # by rank, and the shortest first; `sorted` leaves equal ones as they are
+        rank = sim.scenarios.rank[sim.state.scenario[0]]
+        offered = sorted(offered, key=lambda job: (rank[job], estimated_work_s(sim, 0, job)))
+    return offered[:OTHERS]
 
 
 def others_of(sim: Simulation) -> list[int]:
@@ -65,14 +76,16 @@ def others_of(sim: Simulation) -> list[int]:
 
 @settings(max_examples=40)
 @given(turning_cases(), SEEDS)
-def test_other_jobs_are_those_that_would_be_offered_if_the_ones_before_were_passed_over(case: Case, seed: int) -> None:
+def test_other_jobs_are_the_shortest_of_those_that_would_be_offered_if_the_ones_before_were_passed_over(
+    case: Case, seed: int
+) -> None:
     for batch in decisions(problem_of(case), case.row, seed):
         sim, candidates = batch.sim, listed(batch.sim, 0)
         others = [job for job, _ in groupby(candidate.job for candidate in candidates) if job != sim.state.current[0]]
         if not may_wait(sim, 0):
             assert others == []
             continue
-        assert others_of(sim) == offered_one_after_another(sim)[1:]
+        assert others_of(sim) == expected_others(sim)
         assert set(others) <= set(others_of(sim))
 
 
