@@ -106,37 +106,49 @@ def begin_picks(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def take_gpu(sim: Simulation, row: int, gpu: int) -> None:
-    """Pick a usable GPU of a node that suits the current job.
-
-    Source: SPEC R4, R10.
-    """
-    state, cluster = sim.state, sim.cluster
+def _add_gpu(sim: Simulation, row: int, gpu: int) -> None:
+    """Put a GPU before those that are picked for the current job."""
+    state = sim.state
     job = state.current[row]
-    node = cluster.gpu_node[gpu]
     state.gpu_job[row, gpu] = job
     state.gpu_next[row, gpu] = state.first_gpu[row, job]
     state.first_gpu[row, job] = gpu
-    state.free[row, node] -= 1
-    state.usable[row] -= 1
-    if has_classes(sim):
-        count_by_class(sim, row, node, -1)
-    state.need[row] -= 1
-    scenario = state.scenario[row]
     state.picked_hazard[row] += state.gpu_hazard_per_s[row, gpu]
-    state.taken[row, node] += 1
-    if state.taken[row, node] == 2:
+
+
+@kernel
+def _count_picks(sim: Simulation, row: int, node: int, gpus: int) -> None:
+    """Count GPUs of a node that were added to the picks, and what the node does to their speed and links."""
+    state, cluster = sim.state, sim.cluster
+    before = state.taken[row, node]
+    state.taken[row, node] = before + gpus
+    state.free[row, node] -= gpus
+    state.usable[row] -= gpus
+    state.need[row] -= gpus
+    if has_classes(sim):
+        count_by_class(sim, row, node, -gpus)
+    if before < 2 <= before + gpus:
         state.picked_intra[row] = min(state.picked_intra[row], cluster.intra_bytes_per_s[node])
-    if state.taken[row, node] == 1:
+    if before == 0:
         rack = cluster.node_rack[node]
         state.picked_nodes[row] += 1
-        state.picked_speed[row] = min(state.picked_speed[row], sim.scenarios.speed[scenario, node])
+        state.picked_speed[row] = min(state.picked_speed[row], sim.scenarios.speed[state.scenario[row], node])
         state.picked_nic[row] = min(state.picked_nic[row], cluster.nic_bytes_per_s[node])
         state.picked_uplink[row] = min(state.picked_uplink[row], cluster.uplink_bytes_per_s[rack])
         if state.picked_rack[row] == NO_RACK:
             state.picked_rack[row] = rack
         elif state.picked_rack[row] != rack:
             state.picked_rack[row] = SEVERAL_RACKS
+
+
+@kernel
+def take_gpu(sim: Simulation, row: int, gpu: int) -> None:
+    """Pick a usable GPU of a node that suits the current job.
+
+    Source: SPEC R4, R10.
+    """
+    _add_gpu(sim, row, gpu)
+    _count_picks(sim, row, sim.cluster.gpu_node[gpu], 1)
 
 
 @kernel
@@ -159,13 +171,16 @@ def safest_gpu(sim: Simulation, row: int, node: int) -> int:
 def take_node(sim: Simulation, row: int, node: int) -> None:
     """Pick as many of a node's usable GPUs as the current job still needs, lowest hazard first."""
     state = sim.state
-    if state.free[row, node] <= state.need[row]:
+    gpus = min(state.free[row, node], state.need[row])
+    if gpus < state.free[row, node]:
+        for _ in range(gpus):
+            _add_gpu(sim, row, safest_gpu(sim, row, node))
+    else:
         for gpu in range(sim.cluster.first_gpu[node], sim.cluster.first_gpu[node + 1]):
             if state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 0:
-                take_gpu(sim, row, gpu)
-        return
-    while state.need[row] > 0:
-        take_gpu(sim, row, safest_gpu(sim, row, node))
+                _add_gpu(sim, row, gpu)
+    if gpus > 0:
+        _count_picks(sim, row, node, gpus)
 
 
 @kernel

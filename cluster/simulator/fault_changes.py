@@ -29,15 +29,15 @@ def _source_gpus(sim: Simulation, source: int) -> tuple[int, int]:
 @kernel
 def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
     """Take GPUs out of service once more; jobs on them go on."""
-    state = sim.state
+    state, learns, differ = sim.state, sim.rules.estimated_hazards, has_classes(sim)
     opened = False
     for gpu in range(first, after):
-        if state.gpu_down[row, gpu] == 0:
+        if learns and state.gpu_down[row, gpu] == 0:
             observe(sim, row, sim.cluster.gpu_node[gpu])
         state.gpu_down[row, gpu] += 1
         if state.gpu_down[row, gpu] == 1:
             state.down[row] += 1
-            if has_classes(sim):
+            if differ:
                 count_in_service(sim, row, sim.cluster.gpu_node[gpu], -1)
             if not opened:
                 opened = True
@@ -47,7 +47,7 @@ def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
             if state.gpu_job[row, gpu] < 0:
                 state.free[row, sim.cluster.gpu_node[gpu]] -= 1
                 state.usable[row] -= 1
-                if has_classes(sim):
+                if differ:
                     count_by_class(sim, row, sim.cluster.gpu_node[gpu], -1)
 
 
@@ -56,7 +56,8 @@ def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
     """Take GPUs out of service and stop the jobs on them, lowest index first."""
     state = sim.state
     take_out(sim, row, first, after)
-    note_faults(sim, row, first, after)
+    if sim.rules.estimated_hazards:
+        note_faults(sim, row, first, after)
     while True:
         lowest = -1
         for gpu in range(first, after):
@@ -71,20 +72,20 @@ def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
 @kernel
 def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
     """Undo one `take_out` of GPUs."""
-    state = sim.state
+    state, learns, differ = sim.state, sim.rules.estimated_hazards, has_classes(sim)
     opened = False
     for gpu in range(first, after):
-        if state.gpu_down[row, gpu] == 1:
+        if learns and state.gpu_down[row, gpu] == 1:
             observe(sim, row, sim.cluster.gpu_node[gpu])
         state.gpu_down[row, gpu] -= 1
         if state.gpu_down[row, gpu] == 0:
             state.down[row] -= 1
-            if has_classes(sim):
+            if differ:
                 count_in_service(sim, row, sim.cluster.gpu_node[gpu], 1)
             if state.gpu_job[row, gpu] < 0:
                 state.free[row, sim.cluster.gpu_node[gpu]] += 1
                 state.usable[row] += 1
-                if has_classes(sim):
+                if differ:
                     count_by_class(sim, row, sim.cluster.gpu_node[gpu], 1)
             if not opened:
                 opened = True

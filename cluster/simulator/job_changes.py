@@ -81,7 +81,7 @@ def dequeue(sim: Simulation, row: int, job: int) -> None:
 @kernel
 def _leave_gpus(sim: Simulation, row: int, job: int) -> None:
     """Free a running job's GPUs, of which those out of service stay unusable, and take it off the running jobs."""
-    state = sim.state
+    state, differ = sim.state, has_classes(sim)
     gpus = 0
     gpu = state.first_gpu[row, job]
     while gpu >= 0:
@@ -89,7 +89,7 @@ def _leave_gpus(sim: Simulation, row: int, job: int) -> None:
         if state.gpu_down[row, gpu] == 0:
             state.free[row, sim.cluster.gpu_node[gpu]] += 1
             state.usable[row] += 1
-            if has_classes(sim):
+            if differ:
                 count_by_class(sim, row, sim.cluster.gpu_node[gpu], 1)
         gpus += 1
         gpu = state.gpu_next[row, gpu]
