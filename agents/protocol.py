@@ -15,7 +15,7 @@ class Policy(Protocol):
     A decision is due in a row of a simulation when `longshore.cluster.simulator.engine.advance` has returned True for
     it. The policy picks GPUs with `take_gpu` or `take_node` of `longshore.cluster.dispatch.placing`; the caller then
     starts the job or takes the picks back. Before its first pick it may turn to another job that the order regime
-    allows, with `turn_to` of `longshore.cluster.dispatch.order`; the caller starts the one that is due then.
+    allows, with `turn_to` of `longshore.cluster.dispatch.turning`; the caller starts the one that is due then.
     `pick_candidate` of `longshore.cluster.candidates.candidates` does all of this, and where its candidate lets all
     jobs wait it says so in `rested` of the state. Nothing else of the simulation may be changed.
 

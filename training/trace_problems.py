@@ -30,22 +30,11 @@ from .asked import MIXED, SIGMA, TRAINED_PART, VALIDATED_PART, Asked, KnownEstim
 
 TRAINED_WINDOWS, TRAINED_RUNS = 4096, 2  # in all, overlapping at random; draws of the cluster and its faults for each
 VALIDATED_WINDOWS = 16  # of each trace, if it has room for so many that share no job
-
-
-class Other(NamedTuple):
-    """What a part of the training is on where no cluster file is given."""
-
-    drawn: Drawn
-    at_once: bool = False  # whether all jobs are there from the start
-
-
+# Where no cluster file is given, a part of the training is on clusters of other sizes, speeds and fault rates.
 OTHERS = (
-    Other(Drawn(nodes=4, node_gpus=4, faults=0.0)),
-    Other(Drawn(nodes=32, speeds=(3.0, 1.7, 1.0))),
-    Other(Drawn(nodes=16, node_gpus=4, faults=10.0)),
-    Other(HETERO64, at_once=True),
-    Other(Drawn(nodes=4, node_gpus=4), at_once=True),
-    Other(Drawn(nodes=12, speeds=(3.0, 1.7, 1.0), faults=10.0), at_once=True),
+    Drawn(nodes=4, node_gpus=4, faults=0.0),
+    Drawn(nodes=32, speeds=(3.0, 1.7, 1.0)),
+    Drawn(nodes=16, node_gpus=4, faults=10.0),
 )
 OTHER_WINDOWS = 1024  # of each, in all
 TRACE_LOAD = 0.85  # offered where policies are compared
@@ -79,9 +68,8 @@ def trace_problems(asked: Asked) -> Problems:
     own = _trained(asked, TRAINED_WINDOWS)
     trained = [window_problems(asked, regime, own, asked.loads) for regime in asked.regimes]
     if asked.cluster is None:
-        windows = _trained(asked, OTHER_WINDOWS)
-        others = [window_problems(asked, regime, windows, asked.loads, other) for regime, other in dealt_out(asked)]
-        trained = trained * (len(others) // len(trained)) + others  # half of the training is on the usual cluster
+        other = _trained(asked, OTHER_WINDOWS)
+        trained += [window_problems(asked, regime, other, asked.loads, drawn) for regime, drawn in dealt_out(asked)]
     # Many traces have many windows together: more draws of each would only take longer.
     runs = None if len(asked.traces) == 1 else RUNS
     validated = Windows(VALIDATED_PART, VALIDATED_WINDOWS, runs, VALIDATION_SEED, disjoint=True)
@@ -95,21 +83,20 @@ def _trained(asked: Asked, windows: int) -> Windows:
     return Windows(TRAINED_PART, each, TRAINED_RUNS, training_key(asked.seed), disjoint=False)
 
 
-def dealt_out(asked: Asked) -> list[tuple[Regime, Other]]:
-    """Return what else is trained on under which order regime: each other cluster, and each regime equally often."""
-    regimes, rounds = asked.regimes, -(-len(OTHERS) // len(asked.regimes))
-    return [(regime, OTHERS[place % len(OTHERS)]) for place, regime in enumerate(regimes * rounds)]
+def dealt_out(asked: Asked) -> list[tuple[Regime, Drawn]]:
+    """Return which other clusters are trained on under which order regime: each of both occurs."""
+    most = max(len(asked.regimes), len(OTHERS))
+    return [(asked.regimes[place % len(asked.regimes)], OTHERS[place % len(OTHERS)]) for place in range(most)]
 
 
 def window_problems(
-    asked: Asked, regime: Regime, windows: Windows, loads: tuple[float, ...], other: Other | None = None
+    asked: Asked, regime: Regime, windows: Windows, loads: tuple[float, ...], drawn: Drawn = HETERO64
 ) -> Problem:
     """Return windows of every trace at every load, in one problem: on the cluster file's cluster, or on those drawn."""
-    other = other or Other(HETERO64)
     site = Site(
         read_cluster(asked.cluster) if asked.cluster else None,
         read_fault_trace(asked.faults) if asked.faults else None,
-        other.drawn,
+        drawn,
     )
     parts = []
     for number, (path, load) in enumerate(product(asked.traces, loads)):
@@ -120,14 +107,7 @@ def window_problems(
         own = windows._replace(seed=windows.seed + number)
         problem = _on(site, workload, regime, own, load)
         parts.append(_estimated(problem, _kind(asked.estimates, number), own.seed))
-    joint = _joined(parts)
-    return _at_once(joint) if other.at_once else joint
-
-
-def _at_once(problem: Problem) -> Problem:
-    """Return a problem whose jobs are all there from the start."""
-    scenarios = problem.scenarios
-    return problem._replace(scenarios=scenarios._replace(submit_s=np.zeros_like(scenarios.submit_s)))
+    return _joined(parts)
 
 
 def _on(site: Site, workload: Workload, regime: Regime, windows: Windows, load: float) -> Problem:

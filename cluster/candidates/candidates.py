@@ -9,9 +9,10 @@ one class: equal sets appear once.
 import math
 
 from ..dispatch.expected import expected_fault_loss_s, sort_expected_ends
-from ..dispatch.order import delays_nobody, list_others, may_turn, may_wait, turn_to
+from ..dispatch.order import delays_nobody, may_wait
 from ..dispatch.orders.table import passes
 from ..dispatch.placing import take_node
+from ..dispatch.turning import list_others, may_turn, turn_to
 from ..kernels.compiled import kernel
 from ..state.state import CANDIDATES, OFFERS, Simulation
 from ..state.usable import has_classes

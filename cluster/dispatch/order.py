@@ -3,25 +3,25 @@
 import math
 
 from ..kernels.compiled import kernel
-from ..state.state import LOOKED_AT, OTHERS, Simulation
+from ..state.state import Simulation
 from ..state.usable import class_of, has_classes, in_service_for, usable_by_class, usable_on, usable_to
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
 from .orders.table import is_by_key, is_smallest_first, key_of, passes
-from .placing import begin_picks, least_slowdown
-from .queue_index import first_to_pass, hide, is_indexed, longest_waiting, next_to_age_s, show_hidden, smallest_job
+from .placing import least_slowdown
+from .queue_index import first_to_pass, is_indexed, longest_waiting, next_to_age_s, smallest_job
 
 AT_NO_TIME_S = -1.0  # the shadow time while an aged job waits: nobody ends by then
 
 
 @kernel
-def _key(sim: Simulation, row: int, job: int) -> float:
+def order_key(sim: Simulation, row: int, job: int) -> float:
     """Return what the order regime orders jobs by."""
     gpus = sim.scenarios.gpus[sim.state.scenario[row], job]
     return float(key_of(sim.rules.order, gpus, estimated_work_s(sim, row, job)))
 
 
 @kernel
-def _goes_before(sim: Simulation, row: int, job: int, key: float, other: int, other_key: float) -> bool:
+def goes_before(sim: Simulation, row: int, job: int, key: float, other: int, other_key: float) -> bool:
     """Say whether a job goes before another: by rank, and within one by the regime's key."""
     rank = sim.scenarios.rank[sim.state.scenario[row]]
     return bool(rank[job] < rank[other] or (rank[job] == rank[other] and key < other_key))
@@ -68,7 +68,7 @@ def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
 
 
 @kernel
-def _reserve(sim: Simulation, row: int, holder: int) -> None:
+def reserve(sim: Simulation, row: int, holder: int) -> None:
     """Set the shadow time and the extra GPUs, as they stand in the state if nothing has changed since they were found.
 
     After a placement that was refused, for instance.
@@ -208,24 +208,24 @@ def _smallest(sim: Simulation, row: int) -> int:
     if is_indexed(sim, row):
         return smallest_job(sim, row)
     best = state.head[row]
-    least = _key(sim, row, best)
+    least = order_key(sim, row, best)
     job = state.next_job[row, best]
     while job >= 0:
-        key = _key(sim, row, job)
-        if _goes_before(sim, row, job, key, best, least):
+        key = order_key(sim, row, job)
+        if goes_before(sim, row, job, key, best, least):
             best, least = job, key
         job = state.next_job[row, job]
     return best
 
 
 @kernel
-def _holder(sim: Simulation, row: int) -> int:
+def reservation_holder(sim: Simulation, row: int) -> int:
     """Return the job of the queue that holds the reservation."""
     return _smallest(sim, row) if is_smallest_first(sim.rules.order) else sim.state.head[row]
 
 
 @kernel
-def _may_pass(sim: Simulation, row: int, job: int) -> bool:
+def may_pass(sim: Simulation, row: int, job: int) -> bool:
     """Say whether a job behind the holder of the reservation may start if its placement is the fastest possible."""
     state = sim.state
     if not _fits(sim, row, job) or state.passed[row, job] == state.moment[row]:
@@ -235,7 +235,7 @@ def _may_pass(sim: Simulation, row: int, job: int) -> bool:
 
 
 @kernel
-def _all_may_pass(sim: Simulation, row: int) -> bool:
+def all_may_pass(sim: Simulation, row: int) -> bool:
     """Say whether the whole queue behind the holder of the reservation is looked at."""
     return bool(sim.rules.backfill_depth >= sim.state.queued[row] - 1)
 
@@ -244,7 +244,7 @@ def _all_may_pass(sim: Simulation, row: int) -> bool:
 def _backfill(sim: Simulation, row: int, holder: int) -> int:
     """Return the job that may pass the holder of the reservation, which may not start; -1 if there is none."""
     state = sim.state
-    if _all_may_pass(sim, row) and is_indexed(sim, row):
+    if all_may_pass(sim, row) and is_indexed(sim, row):
         return first_to_pass(sim, row)
     by_key = is_by_key(sim.rules.order)
     best, least = -1, math.inf
@@ -252,11 +252,11 @@ def _backfill(sim: Simulation, row: int, holder: int) -> int:
     while job >= 0 and left > 0:
         if job != holder:
             left -= 1
-            if _may_pass(sim, row, job):
+            if may_pass(sim, row, job):
                 if not by_key:
                     return job
-                key = _key(sim, row, job)
-                if best < 0 or _goes_before(sim, row, job, key, best, least):
+                key = order_key(sim, row, job)
+                if best < 0 or goes_before(sim, row, job, key, best, least):
                     best, least = job, key
         job = state.next_job[row, job]
     return best
@@ -295,12 +295,12 @@ def next_job(sim: Simulation, row: int) -> int:
         return -1
     if not passes(sim.rules.order):
         return head if _fits(sim, row, head) and state.waited[row] != state.moment[row] else -1
-    holder = _holder(sim, row)
+    holder = reservation_holder(sim, row)
     if _fits(sim, row, holder) and state.passed[row, holder] != state.moment[row]:
         return holder
     if usable_by_class(sim, row, 0) == 0:
         return -1
-    _reserve(sim, row, holder)
+    reserve(sim, row, holder)
     return _backfill(sim, row, holder)
 
 
@@ -308,96 +308,3 @@ def next_job(sim: Simulation, row: int) -> int:
 def may_wait(sim: Simulation, row: int) -> bool:
     """Say whether the policy may let the next event pass instead of placing the current job."""
     return sim.rules.waiting and sim.state.running[row] > 0 and sim.state.aged[row] == 0
-
-
-@kernel
-def may_turn(sim: Simulation, row: int) -> bool:
-    """Say whether the policy may turn to another job than the one that is due: where it may let that one wait.
-
-    While an aged job waits nobody turns to another, whatever is due beside it.
-    """
-    return bool(passes(sim.rules.order) and may_wait(sim, row) and sim.state.shadow_s[row] != AT_NO_TIME_S)
-
-
-@kernel
-def _other_key(sim: Simulation, row: int, job: int) -> float:
-    """Return what the jobs to turn to are chosen by: the key of the regime, or the expected work if it has none."""
-    return _key(sim, row, job) if is_by_key(sim.rules.order) else estimated_work_s(sim, row, job)
-
-
-@kernel
-def _insert_other(sim: Simulation, row: int, job: int, count: int) -> int:
-    """Put a job in its place in `other_job`, where `count` stand; return how many then stand there."""
-    others = sim.scratch.other_job
-    key, at = _other_key(sim, row, job), min(count, OTHERS)
-    while at > 0:
-        before = others[row, at - 1]
-        if not _goes_before(sim, row, job, key, before, _other_key(sim, row, before)):
-            break
-        if at < OTHERS:
-            others[row, at] = before
-        at -= 1
-    if at < OTHERS:
-        others[row, at] = job
-    return min(count + 1, OTHERS)
-
-
-@kernel
-def _find_others(sim: Simulation, row: int, holder: int, due: int) -> int:
-    """Do what `list_others` does by the index of the queue."""
-    state = sim.state
-    hidden = state.index_hidden[row]
-    hide(sim, row, holder)
-    hide(sim, row, due)
-    count = 0
-    for _ in range(OTHERS if is_by_key(sim.rules.order) else LOOKED_AT):
-        job = first_to_pass(sim, row)
-        if job < 0:
-            break
-        count = _insert_other(sim, row, job, count)
-        hide(sim, row, job)
-    show_hidden(sim, row, hidden)
-    return count
-
-
-@kernel
-def list_others(sim: Simulation, row: int) -> int:
-    """Write the jobs that the policy may turn to into `other_job`; return their number, OTHERS at most.
-
-    Where the regime has no key they are the shortest of the first LOOKED_AT that would be offered if each before were
-    passed over. The state then holds the reservation that they must keep, and no longer that of the job that is due.
-    """
-    state = sim.state
-    holder, due = _holder(sim, row), state.current[row]
-    _reserve(sim, row, holder)
-    if _all_may_pass(sim, row) and is_indexed(sim, row):
-        return _find_others(sim, row, holder, due)
-    by_key = is_by_key(sim.rules.order)
-    count, seen = 0, 0
-    job, left = state.head[row], sim.rules.backfill_depth
-    while job >= 0 and left > 0 and (by_key or seen < LOOKED_AT):
-        left -= job != holder
-        if job not in (holder, due) and _may_pass(sim, row, job):
-            count = _insert_other(sim, row, job, count)
-            seen += 1
-        job = state.next_job[row, job]
-    return count
-
-
-@kernel
-def turn_to(sim: Simulation, row: int, job: int) -> bool:
-    """Make another job of the queue the one that is due, or the first again; False if the regime forbids it.
-
-    Nothing may be picked yet. The job must keep the reservation as if all jobs before it had been passed over, but they
-    were not: they are offered again at the same moment once it has started.
-    """
-    if job != next_job(sim, row):
-        if not may_turn(sim, row):
-            return False
-        holder = _holder(sim, row)
-        _reserve(sim, row, holder)
-        if job == holder or not _may_pass(sim, row, job):
-            next_job(sim, row)
-            return False
-    begin_picks(sim, row, job)
-    return True

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...cluster.dispatch.expected import expected_run_s
-from ...cluster.dispatch.order import may_wait, turn_to
+from ...cluster.dispatch.order import may_wait
 from ...cluster.dispatch.placing import picked_slowdown, take_gpu
+from ...cluster.dispatch.turning import turn_to
 from ...cluster.files.errors import PluginError
 from .standing import ROW, Expected
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cluster.dispatch.order import may_wait, next_ageing_s, turn_to
+from ...cluster.dispatch.order import may_wait, next_ageing_s
 from ...cluster.dispatch.placing import take_gpu, undo_picks
+from ...cluster.dispatch.turning import turn_to
 from ...cluster.files.errors import PluginError
 from ...cluster.model.scenarios import PER_JOB
 from ...cluster.simulator import engine, fault_changes, job_changes

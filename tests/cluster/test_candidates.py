@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.candidates.candidates import is_wait, list_candidates, pick_candidate
-from longshore.cluster.dispatch.order import may_wait, turn_to
+from longshore.cluster.dispatch.order import may_wait
 from longshore.cluster.dispatch.placing import undo_picks
+from longshore.cluster.dispatch.turning import turn_to
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.presets.hetero64 import hetero64

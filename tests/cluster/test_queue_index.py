@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
 from longshore.cluster.dispatch.expected import estimated_work_s, expected_run_s, revise_end_s, sort_expected_ends
-from longshore.cluster.dispatch.order import list_others, may_turn, may_wait, next_ageing_s, next_job
+from longshore.cluster.dispatch.order import may_wait, next_ageing_s, next_job
 from longshore.cluster.dispatch.placing import least_slowdown, undo_picks
 from longshore.cluster.dispatch.queue_index import (
     first_to_pass,
@@ -18,6 +18,7 @@ from longshore.cluster.dispatch.queue_index import (
     next_to_age_s,
     smallest_job,
 )
+from longshore.cluster.dispatch.turning import list_others, may_turn
 from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import OTHERS, Simulation

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from longshore.cluster.candidates.candidates import is_rest, is_wait, list_candidates, pick_candidate
 from longshore.cluster.dispatch.expected import estimated_work_s
-from longshore.cluster.dispatch.order import list_others, may_wait, turn_to
+from longshore.cluster.dispatch.order import may_wait
 from longshore.cluster.dispatch.orders.table import is_by_key
 from longshore.cluster.dispatch.placing import take_node
+from longshore.cluster.dispatch.turning import list_others, turn_to
 from longshore.cluster.model.scenarios import ORDERS
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, start, wait

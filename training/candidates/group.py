@@ -49,7 +49,6 @@ CHUNKS = 8  # of a minibatch, one after the other on each thread
 CLOSED = -1e9  # logit of a candidate that the list does not have
 STATE = CANDIDATE_GLOBAL_COUNT + CANDIDATE_FEATURE_COUNT  # features of a decision that no choice changes
 MOST_KEPT = 1e30  # no sum of what is foreseen comes near
-LEAST_WAIT_S = 60.0  # of the tail: a wait of nothing has no ratio
 LIVE = 4  # simulated decisions for each that was made live, at least
 JUDGED = 4096  # decisions of an update that the error of the value is taken from
 
@@ -134,13 +133,6 @@ def _relative(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return relative
 
 
-def _tail(figures: Metrics, runs: int) -> NDArray[np.float64]:
-    """Return the p99 of JCT and the longest wait, each over its group's, in the mean, shape (groups, runs)."""
-    p99_s, wait_s = (values.reshape(-1, runs) for values in (figures.p99_jct_s, figures.longest_wait_s))
-    tail: NDArray[np.float64] = (_relative(p99_s) + _relative(wait_s + LEAST_WAIT_S)) / 2.0
-    return tail
-
-
 class GroupLearner:
     """A network and its optimiser, updated by groups of runs.
 
@@ -215,7 +207,7 @@ class GroupLearner:
         earned = credits_of(collected.record, collected.ran, runs, mean_s, self.parameters.group_horizon, weights)
         problem = np.repeat(np.arange(len(self.problems)), self.groups).repeat(runs)[row]
         earned = self._less_foreseen(earned, gaps_of(collected.record, runs, STATE), problem)
-        tail = advantages(_tail(collected.figures, runs)).reshape(-1)
+        tail = advantages(_relative(collected.figures.p99_jct_s.reshape(-1, runs))).reshape(-1)
         if self.weighting is not None:
             whole = whole_shares(self.weighting)
             weight = sum(whole.values())
@@ -243,7 +235,7 @@ class GroupLearner:
         return np.repeat([objective_of(it.scenarios.submit_s) == "makespan" for it in self.problems], self.groups)
 
     def _cost(self, figures: Metrics) -> NDArray[np.float64]:
-        """Return what is minimised, shape (groups, runs): the makespan, or mean JCT and tail relative to their group's.
+        """Return what is minimised, shape (groups, runs): the makespan, or the mean JCT relative to its group's.
 
         What a user asks for is relative likewise, and counts for batches, too.
         In hours, groups of long jobs would drown the others; so they would beside those of other problems.
@@ -251,11 +243,13 @@ class GroupLearner:
         runs, weight = self.parameters.runs, self.parameters.group_tail
         if self.weighting is not None:
             return relative_cost(shares_of(self.weighting), figures, runs)
-        makespan, jct = (values.reshape(-1, runs) for values in (figures.makespan_s, figures.mean_jct_s))
+        makespan, jct, tail = (
+            values.reshape(-1, runs) for values in (figures.makespan_s, figures.mean_jct_s, figures.p99_jct_s)
+        )
         if len(self.problems) == 1 and objective_of(self.problems[0].scenarios.submit_s) == "makespan":
             return makespan
         mean = _relative(np.where(self._batches()[:, None], makespan, jct))
-        return (1.0 - weight) * mean + weight * _tail(figures, runs) if weight else mean
+        return (1.0 - weight) * mean + weight * _relative(tail) if weight else mean
 
     def _learn(self, decisions: Decisions) -> None:
         """Take a step of Adam for each minibatch of decisions that had a choice."""

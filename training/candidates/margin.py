@@ -41,8 +41,7 @@ def log_cost(
     Args:
         policy: What runs them.
         problems: To validate on.
-        tail: Share in the cost, where jobs arrive, of the mean of the p99 of JCT and the longest wait; the rest is the
-            mean JCT. A batch costs its makespan.
+        tail: Share of the p99 of JCT in the cost where jobs arrive; the rest is the mean. A batch costs its makespan.
         weighting: What a user asks for in place of both.
     """
     return float(np.mean([_log_cost(policy, problem, tail, weighting) for problem in problems]))
@@ -58,5 +57,4 @@ def _log_cost(policy: CandidatePolicy, problem: Problem, tail: float, weighting:
         return float(np.log(weighting.cost(found)).mean())
     if objective_of(scenarios.submit_s) == "makespan":
         return float(np.log(found.makespan_s).mean())
-    tail_s = (found.p99_jct_s + found.longest_wait_s) / 2.0
-    return float(np.log((1.0 - tail) * found.mean_jct_s + tail * tail_s).mean())
+    return float(np.log((1.0 - tail) * found.mean_jct_s + tail * found.p99_jct_s).mean())

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..agents.protocol import Policy
-from ..cluster.dispatch.order import may_wait, turn_to
+from ..cluster.dispatch.order import may_wait
 from ..cluster.dispatch.placing import undo_picks
+from ..cluster.dispatch.turning import turn_to
 from ..cluster.model.problem import Problem
 from ..cluster.model.scenarios import ORDERS
 from ..cluster.presets.hetero64 import hetero64
