@@ -37,6 +37,7 @@ from .real_windows import (
     differences,
     figures_of,
     loads_of,
+    log_ratio,
     pooled,
     problem_of,
     traces,
@@ -105,10 +106,12 @@ def cell_of(order: str, trace: str, path: Path, loads: tuple[str, float], learne
     check_later(workload_of(path), later.scenarios)
     patient = tuned_patient(past)
     rivals = {PATIENT: patient, EFT: heuristics.EFT, PACK: heuristics.PACK}
+    before = {name: figures_of(past, it) for name, it in {**rivals, LEARNED: learned[LEARNED]}.items()}
     return Cell(
         order=order, trace=trace, load=load, offered=offered, patience=patient.patience,
-        past={name: float(np.log(figures_of(past, it).mean_s).mean()) for name, it in rivals.items()},
+        past={name: float(np.log(before[name].mean_s).mean()) for name in rivals},
         later={name: figures_of(later, it) for name, it in {**rivals, **learned}.items()},
+        trained=log_ratio(before[LEARNED], before[PATIENT], "mean_s").round(4).tolist(),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from longshore.eval.setting import TESTED_PART
+from longshore.eval.setting import TESTED_PART, WINDOWS
 from longshore.training.asked import TRAINED_PART, VALIDATED_PART
 
 from .harness import ROOT
@@ -80,6 +80,12 @@ OTHERS = """\
 The rival is one heuristic under one order: that which did best on the first {trained:.0f} % of each trace, at each \
 load. It was {picks}. Traces weigh alike. What is as good as the rival is at 0.
 """
+IN_SAMPLE = """\
+The learned policy against `patient` (mean JCT, %), on up to {most} windows of the first {trained:.0f} % of each trace \
+and on the later ones. It was trained on the jobs of the first; draws of speeds, faults and estimates are new in both. \
+More cannot be expected of it on later jobs than on those. Where the two are close, more data of this kind would not \
+help: what is missing is a policy that does better on jobs that it has seen.
+"""
 PROFILES = """\
 A profile tells in which share of the windows (at each load) the mean JCT of a policy is at most so many per cent \
 above that of the best policy there. At 0 it is the share in which the policy is the best. Further up is better. \
@@ -104,6 +110,7 @@ def lines_of(found: Stored) -> Iterator[str]:
         "worse": WORSE, "trained": _percent(TRAINED_PART), "validated": _percent(VALIDATED_PART),
         "later": _percent(TESTED_PART), "traces": len({trace for trace, _ in later}),
         "windows": sum(len(windows) for windows in _by_trace(later).values()), "picks": picks_text(cells),
+        "most": WINDOWS,
     }  # fmt: skip
     yield from HEAD.format(**words).split("\n")
     yield from ("## Against patient under the same order", "", *SAME.format(**words).split("\n"))
@@ -112,6 +119,8 @@ def lines_of(found: Stored) -> Iterator[str]:
     yield from ("## Against the best order and heuristic", "", *OTHERS.format(**words).split("\n"))
     yield from ("Mean JCT (%):", "", *against_best(cells, "mean_s"), "")
     yield from ("p99 JCT (%):", "", *against_best(cells, "p99_s"), "")
+    yield from ("## On the jobs that it was trained on", "", *IN_SAMPLE.format(**words).split("\n"))
+    yield from (*in_sample_lines(cells), "")
     yield from (
         "## Where it gains", "",
         "The learned policy against `patient` under the same order. Each window counts alike here, at each load, so "
@@ -174,6 +183,20 @@ def against_best(cells: Sequence[Cell], time: Time) -> Iterator[str]:
         for order in orders_of(cells)
     ]
     yield from table(("order", LEARNED, *(f"`{name}`" for name in policies[1:])), lines)
+
+
+def in_sample_lines(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield what the learned policy gains where it was trained, and later, under each order."""
+    lines: list[Line] = []
+    for order in orders_of(cells):
+        past: dict[str, list[list[float]]] = {}
+        for cell in cells:
+            if cell.order == order:
+                past.setdefault(cell.trace, []).append(cell.trained)
+        trained = [np.mean(loads, axis=0) for loads in past.values()]
+        later = differences(played(cells, order, LEARNED), played(cells, order, PATIENT), "mean_s")
+        lines.append((order, over_traces(trained), over_traces(list(later.values()))))
+    yield from table(("order", "trained on", "later"), lines)
 
 
 def picks_text(cells: Sequence[Cell]) -> str:

@@ -26,6 +26,7 @@ class Cell(BaseModel):
     patience: float  # the factor of `patient`
     past: dict[str, float]  # mean logarithm of the mean JCT of each heuristic on the windows that it is chosen by
     later: dict[str, Figures]  # of each policy
+    trained: list[float]  # logarithm of the learned policy's mean JCT over `patient`'s, in each window of the past
 
 
 class Stored(BaseModel):

@@ -158,7 +158,8 @@ def class_of(seen: Decision, node: int) -> tuple[float, ...]:
     cluster, hazards = seen.cluster, [node_hazard_per_s(seen, it) for it in seen.nodes]
     is_lemon = hazards[node] > 5 * sorted(hazards)[(len(hazards) - 1) // 2]
     links = float(cluster.nic_bytes_per_s[node]), float(cluster.intra_bytes_per_s[node])
-    return seen.free(node), seen.speed[node], float(is_lemon), float(cluster.node_rack[node]), *links
+    suits = map(float, cluster.suits[:, node])
+    return seen.free(node), seen.speed[node], float(is_lemon), float(cluster.node_rack[node]), *links, *suits
 
 
 def sets_of_two_classes(seen: Decision) -> Iterator[list[int]]:

@@ -100,6 +100,7 @@ def test_what_ran_is_kept_for_each_window_with_the_factor_that_suits_the_past(tr
     assert {len(values) for it in found.later.values() for values in it.model_dump().values()} == {3}
     assert found.past[PATIENT] <= min(found.past[EFT], found.past[PACK])
     assert found.patience in FACTORS
+    assert np.mean(found.trained) == pytest.approx(found.past[EFT] - found.past[PATIENT], abs=0.01)
     assert all(
         queue_s < wait_s for queue_s, wait_s in zip(found.later[EFT].queue_s, found.later[EFT].wait_s, strict=True)
     )
@@ -124,6 +125,9 @@ def test_runs_are_scored_beside_their_mean_if_their_folder_is_named(
     assert list(learned_policies()) == [LEARNED, "run 1", "run 2"]
 
 
+TRAINED = [float(np.log(0.8)), float(np.log(0.8)), float(np.log(0.81))]  # a fifth less where it was trained
+
+
 def figures(mean_s: ArrayLike) -> Figures:
     """Return figures whose other times are those of the mean JCT."""
     times = np.array(mean_s).tolist()
@@ -133,7 +137,9 @@ def figures(mean_s: ArrayLike) -> Figures:
 
 def cell(order: str, trace: str, load: str, means: Mapping[str, ArrayLike], past: dict[str, float]) -> Cell:
     later = {name: figures(values) for name, values in means.items()}
-    return Cell(order=order, trace=trace, load=load, offered=0.85, patience=0.4, past=past, later=later)
+    return Cell(
+        order=order, trace=trace, load=load, offered=0.85, patience=0.4, past=past, later=later, trained=TRAINED
+    )
 
 
 def made_up() -> Stored:
@@ -280,6 +286,10 @@ def test_the_page_has_a_row_for_each_trace_and_marks_what_is_gained() -> None:
     assert "first 60 % of the jobs" in page
     assert "a machine, 2026-01-01, commit abc" in page
     assert "`patient` under strict FIFO (2 of 4), `eft` under EASY (2 of 4)" in page
+    trained = lines[lines.index("## On the jobs that it was trained on") :]
+    row = next(line for line in trained if line.startswith("| strict FIFO |"))
+    assert row.split(" | ")[1].startswith("**-19.7")
+    assert not row.split(" | ")[2].startswith("**")
 
 
 def test_single_trainings_are_on_the_page_only_if_they_were_scored() -> None:

@@ -21,17 +21,26 @@ MULTIPLIER = 0x2545F4914F6CDD1D  # odd, so that sums of its multiples tell sets 
 
 
 @kernel
+def _suit_the_same(sim: Simulation, a: int, b: int) -> bool:
+    """Say whether two nodes suit the same jobs."""
+    suits, differ = sim.cluster.suits, 0
+    for kind in range(suits.shape[0]):
+        differ += suits[kind, a] != suits[kind, b]
+    return differ == 0
+
+
+@kernel
 def _alike(sim: Simulation, row: int, a: int, b: int) -> bool:
-    """Say whether two nodes with `trial_free` GPUs give the same placement, but for their names."""
-    cluster, scenario = sim.cluster, sim.state.scenario[row]
-    speeds, lemon = sim.scenarios.speed, sim.traits.lemon
+    """Say whether two nodes with `trial_free` GPUs give the same placement, as far as policies know, but for names."""
+    cluster, speeds, lemon = sim.cluster, sim.scenarios.speed[sim.state.scenario[row]], sim.state.lemon[row]
     return bool(
         sim.scratch.trial_free[row, a] == sim.scratch.trial_free[row, b]
-        and speeds[scenario, a] == speeds[scenario, b]
-        and lemon[scenario, a] == lemon[scenario, b]
+        and speeds[a] == speeds[b]
+        and lemon[a] == lemon[b]
         and cluster.node_rack[a] == cluster.node_rack[b]
         and cluster.nic_bytes_per_s[a] == cluster.nic_bytes_per_s[b]
         and cluster.intra_bytes_per_s[a] == cluster.intra_bytes_per_s[b]
+        and _suit_the_same(sim, a, b)
     )
 
 

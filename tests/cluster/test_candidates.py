@@ -1,5 +1,6 @@
 """The short list of candidates: the base heuristic's first, then smallest sets of nodes, each kind once."""
 
+from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
@@ -13,6 +14,7 @@ from longshore.cluster.dispatch.placing import undo_picks
 from longshore.cluster.dispatch.turning import turn_to
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.state.state import CANDIDATES
@@ -33,7 +35,8 @@ from tests.plain_candidates import (
     offered,
     usable_after,
 )
-from tests.strategies import Case, cases, needy_cases
+from tests.strategies import Case, cases, needy_cases, with_needs
+from tests.test_reference import hand_case
 
 SEEDS = st.integers(0, 2**32 - 1)
 ANY_CASE = cases() | cases(nodes=(9, 12)) | needy_cases() | needy_cases(nodes=(9, 12))
@@ -108,10 +111,32 @@ def test_no_two_candidates_are_of_a_kind_and_two_wait_only_where_the_base_holds_
         assert len(candidates) - len(kinds) == may_wait(batch.sim, 0) + alone
 
 
-@settings(max_examples=15)
-@given(SEEDS)
-def test_on_many_nodes_the_offers_are_those_of_the_plain_version(seed: int) -> None:
-    for batch in islice(decisions(problem_of(wide_case(seed)), 0, seed), 0, 40, 4):
+def needy(case: Case) -> Case:
+    """Return a case whose jobs accept about half of the nodes, of three kinds of needs."""
+    rng = np.random.default_rng(case.cluster.speed.size)
+    suits = rng.integers(0, 2, (3, case.cluster.speed.size))
+    return with_needs(case, suits, rng.integers(0, 4, case.scenarios.needs.shape))
+
+
+def test_a_node_that_turned_out_to_be_a_lemon_is_told_from_its_like() -> None:
+    outages = {0: [(10.0, 11.0), (20.0, 21.0)]}  # of the GPU of node 0
+    jobs = [(1, 1.0, 0.0), (1, 10.0, 100.0)]
+    sim = compiled(hand_case(grid_cluster(4, 1), jobs, outages, estimated_hazards=True))
+    reset(sim, 0, 0)
+    assert advance(sim, 0)
+    pick_candidate(sim, 0, list_candidates(sim, 0) - 1)
+    assert start(sim, 0)
+    assert advance(sim, 0)
+    assert sim.state.lemon[0].tolist() == [1, 0, 0, 0]
+    list_candidates(sim, 0)
+    assert sorted(it.nodes for it in listed(sim, 0)) == [[0], [1]]
+
+
+@pytest.mark.parametrize("changed", [lambda case: case, needy])
+@settings(max_examples=10)
+@given(seed=SEEDS)
+def test_on_many_nodes_the_offers_are_those_of_the_plain_version(changed: Callable[[Case], Case], seed: int) -> None:
+    for batch in islice(decisions(problem_of(changed(wide_case(seed))), 0, seed), 0, 40, 4):
         seen, (base, *others) = Decision(batch, 0), listed(batch.sim, 0)
         if len(seen.most_usable_first()) > 8:
             kinds = {kind_of(seen, it.job, it.nodes) for it in others}

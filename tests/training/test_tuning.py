@@ -175,7 +175,7 @@ def test_tune_says_what_to_run(tmp_path: Path, longshore: Command, monkeypatch: 
         make_smaller(monkeypatch)
     jobs = trace(tmp_path / "jobs.csv", 1, jobs=200)
     line = ("--trace", jobs, "--order", "easy", "--steps", 1000, "--trials", 2, "--logdir", tmp_path / "runs")
-    done = longshore("tune", *line, "--jobs", 2)
+    done = longshore("tune", *line, "--jobs", 2, "--objective", "p99-jct:2,mean-jct")
     assert done.status == 0, done.err
     assert "trial 1 of 2 begins: group_learning_rate" in done.err
     *_, said = done.out.splitlines()
@@ -183,7 +183,8 @@ def test_tune_says_what_to_run(tmp_path: Path, longshore: Command, monkeypatch: 
     assert words[:4] == ["longshore", "train", "--trace", str(jobs)]
     trained = longshore(*words[1:], "--logdir", tmp_path / "runs")
     assert trained.status == 0, trained.err
-    assert (tmp_path / "runs" / "traces-jobs-group-wait-easy-parameters-0" / "best.zip").exists()
+    assert len(list((tmp_path / "runs").glob("traces-jobs-*p99-jct*parameters-0/best.zip"))) == 1  # by the objective
+    assert len(list((tmp_path / "runs").glob("tune-*/trial-*/*p99-jct*/best.zip"))) == 2
     assert not list((tmp_path / "runs").glob("tune-*/trial-*/*/later.json"))  # the last part is for the end
 
 

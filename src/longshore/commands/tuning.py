@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import ClusterOption, FaultsOption
+from .options import ClusterOption, FaultsOption, ObjectiveOption
 from .progress import INTERRUPTED, progress
 from .training import (
     AlgorithmOption,
@@ -45,6 +45,7 @@ def tune(
     steps: StepsOption = None,
     seed: WeightSeedOption = 0,
     waiting: MayWaitOption = None,
+    objective: ObjectiveOption = None,
     logdir: LogdirOption = Path("runs"),
     trials: TrialsOption = 20,
     jobs: JobsOption = 1,
@@ -52,7 +53,7 @@ def tune(
 ) -> None:
     """Search for better hyper-parameters of `longshore train`. The same command goes on; Ctrl-C keeps everything."""
     with progress("starting"):
-        from ..training.config import config_of
+        from ..training.config import config_of, with_objective
         from ..training.tuning.study import tune as search
 
     config = config_of(
@@ -60,12 +61,14 @@ def tune(
         reward=None, waiting=waiting, traces=trace or (), cluster=cluster, faults=faults, threads=1,
         orders=order or (),
     )  # fmt: skip
+    config = config if objective is None else with_objective(config, objective)
     # Those that ran elsewhere, too, find the files by these paths.
     config = config.model_copy(update=_absolute(config.traces, config.cluster, config.faults))
     tuned = search(config, logdir.absolute(), lambda: _crew(ray, jobs), _say, trials=trials, jobs=jobs)
     for line in _table(tuned):
         typer.echo(line)
     chosen = {"--preset": preset, "--algo": algo, "--steps": steps, "--cluster": cluster, "--faults": faults}
+    chosen |= {"--objective": objective}
     words = ["longshore", "train", *(word for path in trace or () for word in ("--trace", str(path)))]
     words += [word for option, value in chosen.items() if value is not None for word in (option, str(value))]
     words += [word for name in order or () for word in ("--order", name)]
