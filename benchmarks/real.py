@@ -97,6 +97,8 @@ class Summary(NamedTuple):
 def cell_of(order: str, trace: str, path: Path, loads: tuple[str, float], learned: Mapping[str, Policy]) -> Cell:
     """Run everything on the later windows of a trace under an order regime, at a load that has a name.
 
+    The policy and the heuristics also run windows of the past, which policies were trained on.
+
     Raises:
         ValueError: If a policy was trained on one of the jobs.
     """

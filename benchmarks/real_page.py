@@ -82,9 +82,9 @@ load. It was {picks}. Traces weigh alike. What is as good as the rival is at 0.
 """
 IN_SAMPLE = """\
 The learned policy against `patient` (mean JCT, %), on up to {most} windows of the first {trained:.0f} % of each trace \
-and on the later ones. It was trained on the jobs of the first; draws of speeds, faults and estimates are new in both. \
-More cannot be expected of it on later jobs than on those. Where the two are close, more data of this kind would not \
-help: what is missing is a policy that does better on jobs that it has seen.
+and on the later ones. It was trained on the jobs of the first, under other draws of speeds, faults and estimates. A \
+policy that had learned jobs by heart would gain far more there. The two columns cannot be compared to the last per \
+cent: the windows differ, and on the first `patient` has the factor that is best on these very windows.
 """
 PROFILES = """\
 A profile tells in which share of the windows (at each load) the mean JCT of a policy is at most so many per cent \

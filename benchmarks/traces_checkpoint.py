@@ -48,12 +48,12 @@ def network_of(policy: CandidatePolicy) -> CandidateNetwork:
 def trained(folder: Path, paths: Iterable[Path], seed: int) -> Path:
     """Train by one seed, or go on with that, and return the checkpoint of the best validation."""
     sizes = replace(SIZES, validations=VALIDATIONS)
-    return train(config_of(seed, paths), folder, partial(_tell, seed), sizes=sizes, compares=False).best
+    return train(config_of(seed, paths), folder, partial(_tell, f"{folder.name}, seed {seed}"), sizes=sizes, compares=False).best
 
 
-def _tell(seed: int, made: Progress) -> None:
+def _tell(run: str, made: Progress) -> None:
     score = "" if made.score is None else f", validated {made.score.text}"
-    progress(f"seed {seed}: {made.steps:,} of {STEPS:,} steps{score}")
+    progress(f"{run}: {made.steps:,} of {STEPS:,} steps{score}")
 
 
 def main(folder: Path) -> None:

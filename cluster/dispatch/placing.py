@@ -176,9 +176,11 @@ def take_node(sim: Simulation, row: int, node: int) -> None:
         for _ in range(gpus):
             _add_gpu(sim, row, safest_gpu(sim, row, node))
     else:
+        gpus = 0  # and not `free`, which leaves out the GPUs of a node that does not suit the job: `start` refuses them
         for gpu in range(sim.cluster.first_gpu[node], sim.cluster.first_gpu[node + 1]):
             if state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 0:
                 _add_gpu(sim, row, gpu)
+                gpus += 1
     if gpus > 0:
         _count_picks(sim, row, node, gpus)
 

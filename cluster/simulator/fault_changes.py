@@ -56,8 +56,7 @@ def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
     """Take GPUs out of service and stop the jobs on them, lowest index first."""
     state = sim.state
     take_out(sim, row, first, after)
-    if sim.rules.estimated_hazards:
-        note_faults(sim, row, first, after)
+    note_faults(sim, row, first, after)
     while True:
         lowest = -1
         for gpu in range(first, after):

@@ -1,7 +1,6 @@
 """What policies know of fault rates: what they are told at the start, and what observed faults teach them.
 
 Only where the rules say `estimated_hazards` does it change with what is observed (docs/simulator.md, Fault rates).
-Whoever calls `observe` or `note_faults` asks for that first: it costs less than a call for each GPU that fails.
 """
 
 import math
@@ -51,9 +50,6 @@ def begin_beliefs(sim: Simulation, row: int) -> None:
     for node in range(sim.cluster.speed.size):
         state.node_hazard_per_s[row, node] = sim.traits.node_hazard_per_s[scenario, node]
         state.lemon[row, node] = sim.traits.lemon[scenario, node]
-    if not sim.rules.estimated_hazards:
-        return
-    for node in range(sim.cluster.speed.size):
         state.observed_s[row, node] = state.now_s[row]
         state.observed_faults[row, node] = 0.0
         state.observed_gpu_s[row, node] = 0.0
@@ -64,16 +60,18 @@ def begun_beliefs(sim: Simulation, scenarios: NDArray[np.int32]) -> dict[str, ND
     """Return the fields of the state that `begin_beliefs` writes at time 0, as it writes them, one row a scenario."""
     hazard_per_s, lemon = sim.traits.node_hazard_per_s[scenarios], sim.traits.lemon[scenarios]
     nothing = np.zeros_like(hazard_per_s)
-    failed_s = nothing - 1.0 if sim.rules.estimated_hazards else nothing
     return {
         "gpu_hazard_per_s": sim.scenarios.hazard_per_s[scenarios], "node_hazard_per_s": hazard_per_s, "lemon": lemon,
-        "observed_s": nothing, "observed_faults": nothing, "observed_gpu_s": nothing, "failed_s": failed_s,
+        "observed_s": nothing, "observed_faults": nothing, "observed_gpu_s": nothing, "failed_s": nothing - 1.0,
     }  # fmt: skip
 
 
 @kernel
 def observe(sim: Simulation, row: int, node: int) -> None:
-    """Count how long a node's GPUs have been in service until now, before one of them goes or comes back."""
+    """Count how long a node's GPUs have been in service until now, before one of them goes or comes back.
+
+    Whoever calls it asks first whether fault rates are estimated: that costs less than a call for each GPU.
+    """
     state, cluster = sim.state, sim.cluster
     passed_s = state.now_s[row] - state.observed_s[row, node]
     state.observed_s[row, node] = state.now_s[row]
@@ -94,6 +92,8 @@ def note_faults(sim: Simulation, row: int, first: int, after: int) -> None:
 
     It counts once for each node in which a GPU was in service before; so do several that come at one moment.
     """
+    if not sim.rules.estimated_hazards:
+        return
     state = sim.state
     is_seen = False
     for gpu in range(first, after):

@@ -1,5 +1,6 @@
 """Jobs that cannot run on every node: where they run, whom they hold up, and what is refused."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from longshore.agents.heuristics.heuristics import HEURISTICS
-from longshore.cluster.dispatch.placing import take_gpu, undo_picks
+from longshore.cluster.dispatch.placing import take_gpu, take_node, undo_picks
 from longshore.cluster.model.outcome import Event, Outcome
 from longshore.cluster.model.problem import Problem
 from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import advance, reset, start
 from longshore.cluster.simulator.simulation import simulation_of
+from longshore.cluster.state.state import Simulation
 from longshore.envs.batch import Batch, View
 from tests.compiled_runs import at_first_decision, compiled, run_heuristic, run_policy
 from tests.deep_cases import deep_case
@@ -126,10 +128,11 @@ def test_while_an_aged_job_waits_others_start_only_where_it_cannot_run(kind: int
     assert starts(two_nodes(jobs, [1, 1, kind], ageing_s=50.0)) == [(0, 0.0), *expected]
 
 
-def test_no_job_starts_on_a_gpu_of_a_node_that_does_not_suit_it() -> None:
+@pytest.mark.parametrize("take", [take_gpu, take_node])
+def test_no_job_starts_on_a_gpu_of_a_node_that_does_not_suit_it(take: Callable[[Simulation, int, int], None]) -> None:
     sim = at_first_decision(two_nodes([(1, 10.0, 0.0)], [2]))
     assert sim.state.free[0].tolist() == [0, 2]
-    take_gpu(sim, 0, 0)
+    take(sim, 0, 0)
     with pytest.raises(ValueError, match="a job was to start on a GPU of a node that does not suit it"):
         start(sim, 0)
     undo_picks(sim, 0)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from itertools import groupby
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +16,9 @@ from longshore.cluster.dispatch.order import may_wait
 from longshore.cluster.dispatch.orders.table import is_by_key
 from longshore.cluster.dispatch.placing import take_node
 from longshore.cluster.dispatch.turning import list_others, turn_to
-from longshore.cluster.model.scenarios import ORDERS
+from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS
 from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.engine import advance, start, wait
 from longshore.cluster.state.state import LOOKED_AT, OTHERS, Simulation
 from longshore.envs.batch import Batch, View
@@ -28,7 +30,8 @@ from tests.strategies import Case, cases
 from tests.test_reference import hand_case
 
 SEEDS = st.integers(0, 2**32 - 1)
-BACKFILLING = st.sampled_from([name for name in ORDERS if name != "fifo"])
+NAMES = [name for name in ORDERS if name != "fifo"]
+BACKFILLING = st.sampled_from(NAMES)
 
 
 @st.composite
@@ -75,11 +78,9 @@ def others_of(sim: Simulation) -> list[int]:
         return list(map(int, sim.scratch.other_job[0, :count]))
 
 
-@settings(max_examples=40)
-@given(turning_cases(), SEEDS)
-def test_other_jobs_are_the_shortest_of_those_that_would_be_offered_if_the_ones_before_were_passed_over(
-    case: Case, seed: int
-) -> None:
+def lists_of_others(case: Case, seed: int) -> list[int]:
+    """Check which jobs are listed beside the one that is due; return how many may be at each decision, 33 at most."""
+    many = []
     for batch in decisions(problem_of(case), case.row, seed):
         sim, candidates = batch.sim, listed(batch.sim, 0)
         others = [job for job, _ in groupby(candidate.job for candidate in candidates) if job != sim.state.current[0]]
@@ -88,6 +89,28 @@ def test_other_jobs_are_the_shortest_of_those_that_would_be_offered_if_the_ones_
             continue
         assert others_of(sim) == expected_others(sim)
         assert set(others) <= set(others_of(sim))
+        many.append(len(offered_one_after_another(sim)))
+    return many
+
+
+@settings(max_examples=40)
+@given(turning_cases(), SEEDS)
+def test_other_jobs_are_the_shortest_of_those_that_would_be_offered_if_the_ones_before_were_passed_over(
+    case: Case, seed: int
+) -> None:
+    lists_of_others(case, seed)
+
+
+@pytest.mark.parametrize("order", NAMES)
+def test_in_a_long_queue_other_jobs_are_chosen_from_so_many_by_rank_and_then_by_length(order: str) -> None:
+    many = list[int]()
+    for seed in range(3):
+        cluster, scenarios, process, rules = hetero64(1, seed, nodes=8, jobs=160)
+        scenarios.rank[...] = np.random.default_rng(seed).integers(0, 3, scenarios.rank.shape)
+        estimate_s = scenarios.estimate_s * np.random.default_rng(seed).choice([0.25, 1.0, 4.0], scenarios.rank.shape)
+        rules = rules._replace(waiting=True, order=ORDERS[order], backfill_depth=(EVERY_JOB, 60)[seed % 2])
+        many += lists_of_others(Case(cluster, scenarios._replace(estimate_s=estimate_s), 0, process, rules), seed)
+    assert max(many) > LOOKED_AT
 
 
 @settings(max_examples=40)
