@@ -48,7 +48,8 @@ def network_of(policy: CandidatePolicy) -> CandidateNetwork:
 def trained(folder: Path, paths: Iterable[Path], seed: int) -> Path:
     """Train by one seed, or go on with that, and return the checkpoint of the best validation."""
     sizes = replace(SIZES, validations=VALIDATIONS)
-    return train(config_of(seed, paths), folder, partial(_tell, f"{folder.name}, seed {seed}"), sizes=sizes, compares=False).best
+    tell = partial(_tell, f"{folder.name}, seed {seed}")
+    return train(config_of(seed, paths), folder, tell, sizes=sizes, compares=False).best
 
 
 def _tell(run: str, made: Progress) -> None:
