@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(STAMP)
 	$(BIN)/longshore evaluate --cluster examples/hetero64.yaml $(if $(TRACE),--trace '$(TRACE)',--workloads 32) --estimates log-normal --report report.html
 
-# A file's tests stay together, as some share a server; in the order of tests/conftest.py, so that the longest are not last.
+# A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
 # More processes than cores, of one thread each, as many tests wait for servers. Two compile the kernels for all: the
 # second once the first has compiled what they share, which takes as long as the linters.
 # A process that dies ends the run: with another in its place, pytest-xdist 3.8 may wait for ever at the end.

@@ -42,11 +42,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByServer:
     return ByServer(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put trainings first: the other processes would have nothing to do while the last of their long files runs."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/training/"))
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Say how a process of tests ended: xdist tells a kill and a crash with the same words."""
