@@ -13,8 +13,7 @@ from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
 from longshore.scheduler.store.rows.retrying import try_again
 from tests.scheduler.trials import Trial
 
-FAILS_AT_FIRST = """
-case $LONGSHORE_ATTEMPT in *-1) exit 3;; esac
+FAILS_AT_FIRST = """case $LONGSHORE_ATTEMPT in *-1) exit 3;; esac
 echo "from $LONGSHORE_CHECKPOINT"
 """
 
@@ -35,10 +34,12 @@ def printed(trial: Trial, row: AttemptRow) -> str:
 
 
 def test_a_failed_job_goes_on_from_its_checkpoint_under_its_id(trial: Trial) -> None:
-    job = trial.submit(FAILS_AT_FIRST)
+    go = trial.folder / "go"
+    job = trial.submit(f"while [ ! -e {go} ]; do sleep 0.02; done; {FAILS_AT_FIRST}")
     trial.runs(job)
     kept = CheckpointRow(job, 1, 40, "/ckpt/40", "", trial.now_s())
     trial.store.write(lambda tx: register(tx, kept, writer="api"))
+    go.touch()
     failed = trial.ends(job)
 
     assert failed.state is JobState.FAILED

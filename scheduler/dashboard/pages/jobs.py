@@ -87,6 +87,8 @@ def _add_job(router: APIRouter, service: Service) -> None:
             now, view = seen_of(tx, row), job_view(tx, row, service)
         log, problem = _log(service, view.job, view.attempts, attempt, rank)
         number = attempt or (view.attempts[-1].number if view.attempts else None)
+        if problem and _is_starting(view, number):
+            number, problem = None, ""  # the page looks again, as it does before the first attempt
         return draw(
             service, "jobs", "job.html", log=log, problem=problem, number=number, rank=rank, **values_of(view, now)
         )
@@ -102,6 +104,11 @@ def _add_job(router: APIRouter, service: Service) -> None:
                 return nothing_new()
             view = job_view(tx, row, service)
         return draw(service, "jobs", "job_poll.html", **values_of(view, now))
+
+
+def _is_starting(view: JobView, number: int | None) -> bool:
+    """Return whether an attempt may have no output yet, as not all of its ranks run."""
+    return any(row.number == number and row.started_s is None and row.ended_s is None for row in view.attempts)
 
 
 def _log(service: Service, job: JobRow, attempts: list[AttemptRow], number: int | None, rank: int) -> tuple[Part, str]:

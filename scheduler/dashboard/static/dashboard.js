@@ -79,6 +79,17 @@ function showAll() {
   showMoments();
 }
 
+// What is pressed while the page changes around it is not clicked; so nothing changes until it is let go.
+let isPressed = false;
+const whilePressed = (kinds, isDown) => {
+  for (const kind of kinds) document.addEventListener(kind, (event) => { isPressed = isDown(event); }, true);
+};
+whilePressed(["pointerdown", "pointerover", "pointerup", "pointercancel"], (event) => event.buttons !== 0);
+whilePressed(["keydown", "keyup"], (event) => event.type === "keydown");
+window.addEventListener("blur", () => { isPressed = false; });
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (isPressed) event.detail.shouldSwap = false;
+});
 document.addEventListener("mouseover", (event) => markJob(event.target));
 document.addEventListener("focusin", (event) => markJob(event.target));
 document.addEventListener("change", (event) => event.target.id === "follow" && toEnd());

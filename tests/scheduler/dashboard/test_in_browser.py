@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from longshore.scheduler.dashboard.pages.jobs import GROWS_S
 from tests.scheduler.served import PATIENCE_S, Served, until
 
 pytest.importorskip("playwright", reason="no playwright here; pip install -e '.[dev]'")
@@ -232,6 +233,25 @@ def test_what_is_opened_stays_open_while_the_page_changes_around_it(served: Serv
 
     expect(page.get_by_role("button", name="Cancel the job")).to_be_visible()
     (served.folder / "open").touch()
+
+
+@pytest.mark.parametrize("hand", ["mouse", "keyboard"])
+def test_a_button_that_is_held_down_while_the_page_would_change_is_clicked(
+    hand: str, served: Served, visit: Visit
+) -> None:
+    job = submit(served, "while [ ! -e pressed ]; do sleep 0.05; done")
+    page = visit.go(f"/jobs/{job}")
+    badge, cancel = page.locator(".title .badge").first, page.get_by_role("button", name="Cancel the job")
+    expect(badge).to_have_text("running", timeout=1000.0 * PATIENCE_S)
+    page.locator("summary", has_text="Cancel").click()
+
+    held_ms = 1000.0 * (GROWS_S + 2.0)  # longer than a picture stands
+    if hand == "mouse":
+        cancel.click(delay=held_ms)
+    else:
+        cancel.press("Space", delay=held_ms)
+
+    expect(badge).to_have_text("cancelled", timeout=1000.0 * PATIENCE_S)
 
 
 def test_a_form_of_another_site_changes_nothing(served: Served, browser: Browser) -> None:

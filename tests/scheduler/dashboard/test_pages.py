@@ -191,6 +191,22 @@ async def test_output_is_followed_from_where_it_was_read(shown: Shown) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("query", ["", "?attempt=1"])
+async def test_a_page_of_an_attempt_that_is_being_launched_looks_for_its_output_again(shown: Shown, query: str) -> None:
+    job = shown.submit()
+    shown.start(job)
+    address = f'hx-get="/jobs/{job.id}"'
+
+    launched = (await shown.get(f"/jobs/{job.id}{query}")).text
+    assert address in launched
+    assert "It has not started yet." in launched
+    shown.write_log(job, b"one\n")
+
+    assert address not in (followed := (await shown.get(f"/jobs/{job.id}")).text)
+    assert "one\n" in followed
+
+
+@pytest.mark.anyio
 async def test_output_of_an_attempt_that_another_one_followed_comes_to_an_end(shown: Shown) -> None:
     job = shown.submit()
     shown.start(job)
