@@ -4,7 +4,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 # Where bytecode is not to be written, each of the thousand processes of the tests would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: demo test lint kernels-policies kernels-environments bench screenshots clean
+.PHONY: demo test lint kernels kernels-after-lint bench screenshots clean
 
 # `make demo TRACE=jobs.csv` runs the jobs of a real trace instead of generated ones, which arrive in bursts.
 demo: $(STAMP)
@@ -12,17 +12,17 @@ demo: $(STAMP)
 
 # A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
 # More processes than cores, of one thread each, as many tests wait for servers. Two compile the kernels for all: the
-# second once the first has compiled what they share, which takes as long as the linters.
+# second begins after the linters, and both end at about the same time.
 # A process that dies ends the run: with another in its place, pytest-xdist 3.8 may wait for ever at the end.
 test: $(STAMP)
-	$(MAKE) --no-print-directory -j 2 lint kernels-policies kernels-environments
+	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 5 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
-kernels-policies: $(STAMP)
-	$(BIN)/python -m tests.kernels policies
+kernels: $(STAMP)
+	$(BIN)/python -m tests.kernels heuristics candidates
 
-kernels-environments: lint
-	$(BIN)/python -m tests.kernels environments
+kernels-after-lint: lint
+	$(BIN)/python -m tests.kernels environments networks
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

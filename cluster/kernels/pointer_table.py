@@ -8,6 +8,7 @@ in plain Python (NUMBA_DISABLE_JIT=1) nothing here is used.
 import hashlib
 import struct
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,11 +38,16 @@ class Struct(types.Type):
 
     def __init__(self, part: str = "") -> None:
         self.part = part
-        digest = hashlib.sha256(repr(_LAYOUT).encode()).hexdigest()[:16]
-        super().__init__(name=f"longshore.Simulation({part}, {digest})")
+        super().__init__(name=f"longshore.Simulation({part}, {_digest()})")
 
 
 _LAYOUT: dict[str, dict[str, Field]] = {}  # part -> field; the same for every simulation
+
+
+@cache
+def _digest() -> str:
+    assert _LAYOUT, "there is no simulation yet whose layout could be told"
+    return hashlib.sha256(repr(_LAYOUT).encode()).hexdigest()[:16]
 
 
 def pack(parts: Mapping[str, tuple[Any, ...]]) -> NDArray[np.int64]:
@@ -73,7 +79,7 @@ def pack(parts: Mapping[str, tuple[Any, ...]]) -> NDArray[np.int64]:
 def _words(name: str, value: Any) -> tuple[list[int], types.Type]:
     if isinstance(value, np.ndarray) and value.flags.c_contiguous and value.ndim in (1, 2):
         extents = list(value.shape) + [1] * (2 - value.ndim)
-        return [value.ctypes.data, *extents], types.Array(from_dtype(value.dtype), value.ndim, "C")
+        return [value.__array_interface__["data"][0], *extents], _array_type(value.dtype, value.ndim)
     if isinstance(value, bool):
         return [int(value), 0, 0], types.boolean
     if isinstance(value, int):
@@ -81,6 +87,11 @@ def _words(name: str, value: Any) -> tuple[list[int], types.Type]:
     if isinstance(value, float):
         return [*struct.unpack("q", struct.pack("d", value)), 0, 0], types.float64
     raise TypeError(f"{name} is {value!r:.80}, expected a number or a contiguous array")
+
+
+@cache
+def _array_type(dtype: np.dtype[Any], ndim: int) -> types.Array:
+    return types.Array(from_dtype(dtype), ndim, "C")
 
 
 @register_model(Struct)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..model.scenarios import MOST_RESTART_S, ORDERS, PER_JOB, FaultProcess, Rules, Scenarios
 from ..model.topology import Cluster
-from .shapes import declared_dtype
+from .shapes import Declared, declared
 from .state import Simulation
 
 Part = TypeVar("Part", bound=tuple[Any, ...])
@@ -27,12 +27,12 @@ def typed(values: Part) -> Part:
     Raises:
         ValueError: If that would change a value.
     """
-    fields = type(values).__annotations__.items()
-    return type(values)(*(_typed(name, kind, value) for (name, kind), value in zip(fields, values, strict=True)))
+    fields = declared(type(values))
+    return type(values)(*(_typed(field, value) for field, value in zip(fields, values, strict=True)))
 
 
-def _typed(name: str, kind: Any, value: Any) -> Any:
-    dtype = declared_dtype(kind)
+def _typed(field: Declared, value: Any) -> Any:
+    name, kind, dtype, _ = field
     if np.asarray(value).dtype.kind not in "biuf":
         raise ValueError(f"{name} is {_short(value)}, expected numbers")
     try:

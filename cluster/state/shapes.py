@@ -5,7 +5,8 @@ its end.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from functools import cache
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,10 +87,25 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def declared_dtype(annotation: Any) -> np.dtype[Any] | None:
-    """Return the type of the elements that the annotation of an array says, None for a number."""
-    parameters = get_args(get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation)
-    return np.dtype(get_args(parameters[1])[0]) if parameters else None
+class Declared(NamedTuple):
+    """What the annotation of a field says."""
+
+    name: str
+    kind: Any  # the annotation itself
+    dtype: np.dtype[Any] | None  # of the elements, None for a number
+    axes: tuple[str, ...]  # that are named
+
+
+@cache  # what annotations say is found out slowly, and asked for each simulation
+def declared(fields: type[tuple[Any, ...]]) -> tuple[Declared, ...]:
+    """Return what the annotations of a named tuple say of its fields."""
+    return tuple(_declared(name, kind) for name, kind in fields.__annotations__.items())
+
+
+def _declared(name: str, kind: Any) -> Declared:
+    array, *axes = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    parameters = get_args(array)
+    return Declared(name, kind, np.dtype(get_args(parameters[1])[0]) if parameters else None, tuple(axes))
 
 
 def zeros_of(fields: type[FieldsT], extents: Mapping[str, int]) -> FieldsT:
@@ -99,12 +115,8 @@ def zeros_of(fields: type[FieldsT], extents: Mapping[str, int]) -> FieldsT:
         fields: The named tuple, of which each field is `Annotated[array type, name of an axis, ...]`.
         extents: How long each axis is, by its name.
     """
-    arrays = {}
-    for name, annotation in fields.__annotations__.items():
-        _, *axes = get_args(annotation)
-        arrays[name] = np.zeros(tuple(extents[axis] for axis in axes), declared_dtype(annotation))
     made: Callable[..., FieldsT] = fields  # which no type of named tuples says
-    return made(**arrays)
+    return made(*(np.zeros(tuple(extents[axis] for axis in it.axes), it.dtype) for it in declared(fields)))
 
 
 def check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
@@ -117,11 +129,10 @@ def check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
         ValueError: Naming the field.
     """
     for part, values in parts.items():
-        for (name, annotation), value in zip(type(values).__annotations__.items(), values, strict=True):
-            dtype = declared_dtype(annotation)
+        for (name, kind, dtype, _), value in zip(declared(type(values)), values, strict=True):
             if dtype is None:
-                if type(value) is not annotation:
-                    raise ValueError(f"{part}.{name} is {value!r:.80}, expected one {annotation.__name__}")
+                if type(value) is not kind:
+                    raise ValueError(f"{part}.{name} is {value!r:.80}, expected one {kind.__name__}")
             elif not isinstance(value, np.ndarray) or value.dtype != dtype:
                 found = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
                 raise ValueError(f"{part}.{name} is of type {found}, expected an array of {dtype}")

@@ -16,7 +16,7 @@ from longshore.cluster.simulator.engine import advance, reset, start, wait
 from longshore.cluster.simulator.limits import MOST_QUIET, MOST_STOPS
 from longshore.cluster.simulator.simulation import outcome_of
 from longshore.cluster.simulator.state_border import BOUNDED, sound_state
-from longshore.cluster.state.shapes import ANY, RANGES, declared_dtype
+from longshore.cluster.state.shapes import ANY, RANGES, declared
 from longshore.cluster.state.state import Simulation, State
 from longshore.envs.batch import Batch, View
 from tests.compiled_runs import compiled
@@ -25,7 +25,7 @@ from tests.envs.random_run import open_actions
 from tests.strategies import Case, cases, needy_cases
 
 FIELDS = State.__annotations__
-WHOLE = [name for name, kind in FIELDS.items() if declared_dtype(kind).kind == "i"]  # type: ignore[union-attr]
+WHOLE = [field.name for field in declared(State) if field.dtype is not None and field.dtype.kind == "i"]
 VIEWS = (View("node", "full", "dt"), View("gpu", "patent", "dt"), View("candidate", "full", "dt"))
 
 

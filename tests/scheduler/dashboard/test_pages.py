@@ -5,28 +5,17 @@ from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
-from longshore.scheduler.api.http.problems import answer_with_problems
 from longshore.scheduler.api.views.waiting import waiting_pages
-from longshore.scheduler.dashboard.refusing import refusal_page
-from longshore.scheduler.dashboard.router import page_routers, static_router
-from longshore.scheduler.model.job import JobRow
-from longshore.scheduler.model.job_id import new_job_id
 from longshore.scheduler.model.placement import Share
-from longshore.scheduler.model.states import AttemptState, Desired, JobState
-from longshore.scheduler.service.service import Service
-from longshore.scheduler.settings import Chosen, PolicyChoice, Settings
-from longshore.scheduler.store.rows.attempts import Opening, get_attempt
+from longshore.scheduler.model.states import Desired
 from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
 from longshore.scheduler.store.rows.decisions import NewDecision
-from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job, set_desired
-from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
-from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
+from longshore.scheduler.store.rows.jobs import get_job, set_desired
+from longshore.scheduler.store.transitions import Changes
+from tests.scheduler.dashboard.shown import HOSTILE, Shown
 
-HOSTILE = '<script>alert("x")</script>'
 PAGES = (
     "/",
     "/jobs",
@@ -38,61 +27,6 @@ PAGES = (
     "/parts/jobs",
     "/parts/policy",
 )
-
-
-class Shown:
-    """A service and its pages."""
-
-    def __init__(self, folder: Path, policy: str | None = None) -> None:
-        choice = PolicyChoice(name=policy, mode="shadow")
-        self.service = Service(Chosen(Settings(folder=folder, policy=choice, open=True)))
-        app = FastAPI()
-        answer_with_problems(app, refusal_page)
-        for router in (*(router for _, router in page_routers(self.service)), static_router()):
-            app.include_router(router)
-        self.app, self.folder = app, folder
-        fence = self.service.store.write(lambda tx: acquire(tx, SCHEDULER, "test", now_s=0.0, ttl_s=60.0))
-        assert fence is not None
-        self.fence = fence
-
-    async def get(self, path: str) -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://here") as client:
-            return await client.get(path)
-
-    async def post(self, path: str, origin: str) -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://here") as client:
-            return await client.post(path, headers={"Origin": origin})
-
-    def submit(self, name: str = "trains", gpus: int = 2) -> JobRow:
-        spec = {"name": name, "gpus": gpus, "command": ["echo", HOSTILE]}
-        new = NewJob(new_job_id(1e9), name, "ada", spec, 0, gpus, 60.0, 1e9)
-        return self.service.store.write(lambda tx: insert_job(tx, new, writer="api"))
-
-    def start(self, job: JobRow, node: str = "rack0-node1", *gpus: int) -> None:
-        opened = Opened(job, Opening("local", (Share(node, gpus or (0, 1)),), 1.0, 0.0), HOSTILE)
-        self.write(Changes(opened=[opened]))
-
-    def write(self, changes: Changes) -> None:
-        self.service.store.write(lambda tx: write_changes(tx, self.fence, changes, at_s=1e9 + 5.0, writer="scheduler"))
-
-    def try_again(self, job: JobRow) -> None:
-        """Release the first attempt of a job and start a second one."""
-        stops = JobChange(job.id, JobState.STARTING, JobState.STOPPING, "", {})
-        waits = JobChange(job.id, JobState.STOPPING, JobState.QUEUED, "", {})
-        for change, now in ((stops, AttemptState.DRAINING), (waits, AttemptState.RELEASED)):
-            with self.service.store.read() as tx:
-                row = get_attempt(tx, job.id, 1)
-            assert row is not None
-            self.write(Changes([change], [AttemptChange(row, now, row.contact, "", {})]))
-        with self.service.store.read() as tx:
-            again = get_job(tx, job.id)
-        assert again is not None
-        self.start(again)
-
-    def write_log(self, job: JobRow, text: bytes) -> None:
-        folder = self.folder / "attempts" / f"ls-{job.id}-1"
-        folder.mkdir(parents=True)
-        (folder / "rank-0.log").write_bytes(text)
 
 
 @pytest.fixture
