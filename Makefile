@@ -16,7 +16,7 @@ demo: $(STAMP)
 # A process that dies ends the run: with another in its place, pytest-xdist 3.8 may wait for ever at the end.
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j 2 lint kernels kernels-after-lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 5 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 6 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
 kernels: $(STAMP)
 	$(BIN)/python -m tests.kernels heuristics candidates

@@ -1,0 +1,1 @@
+"""What happens to a job in one ring when a GPU of it fails."""

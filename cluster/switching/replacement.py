@@ -1,0 +1,121 @@
+"""Which GPU takes the seat of one that failed in a ring.
+
+The simulator and the live scheduler call the same functions. Source: SPEC F5 to F7.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.compiled import kernel
+
+Floats = NDArray[np.float64]
+
+SOURCE, RING = 0, 1  # formulas of a candidate's iteration time
+FORMULAS = {"source": SOURCE, "ring": RING}
+TYPICAL_EFFICIENCY = 0.4  # of the peak that training reaches, where the job has no record on any type
+
+
+class Vacancy(NamedTuple):
+    """A ring with one seat to fill."""
+
+    seats: int  # the one to fill counted
+    volume_bytes: float  # parameters as they are sent in an iteration
+    average_s: float  # iteration time of the ring before the fault (SPEC F3)
+    rest_compute_s: float  # the longest compute time among the others; 0 if there are none
+    rest_bytes_per_s: float  # the smallest bandwidth between neighbours among the others; inf if there are none
+
+
+class Candidates(NamedTuple):
+    """Idle GPUs that could take the seat, each array of shape (candidates,); equal ones stand in the order of nodes."""
+
+    compute_s: Floats  # of an iteration, as `compute_times_s` has it
+    sure_compute_s: Floats  # the most that it may turn out to be; equal where there is a record
+    peak_flops: Floats
+    from_previous_bytes_per_s: Floats  # bandwidth from the ring neighbour before the seat
+    to_next_bytes_per_s: Floats  # and to the one after it
+    hazard_per_s: Floats
+
+
+def compute_times_s(
+    recorded_s: Floats, peak_flops: Floats, demand_flops: float, records: Sequence[tuple[float, float]], formula: int
+) -> tuple[Floats, Floats]:
+    """Return the compute times of candidates in an iteration, and the most that each may turn out to be.
+
+    A type without a record is taken to reach its whole peak by the formula SOURCE, as SPEC F6 has it. That is 2 to 4
+    times too fast. By RING it reaches as much of its peak as the recorded types do in the median, at worst as the
+    least of them does.
+
+    Args:
+        recorded_s: Mean compute time of the job on each candidate's type, nan where there is none.
+        peak_flops: Of each candidate, FLOP/s.
+        demand_flops: FLOPs of an iteration; nan if nobody has told it.
+        records: Compute time in seconds and peak FLOP/s of each type with a record.
+        formula: SOURCE or RING.
+    """
+    reached = [demand_flops / (compute_s * peak) for compute_s, peak in records] or [TYPICAL_EFFICIENCY]
+    usual, least = (1.0, 1.0) if formula == SOURCE else (median(reached), min(reached))
+    missing = np.isnan(recorded_s)
+    return (
+        np.where(missing, demand_flops / (peak_flops * usual), recorded_s),
+        np.where(missing, demand_flops / (peak_flops * least), recorded_s),
+    )
+
+
+@kernel
+def source_iteration_s(vacancy: Vacancy, compute_s: float, from_previous: float, to_next: float) -> float:
+    """Return a candidate's iteration time as SPEC F6 has it: the slower of its two links, and its own compute time."""
+    return max(vacancy.volume_bytes / from_previous, vacancy.volume_bytes / to_next) + compute_s
+
+
+@kernel
+def ring_iteration_s(vacancy: Vacancy, compute_s: float, from_previous: float, to_next: float) -> float:
+    """Return the iteration time of the whole ring with a candidate in it.
+
+    All wait for the slowest member. Then each link carries 2 (n - 1) / n of the parameters, and all wait for the
+    slowest link.
+    """
+    slowest_s = max(vacancy.rest_compute_s, compute_s)
+    if vacancy.seats < 2:
+        return slowest_s
+    link = min(vacancy.rest_bytes_per_s, from_previous, to_next)
+    return slowest_s + 2.0 * (vacancy.seats - 1) / vacancy.seats * vacancy.volume_bytes / link
+
+
+@kernel
+def iteration_s(vacancy: Vacancy, compute_s: float, from_previous: float, to_next: float, formula: int) -> float:
+    """Return a candidate's iteration time by a formula, SOURCE or RING."""
+    if formula == SOURCE:
+        return source_iteration_s(vacancy, compute_s, from_previous, to_next)
+    return ring_iteration_s(vacancy, compute_s, from_previous, to_next)
+
+
+@kernel
+def choose(vacancy: Vacancy, candidates: Candidates, formula: int) -> int:
+    """Return the index of the candidate that takes the seat, -1 if there is none.
+
+    Among those that keep the ring's average iteration time it is the one of the lowest peak, so that no strong GPU is
+    wasted. Equal ones are told apart by iteration time, then by hazard. If none keeps the average, it is the one of
+    the shortest iteration time; equal ones are told apart by peak, then by hazard.
+
+    Source: SPEC F7.
+    """
+    best, best_keeps = -1, False
+    best_first, best_second, best_hazard = math.inf, math.inf, math.inf
+    for i in range(candidates.compute_s.size):
+        from_previous, to_next = candidates.from_previous_bytes_per_s[i], candidates.to_next_bytes_per_s[i]
+        time_s = iteration_s(vacancy, candidates.compute_s[i], from_previous, to_next, formula)
+        sure_s = iteration_s(vacancy, candidates.sure_compute_s[i], from_previous, to_next, formula)
+        keeps = sure_s <= vacancy.average_s
+        first, second = (candidates.peak_flops[i], time_s) if keeps else (time_s, candidates.peak_flops[i])
+        hazard = candidates.hazard_per_s[i]
+        better = first < best_first or (
+            first == best_first and (second < best_second or (second == best_second and hazard < best_hazard))
+        )
+        if best < 0 or (keeps and not best_keeps) or (keeps == best_keeps and better):
+            best, best_keeps, best_first, best_second, best_hazard = i, keeps, first, second, hazard
+    return best
