@@ -192,7 +192,7 @@ class Trial:
         while not is_so():
             assert time.monotonic() < give_up, "it did not come true"
             self.tick()
-            time.sleep(0.01)
+            time.sleep(0.02)  # a tick is the more work
 
     def runs(self, job: str) -> None:
         self.until(lambda: self.job(job).state is JobState.RUNNING)
@@ -248,7 +248,9 @@ def proven_dead() -> str:
 def processes_of(job: str) -> list[Process]:
     """Return the living processes of a job, by their environment."""
     mark = f"ls-{job}-".encode()
-    return [it for it in living() if environment(it).get(b"LONGSHORE_ATTEMPT", b"").startswith(mark)]
+    return [
+        it for it in living() if environment(it, b"LONGSHORE_ATTEMPT").get(b"LONGSHORE_ATTEMPT", b"").startswith(mark)
+    ]
 
 
 def _cluster_file(nodes: Mapping[str, int], run_time: str) -> str:

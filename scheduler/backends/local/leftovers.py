@@ -111,7 +111,7 @@ def _writes_to(process: Process, logs: Collection[tuple[int, int]]) -> bool:
 def _says_so(process: Process, traces: Traces) -> bool:
     if process.uid != os.getuid():
         return False
-    told = environment(process)
+    told = environment(process, b"LONGSHORE_ATTEMPT", b"LONGSHORE_PROGRESS")
     if told.get(b"LONGSHORE_ATTEMPT") != traces.attempt.encode():
         return False
     path = os.fsdecode(told.get(b"LONGSHORE_PROGRESS", b""))
