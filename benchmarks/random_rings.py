@@ -1,7 +1,8 @@
 """Random rings that lost a member, and how often the choice of its replacement keeps what it promises.
 
 A ring has 4 to 16 members of five types, and 3 to 12 candidates. Links are all about equal, of two kinds, or anything
-between. Two or three of the five types have a record; each type reaches between 0.25 and 0.55 of its peak.
+between. Two or three of the five types have a record; each type reaches between 0.25 and 0.55 of its peak. The truth is
+the iteration time of the whole ring. So what is measured of the formula `ring` is what missing records cost it.
 """
 
 from collections.abc import Iterator
@@ -40,13 +41,11 @@ class Lost(NamedTuple):
     links: tuple[Floats, Floats]  # of the candidates
 
     def among(self, formula: int) -> Candidates:
-        """Return the candidates as a formula takes them, or as they are in truth for -1."""
-        peak, compute_s = PEAK_FLOPS[self.types], self.compute_s[self.types]
-        usual_s = sure_s = compute_s
-        if formula >= 0:
-            recorded_s = np.where(self.has_record[self.types], compute_s, np.nan)
-            records = [(float(self.compute_s[i]), float(PEAK_FLOPS[i])) for i in np.flatnonzero(self.has_record)]
-            usual_s, sure_s = compute_times_s(recorded_s, peak, self.demand_flops, records, formula)
+        """Return the candidates as a formula takes them."""
+        peak = PEAK_FLOPS[self.types]
+        recorded_s = np.where(self.has_record[self.types], self.compute_s[self.types], np.nan)
+        records = [(float(self.compute_s[i]), float(PEAK_FLOPS[i])) for i in np.flatnonzero(self.has_record)]
+        usual_s, sure_s = compute_times_s(recorded_s, peak, self.demand_flops, records, formula)
         return Candidates(usual_s, sure_s, peak, *self.links, np.zeros(peak.size))
 
     def times_s(self) -> Floats:

@@ -51,5 +51,5 @@ GROUPS: Mapping[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    for group in sys.argv[1:]:
+    for group in sys.argv[1:] or sys.exit(f"name some of {', '.join(GROUPS)}"):
         GROUPS[group]()

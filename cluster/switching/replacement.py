@@ -1,6 +1,6 @@
 """Which GPU takes the seat of one that failed in a ring.
 
-The simulator and the live scheduler call the same functions. Source: SPEC F5 to F7.
+The simulator and the live scheduler are to call the same functions. Source: SPEC F6, F7.
 """
 
 import math
@@ -34,7 +34,9 @@ class Candidates(NamedTuple):
     """Idle GPUs that could take the seat, each array of shape (candidates,); equal ones stand in the order of nodes."""
 
     compute_s: Floats  # of an iteration, as `compute_times_s` has it
-    sure_compute_s: Floats  # the most that it may turn out to be; equal where there is a record
+    sure_compute_s: (
+        Floats  # the same without luck, which decides on who keeps the average; equal where there is a record
+    )
     peak_flops: Floats
     from_previous_bytes_per_s: Floats  # bandwidth from the ring neighbour before the seat
     to_next_bytes_per_s: Floats  # and to the one after it
@@ -44,32 +46,39 @@ class Candidates(NamedTuple):
 def compute_times_s(
     recorded_s: Floats, peak_flops: Floats, demand_flops: float, records: Sequence[tuple[float, float]], formula: int
 ) -> tuple[Floats, Floats]:
-    """Return the compute times of candidates in an iteration, and the most that each may turn out to be.
+    """Return the compute times of candidates in an iteration, usual ones and ones without luck; inf if nobody can tell.
 
-    A type without a record is taken to reach its whole peak by the formula SOURCE, as SPEC F6 has it. That is 2 to 4
-    times too fast. By RING it reaches as much of its peak as the recorded types do in the median, at worst as the
-    least of them does.
+    By the formula SOURCE a type without a record reaches its whole peak, as SPEC F6 has it. That is 2 to 4 times too
+    fast. By RING it reaches as much of its peak as the recorded types do in the median, without luck as the least of
+    them does.
 
     Args:
         recorded_s: Mean compute time of the job on each candidate's type, nan where there is none.
         peak_flops: Of each candidate, FLOP/s.
-        demand_flops: FLOPs of an iteration; nan if nobody has told it.
+        demand_flops: FLOPs of an iteration; nan if nobody has told it. With a record, RING does without.
         records: Compute time in seconds and peak FLOP/s of each type with a record.
         formula: SOURCE or RING.
     """
-    reached = [demand_flops / (compute_s * peak) for compute_s, peak in records] or [TYPICAL_EFFICIENCY]
-    usual, least = (1.0, 1.0) if formula == SOURCE else (median(reached), min(reached))
+    demands = [compute_s * peak for compute_s, peak in records] or [demand_flops / TYPICAL_EFFICIENCY]
+    usual, most = (demand_flops, demand_flops) if formula == SOURCE else (median(demands), max(demands))
     missing = np.isnan(recorded_s)
-    return (
-        np.where(missing, demand_flops / (peak_flops * usual), recorded_s),
-        np.where(missing, demand_flops / (peak_flops * least), recorded_s),
-    )
+    times_s = (np.where(missing, demand / peak_flops, recorded_s) for demand in (usual, most))
+    usual_s, sure_s = (np.where(np.isnan(it), np.inf, it) for it in times_s)
+    return usual_s, sure_s
+
+
+@kernel
+def _sent_s(volume_bytes: float, bytes_per_s: float) -> float:
+    """Return how long a link takes for so much; one that is cut takes for ever."""
+    if not bytes_per_s > 0.0:
+        return math.inf
+    return volume_bytes / bytes_per_s
 
 
 @kernel
 def source_iteration_s(vacancy: Vacancy, compute_s: float, from_previous: float, to_next: float) -> float:
     """Return a candidate's iteration time as SPEC F6 has it: the slower of its two links, and its own compute time."""
-    return max(vacancy.volume_bytes / from_previous, vacancy.volume_bytes / to_next) + compute_s
+    return max(_sent_s(vacancy.volume_bytes, from_previous), _sent_s(vacancy.volume_bytes, to_next)) + compute_s
 
 
 @kernel
@@ -83,7 +92,7 @@ def ring_iteration_s(vacancy: Vacancy, compute_s: float, from_previous: float, t
     if vacancy.seats < 2:
         return slowest_s
     link = min(vacancy.rest_bytes_per_s, from_previous, to_next)
-    return slowest_s + 2.0 * (vacancy.seats - 1) / vacancy.seats * vacancy.volume_bytes / link
+    return slowest_s + _sent_s(2.0 * (vacancy.seats - 1) / vacancy.seats * vacancy.volume_bytes, link)
 
 
 @kernel

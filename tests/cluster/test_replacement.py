@@ -89,6 +89,25 @@ def test_a_ring_of_one_has_no_links_and_no_candidate_is_none() -> None:
     assert choose(alone, Candidates(*(np.zeros(0) for _ in Candidates._fields)), RING) == -1
 
 
+def test_with_a_record_nobody_need_tell_the_flops_of_an_iteration() -> None:
+    recorded_s, peak, records = np.array([NAN, 0.5]), np.array([100e12, 50e12]), [(0.5, 50e12)]
+    known = compute_times_s(recorded_s, peak, 10e12, records, RING)
+    unknown = compute_times_s(recorded_s, peak, NAN, records, RING)
+    assert [it.tolist() for it in known] == [it.tolist() for it in unknown] == [[0.25, 0.5], [0.25, 0.5]]
+
+
+@pytest.mark.parametrize("formula", [SOURCE, RING])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_who_cannot_be_reckoned_or_reached_is_taken_only_if_there_is_nobody_else(formula: int, place: int) -> None:
+    vacancy, good = Vacancy(4, 1e9, 0.1, 0.4, 5e9), [(100.0, 1.0, 1.0, 0.5), (100.0, 2.0, 1.0, 0.4)]
+    usual_s, sure_s = compute_times_s(np.array([NAN]), np.array([1e12]), NAN, [], formula)
+    assert usual_s.tolist() == sure_s.tolist() == [math.inf]
+    for bad in ((1.0, 9.0, 9.0, math.inf), (1.0, 0.0, 9.0, 0.1), (1.0, 9.0, 0.0, 0.1)):
+        rows = [*good[:place], bad, *good[place:]]
+        assert rows[choose(vacancy, candidates(*rows), formula)] == good[1]
+        assert choose(vacancy, candidates(bad), formula) == 0
+
+
 FEW = st.sampled_from([0.25, 0.5, 1.0, 2.0])  # so that many are equal
 
 

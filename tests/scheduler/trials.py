@@ -192,7 +192,7 @@ class Trial:
         while not is_so():
             assert time.monotonic() < give_up, "it did not come true"
             self.tick()
-            time.sleep(0.02)  # a tick is the more work
+            time.sleep(0.02)  # for the jobs: a tick takes several milliseconds of a core
 
     def runs(self, job: str) -> None:
         self.until(lambda: self.job(job).state is JobState.RUNNING)

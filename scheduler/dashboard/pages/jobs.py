@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query, Response
 from sqlalchemy import Connection
 
 from ....cluster.files.errors import BackendError
+from ...backends.protocol import NoLogError
 from ...control.attempt_driver import attempt_name
 from ...model.job import JobRow
 from ...model.job_id import is_job_id
@@ -24,6 +25,7 @@ from ..rendering import draw, no_part, nothing_new, render
 from .page import OPERATORS, Before, Page, Seen
 
 ROWS = 50
+_NOT_YET = BackendError("It has not started yet.")
 GROWS_S = 5.0  # between two pictures of a job that runs
 
 
@@ -87,11 +89,16 @@ def _add_job(router: APIRouter, service: Service) -> None:
             now, view = seen_of(tx, row), job_view(tx, row, service)
         log, problem = _log(service, view.job, view.attempts, attempt, rank)
         number = attempt or (view.attempts[-1].number if view.attempts else None)
-        if problem and _is_starting(view, number):
-            number, problem = None, ""  # the page looks again, as it does before the first attempt
+        is_final = isinstance(problem, NoLogError)
+        shown = next((it for it in view.attempts if it.number == number), None)
+        if is_final and shown is not None and _is_starting(shown):
+            problem = _NOT_YET
+        is_missing = problem is not None or number is None
         return draw(
-            service, "jobs", "job.html", log=log, problem=problem, number=number, rank=rank, **values_of(view, now)
-        )
+            service, "jobs", "job.html", log=log, problem=str(problem or ""), number=number, rank=rank, asked=attempt,
+            looks_again=is_missing and _may_come(view, shown, attempt, is_final=is_final),
+            **values_of(view, now),
+        )  # fmt: skip
 
     @router.get("/parts/jobs/{job}")
     def job_part(job: str, seen: Seen = "") -> Response:
@@ -106,22 +113,41 @@ def _add_job(router: APIRouter, service: Service) -> None:
         return draw(service, "jobs", "job_poll.html", **values_of(view, now))
 
 
-def _is_starting(view: JobView, number: int | None) -> bool:
-    """Return whether an attempt may have no output yet, as not all of its ranks run."""
-    return any(row.number == number and row.started_s is None and row.ended_s is None for row in view.attempts)
+def _is_starting(row: AttemptRow) -> bool:
+    return row.started_s is None and row.ended_s is None
 
 
-def _log(service: Service, job: JobRow, attempts: list[AttemptRow], number: int | None, rank: int) -> tuple[Part, str]:
+def _may_come(view: JobView, row: AttemptRow | None, asked: int | None, *, is_final: bool) -> bool:
+    """Return whether there may be output later where there is none now.
+
+    Args:
+        view: The job.
+        row: Its attempt that is shown, None if there is none.
+        asked: Number of the attempt that was asked for, None for the last one.
+        is_final: Whether the backend says that there is no such output.
+    """
+    if view.is_over:
+        return False
+    if row is None:
+        return asked is None
+    if row.ended_s is not None:
+        return asked is None  # but of the next attempt
+    return _is_starting(row) or not is_final
+
+
+def _log(
+    service: Service, job: JobRow, attempts: list[AttemptRow], number: int | None, rank: int
+) -> tuple[Part, BackendError | None]:
     """Return the end of an output, or why there is none."""
     mine = [row for row in attempts if number in (None, row.number)]
     if not mine:
-        return Part("", 0), "" if number is None else f"There is no attempt {number}."
+        return Part("", 0), None if number is None else NoLogError(f"There is no attempt {number}.")
     name = attempt_name(mine[-1])
     try:
         part = tail(lambda offset, most: service.backend.logs(name, rank, offset, most), is_over=job.state in FINAL)
     except BackendError as error:
-        return Part("", 0), str(error)
-    return part, ""
+        return Part("", 0), error
+    return part, None
 
 
 def _add_logs(router: APIRouter, service: Service) -> None:

@@ -79,16 +79,22 @@ function showAll() {
   showMoments();
 }
 
-// What is pressed while the page changes around it is not clicked; so nothing changes until it is let go.
-let isPressed = false;
-const whilePressed = (kinds, isDown) => {
-  for (const kind of kinds) document.addEventListener(kind, (event) => { isPressed = isDown(event); }, true);
-};
-whilePressed(["pointerdown", "pointerover", "pointerup", "pointercancel"], (event) => event.buttons !== 0);
-whilePressed(["keydown", "keyup"], (event) => event.type === "keydown");
-window.addEventListener("blur", () => { isPressed = false; });
+// What is replaced while it is held down is not clicked; so nothing changes until it is let go. A browser may never tell
+// that it was, so that what is held for long counts no more.
+const held = new Map(), LONGEST_HOLD_MS = 30_000;
+const hold = (it) => held.has(it) || held.set(it, Date.now());
+const isHeld = () => [...held.values()].some((since) => Date.now() - since < LONGEST_HOLD_MS);
+const PRESSING = ["Space", "Enter", "NumpadEnter"]; // other keys click nothing
+document.addEventListener("pointerdown", (event) => hold(event.pointerId), true);
+for (const kind of ["pointerup", "pointercancel"]) {
+  document.addEventListener(kind, (event) => held.delete(event.pointerId), true);
+}
+document.addEventListener("pointermove", (event) => event.buttons === 0 && held.delete(event.pointerId), true);
+document.addEventListener("keydown", (event) => PRESSING.includes(event.code) && hold(event.code), true);
+document.addEventListener("keyup", (event) => held.delete(event.code), true);
+for (const kind of ["blur", "dragend", "pagehide"]) window.addEventListener(kind, () => held.clear());
 document.addEventListener("htmx:beforeSwap", (event) => {
-  if (isPressed) event.detail.shouldSwap = false;
+  if (isHeld()) event.detail.shouldSwap = false;
 });
 document.addEventListener("mouseover", (event) => markJob(event.target));
 document.addEventListener("focusin", (event) => markJob(event.target));

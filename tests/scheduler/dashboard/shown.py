@@ -11,10 +11,10 @@ from longshore.scheduler.dashboard.router import page_routers, static_router
 from longshore.scheduler.model.job import JobRow
 from longshore.scheduler.model.job_id import new_job_id
 from longshore.scheduler.model.placement import Share
-from longshore.scheduler.model.states import AttemptState, JobState
+from longshore.scheduler.model.states import AttemptState, Contact, JobState
 from longshore.scheduler.service.service import Service
 from longshore.scheduler.settings import Chosen, PolicyChoice, Settings
-from longshore.scheduler.store.rows.attempts import Opening, get_attempt
+from longshore.scheduler.store.rows.attempts import AttemptRow, Opening, get_attempt
 from longshore.scheduler.store.rows.jobs import NewJob, get_job, insert_job
 from longshore.scheduler.store.rows.leases import SCHEDULER, acquire
 from longshore.scheduler.store.transitions import AttemptChange, Changes, JobChange, Opened, write_changes
@@ -57,21 +57,38 @@ class Shown:
     def write(self, changes: Changes) -> None:
         self.service.store.write(lambda tx: write_changes(tx, self.fence, changes, at_s=1e9 + 5.0, writer="scheduler"))
 
-    def try_again(self, job: JobRow) -> None:
-        """Release the first attempt of a job and start a second one."""
+    def runs(self, job: JobRow) -> None:
+        """Let the first attempt of a job run."""
+        launched = AttemptChange(self._first_attempt(job), AttemptState.LAUNCHED, Contact.OK, "", {})
+        self.write(Changes([], [launched]))
+        runs = AttemptChange(self._first_attempt(job), AttemptState.RUNNING, Contact.OK, "", {"started_s": 1e9})
+        self.write(Changes([JobChange(job.id, JobState.STARTING, JobState.RUNNING, "", {})], [runs]))
+
+    def release(self, job: JobRow) -> None:
+        """Let the first attempt of a job end; the job is queued again."""
         stops = JobChange(job.id, JobState.STARTING, JobState.STOPPING, "", {})
         waits = JobChange(job.id, JobState.STOPPING, JobState.QUEUED, "", {})
-        for change, now in ((stops, AttemptState.DRAINING), (waits, AttemptState.RELEASED)):
-            with self.service.store.read() as tx:
-                row = get_attempt(tx, job.id, 1)
-            assert row is not None
-            self.write(Changes([change], [AttemptChange(row, now, row.contact, "", {})]))
+        self.write(
+            Changes([stops], [AttemptChange(self._first_attempt(job), AttemptState.DRAINING, Contact.OK, "", {})])
+        )
+        released = AttemptChange(self._first_attempt(job), AttemptState.RELEASED, Contact.OK, "", {"ended_s": 1e9})
+        self.write(Changes([waits], [released]))
+
+    def try_again(self, job: JobRow) -> None:
+        """Release the first attempt of a job and start a second one."""
+        self.release(job)
         with self.service.store.read() as tx:
             again = get_job(tx, job.id)
         assert again is not None
         self.start(again)
 
-    def write_log(self, job: JobRow, text: bytes) -> None:
+    def _first_attempt(self, job: JobRow) -> AttemptRow:
+        with self.service.store.read() as tx:
+            row = get_attempt(tx, job.id, 1)
+        assert row is not None
+        return row
+
+    def write_log(self, job: JobRow, text: bytes, rank: int = 0) -> None:
         folder = self.folder / "attempts" / f"ls-{job.id}-1"
         folder.mkdir(parents=True)
-        (folder / "rank-0.log").write_bytes(text)
+        (folder / f"rank-{rank}.log").write_bytes(text)

@@ -235,6 +235,18 @@ def test_what_is_opened_stays_open_while_the_page_changes_around_it(served: Serv
     (served.folder / "open").touch()
 
 
+def test_a_page_goes_on_after_a_link_was_dragged_and_a_key_was_lost(served: Served, visit: Visit) -> None:
+    job = submit(served, "while [ ! -e dragged ]; do sleep 0.05; done")
+    page = visit.go("/jobs")
+    page.locator(f"a[href='/jobs/{job}']").first.drag_to(page.locator("h1"))
+    page.keyboard.down("CapsLock")  # of which some systems never tell that it was let go
+
+    (served.folder / "dragged").touch()
+
+    row = page.locator("tr", has=page.locator(f"a[href='/jobs/{job}']"))
+    expect(row).to_contain_text("succeeded", timeout=1000.0 * PATIENCE_S)
+
+
 @pytest.mark.parametrize("hand", ["mouse", "keyboard"])
 def test_a_button_that_is_held_down_while_the_page_would_change_is_clicked(
     hand: str, served: Served, visit: Visit

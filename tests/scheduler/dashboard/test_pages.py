@@ -4,10 +4,13 @@ import re
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from longshore.cluster.files.errors import BackendError
 from longshore.scheduler.api.views.waiting import waiting_pages
+from longshore.scheduler.backends.protocol import NoLogError
 from longshore.scheduler.model.placement import Share
 from longshore.scheduler.model.states import Desired
 from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
@@ -124,20 +127,52 @@ async def test_output_is_followed_from_where_it_was_read(shown: Shown) -> None:
     assert (await shown.get(address)).text.startswith("two\n<span")
 
 
+def asks_again(page: str) -> list[str]:
+    """Return what the part of a page that is for the output asks for every second."""
+    return re.findall(r'id="output-section"[^>]* hx-get="([^"]*)"', page)
+
+
 @pytest.mark.anyio
-@pytest.mark.parametrize("query", ["", "?attempt=1"])
+@pytest.mark.parametrize("query", ["?rank=0", "?attempt=1&rank=0", "?attempt=1&rank=1"])
 async def test_a_page_of_an_attempt_that_is_being_launched_looks_for_its_output_again(shown: Shown, query: str) -> None:
     job = shown.submit()
     shown.start(job)
-    address = f'hx-get="/jobs/{job.id}"'
 
     launched = (await shown.get(f"/jobs/{job.id}{query}")).text
-    assert address in launched
+    assert asks_again(launched) == [f"/jobs/{job.id}{query}".replace("&", "&amp;")]
     assert "It has not started yet." in launched
-    shown.write_log(job, b"one\n")
+    shown.write_log(job, b"one\n", rank=int(query[-1]))
 
-    assert address not in (followed := (await shown.get(f"/jobs/{job.id}")).text)
+    followed = (await shown.get(f"/jobs/{job.id}{query}")).text
+    assert asks_again(followed) == []
     assert "one\n" in followed
+
+
+@pytest.mark.anyio
+async def test_a_page_looks_for_the_next_attempt_where_the_last_one_left_no_output(shown: Shown) -> None:
+    job = shown.submit()
+    assert asks_again((await shown.get(f"/jobs/{job.id}")).text) == [f"/jobs/{job.id}?rank=0"]
+    shown.start(job)
+    shown.release(job)
+
+    assert asks_again((await shown.get(f"/jobs/{job.id}")).text) == [f"/jobs/{job.id}?rank=0"]
+    assert asks_again((await shown.get(f"/jobs/{job.id}?attempt=1")).text) == []  # none of this one will come
+    assert asks_again((await shown.get(f"/jobs/{job.id}?attempt=7")).text) == []
+
+
+@pytest.mark.anyio
+async def test_a_page_looks_again_where_the_output_cannot_be_seen_now_but_not_for_a_rank_that_there_is_not(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = shown.submit()
+    shown.start(job)
+    shown.runs(job)
+
+    for error, again in ((BackendError("no answer"), [f"/jobs/{job.id}?rank=5"]), (NoLogError("no rank 5"), [])):
+        monkeypatch.setattr(shown.service.backend, "logs", mock.Mock(side_effect=error))
+        page = (await shown.get(f"/jobs/{job.id}?rank=5")).text
+        assert str(error) in page
+        assert asks_again(page) == again
 
 
 @pytest.mark.anyio
