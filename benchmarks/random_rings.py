@@ -77,10 +77,10 @@ def random_ring(rng: np.random.Generator) -> Lost:
     return Lost(rest, compute_s, demand_flops, has_record, types, (links(count), links(count)))
 
 
-def measure_choices(rings: int = RINGS) -> Iterator[Row]:
-    """Choose in so many rings by each formula, and yield what came of it."""
+def measure_choices() -> Iterator[Row]:
+    """Choose in RINGS rings by each formula, and yield what came of it."""
     rng = np.random.default_rng(20)
-    lost = [random_ring(rng) for _ in range(rings)]
+    lost = [random_ring(rng) for _ in range(RINGS)]
     times = [ring.times_s() for ring in lost]
     could = np.array([(time_s <= ring.vacancy.average_s).any() for ring, time_s in zip(lost, times, strict=True)])
     for name, formula in FORMULAS.items():

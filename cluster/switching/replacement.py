@@ -113,18 +113,13 @@ def choose(vacancy: Vacancy, candidates: Candidates, formula: int) -> int:
 
     Source: SPEC F7.
     """
-    best, best_keeps = -1, False
-    best_first, best_second, best_hazard = math.inf, math.inf, math.inf
+    best, best_key = -1, (math.inf, math.inf, math.inf, math.inf)
     for i in range(candidates.compute_s.size):
         from_previous, to_next = candidates.from_previous_bytes_per_s[i], candidates.to_next_bytes_per_s[i]
         time_s = iteration_s(vacancy, candidates.compute_s[i], from_previous, to_next, formula)
         sure_s = iteration_s(vacancy, candidates.sure_compute_s[i], from_previous, to_next, formula)
-        keeps = sure_s <= vacancy.average_s
-        first, second = (candidates.peak_flops[i], time_s) if keeps else (time_s, candidates.peak_flops[i])
-        hazard = candidates.hazard_per_s[i]
-        better = first < best_first or (
-            first == best_first and (second < best_second or (second == best_second and hazard < best_hazard))
-        )
-        if best < 0 or (keeps and not best_keeps) or (keeps == best_keeps and better):
-            best, best_keeps, best_first, best_second, best_hazard = i, keeps, first, second, hazard
+        peak, hazard = candidates.peak_flops[i], candidates.hazard_per_s[i]
+        key = (0.0, peak, time_s, hazard) if sure_s <= vacancy.average_s else (1.0, time_s, peak, hazard)
+        if key < best_key:
+            best, best_key = i, key
     return best

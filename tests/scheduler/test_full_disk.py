@@ -34,7 +34,7 @@ def file_system(folder: Path) -> Iterator[Path]:
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        pytest.skip("no mount here")
+        pytest.skip("no command `mount` here; on Debian: apt-get install mount")
     if done.returncode != 0:
         pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
     yield folder

@@ -13,7 +13,8 @@ from longshore.scheduler.store.rows.checkpoints import CheckpointRow, register
 from longshore.scheduler.store.rows.retrying import try_again
 from tests.scheduler.trials import Trial
 
-FAILS_AT_FIRST = """case $LONGSHORE_ATTEMPT in *-1) exit 3;; esac
+FAILS_AT_FIRST = """
+case $LONGSHORE_ATTEMPT in *-1) exit 3;; esac
 echo "from $LONGSHORE_CHECKPOINT"
 """
 

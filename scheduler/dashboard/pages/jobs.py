@@ -25,7 +25,6 @@ from ..rendering import draw, no_part, nothing_new, render
 from .page import OPERATORS, Before, Page, Seen
 
 ROWS = 50
-_NOT_YET = BackendError("It has not started yet.")
 GROWS_S = 5.0  # between two pictures of a job that runs
 
 
@@ -91,11 +90,10 @@ def _add_job(router: APIRouter, service: Service) -> None:
         number = attempt or (view.attempts[-1].number if view.attempts else None)
         is_final = isinstance(problem, NoLogError)
         shown = next((it for it in view.attempts if it.number == number), None)
-        if is_final and shown is not None and _is_starting(shown):
-            problem = _NOT_YET
+        why = "It has not started yet." if is_final and shown and _is_starting(shown) else str(problem or "")
         is_missing = problem is not None or number is None
         return draw(
-            service, "jobs", "job.html", log=log, problem=str(problem or ""), number=number, rank=rank, asked=attempt,
+            service, "jobs", "job.html", log=log, problem=why, number=number, rank=rank, asked=attempt,
             looks_again=is_missing and _may_come(view, shown, attempt, is_final=is_final),
             **values_of(view, now),
         )  # fmt: skip

@@ -53,7 +53,7 @@ def small(tmp_path: Path) -> Iterator[Disk]:
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        pytest.skip("no mount here")
+        pytest.skip("no command `mount` here; on Debian: apt-get install mount")
     if done.returncode != 0:
         pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
 

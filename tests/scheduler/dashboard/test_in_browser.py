@@ -240,6 +240,7 @@ def test_a_page_goes_on_after_a_link_was_dragged_and_a_key_was_lost(served: Serv
     page = visit.go("/jobs")
     page.locator(f"a[href='/jobs/{job}']").first.drag_to(page.locator("h1"))
     page.keyboard.down("CapsLock")  # of which some systems never tell that it was let go
+    assert not page.evaluate("isHeld()")
 
     (served.folder / "dragged").touch()
 
