@@ -16,7 +16,7 @@ from ..dispatch.turning import list_others, may_turn, turn_to
 from ..kernels.compiled import kernel
 from ..state.state import CANDIDATES, OFFERS, Simulation
 from ..state.usable import has_classes
-from .free_nodes import imagine_now
+from .free_nodes import imagine_now, lowest_level
 from .node_sets import (
     PATIENCE,
     TIE,
@@ -155,7 +155,7 @@ def _add_set(sim: Simulation, row: int, candidates: int, job: int, found: tuple[
 @kernel
 def _add_others(sim: Simulation, row: int, candidates: int, most: int, others: int, fault_loss_s: float) -> int:
     """Write candidates of jobs that the policy may turn to, `most` in all: the best set of each, then the tightest."""
-    state = sim.state
+    state, lowest = sim.state, lowest_level(sim, row)
     for place in range(others):
         if candidates < most:
             job = sim.scratch.other_job[row, place]
@@ -163,7 +163,7 @@ def _add_others(sim: Simulation, row: int, candidates: int, most: int, others: i
     for place in range(others):
         if candidates < most:
             job = sim.scratch.other_job[row, place]
-            count = tight_set(sim, row, job, 0.0, 0, state.free.shape[1], 1)
+            count = tight_set(sim, row, job, lowest, 0, state.free.shape[1], 1)
             found = keep_if_better(sim, row, job, count, fault_loss_s, (math.inf, 0, 0))
             candidates = _add_set(sim, row, candidates, job, found)
     return candidates

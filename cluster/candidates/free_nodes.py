@@ -36,6 +36,15 @@ def largest_free(sim: Simulation) -> int:
 
 
 @kernel
+def lowest_level(sim: Simulation, row: int) -> int:
+    """Return the number of the lowest speed that nodes have."""
+    levels, level = sim.traits.levels[sim.state.scenario[row]], 0
+    while levels[level + 1] > 0.0:
+        level += 1
+    return level
+
+
+@kernel
 def imagine_now(sim: Simulation, row: int) -> None:
     """Let `trial_free` be the GPUs that are usable at present, by jobs of any needs."""
     state, scratch = sim.state, sim.scratch
@@ -49,6 +58,7 @@ def imagine_now(sim: Simulation, row: int) -> None:
     while levels[level] > 0.0:
         for size in range(sizes):
             scratch.level_count[row, level * sizes + size] = 0
+        scratch.level_free[row, level] = 0
         level += 1
     for node in range(nodes):
         free = usable_on(sim, row, node)
@@ -56,6 +66,7 @@ def imagine_now(sim: Simulation, row: int) -> None:
         scratch.free_count[row, free] += 1
         scratch.free_nodes[row, free * words + node // WORD] |= 1 << node % WORD
         scratch.level_count[row, of_node[node] * sizes + free] += 1
+        scratch.level_free[row, of_node[node]] += free
 
 
 @kernel
@@ -71,27 +82,27 @@ def set_free(sim: Simulation, row: int, node: int, free: int) -> None:
     scratch.free_nodes[row, free * words + node // WORD] ^= bit
     scratch.level_count[row, level * sizes + before] -= 1
     scratch.level_count[row, level * sizes + free] += 1
+    scratch.level_free[row, level] += free - before
 
 
 @kernel
-def first_node(
-    sim: Simulation, row: int, free: int, least_speed: float, first: int, after: int, lemons: int, kind: int
-) -> int:
-    """Return the first of nodes `first` to `after` - 1 with so many GPUs free and at least a speed, -1 if none is.
+def first_node(sim: Simulation, row: int, free: int, level: int, first: int, after: int, lemons: int, kind: int) -> int:
+    """Return the first of nodes `first` to `after` - 1 with so many GPUs free, -1 if none is.
 
-    Only nodes that suit a class of needs count, and lemons only if `lemons` is 1.
+    Only nodes of at least the speed of number `level` count, which suit a class of needs, and lemons only if `lemons`
+    is 1.
     """
-    scratch, state = sim.scratch, sim.state
+    scratch = sim.scratch
     if scratch.free_count[row, free] == 0:
         return -1
-    speeds, words, suits = sim.scenarios.speed[state.scenario[row]], words_of(sim), sim.cluster.suits
+    words, suits, fast = words_of(sim), sim.cluster.suits, sim.traits.level_nodes[sim.state.scenario[row]]
     for word in range(first // WORD, (after + WORD - 1) // WORD):
-        bits = scratch.free_nodes[row, free * words + word]
+        bits = scratch.free_nodes[row, free * words + word] & fast[level * words + word]
         while bits != 0:
             node = word * WORD + lowest_bit(bits)
             if node >= after:
                 return -1
-            may = node >= first and speeds[node] >= least_speed and state.lemon[row, node] <= lemons
+            may = node >= first and sim.state.lemon[row, node] <= lemons
             if may and (kind == 0 or suits[kind, node] == 1):
                 return node
             bits &= bits - 1

@@ -82,8 +82,8 @@ def _best_of_all(sim: Simulation, row: int, job: int, nodes: int, fault_loss_s: 
 
 
 @kernel
-def tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: int, after: int, lemons: int) -> int:
-    """Write into `trial_set` nodes of at least a speed: most free first, the last with the smallest hole.
+def tight_set(sim: Simulation, row: int, job: int, level: int, first: int, after: int, lemons: int) -> int:
+    """Write into `trial_set` nodes of at least the speed of number `level`: most free first, the last of least hole.
 
     Only nodes `first` to `after` - 1 count, and lemons only if `lemons` is 1. Returns the number of nodes; 0 if they do
     not hold the job.
@@ -94,14 +94,14 @@ def tight_set(sim: Simulation, row: int, job: int, least_speed: float, first: in
     count, most, begin = 0, largest_free(sim), first
     while most > 0:
         for free in range(need, most + 1):
-            node = first_node(sim, row, free, least_speed, begin if free == most else first, after, lemons, kind)
+            node = first_node(sim, row, free, level, begin if free == most else first, after, lemons, kind)
             if node >= 0:
                 scratch.trial_set[row, count] = node
                 return count + 1
         if need <= most:
             most, begin = need - 1, first
             continue
-        node = first_node(sim, row, most, least_speed, begin, after, lemons, kind)
+        node = first_node(sim, row, most, level, begin, after, lemons, kind)
         if node < 0:
             most, begin = most - 1, first
             continue
@@ -126,7 +126,7 @@ def _best_of_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> 
             for rack in range(-1, racks if racks > 1 else 0):
                 first = 0 if rack < 0 else cluster.first_node[rack]
                 after = nodes if rack < 0 else cluster.first_node[rack + 1]
-                count = tight_set(sim, row, job, levels[level], first, after, lemons)
+                count = tight_set(sim, row, job, level, first, after, lemons)
                 if count > 0:
                     best = keep_if_better(sim, row, job, count, fault_loss_s, best)
         level += 1
@@ -216,15 +216,6 @@ def bound_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
-def free_at(sim: Simulation, row: int, level: int) -> int:
-    """Return the GPUs in `trial_free` on nodes of one speed, by its number."""
-    sizes, gpus = sim.scratch.free_count.shape[1], 0
-    for free in range(1, sizes):
-        gpus += free * sim.scratch.level_count[row, level * sizes + free]
-    return gpus
-
-
-@kernel
 def holding_level(sim: Simulation, row: int, job: int) -> int:
     """Return the number of the highest speed in the cluster such that nodes of at least that speed hold a job.
 
@@ -235,10 +226,10 @@ def holding_level(sim: Simulation, row: int, job: int) -> int:
     if kind > 0:
         return _holding_level_of(sim, row, job, kind)
     levels = sim.traits.levels[scenario]
-    need, level = sim.scenarios.gpus[scenario, job] - free_at(sim, row, 0), 0
+    need, level = sim.scenarios.gpus[scenario, job] - sim.scratch.level_free[row, 0], 0
     while need > 0 and levels[level + 1] > 0.0:
         level += 1
-        need -= free_at(sim, row, level)
+        need -= sim.scratch.level_free[row, level]
     return level
 
 
@@ -266,10 +257,10 @@ def quick_set(sim: Simulation, row: int, job: int, level: int) -> tuple[float, i
     It stands in `best_set` then. Faults are left out of account. `level` is the job's `holding_level`.
     """
     levels, nodes = sim.traits.levels[sim.state.scenario[row]], sim.scenarios.speed.shape[1]
-    best = (math.inf, 0, 0)
+    best = keep_if_better(sim, row, job, tight_set(sim, row, job, level, 0, nodes, 1), 0.0, (math.inf, 0, 0))
+    level += 1
     # The tight set of a lower speed takes a node of that very speed, or is the same again.
     while levels[level] > 0.0 and least_run_s(sim, row, job, levels[level]) <= best[0] * (1.0 + TIE):
-        count = tight_set(sim, row, job, levels[level], 0, nodes, 1)
-        best = keep_if_better(sim, row, job, count, 0.0, best)
+        best = keep_if_better(sim, row, job, tight_set(sim, row, job, level, 0, nodes, 1), 0.0, best)
         level += 1
     return best

@@ -255,7 +255,7 @@ def _offer_tight(sim: Simulation, row: int, job: int, fault_loss_s: float) -> No
             for rack in range(-1, racks if racks > 1 else 0):
                 first = 0 if rack < 0 else cluster.first_node[rack]
                 after = nodes if rack < 0 else cluster.first_node[rack + 1]
-                count = tight_set(sim, row, job, levels[level], first, after, lemons)
+                count = tight_set(sim, row, job, level, first, after, lemons)
                 if count > 0:
                     _offer(sim, row, job, count, fault_loss_s)
         level += 1

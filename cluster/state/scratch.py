@@ -15,6 +15,7 @@ class Scratch(NamedTuple):
     free_nodes: Annotated[Longs, "rows", "sizes x words"]  # the same: a bit for each node with so many
     free_count: Annotated[Ints, "rows", "sizes"]  # how many nodes those are
     level_count: Annotated[Ints, "rows", "levels x sizes"]  # and how many of each speed
+    level_free: Annotated[Ints, "rows", "nodes"]  # GPUs that nodes of each speed have free, by its number
     trial_order: Annotated[Ints, "rows", "nodes"]  # nodes by usable GPUs, most first
     trial_bit: Annotated[Ints, "rows", "nodes"]  # their places among the nodes with usable GPUs
     trial_run_s: Annotated[Floats, "rows", "nodes"]  # run time of the current job if the node is taken next

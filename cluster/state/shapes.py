@@ -34,7 +34,8 @@ AXES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "traits": {
         "max_speed": ("scenarios",), "levels": ("scenarios", "nodes + 1"), "node_hazard_per_s": ("scenarios", "nodes"),
-        "node_level": ("scenarios", "nodes"), "lemon": ("scenarios", "nodes"),
+        "node_level": ("scenarios", "nodes"), "level_nodes": ("scenarios", "levels x words"),
+        "lemon": ("scenarios", "nodes"),
     },
     "process": {
         "outage_first": ("sources with outages + 1",), "outage_start_s": ("outages",), "outage_end_s": ("outages",),

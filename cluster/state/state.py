@@ -153,6 +153,7 @@ class Traits(NamedTuple):
     max_speed: Floats  # (scenarios,)
     levels: Floats  # (scenarios, nodes + 1) the speeds that nodes have, each once, highest first, then 0
     node_level: Ints  # (scenarios, nodes) the place of a node's speed among these
+    level_nodes: Longs  # (scenarios, levels x words) a bit for each node of at least the speed of a place
     node_hazard_per_s: Floats  # (scenarios, nodes) mean over the node's GPUs, as policies know it at the start
     lemon: Ints  # (scenarios, nodes) 1 where that is over LEMON_FACTOR times the lower median of the nodes
 
@@ -167,7 +168,8 @@ def traits_of(cluster: Cluster, scenarios: Scenarios) -> Traits:
     lemon = (hazard > LEMON_FACTOR * median).astype(np.int32)
     levels = _levels(scenarios.speed)
     node_level = _node_level(scenarios.speed, levels)
-    return Traits(scenarios.speed.max(axis=1), levels, node_level, np.ascontiguousarray(hazard), lemon)
+    level_nodes = _level_nodes(node_level)
+    return Traits(scenarios.speed.max(axis=1), levels, node_level, level_nodes, np.ascontiguousarray(hazard), lemon)
 
 
 def _levels(speed: Floats) -> Floats:
@@ -183,6 +185,15 @@ def _node_level(speed: Floats, levels: Floats) -> Ints:
     for level in range(np.count_nonzero(levels.any(axis=0))):
         node_level += levels[:, level, None] > speed
     return node_level
+
+
+def _level_nodes(node_level: Ints) -> Longs:
+    scenarios, nodes = node_level.shape
+    levels, words = int(node_level.max()) + 1, -(-nodes // WORD)
+    fast = np.zeros((scenarios, levels, words * WORD), dtype=np.int64)
+    fast[:, :, :nodes] = node_level[:, None, :] <= np.arange(levels)[:, None]
+    bits = fast.reshape(scenarios, levels, words, WORD) << np.arange(WORD)
+    return bits.sum(axis=3).reshape(scenarios, levels * words)
 
 
 class Log(NamedTuple):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longshore.cluster.candidates.free_nodes import fewest_nodes, first_node, imagine_now, list_free, set_free
-from longshore.cluster.candidates.node_sets import bound_s, free_at, holding_level, set_cost, tight_set
+from longshore.cluster.candidates.node_sets import bound_s, holding_level, set_cost, tight_set
 from longshore.cluster.state.state import Simulation
 from tests.compiled_runs import at_first_decision
 from tests.deep_cases import wide_case
@@ -22,6 +22,11 @@ def imagined(seed: int) -> Simulation:
     for node in rng.integers(0, sizes.size, 3 * sizes.size).tolist():
         set_free(sim, 0, node, int(rng.integers(0, sizes[node] + 1)))
     return sim
+
+
+def levels_of(sim: Simulation) -> list[tuple[int, float]]:
+    """Return the number of each speed that nodes have, and the speed, highest first."""
+    return list(enumerate(sorted(set(sim.scenarios.speed[0].tolist()), reverse=True)))
 
 
 @settings(max_examples=60)
@@ -42,11 +47,11 @@ def test_the_first_node_is_the_first_of_all_that_are_like_it(seed: int, data: st
     nodes = sim.cluster.speed.size
     first, after = sorted(data.draw(st.tuples(st.integers(0, nodes), st.integers(0, nodes))))
     size, lemons = data.draw(st.integers(0, int(np.diff(sim.cluster.first_gpu).max()))), data.draw(st.integers(0, 1))
-    speed = data.draw(st.sampled_from(sim.scenarios.speed[0].tolist()))
+    level, speed = data.draw(st.sampled_from(levels_of(sim)))
     fit = sim.scratch.trial_free[0] == size
     fit &= (sim.scenarios.speed[0] >= speed) & (sim.state.lemon[0] <= lemons)
     expected = [node for node in np.flatnonzero(fit).tolist() if first <= node < after]
-    assert first_node(sim, 0, size, speed, first, after, lemons, 0) == (expected or [-1])[0]
+    assert first_node(sim, 0, size, level, first, after, lemons, 0) == (expected or [-1])[0]
 
 
 @settings(max_examples=60)
@@ -56,10 +61,10 @@ def test_what_nodes_of_a_speed_hold_is_what_they_hold_one_by_one(seed: int) -> N
     free, speeds = sim.scratch.trial_free[0], sim.scenarios.speed[0]
     gpus = int(sim.scenarios.gpus[0, sim.state.current[0]])
     holding = []
-    for level, speed in enumerate(sorted(set(speeds.tolist()), reverse=True)):
+    for level, speed in levels_of(sim):
         most = np.cumsum(np.sort(free[speeds >= speed])[::-1])
         held = bool(most[-1] >= gpus)
-        assert free_at(sim, 0, level) == free[speeds == speed].sum()
+        assert sim.scratch.level_free[0, level] == free[speeds == speed].sum()
         assert fewest_nodes(sim, 0, level, gpus) == (int(np.searchsorted(most, gpus)) + 1 if held else 0)
         holding += [level] if held else []
     if holding:
@@ -72,13 +77,13 @@ def test_a_tight_set_takes_the_nodes_with_most_free_and_last_the_smallest_hole(s
     sim = imagined(seed)
     free, speeds, job = sim.scratch.trial_free[0], sim.scenarios.speed[0], int(sim.state.current[0])
     nodes, gpus = speeds.size, int(sim.scenarios.gpus[0, job])
-    for speed in set(speeds.tolist()):
+    for level, speed in levels_of(sim):
         for lemons in (0, 1):
             for first, after in ((0, nodes), (nodes // 3, nodes), (0, nodes // 2)):
                 fits = (speeds >= speed) & (sim.state.lemon[0] <= lemons) & (free > 0)
                 some = {node: int(free[node]) for node in range(first, after) if fits[node]}
                 expected = greedy_set(some, gpus) if sum(some.values()) >= gpus else []
-                count = tight_set(sim, 0, job, speed, first, after, lemons)
+                count = tight_set(sim, 0, job, level, first, after, lemons)
                 assert sim.scratch.trial_set[0, :count].tolist() == expected
                 if expected:
                     assert bound_s(sim, 0, job) <= set_cost(sim, 0, job, count, 100.0)[0]
