@@ -96,10 +96,17 @@ def startable_gpus(cluster: Cluster, share: float) -> NDArray[np.int64]:
 
 
 @kernel
+def pool_holds(sim: Simulation, row: int, gpu: int) -> int:
+    """Return 1 for a GPU that the pool holds out of service, whether a fault does so too or not; else 0."""
+    if not holds_on(sim):
+        return 0
+    return 1 if sim.state.spare[row, gpu] == 1 and sim.state.gpu_job[row, gpu] < 0 else 0
+
+
+@kernel
 def is_idle_spare(sim: Simulation, row: int, gpu: int) -> bool:
     """Say whether a GPU stands ready in the pool."""
-    state = sim.state
-    return bool(state.spare[row, gpu] == 1 and state.gpu_job[row, gpu] < 0 and state.gpu_down[row, gpu] == 1)
+    return pool_holds(sim, row, gpu) == 1 and sim.state.gpu_down[row, gpu] == 1
 
 
 @kernel

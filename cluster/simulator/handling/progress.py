@@ -2,7 +2,7 @@
 
 import math
 
-from ...dispatch.expected import note_leave, note_start
+from ...dispatch.expected import note_leave, note_start, revise_end_s
 from ...dispatch.placing import NO_RACK, SEVERAL_RACKS, ring_slowdown
 from ...kernels.compiled import kernel
 from ...kernels.heap import push, remove
@@ -22,6 +22,7 @@ def settle(sim: Simulation, row: int, job: int, until_s: float, held: int) -> No
         until_s: Until when it made progress.
         held: GPUs that it held.
     """
+    revise_end_s(sim, row, job)  # the estimate doubles here too, if it was outlived
     state, slowdown = sim.state, sim.state.slowdown[row, job]
     useful_s = useful_run_s(sim, row, job, until_s)
     kept_s = last_checkpoint_s(sim, useful_s, state.since_s[row, job])
@@ -46,8 +47,6 @@ def go_on(sim: Simulation, row: int, job: int) -> None:
     remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)
     note_leave(sim, row, job)
     done_s = state.saved_s[row, job] + state.fresh_s[row, job]
-    while state.guess_s[row, job] <= done_s:
-        state.guess_s[row, job] *= 2.0
     work_s = max(0.0, sim.scenarios.work_s[state.scenario[row], job] - done_s)
     state.struck_s[row, job] = -1.0
     state.overhead_s[row, job] = sim.rules.switch_s
