@@ -14,7 +14,6 @@ from longshore.cluster.model.scenarios import FaultProcess, Rules, Scenarios, fa
 from longshore.cluster.model.topology import Cluster
 from tests.reference_faults import random_outages
 from tests.reference_queue import aged_s, bounded, leader, may_wait, offered, passes
-from tests.reference_switching import POOL, end_piece, fill_pool, heed, holds_on, leave, note, strike, win_back
 from tests.reference_state import (
     Job,
     ReferenceState,
@@ -26,6 +25,7 @@ from tests.reference_state import (
     suiting,
     usable_by,
 )
+from tests.reference_switching import POOL, end_piece, fill_pool, heed, holds_on, leave, note, strike, win_back
 
 ROUNDING = 1e-9  # of a checkpoint interval
 

@@ -93,7 +93,7 @@ def _estimate(imagined: Simulation) -> None:
     for i in range(state.running[PRESENT]):
         job = state.run_heap[PRESENT, i]
         end_s = revise_end_s(imagined, PRESENT, job)
-        if not is_struck(imagined, PRESENT, job):  # else it is when the fault is detected, which is not a matter of work
+        if not is_struck(imagined, PRESENT, job):  # else it is when the fault is detected, whatever the work
             state.end_s[PRESENT, job] = end_s
     for job in range(imagined.scenarios.jobs[0]):
         imagined.scenarios.work_s[0, job] = whole_work_s(imagined, PRESENT, job)

@@ -74,6 +74,14 @@ class Rules(NamedTuple):
     replacement: int = 1  # formula of a candidate's iteration time, of FORMULAS (cluster/switching/replacement.py)
 
 
+def stopping(rules: Rules) -> Rules:
+    """Return rules by which every fault stops a job at once, and no start is checked.
+
+    Where a real cluster says when jobs stop and go on, no rule may say otherwise.
+    """
+    return rules._replace(switching=False, detection_s=0.0, preflight_s=0.0)
+
+
 OLDER_RULES = {  # what rules are by that were stored when there were fewer of them
     name: value for name, value in Rules._field_defaults.items() if name not in ("limit_s", "backfill_depth")
 }

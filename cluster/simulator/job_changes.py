@@ -203,7 +203,7 @@ def stop_after_fault(sim: Simulation, row: int, job: int) -> None:
 @kernel
 def useful_run_s(sim: Simulation, row: int, job: int, until_s: float) -> float:
     """Return how long a job has made progress since its last start or switch."""
-    return max(0.0, until_s - sim.state.start_s[row, job] - sim.state.overhead_s[row, job])
+    return float(max(0.0, until_s - sim.state.start_s[row, job] - sim.state.overhead_s[row, job]))
 
 
 @kernel

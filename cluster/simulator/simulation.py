@@ -42,7 +42,10 @@ def simulation_of(
         process=sound_process(problem.process),
         rules=rules,
         state=allocate_state(
-            cluster, scenarios, rows, index_from if order_of(rules.order).passes else EVERY_JOB,
+            cluster,
+            scenarios,
+            rows,
+            index_from if order_of(rules.order).passes else EVERY_JOB,
             holding=holds_on_by(rules),
         ),
         log=log or allocate_log(0, 0),

@@ -1,7 +1,7 @@
 """Jobs that hold on to their GPUs at a fault, and the pool of spares (docs/simulator.md, Switching).
 
-An idle GPU of the pool counts as out of service, as if one more fault source held it down. So no start, no policy and no
-observation takes it for usable, and none of them need know of the pool.
+An idle GPU of the pool counts as out of service, as if one more fault source held it down. So no start, no policy and
+no observation takes it for usable, and none of them need know of the pool.
 """
 
 import math
@@ -56,7 +56,7 @@ def begin_run(sim: Simulation, row: int, job: int) -> None:
 
 
 @kernel
-def mark_spares(node_type: NDArray[np.int32], first_gpu: NDArray[np.int32], share: float, spare: Ints, row: int) -> None:
+def mark_spares(node_type: Ints, first_gpu: Ints, share: float, spare: Ints, row: int) -> None:
     """Set 1 for the last GPUs of each node type, as many as the share says, rounded up; 0 for all others.
 
     Args:
@@ -76,7 +76,7 @@ def mark_spares(node_type: NDArray[np.int32], first_gpu: NDArray[np.int32], shar
                 later = later or other > node
         if later:  # the last node of its type has done it for all of them
             continue
-        left, at = int(math.ceil(share * gpus - ROUNDING)), node
+        left, at = math.ceil(share * gpus - ROUNDING), node
         while left > 0:
             if node_type[at] == node_type[node]:
                 for gpu in range(first_gpu[at + 1] - 1, first_gpu[at] - 1, -1):

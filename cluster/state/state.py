@@ -265,9 +265,7 @@ def holds_on_by(rules: Rules) -> bool:
     return rules.switching or rules.detection_s > 0.0
 
 
-def _extents(
-    cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int, *, holding: bool
-) -> dict[str, int]:
+def _extents(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int, *, holding: bool) -> dict[str, int]:
     """Return how long each axis of the state is. A queue that is never long enough for an index has none."""
     nodes, gpus, jobs = cluster.speed.size, cluster.gpu_node.size, scenarios.gpus.shape[1]
     indexed, classes = jobs >= index_from, cluster.suits.shape[0]

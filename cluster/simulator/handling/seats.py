@@ -99,9 +99,9 @@ def _safest_spare(sim: Simulation, row: int, node: int) -> int:
 @kernel
 def _compute_s(sim: Simulation, row: int, job: int, seats: int, gpu: int) -> float:
     """Return the true compute time of a job in an iteration, on one GPU of so many that share its batch."""
-    scenario = sim.state.scenario[row]
+    scenario, node = sim.state.scenario[row], sim.cluster.gpu_node[gpu]
     share = sim.scenarios.gpus[scenario, job] / seats
-    return float(share * sim.scenarios.compute_s[scenario, job] / sim.scenarios.speed[scenario, sim.cluster.gpu_node[gpu]])
+    return float(share * sim.scenarios.compute_s[scenario, job] / sim.scenarios.speed[scenario, node])
 
 
 @kernel
@@ -186,7 +186,7 @@ def _reckon(sim: Simulation, row: int, job: int, seats: int, gap: Gap, count: in
 
 @kernel
 def _record_of(sim: Simulation, row: int, types: int, node_type: int) -> int:
-    """Return the place of a node type among the recorded ones, of which there are so many; that number if it is none."""
+    """Return the place of a node type among so many recorded ones; their number if it is none of them."""
     at = 0
     while at < types and sim.scratch.record_type[row, at] != node_type:
         at += 1
