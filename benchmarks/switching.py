@@ -1,9 +1,9 @@
 """What switching saves: GPU-hours that jobs of a real trace lose to recorded faults, against restarting.
 
-Windows of 96 jobs of philly_vc_2869ce, which share no job, at a load of 0.85; on the cluster of examples/switching.yaml,
-80 GPUs in nodes of two, of which 5 % are spares. InfiniteHBD's faults are replayed: each takes a whole node. Each window
-meets other pieces of their trace, on nodes drawn anew. Draws are averaged first; intervals are by a bootstrap of windows.
-The same jobs on nodes of eight GPUs show what is left where a fault takes most jobs whole.
+Windows of 96 jobs of philly_vc_2869ce, which share no job, at a load of 0.85; on examples/switching.yaml:
+80 GPUs in nodes of two, of which 5 % are spares. InfiniteHBD's faults are replayed, and each takes a whole node. Each
+draw is another piece of their trace, on nodes drawn anew. Intervals are by a bootstrap of windows, over all draws. The
+same jobs without spares, and on nodes of eight GPUs, are shown for information: there a fault takes most jobs whole.
 """
 
 import tempfile
