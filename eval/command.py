@@ -22,14 +22,14 @@ from .advice.ageing import other_bounds
 from .advice.choice import Advice, advice_of
 from .advice.document import document_of
 from .advice.grid import every_order, run_grid
+from .advice.handling import Handlings, compare_handlings, words_of
+from .advice.handling import document_of as handlings_document
 from .advice.ranking import terminal_ranking
 from .advice.section import section_of
 from .advice.words import headline, remarks_on, sentences
 from .bounds.bounds import lower_bounds
 from .comparison import Comparison, compare
 from .figures.pictures import pictures, write_pictures
-from .handling import Handlings, compare_handlings, words_of
-from .handling import document_of as handlings_document
 from .report import write_json, write_report
 from .run import run_all, run_recorded
 from .setting import EvaluationRequest, Setting, setting_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from longshore.cluster.presets.cluster_file import read_cluster
-from longshore.eval.handling import RESTART, SWITCH, Held, handlings_of, words_of
+from longshore.eval.advice.handling import RESTART, SWITCH, Held, handlings_of, words_of
 from tests.eval.test_command import ASKED, answer
 
 FILE = """\

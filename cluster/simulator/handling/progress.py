@@ -81,7 +81,10 @@ def present_slowdown(sim: Simulation, row: int, job: int) -> float:
         speed = min(speed, sim.scenarios.speed[scenario, node])
         nic = min(nic, cluster.nic_bytes_per_s[node])
         uplink = min(uplink, cluster.uplink_bytes_per_s[cluster.node_rack[node]])
-        rack = cluster.node_rack[node] if rack in (NO_RACK, cluster.node_rack[node]) else SEVERAL_RACKS
+        if rack == NO_RACK:
+            rack = cluster.node_rack[node]
+        elif rack != cluster.node_rack[node]:
+            rack = SEVERAL_RACKS
     return ring_slowdown(
         sim, scenario, job, seats, nodes, speed, intra, nic, uplink if rack == SEVERAL_RACKS else math.inf
     )

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agents.protocol import Policy
-from ..cluster.model.intervals import Estimates, ratio_estimates, unit_sums
-from ..cluster.model.outcome import Outcome, metrics
-from ..cluster.model.problem import Problem
-from ..cluster.model.scenarios import same_jobs
-from .run import run_all
+from ...agents.protocol import Policy
+from ...cluster.model.intervals import Estimates, ratio_estimates, unit_sums
+from ...cluster.model.outcome import Outcome, metrics
+from ...cluster.model.problem import Problem
+from ...cluster.model.scenarios import same_jobs
+from ..run import run_all
 
 HOUR_S = 3600.0
 CONFIDENCE = 0.95
