@@ -14,13 +14,13 @@ from longshore.envs.batch import Batch, View
 from tests.envs.random_run import open_actions, small_problem
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
-SWITCHING = {
-    "switching": True, "detection_s": 60.0, "preflight_s": 5.0, "switch_s": 30.0, "spares": 0.1,
-}  # fmt: skip
 
 
 def switching(problem: Problem, *, learns: bool = False) -> Problem:
-    return problem._replace(rules=problem.rules._replace(**SWITCHING, estimated_hazards=learns))
+    rules = problem.rules._replace(
+        switching=True, detection_s=60.0, preflight_s=5.0, switch_s=30.0, spares=0.1, estimated_hazards=learns
+    )
+    return problem._replace(rules=rules)
 
 
 @pytest.mark.parametrize(
