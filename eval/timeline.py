@@ -47,6 +47,12 @@ def spells(events: Sequence[Event], cluster_gpus: int) -> Spells:
         gpus = list(event.gpus)
         if event.kind == "start":
             job_since_s[gpus], holder[gpus] = event.time_s, event.job
+        elif event.kind == "switch":
+            had = np.flatnonzero((holder == event.job) & ~np.isnan(job_since_s))
+            left, won = np.setdiff1d(had, gpus), np.setdiff1d(gpus, had)
+            found += [(int(gpu), event.job, job_since_s[gpu], event.time_s) for gpu in left]
+            job_since_s[left] = np.nan
+            job_since_s[won], holder[won] = event.time_s, event.job
         elif event.kind in ("stop", "finish"):
             found += [(gpu, event.job, job_since_s[gpu], event.time_s) for gpu in gpus]
             job_since_s[gpus] = np.nan

@@ -25,6 +25,7 @@ from tests.reference_state import (
     suiting,
     usable_by,
 )
+from tests.reference_switching import POOL, end_piece, fill_pool, heed, holds_on, leave, note, strike, win_back
 
 ROUNDING = 1e-9  # of a checkpoint interval
 
@@ -55,10 +56,13 @@ def simulate(
     state = first_state(cluster, scenarios, row, process, rules)
     while any(math.isnan(job.finish_s) for job in state.jobs):
         state.now_s = next_moment(state)
-        finish_jobs(state)
+        end_runs(state)
         if all(not math.isnan(job.finish_s) for job in state.jobs):
             break
         turn_sources(state)
+        if holds_on(state.rules):
+            end_runs(state)
+            win_back(state)
         submit_jobs(state)
         renew_estimates(state)
         state.passed_over.clear()
@@ -73,7 +77,7 @@ def first_state(
     """Return the state before anything happened."""
     gpus = cluster.gpu_node.size
     bounds = cluster.first_gpu.tolist()
-    return ReferenceState(
+    state = ReferenceState(
         rules=rules,
         gpu_node=cluster.gpu_node.tolist(),
         node_gpus=[list(range(first, last)) for first, last in pairwise(bounds)],
@@ -90,6 +94,11 @@ def first_state(
         held_down_by=[set() for _ in range(gpus)],
         down_since_s=[math.nan] * gpus,
     )
+    state.node_type, state.peak_flops = cluster.node_type.tolist(), cluster.peak_flops.tolist()
+    state.kinds = [frozenset(np.flatnonzero(suited).tolist()) for suited in cluster.suits]
+    if rules.switching:
+        fill_pool(state)
+    return state
 
 
 def first_job(cluster: Cluster, scenarios: Scenarios, row: int, index: int) -> Job:
@@ -139,13 +148,17 @@ def next_moment(state: ReferenceState) -> float:
     return min(times)
 
 
-def finish_jobs(state: ReferenceState) -> None:
-    for index, job in enumerate(state.jobs):
-        if job.end_s == state.now_s:
-            note(state, "finish", index, job.placement)
-            state.overhead_gpu_s += job.gpus * job.overhead_s
-            job.finish_s = state.now_s
-            vacate(state, job)
+def end_runs(state: ReferenceState) -> None:
+    while ended := [index for index, job in enumerate(state.jobs) if job.end_s == state.now_s]:
+        job = state.jobs[ended[0]]
+        if not math.isnan(job.struck_s):
+            if not heed(state, ended[0]):
+                stop(state, ended[0])
+            continue
+        note(state, "finish", ended[0], job.placement)
+        state.overhead_gpu_s += len(job.placement) * job.overhead_s
+        job.finish_s = state.now_s
+        vacate(state, job)
 
 
 def turn_sources(state: ReferenceState) -> None:
@@ -160,13 +173,16 @@ def turn_sources(state: ReferenceState) -> None:
 def fail(state: ReferenceState, index: int) -> None:
     source = state.sources[index]
     source.down = True
-    gone = [gpu for gpu in source.gpus if not state.held_down_by[gpu]]
+    gone = [gpu for gpu in source.gpus if state.held_down_by[gpu] <= {POOL}]
     for gpu in source.gpus:
+        if not state.held_down_by[gpu]:
+            state.down_since_s[gpu] = state.now_s
         state.held_down_by[gpu].add(index)
-    for gpu in gone:
-        state.down_since_s[gpu] = state.now_s
     if gone:
         note(state, "fault", -1, gone)
+    if holds_on(state.rules):
+        strike(state, source.gpus)
+        return
     for job in sorted({state.gpu_job[gpu] for gpu in gone} - {-1}):
         stop(state, job)
 
@@ -177,10 +193,11 @@ def repair(state: ReferenceState, index: int) -> None:
     source.outage = next(source.outages, (math.inf, math.inf))
     for gpu in source.gpus:
         state.held_down_by[gpu].remove(index)
-    back = [gpu for gpu in source.gpus if not state.held_down_by[gpu]]
+    back = [gpu for gpu in source.gpus if state.held_down_by[gpu] <= {POOL}]
     for gpu in back:
-        state.down_gpu_s += state.now_s - state.down_since_s[gpu]
-        state.down_since_s[gpu] = math.nan
+        if not state.held_down_by[gpu]:
+            state.down_gpu_s += state.now_s - state.down_since_s[gpu]
+            state.down_since_s[gpu] = math.nan
     if back:
         note(state, "repair", -1, back)
 
@@ -189,14 +206,18 @@ def stop(state: ReferenceState, index: int) -> None:
     job = state.jobs[index]
     note(state, "stop", index, job.placement)
     renew_estimate(state, job)
-    elapsed_s = state.now_s - job.start_s
-    useful_s = max(0.0, elapsed_s - job.overhead_s)
+    end_piece(state, job)
     kept_s = 0.0
+    useful_s = sum(piece[0] for piece in job.pieces)
     if state.rules.checkpoint_s < math.inf:
         intervals = math.floor(useful_s / state.rules.checkpoint_s + ROUNDING)
         kept_s = min(useful_s, intervals * state.rules.checkpoint_s)
-    job.saved_s += kept_s / job.slowdown
-    job.lost_s += elapsed_s - kept_s
+    for piece_s, factor, gpus in job.pieces:
+        saved_s = min(piece_s, kept_s)
+        kept_s -= saved_s
+        job.saved_s += saved_s / factor
+        job.lost_s += (piece_s - saved_s) * gpus / job.gpus
+    job.pieces, job.struck_s = [], math.nan
     job.stops += 1
     while job.estimate_s <= job.saved_s:
         job.estimate_s *= 2
@@ -207,10 +228,10 @@ def stop(state: ReferenceState, index: int) -> None:
 
 def vacate(state: ReferenceState, job: Job) -> None:
     """Take a job off its GPUs."""
-    state.busy_gpu_s += job.gpus * (state.now_s - job.start_s)
+    state.busy_gpu_s += len(job.placement) * (state.now_s - job.start_s)
     for gpu in job.placement:
-        state.gpu_job[gpu] = -1
-    job.placement, job.end_s = [], math.inf
+        leave(state, gpu)
+    job.placement, job.end_s, job.pieces = [], math.inf, []
 
 
 def submit_jobs(state: ReferenceState) -> None:
@@ -225,10 +246,6 @@ def renew_estimates(state: ReferenceState) -> None:
     """Double the estimates that running jobs have outlived."""
     for job in running(state):
         renew_estimate(state, job)
-
-
-def note(state: ReferenceState, kind: str, job: int, gpus: list[int]) -> None:
-    state.events.append(Event(state.now_s, kind, job, tuple(gpus)))
 
 
 def decide(state: ReferenceState, job: int, gpus: list[int] | None) -> None:
@@ -291,4 +308,5 @@ def outcome(state: ReferenceState, columns: int) -> Outcome:
         finished=np.array([len(state.jobs)], dtype=np.int32),
         job_events=np.array([sum(event.job >= 0 for event in state.events)], dtype=np.int64),
         decisions=np.array([state.decisions], dtype=np.int64),
+        switches=np.array([state.switches], dtype=np.int64),
     )

@@ -4,6 +4,7 @@ import math
 
 from longshore.cluster.model.scenarios import ORDERS
 from tests.reference_state import (
+    Job,
     ReferenceState,
     estimated_run_s,
     estimated_work_s,
@@ -87,12 +88,17 @@ def reservation(state: ReferenceState, first: int) -> tuple[float, int]:
     if binds(state, first):
         return -math.inf, 0
     spare = len(usable_by(state, first)) - state.jobs[first].gpus
-    ends = sorted((expected_end_s(job), len(suiting(state, first, job.placement))) for job in running(state))
+    ends = sorted((expected_end_s(job), len(left_by(state, first, job))) for job in running(state))
     for shadow_s, _ in ends:
         extra = spare + sum(gpus for end_s, gpus in ends if end_s <= shadow_s)
         if extra >= 0:
             return shadow_s, extra
     return math.inf, 0
+
+
+def left_by(state: ReferenceState, first: int, job: Job) -> list[int]:
+    """Return the GPUs of a running job on which another may start afterwards; spares go back to the pool."""
+    return [gpu for gpu in suiting(state, first, job.placement) if gpu not in state.spares]
 
 
 def passes(state: ReferenceState, first: int, job: int, factor: float, held: int) -> bool:

@@ -32,6 +32,8 @@ class Job:
     finish_s: float = math.nan
     stops: int = 0
     lost_s: float = 0.0
+    struck_s: float = math.nan  # when a fault hit it on which nobody has acted yet
+    pieces: list[tuple[float, float, int]] = field(default_factory=list)  # of this run before its last switch
 
 
 @dataclass
@@ -71,6 +73,12 @@ class ReferenceState:
     busy_gpu_s: float = 0.0
     down_gpu_s: float = 0.0
     overhead_gpu_s: float = 0.0
+    node_type: list[int] = field(default_factory=list)
+    peak_flops: list[float] = field(default_factory=list)  # of a GPU of each node
+    kinds: list[frozenset[int]] = field(default_factory=list)  # nodes that suit each class of needs
+    spares: set[int] = field(default_factory=set)  # GPUs of the pool, idle or not
+    dead: set[int] = field(default_factory=set)  # GPUs that failed under a job, and nobody has acted on that yet
+    switches: int = 0
     events: list[Event] = field(default_factory=list)
 
 
@@ -78,12 +86,14 @@ def slowdown(state: ReferenceState, job: int, gpus: list[int]) -> float:
     """Return how many seconds a second of the job's work takes on a placement."""
     nodes = {state.gpu_node[gpu] for gpu in gpus}
     slowest = min(state.speed[node] for node in nodes)
+    it = state.jobs[job]
+    share = it.gpus / len(gpus)  # of the batch: fewer GPUs than asked for compute it all the same
     if not state.rules.ring:
-        return (1 + state.rules.node_penalty * (len(nodes) - 1)) / slowest
-    if len(gpus) == 1:
+        return (1 + state.rules.node_penalty * (len(nodes) - 1)) / slowest * share
+    if it.gpus == 1:
         return 1 / slowest
-    exchange_s = volume_bytes(state.jobs[job]) / slowest_link(state, gpus)
-    return (state.jobs[job].compute_s / slowest + exchange_s) / reference_iteration_s(state, job)
+    exchange_s = volume_bytes(it, len(gpus)) / slowest_link(state, gpus) if len(gpus) > 1 else 0.0
+    return (share * it.compute_s / slowest + exchange_s) / reference_iteration_s(state, job)
 
 
 def least_slowdown(state: ReferenceState, job: int) -> float:
@@ -94,8 +104,8 @@ def least_slowdown(state: ReferenceState, job: int) -> float:
     return state.jobs[job].compute_s / fastest / reference_iteration_s(state, job)
 
 
-def volume_bytes(job: Job) -> float:
-    return 2 * (job.gpus - 1) / job.gpus * job.parameter_bytes
+def volume_bytes(job: Job, gpus: int) -> float:
+    return 2 * (gpus - 1) / gpus * job.parameter_bytes
 
 
 def reference_iteration_s(state: ReferenceState, job: int) -> float:
@@ -103,7 +113,7 @@ def reference_iteration_s(state: ReferenceState, job: int) -> float:
     it, rules = state.jobs[job], state.rules
     one_node = it.gpus <= rules.reference_gpus
     link = rules.reference_intra_bytes_per_s if one_node else rules.reference_nic_bytes_per_s
-    return it.compute_s + (0.0 if it.gpus == 1 else volume_bytes(it) / link)
+    return it.compute_s + (0.0 if it.gpus == 1 else volume_bytes(it, it.gpus) / link)
 
 
 def slowest_link(state: ReferenceState, gpus: list[int]) -> float:
@@ -120,7 +130,7 @@ def slowest_link(state: ReferenceState, gpus: list[int]) -> float:
 
 
 def overhead_s(state: ReferenceState, job: int) -> float:
-    return state.rules.restart_s if state.jobs[job].stops else 0.0
+    return state.rules.preflight_s + (state.rules.restart_s if state.jobs[job].stops else 0.0)
 
 
 def estimated_run_s(state: ReferenceState, job: int, factor: float) -> float:
@@ -134,7 +144,12 @@ def estimated_work_s(state: ReferenceState, job: int) -> float:
 
 
 def expected_end_s(job: Job) -> float:
-    return job.start_s + (job.overhead_s + (job.estimate_s - job.saved_s) * job.slowdown)
+    return job.start_s + (job.overhead_s + (job.estimate_s - job.saved_s - switched_work_s(job)) * job.slowdown)
+
+
+def switched_work_s(job: Job) -> float:
+    """Return the work that a run did before its last switch."""
+    return sum(useful_s / factor for useful_s, factor, _ in job.pieces)
 
 
 def renew_estimate(state: ReferenceState, job: Job) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from longshore.cluster.model.scenarios import EVERY_JOB, ORDERS, FaultProcess, Rules, Scenarios, fault_sources, stack
 from longshore.cluster.model.topology import Cluster
 from longshore.cluster.model.workload import Workload
+from longshore.cluster.state.holding import startable_gpus
 
 SPEEDS = (0.5, 0.75, 1.0, 1.5, 2.0)
 FAULTS_IN_LONGEST_RUN = 2.0  # expected in the cluster: few enough that every job ends
@@ -108,6 +109,14 @@ RULES: dict[str, st.SearchStrategy[Any]] = {
     "waiting": YES,
     "backfill_depth": st.sampled_from((EVERY_JOB, EVERY_JOB, 0, 1, 3)),
 }
+HANDLING: dict[str, st.SearchStrategy[Any]] = {
+    "preflight_s": st.sampled_from((0.0, 2.0)),
+    "detection_s": st.sampled_from((0.0, 0.0, 4.0, 16.0)),
+    "switching": st.sampled_from((True, True, True, False)),
+    "switch_s": st.sampled_from((0.0, 1.0, 8.0)),
+    "spares": st.sampled_from((0.0, 0.125, 0.25)),
+    "replacement": st.sampled_from((0, 1)),
+}
 PROCESS: dict[str, st.SearchStrategy[Any]] = {
     "shape": st.sampled_from((1.0, 0.75, 1.5)),
     "repair_mean_s": st.sampled_from((4.0, 30.0, 120.0)),
@@ -166,6 +175,18 @@ def needy_cases(draw: st.DrawFn, nodes: tuple[int, int] = (1, 6), *, ranked: boo
     case = case._replace(cluster=case.cluster._replace(node_type=types))
     needs = below(draw, classes * size, 2).reshape(classes, size)
     return with_needs(case, needs, below(draw, math.prod(shape), classes + 1).reshape(shape))
+
+
+@st.composite
+def switching_cases(draw: st.DrawFn) -> Case:
+    """Cases in which faults are detected late, or jobs switch, or both; and some in which starts are checked."""
+    case = draw(cases() | needy_cases())
+    rules = case.rules._replace(**each(draw, HANDLING))
+    asked = np.where(np.arange(case.scenarios.gpus.shape[1]) < case.scenarios.jobs[:, None], case.scenarios.gpus, 0)
+    room = case.cluster.suits @ startable_gpus(case.cluster, rules.spares)
+    if (asked > room[case.scenarios.needs]).any():
+        rules = rules._replace(spares=0.0)
+    return case._replace(rules=rules)
 
 
 def with_needs(case: Case, needs: NDArray[np.int64], kinds: NDArray[np.int64]) -> Case:

@@ -27,8 +27,12 @@ from ..envs.sb3 import PlacementVecEnv
 SNAPSHOT = "snapshot.npz"
 MT19937_KEYS = 624
 MOST_GRADIENT = 100.0  # learners cut gradients to length 1
-# Fields of the state that runs may have begun without: no result depends on them, or all jobs took every node then.
-YOUNGER = ("quiet", "unlooked", "shown_class", "reserved_class", "hidden", "class_usable", "class_in_service")
+# Fields of the state that runs may have begun without: no result depends on them, or there was nothing then that they
+# could have told of.
+YOUNGER = (
+    "quiet", "unlooked", "shown_class", "reserved_class", "hidden", "class_usable", "class_in_service", "switches",
+    "shrunk", "spare", "died", "struck_s", "short", "fresh_s", "fresh_gpu_s", "since_s",
+)  # fmt: skip
 
 Arrays = dict[str, NDArray[Any]]
 Record = TypeVar("Record", bound=tuple[Any, ...])

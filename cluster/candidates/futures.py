@@ -19,6 +19,7 @@ from ..model.problem import Problem
 from ..model.scenarios import Scenarios
 from ..simulator.fault_process import repair_time_s
 from ..simulator.simulation import simulation_of
+from ..state.holding import is_struck
 from ..state.state import Simulation, State
 
 PRESENT, FUTURE, TRIAL = range(3)  # rows of an imagination: the moment of the decision, one future from it, a try in it
@@ -91,7 +92,9 @@ def _estimate(imagined: Simulation) -> None:
     state = imagined.state
     for i in range(state.running[PRESENT]):
         job = state.run_heap[PRESENT, i]
-        state.end_s[PRESENT, job] = revise_end_s(imagined, PRESENT, job)
+        end_s = revise_end_s(imagined, PRESENT, job)
+        if not is_struck(imagined, PRESENT, job):  # else it is when the fault is detected, whatever the work
+            state.end_s[PRESENT, job] = end_s
     for job in range(imagined.scenarios.jobs[0]):
         imagined.scenarios.work_s[0, job] = whole_work_s(imagined, PRESENT, job)
     heapify(state.end_s, state.run_heap, state.run_place, state.running, PRESENT)

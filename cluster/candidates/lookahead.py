@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 from ..kernels.compiled import kernel
+from ..state.holding import held_gpus
 from ..state.state import AHEAD, Simulation
 from ..state.usable import class_of, has_classes
 from .free_nodes import imagine_now, set_free
@@ -101,7 +102,7 @@ def _release(sim: Simulation, row: int, places: int, moment: Moment) -> Moment:
         first = at
         at = imagine_end(sim, row, first, count)
         for i in range(first, at):
-            usable += gpus[state.ends_job[row, i]]
+            usable += held_gpus(sim, row, state.ends_job[row, i])
     return Moment(end_s, at, ended, usable)
 
 

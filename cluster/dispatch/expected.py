@@ -3,6 +3,7 @@
 import math
 
 from ..kernels.compiled import kernel
+from ..state.holding import fresh_work_s
 from ..state.state import Simulation
 
 FEW = 128  # running jobs, up to which sorting by insertion is faster than by a heap
@@ -24,17 +25,26 @@ def estimated_work_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
+def start_overhead_s(sim: Simulation, row: int, job: int) -> float:
+    """Return how long a job that starts holds its GPUs before it makes progress: the check, and a restart if it is one.
+
+    Source: SPEC R11, C10.
+    """
+    restart_s = sim.rules.restart_s if sim.state.stops[row, job] > 0 else 0.0
+    return sim.rules.preflight_s + restart_s
+
+
+@kernel
 def expected_run_s(sim: Simulation, row: int, job: int, slowdown: float) -> float:
     """Return how long a waiting job is expected to run if it starts at once."""
-    overhead_s = sim.rules.restart_s if sim.state.stops[row, job] > 0 else 0.0
-    return overhead_s + estimated_work_s(sim, row, job) * slowdown
+    return start_overhead_s(sim, row, job) + estimated_work_s(sim, row, job) * slowdown
 
 
 @kernel
 def _planned_end_s(sim: Simulation, row: int, job: int) -> float:
     """Return when a running job ends by its estimate, which may lie in the past."""
     state = sim.state
-    work_s = estimated_work_s(sim, row, job)
+    work_s = estimated_work_s(sim, row, job) - fresh_work_s(sim, row, job)
     end_s: float = state.start_s[row, job] + (state.overhead_s[row, job] + work_s * state.slowdown[row, job])
     return end_s
 

@@ -3,6 +3,7 @@
 import math
 
 from ..kernels.compiled import kernel
+from ..state.holding import holds_on
 from ..state.state import Simulation
 from ..state.usable import class_of, has_classes, in_service_for, usable_by_class, usable_on, usable_to
 from .expected import estimated_work_s, expected_run_s, sort_expected_ends
@@ -35,11 +36,12 @@ def _fits(sim: Simulation, row: int, job: int) -> bool:
 
 @kernel
 def _gives(sim: Simulation, row: int, job: int, holder: int) -> int:
-    """Return how many of a running job's GPUs suit another job."""
+    """Return how many of a running job's GPUs suit another job, which may start on them."""
     gives, suits = 0, sim.cluster.suits[class_of(sim, row, holder)]
     gpu = sim.state.first_gpu[row, job]
     while gpu >= 0:
-        gives += suits[sim.cluster.gpu_node[gpu]]
+        if not holds_on(sim) or sim.state.spare[row, gpu] == 0:
+            gives += suits[sim.cluster.gpu_node[gpu]]
         gpu = sim.state.gpu_next[row, gpu]
     return gives
 
@@ -50,7 +52,7 @@ def _find_reservation(sim: Simulation, row: int, holder: int) -> None:
     state = sim.state
     gpus = sim.scenarios.gpus[state.scenario[row]]
     free = usable_to(sim, row, holder)
-    waits, several = free >= gpus[holder], has_classes(sim)
+    waits, several = free >= gpus[holder], has_classes(sim) or holds_on(sim)
     state.shadow_s[row] = math.inf
     state.extra[row] = 0
     count = sort_expected_ends(sim, row)

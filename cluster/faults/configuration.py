@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..model.scenarios import FaultProcess, fault_sources
+from ..model.scenarios import MOST_RESTART_S, FaultProcess, fault_sources
 from ..model.topology import Cluster
 
 # The defaults of this package are measured on 584 faults of 400 nodes with 8 GPUs in 348 days
@@ -17,13 +17,14 @@ REPAIR_MEAN_S = 133 * 3600.0
 REPAIR_SIGMA = round(math.sqrt(2 * math.log(133 / 20)), 3)  # a log-normal time of mean 133 h and median 20 h
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+PauseS = Annotated[float, Field(ge=0, le=MOST_RESTART_S)]
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 
 FaultDraw = tuple[NDArray[np.float64], FaultProcess]  # rates of the fault sources, shape (sources,), and the process
 
 
 class FaultConfiguration(BaseModel):
-    """The part of a fault model's configuration that concerns what follows a fault."""
+    """The part of a fault model's configuration that concerns what follows a fault, recorded ones included."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -31,6 +32,14 @@ class FaultConfiguration(BaseModel):
     transient_probability: Share = 0.73  # a restart is enough
     repair_mean_s: Positive = REPAIR_MEAN_S
     repair_sigma: Annotated[float, Field(ge=0, le=10)] = REPAIR_SIGMA  # log-normal; 0: exponential
+    handling: Literal["restart", "switch"] = "restart"  # a fault stops a job; or the job goes on in a ring formed anew
+    detection_s: PauseS = 0.0  # from a fault until anybody acts on it
+    preflight_s: PauseS = 0.0  # check of GPUs before each start
+    # A pause of a ring, with `switch`: processes start, the state is copied, groups are formed. Measured on CPUs over
+    # loopback are 0.1 to 0.3 s; 30 s allow for the start of a GPU process and for gigabytes of state.
+    switch_s: PauseS = 30.0
+    spares: Annotated[float, Field(ge=0, le=0.5)] = 0.0  # share of each type's GPUs that wait for a seat, with `switch`
+    replacement: Literal["ring", "source"] = "ring"  # how long an iteration with a candidate takes, with `switch`
 
 
 class FaultModel(NamedTuple):

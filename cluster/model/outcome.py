@@ -9,7 +9,7 @@ from .scenarios import Scenarios
 
 OVERLOADED_SHARE = 0.25  # of the GPU-time of all jobs; at a load of 4/3 so much waits at the last submission
 SLOWDOWN_S = 600.0  # shorter jobs count as so long: those of a few seconds would alone make the mean slowdown
-EVENT_KINDS = ("submit", "start", "stop", "finish", "fault", "repair")
+EVENT_KINDS = ("submit", "start", "stop", "finish", "fault", "repair", "switch")
 
 
 class Event(NamedTuple):
@@ -18,7 +18,7 @@ class Event(NamedTuple):
     time_s: float
     kind: str  # one of EVENT_KINDS
     job: int  # index of the job, -1 for none
-    gpus: tuple[int, ...]  # GPUs that the job takes or leaves, or that fail or come back
+    gpus: tuple[int, ...]  # GPUs that the job takes, leaves or goes on with, or that fail or come back
 
 
 class Outcome(NamedTuple):
@@ -29,15 +29,16 @@ class Outcome(NamedTuple):
     stops: NDArray[np.int32]  # (scenarios, jobs) how often a fault stopped the job
     lost_s: NDArray[
         np.float64
-    ]  # (scenarios, jobs) run time that no checkpoint holds, restarts included, summed over stops
+    ]  # (scenarios, jobs) GPU-time held for nothing until its stops and switches, over the GPUs that the job asks for
     wait_s: NDArray[np.float64]  # (scenarios, jobs) time in the queue, summed over all stays
     makespan_s: NDArray[np.float64]  # (scenarios,) end of the last job, or of the run if it was cut off
     busy_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time held by jobs
     down_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time out of service until the makespan
-    overhead_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time of restarts of runs that then finished
+    overhead_gpu_s: NDArray[np.float64]  # (scenarios,) GPU-time of checks, restarts and switches just before the end
     finished: NDArray[np.int32]  # (scenarios,) jobs that ended; fewer than all only if the run was cut off
-    job_events: NDArray[np.int64]  # (scenarios,) submissions, starts, stops and finishes
+    job_events: NDArray[np.int64]  # (scenarios,) submissions, starts, stops, switches and finishes
     decisions: NDArray[np.int64]  # (scenarios,) placements and waits that the policy chose
+    switches: NDArray[np.int64]  # (scenarios,) how often a ring was formed anew: seats filled, given up or won back
 
 
 class Metrics(NamedTuple):

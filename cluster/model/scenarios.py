@@ -66,8 +66,25 @@ class Rules(NamedTuple):
     limit_s: float = math.inf  # the simulation is cut off here, for workloads that never end
     backfill_depth: int = EVERY_JOB  # of the queue, behind the holder of the reservation: who may pass it
     estimated_hazards: bool = False  # what policies know of fault rates changes with each fault that is observed
+    preflight_s: float = 0.0  # overhead of every start: the check of its GPUs, which the job holds meanwhile
+    detection_s: float = 0.0  # from a fault of a job's GPU until anybody acts on it; the job stands still meanwhile
+    switching: bool = False  # a job outlives a fault that leaves it a GPU; else every fault stops it
+    switch_s: float = 0.0  # how long a job stands still when its ring is formed anew
+    spares: float = 0.0  # share of the GPUs of each node type on which no job starts, if `switching`
+    replacement: int = 1  # formula of a candidate's iteration time, of FORMULAS (cluster/switching/replacement.py)
 
 
+def stopping(rules: Rules) -> Rules:
+    """Return rules by which every fault stops a job at once, and no start is checked.
+
+    Where a real cluster says when jobs stop and go on, no rule may say otherwise.
+    """
+    return rules._replace(switching=False, detection_s=0.0, preflight_s=0.0)
+
+
+OLDER_RULES = {  # what rules are by that were stored when there were fewer of them
+    name: value for name, value in Rules._field_defaults.items() if name not in ("limit_s", "backfill_depth")
+}
 PER_JOB = (  # fields of Scenarios
     "gpus", "work_s", "estimate_s", "submit_s", "compute_s", "parameter_bytes", "rank", "needs",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from ..files.yaml_file import YamlFile, not_told, read_yaml, validated
 from ..model.needs import Offer
 from ..model.scenarios import DEFAULT_HAZARD_PER_S, MOST_RESTART_S, ORDERS, Rules
 from ..model.topology import Cluster
+from ..switching.replacement import FORMULAS
 
 MAX_GPUS = 1_000_000
 # Far beyond any hardware, and close enough that sums and quotients of run times stay finite.
@@ -158,14 +159,15 @@ def read_cluster(path: Path) -> ClusterSetup:
     _check_speeds(file, content, reference)
     cluster = _cluster(content, racks, reference)
     hazard_per_s = np.repeat(_node_hazards_per_s(content, racks), np.diff(cluster.first_gpu))
+    faults = _fault_configuration(file, content.faults)
     return ClusterSetup(
         name=content.name or path.stem,
         cluster=cluster,
-        rules=_rules(content, reference),
+        rules=_handled(_rules(content, reference), faults),
         node_names=_node_names(file, racks),
         offers=tuple(kind.offer(name) for name, kind in content.node_types.items()),
         hazard_per_s=hazard_per_s,
-        faults=_fault_configuration(file, content.faults),
+        faults=faults,
     )
 
 
@@ -279,6 +281,14 @@ def _rules(content: ClusterFile, reference: NodeType) -> Rules:
         ageing_s=float("inf"),
         waiting=False,
     )
+
+
+def _handled(rules: Rules, faults: FaultConfiguration) -> Rules:
+    """Return rules with what follows a fault."""
+    return rules._replace(
+        switching=faults.handling == "switch", detection_s=faults.detection_s, preflight_s=faults.preflight_s,
+        switch_s=faults.switch_s, spares=faults.spares, replacement=FORMULAS[faults.replacement],
+    )  # fmt: skip
 
 
 def _node_names(file: YamlFile, racks: list[_Rack]) -> tuple[str, ...]:

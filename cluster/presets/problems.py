@@ -13,6 +13,7 @@ from ..model.problem import Problem
 from ..model.scenarios import DEFAULT_HAZARD_PER_S, ORDERS, Rules, Scenarios, fault_sources, stack
 from ..model.topology import Cluster, speed_sum
 from ..model.workload import Workload
+from ..state.holding import startable_gpus
 from ..workloads.windows import sample_windows
 from .cluster_file import ClusterSetup, draw_faults
 from .hetero64 import HETERO64, Site, hetero64
@@ -216,7 +217,7 @@ def cluster_problem(
     most_jobs = max(workload.jobs for workload in workloads)
     check_size(len(workloads) * runs, most_jobs, cluster.gpu_node.size, cluster.speed.size)
     for workload, kinds in zip(workloads, needs, strict=True):
-        check_fits(workload, cluster, kinds)
+        check_fits(workload, cluster, kinds, spares=setup.rules.spares)
     count = len(workloads) * runs
     seeds = stream(seed, Stream.FAULTS).integers(0, 2**32, count)
     hazard: NDArray[np.float64] | None = None
@@ -260,29 +261,33 @@ def _known_hazard_per_s(setup: ClusterSetup, faults: FaultTrace) -> NDArray[np.f
     return node_faults_per_s(faults) / np.diff(setup.cluster.first_gpu)[setup.cluster.gpu_node]
 
 
-def check_fits(workload: Workload, cluster: Cluster, kinds: NDArray[np.int32] | None = None) -> None:
+def check_fits(
+    workload: Workload, cluster: Cluster, kinds: NDArray[np.int32] | None = None, *, spares: float = 0.0
+) -> None:
     """Refuse a workload with a job that the cluster can never hold.
 
     Args:
         workload: The jobs.
         cluster: The cluster.
         kinds: Class of what each job needs, a row of the cluster's `suits`; none counts if left out.
+        spares: Share of each node type's GPUs on which no job may start.
 
     Raises:
         InputError: Naming the first such job.
     """
-    for job in np.flatnonzero(workload.gpus > cluster.gpu_node.size)[:1]:
+    startable, besides = startable_gpus(cluster, spares), " besides its spares" if spares > 0.0 else ""
+    for job in np.flatnonzero(workload.gpus > startable.sum())[:1]:
         raise InputError(
-            f"job {workload.ids[job]} asks {workload.gpus[job]} GPUs of a cluster that has {cluster.gpu_node.size}",
+            f"job {workload.ids[job]} asks {workload.gpus[job]} GPUs of a cluster that has {startable.sum()}{besides}",
             "give a larger cluster, or cut such jobs with --max-gpus",
         )
     if workload.needs is None or kinds is None:
         return
-    room = (cluster.suits @ np.diff(cluster.first_gpu))[kinds]
+    room = (cluster.suits @ startable)[kinds]
     for job in np.flatnonzero(workload.gpus > room)[:1]:
         asks = f"{workload.gpus[job]} GPU{'s' if workload.gpus[job] > 1 else ''} {workload.needs[job].words}"
         raise InputError(
-            f"job {workload.ids[job]} asks {asks}, and the cluster has {room[job]} of these",
+            f"job {workload.ids[job]} asks {asks}, and the cluster has {room[job]} of these{besides}",
             "correct the job or the node types of the cluster file, or leave such columns out of the trace",
         )
 

@@ -5,10 +5,12 @@ import math
 from ..kernels.compiled import kernel
 from ..kernels.heap import remove, sink
 from ..state.beliefs import note_faults, observe
+from ..state.holding import holds_on, pool_holds
 from ..state.state import Simulation
 from ..state.usable import count_by_class, count_in_service, has_classes
 from .event_log import FAULT, REPAIR, begin_event, name_gpu
 from .fault_process import next_fault_s, repaired_s
+from .handling.detection import strike
 from .job_changes import kept_s, stop
 
 
@@ -35,15 +37,16 @@ def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
         if learns and state.gpu_down[row, gpu] == 0:
             observe(sim, row, sim.cluster.gpu_node[gpu])
         state.gpu_down[row, gpu] += 1
-        if state.gpu_down[row, gpu] == 1:
-            state.down[row] += 1
-            if differ:
-                count_in_service(sim, row, sim.cluster.gpu_node[gpu], -1)
+        if state.gpu_down[row, gpu] == 1 + pool_holds(sim, row, gpu):
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, FAULT, -1)
             if kept:
                 name_gpu(sim, gpu)
+        if state.gpu_down[row, gpu] == 1:
+            state.down[row] += 1
+            if differ:
+                count_in_service(sim, row, sim.cluster.gpu_node[gpu], -1)
             if state.gpu_job[row, gpu] < 0:
                 state.free[row, sim.cluster.gpu_node[gpu]] -= 1
                 state.usable[row] -= 1
@@ -53,10 +56,13 @@ def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
 
 @kernel
 def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
-    """Take GPUs out of service and stop the jobs on them, lowest index first."""
+    """Take GPUs out of service and stop the jobs on them, lowest index first, unless they hold on to their GPUs."""
     state = sim.state
     take_out(sim, row, first, after)
     note_faults(sim, row, first, after)
+    if holds_on(sim):
+        strike(sim, row, first, after)
+        return
     while True:
         lowest = -1
         for gpu in range(first, after):
@@ -86,6 +92,7 @@ def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
                 state.usable[row] += 1
                 if differ:
                     count_by_class(sim, row, sim.cluster.gpu_node[gpu], 1)
+        if state.gpu_down[row, gpu] == pool_holds(sim, row, gpu):
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, REPAIR, -1)

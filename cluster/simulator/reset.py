@@ -6,6 +6,7 @@ from ..dispatch.queue_index import forget_index
 from ..kernels.compiled import kernel
 from ..kernels.heap import heapify
 from ..state.beliefs import begin_beliefs
+from ..state.holding import begin_run, fill_pool, holds_on
 from ..state.state import Simulation
 from ..state.usable import reset_usable
 from .fault_process import next_fault_s
@@ -50,6 +51,18 @@ def _reset_jobs(sim: Simulation, row: int, scenario: int) -> None:
 
 
 @kernel
+def _reset_holding(sim: Simulation, row: int) -> None:
+    state = sim.state
+    for gpu in range(state.died.shape[1]):
+        state.died[row, gpu] = 0
+        state.spare[row, gpu] = 0
+    for job in range(state.short.shape[1]):
+        begin_run(sim, row, job)
+    if sim.rules.switching and sim.rules.spares > 0.0:
+        fill_pool(sim, row)
+
+
+@kernel
 def _reset_gpus(sim: Simulation, row: int) -> None:
     state, cluster = sim.state, sim.cluster
     for gpu in range(cluster.gpu_node.size):
@@ -58,6 +71,8 @@ def _reset_gpus(sim: Simulation, row: int) -> None:
     for node in range(cluster.speed.size):
         state.taken[row, node] = 0
     reset_usable(sim, row)
+    if holds_on(sim):
+        _reset_holding(sim, row)
 
 
 @kernel
@@ -99,6 +114,8 @@ def reset(sim: Simulation, row: int, scenario: int) -> None:
     state.job_time_s[row] = 0.0
     state.job_events[row] = 0
     state.decisions[row] = 0
+    state.switches[row] = 0
+    state.shrunk[row] = 0
     _reset_gpus(sim, row)
     begin_beliefs(sim, row)
     _reset_jobs(sim, row, scenario)

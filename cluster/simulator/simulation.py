@@ -8,7 +8,7 @@ from ..model.outcome import Outcome
 from ..model.problem import Problem
 from ..model.scenarios import EVERY_JOB
 from ..state.border import sound_cluster, sound_process, sound_rules, sound_scenarios
-from ..state.state import INDEX_FROM, Log, Simulation, State, allocate_log, allocate_state, traits_of
+from ..state.state import INDEX_FROM, Log, Simulation, State, allocate_log, allocate_state, holds_on_by, traits_of
 
 
 def simulation_of(
@@ -34,14 +34,20 @@ def simulation_of(
     if rows < 1:
         raise ValueError(f"rows is {rows}, expected at least 1")
     cluster, rules = sound_cluster(problem.cluster), sound_rules(problem.rules)
-    scenarios = sound_scenarios(problem.scenarios, cluster)
+    scenarios = sound_scenarios(problem.scenarios, cluster, spares=rules.spares if rules.switching else 0.0)
     return Simulation(
         cluster=cluster,
         scenarios=scenarios,
         traits=traits_of(cluster, scenarios),
         process=sound_process(problem.process),
         rules=rules,
-        state=allocate_state(cluster, scenarios, rows, index_from if order_of(rules.order).passes else EVERY_JOB),
+        state=allocate_state(
+            cluster,
+            scenarios,
+            rows,
+            index_from if order_of(rules.order).passes else EVERY_JOB,
+            holding=holds_on_by(rules),
+        ),
         log=log or allocate_log(0, 0),
     )
 
@@ -62,6 +68,7 @@ def outcome_of(sim: Simulation, rows: NDArray[np.int64] | slice = slice(None)) -
         finished=state.finished[rows].copy(),
         job_events=state.job_events[rows].copy(),
         decisions=state.decisions[rows].copy(),
+        switches=state.switches[rows].copy(),
     )
 
 

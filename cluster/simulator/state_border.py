@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from ..dispatch.placing import LEAST_SLOWDOWN, MOST_SLOWDOWN, SEVERAL_RACKS
 from ..state.beliefs import begun_beliefs
 from ..state.border import refuse
+from ..state.holding import mark_spares
 from ..state.shapes import ANY, RANGES, Floats, Ints
-from ..state.state import Simulation, State
+from ..state.state import Simulation, State, holds_on_by
 from .limits import MOST_QUIET, MOST_STOPS
 
 # Of times and sums of them. No run comes near: traces end after 3,000 years, 1e11 s. Such a time is still finite as a
@@ -22,7 +23,7 @@ LARGEST = 1e28
 BOUNDED = (
     "now_s", "estimates_s", "queued_gpu_s", "picked_hazard", "busy_gpu_s", "down_gpu_s", "job_time_s",
     "overhead_gpu_s", "source_since_s", "saved_s", "start_s", "end_s", "overhead_s", "entered_s", "wait_s", "queued_s",
-    "first_start_s", "finish_s", "lost_s",
+    "first_start_s", "finish_s", "lost_s", "struck_s", "fresh_s", "fresh_gpu_s", "since_s",
 )  # fmt: skip
 
 
@@ -47,6 +48,8 @@ def sound_state(sim: Simulation, state: State) -> State:
     _check_sources(sim, state)
     _check_beliefs(sim, state)
     _check_jobs(sim, state, _waiting(state))
+    if holds_on_by(sim.rules):
+        _check_held(sim, state)
     _check_gpus(sim, state)
     _check_picks(sim, state)
     _same("index_from", state.index_from, sim.state.index_from)  # by which there is room for an index
@@ -123,7 +126,9 @@ def _check_sources(sim: Simulation, state: State) -> None:
     failed = state.source_failed
     gpus, nodes = node.size, sim.cluster.node_rack.size
     of_gpu, of_node, of_rack = failed[:, :gpus], failed[:, gpus : gpus + nodes], failed[:, gpus + nodes :]
-    _same("gpu_down", state.gpu_down, of_gpu + of_node[:, node] + of_rack[:, sim.cluster.node_rack[node]])
+    pooled = (state.spare == 1) & (state.gpu_job < 0) if state.spare.size else 0
+    held_down = of_gpu + of_node[:, node] + of_rack[:, sim.cluster.node_rack[node]] + pooled
+    _same("gpu_down", state.gpu_down, held_down)
 
 
 def _check_beliefs(sim: Simulation, state: State) -> None:
@@ -199,11 +204,36 @@ def _check_jobs(sim: Simulation, state: State, waiting: NDArray[np.bool_]) -> No
     refuse("state.current", state.current, waiting[rows, state.current], "a job of the queue")
 
 
+def _check_held(sim: Simulation, state: State) -> None:
+    """Refuse jobs that switched without running, or have no GPU left, and a pool of another size."""
+    runs, gpus = state.run_place >= 0, sim.scenarios.gpus[state.scenario]
+    fits = (state.short == 0) | (runs & (state.short < gpus) & sim.rules.switching)
+    refuse("state.short", state.short, fits, "fewer than the job asks for, 0 if it does not run")
+    _same("shrunk", state.shrunk, (state.short > 0).sum(axis=1))
+    for name in ("fresh_s", "fresh_gpu_s", "since_s"):
+        values = getattr(state, name)
+        refuse(f"state.{name}", values, (values >= 0.0) & (runs | (values == 0.0)), "at least 0, 0 if it does not run")
+    fits = (state.struck_s == -1.0) | (runs & (state.struck_s >= 0.0) & (state.struck_s <= state.now_s[:, None]))
+    refuse("state.struck_s", state.struck_s, fits, "-1, or up to the present for a job that runs")
+    refuse("state.died", state.died, (state.died == 0) | (state.gpu_job >= 0), "0 for a GPU that no job holds")
+    spares = np.zeros_like(state.spare)
+    if sim.rules.switching and sim.rules.spares > 0.0:
+        mark_spares(sim.cluster.node_type, sim.cluster.first_gpu, sim.rules.spares, spares, 0)
+        spares[:] = spares[0]
+    of_type = sim.cluster.node_type[sim.cluster.gpu_node]
+    for number in np.unique(of_type):
+        these = of_type == number
+        fits = state.spare[:, these].sum(axis=1) == spares[:, these].sum(axis=1)
+        refuse("state.spare", state.spare, fits[:, None], "as many of each type as the rules say")
+
+
 def _check_gpus(sim: Simulation, state: State) -> None:
     """Refuse GPUs unless each job holds as many as it should, and all that is counted of them is right."""
     rows, gpus = np.arange(state.current.size), sim.scenarios.gpus[state.scenario]
     refuse("state.need", state.need, (state.need >= 1) & (state.need <= state.usable), "1 to the usable GPUs")
     holds = np.where(state.run_place >= 0, gpus, 0)
+    if state.short.size:
+        holds -= state.short
     _same("busy", state.busy, holds.sum(axis=1))
     holds[rows, state.current] = gpus[rows, state.current] - state.need
     refuse("state.need", state.need, holds[rows, state.current] >= 0, "at most what the job asks for")
@@ -221,8 +251,10 @@ def _check_gpus(sim: Simulation, state: State) -> None:
     _check_usable(sim, state, np.add.reduceat(is_free, first, axis=1, dtype=np.int64))
     _same("taken", state.taken, np.add.reduceat(is_picked, first, axis=1, dtype=np.int64))
     _same("down", state.down, (state.gpu_down > 0).sum(axis=1))
-    # A fault stops the job on a GPU; one that were picked all the same would be given back as free.
+    # A fault stops the job on a GPU, or strikes it; one that were picked all the same would be given back as free.
     fits = (state.gpu_down == 0) | (state.gpu_job < 0)
+    if state.struck_s.size:
+        fits |= np.take_along_axis(state.struck_s, np.maximum(state.gpu_job, 0), axis=1) >= 0.0
     refuse("state.gpu_down", state.gpu_down, fits, "0 for a GPU that a job holds")
     _same("picked_nodes", state.picked_nodes, (state.taken > 0).sum(axis=1))
 

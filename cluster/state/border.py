@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..model.scenarios import MOST_RESTART_S, ORDERS, PER_JOB, FaultProcess, Rules, Scenarios
 from ..model.topology import Cluster
+from .holding import startable_gpus
 from .shapes import Declared, declared
 from .state import Simulation
 
@@ -100,8 +101,13 @@ def _check_parts(of: str, whole: NDArray[np.int32], name: str, first: NDArray[np
         raise ValueError(f"{of} is not what {name} says: {whole[:8]} and {first[:8]}")
 
 
-def sound_scenarios(scenarios: Scenarios, cluster: Cluster) -> Scenarios:
+def sound_scenarios(scenarios: Scenarios, cluster: Cluster, *, spares: float = 0.0) -> Scenarios:
     """Return scenarios that can be run on a cluster; of padded jobs nothing is asked.
+
+    Args:
+        scenarios: The scenarios.
+        cluster: The cluster.
+        spares: Share of each node type's GPUs on which no job may start.
 
     Raises:
         ValueError: Naming the first value that could not.
@@ -119,7 +125,7 @@ def sound_scenarios(scenarios: Scenarios, cluster: Cluster) -> Scenarios:
     refuse("gpus", scenarios.gpus, ~real | (scenarios.gpus > 0), "at least 1")
     classes = cluster.suits.shape[0]
     refuse("needs", scenarios.needs, (scenarios.needs >= 0) & (scenarios.needs < classes), f"0 to {classes - 1}")
-    _check_room(scenarios, cluster, real)
+    _check_room(scenarios, cluster, spares, real)
     for name in ("work_s", "estimate_s", "compute_s"):
         _above_0(name, getattr(scenarios, name), real)
     for name in ("submit_s", "parameter_bytes"):
@@ -132,14 +138,15 @@ def sound_scenarios(scenarios: Scenarios, cluster: Cluster) -> Scenarios:
     return scenarios
 
 
-def _check_room(scenarios: Scenarios, cluster: Cluster, real: NDArray[np.bool_]) -> None:
-    """Refuse a job that asks for more GPUs than the nodes that suit it have."""
+def _check_room(scenarios: Scenarios, cluster: Cluster, spares: float, real: NDArray[np.bool_]) -> None:
+    """Refuse a job that asks for more GPUs than the nodes that suit it have besides spares."""
     asked = np.where(real, scenarios.gpus, 0)
-    room = (cluster.suits @ np.diff(cluster.first_gpu))[scenarios.needs]
+    room = (cluster.suits @ startable_gpus(cluster, spares))[scenarios.needs]
     if (asked > room).any():
         at = np.unravel_index(np.argmax(asked - room), asked.shape)
         suiting = "a cluster that has" if scenarios.needs[at] == 0 else "nodes that suit it, which have"
-        raise ValueError(f"a job asks {asked[at]} GPUs of {suiting} {room[at]}")
+        besides = " besides its spares" if spares > 0.0 else ""
+        raise ValueError(f"a job asks {asked[at]} GPUs of {suiting} {room[at]}{besides}")
 
 
 def sound_process(process: FaultProcess) -> FaultProcess:
@@ -181,7 +188,9 @@ _RANGES = {
     "reference_nic_bytes_per_s": _Range(0.0, math.inf, open_below=True),
     "checkpoint_s": _Range(0.0, math.inf, open_below=True), "restart_s": _Range(0.0, MOST_RESTART_S),
     "order": _Range(0, len(ORDERS) - 1), "ageing_s": _Range(0.0, math.inf), "limit_s": _Range(-math.inf, math.inf),
-    "backfill_depth": _Range(0, math.inf),
+    "backfill_depth": _Range(0, math.inf), "preflight_s": _Range(0.0, MOST_RESTART_S),
+    "detection_s": _Range(0.0, MOST_RESTART_S), "switch_s": _Range(0.0, MOST_RESTART_S), "spares": _Range(0.0, 1.0),
+    "replacement": _Range(0, 1),
 }  # fmt: skip
 
 

@@ -32,6 +32,18 @@ class Scratch(NamedTuple):
     offer_size: Annotated[Ints, "rows", "offers"]  # its number of nodes
     offer_sign: Annotated[Longs, "rows", "offers"]  # the same for sets of the same classes
     offer_node: Annotated[Ints, "rows", "offers x nodes"]  # its nodes, in the order in which they give
+    # Idle GPUs that could take a seat of a ring (simulator/handling/seats.py), and what is known of types in that ring
+    seat_gpu: Annotated[Ints, "rows", "seats if holding"]
+    seat_compute_s: Annotated[Floats, "rows", "seats if holding"]
+    seat_sure_s: Annotated[Floats, "rows", "seats if holding"]
+    seat_flops: Annotated[Floats, "rows", "seats if holding"]
+    seat_from: Annotated[Floats, "rows", "seats if holding"]  # bytes per second from the neighbour before
+    seat_to: Annotated[Floats, "rows", "seats if holding"]  # and to the one after
+    seat_hazard: Annotated[Floats, "rows", "seats if holding"]
+    record_type: Annotated[Ints, "rows", "nodes if holding"]  # a node type in the ring
+    record_gpus: Annotated[Ints, "rows", "nodes if holding"]  # its GPUs there
+    record_s: Annotated[Floats, "rows", "nodes if holding"]  # their compute times in an iteration, their sum first
+    record_flops: Annotated[Floats, "rows", "nodes if holding"]  # FLOPs of that time at the type's peak
     class_beside: Annotated[Ints, "rows", "classes"]  # usable GPUs that suit it, and not who holds the reservation
     other_job: Annotated[Ints, "rows", "others"]  # jobs that the policy may turn to
     ahead_start_s: Annotated[Floats, "rows", "ahead"]  # start, inf if never

@@ -51,7 +51,7 @@ ANY = 2**63 - 1
 # its kind, one in the plural how many there are.
 RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (0, "scenario"): ("scenario",),
-    (0, "one"): ("aged", "base_waits", "base_refused", "source_failed", "ends_kept", "lemon"),
+    (0, "one"): ("aged", "base_waits", "base_refused", "source_failed", "ends_kept", "lemon", "spare", "died"),
     (0, "two"): ("index_stage",),
     (-1, "job"): (
         "head", "tail", "gpu_job", "next_job", "previous_job", "run_place", "index_best", "index_oldest",
@@ -63,12 +63,13 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     ),
     (0, "jobs"): (
         "finished", "submitted", "queued", "running", "reserved_for", "index_first", "index_hidden",
-        "index_young_count",
+        "index_young_count", "shrunk",
     ),
     (-1, "gpu"): ("gpu_next", "first_gpu"),
     (0, "gpus"): (
         "usable", "busy", "down", "extra", "need", "free", "taken",
         "reserved_usable", "reserved_extra", "hidden", "class_usable", "class_in_service",
+        "short",
     ),
     (0, "class"): ("shown_class", "reserved_class"),
     (0, "node"): ("candidate_node",),
@@ -82,7 +83,7 @@ RANGES: dict[tuple[int, str], tuple[str, ...]] = {
     (-1, "any"): ("moment", "passed", "reserved_moment", "index_moment"),
     (0, "any"): (
         "quiet", "unlooked", "estimated", "job_events", "decisions", "candidate_hole", "gpu_down", "source_k",
-        "stops", "index_from",
+        "stops", "index_from", "switches",
     ),
     (-ANY - 1, "any"): ("candidate_sign", "index_place"),
 }  # fmt: skip

@@ -56,6 +56,7 @@ class State(NamedTuple):
     overhead_gpu_s: Annotated[Floats, "rows"]  # restarts of runs that then finished
     job_events: Annotated[Longs, "rows"]
     decisions: Annotated[Longs, "rows"]
+    switches: Annotated[Longs, "rows"]  # how often a ring was formed anew
     # Nodes
     free: Annotated[Ints, "rows", "nodes"]  # usable GPUs; where a job is due, 0 on nodes that do not suit it
     taken: Annotated[Ints, "rows", "nodes"]  # picks for the current job
@@ -119,6 +120,15 @@ class State(NamedTuple):
     ends_s: Annotated[Floats, "rows", "jobs"]  # expected ends of running jobs, in order where `ends_kept` is 1
     ends_job: Annotated[Ints, "rows", "jobs"]  # the job of each
     ends_kept: Annotated[Ints, "rows"]
+    # Jobs that hold on to their GPUs at a fault (holding.py); all but the first are empty where every fault stops a job
+    shrunk: Annotated[Ints, "rows"]  # running jobs that have fewer GPUs than they ask for
+    spare: Annotated[Ints, "rows", "gpus if holding"]  # 1 for a GPU of the pool; while idle it is held out of service
+    died: Annotated[Ints, "rows", "gpus if holding"]  # 1 if it failed under a job, and nobody has acted on that yet
+    struck_s: Annotated[Floats, "rows", "jobs if holding"]  # since when the job stands still after a fault, -1 if not
+    short: Annotated[Ints, "rows", "jobs if holding"]  # GPUs that it asks for and runs without
+    fresh_s: Annotated[Floats, "rows", "jobs if holding"]  # work before the last switch that no checkpoint holds
+    fresh_gpu_s: Annotated[Floats, "rows", "jobs if holding"]  # GPU-time of that work
+    since_s: Annotated[Floats, "rows", "jobs if holding"]  # time of that work, which counts to the next checkpoint
     # The reservation as it was last found; it holds at that moment with so many GPUs usable
     reserved_for: Annotated[Ints, "rows"]  # 1 + its holder, 0 when jobs have started or left since
     reserved_moment: Annotated[Ints, "rows"]
@@ -237,8 +247,9 @@ class Simulation:
         parts = {name: getattr(self, name) for name in Simulation.__init__.__annotations__ if name != "return"}
         check_types(parts)
         least = int(state.index_from.min(initial=EVERY_JOB))  # a row with an index needs room for it
-        check_shapes(parts, allocate_state(cluster, scenarios, 0, least))
-        self.scratch = zeros_of(Scratch, _extents(cluster, scenarios, state.now_s.size, least))
+        holding = holds_on_by(rules)
+        check_shapes(parts, allocate_state(cluster, scenarios, 0, least, holding=holding))
+        self.scratch = zeros_of(Scratch, _extents(cluster, scenarios, state.now_s.size, least, holding=holding))
         parts["scratch"] = self.scratch
         self._table = pack(parts)
         self.address = int(self._table.ctypes.data)
@@ -260,7 +271,12 @@ AHEAD = 33  # jobs that are imagined, the candidate's own first
 SHOWN = 7  # of which so many are shown one by one
 
 
-def _extents(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int) -> dict[str, int]:
+def holds_on_by(rules: Rules) -> bool:
+    """Say whether a job may hold its GPUs beyond a fault: until somebody acts on it, or because it switches."""
+    return rules.switching or rules.detection_s > 0.0
+
+
+def _extents(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int, *, holding: bool) -> dict[str, int]:
     """Return how long each axis of the state is. A queue that is never long enough for an index has none."""
     nodes, gpus, jobs = cluster.speed.size, cluster.gpu_node.size, scenarios.gpus.shape[1]
     indexed, classes = jobs >= index_from, cluster.suits.shape[0]
@@ -272,17 +288,22 @@ def _extents(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int)
         "candidates": CANDIDATES, "candidates x nodes": CANDIDATES * nodes, "others": OTHERS,
         "offers": OFFERS, "offers x nodes": OFFERS * nodes, "ahead": AHEAD, "ahead x nodes": AHEAD * nodes,
         "nodes if classes": nodes * (classes > 1), "classes if several": classes * (classes > 1), "classes": classes,
+        "gpus if holding": gpus * holding, "jobs if holding": jobs * holding, "nodes if holding": nodes * holding,
+        "seats if holding": 2 * nodes * holding,
         "indexed jobs": jobs * indexed, "indexed sizes": classes * (gpus + 2) * indexed,
         "2 x leaves": (2 << jobs.bit_length()) * indexed,  # more leaves than jobs: the last is always empty
     }  # fmt: skip
 
 
-def allocate_state(cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int = INDEX_FROM) -> State:
+def allocate_state(
+    cluster: Cluster, scenarios: Scenarios, rows: int, index_from: int = INDEX_FROM, *, holding: bool = False
+) -> State:
     """Return state for so many clusters, zero but for `scenario` and `index_from`; `reset` of the engine fills it.
 
-    Queues of at least `index_from` jobs have an index.
+    Queues of at least `index_from` jobs have an index. There is room for jobs that hold on to their GPUs at a fault if
+    `holding`, which `holds_on_by` says of rules.
     """
-    state = zeros_of(State, _extents(cluster, scenarios, rows, index_from))
+    state = zeros_of(State, _extents(cluster, scenarios, rows, index_from, holding=holding))
     state.scenario[:] = -1
     state.index_from[:] = index_from
     return state

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...cluster.faults.none import NoFaults, none
-from ...cluster.model.scenarios import DEFAULT_HAZARD_PER_S, ORDERS, Rules
+from ...cluster.model.scenarios import DEFAULT_HAZARD_PER_S, ORDERS, Rules, stopping
 from ...cluster.model.topology import Cluster, grid_cluster
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults
 from ..mirror.standing import Site
@@ -93,7 +93,7 @@ def stand_in() -> Place:
 
 def _place_of(setup: ClusterSetup) -> Place:
     # One pod is asked about at a time, and an extender cannot let it wait.
-    rules = setup.rules._replace(order=ORDERS["fifo"], waiting=False)
+    rules = stopping(setup.rules)._replace(order=ORDERS["fifo"], waiting=False)
     return Place(Site(setup.cluster, rules, draw_faults(setup, 0)[1], setup.hazard_per_s), setup.node_names)
 
 

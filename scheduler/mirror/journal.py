@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...cluster.files.errors import InputError
 from ...cluster.files.input_problems import shortened
-from ...cluster.model.scenarios import ORDERS, FaultProcess, Rules
+from ...cluster.model.scenarios import OLDER_RULES, ORDERS, FaultProcess, Rules
 from ...cluster.model.topology import Cluster
 from .standing import Asked, Beliefs, Known, MirrorCall, Site, Standing
 
@@ -54,7 +54,6 @@ _FROM_BELIEFS: TypeAdapter[Any] = TypeAdapter(_BELIEFS)
 COMPRESSED_FROM = 4096  # bytes
 MOST_BYTES = 1 << 30
 MOST_GPUS = 1 << 31  # of a job
-OLDER_RULES = {"estimated_hazards": False}  # where what an older version stored does not say
 NUMBERED_ORDERS = ("fifo", "easy", "easy-shortest", "shortest")  # as older versions stored them
 
 

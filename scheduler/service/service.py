@@ -10,7 +10,7 @@ import numpy as np
 
 from ...agents.registry import find_policy
 from ...cluster.files.errors import BackendError, InputError, LongshoreError
-from ...cluster.model.scenarios import ORDERS
+from ...cluster.model.scenarios import ORDERS, stopping
 from ...cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from ..access.first_token import first_token
 from ..access.tokens import Role
@@ -307,7 +307,7 @@ def node_types_of(setup: ClusterSetup) -> dict[str, str]:
 
 def site_of(setup: ClusterSetup, settings: Settings) -> Site:
     """Return what policies know of a cluster."""
-    rules = setup.rules._replace(
+    rules = stopping(setup.rules)._replace(
         order=ORDERS[settings.order], ageing_s=settings.ageing_s, waiting=settings.waiting,
         backfill_depth=BACKFILL_DEPTH, estimated_hazards=True,
     )  # fmt: skip

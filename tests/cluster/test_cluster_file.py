@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 
 from longshore.cluster.faults.lemon import Lemon
 from longshore.cluster.files.errors import InputError, ManyProblemsError
+from longshore.cluster.model.scenarios import stopping
 from longshore.cluster.model.topology import grid_cluster
+from longshore.cluster.model.workload import workload_of
 from longshore.cluster.presets.cluster_file import ClusterSetup, draw_faults, read_cluster
 from longshore.cluster.presets.hetero64 import fault_process, rules
+from longshore.cluster.presets.problems import Regime, cluster_problem
+from longshore.cluster.switching.replacement import FORMULAS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GOOD = """\
@@ -66,6 +70,39 @@ def test_racks_nodes_and_gpus_stand_in_the_order_of_the_file(tmp_path: Path) -> 
     assert setup.hazard_per_s[[4, 7, 16]].tolist() == [3e-7, 3e-7, 2e-7]
     assert setup.faults == Lemon(model="lemon")
     assert setup.name == "c"
+
+
+def test_a_fault_stops_a_job_at_once_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    usual = read(GOOD, tmp_path).rules
+    assert (usual.switching, usual.detection_s, usual.preflight_s, usual.spares) == (False, 0.0, 0.0, 0.0)
+    keys = "handling: switch, detection_s: 12, preflight_s: 3, switch_s: 20, spares: 0.05, replacement: source"
+    told = read(GOOD.replace("  model: lemon", f"  {{model: lemon, {keys}}}"), tmp_path).rules
+    assert told == usual._replace(
+        switching=True, detection_s=12.0, preflight_s=3.0, switch_s=20.0, spares=0.05, replacement=FORMULAS["source"]
+    )
+    assert stopping(told)._replace(switch_s=30.0, spares=0.0, replacement=usual.replacement) == usual
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("handling", "replace"), ("handling", "true"), ("detection_s", "-1"), ("detection_s", ".inf"),
+        ("detection_s", "soon"), ("preflight_s", ".nan"), ("switch_s", "1e9"), ("spares", "0.6"), ("spares", "-0.1"),
+        ("spares", "2"), ("spares", "[1]"), ("replacement", "best"), ("switching", "true"),
+    ],
+)  # fmt: skip
+def test_a_handling_of_faults_that_cannot_be_followed_is_refused_by_its_key(
+    key: str, value: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=rf"c\.yaml:\d+:faults\.{key}: "):
+        read(GOOD.replace("  model: lemon", f"  {{model: lemon, {key}: {value}}}"), tmp_path)
+
+
+def test_a_job_larger_than_all_gpus_but_the_spares_is_refused(tmp_path: Path) -> None:
+    setup = read(GOOD.replace("  model: lemon", "  {model: lemon, handling: switch, spares: 0.25}"), tmp_path)
+    jobs = workload_of(("large",), np.array([15]), np.array([1.0]), np.array([0.0]))
+    with pytest.raises(InputError, match="job large asks 15 GPUs of a cluster that has 13 besides its spares"):
+        cluster_problem(setup, [jobs], Regime(), runs=1, seed=1)
 
 
 def test_arrays_have_the_types_that_compiled_code_expects(tmp_path: Path) -> None:

@@ -21,6 +21,12 @@ def test_spells_of_a_hand_worked_schedule() -> None:
     ]
 
 
+def test_a_job_that_switches_holds_the_gpus_that_it_keeps_in_one_spell() -> None:
+    kinds = [(0.0, "start", (0, 1)), (5.0, "switch", (0, 2)), (8.0, "switch", (0,)), (9.0, "finish", (0,))]
+    found = listed([Event(time_s, kind, 4, gpus) for time_s, kind, gpus in kinds])
+    assert found == [(0, 4, 0.0, 9.0), (1, 4, 0.0, 5.0), (2, 4, 5.0, 8.0)]
+
+
 def test_a_gpu_with_two_faults_is_down_until_both_are_repaired() -> None:
     times = [(1.0, "fault"), (2.0, "fault"), (4.0, "repair"), (8.0, "repair"), (9.0, "fault"), (9.0, "repair")]
     assert listed([Event(time_s, kind, -1, (5,)) for time_s, kind in times]) == [(5, DOWN, 1.0, 8.0)]

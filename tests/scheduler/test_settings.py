@@ -9,11 +9,13 @@ import yaml
 from pydantic import BaseModel
 
 from longshore.cluster.files.errors import InputError
+from longshore.cluster.model.scenarios import stopping
+from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.access.hosts import is_loopback
 from longshore.scheduler.backends.building import build
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.placement.placer import Mode
-from longshore.scheduler.service.service import QUICKSTART, Service
+from longshore.scheduler.service.service import QUICKSTART, Service, site_of
 from longshore.scheduler.settings import Chosen, PolicyChoice, Settings, read_settings
 
 ROOT = Path(__file__).parents[2]
@@ -102,3 +104,10 @@ def test_only_this_machine_is_loopback(host: str, is_local: bool) -> None:  # no
 
 def test_the_quickstarts_cluster_is_the_one_that_is_made_up_where_none_is_given() -> None:
     assert (EXAMPLE.parent / "quickstart" / "cluster.yaml").read_text() == QUICKSTART
+
+
+def test_a_live_cluster_follows_no_rule_of_what_simulated_jobs_do_at_a_fault() -> None:
+    setup = read_cluster(ROOT / "examples" / "switching.yaml")
+    assert setup.rules.switching
+    rules = site_of(setup, Settings()).rules
+    assert rules == stopping(rules)

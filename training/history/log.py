@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from ...cluster.files.errors import InputError
-from ...cluster.model.scenarios import ORDERS, Rules
+from ...cluster.model.scenarios import OLDER_RULES, ORDERS, Rules
 from ...cluster.model.topology import Cluster
 from ...cluster.state.border import sound_cluster, sound_rules
 
@@ -189,7 +189,7 @@ def _opening(site: Mapping[str, Any], known: object) -> Opening:
     arrays = {name: _array(array) for name, array in site["cluster"].items()}
     everywhere = np.ones((1, arrays["speed"].size), dtype=np.int32)  # which nodes suit whom comes with the jobs
     cluster = sound_cluster(Cluster(**arrays, suits=everywhere))
-    told = {"estimated_hazards": False, **site["rules"], "order": ORDERS[site["rules"]["order"]]}
+    told = {**OLDER_RULES, **site["rules"], "order": ORDERS[site["rules"]["order"]]}
     rules = sound_rules(Rules(**{name: kind(told[name]) for name, kind in Rules.__annotations__.items()}))
     now_s, jobs, _, down, estimates = _KNOWN.validate_python(known)
     return Opening(

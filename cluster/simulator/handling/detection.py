@@ -1,0 +1,73 @@
+"""A fault that takes GPUs from a job which holds on to them, from the fault until somebody acts on it."""
+
+from ...kernels.compiled import kernel
+from ...kernels.heap import push, remove
+from ...state.holding import claim_gpu, give_up_gpu, held_gpus, swap_roles
+from ...state.state import Simulation
+from ..job_changes import stop_after_fault
+from .progress import go_on, settle
+from .seats import NOBODY, find_replacement
+
+
+@kernel
+def strike(sim: Simulation, row: int, first: int, after: int) -> None:
+    """Let the members of rings on GPUs that have just failed die; their jobs stand still until that is detected.
+
+    A job that stands still already does so no longer for that.
+    """
+    state = sim.state
+    for gpu in range(first, after):
+        job = state.gpu_job[row, gpu]
+        if job < 0:
+            continue
+        state.died[row, gpu] = 1
+        if state.struck_s[row, job] < 0.0:
+            remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+            state.struck_s[row, job] = state.now_s[row]
+            state.end_s[row, job] = state.now_s[row] + sim.rules.detection_s
+            push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+
+
+@kernel
+def heed(sim: Simulation, row: int, job: int) -> None:
+    """Act on the faults of a job: form its ring anew, or stop it where that is the rule or nobody in it lives.
+
+    Source: SPEC F5 to F10.
+    """
+    if not sim.rules.switching or not _has_living(sim, row, job):
+        stop_after_fault(sim, row, job)
+        return
+    settle(sim, row, job, sim.state.struck_s[row, job], held_gpus(sim, row, job))
+    for gpu in range(sim.cluster.gpu_node.size):
+        if sim.state.gpu_job[row, gpu] == job and sim.state.died[row, gpu] == 1:
+            _mend(sim, row, job, gpu)
+    go_on(sim, row, job)
+
+
+@kernel
+def _has_living(sim: Simulation, row: int, job: int) -> bool:
+    """Say whether a job has a member from which the others can get its state."""
+    gpu = sim.state.first_gpu[row, job]
+    while gpu >= 0:
+        if sim.state.died[row, gpu] == 0:
+            return True
+        gpu = sim.state.gpu_next[row, gpu]
+    return False
+
+
+@kernel
+def _mend(sim: Simulation, row: int, job: int, gpu: int) -> None:
+    """Fill the seat of a member that died: on its own GPU if that is back, else on another; or give the seat up."""
+    state = sim.state
+    state.died[row, gpu] = 0
+    if state.gpu_down[row, gpu] == 0:
+        return
+    found = find_replacement(sim, row, job, gpu)
+    if found != NOBODY:
+        claim_gpu(sim, row, job, found)
+        swap_roles(sim, row, found, gpu)
+    else:
+        if state.short[row, job] == 0:
+            state.shrunk[row] += 1
+        state.short[row, job] += 1
+    give_up_gpu(sim, row, job, gpu)

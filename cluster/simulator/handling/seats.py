@@ -1,0 +1,231 @@
+"""Who takes an empty seat of a ring: the idle GPUs as candidates of `choose` (docs/simulator.md, Switching).
+
+Source: SPEC F5 to F7.
+"""
+
+import math
+from typing import NamedTuple
+
+from ...dispatch.placing import safest_gpu
+from ...kernels.compiled import kernel
+from ...kernels.selection import kth_smallest
+from ...state.holding import held_gpus, is_idle_spare
+from ...state.state import Simulation
+from ...state.usable import class_of, usable_on
+from ...switching.replacement import (
+    SOURCE,
+    TYPICAL_EFFICIENCY,
+    Candidates,
+    Vacancy,
+    choose,
+    ring_iteration_s,
+)
+
+NOBODY = -1
+
+
+class Gap(NamedTuple):
+    """The members of a ring beside one seat; that is at a GPU, or behind all members."""
+
+    before: int  # the neighbour before the seat, a GPU
+    after: int  # and the one after it
+    compute_s: float  # the longest compute time of a member
+    bytes_per_s: float  # the smallest bandwidth between neighbours, but for those around the seat
+
+
+@kernel
+def find_replacement(sim: Simulation, row: int, job: int, place: int) -> int:
+    """Return the idle GPU that takes a seat of a running job, NOBODY if there is none.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job.
+        place: The GPU that failed on the seat, which the job still holds; or the number of GPUs for one seat more.
+    """
+    is_more = place == sim.cluster.gpu_node.size
+    seats = held_gpus(sim, row, job) + (1 if is_more else 0)
+    count = _list_idle(sim, row, job)
+    if count == 0:
+        return NOBODY
+    gap = _gap(sim, row, job, place, seats)
+    _reckon(sim, row, job, seats, gap, count)
+    average_s = _present_s(sim, row, job, place) if is_more else _former_s(sim, row, job, place, gap)
+    volume = _volume_bytes(sim, row, job)
+    vacancy = Vacancy(seats, volume, average_s, gap.compute_s, gap.bytes_per_s)
+    scratch = sim.scratch
+    candidates = Candidates(
+        scratch.seat_compute_s[row, :count],
+        scratch.seat_sure_s[row, :count],
+        scratch.seat_flops[row, :count],
+        scratch.seat_from[row, :count],
+        scratch.seat_to[row, :count],
+        scratch.seat_hazard[row, :count],
+    )
+    chosen = choose(vacancy, candidates, sim.rules.replacement)
+    return int(scratch.seat_gpu[row, chosen]) if chosen >= 0 else NOBODY
+
+
+@kernel
+def _list_idle(sim: Simulation, row: int, job: int) -> int:
+    """List the idle GPUs on which a job could go on, the safest of each node; those of the pool last.
+
+    The other GPUs of a node are no better. So equal candidates are taken from outside the pool first.
+    """
+    suits, listed, count = sim.cluster.suits[class_of(sim, row, job)], sim.scratch.seat_gpu, 0
+    for node in range(suits.size):
+        if suits[node] == 1 and usable_on(sim, row, node) > 0:
+            listed[row, count] = safest_gpu(sim, row, node)
+            count += 1
+    if sim.rules.spares > 0.0:
+        for node in range(suits.size):
+            gpu = _safest_spare(sim, row, node) if suits[node] == 1 else NOBODY
+            if gpu != NOBODY:
+                listed[row, count] = gpu
+                count += 1
+    return count
+
+
+@kernel
+def _safest_spare(sim: Simulation, row: int, node: int) -> int:
+    """Return the node's idle spare of lowest hazard, then lowest index; NOBODY if it has none."""
+    hazard, best = sim.state.gpu_hazard_per_s, NOBODY
+    for gpu in range(sim.cluster.first_gpu[node], sim.cluster.first_gpu[node + 1]):
+        if is_idle_spare(sim, row, gpu) and (best < 0 or hazard[row, gpu] < hazard[row, best]):
+            best = gpu
+    return best
+
+
+@kernel
+def _compute_s(sim: Simulation, row: int, job: int, seats: int, gpu: int) -> float:
+    """Return the true compute time of a job in an iteration, on one GPU of so many that share its batch."""
+    scenario, node = sim.state.scenario[row], sim.cluster.gpu_node[gpu]
+    share = sim.scenarios.gpus[scenario, job] / seats
+    return float(share * sim.scenarios.compute_s[scenario, job] / sim.scenarios.speed[scenario, node])
+
+
+@kernel
+def _volume_bytes(sim: Simulation, row: int, job: int) -> float:
+    """Return what a job sends in an iteration; the simple model of run times knows no sending."""
+    return float(sim.scenarios.parameter_bytes[sim.state.scenario[row], job]) if sim.rules.ring else 0.0
+
+
+@kernel
+def _link_bytes_per_s(sim: Simulation, gpu: int, other: int) -> float:
+    """Return the bandwidth between two GPUs."""
+    cluster = sim.cluster
+    node, far = cluster.gpu_node[gpu], cluster.gpu_node[other]
+    if node == far:
+        return float(cluster.intra_bytes_per_s[node])
+    link = min(cluster.nic_bytes_per_s[node], cluster.nic_bytes_per_s[far])
+    rack, far_rack = cluster.node_rack[node], cluster.node_rack[far]
+    if rack != far_rack:
+        link = min(link, cluster.uplink_bytes_per_s[rack], cluster.uplink_bytes_per_s[far_rack])
+    return float(link)
+
+
+@kernel
+def _gap(sim: Simulation, row: int, job: int, place: int, seats: int) -> Gap:
+    """Return the members beside a seat; a ring runs through its GPUs in their order."""
+    state = sim.state
+    first, last, before, after, compute_s, link = -1, -1, -1, -1, 0.0, math.inf
+    for gpu in range(sim.cluster.gpu_node.size):
+        if state.gpu_job[row, gpu] != job or state.gpu_down[row, gpu] > 0:
+            continue
+        compute_s = max(compute_s, _compute_s(sim, row, job, seats, gpu))
+        if last >= 0 and not last < place < gpu:
+            link = min(link, _link_bytes_per_s(sim, last, gpu))
+        if first < 0:
+            first = gpu
+        if gpu < place:
+            before = gpu
+        elif after < 0:
+            after = gpu
+        last = gpu
+    if before >= 0 and after >= 0:  # else the seat lies between the last and the first
+        link = min(link, _link_bytes_per_s(sim, last, first))
+    return Gap(before if before >= 0 else last, after if after >= 0 else first, compute_s, link)
+
+
+@kernel
+def _former_s(sim: Simulation, row: int, job: int, place: int, gap: Gap) -> float:
+    """Return how long an iteration took while the GPU lived that failed."""
+    seats = held_gpus(sim, row, job)
+    ring = Vacancy(seats, _volume_bytes(sim, row, job), math.inf, gap.compute_s, gap.bytes_per_s)
+    to_failed, from_failed = _link_bytes_per_s(sim, gap.before, place), _link_bytes_per_s(sim, place, gap.after)
+    return ring_iteration_s(ring, _compute_s(sim, row, job, seats, place), to_failed, from_failed)
+
+
+@kernel
+def _present_s(sim: Simulation, row: int, job: int, place: int) -> float:
+    """Return how long an iteration of a ring takes now, to which a seat is to be added behind all members."""
+    seats = held_gpus(sim, row, job)
+    gap = _gap(sim, row, job, place, seats)
+    ring = Vacancy(seats, _volume_bytes(sim, row, job), math.inf, gap.compute_s, gap.bytes_per_s)
+    return ring_iteration_s(ring, 0.0, _link_bytes_per_s(sim, gap.before, gap.after), math.inf)
+
+
+@kernel
+def _reckon(sim: Simulation, row: int, job: int, seats: int, gap: Gap, count: int) -> None:
+    """Write down what `choose` asks of the listed candidates; compute times are those `compute_times_s` would give."""
+    types = _note_records(sim, row, job, seats)
+    usual, most = _demands_flops(sim, row, types)
+    scratch = sim.scratch
+    for i in range(count):
+        gpu = scratch.seat_gpu[row, i]
+        node = sim.cluster.gpu_node[gpu]
+        at = _record_of(sim, row, types, sim.cluster.node_type[node])
+        peak = sim.cluster.peak_flops[node]
+        scratch.seat_compute_s[row, i] = scratch.record_s[row, at] if at < types else usual / peak
+        scratch.seat_sure_s[row, i] = scratch.record_s[row, at] if at < types else most / peak
+        scratch.seat_flops[row, i] = peak
+        scratch.seat_from[row, i] = _link_bytes_per_s(sim, gap.before, gpu)
+        scratch.seat_to[row, i] = _link_bytes_per_s(sim, gpu, gap.after)
+        scratch.seat_hazard[row, i] = sim.state.gpu_hazard_per_s[row, gpu]
+
+
+@kernel
+def _record_of(sim: Simulation, row: int, types: int, node_type: int) -> int:
+    """Return the place of a node type among so many recorded ones; their number if it is none of them."""
+    at = 0
+    while at < types and sim.scratch.record_type[row, at] != node_type:
+        at += 1
+    return at
+
+
+@kernel
+def _note_records(sim: Simulation, row: int, job: int, seats: int) -> int:
+    """Note the mean compute time of a job on each node type in its ring; return how many these are."""
+    scratch, types = sim.scratch, 0
+    for gpu in range(sim.cluster.gpu_node.size):
+        if sim.state.gpu_job[row, gpu] != job:
+            continue
+        node = sim.cluster.gpu_node[gpu]
+        at = _record_of(sim, row, types, sim.cluster.node_type[node])
+        if at == types:
+            types += 1
+            scratch.record_type[row, at] = sim.cluster.node_type[node]
+            scratch.record_gpus[row, at], scratch.record_s[row, at] = 0, 0.0
+            scratch.record_flops[row, at] = sim.cluster.peak_flops[node]
+        scratch.record_gpus[row, at] += 1
+        scratch.record_s[row, at] += _compute_s(sim, row, job, seats, gpu)
+    for at in range(types):
+        scratch.record_s[row, at] /= scratch.record_gpus[row, at]
+        scratch.record_flops[row, at] *= scratch.record_s[row, at]
+    return types
+
+
+@kernel
+def _demands_flops(sim: Simulation, row: int, types: int) -> tuple[float, float]:
+    """Return what a job asks of a type without a record, in the median of those with one and at most.
+
+    By the formula SOURCE it is the job's FLOPs. No trace tells them: they are what training typically reaches of what
+    the recorded types could have done.
+    """
+    flops, middle = sim.scratch.record_flops, types // 2
+    median = kth_smallest(flops, row, types, middle)
+    if types % 2 == 0:
+        median = (kth_smallest(flops, row, types, middle - 1) + median) / 2.0
+    if sim.rules.replacement == SOURCE:
+        return TYPICAL_EFFICIENCY * median, TYPICAL_EFFICIENCY * median
+    return median, kth_smallest(flops, row, types, types - 1)

@@ -1,0 +1,211 @@
+"""Jobs that hold on to their GPUs at a fault, and the pool of spares (docs/simulator.md, Switching).
+
+An idle GPU of the pool counts as out of service, as if one more fault source held it down. So no start, no policy and
+no observation takes it for usable, and none of them need know of the pool.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.compiled import kernel
+from ..model.topology import Cluster
+from .beliefs import observe
+from .shapes import Ints
+from .state import Simulation
+from .usable import count_by_class, count_in_service, has_classes
+
+ROUNDING = 1e-9  # of a number of GPUs: 7 % of 100 are 7, not 8
+
+
+@kernel
+def holds_on(sim: Simulation) -> bool:
+    """Say whether a job may hold its GPUs beyond a fault; the same as `holds_on_by` of its rules."""
+    return bool(sim.rules.switching or sim.rules.detection_s > 0.0)
+
+
+@kernel
+def is_struck(sim: Simulation, row: int, job: int) -> bool:
+    """Say whether a running job stands still after a fault on which nobody has acted yet."""
+    return holds_on(sim) and sim.state.struck_s[row, job] >= 0.0
+
+
+@kernel
+def held_gpus(sim: Simulation, row: int, job: int) -> int:
+    """Return how many GPUs a running job holds."""
+    gpus = int(sim.scenarios.gpus[sim.state.scenario[row], job])
+    return gpus - int(sim.state.short[row, job]) if holds_on(sim) else gpus
+
+
+@kernel
+def fresh_work_s(sim: Simulation, row: int, job: int) -> float:
+    """Return the work that a running job did before its last switch and that no checkpoint holds."""
+    return float(sim.state.fresh_s[row, job]) if holds_on(sim) else 0.0
+
+
+@kernel
+def begin_run(sim: Simulation, row: int, job: int) -> None:
+    """Let a job run on all the GPUs that it asks for, well, and with no work done since its last checkpoint."""
+    state = sim.state
+    state.struck_s[row, job] = -1.0
+    state.short[row, job] = 0
+    state.fresh_s[row, job] = 0.0
+    state.fresh_gpu_s[row, job] = 0.0
+    state.since_s[row, job] = 0.0
+
+
+@kernel
+def mark_spares(node_type: Ints, first_gpu: Ints, share: float, spare: Ints, row: int) -> None:
+    """Set 1 for the last GPUs of each node type, as many as the share says, rounded up; 0 for all others.
+
+    Args:
+        node_type: Type of each node, shape (nodes,).
+        first_gpu: GPUs of node i are first_gpu[i] to first_gpu[i + 1] - 1, shape (nodes + 1,).
+        share: Of the GPUs of each type.
+        spare: Where it is written, shape (rows, gpus).
+        row: Row of that.
+    """
+    for gpu in range(first_gpu[node_type.size]):
+        spare[row, gpu] = 0
+    for node in range(node_type.size - 1, -1, -1):
+        gpus, later = 0, False
+        for other in range(node_type.size):
+            if node_type[other] == node_type[node]:
+                gpus += first_gpu[other + 1] - first_gpu[other]
+                later = later or other > node
+        if later:  # the last node of its type has done it for all of them
+            continue
+        left, at = math.ceil(share * gpus - ROUNDING), node
+        while left > 0:
+            if node_type[at] == node_type[node]:
+                for gpu in range(first_gpu[at + 1] - 1, first_gpu[at] - 1, -1):
+                    if left > 0:
+                        spare[row, gpu] = 1
+                        left -= 1
+            at -= 1
+
+
+def startable_gpus(cluster: Cluster, share: float) -> NDArray[np.int64]:
+    """Return how many GPUs of each node are no spares, shape (nodes,)."""
+    spare = np.zeros((1, cluster.gpu_node.size), dtype=np.int32)
+    if share > 0.0:
+        mark_spares(cluster.node_type, cluster.first_gpu, share, spare, 0)
+    found: NDArray[np.int64] = np.add.reduceat(1 - spare[0], cluster.first_gpu[:-1], dtype=np.int64)
+    return found
+
+
+@kernel
+def pool_holds(sim: Simulation, row: int, gpu: int) -> int:
+    """Return 1 for a GPU that the pool holds out of service, whether a fault does so too or not; else 0."""
+    if not holds_on(sim):
+        return 0
+    return 1 if sim.state.spare[row, gpu] == 1 and sim.state.gpu_job[row, gpu] < 0 else 0
+
+
+@kernel
+def is_idle_spare(sim: Simulation, row: int, gpu: int) -> bool:
+    """Say whether a GPU stands ready in the pool."""
+    return pool_holds(sim, row, gpu) == 1 and sim.state.gpu_down[row, gpu] == 1
+
+
+@kernel
+def _count_free(sim: Simulation, row: int, node: int, gpus: int) -> None:
+    """Count usable GPUs of a node that came, or went if the number is negative."""
+    sim.state.free[row, node] += gpus
+    sim.state.usable[row] += gpus
+    if has_classes(sim):
+        count_by_class(sim, row, node, gpus)
+
+
+@kernel
+def _count_up(sim: Simulation, row: int, node: int, gpus: int) -> None:
+    """Count GPUs of a node that are about to come into service, or to go out of it if the number is negative."""
+    if sim.rules.estimated_hazards:
+        observe(sim, row, node)
+    sim.state.down[row] -= gpus
+    if has_classes(sim):
+        count_in_service(sim, row, node, gpus)
+
+
+@kernel
+def _hold_in_pool(sim: Simulation, row: int, gpu: int) -> None:
+    """Hold an idle GPU of the pool out of service, whether a fault does so too or not."""
+    if sim.state.gpu_down[row, gpu] == 0:
+        _count_up(sim, row, sim.cluster.gpu_node[gpu], -1)
+    sim.state.gpu_down[row, gpu] += 1
+
+
+@kernel
+def fill_pool(sim: Simulation, row: int) -> None:
+    """Put the spares into the pool of a row in which all GPUs are free and in service."""
+    mark_spares(sim.cluster.node_type, sim.cluster.first_gpu, sim.rules.spares, sim.state.spare, row)
+    for gpu in range(sim.cluster.gpu_node.size):
+        if sim.state.spare[row, gpu] == 1:
+            _count_free(sim, row, sim.cluster.gpu_node[gpu], -1)
+            _hold_in_pool(sim, row, gpu)
+
+
+@kernel
+def claim_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
+    """Give a running job an idle GPU more, of the pool or not."""
+    state, node = sim.state, sim.cluster.gpu_node[gpu]
+    if state.spare[row, gpu] == 1:
+        _count_up(sim, row, node, 1)
+        state.gpu_down[row, gpu] -= 1
+    else:
+        _count_free(sim, row, node, -1)
+    state.gpu_job[row, gpu] = job
+    state.gpu_next[row, gpu] = state.first_gpu[row, job]
+    state.first_gpu[row, job] = gpu
+    state.busy[row] += 1
+
+
+@kernel
+def give_up_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
+    """Take a GPU from a running job."""
+    state = sim.state
+    if state.first_gpu[row, job] == gpu:
+        state.first_gpu[row, job] = state.gpu_next[row, gpu]
+    else:
+        before = state.first_gpu[row, job]
+        while state.gpu_next[row, before] != gpu:
+            before = state.gpu_next[row, before]
+        state.gpu_next[row, before] = state.gpu_next[row, gpu]
+    state.busy[row] -= 1
+    vacate_gpu(sim, row, gpu)
+
+
+@kernel
+def vacate_gpu(sim: Simulation, row: int, gpu: int) -> None:
+    """Let a GPU serve no job: it is free unless a fault holds it down, or goes back to the pool."""
+    state = sim.state
+    state.gpu_job[row, gpu] = -1
+    state.died[row, gpu] = 0
+    if state.spare[row, gpu] == 1:
+        _hold_in_pool(sim, row, gpu)
+    elif state.gpu_down[row, gpu] == 0:
+        _count_free(sim, row, sim.cluster.gpu_node[gpu], 1)
+
+
+@kernel
+def _suit_the_same(sim: Simulation, node: int, other: int) -> bool:
+    """Say whether two nodes are of one type and suit the same jobs."""
+    if sim.cluster.node_type[node] != sim.cluster.node_type[other]:
+        return False
+    for kind in range(sim.cluster.suits.shape[0]):
+        if sim.cluster.suits[kind, node] != sim.cluster.suits[kind, other]:
+            return False
+    return True
+
+
+@kernel
+def swap_roles(sim: Simulation, row: int, gpu: int, failed: int) -> None:
+    """Let a GPU that failed take the place in the pool of the spare that takes its seat, if both are alike.
+
+    So there are always as many GPUs of each kind on which jobs may start. To be called while both are held by the job.
+    """
+    spare, node = sim.state.spare, sim.cluster.gpu_node
+    if spare[row, gpu] == 1 and spare[row, failed] == 0 and _suit_the_same(sim, node[gpu], node[failed]):
+        spare[row, gpu] = 0
+        spare[row, failed] = 1

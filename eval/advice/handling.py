@@ -1,0 +1,118 @@
+"""What switching saves where GPUs fail: the same scenarios with jobs that switch, and with jobs that restart."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...agents.protocol import Policy
+from ...cluster.model.intervals import Estimates, ratio_estimates, unit_sums
+from ...cluster.model.outcome import Outcome, metrics
+from ...cluster.model.problem import Problem
+from ...cluster.model.scenarios import same_jobs
+from ..run import run_all
+
+HOUR_S = 3600.0
+CONFIDENCE = 0.95
+RESTART, SWITCH = "restart", "switch"
+
+
+class Held(NamedTuple):
+    """What a handling of faults made of each scenario, all of shape (scenarios,)."""
+
+    lost_gpu_s: NDArray[np.float64]  # GPU-time that jobs held without progress that was kept
+    jct_s: NDArray[np.float64]  # mean over the jobs
+    stops: NDArray[np.float64]
+    switches: NDArray[np.float64]
+
+
+class Handlings(NamedTuple):
+    """Restart against switch under one policy."""
+
+    policy: str
+    held: dict[str, Held]  # by handling
+    lost: Estimates  # GPU-time lost with switching over that with restarting, shape (1,)
+    jct_percent: Estimates  # change of the mean JCT by switching, shape (1,)
+    units: int  # windows or workloads, which are the evidence; draws of faults for the same jobs are averaged
+
+
+def compare_handlings(problem: Problem, policy: Policy) -> Handlings:
+    """Run a policy on the scenarios of a problem with both handlings of faults.
+
+    All else that the rules say holds for both: checks before starts and detection. Spares are kept with switching
+    only. Intervals are by a paired bootstrap over units of the same jobs.
+    """
+    held = {}
+    for handling in (RESTART, SWITCH):
+        rules = problem.rules._replace(switching=handling == SWITCH)
+        outcome = run_all(problem._replace(rules=rules), [policy])[policy.name]
+        held[handling] = held_of(problem, outcome)
+    return handlings_of(policy.name, held, same_jobs(problem.scenarios))
+
+
+def held_of(problem: Problem, outcome: Outcome) -> Held:
+    """Return what an outcome of a problem's scenarios says of faults."""
+    scenarios = problem.scenarios
+    figures = metrics(
+        outcome, scenarios.jobs, scenarios.gpus, scenarios.submit_s, problem.cluster.gpu_node.size, scenarios.work_s
+    )
+    return Held(
+        lost_gpu_s=figures.lost_gpu_s + outcome.overhead_gpu_s,
+        jct_s=figures.mean_jct_s,
+        stops=figures.restarts,
+        switches=outcome.switches.astype(np.float64),
+    )
+
+
+def handlings_of(policy: str, held: dict[str, Held], unit: NDArray[np.intp]) -> Handlings:
+    """Return both handlings compared, given the unit of each scenario, shape (scenarios,)."""
+    switch, restart = held[SWITCH], held[RESTART]
+    mine = unit_sums(np.array([switch.lost_gpu_s, switch.jct_s]), unit)
+    other = unit_sums(np.array([restart.lost_gpu_s, restart.jct_s]), unit)
+    ratios = ratio_estimates(mine, other, confidence=CONFIDENCE)
+    lost, jct = (Estimates(*(end[[row]] for end in ratios)) for row in (0, 1))
+    percent = Estimates(*(100.0 * (end - 1.0) for end in jct))
+    return Handlings(policy, held, lost, percent, mine.shape[1])
+
+
+def words_of(handlings: Handlings) -> str:
+    """Return the comparison in one sentence."""
+    lost_h = {name: held.lost_gpu_s.mean() / HOUR_S for name, held in handlings.held.items()}
+    stops = {name: held.stops.mean() for name, held in handlings.held.items()}
+    times = _with_interval(handlings.lost, ".2f", " times")
+    jct = _with_interval(handlings.jct_percent, "+.1f", " %")
+    return (
+        f"under {handlings.policy}, jobs that switch lose {lost_h[SWITCH]:.1f} GPU-hours to faults, checks and "
+        f"restarts in a scenario, jobs that restart {lost_h[RESTART]:.1f}: {times} as many; the mean JCT changes by "
+        f"{jct}, and {stops[SWITCH]:.1f} stops take the place of {stops[RESTART]:.1f}"
+    )
+
+
+def _with_interval(estimates: Estimates, form: str, unit: str) -> str:
+    value, low, high = (float(end[0]) for end in estimates)
+    interval = "" if np.isnan(low) else f" [{low:{form}}, {high:{form}}]"
+    return f"{value:{form}}{unit}{interval}"
+
+
+def document_of(handlings: Handlings) -> dict[str, Any]:
+    """Return the comparison as JSON has it; means are over scenarios."""
+    return {
+        "policy": handlings.policy,
+        **{
+            name: {
+                "gpu_hours_lost": float(held.lost_gpu_s.mean()) / HOUR_S,
+                "mean_jct_s": float(held.jct_s.mean()),
+                "stops": float(held.stops.mean()),
+                "switches": float(held.switches.mean()),
+            }
+            for name, held in handlings.held.items()
+        },
+        "lost_ratio": _ends(handlings.lost),
+        "jct_change_percent": _ends(handlings.jct_percent),
+        "units": handlings.units,
+    }
+
+
+def _ends(estimates: Estimates) -> list[float | None]:
+    """Return value, low and high end; null where there is no interval."""
+    return [float(end[0]) if np.isfinite(end[0]) else None for end in estimates]

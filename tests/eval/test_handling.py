@@ -1,0 +1,55 @@
+"""What evaluate says of restart against switch."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longshore.cluster.presets.cluster_file import read_cluster
+from longshore.eval.advice.handling import RESTART, SWITCH, Held, handlings_of, words_of
+from tests.eval.test_command import ASKED, answer
+
+FILE = """\
+node_types:
+  v100: {gpus: 2, peak_flops: 125e12, memory_bytes: 32e9, hazard_per_s: 2e-6}
+racks: [{nodes: [{type: v100, count: 8}]}]
+faults: {model: exponential, detection_s: 12, HANDLING}
+"""
+QUIET = FILE.replace("2e-6", "0").replace("HANDLING", "handling: switch")
+
+
+def held(lost_gpu_s: list[float], jct_s: list[float]) -> Held:
+    none = np.zeros(len(jct_s))
+    return Held(np.array(lost_gpu_s), np.array(jct_s), none + 4.0, none + 1.0)
+
+
+def test_ratios_are_of_sums_and_draws_of_one_window_are_one_unit() -> None:
+    both = {RESTART: held([4e5, 0.0, 8e5, 6e5], [100.0] * 4), SWITCH: held([1e5, 1e5, 2e5, 1e5], [90.0] * 4)}
+    found = handlings_of("pack", both, np.array([0, 0, 1, 1]))
+    assert (found.lost.value[0], found.units) == (5 / 18, 2)
+    assert found.lost.low[0] < 5 / 18 < found.lost.high[0]
+    assert [end[0] for end in found.jct_percent] == pytest.approx([-10.0, -10.0, -10.0])
+    assert "jobs that switch lose 34.7 GPU-hours" in words_of(found)
+    assert "the mean JCT changes by -10.0 % [-10.0, -10.0]" in words_of(found)
+
+
+@pytest.mark.parametrize("handling", ["handling: switch, spares: 0.1", "handling: restart"])
+def test_a_cluster_on_which_gpus_fail_is_told_what_switching_saves(handling: str, tmp_path: Path) -> None:
+    cluster, out = tmp_path / "c.yaml", tmp_path / "o.json"
+    cluster.write_text(FILE.replace("HANDLING", handling))
+    request = replace(ASKED, cluster=cluster, policies=("pack",), heuristics=False, json_out=out)
+    said = answer(request)
+    told = json.loads(out.read_text())["restart_or_switch"]
+    assert "restart or switch: under pack, jobs that switch lose" in said
+    assert told["switch"]["gpu_hours_lost"] < told["restart"]["gpu_hours_lost"]
+    assert told["lost_ratio"][0] == pytest.approx(told["switch"]["gpu_hours_lost"] / told["restart"]["gpu_hours_lost"])
+    assert told["restart"]["switches"] == 0.0 < told["switch"]["switches"]
+
+
+def test_a_cluster_on_which_nothing_fails_is_told_nothing(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(QUIET)
+    assert read_cluster(tmp_path / "c.yaml").rules.switching
+    request = replace(ASKED, cluster=tmp_path / "c.yaml", policies=("pack",), heuristics=False)
+    assert "restart or switch" not in answer(request)

@@ -1,0 +1,235 @@
+"""Faults that are detected late and rings that are formed anew, in the plain reference simulator.
+
+Every idle GPU is looked at one by one, and the formulas are those of the specification.
+"""
+
+import math
+from itertools import pairwise
+from statistics import median
+
+from longshore.cluster.model.outcome import Event
+from longshore.cluster.model.scenarios import Rules
+from longshore.cluster.switching.replacement import SOURCE, TYPICAL_EFFICIENCY
+from tests.reference_state import Job, ReferenceState, renew_estimate, running, slowdown, switched_work_s
+
+POOL = -1  # holds idle spares down, besides the fault sources
+
+
+def holds_on(rules: Rules) -> bool:
+    return rules.switching or rules.detection_s > 0
+
+
+def note(state: ReferenceState, kind: str, job: int, gpus: list[int]) -> None:
+    state.events.append(Event(state.now_s, kind, job, tuple(gpus)))
+
+
+def fill_pool(state: ReferenceState) -> None:
+    """Put the last GPUs of each type into the pool."""
+    for kind in set(state.node_type):
+        gpus = [gpu for node, of in enumerate(state.node_gpus) if state.node_type[node] == kind for gpu in of]
+        spares = math.ceil(state.rules.spares * len(gpus) - 1e-9)
+        for gpu in gpus[len(gpus) - spares :]:
+            state.spares.add(gpu)
+            hold_down(state, gpu)
+
+
+def hold_down(state: ReferenceState, gpu: int) -> None:
+    if not state.held_down_by[gpu]:
+        state.down_since_s[gpu] = state.now_s
+    state.held_down_by[gpu].add(POOL)
+
+
+def leave(state: ReferenceState, gpu: int) -> None:
+    """Let a GPU serve no job; a spare goes back to the pool."""
+    state.gpu_job[gpu] = -1
+    state.dead.discard(gpu)
+    if gpu in state.spares:
+        hold_down(state, gpu)
+
+
+def take(state: ReferenceState, index: int, gpu: int) -> None:
+    """Give a running job one GPU more."""
+    if gpu in state.spares:
+        state.held_down_by[gpu].remove(POOL)
+        state.down_gpu_s += state.now_s - state.down_since_s[gpu]
+        state.down_since_s[gpu] = math.nan
+    state.gpu_job[gpu] = index
+    state.jobs[index].placement = sorted([*state.jobs[index].placement, gpu])
+
+
+def strike(state: ReferenceState, gpus: list[int]) -> None:
+    """Let the processes on GPUs that failed die, and their jobs stand still."""
+    for gpu in gpus:
+        if state.gpu_job[gpu] < 0:
+            continue
+        state.dead.add(gpu)
+        job = state.jobs[state.gpu_job[gpu]]
+        if math.isnan(job.struck_s):
+            job.struck_s = state.now_s
+            job.end_s = state.now_s + state.rules.detection_s
+
+
+def heed(state: ReferenceState, index: int) -> bool:
+    """Act on the faults of a job; False if it has to be stopped."""
+    job = state.jobs[index]
+    if not state.rules.switching or set(job.placement) <= state.dead:
+        return False
+    renew_estimate(state, job)
+    state.busy_gpu_s += len(job.placement) * (state.now_s - job.start_s)
+    end_piece(state, job)
+    for gpu in [gpu for gpu in job.placement if gpu in state.dead]:
+        state.dead.remove(gpu)
+        if not state.held_down_by[gpu]:
+            continue
+        others = [other for other in job.placement if other != gpu and not state.held_down_by[other]]
+        found = newcomer(state, index, others, gpu)
+        if found is not None:
+            take(state, index, found)
+            if found in state.spares and gpu not in state.spares and alike(state, found, gpu):
+                state.spares.remove(found)
+                state.spares.add(gpu)
+        job.placement.remove(gpu)
+        leave(state, gpu)
+    go_on(state, index)
+    return True
+
+
+def alike(state: ReferenceState, gpu: int, other: int) -> bool:
+    """Say whether two GPUs are of one type and suit the same jobs."""
+    nodes = state.gpu_node[gpu], state.gpu_node[other]
+    same_jobs = all((nodes[0] in suited) == (nodes[1] in suited) for suited in state.kinds)
+    return state.node_type[nodes[0]] == state.node_type[nodes[1]] and same_jobs
+
+
+def end_piece(state: ReferenceState, job: Job) -> None:
+    """Keep what a job did since its last start or switch, and count the rest of that time as lost."""
+    until_s = state.now_s if math.isnan(job.struck_s) else job.struck_s
+    useful_s = max(0.0, until_s - job.start_s - job.overhead_s)
+    job.lost_s += (state.now_s - job.start_s - useful_s) * len(job.placement) / job.gpus
+    job.pieces.append((useful_s, job.slowdown, len(job.placement)))
+
+
+def go_on(state: ReferenceState, index: int) -> None:
+    job = state.jobs[index]
+    left_s = max(0.0, job.work_s - (job.saved_s + switched_work_s(job)))
+    job.struck_s, job.start_s, job.overhead_s = math.nan, state.now_s, state.rules.switch_s
+    job.slowdown = slowdown(state, index, job.placement)
+    job.end_s = state.now_s + (job.overhead_s + left_s * job.slowdown)
+    state.switches += 1
+    note(state, "switch", index, job.placement)
+
+
+def win_back(state: ReferenceState) -> None:
+    """Let jobs that run on fewer GPUs than they ask for have idle ones."""
+    for index, job in enumerate(state.jobs):
+        if job not in running(state) or len(job.placement) == job.gpus or not math.isnan(job.struck_s):
+            continue
+        before, factor = list(job.placement), job.slowdown
+        while len(job.placement) < job.gpus:
+            found = newcomer(state, index, job.placement, None)
+            if found is None or slowdown(state, index, sorted([*job.placement, found])) >= factor:
+                break
+            take(state, index, found)
+            factor = slowdown(state, index, job.placement)
+        if job.placement != before:
+            won, job.placement = job.placement, before
+            renew_estimate(state, job)
+            state.busy_gpu_s += len(before) * (state.now_s - job.start_s)
+            end_piece(state, job)
+            job.placement = won
+            go_on(state, index)
+
+
+def newcomer(state: ReferenceState, index: int, others: list[int], failed: int | None) -> int | None:
+    """Return the idle GPU that takes the seat of one that failed, or a new one behind all; None if there is none."""
+    job, place = state.jobs[index], failed if failed is not None else len(state.gpu_job)
+    seats = len(job.placement) + (failed is None)
+    before = max([gpu for gpu in others if gpu < place] or others)
+    after = min([gpu for gpu in others if gpu > place] or others)
+    if failed is not None:
+        average_s = ring_s(state, job, seats, sorted([*others, failed]))
+    else:
+        average_s = ring_s(state, job, len(job.placement), others)
+    ring = ordered(others, after)
+    ranked = []
+    for gpu in idle(state, job):
+        usual_s, sure_s = (
+            iteration_s(state, job, seats, ring, before, after, gpu, compute_s)
+            for compute_s in compute_times_s(state, job, seats, gpu)
+        )
+        peak, hazard = state.peak_flops[state.gpu_node[gpu]], state.hazard_per_s[gpu]
+        keeps = sure_s <= average_s
+        key = (0.0, peak, usual_s, hazard) if keeps else (1.0, usual_s, peak, hazard)
+        ranked.append((key, gpu))
+    return min(ranked, key=lambda it: it[0])[1] if ranked else None
+
+
+def ordered(others: list[int], first: int) -> list[int]:
+    """Return a ring without the link over the seat: from the neighbour after it to the one before it."""
+    at = others.index(first)
+    return others[at:] + others[:at]
+
+
+def idle(state: ReferenceState, job: Job) -> list[int]:
+    """Return the idle GPUs on which a job could go on; those of the pool last."""
+    suiting = [gpu for gpu, of in enumerate(state.gpu_job) if of < 0 and state.gpu_node[gpu] in job.nodes]
+    free = [gpu for gpu in suiting if not state.held_down_by[gpu]]
+    return free + [gpu for gpu in suiting if state.held_down_by[gpu] == {POOL}]
+
+
+def compute_s(state: ReferenceState, job: Job, seats: int, gpu: int) -> float:
+    return job.gpus / seats * job.compute_s / state.speed[state.gpu_node[gpu]]
+
+
+def compute_times_s(state: ReferenceState, job: Job, seats: int, gpu: int) -> tuple[float, float]:
+    """Return the compute time of a candidate: that of its type in the ring, or what its peak lets expect."""
+    kinds: dict[int, list[int]] = {}
+    for member in job.placement:
+        kinds.setdefault(state.node_type[state.gpu_node[member]], []).append(member)
+    records = {kind: mean_of([compute_s(state, job, seats, it) for it in members]) for kind, members in kinds.items()}
+    kind = state.node_type[state.gpu_node[gpu]]
+    if kind in records:
+        return records[kind], records[kind]
+    demands = [state.peak_flops[state.gpu_node[kinds[it][0]]] * records[it] for it in kinds]
+    peak = state.peak_flops[state.gpu_node[gpu]]
+    if state.rules.replacement == SOURCE:
+        return TYPICAL_EFFICIENCY * median(demands) / peak, TYPICAL_EFFICIENCY * median(demands) / peak
+    return median(demands) / peak, max(demands) / peak
+
+
+def mean_of(values: list[float]) -> float:
+    return sum(values) / len(values)  # in the order of the GPUs
+
+
+def link_bytes_per_s(state: ReferenceState, gpu: int, other: int) -> float:
+    nodes = {state.gpu_node[gpu], state.gpu_node[other]}
+    racks = {state.node_rack[node] for node in nodes}
+    if len(nodes) == 1:
+        return state.intra_bytes_per_s[state.gpu_node[gpu]]
+    links = [state.nic_bytes_per_s[node] for node in nodes]
+    return min([*links, *(state.uplink_bytes_per_s[rack] for rack in racks if len(racks) > 1)])
+
+
+def sent_bytes(state: ReferenceState, job: Job) -> float:
+    return job.parameter_bytes if state.rules.ring else 0.0
+
+
+def ring_s(state: ReferenceState, job: Job, seats: int, ring: list[int]) -> float:
+    """Return an iteration time of a closed ring: all wait for the slowest member and for the slowest link."""
+    slowest_s = max(compute_s(state, job, seats, gpu) for gpu in ring)
+    if seats < 2:
+        return slowest_s
+    link = min(link_bytes_per_s(state, one, other) for one, other in pairwise([*ring, ring[0]]))
+    return slowest_s + 2 * (seats - 1) / seats * sent_bytes(state, job) / link
+
+
+def iteration_s(
+    state: ReferenceState, job: Job, seats: int, ring: list[int], before: int, after: int, gpu: int, own_s: float
+) -> float:
+    """Return the iteration time with a candidate on the seat, by the formula of the rules."""
+    ends = [link_bytes_per_s(state, before, gpu), link_bytes_per_s(state, gpu, after)]
+    if state.rules.replacement == SOURCE:
+        return max(sent_bytes(state, job) / link for link in ends) + own_s
+    slowest_s = max(own_s, *(compute_s(state, job, seats, it) for it in ring))
+    links = ends + [link_bytes_per_s(state, one, other) for one, other in pairwise(ring)]
+    return slowest_s + 2 * (seats - 1) / seats * sent_bytes(state, job) / min(links)
