@@ -247,6 +247,19 @@ class Client:
         """Tell what an agent sees of its node."""
         self._call("POST", f"/v1/nodes/{_part(node)}/report", json=event)
 
+    def quarantines(self, asked_for: Mapping[str, object]) -> list[dict[str, Any]]:
+        """Return what stands in quarantine; with `cleared` what stood there lately, too."""
+        return self._list("/v1/quarantine", **asked_for)
+
+    def put_into_quarantine(self, finding: Mapping[str, object]) -> str:
+        """Put what was found to be broken into quarantine, and return what came of it."""
+        return str(self._call("POST", "/v1/quarantine", json=finding).json()["acted"])
+
+    def clear_quarantine(self, wish: Mapping[str, object]) -> dict[str, Any]:
+        """Clear a place, or have it checked, and return which of the two."""
+        found: dict[str, Any] = self._call("POST", "/v1/quarantine/clear", json=wish).json()
+        return found
+
     def unknown(self) -> list[dict[str, Any]]:
         """Return the attempts that run and are not in the store."""
         return self._list("/v1/unknown-attempts")

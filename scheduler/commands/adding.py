@@ -24,6 +24,7 @@ from .jobs.retrying import retry
 from .jobs.submitting import SubmitCommand, submit
 from .jobs.waiting import wait
 from .jobs.wishes import cancel, hold, priority, release
+from .monitoring import quarantine
 from .panels import JOBS, SCHEDULER
 
 
@@ -71,4 +72,5 @@ def add_commands(app: typer.Typer) -> None:
     for entry in ENTRIES:
         app.command(rich_help_panel=entry.panel, epilog=f"Example: {entry.example}", cls=entry.kind)(entry.command)
     app.add_typer(tokens.app, name="token", rich_help_panel=SCHEDULER)
+    app.add_typer(quarantine.app, name="quarantine", rich_help_panel=SCHEDULER)
     app.add_typer(config.app, name="config", rich_help_panel=SCHEDULER)

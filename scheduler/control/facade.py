@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..health.quarantining import Acted, quarantine
 from ..health.reports import NodeReport, Report
 from ..health.step_monitor import Figures
+from ..model.quarantine import Finding
 from ..placement.placer import Mode
 from .job_errors import JobErrors
 from .reconciler import Reconciler
@@ -83,6 +85,15 @@ class Control:
     def dismiss_reports(self, node: str) -> None:
         """Wait no more for the agent of a node, until it reports again."""
         self._reconciler.parts.monitor.reports.dismiss(node)
+
+    def quarantine(self, finding: Finding, writer: str) -> Acted:
+        """Put what was found to be broken into quarantine, unless the rules are against it.
+
+        Raises:
+            InputError: If the cluster has no such node or GPU.
+        """
+        parts, now_s = self._reconciler.parts, self.now_s()
+        return parts.store.write(lambda tx: quarantine(tx, parts.monitor.fleet, finding, now_s, writer=writer))
 
     def step_figures(self) -> Mapping[str, Figures]:
         """Return what is known of the steps of each job that runs."""

@@ -67,6 +67,8 @@ class Parts:
     monitor: Monitor
     gpus_per_user: int | None = None  # held and in the queue; None for any number
     against_starts: Callable[[], str] = lambda: ""  # why no job may start at the moment, "" if jobs may
+    # Runs the checks that may clear a node, or a GPU of it, of quarantine: passed, and evidence. None without checks.
+    check_place: Callable[[str, int | None], tuple[bool, str]] | None = None
 
 
 class StateCache:

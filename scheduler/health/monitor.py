@@ -13,7 +13,9 @@ from ..backends.protocol import Backend, NodeView
 from ..log_repeats import Repeats
 from ..model.event import NewEvent
 from ..model.gpu_index import Layout
+from ..rules.device_quarantine import Fleet
 from ..store.database.schema import Liveness
+from ..store.monitoring.quarantines import quarantined
 from ..store.opening import Store
 from ..store.rows.nodes import (
     ALARM,
@@ -43,7 +45,7 @@ class Health(NamedTuple):
     """GPUs that are not as they should be, by number, ascending."""
 
     faulty: tuple[int, ...] = ()  # jobs on them are stopped
-    closed: tuple[int, ...] = ()  # of nodes that are silent or out of service: jobs on them go on, none starts there
+    closed: tuple[int, ...] = ()  # in quarantine, silent or out of service: jobs on them go on, none starts there
     down: tuple[int, ...] = ()  # those of them that are on nodes that are down: nobody knows how jobs on them do
     failed: tuple[int, ...] = ()  # those that faults took: the faulty ones, and of nodes that are down but should serve
 
@@ -67,6 +69,7 @@ class Monitor:
         self, backend: Backend, name: str, layout: Layout, types: Mapping[str, str], poll_s: float = POLL_S
     ) -> None:
         self._backend, self._name, self._layout, self._types, self._poll_s = backend, name, layout, types, poll_s
+        self.fleet = Fleet(layout.nodes, {node: types.get(node, "") for node in layout.nodes})
         self.reports = Reports()
         self.steps = StepMonitor(backend)
         self.health = Health()
@@ -85,7 +88,8 @@ class Monitor:
         if fence == self._fence:
             return
         with store.read() as tx:
-            rows, gpus, out = list_nodes(tx), list_gpus(tx), nodes_out_of_service(tx)
+            rows, gpus = list_nodes(tx), list_gpus(tx)
+            out, broken = nodes_out_of_service(tx), quarantined(tx, self._layout.nodes)
         self._rows = {row.name: _afresh(row) for row in rows if row.name in self._layout.nodes}
         faulty = [it for it in gpus if not it.healthy and it.gpu < self._layout.nodes.get(it.node, 0)]
         self._faulty = frozenset((it.node, it.gpu) for it in faulty)
@@ -94,7 +98,7 @@ class Monitor:
         self._accusers = Accusers({it.node: it.since_s for it in latest_first})
         self._accused_at_once = frozenset()
         self._polled_s = self._kept_s = now_s
-        self.health = self._health(out)
+        self.health = self._health(out, broken)
         self.steps = StepMonitor(self._backend)  # others may have tried jobs again meanwhile
         self._fence = fence
 
@@ -106,7 +110,7 @@ class Monitor:
         """
         assert self._fence is not None
         with store.read() as tx:
-            out = nodes_out_of_service(tx)
+            out, broken = nodes_out_of_service(tx), quarantined(tx, self._layout.nodes)
         try:
             seen = {node.name: node for node in self._backend.observe()}
         except BackendError as error:
@@ -115,7 +119,7 @@ class Monitor:
         else:
             self._repeats.end()
             self._take_in(store, seen, now_s)
-        self.health = self._health(out)
+        self.health = self._health(out, broken)
         return self.health
 
     def _take_in(self, store: Store, seen: Mapping[str, NodeView], now_s: float) -> None:
@@ -198,13 +202,14 @@ class Monitor:
         )
         return NewEvent(CHANGE, WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(at_once)})
 
-    def _health(self, out: frozenset[str]) -> Health:
+    def _health(self, out: frozenset[str], broken: frozenset[tuple[str, int]]) -> Health:
         silent = [row for row in self._rows.values() if row.liveness is not Liveness.UP]
         closed = out | self._full | {row.name for row in silent}
         down = {row.name for row in silent if row.liveness is Liveness.DOWN}
         faulty = tuple(sorted(self._layout.number(*place) for place in self._faulty))
         lost = self._gpus(down - out - self._full)
-        return Health(faulty, self._gpus(closed), self._gpus(down), tuple(sorted({*faulty, *lost})))
+        kept = Health(faulty, self._gpus(closed), self._gpus(down), tuple(sorted({*faulty, *lost})))
+        return kept.without(tuple(self._layout.number(*place) for place in broken))
 
     def _gpus(self, nodes: Collection[str]) -> tuple[int, ...]:
         sizes, number = self._layout.nodes, self._layout.number

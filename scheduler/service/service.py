@@ -35,6 +35,7 @@ from ..store.opening import Store, open_store
 from ..store.rows.idempotency import forget_before
 from ..store.rows.reservations import held_gpus
 from ..store.rows.user_tokens import agents_without_node, has_valid_tokens
+from .clearing import Clearing
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
 from .tick_failures import TickFailures
@@ -47,6 +48,7 @@ LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
 STALLED_S = 60.0  # without the end of a tick
 FORGET_S = 3600.0  # between two times that old answers are forgotten
 KEPT_S = 24 * 3600.0  # how long answers are kept for requests that come again
+CLEAR_S = 10.0  # between two looks at what checks may clear
 PRUNE_S = 3600.0  # between two times that old history is deleted
 KEEP_S = 1.0  # between two looks at the room on the disk
 BREATH_S = 0.05  # between two batches of it, in which others read and write
@@ -95,6 +97,7 @@ class Service:
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
         self.control = Control(self.reconciler)
+        self.clearing = Clearing(self.store, parts.check_place, monitor.fleet, parts.now_s)
         self.metrics = Metrics(
             self.store, self.layout, self.node_types, self.leads,
             lambda: monitor.steps.figures if self.leads() else {}, self.room,
@@ -105,6 +108,7 @@ class Service:
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()
         self._ticked, self._forgot, self._pruned = time.monotonic(), float("-inf"), float("-inf")
+        self._cleared = float("-inf")
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
 
@@ -218,6 +222,7 @@ class Service:
             ("room on the disk could not be looked after", self.room.look),
             ("the use of GPUs could not be noted", self._look_at_use),
             ("old history could not be deleted", self._prune),
+            ("quarantines could not be looked at", self._look_at_quarantines),
         )
         while not self.ends.wait(every_s):
             for failure, task in tasks:
@@ -235,6 +240,13 @@ class Service:
                 held = [(row.node, row.gpu) for row in held_gpus(tx)]
                 reports = self.control.last_reports()
                 self.usage.take(sample_of(held, self.layout.nodes, reports, now_s))
+
+    def _look_at_quarantines(self) -> None:
+        """Let checks clear what has rested long enough, now and then."""
+        if self.leads() and time.monotonic() - self._cleared > CLEAR_S:
+            self._cleared = time.monotonic()
+            with suppress(StoreUnreachableError):
+                self.clearing.look()
 
     def _prune(self) -> None:
         """Delete old history, now and then."""

@@ -12,13 +12,15 @@ from ...control.health_actions import SLOW_NODE
 from ...health.reports import NodeReport
 from ...service.service import Service
 from ...store.database.schema import Liveness
+from ...store.monitoring.quarantines import open_entries, quarantined
 from ...store.queue_position import owners_of
 from ...store.rows.nodes import NodeRow, faulty_gpus, list_nodes, set_out_of_service
 from ...store.rows.reservations import held_gpus
 from ..http.auth import Asking, Operating, Reporting, Serving
 from ..http.problems import ProblemError, problems
 from ..views.lookup import seen_owner
-from ..views.models import OTHERS, NodePage, node_pages
+from ..views.models import OTHERS
+from ..views.nodes import NodePage, node_pages, quarantine_page
 
 WRITER = "api"
 
@@ -47,11 +49,13 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
         held = {(row.node, row.gpu): row.job_id for row in held_gpus(tx)}
         owners = {} if mine is None else owners_of(tx, sorted(set(held.values())))
         rows, faulty = {row.name: row for row in list_nodes(tx)}, faulty_gpus(tx)
+        broken, closed = open_entries(tx), quarantined(tx, service.layout.nodes)
     if mine is not None:
         held = {gpu: job if owners.get(job) == mine else OTHERS for gpu, job in held.items()}
         rows = {name: _without_job(row) for name, row in rows.items()}
     seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
-    return node_pages(seen, service.layout.nodes, held, faulty, service.control.last_reports())
+    pages = [quarantine_page(it, service.clearing.running) for it in broken]
+    return node_pages(seen, service.layout.nodes, held, faulty, service.control.last_reports(), pages, closed)
 
 
 def _without_job(row: NodeRow) -> NodeRow:

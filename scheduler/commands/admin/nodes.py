@@ -5,7 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from ..durations import DURATION, duration_between
+from ..monitoring.quarantine import place_of
 from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+from ..tables import plain
 
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node.")]
 
@@ -21,6 +23,8 @@ def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
         kind = "slots" if node["slots"] else "GPUs"
         free = 0 if _words(node) else grid.split().count(".")
         typer.echo(f"{node['name']:16s} {free} of {len(node['gpus'])} {kind} free  {grid}{_words(node)}")
+        for it in node["quarantine"]:
+            typer.echo(f"{'':16s}   {_words_on(it)}")
         for it in (node["reported"] or {"gpus": []})["gpus"]:
             typer.echo(f"{'':16s}   {_values(it)}")
 
@@ -28,8 +32,14 @@ def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
 def _cell(node: dict[str, Any], gpu: int) -> str:
     job = node["gpus"][gpu]
     if job is None:
-        return "x" if gpu in node["faulty"] else "."
+        return "x" if gpu in node["faulty"] else "q" if gpu in node["quarantined"] else "."
     return str(job[-4:])
+
+
+def _words_on(it: dict[str, Any]) -> str:
+    """Return why something is in quarantine, and what ends that."""
+    evidence = f" ({it['check']}: {it['evidence']})" if it["evidence"] else f" ({it['check']})"
+    return plain(f"{place_of(it)} in quarantine: {it['cause']}{evidence}; {it['action']}; cleared by {it['clears']}")
 
 
 def _words(node: dict[str, Any]) -> str:
