@@ -148,6 +148,11 @@ class Client:
         found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_part(job)}").json()
         return found
 
+    def training(self, job: str) -> dict[str, Any]:
+        """Return what is known of a job's iterations."""
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_part(job)}/training").json()
+        return found
+
     def want(self, job: str, desired: str) -> dict[str, Any]:
         """Let a job run or hold it, whatever has become of it meanwhile."""
         return self._change(job, {"desired": desired})

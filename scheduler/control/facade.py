@@ -78,9 +78,9 @@ class Control:
         """Return the last report of each node's agent."""
         return self._reconciler.parts.monitor.reports.last()
 
-    def take_report(self, node: str, report: NodeReport) -> None:
-        """Take the report of a node's agent."""
-        self._reconciler.parts.monitor.reports.take(node, report, self.now_s())
+    def take_report(self, node: str, report: NodeReport, address: str = "") -> None:
+        """Take the report of a node's agent, and where it came from."""
+        self._reconciler.parts.monitor.reports.take(node, report, self.now_s(), address)
 
     def dismiss_reports(self, node: str) -> None:
         """Wait no more for the agent of a node, until it reports again."""
@@ -98,6 +98,14 @@ class Control:
     def step_figures(self) -> Mapping[str, Figures]:
         """Return what is known of the steps of each job that runs."""
         return self._reconciler.parts.monitor.steps.figures
+
+    def average_iteration_s(self, job: str) -> float | None:
+        """Return the mean of the last step times of a job's slowest node, None before there are any.
+
+        Source: SPEC F3.
+        """
+        figures = self.step_figures().get(job)
+        return None if figures is None or figures.average is None else figures.average.iteration_s
 
     def step_times_s(self, attempt: str) -> Sequence[float]:
         """Return the last training step times of an attempt, by its name at the backend."""

@@ -5,13 +5,24 @@ Source: SPEC F1, C9.
 
 import logging
 import time
+from importlib.metadata import version
 
 from ...cluster.files.errors import BackendError
 from ..client import Client
+from ..files.processes import boot_id
 from .gpus import gpu_reports
 from .reports import NodeReport
 
 log = logging.getLogger(__name__)
+
+
+def report_now() -> NodeReport:
+    """Return what there is to tell of this node."""
+    try:
+        boot = boot_id()
+    except OSError:  # another system than Linux
+        boot = ""
+    return NodeReport(gpus=gpu_reports(), boot_id=boot, version=version("longshore"))
 
 
 def report_for_ever(client: Client, node: str, every_s: float) -> None:
@@ -24,7 +35,7 @@ def report_for_ever(client: Client, node: str, every_s: float) -> None:
     while True:
         began_s = time.monotonic()
         try:
-            client.report(node, NodeReport(gpus=gpu_reports()).model_dump(mode="json"))
+            client.report(node, report_now().model_dump(mode="json"))
         except BackendError as error:
             if reached:
                 log.warning("%s; reports go on", error)

@@ -71,7 +71,7 @@ class Monitor:
         self._backend, self._name, self._layout, self._types, self._poll_s = backend, name, layout, types, poll_s
         self.fleet = Fleet(layout.nodes, {node: types.get(node, "") for node in layout.nodes})
         self.reports = Reports()
-        self.steps = StepMonitor(backend)
+        self.steps = StepMonitor(backend, types)
         self.health = Health()
         self._fence: int | None = None  # token under which all this was taken up
         self._rows: dict[str, NodeRow] = {}
@@ -99,7 +99,7 @@ class Monitor:
         self._accused_at_once = frozenset()
         self._polled_s = self._kept_s = now_s
         self.health = self._health(out, broken)
-        self.steps = StepMonitor(self._backend)  # others may have tried jobs again meanwhile
+        self.steps = StepMonitor(self._backend, self._types)  # others may have tried jobs again meanwhile
         self._fence = fence
 
     def look(self, store: Store, now_s: float) -> Health:
@@ -143,7 +143,12 @@ class Monitor:
         kind = self._types.get(node.name, "")
         new = NodeRow(node.name, self._name, kind, node.slots, Liveness.UP, now_s, node.seen_s, 0)
         row = self._rows.get(node.name, new)._replace(backend=self._name, kind=kind, slots=node.slots)
-        return row if report is None else row._replace(agent_s=report.at_s)
+        if report is None:
+            return row
+        return row._replace(
+            agent_s=report.at_s, address=report.address or row.address, boot_id=report.told.boot_id or row.boot_id,
+            agent_version=report.told.version or row.agent_version,
+        )  # fmt: skip
 
     def _faulty_of(self, row: NodeRow, node: NodeView, report: Report | None) -> Iterable[tuple[str, int]]:
         """Yield the faulty GPUs of a node; of one that does not answer, those that were faulty before."""

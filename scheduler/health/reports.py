@@ -32,6 +32,8 @@ class NodeReport(_Told):
     """What an agent tells of its node."""
 
     gpus: Annotated[tuple[GpuReport, ...], Field(max_length=1024)] = ()  # none where there are no GPUs, only slots
+    boot_id: Annotated[str, Field(pattern=r"^[0-9a-f-]{0,64}$")] = ""  # names the time since the node's last start
+    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$")] = ""  # of the agent's Longshore
 
     @field_validator("gpus")
     @classmethod
@@ -47,6 +49,7 @@ class Report(NamedTuple):
     at_s: float  # Unix time
     told: NodeReport
     before: NodeReport | None = None  # the one before it
+    address: str = ""  # that it came from
 
     def accuses(self, gpu: int, *, slots: bool) -> bool:
         """Say whether a GPU is faulty by this report alone."""
@@ -71,11 +74,11 @@ class Reports:
         self._dismissed = set[str]()
         self._lock = threading.Lock()
 
-    def take(self, node: str, told: NodeReport, at_s: float) -> None:
-        """Keep a report."""
+    def take(self, node: str, told: NodeReport, at_s: float, address: str = "") -> None:
+        """Keep a report, and where it came from."""
         with self._lock:
             last = self._last.get(node)
-            self._last[node] = Report(at_s, told, None if last is None else last.told)
+            self._last[node] = Report(at_s, told, None if last is None else last.told, address)
             self._dismissed.discard(node)
 
     def dismiss(self, node: str) -> None:

@@ -90,6 +90,7 @@ class Service:
         self._tell_of_agents()
         site = site_of(setup, settings)
         self.node_types = node_types_of(setup)
+        self.peak_flops = dict(zip(setup.node_names, setup.cluster.peak_flops.tolist(), strict=True))  # of each GPU
         monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s)
         parts = Parts(
             self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, placer, time.time,

@@ -1,8 +1,10 @@
 """What the API says of nodes and of what stands in quarantine."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
-from ...health.reports import NodeReport, Report
+from ...health.monitoring.node_state import NodeState
+from ...health.reports import GpuReport, Report
 from ...model.quarantine import WHOLE, Entry, Place
 from ...store.rows.nodes import NodeRow
 from .models import Page
@@ -32,6 +34,12 @@ class QuarantinePage(Page):
     cleared_by: str
 
 
+class ReportPage(Page):
+    """What the agent of a node said last of its GPUs."""
+
+    gpus: tuple[GpuReport, ...]
+
+
 class NodePage(Page):
     """A node and who holds its GPUs."""
 
@@ -39,14 +47,20 @@ class NodePage(Page):
     kind: str  # node type
     gpus: tuple[str | None, ...]  # job that holds each, `-` for somebody else's, none if it is free
     slots: bool  # its GPUs are slots that only behave like GPUs
-    liveness: str
+    state: str  # alive, suspect, unreachable, dead, fenced or quarantined
+    evidence: str  # what that rests on
+    liveness: str  # up, suspect or down
     since_s: float  # when it became so
     seen_s: float  # last answer, 0 if none is known
     out_of_service: str  # the reason, "" for a node in service
     faulty: tuple[int, ...]  # GPUs, by their index
     quarantined: tuple[int, ...]  # GPUs that take no job for that, by their index
     quarantine: tuple[QuarantinePage, ...]  # of it, its GPUs and their links
-    reported: NodeReport | None  # by its agent, none if it has none
+    peak_flops: float  # FLOP/s of each of its GPUs
+    address: str  # that its agent reports from; for operators, "" for others and without an agent
+    boot_id: str  # names the time since its last start, "" if unknown
+    agent_version: str
+    reported: ReportPage | None  # by its agent, none if it has none
 
 
 def quarantine_page(entry: Entry, running: Collection[Place]) -> QuarantinePage:
@@ -65,30 +79,36 @@ def quarantine_page(entry: Entry, running: Collection[Place]) -> QuarantinePage:
     )  # fmt: skip
 
 
-def node_pages(
-    rows: Iterable[NodeRow], sizes: Mapping[str, int], held: Mapping[tuple[str, int], str],
-    faulty: Collection[tuple[str, int]], reports: Mapping[str, Report], quarantines: Sequence[QuarantinePage],
-    closed: Collection[tuple[str, int]],
-) -> list[NodePage]:  # fmt: skip
-    """Return what is said of nodes.
+class Shown(NamedTuple):
+    """All that is told of nodes beside their rows."""
 
-    Args:
-        rows: The nodes.
-        sizes: GPUs of each.
-        held: Job that holds a GPU, by node and index.
-        faulty: Node and index of the GPUs that are faulty.
-        reports: Of agents.
-        quarantines: That stand.
-        closed: Node and index of the GPUs that take no job for them.
-    """
-    return [
-        NodePage(
-            name=row.name, kind=row.kind, gpus=tuple(held.get((row.name, gpu)) for gpu in range(sizes[row.name])),
-            slots=row.slots, liveness=row.liveness, since_s=row.since_s, seen_s=row.seen_s,
-            out_of_service=row.out_of_service, faulty=tuple(sorted(gpu for node, gpu in faulty if node == row.name)),
-            quarantined=tuple(sorted(gpu for node, gpu in closed if node == row.name)),
-            quarantine=tuple(it for it in quarantines if row.name in (it.node, it.other_node)),
-            reported=reports[row.name].told if row.name in reports else None,
-        )
-        for row in rows
-    ]  # fmt: skip
+    sizes: Mapping[str, int]  # GPUs of each
+    peak_flops: Mapping[str, float]  # of each GPU of a node
+    held: Mapping[tuple[str, int], str]  # job that holds a GPU, by node and index
+    faulty: Collection[tuple[str, int]]  # node and index
+    reports: Mapping[str, Report]  # of agents
+    quarantines: Sequence[Entry]  # that stand
+    closed: Collection[tuple[str, int]]  # node and index of the GPUs that take no job for them
+    running: Collection[Place]  # what is being checked
+
+
+def node_page(row: NodeRow, shown: Shown, state: NodeState) -> NodePage:
+    """Return what is said of a node."""
+    name, report = row.name, shown.reports.get(row.name)
+    return NodePage(
+        name=name, kind=row.kind, gpus=tuple(shown.held.get((name, gpu)) for gpu in range(shown.sizes[name])),
+        slots=row.slots, state=state.state, evidence=state.evidence, liveness=row.liveness, since_s=row.since_s,
+        seen_s=row.seen_s, out_of_service=row.out_of_service, faulty=_of(name, shown.faulty),
+        quarantined=_of(name, shown.closed),
+        quarantine=tuple(
+            quarantine_page(it, shown.running)
+            for it in shown.quarantines
+            if name in (it.place.node, it.place.other_node)
+        ),
+        peak_flops=shown.peak_flops.get(name, 0.0), address=row.address, boot_id=row.boot_id,
+        agent_version=row.agent_version, reported=None if report is None else ReportPage(gpus=report.told.gpus),
+    )  # fmt: skip
+
+
+def _of(node: str, places: Collection[tuple[str, int]]) -> tuple[int, ...]:
+    return tuple(sorted(gpu for name, gpu in places if name == node))

@@ -43,10 +43,10 @@ def _words_on(it: dict[str, Any]) -> str:
 
 
 def _words(node: dict[str, Any]) -> str:
-    found = [] if node["liveness"] == "up" else [node["liveness"]]
+    found = [] if node["state"] == "alive" else [f"{node['state']}: {node['evidence']}"]
     if node["out_of_service"]:
         found.append(f"out of service: {node['out_of_service']}")
-    return "".join(f"  {words}" for words in found)
+    return "".join(f"  {plain(words)}" for words in found)
 
 
 def _values(gpu: dict[str, Any]) -> str:

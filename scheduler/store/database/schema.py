@@ -149,6 +149,16 @@ checkpoint = Table(
     ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
 )
 
+compute_record = Table(
+    "compute_record",
+    METADATA,
+    Column("job_id", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),  # node type
+    Column("iterations", BigInteger, nullable=False),
+    Column("mean_s", Double, nullable=False),  # that they computed
+    Column("last_s", JSON, nullable=False),  # the last 32 of them, the newest last
+)
+
 reservation = Table(
     "reservation",
     METADATA,
