@@ -20,6 +20,7 @@ from ..rules.attempt_step import ENDED, WISHED, WISHES, AttemptView, Do, Step, V
 from ..rules.job_step import release_step
 from ..rules.progress import HURRIED, HURRIED_S, SAVED, Came, how_far
 from ..rules.retry_policy import ExitClass, Outcome, class_of, outcome_of
+from ..rules.turns import Claim, in_turns
 from ..store.rows.attempts import LAUNCH, AttemptRow, get_attempt
 from ..store.rows.checkpoints import latest_before
 from ..store.rows.jobs import JobColumns
@@ -31,7 +32,7 @@ from .state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)
 
-LAUNCH_S = 5.0  # after which the lease is renewed before more is launched
+SETTLE_S = 5.0  # after which the lease is renewed before more attempts are looked after
 CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
 
 
@@ -72,25 +73,32 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
     for row in list(cache.left) if jobs is None else ():
         _try(cache, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
     cache.write(now_s)
-    until, unreachable = time.monotonic() + LAUNCH_S, Status(Run.UNREACHABLE)
+    until, unreachable = time.monotonic() + SETTLE_S, Status(Run.UNREACHABLE)
     hurt, cut_off = ({cache.mirror.holder(gpu) for gpu in gpus} for gpus in (cache.health.faulty, cache.health.down))
     verdicts = {} if jobs is not None else judge_steps(cache, names, statuses, cut_off, now_s)
-    # In the order of submission, and those without an open job, which only have to be closed, last.
-    going = sorted(names, key=lambda job: cache.jobs[job].submit_seq if job in cache.jobs else 1 << 62)
+    owned = {job: cache.jobs[job] for job in names if job in cache.jobs}
+    claims = [Claim(job, it.owner, it.priority, it.submit_seq) for job, it in owned.items()]
+    # Those without an open job are only to be closed, and go last.
+    going = [*in_turns(claims, cache.had_turn), *(job for job in names if job not in owned)]
+    reached = set[str]()
     while going:
         again = []
-        for job in going:
+        for at, job in enumerate(going):
             row = cache.attempts[job]
             status = statuses.get(names[job], unreachable)
             if row.backend != cache.parts.backend_name:  # What another was asked to start, this one knows nothing of.
                 status = replace(unreachable, words=f"it is known to {row.backend}, not to {cache.parts.backend_name}")
-            if row.state is AttemptState.RESERVED and time.monotonic() > until:
-                continue  # the next look launches it, and the lease is renewed before that
+            if at and time.monotonic() > until:
+                break  # the next look begins with those that are left, behind the renewal of the lease
+            reached.add(job)
             told = verdicts.get(job)
             if _try(cache, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off, verdict=told):
                 again.append(job)
         cache.write(now_s)
         going = again
+    if jobs is None:
+        is_whole = reached | cache.had_turn.keys() >= names.keys()
+        cache.had_turn = {} if is_whole else cache.had_turn | {it.job: it.whose for it in claims if it.job in reached}
 
 
 def _try(

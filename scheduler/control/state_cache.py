@@ -21,6 +21,7 @@ from ..model.job import JobRow
 from ..model.placement import ReservationRow
 from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
+from ..rules.turns import Whose
 from ..store.database.errors import StoreRefusesError
 from ..store.opening import Store
 from ..store.row_by_row import jobs_apart, open_jobs_apart, unclosed_attempts_apart
@@ -118,6 +119,7 @@ class StateCache:
         self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
         self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
         self.launches = Launches()  # that failed
+        self.had_turn: dict[str, Whose] = {}  # jobs whose attempts were looked at since there last was time for all
         self.close_after_s: dict[str, float] = {}  # when what an attempt left is removed again, by its name
         self.ranked: set[str] = set()  # jobs in the cluster that were given another priority
         self.unfit: set[str] = set()  # jobs outside that no GPUs in service could hold
