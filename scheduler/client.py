@@ -252,6 +252,11 @@ class Client:
         """Tell what an agent sees of its node."""
         self._call("POST", f"/v1/nodes/{_part(node)}/report", json=event)
 
+    def faults(self) -> dict[str, Any]:
+        """Return what the past tells of the faults of nodes."""
+        found: dict[str, Any] = self._call("GET", "/v1/faults").json()
+        return found
+
     def quarantines(self, asked_for: Mapping[str, object]) -> list[dict[str, Any]]:
         """Return what stands in quarantine; with `cleared` what stood there lately, too."""
         return self._list("/v1/quarantine", **asked_for)

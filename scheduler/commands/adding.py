@@ -25,6 +25,7 @@ from .jobs.submitting import SubmitCommand, submit
 from .jobs.waiting import wait
 from .jobs.wishes import cancel, hold, priority, release
 from .monitoring import quarantine
+from .monitoring.health import health
 from .panels import JOBS, SCHEDULER
 
 
@@ -53,6 +54,7 @@ ENTRIES = (
     Entry(events, JOBS, "longshore events --after 0"),
     Entry(serve, SCHEDULER, "longshore serve --config longshore.yaml"),
     Entry(nodes, SCHEDULER, "longshore nodes"),
+    Entry(health, SCHEDULER, "longshore health"),
     Entry(drain, SCHEDULER, "longshore drain gpu-node-1 --reason 'a fan is loud'"),
     Entry(resume, SCHEDULER, "longshore resume gpu-node-1"),
     Entry(agent, SCHEDULER, "longshore agent --node gpu-node-1 --url http://scheduler:8765"),

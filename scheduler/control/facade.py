@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..health.fault_history import learned_from, read_fault_history
+from ..health.monitoring.fault_report import FaultReport, fault_report
 from ..health.quarantining import Acted, quarantine
 from ..health.reports import NodeReport, Report
 from ..health.step_monitor import Figures
@@ -94,6 +96,14 @@ class Control:
         """
         parts, now_s = self._reconciler.parts, self.now_s()
         return parts.store.write(lambda tx: quarantine(tx, parts.monitor.fleet, finding, now_s, writer=writer))
+
+    def fault_report(self) -> FaultReport:
+        """Return what the stored past tells of faults, and what policies make of it."""
+        parts = self._reconciler.parts
+        with parts.store.read() as tx:
+            past = read_fault_history(tx, self.now_s())
+        beliefs = learned_from(parts.site, parts.layout, past)
+        return fault_report(past, beliefs, parts.layout, parts.monitor.fleet.types)
 
     def step_figures(self) -> Mapping[str, Figures]:
         """Return what is known of the steps of each job that runs."""
