@@ -248,9 +248,10 @@ class Client:
         """Put a node into service again."""
         self._call("POST", f"/v1/nodes/{_part(node)}/resume")
 
-    def report(self, node: str, event: Mapping[str, object]) -> None:
-        """Tell what an agent sees of its node."""
-        self._call("POST", f"/v1/nodes/{_part(node)}/report", json=event)
+    def report(self, node: str, event: Mapping[str, object]) -> dict[str, Any]:
+        """Tell what an agent sees of its node, and return for how long its jobs may live there."""
+        found: dict[str, Any] = self._call("POST", f"/v1/nodes/{_part(node)}/report", json=event).json()
+        return found
 
     def faults(self) -> dict[str, Any]:
         """Return what the past tells of the faults of nodes."""

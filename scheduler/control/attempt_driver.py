@@ -10,10 +10,12 @@ from ...cluster.files.errors import BackendError
 from ...cluster.kernels.counter_random import uniform
 from ..backends.asking import ask
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError
+from ..health.monitoring.leases import is_gone
 from ..model.error_words import words_of
 from ..model.event import NewEvent
 from ..model.job import JobRow
-from ..model.run import Run, Status
+from ..model.job_id import name_of
+from ..model.run import EndedBy, Run, Status
 from ..model.states import AfterStop, AttemptState, Contact, Desired, JobState
 from ..model.stored_spec import stored_job, stored_or_usual
 from ..rules.attempt_step import ENDED, WISHED, WISHES, AttemptView, Do, Step, Verdict, is_over, next_step
@@ -38,7 +40,7 @@ CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
 
 def attempt_name(row: AttemptRow) -> str:
     """Return what a backend knows an attempt by."""
-    return f"ls-{row.job_id}-{row.number}"
+    return name_of(row.job_id, row.number)
 
 
 def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> Attempt:
@@ -88,6 +90,7 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
             status = statuses.get(names[job], unreachable)
             if row.backend != cache.parts.backend_name:  # What another was asked to start, this one knows nothing of.
                 status = replace(unreachable, words=f"it is known to {row.backend}, not to {cache.parts.backend_name}")
+            status = _by_lease(cache, row) or status
             if at and time.monotonic() > until:
                 break  # the next look begins with those that are left, behind the renewal of the lease
             reached.add(job)
@@ -99,6 +102,24 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
     if jobs is None:
         is_whole = reached | cache.had_turn.keys() >= names.keys()
         cache.had_turn = {} if is_whole else cache.had_turn | {it.job: it.whose for it in claims if it.job in reached}
+
+
+def _by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
+    """Return what leases prove of an attempt all of whose ranks ran, None if they prove nothing.
+
+    On a node whose lease has run out nothing of it lives. The backend is told to stop the rest. It is over once agents
+    of all other nodes see nothing of it either.
+    """
+    fenced = sorted({share.node for share in row.placement} & cache.health.fenced)
+    if not fenced or row.started_s is None or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
+        return None
+    reports, told_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(attempt_name(row))
+    is_told = told_s is not None and attempt_name(row) in cache.cancelled
+    gone = is_told and is_gone(attempt_name(row), row.placement, cache.health.fenced, reports, told_s or 0.0)
+    if row.state is AttemptState.DRAINING and not gone:
+        return Status(Run.RUNNING, started_s=row.started_s)  # so that it is cancelled
+    words = f"{', '.join(fenced)} was fenced: its lease ran out, so its agent has killed what ran there"
+    return Status(Run.LOST, by=EndedBy.NOBODY, words=words, started_s=row.started_s)
 
 
 def _try(
@@ -186,6 +207,7 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
         first = attempt_name(row) not in cache.cancelled
         ask(partial(cache.parts.backend.cancel, attempt_name(row), cache.jobs[row.job_id].cause))
         cache.cancelled.add(attempt_name(row))
+        cache.cancelled_s.setdefault(attempt_name(row), time.monotonic())
         return first and view.status.run is Run.ABSENT
     if step.do is Do.CLOSE:
         return _close(cache, row, now_s)
@@ -202,12 +224,13 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
 def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
     job = cache.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
+    is_lost = drains and status.run is Run.LOST and status == _by_lease(cache, row)
     return AttemptView(
         desired=Desired.RUN if job is None else job.desired,
         state=row.state,
         opened_s=row.opened_s,
         status=status,
-        is_gone=drains and ask(partial(cache.parts.backend.released, attempt_name(row))),
+        is_gone=is_lost or (drains and ask(partial(cache.parts.backend.released, attempt_name(row)))),
         is_cancelled=attempt_name(row) in cache.cancelled,
         has_fault=False,
         launch_error=cache.launches.words(attempt_name(row)),
@@ -271,6 +294,7 @@ def _close(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
         cache.note_cleanup(row, str(error), now_s)
         return False
     cache.cancelled.discard(name)
+    cache.cancelled_s.pop(name, None)
     cache.close_after_s.pop(name, None)
     cache.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
     return False

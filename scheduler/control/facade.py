@@ -1,15 +1,19 @@
 """What the API and the dashboard may ask of a running scheduler. They know neither its loop nor its parts."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..health.fault_history import learned_from, read_fault_history
 from ..health.monitoring.fault_report import FaultReport, fault_report
+from ..health.monitoring.leases import NO_LEASE, Granted
 from ..health.quarantining import Acted, quarantine
 from ..health.reports import NodeReport, Report
 from ..health.step_monitor import Figures
+from ..model.job_id import name_of
 from ..model.quarantine import Finding
 from ..placement.placer import Mode
+from ..store.rows.reservations import held_gpus
 from .job_errors import JobErrors
 from .reconciler import Reconciler
 from .unknown_attempts import UnknownAttempt
@@ -80,9 +84,27 @@ class Control:
         """Return the last report of each node's agent."""
         return self._reconciler.parts.monitor.reports.last()
 
-    def take_report(self, node: str, report: NodeReport, address: str = "") -> None:
-        """Take the report of a node's agent, and where it came from."""
-        self._reconciler.parts.monitor.reports.take(node, report, self.now_s(), address)
+    def take_report(self, node: str, report: NodeReport, address: str = "") -> Granted:
+        """Take the report of a node's agent, with where it came from, and return what it is answered."""
+        monitor, reconciler = self._reconciler.parts.monitor, self._reconciler
+        monitor.reports.take(node, report, self.now_s(), address, time.monotonic())
+        if monitor.leases is None or report.attempts is None:
+            return NO_LEASE
+        token = reconciler.token
+        if token is None:
+            return NO_LEASE
+        granted = monitor.leases.grant(node, token, lambda: reconciler.token == token)
+        return granted._replace(kill=self._given_up(node, report.attempts) if monitor.is_down(node) else ())
+
+    def _given_up(self, node: str, attempts: Sequence[str]) -> tuple[str, ...]:
+        """Return those of some attempts that hold no GPU of a node."""
+        with self._reconciler.parts.store.read() as tx:
+            held = {name_of(it.job_id, it.number) for it in held_gpus(tx) if it.node == node}
+        return tuple(name for name in attempts if name not in held)
+
+    def fenced_nodes(self) -> frozenset[str]:
+        """Return the nodes whose leases have run out, as this scheduler knows them."""
+        return self._reconciler.parts.monitor.health.fenced
 
     def dismiss_reports(self, node: str) -> None:
         """Wait no more for the agent of a node, until it reports again."""

@@ -118,6 +118,7 @@ class StateCache:
         )
         self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
         self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
+        self.cancelled_s: dict[str, float] = {}  # when it first was, by a clock that nobody sets
         self.launches = Launches()  # that failed
         self.had_turn: dict[str, Whose] = {}  # jobs whose attempts were looked at since there last was time for all
         self.close_after_s: dict[str, float] = {}  # when what an attempt left is removed again, by its name

@@ -23,6 +23,7 @@ from ..files.disk_space import Room
 from ..files.owner import this_process
 from ..files.paths import exists
 from ..health.monitor import Monitor
+from ..health.monitoring.leases import Leases
 from ..health.usage import Usage, sample_of
 from ..metrics.registry import Metrics
 from ..mirror.standing import Site
@@ -91,7 +92,8 @@ class Service:
         site = site_of(setup, settings)
         self.node_types = node_types_of(setup)
         self.peak_flops = dict(zip(setup.node_names, setup.cluster.peak_flops.tolist(), strict=True))  # of each GPU
-        monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s)
+        leases = Leases() if settings.fencing == "leases" else None
+        monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s, leases)
         parts = Parts(
             self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, placer, time.time,
             this_process(), monitor, settings.limits.gpus, self.room.against_starts,

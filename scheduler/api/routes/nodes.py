@@ -60,9 +60,9 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
         service.clearing.running,
     )  # fmt: skip
     seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
-    return [
-        node_page(row, shown, state_of(row, broken, (), is_fenced=False, now_s=now_s)) for row in seen
-    ]  # fmt: skip
+    fenced = control.fenced_nodes()
+    states = [state_of(row, broken, (), is_fenced=row.name in fenced, now_s=now_s) for row in seen]
+    return [node_page(row, shown, state) for row, state in zip(seen, states, strict=True)]
 
 
 def _for_users(row: NodeRow) -> NodeRow:
@@ -85,15 +85,23 @@ def resume(node: Node, service: Serving, _: Operating) -> Response:
     return _set(service, node, "")
 
 
-@router.post("/v1/nodes/{node}/report", status_code=204, responses=NO_NODE)
-def report(node: Node, told: NodeReport, service: Serving, caller: Reporting, request: Request) -> Response:
+class LeasePage(BaseModel):
+    """What the agent of a node is answered."""
+
+    lease_s: float | None  # for which processes of attempts may live there; none where no leases are granted
+    token: int  # of who grants it: the agent heeds none of a lower one
+    kill: tuple[str, ...]  # attempts that must not live there
+
+
+@router.post("/v1/nodes/{node}/report", responses=NO_NODE)
+def report(node: Node, told: NodeReport, service: Serving, caller: Reporting, request: Request) -> LeasePage:
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
     if caller.role is Role.AGENT and caller.node != node:
         its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
         raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
     _check_known(node, service)
-    service.control.take_report(node, told, request.client.host if request.client else "")
-    return Response(status_code=204)
+    granted = service.control.take_report(node, told, request.client.host if request.client else "")
+    return LeasePage(**granted._asdict())
 
 
 def _check_known(node: str, service: Service) -> None:

@@ -79,8 +79,14 @@ def agent(
     every: Annotated[
         float, typer.Option(parser=duration_between("100ms", "60s"), metavar=DURATION, help="Between two reports.")
     ] = 5.0,
+    fence: Annotated[
+        bool, typer.Option("--fence", help="Kill the jobs of this node when the scheduler has not answered for 10 s.")
+    ] = False,
 ) -> None:
     """Report this node's GPUs to the scheduler, until it is stopped."""
-    from ...health.agent import report_for_ever
+    from ...health.agent import Fencing, report_for_ever
+    from ...health.monitoring.guarding import lease_file
 
-    report_for_ever(client_of(url), node, every)
+    # With leases each second counts: several reports must get lost before one runs out.
+    fencing = Fencing(lease_file(node)) if fence else None
+    report_for_ever(client_of(url), node, min(every, 1.0) if fence else every, fencing)

@@ -20,6 +20,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    false,
     text,
 )
 
@@ -196,6 +197,7 @@ node = Table(
     Column("address", Text, nullable=False, server_default=""),  # that its agent reports from; "" without an agent
     Column("boot_id", Text, nullable=False, server_default=""),  # names its time since its last start, "" if unknown
     Column("agent_version", Text, nullable=False, server_default=""),  # of Longshore
+    Column("guarded", Boolean, nullable=False, server_default=false()),  # its agent kills what runs without a lease
 )
 
 gpu = Table(

@@ -38,6 +38,7 @@ class NodeRow(NamedTuple):
     address: str = ""  # that its agent reports from; "" without an agent
     boot_id: str = ""  # names its time since its last start, "" if unknown
     agent_version: str = ""  # of Longshore
+    guarded: bool = False  # its agent kills what runs there when its lease runs out
 
 
 class GpuRow(NamedTuple):
