@@ -119,7 +119,7 @@ def _by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
     if row.state is AttemptState.DRAINING and not gone:
         return Status(Run.RUNNING, started_s=row.started_s)  # so that it is cancelled
     words = f"{', '.join(fenced)} was fenced: its lease ran out, so its agent has killed what ran there"
-    return Status(Run.LOST, by=EndedBy.NOBODY, words=words, started_s=row.started_s)
+    return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words, started_s=row.started_s)
 
 
 def _try(

@@ -47,7 +47,8 @@ def test_rates_and_repairs_by_hand() -> None:
 
 def test_without_a_past_there_is_nothing_to_tell() -> None:
     found = report(days=0.0)
-    assert all((it.faults, it.per_day, it.repair_s) == (0, 0.0, None) for it in (*found.nodes, *found.types))
+    assert all((it.faults, it.per_day, it.repair_s) == (0, 0.0, None) for it in found.nodes)
+    assert all((it.faults, it.per_day, it.repair_s) == (0, 0.0, None) for it in found.types)
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.sampled_from("abcd"), st.sampled_from(WORDS), st.integers(-1, 3))))
@@ -58,7 +59,8 @@ def test_whatever_events_say_the_report_is_finite_and_counts_them_once(
     found = report(*rows)
     assert sum(it.faults for it in found.nodes) == sum(it.faults for it in found.types)
     assert sum(it.faults for it in found.nodes) <= sum(row.now in ("faulty", "down") for row in rows)
-    assert all(it.repair_s is None or 0.0 <= it.repair_s < 1e9 for it in (*found.nodes, *found.types))
+    repairs_s = [it.repair_s for it in found.nodes] + [it.repair_s for it in found.types]
+    assert all(it is None or 0.0 <= it < 1e9 for it in repairs_s)
 
 
 @pytest.fixture
