@@ -19,6 +19,7 @@ import httpx
 NODE, ATTEMPT = "rack0-node1", "ls-01m8a4f41mybhyatw0vkdn9dh0-1"
 HERE, THERE, PORT = "10.77.0.1", "10.77.0.2", 8765
 PATIENCE_S = 120.0
+NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 SETTINGS = f"{{folder: served, host: {HERE}, as_root: true, fencing: leases, poll_s: 1.5}}\n"
 
 
@@ -78,63 +79,70 @@ def _lives(pid: int) -> bool:
     return False
 
 
-def outer(folder: Path, mode: str) -> dict[str, float]:
-    """Be the scheduler: cut the link once all is well, and return when what happened."""
-    run("ip", "link", "set", "lo", "up")
-    run("ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1")
-    run("ip", "address", "add", f"{HERE}/24", "dev", "v0")
-    run("ip", "link", "set", "v0", "up")
-    (folder / "longshore.yaml").write_text(SETTINGS)
-    log = (folder / "log").open("w")
-    serve = [sys.executable, "-m", "longshore", "serve", "--config", str(folder / "longshore.yaml")]
-    served = subprocess.Popen(serve, cwd=folder, stdout=log, stderr=log)
-    token = folder / "served" / "token"
-    until(lambda: token.exists() and token.read_text().strip(), "the token")
-    secret = token.read_text().split()[-1]
-    command = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable]
-    node = subprocess.Popen(
-        [*command, "-m", "tests.scheduler.cut_off_node", "--inner", mode],
-        env={**os.environ, "LONGSHORE_TOKEN": secret}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-        text=True,
-    )  # fmt: skip
-    assert node.stdin
-    assert node.stdout
-    http = httpx.Client(
-        base_url=f"http://{HERE}:{PORT}", headers={"Authorization": f"Bearer {secret}"}, trust_env=False
-    )
+class Outer:
+    """The scheduler's part.
 
-    def state() -> str:
+    Args:
+        folder: Of all files.
+        mode: `link` to cut the link, `agent` to kill the agent.
+    """
+
+    def __init__(self, folder: Path, mode: str) -> None:
+        self.mode = mode
+        for command in ("set lo up", "add v0 type veth peer name v1", "set v0 up"):
+            run("ip", "link", *command.split())
+        run("ip", "address", "add", f"{HERE}/24", "dev", "v0")
+        (folder / "longshore.yaml").write_text(SETTINGS)
+        log = (folder / "log").open("w")
+        serve = [sys.executable, "-m", "longshore", "serve", "--config", str(folder / "longshore.yaml")]
+        self.served = subprocess.Popen(serve, cwd=folder, stdout=log, stderr=log)
+        token = folder / "served" / "token"
+        until(lambda: token.exists() and token.read_text().strip(), "the token")
+        secret = token.read_text().split()[-1]
+        headers = {"Authorization": f"Bearer {secret}"}
+        self.http = httpx.Client(base_url=f"http://{HERE}:{PORT}", headers=headers, trust_env=False)
+        command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.cut_off_node", "--inner", mode]
+        environment = {**os.environ, "LONGSHORE_TOKEN": secret}
+        pipe = subprocess.PIPE
+        self.node = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True)
+
+    def state(self) -> str:
+        """Return the state of the node, "" before its agent has reported."""
         with suppress(httpx.HTTPError):
-            for it in http.get("/v1/nodes").json():
+            for it in self.http.get("/v1/nodes").json():
                 if it["name"] == NODE:
-                    return str(it["state"] if it["boot_id"] or it["state"] != "alive" else "")
+                    return str(it["state"] if it["boot_id"] else "")
         return ""
 
-    def go_on() -> None:
-        assert node.stdin
-        node.stdin.write("\n")
-        node.stdin.flush()
+    def go_on(self) -> None:
+        """Let the node's part go on."""
+        assert self.node.stdin
+        self.node.stdin.write("\n")
+        self.node.stdin.flush()
 
-    until(lambda: state() is not None and _in_other_net(node.pid), "the inner namespace")
-    run("ip", "link", "set", "v1", "netns", str(node.pid))
-    go_on()
-    until(lambda: state() == "alive", "the first report")
-    time.sleep(3.0)  # some leases are renewed
-    if mode != "agent":
-        run("ip", "link", "set", "v0", "down")
-    cut_s = time.monotonic()
-    go_on()
-    fenced_s = until(lambda: state() == "fenced", "the fencing")
-    killed_s = float(json.loads(node.stdout.readline())["killed_s"])
-    back_s = 0.0
-    if mode == "link":
-        run("ip", "link", "set", "v0", "up")
-        back_s = until(lambda: state() == "alive", "the node's return") - cut_s
-    go_on()
-    node.wait(30)
-    served.terminate()
-    served.wait(30)
-    return {"killed_s": killed_s - cut_s, "fenced_s": fenced_s - cut_s, "back_s": back_s}
+    def play(self) -> dict[str, float]:
+        """Cut the node off once all is well, and return what happened how long after that."""
+        until(lambda: _in_other_net(self.node.pid), "the inner namespace")
+        run("ip", "link", "set", "v1", "netns", str(self.node.pid))
+        self.go_on()
+        until(lambda: self.state() == "alive", "the first report")
+        time.sleep(3.0)  # some leases are renewed
+        if self.mode == "link":
+            run("ip", "link", "set", "v0", "down")
+        cut_s = time.monotonic()
+        self.go_on()
+        fenced_s = until(lambda: self.state() == "fenced", "the fencing") - cut_s
+        assert self.node.stdout
+        killed_s = float(json.loads(self.node.stdout.readline())["killed_s"]) - cut_s
+        back_s = 0.0
+        if self.mode == "link":
+            run("ip", "link", "set", "v0", "up")
+            back_s = until(lambda: self.state() == "alive", "the node's return") - cut_s
+        self.go_on()
+        self.node.wait(30)
+        self.served.terminate()
+        self.served.wait(30)
+        return {"killed_s": killed_s, "fenced_s": fenced_s, "back_s": back_s}
 
 
 def _in_other_net(pid: int) -> bool:
@@ -145,4 +153,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--inner":
         inner(kills_agent=sys.argv[2] == "agent")
     else:
-        tell(outer(Path(sys.argv[1]), sys.argv[2]))
+        tell(Outer(Path(sys.argv[1]), sys.argv[2]).play())

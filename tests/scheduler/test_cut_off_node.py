@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.scheduler.cut_off_node import NAMESPACES
+
 ROOT = Path(__file__).parents[2]
-NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 def why_not() -> str:

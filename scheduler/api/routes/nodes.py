@@ -61,7 +61,7 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
     )  # fmt: skip
     seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
     fenced = control.fenced_nodes()
-    states = [state_of(row, broken, (), is_fenced=row.name in fenced, now_s=now_s) for row in seen]
+    states = [state_of(row, broken, is_fenced=row.name in fenced, now_s=now_s) for row in seen]
     return [node_page(row, shown, state) for row, state in zip(seen, states, strict=True)]
 
 

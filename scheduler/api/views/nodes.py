@@ -47,7 +47,7 @@ class NodePage(Page):
     kind: str  # node type
     gpus: tuple[str | None, ...]  # job that holds each, `-` for somebody else's, none if it is free
     slots: bool  # its GPUs are slots that only behave like GPUs
-    state: str  # alive, suspect, unreachable, dead, fenced or quarantined
+    state: str  # alive, suspect, unreachable, fenced or quarantined
     evidence: str  # what that rests on
     liveness: str  # up, suspect or down
     since_s: float  # when it became so

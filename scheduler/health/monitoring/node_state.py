@@ -18,7 +18,6 @@ class State(StrEnum):
     ALIVE = "alive"
     SUSPECT = "suspect"  # it has missed answers
     UNREACHABLE = "unreachable"  # it has missed twice as many; what runs there may run on
-    DEAD = "dead"  # other nodes do not reach it either; that is no proof that nothing runs there
     FENCED = "fenced"  # its lease has run out: its agent has killed what ran there
     QUARANTINED = "quarantined"  # it answers, and is in quarantine
 
@@ -30,22 +29,12 @@ class NodeState(NamedTuple):
     evidence: str
 
 
-class Probe(NamedTuple):
-    """What another node said when it was asked to reach a silent one."""
-
-    by: str  # its name
-    answers: bool
-
-
-def state_of(
-    row: NodeRow, quarantines: Sequence[Entry], probes: Sequence[Probe], *, is_fenced: bool, now_s: float
-) -> NodeState:  # fmt: skip
+def state_of(row: NodeRow, quarantines: Sequence[Entry], *, is_fenced: bool, now_s: float) -> NodeState:
     """Return what a node is.
 
     Args:
         row: The node.
         quarantines: That stand, of any node.
-        probes: What other nodes said of it since it fell silent.
         is_fenced: Whether its lease has run out.
         now_s: Unix time.
     """
@@ -57,14 +46,7 @@ def state_of(
     silence = f"{row.misses} answers missed in a row, {_seen(row, now_s)}"
     if is_fenced:
         return NodeState(State.FENCED, f"{silence}; its lease has run out, so its agent has killed what ran there")
-    if row.liveness is Liveness.SUSPECT:
-        return NodeState(State.SUSPECT, silence)
-    reaching = [it.by for it in probes if it.answers]
-    if reaching:
-        return NodeState(State.UNREACHABLE, f"{silence}; {', '.join(reaching)} still reaches its machine")
-    if probes:
-        return NodeState(State.DEAD, f"{silence}; {', '.join(it.by for it in probes)} does not reach it either")
-    return NodeState(State.UNREACHABLE, silence)
+    return NodeState(State.SUSPECT if row.liveness is Liveness.SUSPECT else State.UNREACHABLE, silence)
 
 
 def _seen(row: NodeRow, now_s: float) -> str:
