@@ -89,8 +89,8 @@ class Outer:
 
     def __init__(self, folder: Path, mode: str) -> None:
         self.mode = mode
-        for command in ("set lo up", "add v0 type veth peer name v1", "set v0 up"):
-            run("ip", "link", *command.split())
+        for words in ("set lo up", "add v0 type veth peer name v1", "set v0 up"):
+            run("ip", "link", *words.split())
         run("ip", "address", "add", f"{HERE}/24", "dev", "v0")
         (folder / "longshore.yaml").write_text(SETTINGS)
         log = (folder / "log").open("w")
