@@ -110,7 +110,7 @@ def hang_delay_s(step_s: float) -> float:
 def cost(folder: Path, *, telling: bool) -> float:
     """Return the share of a core that it takes to follow 500 jobs of 8 ranks which end a step each second."""
     backend = LocalBackend(folder, {"n": JOBS * RANKS})
-    monitor = StepMonitor(backend)
+    monitor = StepMonitor(backend, {})
     running = [Running(f"j{job}", f"ls-j{job}-1", (Share("n", tuple(range(RANKS))),)) for job in range(JOBS)]
     for it in running:
         (folder / "attempts" / it.name).mkdir(parents=True)

@@ -148,6 +148,11 @@ class Client:
         found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_part(job)}").json()
         return found
 
+    def training(self, job: str) -> dict[str, Any]:
+        """Return what is known of a job's iterations."""
+        found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_part(job)}/training").json()
+        return found
+
     def want(self, job: str, desired: str) -> dict[str, Any]:
         """Let a job run or hold it, whatever has become of it meanwhile."""
         return self._change(job, {"desired": desired})
@@ -243,9 +248,28 @@ class Client:
         """Put a node into service again."""
         self._call("POST", f"/v1/nodes/{_part(node)}/resume")
 
-    def report(self, node: str, event: Mapping[str, object]) -> None:
-        """Tell what an agent sees of its node."""
-        self._call("POST", f"/v1/nodes/{_part(node)}/report", json=event)
+    def report(self, node: str, event: Mapping[str, object]) -> dict[str, Any]:
+        """Tell what an agent sees of its node, and return for how long its jobs may live there."""
+        found: dict[str, Any] = self._call("POST", f"/v1/nodes/{_part(node)}/report", json=event).json()
+        return found
+
+    def faults(self) -> dict[str, Any]:
+        """Return what the past tells of the faults of nodes."""
+        found: dict[str, Any] = self._call("GET", "/v1/faults").json()
+        return found
+
+    def quarantines(self, asked_for: Mapping[str, object]) -> list[dict[str, Any]]:
+        """Return what stands in quarantine; with `cleared` what stood there lately, too."""
+        return self._list("/v1/quarantine", **asked_for)
+
+    def put_into_quarantine(self, finding: Mapping[str, object]) -> str:
+        """Put what was found to be broken into quarantine, and return what came of it."""
+        return str(self._call("POST", "/v1/quarantine", json=finding).json()["acted"])
+
+    def clear_quarantine(self, wish: Mapping[str, object]) -> dict[str, Any]:
+        """Clear a place, or have it checked, and return which of the two."""
+        found: dict[str, Any] = self._call("POST", "/v1/quarantine/clear", json=wish).json()
+        return found
 
     def unknown(self) -> list[dict[str, Any]]:
         """Return the attempts that run and are not in the store."""

@@ -77,6 +77,7 @@ class Settings(_Section):
     open: bool = False  # whoever is on this machine needs no token
     as_root: bool = False  # it may run as root, and so may every job that it starts itself
     poll_s: Annotated[float, Field(ge=0.1, le=60.0)] = 5.0  # in which every node is to answer once
+    fencing: Literal["off", "leases"] = "off"  # what proves that nothing runs on a node that does not answer
     limits: Limits = Limits()
     retention: RetentionChoice = RetentionChoice()
     least_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # on the disk; with less no job is taken in or started

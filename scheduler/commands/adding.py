@@ -24,6 +24,8 @@ from .jobs.retrying import retry
 from .jobs.submitting import SubmitCommand, submit
 from .jobs.waiting import wait
 from .jobs.wishes import cancel, hold, priority, release
+from .monitoring import quarantine
+from .monitoring.health import health
 from .panels import JOBS, SCHEDULER
 
 
@@ -52,6 +54,7 @@ ENTRIES = (
     Entry(events, JOBS, "longshore events --after 0"),
     Entry(serve, SCHEDULER, "longshore serve --config longshore.yaml"),
     Entry(nodes, SCHEDULER, "longshore nodes"),
+    Entry(health, SCHEDULER, "longshore health"),
     Entry(drain, SCHEDULER, "longshore drain gpu-node-1 --reason 'a fan is loud'"),
     Entry(resume, SCHEDULER, "longshore resume gpu-node-1"),
     Entry(agent, SCHEDULER, "longshore agent --node gpu-node-1 --url http://scheduler:8765"),
@@ -71,4 +74,5 @@ def add_commands(app: typer.Typer) -> None:
     for entry in ENTRIES:
         app.command(rich_help_panel=entry.panel, epilog=f"Example: {entry.example}", cls=entry.kind)(entry.command)
     app.add_typer(tokens.app, name="token", rich_help_panel=SCHEDULER)
+    app.add_typer(quarantine.app, name="quarantine", rich_help_panel=SCHEDULER)
     app.add_typer(config.app, name="config", rich_help_panel=SCHEDULER)

@@ -10,16 +10,19 @@ from ...cluster.files.errors import BackendError
 from ...cluster.kernels.counter_random import uniform
 from ..backends.asking import ask
 from ..backends.protocol import Attempt, CannotHonourError, RefusedError
+from ..health.monitoring.leases import is_gone
 from ..model.error_words import words_of
 from ..model.event import NewEvent
 from ..model.job import JobRow
-from ..model.run import Run, Status
+from ..model.job_id import name_of
+from ..model.run import EndedBy, Run, Status
 from ..model.states import AfterStop, AttemptState, Contact, Desired, JobState
 from ..model.stored_spec import stored_job, stored_or_usual
 from ..rules.attempt_step import ENDED, WISHED, WISHES, AttemptView, Do, Step, Verdict, is_over, next_step
 from ..rules.job_step import release_step
 from ..rules.progress import HURRIED, HURRIED_S, SAVED, Came, how_far
 from ..rules.retry_policy import ExitClass, Outcome, class_of, outcome_of
+from ..rules.turns import Claim, in_turns
 from ..store.rows.attempts import LAUNCH, AttemptRow, get_attempt
 from ..store.rows.checkpoints import latest_before
 from ..store.rows.jobs import JobColumns
@@ -31,13 +34,13 @@ from .state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)
 
-LAUNCH_S = 5.0  # after which the lease is renewed before more is launched
+SETTLE_S = 5.0  # after which the lease is renewed before more attempts are looked after
 CLOSE_AGAIN_S = 10.0  # after the backend could not remove what an attempt left
 
 
 def attempt_name(row: AttemptRow) -> str:
     """Return what a backend knows an attempt by."""
-    return f"ls-{row.job_id}-{row.number}"
+    return name_of(row.job_id, row.number)
 
 
 def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> Attempt:
@@ -72,25 +75,51 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
     for row in list(cache.left) if jobs is None else ():
         _try(cache, row, Status(Run.UNREACHABLE), now_s, has_fault=False, is_cut_off=False)
     cache.write(now_s)
-    until, unreachable = time.monotonic() + LAUNCH_S, Status(Run.UNREACHABLE)
+    until, unreachable = time.monotonic() + SETTLE_S, Status(Run.UNREACHABLE)
     hurt, cut_off = ({cache.mirror.holder(gpu) for gpu in gpus} for gpus in (cache.health.faulty, cache.health.down))
     verdicts = {} if jobs is not None else judge_steps(cache, names, statuses, cut_off, now_s)
-    # In the order of submission, and those without an open job, which only have to be closed, last.
-    going = sorted(names, key=lambda job: cache.jobs[job].submit_seq if job in cache.jobs else 1 << 62)
+    owned = {job: cache.jobs[job] for job in names if job in cache.jobs}
+    claims = [Claim(job, it.owner, it.priority, it.submit_seq) for job, it in owned.items()]
+    # Those without an open job are only to be closed, and go last.
+    going = [*in_turns(claims, cache.had_turn), *(job for job in names if job not in owned)]
+    reached = set[str]()
     while going:
         again = []
-        for job in going:
+        for at, job in enumerate(going):
             row = cache.attempts[job]
             status = statuses.get(names[job], unreachable)
             if row.backend != cache.parts.backend_name:  # What another was asked to start, this one knows nothing of.
                 status = replace(unreachable, words=f"it is known to {row.backend}, not to {cache.parts.backend_name}")
-            if row.state is AttemptState.RESERVED and time.monotonic() > until:
-                continue  # the next look launches it, and the lease is renewed before that
+            status = _by_lease(cache, row) or status
+            if at and time.monotonic() > until:
+                break  # the next look begins with those that are left, behind the renewal of the lease
+            reached.add(job)
             told = verdicts.get(job)
             if _try(cache, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off, verdict=told):
                 again.append(job)
         cache.write(now_s)
         going = again
+    if jobs is None:
+        is_whole = reached | cache.had_turn.keys() >= names.keys()
+        cache.had_turn = {} if is_whole else cache.had_turn | {it.job: it.whose for it in claims if it.job in reached}
+
+
+def _by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
+    """Return what leases prove of an attempt all of whose ranks ran, None if they prove nothing.
+
+    On a node whose lease has run out nothing of it lives. The backend is told to stop the rest. It is over once agents
+    of all other nodes see nothing of it either.
+    """
+    fenced = sorted({share.node for share in row.placement} & cache.health.fenced)
+    if not fenced or row.started_s is None or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
+        return None
+    reports, told_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(attempt_name(row))
+    is_told = told_s is not None and attempt_name(row) in cache.cancelled
+    gone = is_told and is_gone(attempt_name(row), row.placement, cache.health.fenced, reports, told_s or 0.0)
+    if row.state is AttemptState.DRAINING and not gone:
+        return Status(Run.RUNNING, started_s=row.started_s)  # so that it is cancelled
+    words = f"{', '.join(fenced)} was fenced: its lease ran out, so its agent has killed what ran there"
+    return Status(Run.LOST, by=EndedBy.NODE_FAULT, words=words, started_s=row.started_s)
 
 
 def _try(
@@ -178,6 +207,7 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
         first = attempt_name(row) not in cache.cancelled
         ask(partial(cache.parts.backend.cancel, attempt_name(row), cache.jobs[row.job_id].cause))
         cache.cancelled.add(attempt_name(row))
+        cache.cancelled_s.setdefault(attempt_name(row), time.monotonic())
         return first and view.status.run is Run.ABSENT
     if step.do is Do.CLOSE:
         return _close(cache, row, now_s)
@@ -194,12 +224,13 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
 def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
     job = cache.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
+    is_lost = drains and status.run is Run.LOST and status == _by_lease(cache, row)
     return AttemptView(
         desired=Desired.RUN if job is None else job.desired,
         state=row.state,
         opened_s=row.opened_s,
         status=status,
-        is_gone=drains and ask(partial(cache.parts.backend.released, attempt_name(row))),
+        is_gone=is_lost or (drains and ask(partial(cache.parts.backend.released, attempt_name(row)))),
         is_cancelled=attempt_name(row) in cache.cancelled,
         has_fault=False,
         launch_error=cache.launches.words(attempt_name(row)),
@@ -263,6 +294,7 @@ def _close(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
         cache.note_cleanup(row, str(error), now_s)
         return False
     cache.cancelled.discard(name)
+    cache.cancelled_s.pop(name, None)
     cache.close_after_s.pop(name, None)
     cache.change_attempt(row, AttemptState.CLOSED, row.cause, now_s)
     return False

@@ -1,11 +1,19 @@
 """What the API and the dashboard may ask of a running scheduler. They know neither its loop nor its parts."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..health.fault_history import learned_from, read_fault_history
+from ..health.monitoring.fault_report import FaultReport, fault_report
+from ..health.monitoring.leases import NO_LEASE, Granted
+from ..health.quarantining import Acted, quarantine
 from ..health.reports import NodeReport, Report
 from ..health.step_monitor import Figures
+from ..model.job_id import name_of
+from ..model.quarantine import Finding
 from ..placement.placer import Mode
+from ..store.rows.reservations import held_gpus
 from .job_errors import JobErrors
 from .reconciler import Reconciler
 from .unknown_attempts import UnknownAttempt
@@ -76,17 +84,60 @@ class Control:
         """Return the last report of each node's agent."""
         return self._reconciler.parts.monitor.reports.last()
 
-    def take_report(self, node: str, report: NodeReport) -> None:
-        """Take the report of a node's agent."""
-        self._reconciler.parts.monitor.reports.take(node, report, self.now_s())
+    def take_report(self, node: str, report: NodeReport, address: str = "") -> Granted:
+        """Take the report of a node's agent, with where it came from, and return what it is answered."""
+        monitor, reconciler = self._reconciler.parts.monitor, self._reconciler
+        monitor.reports.take(node, report, self.now_s(), address, time.monotonic())
+        if monitor.leases is None or report.attempts is None:
+            return NO_LEASE
+        token = reconciler.token
+        if token is None:
+            return NO_LEASE
+        granted = monitor.leases.grant(node, token, lambda: reconciler.token == token)
+        return granted._replace(kill=self._given_up(node, report.attempts) if monitor.is_down(node) else ())
+
+    def _given_up(self, node: str, attempts: Sequence[str]) -> tuple[str, ...]:
+        """Return those of some attempts that hold no GPU of a node."""
+        with self._reconciler.parts.store.read() as tx:
+            held = {name_of(it.job_id, it.number) for it in held_gpus(tx) if it.node == node}
+        return tuple(name for name in attempts if name not in held)
+
+    def fenced_nodes(self) -> frozenset[str]:
+        """Return the nodes whose leases have run out, as this scheduler knows them."""
+        return self._reconciler.parts.monitor.health.fenced
 
     def dismiss_reports(self, node: str) -> None:
         """Wait no more for the agent of a node, until it reports again."""
         self._reconciler.parts.monitor.reports.dismiss(node)
 
+    def quarantine(self, finding: Finding, writer: str) -> Acted:
+        """Put what was found to be broken into quarantine, unless the rules are against it.
+
+        Raises:
+            InputError: If the cluster has no such node or GPU.
+        """
+        parts, now_s = self._reconciler.parts, self.now_s()
+        return parts.store.write(lambda tx: quarantine(tx, parts.monitor.fleet, finding, now_s, writer=writer))
+
+    def fault_report(self) -> FaultReport:
+        """Return what the stored past tells of faults, and what policies make of it."""
+        parts = self._reconciler.parts
+        with parts.store.read() as tx:
+            past = read_fault_history(tx, self.now_s())
+        beliefs = learned_from(parts.site, parts.layout, past)
+        return fault_report(past, beliefs, parts.layout, parts.monitor.fleet.types)
+
     def step_figures(self) -> Mapping[str, Figures]:
         """Return what is known of the steps of each job that runs."""
         return self._reconciler.parts.monitor.steps.figures
+
+    def average_iteration_s(self, job: str) -> float | None:
+        """Return the mean of the last step times of a job's slowest node, None before there are any.
+
+        Source: SPEC F3.
+        """
+        figures = self.step_figures().get(job)
+        return None if figures is None or figures.average is None else figures.average.iteration_s
 
     def step_times_s(self, attempt: str) -> Sequence[float]:
         """Return the last training step times of an attempt, by its name at the backend."""

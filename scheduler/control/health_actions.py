@@ -11,6 +11,7 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from ..health.monitoring.iteration_times import NOTHING, Computed
 from ..health.step_lines import Saved
 from ..health.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord
 from ..health.step_watch import CHECK_S, Hang
@@ -22,6 +23,7 @@ from ..model.states import AfterStop, AttemptState, Contact, JobState
 from ..model.stored_spec import stored_or_usual
 from ..rules.attempt_step import Verdict
 from ..rules.progress import LastLook
+from ..store.monitoring.compute_records import put_records, records_of
 from ..store.rows.attempts import AttemptRow
 from ..store.rows.checkpoints import CheckpointRow, checkpoints_of, register
 from ..store.rows.events import append_all, last_such_s
@@ -86,6 +88,7 @@ def judge_steps(
     ]
     going = {name for job, name in names.items() if cache.attempts[job].state is AttemptState.RUNNING}
     found = steps.look(running, going, partial(_watching_of, cache), now_s, partial(cache.about, now_s=now_s))
+    _record(cache, now_s)
     if not any(found):
         return {}
     notes, verdicts = _Notes(), dict[str, Verdict]()
@@ -101,6 +104,23 @@ def judge_steps(
     _write(cache, notes, now_s)
     steps.written()
     return verdicts
+
+
+def _record(cache: StateCache, now_s: float) -> None:
+    """Record how long iterations computed on each type of node, once in a minute and at the end of an attempt."""
+    steps = cache.parts.monitor.steps
+    news = steps.news(now_s)
+    if not news:
+        return
+
+    def put(tx: Connection) -> None:
+        check_fence(tx, cache.fence)
+        for job, by_type in news.items():
+            known = {it.kind: Computed(it.iterations, it.mean_s, it.last_s) for it in records_of(tx, job)}
+            put_records(tx, job, {kind: known.get(kind, NOTHING).with_more(it) for kind, it in by_type.items()})
+
+    cache.parts.store.write(put)
+    steps.recorded()
 
 
 def take_last_look(cache: StateCache, row: AttemptRow, name: str, now_s: float) -> LastLook:

@@ -113,12 +113,18 @@ class Reconciler:
 
     def close(self) -> None:
         """Let another scheduler lead at once; jobs run on."""
-        fence = self._fence
+        fence, self._fence = self._fence, None  # first: from here on no lease of a node is granted
         try:
             if fence is not None:
                 self.parts.store.write(lambda tx: give_up(tx, SCHEDULER, fence))
         finally:
             self.parts.placer.end()
+
+    @property
+    def token(self) -> int | None:
+        """The token of its lease if it surely leads at this moment, whatever others do; any thread may ask."""
+        fence, renewed_s = self._fence, self._renew_at_s - RENEW_S
+        return fence if self._times.passed_s() - renewed_s < LEASE_S else None
 
     def _forget(self) -> None:
         """Drop the copy of the store, which may have gone ahead of it."""

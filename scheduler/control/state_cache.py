@@ -21,6 +21,7 @@ from ..model.job import JobRow
 from ..model.placement import ReservationRow
 from ..model.states import FINAL, AttemptState, Contact, Desired, JobState
 from ..placement.placer import Placer
+from ..rules.turns import Whose
 from ..store.database.errors import StoreRefusesError
 from ..store.opening import Store
 from ..store.row_by_row import jobs_apart, open_jobs_apart, unclosed_attempts_apart
@@ -67,6 +68,8 @@ class Parts:
     monitor: Monitor
     gpus_per_user: int | None = None  # held and in the queue; None for any number
     against_starts: Callable[[], str] = lambda: ""  # why no job may start at the moment, "" if jobs may
+    # Runs the checks that may clear a node, or a GPU of it, of quarantine: passed, and evidence. None without checks.
+    check_place: Callable[[str, int | None], tuple[bool, str]] | None = None
 
 
 class StateCache:
@@ -115,7 +118,9 @@ class StateCache:
         )
         self.unwanted: set[str] = set()  # jobs in the queue of the cluster that are not to run any more
         self.cancelled: set[str] = set()  # names of attempts that the backend was told to stop
+        self.cancelled_s: dict[str, float] = {}  # when it first was, by a clock that nobody sets
         self.launches = Launches()  # that failed
+        self.had_turn: dict[str, Whose] = {}  # jobs whose attempts were looked at since there last was time for all
         self.close_after_s: dict[str, float] = {}  # when what an attempt left is removed again, by its name
         self.ranked: set[str] = set()  # jobs in the cluster that were given another priority
         self.unfit: set[str] = set()  # jobs outside that no GPUs in service could hold

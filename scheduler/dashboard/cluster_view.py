@@ -9,7 +9,9 @@ from sqlalchemy import Connection
 
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
+from ..model.quarantine import Entry
 from ..model.states import JobState
+from ..store.monitoring.quarantines import open_entries, quarantined
 from ..store.queries import GpuState, Occupied, count_jobs, jobs_in, occupied_gpus
 from ..store.rows.nodes import faulty_gpus, list_nodes, words_on
 
@@ -56,6 +58,7 @@ class ClusterView(NamedTuple):
     waiting: Sequence[JobRow]  # in the order in which they stand in the queue
     size: str  # how large its GPUs are drawn
     kinds: int  # of nodes
+    quarantine: Sequence[Entry]  # what stands there
 
     @property
     def all_gpus(self) -> int:
@@ -79,9 +82,10 @@ def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> Cl
         types: Node type of each node.
     """
     occupied = {(it.node, it.gpu): it for it in occupied_gpus(tx)}
-    faulty, words = faulty_gpus(tx), {row.name: words_on(row) for row in list_nodes(tx)}
+    faulty, broken = faulty_gpus(tx), quarantined(tx, layout.nodes)
+    words = {row.name: words_on(row) for row in list_nodes(tx)}
     nodes = [
-        _node_view(name, types[name], words.get(name, ""), list(_states(name, gpus, occupied, faulty, words)))
+        _node_view(name, types[name], words.get(name, ""), list(_states(name, gpus, occupied, faulty, broken, words)))
         for name, gpus in layout.nodes.items()
     ]
     gpus = Counter(dict.fromkeys(GpuState, 0))
@@ -91,7 +95,7 @@ def cluster_view(tx: Connection, layout: Layout, types: Mapping[str, str]) -> Cl
     total = gpus.total()
     size = "roomy" if total <= ROOMY else "medium" if total <= MEDIUM else "dense"
     active, waiting = jobs_in(tx, ACTIVE, MOST_ROWS), jobs_in(tx, WAITING, MOST_ROWS)
-    return ClusterView(nodes, gpus, count_jobs(tx), active, waiting, size, len(set(types.values())))
+    return ClusterView(nodes, gpus, count_jobs(tx), active, waiting, size, len(set(types.values())), open_entries(tx))
 
 
 _Doing = tuple[GpuState, str, str]  # state, id and name of the job
@@ -99,11 +103,11 @@ _Doing = tuple[GpuState, str, str]  # state, id and name of the job
 
 def _states(
     node: str, gpus: int, occupied: Mapping[tuple[str, int], Occupied], faulty: Collection[tuple[str, int]],
-    words: Mapping[str, str],
+    broken: Collection[tuple[str, int]], words: Mapping[str, str],
 ) -> Iterator[_Doing]:  # fmt: skip
-    empty = GpuState.OUT if words.get(node) else GpuState.FREE
     for place in ((node, gpu) for gpu in range(gpus)):
         it = occupied.get(place)
+        empty = GpuState.OUT if words.get(node) or place in broken else GpuState.FREE
         state = GpuState.OUT if place in faulty else empty if it is None else it.state
         yield (state, "", "") if it is None else (state, it.job_id, it.job)
 

@@ -4,27 +4,100 @@ Source: SPEC F1, C9.
 """
 
 import logging
+import os
+import subprocess
 import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
-from ...cluster.files.errors import BackendError
+from ...cluster.files.errors import BackendError, InputError
 from ..client import Client
+from ..files.processes import boot_id
 from .gpus import gpu_reports
+from .monitoring.guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
 from .reports import NodeReport
 
 log = logging.getLogger(__name__)
 
 
-def report_for_ever(client: Client, node: str, every_s: float) -> None:
+class Fencing:
+    """Lets attempts live on this node for as long as the scheduler answers; a guard beside it kills them else.
+
+    Args:
+        file: Of the lease.
+
+    Raises:
+        InputError: If this process cannot see and kill the processes of all users.
+        OSError: If the guard cannot be started.
+    """
+
+    def __init__(self, file: Path) -> None:
+        if os.geteuid() != 0:
+            raise InputError("only root sees and kills the processes of all jobs", "run the agent as root")
+        self._file, self._boot, self._token = file, boot_id(), 0
+        self._until_s = since_start_s()  # no lease yet: what runs here lives on only if the first report is answered
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def attempts(self) -> tuple[str, ...]:
+        """Return the attempts that have processes here."""
+        return tuple(sorted(attempts_here()))
+
+    def take(self, answer: dict[str, Any] | None, sent_s: float) -> None:
+        """Take what a report was answered.
+
+        Args:
+            answer: None if it was not answered.
+            sent_s: When the report was sent, as `since_start_s` has it.
+        """
+        token = int(answer["token"]) if answer else 0
+        if answer and answer["lease_s"] is not None and token >= self._token:
+            self._token, self._until_s = token, sent_s + float(answer["lease_s"])
+            if answer["kill"]:
+                kill_attempts(frozenset(answer["kill"]))
+        self._renew()
+
+    def _renew(self) -> None:
+        """Write down the lease, and see to it that somebody guards it."""
+        try:
+            if self._guard is None or self._guard.poll() is not None:
+                write_lease(self._file, Lease(self._boot, self._until_s, self._token, 0))
+                self._guard = start_guard(self._file)
+            write_lease(self._file, Lease(self._boot, self._until_s, self._token, self._guard.pid))
+        except OSError as error:
+            log.error("the lease cannot be renewed, and runs out: %s", error)
+        if since_start_s() >= self._until_s and (killed := kill_attempts()):
+            log.error("no lease of the scheduler is left: %d processes of jobs were killed", killed)
+
+
+def report_now(fencing: Fencing | None = None) -> NodeReport:
+    """Return what there is to tell of this node."""
+    try:
+        boot = boot_id()
+    except OSError:  # another system than Linux
+        boot = ""
+    attempts = None if fencing is None else fencing.attempts()
+    return NodeReport(gpus=gpu_reports(), boot_id=boot, version=version("longshore"), attempts=attempts)
+
+
+def report_for_ever(client: Client, node: str, every_s: float, fencing: Fencing | None = None) -> None:
     """Report until the process is stopped; a scheduler that does not answer is waited for.
+
+    Args:
+        client: Of the scheduler.
+        node: Name of this node.
+        every_s: Between two reports.
+        fencing: Ends what runs here when the scheduler does not answer; None to let it run on.
 
     Raises:
         InputError: If the scheduler refuses the reports, as it knows no such node or the token is not an operator's.
     """
     reached = True
     while True:
-        began_s = time.monotonic()
+        began_s, sent_s = time.monotonic(), since_start_s()
+        answer = None
         try:
-            client.report(node, NodeReport(gpus=gpu_reports()).model_dump(mode="json"))
+            answer = client.report(node, report_now(fencing).model_dump(mode="json", exclude_none=True))
         except BackendError as error:
             if reached:
                 log.warning("%s; reports go on", error)
@@ -33,4 +106,6 @@ def report_for_ever(client: Client, node: str, every_s: float) -> None:
             if not reached:
                 log.warning("the scheduler answers again")
             reached = True
+        if fencing is not None:
+            fencing.take(answer, sent_s)
         time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))

@@ -8,12 +8,17 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from sqlalchemy import Connection
+
 from ...cluster.files.errors import BackendError
 from ..backends.protocol import Backend, NodeView
 from ..log_repeats import Repeats
 from ..model.event import NewEvent
 from ..model.gpu_index import Layout
+from ..model.job_id import name_of
+from ..rules.device_quarantine import Fleet
 from ..store.database.schema import Liveness
+from ..store.monitoring.quarantines import quarantined
 from ..store.opening import Store
 from ..store.rows.nodes import (
     ALARM,
@@ -27,8 +32,10 @@ from ..store.rows.nodes import (
     nodes_out_of_service,
     write_health,
 )
+from ..store.rows.reservations import held_gpus
 from .accusing import Accusers
 from .liveness import SUSPECT_MISSES, judge
+from .monitoring.leases import FENCED, Leases
 from .reports import Report, Reports
 from .step_monitor import StepMonitor
 
@@ -43,8 +50,9 @@ class Health(NamedTuple):
     """GPUs that are not as they should be, by number, ascending."""
 
     faulty: tuple[int, ...] = ()  # jobs on them are stopped
-    closed: tuple[int, ...] = ()  # of nodes that are silent or out of service: jobs on them go on, none starts there
+    closed: tuple[int, ...] = ()  # in quarantine, silent or out of service: jobs on them go on, none starts there
     down: tuple[int, ...] = ()  # those of them that are on nodes that are down: nobody knows how jobs on them do
+    fenced: frozenset[str] = frozenset()  # nodes that are down and whose leases have run out
     failed: tuple[int, ...] = ()  # those that faults took: the faulty ones, and of nodes that are down but should serve
 
     def without(self, gpus: tuple[int, ...]) -> "Health":
@@ -61,20 +69,25 @@ class Monitor:
         layout: Of the cluster.
         types: Node type of each node.
         poll_s: Seconds in which each node is to answer once.
+        leases: Of nodes; None where nothing is proven by them.
     """
 
     def __init__(
-        self, backend: Backend, name: str, layout: Layout, types: Mapping[str, str], poll_s: float = POLL_S
-    ) -> None:
+        self, backend: Backend, name: str, layout: Layout, types: Mapping[str, str], poll_s: float = POLL_S,
+        leases: Leases | None = None,
+    ) -> None:  # fmt: skip
+        self.leases = leases
         self._backend, self._name, self._layout, self._types, self._poll_s = backend, name, layout, types, poll_s
+        self.fleet = Fleet(layout.nodes, {node: types.get(node, "") for node in layout.nodes})
         self.reports = Reports()
-        self.steps = StepMonitor(backend)
+        self.steps = StepMonitor(backend, types)
         self.health = Health()
         self._fence: int | None = None  # token under which all this was taken up
         self._rows: dict[str, NodeRow] = {}
         self._faulty: frozenset[tuple[str, int]] = frozenset()
         self._full: frozenset[str] = frozenset()  # nodes that take no jobs, as the backend says
         self._at_once: frozenset[str] = frozenset()  # nodes that fell silent together
+        self._fenced: frozenset[str] = frozenset()  # nodes that are down and whose leases have run out
         self._accusers = Accusers({})
         self._accused_at_once: frozenset[str] = frozenset()  # nodes that began together to call a GPU faulty
         self._polled_s = self._kept_s = 0.0
@@ -85,7 +98,8 @@ class Monitor:
         if fence == self._fence:
             return
         with store.read() as tx:
-            rows, gpus, out = list_nodes(tx), list_gpus(tx), nodes_out_of_service(tx)
+            rows, gpus = list_nodes(tx), list_gpus(tx)
+            out, broken = nodes_out_of_service(tx), quarantined(tx, self._layout.nodes)
         self._rows = {row.name: _afresh(row) for row in rows if row.name in self._layout.nodes}
         faulty = [it for it in gpus if not it.healthy and it.gpu < self._layout.nodes.get(it.node, 0)]
         self._faulty = frozenset((it.node, it.gpu) for it in faulty)
@@ -94,9 +108,11 @@ class Monitor:
         self._accusers = Accusers({it.node: it.since_s for it in latest_first})
         self._accused_at_once = frozenset()
         self._polled_s = self._kept_s = now_s
-        self.health = self._health(out)
-        self.steps = StepMonitor(self._backend)  # others may have tried jobs again meanwhile
+        self.health = self._health(out, broken)
+        self.steps = StepMonitor(self._backend, self._types)  # others may have tried jobs again meanwhile
         self._fence = fence
+        if self.leases is not None:
+            self.leases.begin()
 
     def look(self, store: Store, now_s: float) -> Health:
         """Look at all nodes, and write down what is new of them.
@@ -106,7 +122,8 @@ class Monitor:
         """
         assert self._fence is not None
         with store.read() as tx:
-            out = nodes_out_of_service(tx)
+            out, broken = nodes_out_of_service(tx), quarantined(tx, self._layout.nodes)
+            held = self._held(tx)
         try:
             seen = {node.name: node for node in self._backend.observe()}
         except BackendError as error:
@@ -114,23 +131,44 @@ class Monitor:
                 log.warning("nodes cannot be seen: %s", told)
         else:
             self._repeats.end()
-            self._take_in(store, seen, now_s)
-        self.health = self._health(out)
+            self._take_in(store, seen, held, now_s)
+        self.health = self._health(out, broken)
         return self.health
 
-    def _take_in(self, store: Store, seen: Mapping[str, NodeView], now_s: float) -> None:
+    def _held(self, tx: Connection) -> Mapping[str, frozenset[str]]:
+        """Return the attempts that may run on each guarded node that is down; such a node is not up before others end.
+
+        So no job gets a GPU there on which something lives that was given up.
+        """
+        down = {row.name for row in self._rows.values() if row.guarded and row.liveness is Liveness.DOWN}
+        if self.leases is None or not down:
+            return {}
+        found: dict[str, set[str]] = {name: set() for name in down}
+        for it in held_gpus(tx):
+            if it.node in down:
+                found[it.node].add(name_of(it.job_id, it.number))
+        return {node: frozenset(names) for node, names in found.items()}
+
+    def _take_in(
+        self, store: Store, seen: Mapping[str, NodeView], held: Mapping[str, frozenset[str]], now_s: float
+    ) -> None:  # fmt: skip
         dismissed, reports = self.reports.dismissed(), self.reports.last()
         polls = not 0.0 <= now_s - self._polled_s < self._poll_s  # or the clock was set back
         before = [self._row(seen[name], reports.get(name), now_s) for name in self._layout.nodes if name in seen]
-        before = [row._replace(agent_s=None) if row.name in dismissed else row for row in before]
-        judged = judge(before, {row.name: _answered_s(row, seen[row.name]) for row in before}, now_s, polls=polls)
+        before = [row._replace(agent_s=None, guarded=False) if row.name in dismissed else row for row in before]
+        answered_s = {row.name: _answered_s(row, seen[row.name]) for row in before}
+        answered_s |= {name: self._rows[name].seen_s for name, may in held.items() if strangers(reports.get(name), may)}
+        judged = judge(before, answered_s, now_s, polls=polls)
         alarms = [self._alarm(judged.at_once, now_s)] if judged.at_once and not self._at_once else []
         alarms += self._accuse(seen, reports, now_s)
+        fenced = self._fenced_of(judged.nodes)
+        alarms += [_fenced(name, now_s) for name in sorted(fenced - self._fenced)]
         faulty = frozenset(
             place for row in judged.nodes for place in self._faulty_of(row, seen[row.name], reports.get(row.name))
         )
         self._write(store, judged.nodes, faulty, alarms, now_s)
         self._rows, self._faulty, self._at_once = {row.name: row for row in judged.nodes}, faulty, judged.at_once
+        self._fenced = fenced
         self._polled_s = now_s if polls else self._polled_s
         self._full = frozenset(node.name for node in seen.values() if not node.takes_jobs)
 
@@ -139,7 +177,12 @@ class Monitor:
         kind = self._types.get(node.name, "")
         new = NodeRow(node.name, self._name, kind, node.slots, Liveness.UP, now_s, node.seen_s, 0)
         row = self._rows.get(node.name, new)._replace(backend=self._name, kind=kind, slots=node.slots)
-        return row if report is None else row._replace(agent_s=report.at_s)
+        if report is None:
+            return row
+        return row._replace(
+            agent_s=report.at_s, address=report.address or row.address, boot_id=report.told.boot_id or row.boot_id,
+            agent_version=report.told.version or row.agent_version, guarded=report.told.attempts is not None,
+        )  # fmt: skip
 
     def _faulty_of(self, row: NodeRow, node: NodeView, report: Report | None) -> Iterable[tuple[str, int]]:
         """Yield the faulty GPUs of a node; of one that does not answer, those that were faulty before."""
@@ -198,17 +241,44 @@ class Monitor:
         )
         return NewEvent(CHANGE, WRITER, now_s, now=ALARM, cause=text, data={"nodes": sorted(at_once)})
 
-    def _health(self, out: frozenset[str]) -> Health:
+    def _health(self, out: frozenset[str], broken: frozenset[tuple[str, int]]) -> Health:
         silent = [row for row in self._rows.values() if row.liveness is not Liveness.UP]
         closed = out | self._full | {row.name for row in silent}
         down = {row.name for row in silent if row.liveness is Liveness.DOWN}
         faulty = tuple(sorted(self._layout.number(*place) for place in self._faulty))
         lost = self._gpus(down - out - self._full)
-        return Health(faulty, self._gpus(closed), self._gpus(down), tuple(sorted({*faulty, *lost})))
+        failed = tuple(sorted({*faulty, *lost}))
+        kept = Health(faulty, self._gpus(closed), self._gpus(down), self._fenced, failed)
+        return kept.without(tuple(self._layout.number(*place) for place in broken))
+
+    def _fenced_of(self, rows: Iterable[NodeRow]) -> frozenset[str]:
+        """Return the nodes on which nothing runs any more, as their leases have run out; none while many are silent."""
+        leases = self.leases
+        if leases is None:
+            return frozenset()
+        down = (row.name for row in rows if row.guarded and row.liveness is Liveness.DOWN)
+        return frozenset(name for name in down if leases.has_run_out(name))
+
+    def is_down(self, node: str) -> bool:
+        """Say whether a node was down at the last look; any thread may ask."""
+        row = self._rows.get(node)
+        return row is not None and row.liveness is Liveness.DOWN
 
     def _gpus(self, nodes: Collection[str]) -> tuple[int, ...]:
         sizes, number = self._layout.nodes, self._layout.number
         return tuple(number(name, gpu) for name in sizes if name in nodes for gpu in range(sizes[name]))
+
+
+def strangers(report: Report | None, may: frozenset[str]) -> tuple[str, ...]:
+    """Return the attempts that live on a node and that the store has given up; of a node without a report `?`."""
+    if report is None or report.told.attempts is None:
+        return ("?",)
+    return tuple(name for name in report.told.attempts if name not in may)
+
+
+def _fenced(node: str, now_s: float) -> NewEvent:
+    text = f"{node} is fenced: its lease has run out, so its agent has killed what ran there"
+    return NewEvent(CHANGE, WRITER, now_s, now=FENCED, cause=text, data={"node": node})
 
 
 def _afresh(row: NodeRow) -> NodeRow:

@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
+AttemptName = Annotated[str, Field(pattern=r"^ls-[0-9a-z]{1,40}-[0-9]{1,9}$")]
+
+
 class _Told(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,6 +35,10 @@ class NodeReport(_Told):
     """What an agent tells of its node."""
 
     gpus: Annotated[tuple[GpuReport, ...], Field(max_length=1024)] = ()  # none where there are no GPUs, only slots
+    boot_id: Annotated[str, Field(pattern=r"^[0-9a-f-]{0,64}$")] = ""  # names the time since the node's last start
+    # Attempts that have processes there, by an agent that sees and kills them all; none is told by other agents.
+    attempts: Annotated[tuple[AttemptName, ...], Field(max_length=4096)] | None = None
+    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$")] = ""  # of the agent's Longshore
 
     @field_validator("gpus")
     @classmethod
@@ -47,6 +54,8 @@ class Report(NamedTuple):
     at_s: float  # Unix time
     told: NodeReport
     before: NodeReport | None = None  # the one before it
+    address: str = ""  # that it came from
+    came_s: float = 0.0  # when it came, by a clock that nobody sets
 
     def accuses(self, gpu: int, *, slots: bool) -> bool:
         """Say whether a GPU is faulty by this report alone."""
@@ -71,11 +80,11 @@ class Reports:
         self._dismissed = set[str]()
         self._lock = threading.Lock()
 
-    def take(self, node: str, told: NodeReport, at_s: float) -> None:
-        """Keep a report."""
+    def take(self, node: str, told: NodeReport, at_s: float, address: str = "", came_s: float = 0.0) -> None:
+        """Keep a report, with where it came from and when, by a clock that nobody sets."""
         with self._lock:
             last = self._last.get(node)
-            self._last[node] = Report(at_s, told, None if last is None else last.told)
+            self._last[node] = Report(at_s, told, None if last is None else last.told, address, came_s)
             self._dismissed.discard(node)
 
     def dismiss(self, node: str) -> None:

@@ -17,6 +17,7 @@ from ..model.placement import Placement
 from .detectors.protocol import Detector
 from .detectors.registry import new_detector
 from .liveness import AT_ONCE_LEAST, AT_ONCE_S, AT_ONCE_SHARE
+from .monitoring.iteration_times import NOTHING, Average, Computed, average_of, news_by_type
 from .step_lines import Saved, StepKind, saved_in, steps_in
 from .step_watch import Hang, Slowness, StepWatch
 
@@ -27,6 +28,7 @@ About = Callable[[str], AbstractContextManager[None]]
 HEALTH = "health"  # kind of events
 LOOK_S = 4.0  # between two looks at what an attempt has told
 SILENT_LOOK_S = 30.0  # at one that has told nothing so far
+RECORD_S = 60.0  # between two times that computing times of what runs are recorded
 GAP_S = 30.0  # without a look: what happened meanwhile is nobody's fault
 CHECKS = 3  # in a row at which steps are slow before that counts
 MOST_SAVED = 3  # checkpoints taken in at one look, the last ones
@@ -82,16 +84,20 @@ class Figures(NamedTuple):
 
     step: int
     step_s: float | None  # None before the first steps have ended
+    average: Average | None = None  # of its iterations, None before the first that counts
+    slowest: str = ""  # node that the average is of, "" without one
 
 
 class _Followed:
     """An attempt with all that was told of it."""
 
-    __slots__ = ("job", "last", "look_at_s", "looked_s", "slow", "watch")
+    __slots__ = ("figures", "job", "last", "look_at_s", "looked_s", "nodes", "slow", "watch")
 
-    def __init__(self, job: str, watch: StepWatch, ranks: int, now_s: float, look_at_s: float) -> None:
-        self.job, self.watch, self.looked_s, self.look_at_s = job, watch, now_s, look_at_s
-        self.last = [StepLines()] * ranks
+    def __init__(self, it: Running, watch: StepWatch, now_s: float, look_at_s: float) -> None:
+        self.job, self.watch, self.looked_s, self.look_at_s = it.job, watch, now_s, look_at_s
+        self.nodes = [share.node for share in it.placement for _ in share.gpus]  # of each rank
+        self.last = [StepLines()] * len(self.nodes)
+        self.figures = Figures(0, None)
         self.slow: Slow | None = None  # None while its steps are as they should be
 
 
@@ -100,9 +106,13 @@ class StepMonitor:
 
     Args:
         backend: Which runs them.
+        types: Node type of each node.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, types: Mapping[str, str]) -> None:
+        self._types = types
+        self._left: dict[str, dict[str, Computed]] = {}  # of attempts that are over: not recorded yet, by job and type
+        self._recorded_s = -math.inf
         self._backend = backend if isinstance(backend, WritesSteps) else None
         self._followed: dict[str, _Followed] = {}  # by name of the attempt
         self._unwritten: dict[
@@ -138,6 +148,8 @@ class StepMonitor:
                 followed[it.name] = one
                 if not 0.0 < one.look_at_s - now_s <= SILENT_LOOK_S:  # or the clock was set back
                     due.append((it, one))
+        for name in self._followed.keys() - followed.keys():
+            self._keep_news(self._followed[name], self._left)
         has_changed = bool(due) or followed.keys() != self._followed.keys()
         self._followed = followed
         for it, one in due:
@@ -145,9 +157,7 @@ class StepMonitor:
                 self._look_at(it, one, found, now_s)
         self._judge(found)
         if has_changed:
-            self.figures = {
-                one.job: Figures(one.watch.step, one.watch.present_s()) for one in followed.values() if one.watch.tells
-            }
+            self.figures = {one.job: one.figures for one in followed.values() if one.watch.tells}
         return found
 
     def train_s(self, name: str) -> Sequence[float]:
@@ -166,6 +176,23 @@ class StepMonitor:
         trained = [step for kind, step in steps if kind is StepKind.TRAIN]
         return End(saved, came_further, max(trained or [step for _, step in steps], default=None))
 
+    def news(self, now_s: float) -> Mapping[str, Mapping[str, Computed]]:
+        """Return the computing times that are to be recorded now, by job and node type; often none."""
+        if not self._left and 0.0 <= now_s - self._recorded_s < RECORD_S:
+            return {}
+        self._recorded_s = now_s
+        found = {job: dict(news) for job, news in self._left.items()}
+        for one in self._followed.values():
+            self._keep_news(one, found)
+        return found
+
+    def recorded(self) -> None:
+        """Forget these: they are in the store."""
+        self._left.clear()
+        for one in self._followed.values():
+            for rank in one.watch.times:
+                rank.recorded()
+
     def written(self) -> None:
         """Forget the checkpoints that were told: they are in the store."""
         self._unwritten.clear()
@@ -176,7 +203,13 @@ class StepMonitor:
         # Not all at the same moment, even if a scheduler takes all of them up at once.
         wait_s = LOOK_S * (others % 8) / 8.0
         watch = StepWatch(ranks, detector, wanted.hang_s, now_s)
-        return _Followed(it.job, watch, ranks, now_s, now_s + wait_s)
+        return _Followed(it, watch, now_s, now_s + wait_s)
+
+    def _keep_news(self, one: _Followed, found: dict[str, dict[str, Computed]]) -> None:
+        kinds = [self._types.get(node, "") for node in one.nodes]
+        for kind, news in news_by_type(one.watch.times, kinds).items():
+            known = found.setdefault(one.job, {})
+            known[kind] = known.get(kind, NOTHING).with_more(news)
 
     def _told(self, it: Running, before: Sequence[StepLines]) -> list[StepLines]:
         """Ask the backend what ranks told; nothing if it does not answer. What goes wrong must hold up nobody."""
@@ -203,6 +236,7 @@ class StepMonitor:
         one.watch.leave(it.ended)
         one.watch.take([steps_in(each.steps) if each.steps else () for each in told], now_s)
         one.looked_s = now_s
+        one.figures = _figures(one)
         if not one.watch.tells:
             one.look_at_s = now_s + SILENT_LOOK_S
         if any(each.saved for each in told):
@@ -232,6 +266,12 @@ class StepMonitor:
                 found.shared.extend(others)
                 self._shared_since_s = since_s
             found.slow[job] = slow._replace(is_shared=bool(others))
+
+
+def _figures(one: _Followed) -> Figures:
+    average = average_of(one.watch.times)
+    slowest = "" if average is None else one.nodes[average.rank]
+    return Figures(one.watch.step, one.watch.present_s(), average, slowest)
 
 
 def _detector_of(attempt: str, wanted: str) -> Detector | None:

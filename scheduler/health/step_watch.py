@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from .detectors.cusum import Cusum
 from .detectors.protocol import Detector
+from .monitoring.iteration_times import RankTimes
 from .step_lines import Begun, StepKind
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Slowness(NamedTuple):
 class _Rank:
     """What a rank has told."""
 
-    __slots__ = ("began_s", "compute", "has_ended", "last", "look")
+    __slots__ = ("began_s", "compute", "has_ended", "last", "look", "times")
 
     def __init__(self) -> None:
         self.last: Begun | None = None  # the step that it is at
@@ -56,6 +57,7 @@ class _Rank:
         self.began_s = 0.0  # of that step, by the clock of who watches
         self.compute: Cusum | None = None  # of its own computing, once it tells of it
         self.has_ended = False
+        self.times = RankTimes()
 
     @property
     def goes_on(self) -> bool:
@@ -115,6 +117,11 @@ class StepWatch:
         """Return the present step time, None before the first steps have ended."""
         told = self._took_s.get(StepKind.TRAIN)
         return statistics.median(told[-SHOWN:]) if told else None
+
+    @property
+    def times(self) -> Sequence[RankTimes]:
+        """The iterations of each rank."""
+        return [rank.times for rank in self._ranks]
 
     def take(self, told: Sequence[Sequence[Begun]], now_s: float) -> None:
         """Take in what was told since the last time.
@@ -196,6 +203,7 @@ class StepWatch:
             return  # a clock was set back
         if was.kind is StepKind.TRAIN:
             took_s /= max(begun.step - was.step, 1)  # not every step is told
+            rank.times.tell(took_s, begun.computed_s)
             if begun.computed_s:
                 rank.compute = rank.compute or Cusum()
                 rank.compute.tell(begun.computed_s)

@@ -12,6 +12,7 @@ from ..model.gpu_index import Layout
 from ..model.stored_spec import stored_or_usual
 from ..store.database.errors import StoreUnreachableError
 from ..store.database.schema import Liveness
+from ..store.monitoring.quarantines import quarantined
 from ..store.opening import Store
 from ..store.queries import GpuState, count_jobs, count_unknown, drains, lease_tokens, occupied_gpus, waits_since
 from ..store.rows.nodes import closed_nodes, faulty_gpus, list_nodes
@@ -70,10 +71,12 @@ class Standing(Collector):
         counts = Counter({(state, kind): 0 for state in GpuState for kind in set(self._types.values())})
         states = {(it.node, it.gpu): it.state for it in occupied_gpus(tx)}
         states.update(dict.fromkeys(faulty_gpus(tx), GpuState.OUT))
-        closed = closed_nodes(tx)
+        closed, broken = closed_nodes(tx), quarantined(tx, self._layout.nodes)
         for node, gpus in self._layout.nodes.items():
-            empty = GpuState.OUT if node in closed else GpuState.FREE
-            counts.update((states.get((node, gpu), empty), self._types[node]) for gpu in range(gpus))
+            for gpu in range(gpus):
+                is_out = node in closed or (node, gpu) in broken
+                empty = GpuState.OUT if is_out else GpuState.FREE
+                counts[states.get((node, gpu), empty), self._types[node]] += 1
         family = GaugeMetricFamily("longshore_gpus", "GPUs by state and node type.", labels=["state", "type"])
         for (state, kind), count in sorted(counts.items()):
             family.add_metric([state.value.replace(" ", "_"), kind], count)

@@ -17,6 +17,11 @@ def job_id_of(at_s: float, chance: int) -> str:
     return "".join(ALPHABET[number >> 5 * place & 31] for place in reversed(range(LENGTH)))
 
 
+def name_of(job: str, number: int) -> str:
+    """Return what a backend knows an attempt of a job by."""
+    return f"ls-{job}-{number}"
+
+
 def is_job_id(text: str) -> bool:
     """Say whether a text could be the id of a job."""
     return len(text) == LENGTH and set(text) <= set(ALPHABET)

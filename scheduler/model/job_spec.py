@@ -134,6 +134,7 @@ class JobFile(_Section):
     priority: Priority = 0  # higher goes first
     compute_s: float = Field(1.0, ge=LEAST_COMPUTE_S, le=MOST_COMPUTE_S)  # of an iteration on a reference GPU
     parameter_bytes: float = Field(0.0, ge=0.0, le=MOST_PARAMETER_BYTES)  # volume of one all-reduce
+    iteration_flops: float | None = Field(None, gt=0.0, le=1e30, exclude_if=_is_none)  # of one iteration on one GPU
     retry: Retry = Retry()
     health: Health = Health()
 

@@ -23,6 +23,7 @@ from ..files.disk_space import Room
 from ..files.owner import this_process
 from ..files.paths import exists
 from ..health.monitor import Monitor
+from ..health.monitoring.leases import Leases
 from ..health.usage import Usage, sample_of
 from ..metrics.registry import Metrics
 from ..mirror.standing import Site
@@ -35,6 +36,7 @@ from ..store.opening import Store, open_store
 from ..store.rows.idempotency import forget_before
 from ..store.rows.reservations import held_gpus
 from ..store.rows.user_tokens import agents_without_node, has_valid_tokens
+from .clearing import Clearing
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
 from .tick_failures import TickFailures
@@ -47,6 +49,7 @@ LOADED_S = 300.0  # far more than a policy takes to be loaded and compiled
 STALLED_S = 60.0  # without the end of a tick
 FORGET_S = 3600.0  # between two times that old answers are forgotten
 KEPT_S = 24 * 3600.0  # how long answers are kept for requests that come again
+CLEAR_S = 10.0  # between two looks at what checks may clear
 PRUNE_S = 3600.0  # between two times that old history is deleted
 KEEP_S = 1.0  # between two looks at the room on the disk
 BREATH_S = 0.05  # between two batches of it, in which others read and write
@@ -88,13 +91,16 @@ class Service:
         self._tell_of_agents()
         site = site_of(setup, settings)
         self.node_types = node_types_of(setup)
-        monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s)
+        self.peak_flops = dict(zip(setup.node_names, setup.cluster.peak_flops.tolist(), strict=True))  # of each GPU
+        leases = Leases() if settings.fencing == "leases" else None
+        monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s, leases)
         parts = Parts(
             self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, placer, time.time,
             this_process(), monitor, settings.limits.gpus, self.room.against_starts,
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
         self.control = Control(self.reconciler)
+        self.clearing = Clearing(self.store, parts.check_place, monitor.fleet, parts.now_s)
         self.metrics = Metrics(
             self.store, self.layout, self.node_types, self.leads,
             lambda: monitor.steps.figures if self.leads() else {}, self.room,
@@ -105,6 +111,7 @@ class Service:
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
         self._woken = threading.Event()
         self._ticked, self._forgot, self._pruned = time.monotonic(), float("-inf"), float("-inf")
+        self._cleared = float("-inf")
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
 
@@ -218,6 +225,7 @@ class Service:
             ("room on the disk could not be looked after", self.room.look),
             ("the use of GPUs could not be noted", self._look_at_use),
             ("old history could not be deleted", self._prune),
+            ("quarantines could not be looked at", self._look_at_quarantines),
         )
         while not self.ends.wait(every_s):
             for failure, task in tasks:
@@ -235,6 +243,13 @@ class Service:
                 held = [(row.node, row.gpu) for row in held_gpus(tx)]
                 reports = self.control.last_reports()
                 self.usage.take(sample_of(held, self.layout.nodes, reports, now_s))
+
+    def _look_at_quarantines(self) -> None:
+        """Let checks clear what has rested long enough, now and then."""
+        if self.leads() and time.monotonic() - self._cleared > CLEAR_S:
+            self._cleared = time.monotonic()
+            with suppress(StoreUnreachableError):
+                self.clearing.look()
 
     def _prune(self) -> None:
         """Delete old history, now and then."""

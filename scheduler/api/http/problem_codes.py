@@ -27,6 +27,8 @@ CODES = {
     "method-not-allowed": Known(405, "The path knows other methods."),
     "key-in-flight": Known(409, "A request with this `Idempotency-Key` is being worked on; ask again soon."),
     "ended": Known(409, "The job has ended or is being cancelled, which this request cannot undo."),
+    "not-in-quarantine": Known(409, "It is not in quarantine, or cannot be checked while jobs use it."),
+    "no-checks": Known(409, "No checks are available that could clear a quarantine."),
     "older-attempt": Known(409, "A later attempt of the job has begun, so what this one says does not count."),
     "token-exists": Known(409, "Its owner has a valid token of this name."),
     "stale": Known(412, "The job is not what `If-Match` says any more: read it again."),

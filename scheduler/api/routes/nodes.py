@@ -3,22 +3,25 @@
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....cluster.files.input_problems import nearest
 from ...access.tokens import Role
 from ...control.health_actions import SLOW_NODE
+from ...health.monitoring.node_state import state_of
 from ...health.reports import NodeReport
 from ...service.service import Service
 from ...store.database.schema import Liveness
+from ...store.monitoring.quarantines import open_entries, quarantined
 from ...store.queue_position import owners_of
 from ...store.rows.nodes import NodeRow, faulty_gpus, list_nodes, set_out_of_service
 from ...store.rows.reservations import held_gpus
 from ..http.auth import Asking, Operating, Reporting, Serving
 from ..http.problems import ProblemError, problems
 from ..views.lookup import seen_owner
-from ..views.models import OTHERS, NodePage, node_pages
+from ..views.models import OTHERS
+from ..views.nodes import NodePage, Shown, node_page
 
 WRITER = "api"
 
@@ -47,17 +50,25 @@ def nodes(service: Serving, caller: Asking) -> list[NodePage]:
         held = {(row.node, row.gpu): row.job_id for row in held_gpus(tx)}
         owners = {} if mine is None else owners_of(tx, sorted(set(held.values())))
         rows, faulty = {row.name: row for row in list_nodes(tx)}, faulty_gpus(tx)
+        broken, closed = open_entries(tx), quarantined(tx, service.layout.nodes)
     if mine is not None:
         held = {gpu: job if owners.get(job) == mine else OTHERS for gpu, job in held.items()}
-        rows = {name: _without_job(row) for name, row in rows.items()}
+        rows = {name: _for_users(row) for name, row in rows.items()}
+    control, now_s = service.control, service.now_s()
+    shown = Shown(
+        service.layout.nodes, service.peak_flops, held, faulty, control.last_reports(), broken, closed,
+        service.clearing.running,
+    )  # fmt: skip
     seen = [rows.get(name, _unseen(service, name)) for name in service.layout.nodes]
-    return node_pages(seen, service.layout.nodes, held, faulty, service.control.last_reports())
+    fenced = control.fenced_nodes()
+    states = [state_of(row, broken, is_fenced=row.name in fenced, now_s=now_s) for row in seen]
+    return [node_page(row, shown, state) for row, state in zip(seen, states, strict=True)]
 
 
-def _without_job(row: NodeRow) -> NodeRow:
-    """Return a node without the job that told that it is slow, which may be somebody else's."""
+def _for_users(row: NodeRow) -> NodeRow:
+    """Return a node without its address, and without the job that told that it is slow, which may be another's."""
     is_slow = row.out_of_service.startswith(SLOW_NODE)
-    return row._replace(out_of_service="slow, as a job told") if is_slow else row
+    return row._replace(address="", out_of_service="slow, as a job told" if is_slow else row.out_of_service)
 
 
 @router.post("/v1/nodes/{node}/drain", status_code=204, responses=NO_NODE)
@@ -74,15 +85,23 @@ def resume(node: Node, service: Serving, _: Operating) -> Response:
     return _set(service, node, "")
 
 
-@router.post("/v1/nodes/{node}/report", status_code=204, responses=NO_NODE)
-def report(node: Node, told: NodeReport, service: Serving, caller: Reporting) -> Response:
+class LeasePage(BaseModel):
+    """What the agent of a node is answered."""
+
+    lease_s: float | None  # for which processes of attempts may live there; none where no leases are granted
+    token: int  # of who grants it: the agent heeds none of a lower one
+    kill: tuple[str, ...]  # attempts that must not live there
+
+
+@router.post("/v1/nodes/{node}/report", responses=NO_NODE)
+def report(node: Node, told: NodeReport, service: Serving, caller: Reporting, request: Request) -> LeasePage:
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
     if caller.role is Role.AGENT and caller.node != node:
         its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
         raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
     _check_known(node, service)
-    service.control.take_report(node, told)
-    return Response(status_code=204)
+    granted = service.control.take_report(node, told, request.client.host if request.client else "")
+    return LeasePage(**granted._asdict())
 
 
 def _check_known(node: str, service: Service) -> None:

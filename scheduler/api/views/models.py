@@ -1,12 +1,10 @@
 """What the API says, as models. Values of a job's environment are in none of them: they may be secrets."""
 
-from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from ...control.unknown_attempts import UnknownAttempt
-from ...health.reports import NodeReport, Report
 from ...model.job import JobRow
 from ...model.job_spec import JobFile, StoredJob
 from ...model.placement import Placement
@@ -15,7 +13,6 @@ from ...rules.retry_policy import rank_to_look_at
 from ...store.rows.attempts import AttemptRow
 from ...store.rows.checkpoints import CheckpointRow
 from ...store.rows.events import EventRow
-from ...store.rows.nodes import NodeRow
 from ...store.rows.user_tokens import TokenRow
 
 OTHERS = "-"  # in place of the id of somebody else's job
@@ -178,21 +175,6 @@ class EventPage(Page):
     at_s: float
 
 
-class NodePage(Page):
-    """A node and who holds its GPUs."""
-
-    name: str
-    kind: str  # node type
-    gpus: tuple[str | None, ...]  # job that holds each, `-` for somebody else's, none if it is free
-    slots: bool  # its GPUs are slots that only behave like GPUs
-    liveness: str
-    since_s: float  # when it became so
-    seen_s: float  # last answer, 0 if none is known
-    out_of_service: str  # the reason, "" for a node in service
-    faulty: tuple[int, ...]  # GPUs, by their index
-    reported: NodeReport | None  # by its agent, none if it has none
-
-
 class TokenPage(Page):
     """A token, but for what is secret of it."""
 
@@ -308,30 +290,6 @@ def event_page(row: EventRow) -> EventPage:
         seq=row.seq, kind=row.kind, job=row.job_id, attempt=row.number, version=row.version, was=row.was, now=row.now,
         writer=row.writer, cause=row.cause, at_s=row.at_s,
     )  # fmt: skip
-
-
-def node_pages(
-    rows: Iterable[NodeRow], sizes: Mapping[str, int], held: Mapping[tuple[str, int], str],
-    faulty: Collection[tuple[str, int]], reports: Mapping[str, Report],
-) -> list[NodePage]:  # fmt: skip
-    """Return what is said of nodes.
-
-    Args:
-        rows: The nodes.
-        sizes: GPUs of each.
-        held: Job that holds a GPU, by node and index.
-        faulty: Node and index of the GPUs that are faulty.
-        reports: Of agents.
-    """
-    return [
-        NodePage(
-            name=row.name, kind=row.kind, gpus=tuple(held.get((row.name, gpu)) for gpu in range(sizes[row.name])),
-            slots=row.slots, liveness=row.liveness, since_s=row.since_s, seen_s=row.seen_s,
-            out_of_service=row.out_of_service, faulty=tuple(sorted(gpu for node, gpu in faulty if node == row.name)),
-            reported=reports[row.name].told if row.name in reports else None,
-        )
-        for row in rows
-    ]  # fmt: skip
 
 
 def token_page(row: TokenRow) -> TokenPage:

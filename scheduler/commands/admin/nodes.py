@@ -5,7 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from ..durations import DURATION, duration_between
+from ..monitoring.quarantine import place_of
 from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
+from ..tables import plain
 
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node.")]
 
@@ -21,6 +23,8 @@ def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
         kind = "slots" if node["slots"] else "GPUs"
         free = 0 if _words(node) else grid.split().count(".")
         typer.echo(f"{node['name']:16s} {free} of {len(node['gpus'])} {kind} free  {grid}{_words(node)}")
+        for it in node["quarantine"]:
+            typer.echo(f"{'':16s}   {_words_on(it)}")
         for it in (node["reported"] or {"gpus": []})["gpus"]:
             typer.echo(f"{'':16s}   {_values(it)}")
 
@@ -28,15 +32,21 @@ def nodes(json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
 def _cell(node: dict[str, Any], gpu: int) -> str:
     job = node["gpus"][gpu]
     if job is None:
-        return "x" if gpu in node["faulty"] else "."
+        return "x" if gpu in node["faulty"] else "q" if gpu in node["quarantined"] else "."
     return str(job[-4:])
 
 
+def _words_on(it: dict[str, Any]) -> str:
+    """Return why something is in quarantine, and what ends that."""
+    evidence = f" ({it['check']}: {it['evidence']})" if it["evidence"] else f" ({it['check']})"
+    return plain(f"{place_of(it)} in quarantine: {it['cause']}{evidence}; {it['action']}; cleared by {it['clears']}")
+
+
 def _words(node: dict[str, Any]) -> str:
-    found = [] if node["liveness"] == "up" else [node["liveness"]]
+    found = [] if node["state"] == "alive" else [f"{node['state']}: {node['evidence']}"]
     if node["out_of_service"]:
         found.append(f"out of service: {node['out_of_service']}")
-    return "".join(f"  {words}" for words in found)
+    return "".join(f"  {plain(words)}" for words in found)
 
 
 def _values(gpu: dict[str, Any]) -> str:
@@ -69,8 +79,14 @@ def agent(
     every: Annotated[
         float, typer.Option(parser=duration_between("100ms", "60s"), metavar=DURATION, help="Between two reports.")
     ] = 5.0,
+    fence: Annotated[
+        bool, typer.Option("--fence", help="Kill the jobs of this node when the scheduler has not answered for 10 s.")
+    ] = False,
 ) -> None:
     """Report this node's GPUs to the scheduler, until it is stopped."""
-    from ...health.agent import report_for_ever
+    from ...health.agent import Fencing, report_for_ever
+    from ...health.monitoring.guarding import lease_file
 
-    report_for_ever(client_of(url), node, every)
+    # With leases each second counts: several reports must get lost before one runs out.
+    fencing = Fencing(lease_file(node)) if fence else None
+    report_for_ever(client_of(url), node, min(every, 1.0) if fence else every, fencing)

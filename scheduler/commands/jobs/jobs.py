@@ -21,11 +21,12 @@ ATTEMPTS = (
 
 def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """Show a job with all its attempts, and why it waits."""
-    found = client_of(url).job(job)
+    client = client_of(url)
+    found, training = client.job(job), client.training(job)
     if json:
-        print_json(found)
+        print_json({**found, "training": training})
         return
-    for title, value in _facts(found).items():
+    for title, value in (_facts(found) | _training(training)).items():
         typer.echo(f"{title:10s} {plain(value)}")
     if found["attempts"]:
         typer.echo()
@@ -47,6 +48,18 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         "command": shlex.join(spec["command"]), "folder": spec["folder"],
     }  # fmt: skip
     return {title: value for title, value in facts.items() if value}
+
+
+def _training(training: dict[str, Any]) -> dict[str, str]:
+    """Return how long iterations take, and how long they computed on each type of node; nothing without any."""
+    facts = {}
+    if (mean_s := training["average_iteration_s"]) is not None:
+        last = f"the last {training['steps']} steps of {training['slowest']}, its slowest node"
+        facts["iteration"] = f"{mean_s:.3g} s, by {last}"
+    if training["computed"]:
+        each = (f"{it['mean_s']:.3g} s on {it['type']} ({it['iterations']})" for it in training["computed"])
+        facts["computing"] = ", ".join(each)
+    return facts
 
 
 def estimate_text(found: dict[str, Any]) -> str:

@@ -20,9 +20,11 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    false,
     text,
 )
 
+from ...model.quarantine import Clears, Scope
 from ...model.states import OPEN_ATTEMPTS, AfterStop, AttemptState, Contact, Desired, JobState
 from .column_types import BigSerial, EndsJson, PlacementJson, enum_column
 
@@ -148,6 +150,16 @@ checkpoint = Table(
     ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
 )
 
+compute_record = Table(
+    "compute_record",
+    METADATA,
+    Column("job_id", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),  # node type
+    Column("iterations", BigInteger, nullable=False),
+    Column("mean_s", Double, nullable=False),  # that they computed
+    Column("last_s", JSON, nullable=False),  # the last 32 of them, the newest last
+)
+
 reservation = Table(
     "reservation",
     METADATA,
@@ -182,6 +194,10 @@ node = Table(
     Column("misses", Integer, nullable=False),  # answers missed in a row
     Column("agent_s", Double),  # last report of its agent, none if it has no agent
     Column("out_of_service", Text, nullable=False, default=""),  # the reason; "" for a node in service
+    Column("address", Text, nullable=False, server_default=""),  # that its agent reports from; "" without an agent
+    Column("boot_id", Text, nullable=False, server_default=""),  # names its time since its last start, "" if unknown
+    Column("agent_version", Text, nullable=False, server_default=""),  # of Longshore
+    Column("guarded", Boolean, nullable=False, server_default=false()),  # its agent kills what runs without a lease
 )
 
 gpu = Table(
@@ -191,6 +207,41 @@ gpu = Table(
     Column("gpu", Integer, primary_key=True, autoincrement=False),  # index on the node
     Column("healthy", Boolean, nullable=False),
     Column("since_s", Double, nullable=False),  # when it became so
+)
+
+quarantine = Table(
+    "quarantine",
+    METADATA,
+    Column("seq", BigSerial, primary_key=True),
+    Column("scope", enum_column(Scope), nullable=False),
+    Column("node", Text, nullable=False),
+    Column("gpu", Integer, nullable=False),  # index on the node, -1 for the node itself
+    Column("other_node", Text, nullable=False),  # of the other end of a link, "" for none
+    Column("other_gpu", Integer, nullable=False),  # -1 for the node itself, or none
+    Column("since_s", Double, nullable=False),
+    Column("symptom_s", Double, nullable=False),  # when it was last seen
+    Column("check_name", Text, nullable=False),
+    Column("cause", Text, nullable=False),  # in the same few words each time
+    Column("evidence", Text, nullable=False),
+    Column("action", Text, nullable=False),  # that mends it, for people
+    Column("clears", enum_column(Clears), nullable=False),  # what ends it
+    Column("tries", Integer, nullable=False),  # how often it came for this cause of late, and checks did not pass since
+    Column("boot_id", Text, nullable=False),  # of the node when it came, "" if nobody knew
+    Column("not_before_s", Double, nullable=False),  # checks alone do not end it earlier
+    Column("checked", Text, nullable=False),  # how the last checks ended that were to clear it, "" before
+    Column("cleared_s", Double),  # none while it stands
+    Column("cleared_by", Text, nullable=False),  # `checks`, or who it was; "" while it stands
+    Index(None, "since_s"),
+    sqlite_autoincrement=True,
+)
+
+_STANDS = text("cleared_s IS NULL")
+Index(
+    "uq_quarantine_open",
+    *(quarantine.c[name] for name in ("node", "gpu", "other_node", "other_gpu", "cause")),
+    unique=True,
+    sqlite_where=_STANDS,
+    postgresql_where=_STANDS,
 )
 
 event = Table(

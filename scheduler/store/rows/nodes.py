@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, select, update
 
 from ...model.event import NewEvent
 from ..database.schema import Liveness, gpu, node
+from ..monitoring.quarantines import quarantined
 from .events import append, append_all
 from .leases import check_fence
 from .upsert import insert_if_absent, put_all
@@ -34,6 +35,10 @@ class NodeRow(NamedTuple):
     misses: int  # answers missed in a row
     agent_s: float | None = None  # Unix time of its agent's last report; None if it has no agent
     out_of_service: str = ""  # the reason; "" for a node in service
+    address: str = ""  # that its agent reports from; "" without an agent
+    boot_id: str = ""  # names its time since its last start, "" if unknown
+    agent_version: str = ""  # of Longshore
+    guarded: bool = False  # its agent kills what runs there when its lease runs out
 
 
 class GpuRow(NamedTuple):
@@ -49,6 +54,7 @@ _NODES = select(*(node.c[name] for name in NodeRow._fields)).order_by(node.c.nam
 _GPUS = select(*(gpu.c[name] for name in GpuRow._fields)).order_by(gpu.c.node, gpu.c.gpu)
 _FAULTY = select(gpu.c.node, gpu.c.gpu).where(gpu.c.healthy.is_(False))
 _OUT = select(node.c.name).where(node.c.out_of_service != "")
+_BOOTS = select(node.c.name, node.c.boot_id).where(node.c.boot_id != "")
 _REASON = select(node.c.out_of_service).where(node.c.name == bindparam("of_node")).with_for_update()
 _WISH = update(node).where(node.c.name == bindparam("of_node")).values(out_of_service=bindparam("reason"))
 
@@ -73,6 +79,11 @@ def nodes_out_of_service(tx: Connection) -> frozenset[str]:
     return frozenset(tx.execute(_OUT).scalars())
 
 
+def boot_ids(tx: Connection) -> dict[str, str]:
+    """Return what names the time since the last start of each node of which that is known."""
+    return {row.name: row.boot_id for row in tx.execute(_BOOTS)}
+
+
 def words_on(row: NodeRow) -> str:
     """Return why no job starts on a node, "" if jobs do."""
     if row.out_of_service:
@@ -92,9 +103,9 @@ def gpus_in_service(tx: Connection, sizes: Mapping[str, int]) -> set[tuple[str, 
         tx: Transaction.
         sizes: GPUs of each node of the cluster.
     """
-    closed, faulty = closed_nodes(tx), faulty_gpus(tx)
+    closed, broken = closed_nodes(tx), faulty_gpus(tx) | quarantined(tx, sizes)
     every = {(node, gpu) for node, size in sizes.items() if node not in closed for gpu in range(size)}
-    return every - faulty
+    return every - broken
 
 
 def write_health(

@@ -51,7 +51,7 @@ def test_a_node_shows_what_its_agent_told_last_and_has_its_faulty_gpus(api: http
     service.reconciler.tick()
     for healthy in (True, False, False):
         told = {"gpus": [{**GPU, "healthy": healthy}]}
-        assert api.post(f"/v1/nodes/{NODE}/report", json=told).status_code == 204
+        assert api.post(f"/v1/nodes/{NODE}/report", json=told).status_code == 200
     service.reconciler.tick()
     assert node(api)["reported"] == {"gpus": [{**GPU, "healthy": False, "link_errors": None}]}
     assert node(api)["faulty"] == [0]
@@ -80,7 +80,7 @@ def test_the_token_of_an_agent_reports_and_does_nothing_else(api: httpx.Client, 
     def status(path: str, body: dict[str, object]) -> int:
         return api.post(path, json=body, headers=headers).status_code
 
-    assert status(f"/v1/nodes/{NODE}/report", {}) == 204
+    assert status(f"/v1/nodes/{NODE}/report", {}) == 200
     assert status(f"/v1/nodes/{NODE}/drain", {}) == 403
     assert status("/v1/jobs", {"command": ["true"]}) == 403
     assert status("/v1/users/me/tokens", {"name": "more", "role": "agent", "node": NODE}) == 403

@@ -223,7 +223,7 @@ def test_many_that_become_slow_at_once_have_another_cause_than_a_node(
 
 
 def test_checkpoints_are_told_until_somebody_has_written_them_down(tmp_path: Path) -> None:
-    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}))
+    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}), {})
     running = [Running("j", "ls-j-1", (Share("a", (0,)),))]
     saved = tmp_path / "attempts" / "ls-j-1" / "saved-0"
     saved.parent.mkdir()
@@ -252,7 +252,7 @@ class Noting(LocalBackend):
 
 def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Path) -> None:
     backend = Noting(tmp_path)
-    monitor = StepMonitor(backend)
+    monitor = StepMonitor(backend, {})
     running = [Running(str(job), f"ls-{job}-1", (Share("a", (0,)),)) for job in range(16)]
     asked = []
     for half_s in range(8):
@@ -265,7 +265,7 @@ def test_attempts_that_are_taken_up_together_are_looked_at_by_turns(tmp_path: Pa
 
 def test_a_clock_that_is_set_back_keeps_nobody_from_looking(tmp_path: Path) -> None:
     backend = Noting(tmp_path)
-    monitor = StepMonitor(backend)
+    monitor = StepMonitor(backend, {})
     running = [Running("0", "ls-0-1", (Share("a", (0,)),))]
     for now_s in (10_000.0, 10_004.0, *(6_400.0 + 4.0 * at for at in range(10))):
         found = monitor.look(running, {"ls-0-1"}, lambda _: Watching(hang_s=30.0), now_s, lambda _: nullcontext())
@@ -274,7 +274,7 @@ def test_a_clock_that_is_set_back_keeps_nobody_from_looking(tmp_path: Path) -> N
 
 
 def test_a_step_that_lasts_behind_a_clock_that_was_set_back_hangs_by_the_new_time(tmp_path: Path) -> None:
-    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}))
+    monitor = StepMonitor(LocalBackend(tmp_path, {"a": 1}), {})
     steps = tmp_path / "attempts" / "ls-0-1" / "steps-0"
     steps.parent.mkdir()
     steps.write_text("train 5 100.0\n")
@@ -305,7 +305,7 @@ class Broken(LocalBackend):
 
 
 def test_a_mistake_of_a_backend_holds_nobody_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    monitor = StepMonitor(Broken(tmp_path, {"a": 2}))
+    monitor = StepMonitor(Broken(tmp_path, {"a": 2}), {})
     running = [Running(job, f"ls-{job}-1", (Share("a", (0,)),)) for job in "ab"]
     for at in range(3):
         assert not any(

@@ -1,0 +1,1 @@
+"""What the API has of the monitoring of nodes: quarantine."""

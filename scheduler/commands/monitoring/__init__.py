@@ -1,0 +1,1 @@
+"""Commands of operators who look after broken hardware."""

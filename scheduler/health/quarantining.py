@@ -1,0 +1,198 @@
+"""Into quarantine and out of it: what findings of checks, agents and operators change in the store.
+
+Source: SPEC C4; docs/nodes.md, Quarantine.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+from sqlalchemy import Connection
+
+from ...cluster.files.errors import InputError
+from ..model.event import NewEvent
+from ..model.quarantine import WHOLE, Clears, Entry, Finding, Place
+from ..rules.device_quarantine import (
+    BUDGET_S,
+    BY_HAND,
+    CLEARED_S,
+    Fleet,
+    back_off_s,
+    is_old,
+    is_over_budget,
+    makes_it_the_node,
+    stricter,
+    tries_of,
+    who_clears,
+)
+from ..store.monitoring.quarantines import (
+    CLEARED,
+    NOT_CLEARED,
+    QUARANTINE,
+    REFUSED,
+    SET,
+    add_entry,
+    clear_entries,
+    entries_since,
+    note_failed_checks,
+    note_symptom,
+    open_entries,
+)
+from ..store.rows.events import append, last_of_no_job
+
+TWO_GPUS = "two GPUs within an hour"  # cause of the quarantine of a node
+
+
+class Acted(StrEnum):
+    """What came of a finding."""
+
+    SET = "quarantined"
+    KNOWN = "known"  # it stands in quarantine for this cause already
+    OLD = "old"  # it was cleared since
+    REFUSED = "refused"  # too much of its node type came into quarantine within an hour
+
+
+def quarantine(tx: Connection, fleet: Fleet, finding: Finding, now_s: float, *, writer: str) -> Acted:
+    """Put what was found to be broken into quarantine, unless the rules are against it; safe to repeat.
+
+    Args:
+        tx: Transaction.
+        fleet: The nodes of the cluster.
+        finding: What was found.
+        now_s: Unix time.
+        writer: Role that writes it.
+
+    Raises:
+        InputError: If the cluster has no such node or GPU.
+    """
+    finding = finding._replace(place=finding.place.ordered())
+    _check_known(finding.place, fleet)
+    place, entries = finding.place, entries_since(tx, now_s - CLEARED_S)
+    known = next((it for it in entries if _stands(it) and (it.place, it.cause) == (place, finding.cause)), None)
+    if known is not None:
+        note_symptom(tx, known, finding.evidence, finding.at_s)
+        return Acted.KNOWN
+    is_by_hand = finding.check == BY_HAND
+    if not is_by_hand and is_old(finding, entries, now_s):
+        return Acted.OLD
+    if not is_by_hand and is_over_budget(place, entries, fleet, now_s):
+        _refuse(tx, finding, fleet, now_s, writer)
+        return Acted.REFUSED
+    if not _set(tx, finding, entries, now_s, writer):
+        return Acted.KNOWN
+    if not is_by_hand and makes_it_the_node(place, entries, now_s):
+        _widen(tx, fleet, finding, entries, now_s, writer)
+    return Acted.SET
+
+
+def _stands(entry: Entry) -> bool:
+    return entry.cleared_s is None
+
+
+def _check_known(place: Place, fleet: Fleet) -> None:
+    for end in place.ends:
+        if end.node not in fleet.sizes or not WHOLE <= end.gpu < fleet.sizes[end.node]:
+            raise InputError(f"the cluster has no {end.words}", "`longshore nodes` lists nodes and their GPUs")
+
+
+def _set(tx: Connection, finding: Finding, entries: Sequence[Entry], now_s: float, writer: str) -> bool:
+    place, tries = finding.place, tries_of(finding.place, finding.cause, entries, now_s)
+    clears = who_clears(place, finding.cause, finding.clears, entries, now_s)
+    entry = Entry(
+        0, place, now_s, max(finding.at_s, now_s), finding.check, finding.cause, finding.evidence, finding.action,
+        clears, tries, finding.boot_id, now_s + back_off_s(tries),
+    )  # fmt: skip
+    if not add_entry(tx, entry):
+        return False
+    text = f"{place.words} is in quarantine: {finding.cause} ({finding.check}: {finding.evidence}); {finding.action}"
+    _tell(tx, place, SET, text, now_s, writer, check=finding.check, cause=finding.cause)
+    return True
+
+
+def _widen(
+    tx: Connection, fleet: Fleet, finding: Finding, entries: Sequence[Entry], now_s: float, writer: str
+) -> None:  # fmt: skip
+    """Put the node of a GPU into quarantine as well; checks end that only where they end all of its GPUs'."""
+    node = Place(finding.place.node)
+    others = [it for it in entries if _stands(it) and it.place.node == node.node]
+    found = finding._replace(
+        place=node, cause=TWO_GPUS, clears=stricter([finding.clears, *(it.clears for it in others)]),
+        evidence=f"{finding.place.words}: {finding.cause}",
+    )  # fmt: skip
+    if any(it.place == node for it in others):
+        return
+    if is_over_budget(node, entries, fleet, now_s):
+        _refuse(tx, found, fleet, now_s, writer)
+    else:
+        _set(tx, found, entries, now_s, writer)
+
+
+def _refuse(tx: Connection, finding: Finding, fleet: Fleet, now_s: float, writer: str) -> None:
+    """Raise an alarm, once an hour for each node type."""
+    kind = fleet.types[finding.place.node]
+    told = last_of_no_job(tx, QUARANTINE, now_s - BUDGET_S, 1000)
+    if any(it.now == REFUSED and (it.data or {}).get("type") == kind for it in told):
+        return
+    text = (
+        f"so many GPUs of type {kind} were found broken within an hour that no more of them come into quarantine, such "
+        f"as {finding.place.words} ({finding.check}: {finding.cause}); look at the check, the driver and the switches"
+    )
+    _tell(tx, finding.place, REFUSED, text, now_s, writer, type=kind)
+
+
+def entries_for(entries: Sequence[Entry], place: Place) -> list[Entry]:
+    """Return those of some quarantines that end when a place is cleared: of a node, all of its GPUs and links.
+
+    Raises:
+        InputError: If there are none, or if the whole node of a GPU stands in quarantine.
+    """
+    place = place.ordered()
+    if place.gpu != WHOLE and any(it.place == Place(place.node) for it in entries):
+        raise InputError(f"the whole node {place.node} is in quarantine", f"clear it: {place.node}")
+    found = [it for it in entries if it.place == place or place.covers(it.place)]
+    if not found:
+        raise InputError(f"{place.words} is not in quarantine", "`longshore quarantine list` shows what is")
+    return found
+
+
+def clear(
+    tx: Connection, place: Place, by: str, evidence: str, now_s: float, *, writer: str,
+    is_ready: Callable[[Entry], bool] = lambda _entry: True,
+) -> int:  # fmt: skip
+    """End the quarantine of a place, of a node also that of its GPUs and links; return how many ended.
+
+    Args:
+        tx: Transaction.
+        place: What was mended.
+        by: Who says so, `checks` if they passed without anybody asking.
+        evidence: What the checks found.
+        now_s: Unix time.
+        writer: Role that writes it.
+        is_ready: Says which of these quarantines may end.
+
+    Raises:
+        InputError: As `entries_for`.
+    """
+    found = [it for it in entries_for(open_entries(tx), place) if is_ready(it)]
+    ended = clear_entries(tx, found, by, evidence, now_s)
+    if ended:
+        text = f"{place.words} is out of quarantine, cleared by {by}: {evidence}"
+        _tell(tx, place, CLEARED, text, now_s, writer, by=by)
+    return ended
+
+
+def keep(tx: Connection, place: Place, evidence: str, now_s: float, *, writer: str) -> None:
+    """Note that checks of a place did not pass: they are not run again by themselves for a longer time."""
+    for entry in entries_for(open_entries(tx), place):
+        tries = entry.tries + 1
+        note_failed_checks(tx, entry, evidence, tries, now_s + back_off_s(tries))
+    _tell(tx, place, NOT_CLEARED, f"{place.words} stays in quarantine: {evidence}", now_s, writer)
+
+
+def by_hand(place: Place, reason: str, action: str, now_s: float) -> Finding:
+    """Return what an operator puts into quarantine."""
+    return Finding(place, BY_HAND, reason, "an operator says so", action, Clears.OPERATOR, now_s)
+
+
+def _tell(tx: Connection, place: Place, now: str, text: str, now_s: float, writer: str, **data: str) -> None:
+    told = {"node": place.node, "gpu": None if place.gpu == WHOLE else place.gpu, "place": place.words, **data}
+    append(tx, NewEvent(QUARANTINE, writer, now_s, now=now, cause=text, data=told))

@@ -1,0 +1,205 @@
+"""Quarantine through the API: who may put things there, and how they are cleared."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import httpx
+import pytest
+
+from longshore.scheduler.access.tokens import Role, new_token
+from longshore.scheduler.health.quarantining import quarantine
+from longshore.scheduler.model.quarantine import Clears, Finding, Place
+from longshore.scheduler.service.clearing import Clearing
+from longshore.scheduler.service.service import Service
+from longshore.scheduler.store.rows.events import events_after
+from longshore.scheduler.store.rows.user_tokens import add_token
+
+NODE = "rack0-node1"
+XID = {
+    "node": NODE, "gpu": 2, "check": "xid.recent", "cause": "xid 79", "evidence": "NVRM: Xid 79",
+    "action": "restart the machine", "clears": "checks",
+}  # fmt: skip
+
+
+def checked_by(service: Service, check: Callable[[str, int | None], tuple[bool, str]]) -> None:
+    """Let checks be available, as the preflight gives them to a scheduler."""
+    parts = service.reconciler.parts
+    service.clearing = Clearing(service.store, check, parts.monitor.fleet, parts.now_s)
+
+
+def standing(api: httpx.Client) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = api.get("/v1/quarantine").json()
+    return found
+
+
+def settled(service: Service) -> None:
+    """Wait for the checks that run."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("checks of"):
+            thread.join(60.0)
+    assert not service.clearing.running
+
+
+def test_a_finding_closes_its_gpu_and_is_told_everywhere(api: httpx.Client, service: Service) -> None:
+    service.reconciler.tick()
+    assert [api.post("/v1/quarantine", json=XID).json()["acted"] for _ in range(2)] == ["quarantined", "known"]
+    service.reconciler.tick()
+
+    assert service.reconciler.parts.monitor.health.closed == (6,)
+    (told,) = standing(api)
+    assert {name: told[name] for name in XID} == XID
+    assert (told["scope"], told["tries"], told["checking"], told["cleared_s"]) == ("device", 1, False, None)
+    node = next(it for it in api.get("/v1/nodes").json() if it["name"] == NODE)
+    assert (node["quarantined"], node["quarantine"], node["out_of_service"]) == ([2], [told], "")
+    assert 'longshore_gpus{state="out_of_service",type="slots"} 1.0' in api.get("/metrics").text
+    page = api.get("/").text
+    assert f"{NODE}:2" in page
+    assert "NVRM: Xid 79" in page
+    assert "restart the machine; cleared by checks" in page
+    plan = api.post("/v1/jobs", params={"dry_run": True}, json={"command": ["true"], "gpus": 16}).json()
+    assert (plan["free_gpus"], plan["would_fit"]) == (15, False)
+
+
+def test_without_checks_only_an_operator_who_says_so_clears(api: httpx.Client, service: Service) -> None:
+    api.post("/v1/quarantine", json=XID)
+    asked = {"node": NODE, "gpu": 2}
+    refused = api.post("/v1/quarantine/clear", json=asked)
+    assert (refused.status_code, refused.json()["code"]) == (409, "no-checks")
+    assert len(standing(api)) == 1
+    done = api.post("/v1/quarantine/clear", json={**asked, "unchecked": True})
+    assert done.json() == {"cleared": 1, "checking": False}
+    assert standing(api) == []
+    (past,) = api.get("/v1/quarantine", params={"cleared": True}).json()
+    assert (past["cleared_by"], past["checked"]) == ("operator local", "an operator said so, no checks were run")
+    again = api.post("/v1/quarantine/clear", json={**asked, "unchecked": True})
+    assert (again.status_code, again.json()["code"]) == (409, "not-in-quarantine")
+    service.reconciler.tick()
+    assert service.reconciler.parts.monitor.health.closed == ()
+
+
+def test_checks_that_pass_clear_it_and_those_that_fail_or_break_say_why(api: httpx.Client, service: Service) -> None:
+    api.post("/v1/quarantine", json=XID)
+    outcomes = [(False, "gemm.ref: index 7"), (True, "level 3 passed")]
+    asked: list[tuple[str, int | None]] = []
+
+    def check(node: str, gpu: int | None) -> tuple[bool, str]:
+        asked.append((node, gpu))
+        if len(asked) == 1:
+            raise OSError("no driver")
+        return outcomes[len(asked) - 2]
+
+    checked_by(service, check)
+    for words in ("the checks themselves failed: OSError: no driver", "gemm.ref: index 7"):
+        assert api.post("/v1/quarantine/clear", json={"node": NODE}).json() == {"cleared": 0, "checking": True}
+        settled(service)
+        assert words in str(standing(api)[0]["checked"])
+    api.post("/v1/quarantine/clear", json={"node": NODE, "gpu": 2})
+    settled(service)
+    assert standing(api) == []
+    assert asked == [(NODE, None), (NODE, None), (NODE, 2)]
+
+
+def test_what_a_job_uses_is_not_checked(api: httpx.Client, service: Service) -> None:
+    service.reconciler.tick()
+    job = api.post("/v1/jobs", json={"command": ["sleep", "60"], "gpus": 16}).json()["id"]
+    service.reconciler.tick()
+    api.post("/v1/quarantine", json=XID)
+    checked_by(service, lambda _node, _gpu: (True, ""))
+    service.clearing.look()
+    refused = api.post("/v1/quarantine/clear", json={"node": NODE, "gpu": 2})
+    assert (refused.status_code, refused.json()["code"]) == (409, "not-in-quarantine")
+    assert job in refused.json()["detail"]
+    api.delete(f"/v1/jobs/{job}")
+    for _ in range(200):
+        service.reconciler.tick()
+        if api.get(f"/v1/jobs/{job}").json()["state"] == "cancelled":
+            break
+        threading.Event().wait(0.05)
+    assert api.post("/v1/quarantine/clear", json={"node": NODE, "gpu": 2}).status_code == 200
+    settled(service)
+    assert standing(api) == []
+
+
+def test_checks_end_by_themselves_what_has_rested_and_nothing_else(service: Service) -> None:
+    now_s = service.now_s()
+    places = [Place("rack0-node0", 0), Place("rack0-node1", 1), Place("rack0-node2", 2)]
+    parts = service.reconciler.parts
+    long_ago = [Finding(it, "c", "x", "", "none", Clears.CHECKS, now_s - 1e5) for it in places]
+    long_ago[1] = long_ago[1]._replace(clears=Clears.OPERATOR)
+    put = partial(quarantine, fleet=parts.monitor.fleet, writer="t")
+    for each, age_s in zip(long_ago, (700.0, 700.0, 100.0), strict=True):
+        service.store.write(partial(put, finding=each, now_s=now_s - age_s))
+    asked: list[str] = []
+
+    def check(node: str, _gpu: int | None) -> tuple[bool, str]:
+        asked.append(node)
+        return True, "fine"
+
+    checked_by(service, check)
+    service.clearing.look()
+    settled(service)
+    assert asked == ["rack0-node0"]
+    with service.store.read() as tx:
+        told = [it.cause for it in events_after(tx, 0, 100) if it.now == "cleared"]
+    assert told == ["rack0-node0:0 is out of quarantine, cleared by checks: rack0-node0:0: fine"]
+
+
+def test_a_symptom_that_comes_while_checks_run_keeps_it_in_quarantine(service: Service) -> None:
+    now_s, place = service.now_s(), Place(NODE, 2)
+    found = Finding(place, "c", "x", "", "none", Clears.CHECKS, now_s - 700.0)
+    parts = service.reconciler.parts
+    service.store.write(lambda tx: quarantine(tx, parts.monitor.fleet, found, now_s - 700.0, writer="t"))
+
+    def check(_node: str, _gpu: int | None) -> tuple[bool, str]:
+        service.control.quarantine(found._replace(at_s=now_s), "t")
+        return True, "fine"
+
+    checked_by(service, check)
+    service.clearing.look()
+    settled(service)
+    with service.store.read() as tx:
+        assert [it.now for it in events_after(tx, 0, 100)] == ["quarantined"]
+
+
+def test_agents_tell_of_their_own_node_only(api: httpx.Client, service: Service) -> None:
+    made = {role: new_token(role, "ada", role, 1.0, None, NODE if role is Role.AGENT else None) for role in Role}
+    for it in made.values():
+        service.store.write(lambda tx, it=it: add_token(tx, it.row))  # type: ignore[misc]
+
+    def status(role: Role, path: str, body: dict[str, object]) -> int:
+        headers = {"Authorization": f"Bearer {made[role].secret}"}
+        return api.post(path, json=body, headers=headers).status_code
+
+    assert status(Role.AGENT, "/v1/quarantine", XID) == 200
+    assert status(Role.AGENT, "/v1/quarantine", {**XID, "node": "rack0-node0"}) == 403
+    assert status(Role.AGENT, "/v1/quarantine", {**XID, "other_node": "rack0-node0"}) == 403
+    assert status(Role.AGENT, "/v1/quarantine", {**XID, "other_node": NODE, "other_gpu": 3}) == 200
+    assert status(Role.AGENT, "/v1/quarantine", {**XID, "check": "operator"}) == 403
+    assert status(Role.AGENT, "/v1/quarantine/clear", {"node": NODE, "unchecked": True}) == 403
+    for role in (Role.USER, Role.READ_ONLY, Role.SCRAPE):
+        assert status(role, "/v1/quarantine", XID) == 403
+        assert status(role, "/v1/quarantine/clear", {"node": NODE, "unchecked": True}) == 403
+    assert status(Role.OPERATOR, "/v1/quarantine/clear", {"node": NODE, "unchecked": True}) == 200
+
+
+WRONG: tuple[dict[str, object], ...] = (
+    {"gpu": -1}, {"gpu": "two"}, {"cause": ""}, {"cause": "two\nlines"}, {"cause": "x" * 201}, {"clears": "nobody"},
+    {"at_s": -1.0}, {"at_s": "nan"}, {"other_gpu": 1}, {"other_node": NODE, "other_gpu": 2}, {"evidence": "\x1b[31m"},
+    {"unknown": 1}, {"boot_id": "../.."},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_finding_that_cannot_be_is_refused(refusing_api: httpx.Client, change: dict[str, object]) -> None:
+    answer = refusing_api.post("/v1/quarantine", json={**XID, **change})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
+
+
+@pytest.mark.parametrize(("path", "change"), [("", {"node": "nowhere"}), ("", {"gpu": 4}), ("/clear", {})])
+def test_what_the_cluster_does_not_have_is_named(
+    refusing_api: httpx.Client, path: str, change: dict[str, object]
+) -> None:
+    body = {**XID, **change} if not path else {"node": "nowhere"}
+    answer = refusing_api.post(f"/v1/quarantine{path}", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (404, "no-such-node")

@@ -1,0 +1,156 @@
+"""A scheduler and a node in network namespaces of their own, whose link is cut: run by test_cut_off_node.py.
+
+    unshare --net --mount --pid --fork --mount-proc --kill-child python -m tests.scheduler.cut_off_node FOLDER
+
+Two parts: the outer one has the scheduler, the inner one (`--inner`) the agent of a node and what stands for a job.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+NODE, ATTEMPT = "rack0-node1", "ls-01m8a4f41mybhyatw0vkdn9dh0-1"
+HERE, THERE, PORT = "10.77.0.1", "10.77.0.2", 8765
+PATIENCE_S = 120.0
+NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
+SETTINGS = f"{{folder: served, host: {HERE}, as_root: true, fencing: leases, poll_s: 1.5}}\n"
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def until(is_so: Callable[[], object], what: str) -> float:
+    """Wait for something, and return when it came true by a clock that all namespaces share."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not is_so():
+        if time.monotonic() > give_up:
+            raise TimeoutError(what)
+        time.sleep(0.05)
+    return time.monotonic()
+
+
+def tell(told: dict[str, float]) -> None:
+    """Tell who waits at the other end of the pipe."""
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+def inner(*, kills_agent: bool) -> None:
+    """Be the node: a process that stands for a job, its child, and the agent."""
+    run("mount", "-t", "tmpfs", "none", "/run")
+    sys.stdin.readline()  # the link is there
+    for command in (("lo", "up"), ("v1", "up")):
+        run("ip", "link", "set", *command)
+    run("ip", "address", "add", f"{THERE}/24", "dev", "v1")
+    environment = {**os.environ, "LONGSHORE_ATTEMPT": ATTEMPT}
+    job = subprocess.Popen(["sh", "-c", "env -i sleep 1000 & wait"], env=environment)
+    until(lambda: _children(job.pid), "the job's child")
+    (child,) = _children(job.pid)
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "longshore", "agent", "--node", NODE, "--url", f"http://{HERE}:{PORT}", "--fence"]
+    )
+    sys.stdin.readline()  # it is cut
+    if kills_agent:
+        agent.kill()
+    job.wait()
+    until(lambda: not _lives(child), "the end of the job's child")
+    tell({"killed_s": time.monotonic()})
+    sys.stdin.readline()  # all is over
+    agent.kill()
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def _lives(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+class Outer:
+    """The scheduler's part.
+
+    Args:
+        folder: Of all files.
+        mode: `link` to cut the link, `agent` to kill the agent.
+    """
+
+    def __init__(self, folder: Path, mode: str) -> None:
+        self.mode = mode
+        for words in ("set lo up", "add v0 type veth peer name v1", "set v0 up"):
+            run("ip", "link", *words.split())
+        run("ip", "address", "add", f"{HERE}/24", "dev", "v0")
+        (folder / "longshore.yaml").write_text(SETTINGS)
+        log = (folder / "log").open("w")
+        serve = [sys.executable, "-m", "longshore", "serve", "--config", str(folder / "longshore.yaml")]
+        self.served = subprocess.Popen(serve, cwd=folder, stdout=log, stderr=log)
+        token = folder / "served" / "token"
+        until(lambda: token.exists() and token.read_text().strip(), "the token")
+        secret = token.read_text().split()[-1]
+        headers = {"Authorization": f"Bearer {secret}"}
+        self.http = httpx.Client(base_url=f"http://{HERE}:{PORT}", headers=headers, trust_env=False)
+        command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.cut_off_node", "--inner", mode]
+        environment = {**os.environ, "LONGSHORE_TOKEN": secret}
+        pipe = subprocess.PIPE
+        self.node = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True)
+
+    def state(self) -> str:
+        """Return the state of the node, "" before its agent has reported."""
+        with suppress(httpx.HTTPError):
+            for it in self.http.get("/v1/nodes").json():
+                if it["name"] == NODE:
+                    return str(it["state"] if it["boot_id"] else "")
+        return ""
+
+    def go_on(self) -> None:
+        """Let the node's part go on."""
+        assert self.node.stdin
+        self.node.stdin.write("\n")
+        self.node.stdin.flush()
+
+    def play(self) -> dict[str, float]:
+        """Cut the node off once all is well, and return what happened how long after that."""
+        until(lambda: _in_other_net(self.node.pid), "the inner namespace")
+        run("ip", "link", "set", "v1", "netns", str(self.node.pid))
+        self.go_on()
+        until(lambda: self.state() == "alive", "the first report")
+        time.sleep(3.0)  # some leases are renewed
+        if self.mode == "link":
+            run("ip", "link", "set", "v0", "down")
+        cut_s = time.monotonic()
+        self.go_on()
+        fenced_s = until(lambda: self.state() == "fenced", "the fencing") - cut_s
+        assert self.node.stdout
+        killed_s = float(json.loads(self.node.stdout.readline())["killed_s"]) - cut_s
+        back_s = 0.0
+        if self.mode == "link":
+            run("ip", "link", "set", "v0", "up")
+            back_s = until(lambda: self.state() == "alive", "the node's return") - cut_s
+        self.go_on()
+        self.node.wait(30)
+        self.served.terminate()
+        self.served.wait(30)
+        return {"killed_s": killed_s, "fenced_s": fenced_s, "back_s": back_s}
+
+
+def _in_other_net(pid: int) -> bool:
+    return Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--inner":
+        inner(kills_agent=sys.argv[2] == "agent")
+    else:
+        tell(Outer(Path(sys.argv[1]), sys.argv[2]).play())

@@ -1,0 +1,171 @@
+"""Leases: whatever stops, is cut off or sets its clock, nothing is given away while it is still used."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from longshore.scheduler.health.monitoring.guarding import Lease, is_valid
+from longshore.scheduler.health.monitoring.leases import LEASE_S, MARGIN_S, NO_LEASE, Leases
+
+RENEWED_S = 15.0  # that a scheduler leads without renewing, as the reconciler has it
+KILLED_S = 0.5  # in which a guard notices, and kills
+
+
+class OneNode(RuleBasedStateMachine):
+    """A node with an agent and its guard, two schedulers one after the other, and the links between them.
+
+    `true_s` is the time of physics. Wall clocks are not in it: nothing here reads one, which the class below holds too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.true_s = 1000.0
+        self.boot = 1
+        self.lives = True  # processes of the attempt
+        self.lease: Lease | None = None
+        self.until_killed_s = float("inf")
+        self.requests_pass = self.answers_pass = True
+        self.agent_stands = False  # stopped, while its guard and the jobs go on
+        self.machine_stands = False  # and all of it with its jobs
+        self.stood = False  # it did, and its guard has not looked since
+        self.token = 1
+        self.leases = Leases(lambda: self.true_s)
+        self.renewed_s = self.true_s
+        self.old: tuple[Leases, int, float] | None = None  # one that led before, and has not noticed
+        self.report(to_old=False, on_its_way_s=0.0)
+
+    @rule(seconds=st.floats(0.05, 0.4))
+    def time_passes(self, seconds: float) -> None:
+        self._pass(seconds)
+
+    @rule(steps=st.integers(1, 80))
+    def much_time_passes(self, steps: int) -> None:
+        for _ in range(steps):
+            self._pass(0.25)
+
+    @rule(seconds=st.integers(1, 20))
+    def all_is_well_for_a_while(self, seconds: int) -> None:
+        for _ in range(seconds * 2):
+            self.report(to_old=False, on_its_way_s=0.0)
+            self._pass(0.5)
+            self.renewed_s = self.true_s
+
+    def _pass(self, seconds: float) -> None:
+        """Let time pass in steps no longer than those of a guard."""
+        while seconds > 0.0:
+            self._step(min(seconds, 0.2))
+            seconds -= 0.2
+
+    def _step(self, seconds: float) -> None:
+        self.true_s += seconds
+        if self.machine_stands:
+            return  # it computes nothing; behind that a guard looks first
+        # What a guard does: it looks several times in a second, and kills where no lease is valid.
+        if is_valid(self.lease, str(self.boot), self.true_s):
+            self.until_killed_s = float("inf")
+        else:
+            self.until_killed_s = min(self.until_killed_s, self.true_s + KILLED_S)
+            self.lives = self.lives and self.true_s < self.until_killed_s
+            if not self.lives:
+                self.stood = False
+        # A machine that stood still has its guard's first look before it: until then its jobs are not seen to be gone.
+        assert not (self.leases.has_run_out("n") and self.lives and not self.stood), "two owners"
+
+    @rule(to_old=st.booleans(), on_its_way_s=st.floats(0.0, 3.0))
+    def report(self, to_old: bool, on_its_way_s: float) -> None:  # noqa: FBT001
+        """The agent reports to the scheduler that leads, or to one that did; the answer takes its time."""
+        if self.agent_stands or self.machine_stands or not self.requests_pass:
+            return
+        sent_s = self.true_s
+        leases, token, renewed_s = (self.leases, self.token, self.renewed_s)
+        if to_old and self.old is not None:
+            leases, token, renewed_s = self.old
+        granted = leases.grant("n", token, lambda: self.true_s - renewed_s < RENEWED_S)
+        if on_its_way_s:
+            self._pass(on_its_way_s)
+        if not self.answers_pass or granted == NO_LEASE or granted.lease_s is None:
+            return
+        if self.lease is None or granted.token >= self.lease.token:
+            self.lease = Lease(str(self.boot), sent_s + granted.lease_s, granted.token, 0)
+
+    @rule()
+    def the_scheduler_renews(self) -> None:
+        self.renewed_s = self.true_s
+
+    @rule(way=st.sampled_from(["requests", "answers", "both", "none"]))
+    def links_are_cut_or_mended(self, way: str) -> None:
+        self.requests_pass = way not in ("requests", "both")
+        self.answers_pass = way not in ("answers", "both")
+
+    @rule()
+    def the_agent_stops_or_goes_on(self) -> None:
+        self.agent_stands = not self.agent_stands
+
+    @rule()
+    def the_machine_stands_or_goes_on(self) -> None:
+        self.machine_stands = not self.machine_stands
+        self.stood = True
+
+    @rule()
+    def the_machine_starts_anew(self) -> None:
+        self.boot += 1
+        self.lives = self.machine_stands = self.stood = False
+
+    @rule(is_dead=st.booleans())
+    def another_scheduler_takes_over(self, is_dead: bool) -> None:  # noqa: FBT001
+        """Once the one before has not renewed for long enough, or is proven dead."""
+        if not is_dead and self.true_s - self.renewed_s < RENEWED_S:
+            self._pass(RENEWED_S - (self.true_s - self.renewed_s) + 0.01)
+        self.old = None if is_dead else (self.leases, self.token, self.renewed_s)
+        self.token += 1
+        self.leases = Leases(lambda: self.true_s)
+        self.leases.begin()
+        self.renewed_s = self.true_s
+
+    @precondition(lambda self: not self.machine_stands and not self.leases.has_run_out("n"))
+    @rule()
+    def an_attempt_starts_where_a_lease_is_valid(self) -> None:
+        if is_valid(self.lease, str(self.boot), self.true_s):
+            self.lives, self.until_killed_s = True, float("inf")
+
+    @precondition(lambda self: self.leases.has_run_out("n"))
+    @rule()
+    def the_next_attempt_starts_there(self) -> None:
+        """The scheduler gives away what it may; the node is back, and its agent sees nothing of the one before."""
+        self._pass(2.0 * KILLED_S if not self.machine_stands else 0.0)
+        if self.lives:
+            return
+        self.machine_stands = self.stood = self.agent_stands = False
+        self.requests_pass = self.answers_pass = True
+        self.report(to_old=False, on_its_way_s=0.0)
+        self.lives, self.until_killed_s = is_valid(self.lease, str(self.boot), self.true_s), float("inf")
+
+
+TestNoTwoOwners: Any = OneNode.TestCase
+TestNoTwoOwners.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_lease_runs_out_only_behind_the_time_of_the_last_answer_and_the_margin() -> None:
+    now_s = 0.0
+    leases = Leases(lambda: now_s)
+    leases.begin()
+    now_s = 5.0
+    assert leases.grant("n", 7, lambda: True).lease_s == LEASE_S
+    now_s = 5.0 + LEASE_S + MARGIN_S
+    assert not leases.has_run_out("n")
+    now_s += 0.001
+    assert leases.has_run_out("n")
+    assert leases.has_run_out("never seen")
+    leases.begin()  # another one may have granted a lease a moment ago
+    assert not leases.has_run_out("n")
+    assert not leases.has_run_out("never seen")
+
+
+def test_who_does_not_surely_lead_grants_nothing_but_waits_all_the_same() -> None:
+    now_s = 0.0
+    leases = Leases(lambda: now_s)
+    now_s = 100.0
+    assert leases.grant("n", 7, lambda: False) == NO_LEASE
+    assert not leases.has_run_out("n")

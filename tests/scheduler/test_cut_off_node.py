@@ -1,0 +1,42 @@
+"""A node whose link is cut, or whose agent is killed, in real namespaces: its lease ends what runs there in time."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scheduler.cut_off_node import NAMESPACES
+
+ROOT = Path(__file__).parents[2]
+
+
+def why_not() -> str:
+    """Return why there are no namespaces here, "" if there are."""
+    if not (shutil.which("unshare") and shutil.which("ip")):
+        return "no unshare or no ip: apt-get install util-linux iproute2"
+    add = ("ip", "link", "add", "v0", "type", "veth")
+    tried = subprocess.run([*NAMESPACES, *add], capture_output=True, text=True, check=False)
+    return f"no namespaces are allowed here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+@pytest.mark.parametrize("mode", ["link", "agent"])
+def test_what_runs_on_a_node_that_is_cut_off_ends_before_the_scheduler_takes_it_for_gone(
+    mode: str, tmp_path: Path
+) -> None:
+    if why := why_not():
+        pytest.skip(why)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    command = [*NAMESPACES, sys.executable, "-m", "tests.scheduler.cut_off_node", str(tmp_path), mode]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""
+    assert done.returncode == 0, done.stderr + log
+    told = json.loads(done.stdout.splitlines()[-1])
+    # The last answer may have come up to a second before; its lease lasts 10 s from when it was asked for.
+    assert 8.0 <= told["killed_s"] < told["fenced_s"]
+    assert told["fenced_s"] >= 11.0
+    if mode == "link":
+        assert told["back_s"] > told["fenced_s"]

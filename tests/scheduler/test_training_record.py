@@ -1,0 +1,101 @@
+"""What a scheduler knows of the iterations of a job that tells of its steps, and who is shown it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from longshore.scheduler.health.monitoring.iteration_times import LEFT_OUT
+from longshore.scheduler.model.states import Desired, JobState
+from longshore.scheduler.serve.app import create_app
+from longshore.scheduler.store.monitoring.compute_records import records_of
+from longshore.scheduler.store.pruning import delete_jobs
+from longshore.scheduler.store.rows.jobs import set_desired
+from tests.scheduler.api.conftest import client_of
+from tests.scheduler.steps_case import StepsCase, steps_case
+
+STEP_S = 2.0
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[StepsCase]:
+    with steps_case(tmp_path / "served") as made:
+        yield made
+
+
+def tell(case: StepsCase, job: str, steps: range, computed_s: list[float], step_s: float = STEP_S) -> None:
+    """Let ranks tell of steps that all took as long, and time pass with them."""
+    for step in steps:
+        for rank, each_s in enumerate(computed_s):
+            case.tell(job, f"train {step} {case.now_s:.6f} {each_s}\n", rank)
+        case.pass_time(step_s)
+
+
+def training(case: StepsCase, job: str) -> dict[str, object]:
+    with client_of(create_app(case.service)) as api:
+        found: dict[str, object] = api.get(f"/v1/jobs/{job}/training").json()
+    return found
+
+
+def test_the_iterations_of_a_job_are_told_while_it_runs_and_recorded_beyond_its_end(case: StepsCase) -> None:
+    job = case.submit(gpus=2, iteration_flops=3e12, parameter_bytes=1e9)
+    before = training(case, job)
+    assert (before["average_iteration_s"], before["computed"], before["step"]) == (None, [], None)
+    assert (before["iteration_flops"], before["parameter_bytes"]) == (3e12, 1e9)
+
+    tell(case, job, range(50), [0.5, 1.5])
+    case.pass_time(4.0)
+    told = training(case, job)
+    node = case.node(job)
+    assert told["average_iteration_s"] == pytest.approx(STEP_S, abs=1e-3)
+    assert case.service.control.average_iteration_s(job) == told["average_iteration_s"]
+    assert (told["steps"], told["slowest"], told["step"]) == (32, node, 49)
+    assert told["ring"] == [{"rank": rank, "node": node, "gpu": rank, "type": "slots"} for rank in (0, 1)]
+
+    case.store.write(lambda tx: set_desired(tx, job, Desired.CANCEL, at_s=case.now_s, writer="api"))
+    case.tick_until(lambda: case.job(job).state is JobState.CANCELLED)
+    case.tick()
+    with case.store.read() as tx:
+        (record,) = records_of(tx, job)
+    counted = 2 * (49 - LEFT_OUT)
+    assert (record.kind, record.iterations) == ("slots", counted)
+    assert record.mean_s == pytest.approx(1.0)
+    assert len(record.last_s) == 32
+    ended = training(case, job)
+    assert (ended["average_iteration_s"], ended["computed"]) == (
+        None, [{"type": "slots", "iterations": counted, "mean_s": record.mean_s, "last_s": list(record.last_s)}],
+    )  # fmt: skip
+    case.tick_until(lambda: case.attempts(job)[-1].state == "closed")
+    case.store.write(lambda tx: delete_jobs(tx, [job], case.now_s + 1.0))
+    with case.store.read() as tx:
+        assert records_of(tx, job) == []
+
+
+def test_one_member_that_is_ten_times_slower_is_told_of_as_slow_and_is_no_fault(case: StepsCase) -> None:
+    job = case.submit(gpus=8, estimate_s=36000.0)
+    tell(case, job, range(300), [1.0] * 8)
+    nodes = {share.node: share.gpus for share in case.attempts(job)[-1].placement}
+    assert len(nodes) == 2
+    slow = sorted(nodes)[1]
+    tell(case, job, range(300, 330), [1.0] * 4 + [10.0] * 4, 20.0)
+    words = [(event.now, event.data and event.data["nodes"]) for event in case.health()]
+    assert ("slow", [slow]) in words
+    assert case.service.control.average_iteration_s(job) or case.job(job).state is not JobState.RUNNING
+    monitor = case.service.reconciler.parts.monitor
+    assert (monitor.health.faulty, monitor.health.failed) == ((), ())
+    with client_of(create_app(case.service)) as api:
+        assert {it["state"] for it in api.get("/v1/nodes").json()} == {"alive"}
+        assert api.get("/v1/quarantine").json() == []
+    assert case.job(job).stops_infra == 0
+
+
+def test_only_its_owner_and_operators_are_shown_it(refusing: httpx.Client) -> None:
+    answer = refusing.get(f"/v1/jobs/{'0' * 26}/training")
+    assert (answer.status_code, answer.json()["code"]) == (404, "no-such-job")
+
+
+@pytest.fixture
+def refusing(case: StepsCase) -> Iterator[httpx.Client]:
+    with client_of(create_app(case.service)) as api:
+        yield api
