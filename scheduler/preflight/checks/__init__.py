@@ -1,0 +1,1 @@
+"""The checks: one file for each thing that is looked at."""
