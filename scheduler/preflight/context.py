@@ -71,6 +71,7 @@ class Context:
     counters: Counters = field(default_factory=Counters)
     products: dict[str, "Products"] = field(default_factory=dict)
     joined: dict[str, "Members"] = field(default_factory=dict)
+    stores: dict[str, object] = field(default_factory=dict)  # by address
 
     @property
     def node(self) -> str:

@@ -9,7 +9,7 @@ from .context import Context, Group
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import Store, Work
+    from torch.distributed import Work
 
 # Of the check's limit: members that are well give up first, so that only who hangs is killed.
 PATIENCE = 0.6
@@ -43,7 +43,7 @@ def join(context: Context) -> Members:
     if group is None:
         raise ValueError("the check runs in a group, and none was given")
     rank, size, wait = group.members.index(context.node), len(group.members), patience(context)
-    store = dist.PrefixStore(group.name, _store_of(group, rank, wait))
+    store = dist.PrefixStore(group.name, _store_of(context, group, wait))
     made: Members
     if context.workload.backend == "nccl" and not context.place.slots:
         options = dist.ProcessGroupNCCL.Options()
@@ -74,13 +74,14 @@ def wait_for(work: "Work", context: Context) -> None:
         raise RuntimeError("the others did not answer in time")
 
 
-def _store_of(group: Group, rank: int, wait: timedelta) -> "Store":
+def _store_of(context: Context, group: Group, wait: timedelta) -> object:
+    """Return where the members find each other. One at an address serves all groups that meet there."""
     dist = import_module("torch.distributed")
     size = len(group.members)
-    store: Store
-    if group.store.startswith("tcp://"):
+    if not group.store.startswith("tcp://"):
+        return dist.FileStore(f"{group.store}/{group.name}", size)
+    if group.store not in context.stores:
         host, _, port = group.store.removeprefix("tcp://").rpartition(":")
-        store = dist.TCPStore(host, int(port), size, is_master=rank == 0, timeout=wait)
-    else:
-        store = dist.FileStore(f"{group.store}/{group.name}", size)
-    return store
+        serves = group.members[0] == context.node
+        context.stores[group.store] = dist.TCPStore(host, int(port), size, is_master=serves, timeout=wait)
+    return context.stores[group.store]

@@ -128,7 +128,9 @@ class _Round:
         until_s = time.monotonic() + WARM_S
         cold = [name for name, node in self.nodes.items() if not node.is_warm(max(0.0, until_s - time.monotonic()))]
         wanted = f"a process that is ready within {WARM_S:g} s"
-        finding = Finding(Outcome.FAIL, got="none", wanted=wanted, action="look at its log; restart the agent")
+        finding = Finding(
+            Outcome.FAIL, got="none", wanted=wanted, action="look at the log of its process; restart the node's agent"
+        )
         return {name: [(find_check("response"), finding, 0.0)] for name in cold}
 
     def by_node(self, stage: Stage, names: Sequence[str]) -> Found:

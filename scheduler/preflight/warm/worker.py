@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ def serve(connection: Connection, context: Context) -> None:
         context: Of the node.
     """
     _end_with_parent()
+    _write_to_log(context.place)
     _warm_up(context)
     connection.send_bytes(answer_of(0, [], 0.0))
     while True:
@@ -72,6 +74,16 @@ def _end_with_parent() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner, which ends this process
     os.setpgid(0, 0)
+
+
+def _write_to_log(place: Place) -> None:
+    """Let what libraries print go to a file: it would stand in the midst of a table."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", place.node)[:100]
+    with suppress(OSError):
+        log = os.open(place.folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
 
 
 def _warm_up(context: Context) -> None:
