@@ -17,16 +17,22 @@ class Verdict:
     unclear: frozenset[str] = frozenset()  # no good partner was left to try them with
 
 
-def pairs_of(members: Sequence[str]) -> list[Pair]:
-    """Return disjoint pairs of neighbours; of an odd number the last member has none."""
-    return [(members[at], members[at + 1]) for at in range(0, len(members) - 1, 2)]
+def first_pairs(members: Sequence[str]) -> list[list[Pair]]:
+    """Return pairs of neighbours, in rounds of pairs that are disjoint.
+
+    One round will do: of an odd number the last member has no partner, and is tried later. Three members take three
+    rounds, as nobody would be known to be good otherwise.
+    """
+    if len(members) == 3:
+        return [[(members[0], members[1])], [(members[1], members[2])], [(members[2], members[0])]]
+    return [[(members[at], members[at + 1]) for at in range(0, len(members) - 1, 2)]]
 
 
 def suspects_of(members: Sequence[str], bad_pairs: Iterable[Pair]) -> list[str]:
     """Return the members that have not been in a pair that was good, in their order."""
-    accused = {member for pair in bad_pairs for member in pair}
-    paired = {member for pair in pairs_of(members) for member in pair}
-    return [member for member in members if member in accused or member not in paired]
+    bad = set(bad_pairs)
+    good = {member for pairs in first_pairs(members) for pair in pairs if pair not in bad for member in pair}
+    return [member for member in members if member not in good]
 
 
 def second_pairs(members: Sequence[str], suspects: Sequence[str]) -> list[list[Pair]]:

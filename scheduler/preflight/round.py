@@ -15,7 +15,7 @@ from ..model.placement import Placement
 from .catalogue import chosen_checks, find_check
 from .check import WRONG, Check, Finding, Outcome, Stage, failed, passed, skipped
 from .context import Chosen, Group, is_bad
-from .isolation import Pair, pairs_of, second_pairs, suspects_of, verdict_of
+from .isolation import Pair, first_pairs, second_pairs, suspects_of, verdict_of
 from .report import Report
 from .runner import Progress, Step, compared, results_of, run_lists
 from .warm.messages import Order
@@ -169,16 +169,19 @@ class _Round:
         wrong = [name for name in self.names if any(it.text == WRONG for it in _of(found, name, check))]
         if len(wrong) < len(self.names) or len(self.names) < 3:
             return
-        first = self._bad_pairs(pairs_of(self.names), store)
+        first = self._bad_pairs(first_pairs(self.names), store)
         suspects = suspects_of(self.names, first)
-        second = [pair for pairs in second_pairs(self.names, suspects) for pair in self._bad_pairs(pairs, store)]
+        second = self._bad_pairs(second_pairs(self.names, suspects), store)
         verdict = verdict_of(self.names, suspects, second)
         if verdict.bad:
             self._clear(check, found, verdict.bad, [*first, *second])
 
-    def _bad_pairs(self, pairs: Sequence[Pair], store: str) -> list[Pair]:
-        told = self._in_groups(find_check(ISOLATION), pairs, store)
-        return [pair for pair in pairs if not _all_well({name: told[name] for name in pair})]
+    def _bad_pairs(self, rounds: Sequence[Sequence[Pair]], store: str) -> list[Pair]:
+        found = []
+        for pairs in rounds:
+            told = self._in_groups(find_check(ISOLATION), pairs, store)
+            found += [pair for pair in pairs if not _all_well({name: told[name] for name in pair})]
+        return found
 
     def _clear(self, check: Check, found: Found, bad: frozenset[str], pairs: Sequence[Pair]) -> None:
         """Hold a wrong reduction against those that make it wrong in pairs, too, and against nobody else."""
