@@ -26,16 +26,20 @@ def _serve(connection: Connection, place: Place, spoil: Callable[[], None]) -> N
         spoil()
         send(content, *rest)
 
-    connection.send_bytes = spoil_once_warm  # type: ignore[method-assign]
+    connection.send_bytes = spoil_once_warm  # type: ignore[assignment]
     worker.serve(connection, open_context(place))
 
 
 def hung(connection: Connection, place: Place) -> None:
     """Hang in a product, and ignore SIGTERM."""
 
+    def hang(product: Any) -> Any:
+        time.sleep(HANG_S)
+        return product
+
     def spoil() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _instead_of_products(lambda product: time.sleep(HANG_S) or product)
+        _instead_of_products(hang)
 
     _serve(connection, place, spoil)
 
@@ -114,9 +118,10 @@ def hangs_in_reduction(connection: Connection, place: Place) -> None:
 
 def speaks_nonsense(connection: Connection, place: Place) -> None:
     """Answer what is no answer."""
+    send = connection.send_bytes
 
     def spoil() -> None:
-        worker.answer_of = lambda number, findings, seconds: b'{"number": "' + b"x" * 5000  # type: ignore[assignment]
+        connection.send_bytes = lambda content, *rest: send(b'{"number": "' + b"x" * 5000)  # type: ignore[method-assign]
 
     _serve(connection, place, spoil)
 

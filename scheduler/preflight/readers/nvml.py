@@ -137,8 +137,13 @@ class NvmlReader:
 
     def holders(self, gpu: int) -> Sequence[Holder] | None:
         """Return the processes that hold its memory."""
-        found = self._told(partial(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle(gpu)))
-        return None if found is None else [Holder(int(it.pid), int(it.usedGpuMemory or 0)) for it in found]
+        nvml, handle = self._nvml, self._handle(gpu)
+        # The call without a version is that of the newest driver; an older one has the second.
+        for call in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses_v2):
+            found = self._told(partial(call, handle))
+            if found is not None:
+                return [Holder(int(it.pid), int(it.usedGpuMemory or 0)) for it in found]
+        return None
 
     def reset_clocks(self, gpu: int) -> bool | None:
         """Let its clocks and its power limit be as they are by default; None without the right to do so."""
@@ -172,6 +177,8 @@ class NvmlReader:
         except self._nvml.NVMLError as error:
             if error.value in self._lost:
                 raise GpuLostError(str(error)) from error
+            return None
+        except self._nvml.NVMLLibraryMismatchError:  # the driver is older than the package
             return None
 
 

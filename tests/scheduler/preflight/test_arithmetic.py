@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.preflight.arithmetic.inputs import draws, factors
 from longshore.scheduler.preflight.arithmetic.products import Products, bits_of, opened
-from longshore.scheduler.preflight.arithmetic.references import Maker, Product, References
+from longshore.scheduler.preflight.arithmetic.references import Maker, Product, Provenance, References
 from longshore.scheduler.preflight.arithmetic.rule import furthest_off, limits
 
 DTYPES = ("fp32", "bf16", "fp16")
@@ -127,18 +127,12 @@ def test_the_first_that_stores_a_reference_is_obeyed(tmp_path: Path) -> None:
     products = opened(tmp_path, "fp32", "n", SIZE)
     bits = bits_of(products.multiply("cpu"))
     references = References(tmp_path)
-    source = products_source(tmp_path)
+    source = Provenance("2026-01-01T00:00:00+00:00", "n", {})
     references.store_golden(products.product, MAKER, bits, source)
     references.store_golden(products.product, MAKER, bits + 1, source)
     stored = references.golden(products.product, MAKER)
     assert stored is not None
     assert (stored == bits).all()
-
-
-def products_source(folder: Path) -> object:
-    from longshore.scheduler.preflight.arithmetic.references import Provenance
-
-    return Provenance("2026-01-01T00:00:00+00:00", "n", {"folder": str(folder)})
 
 
 def test_a_reference_says_where_it_is_from(tmp_path: Path) -> None:
