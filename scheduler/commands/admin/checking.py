@@ -142,7 +142,7 @@ def _warm(places: "Sequence[Place]") -> "Iterator[dict[str, Node]]":
 def _learn(path: Path, placement: "Placement", workload: "Workload", nodes: "dict[str, Node]") -> None:
     """Write what is plugged in where, and tell what is new."""
     from ...preflight.catalogue import find_check
-    from ...preflight.checks.wiring import plan_of
+    from ...preflight.link_checks.wiring import plan_of
     from ...preflight.round import ask_all
     from ...preflight.wiring.blueprint import Blueprint, read_blueprint, write_blueprint
     from ...preflight.wiring.learning import learn

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.preflight.check import Outcome
-from longshore.scheduler.preflight.checks.wiring import plan_of
+from longshore.scheduler.preflight.link_checks.wiring import plan_of
 from longshore.scheduler.preflight.readers.ports import Port
 from longshore.scheduler.preflight.wiring.blueprint import (
     Blueprint,
