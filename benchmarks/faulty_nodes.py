@@ -13,7 +13,7 @@ from typing import Any
 from longshore.scheduler.preflight.context import Context, Place, open_context
 from longshore.scheduler.preflight.warm import worker
 
-SLOW_S, HANG_S, RELATIVE = 0.3, 600.0, 1e-3
+SLOW_S, HANG_S, RELATIVE = 0.5, 600.0, 1e-3
 WRONG_AT = (17, 23)
 
 
