@@ -143,7 +143,7 @@ class _Round:
         """Run checks that take all nodes, one after the other; the first that fails ends them."""
         with _meeting_place() as store:
             for at, check in enumerate(checks):
-                told = self._in_groups(check, [self.names], store)
+                told = _blaming(self._in_groups(check, [self.names], store))
                 for name, findings in told.items():
                     found[name] += findings
                 if not _all_well(told):
@@ -212,6 +212,22 @@ def _pardoned(entry: Entry, check: Check) -> Entry:
     if which is not check or not is_bad(finding):
         return entry
     return (which, replace(finding, outcome=Outcome.WARN, action="none here: another node is to blame"), seconds)
+
+
+def _blaming(found: Found) -> Found:
+    """Return findings of a group in which nobody is blamed for waiting in vain, if it is known for whom."""
+    absent = [
+        node for node, told in found.items() if any(it.outcome is Outcome.FAIL and not it.text for _, it, _ in told)
+    ]
+    if not absent:
+        return found
+    reason = f"it waited in vain for {', '.join(absent)}"
+    return {
+        node: [
+            (check, skipped(reason) if it.outcome is Outcome.INCOMPLETE else it, seconds) for check, it, seconds in told
+        ]
+        for node, told in found.items()
+    }
 
 
 def _all_well(found: Mapping[str, Sequence[Entry]]) -> bool:

@@ -107,7 +107,11 @@ def test_who_never_comes_to_a_reduction_is_killed_and_the_others_are_not(tmp_pat
     with processes(tmp_path, {"n1": faulty_nodes.hangs_in_reduction}, ("n0", "n1", "n2")) as nodes:
         report = checked(nodes)
         outcomes = {it.node: it.outcome for it in report.results if it.check == "reduce.answer"}
-        assert outcomes == {"n0": Outcome.INCOMPLETE, "n1": Outcome.FAIL, "n2": Outcome.INCOMPLETE}
+        assert outcomes == {"n0": Outcome.SKIPPED, "n1": Outcome.FAIL, "n2": Outcome.SKIPPED}
+        assert report.bad_nodes == {"n1"}
+        assert {it.reason for it in report.results if it.check == "link.bw"} == {
+            "not run, as reduce.answer did not pass"
+        }
         assert nodes["n1"].is_gone()
         assert not nodes["n0"].is_gone()
 
