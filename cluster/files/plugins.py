@@ -16,7 +16,7 @@ from .input_problems import nearest
 SEAMS = {
     "policies": "policy", "heuristics": "heuristic", "networks": "network", "traces": "trace format",
     "faults": "fault model", "orders": "order regime", "rewards": "reward", "metrics": "metric",
-    "backends": "backend", "detectors": "detector", "pages": "dashboard page",
+    "backends": "backend", "detectors": "detector", "pages": "dashboard page", "checks": "preflight check",
 }  # fmt: skip
 
 KindT = TypeVar("KindT")

@@ -8,6 +8,7 @@ from typer.core import TyperCommand
 
 from .admin import config, tokens
 from .admin.browsing import dashboard
+from .admin.checking import preflight
 from .admin.copying import backup, restore
 from .admin.extending import extender
 from .admin.nodes import agent, drain, nodes, resume
@@ -57,6 +58,7 @@ ENTRIES = (
     Entry(health, SCHEDULER, "longshore health"),
     Entry(drain, SCHEDULER, "longshore drain gpu-node-1 --reason 'a fan is loud'"),
     Entry(resume, SCHEDULER, "longshore resume gpu-node-1"),
+    Entry(preflight, SCHEDULER, "longshore preflight --nodes rack0-node0,rack0-node1 --level 2"),
     Entry(agent, SCHEDULER, "longshore agent --node gpu-node-1 --url http://scheduler:8765"),
     Entry(dashboard, SCHEDULER, "longshore dashboard"),
     Entry(prune, SCHEDULER, "longshore prune --older-than 90d --dry-run"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backends import check_backend
+    from .checks import check_preflight_check
     from .detectors import check_detector
     from .faults import check_fault_model
     from .metrics import check_metric
@@ -28,13 +29,15 @@ __all__ = [
     "check_order",
     "check_page",
     "check_policy",
+    "check_preflight_check",
     "check_reward",
     "check_trace_format",
 ]
 _MODULES = {
     "check_backend": "backends", "check_detector": "detectors", "check_fault_model": "faults",
     "check_metric": "metrics", "check_network": "networks", "check_order": "orders", "check_page": "pages",
-    "check_policy": "policies", "check_reward": "rewards", "check_trace_format": "traces",
+    "check_policy": "policies", "check_preflight_check": "checks", "check_reward": "rewards",
+    "check_trace_format": "traces",
 }  # fmt: skip
 
 

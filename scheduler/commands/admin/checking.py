@@ -1,0 +1,179 @@
+"""`longshore preflight`. Heavy modules are imported when it runs."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ....cluster.files.errors import InputError
+from ....cluster.files.input_problems import nearest, shortened
+from ....cluster.files.output_file import check_outputs, make_folder
+from ..options import print_json
+from ..tables import Column, print_table
+from .stored import FolderOption
+
+if TYPE_CHECKING:
+    from ...model.placement import Placement
+    from ...preflight.check import Outcome
+    from ...preflight.context import Place
+    from ...preflight.report import Report
+    from ...preflight.warm.process import Node
+    from ...preflight.workload import Workload
+
+MOST_NODES = 64  # each is a process of this machine
+_COLUMNS = (
+    Column("node"), Column("device"), Column("check"), Column("outcome"),
+    Column("got", gives=True), Column("wanted", gives=True), Column("do", gives=True),
+)  # fmt: skip
+
+
+def preflight(
+    nodes: Annotated[str | None, typer.Option(help="Names of nodes, with commas; all if left out.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; the folder's, or 4 nodes of 4 slots.")] = None,
+    folder: FolderOption = None,
+    level: Annotated[int, typer.Option(min=0, max=3, help="0 state, 1 seconds, 2 minutes, 3 half an hour.")] = 1,
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="That jobs compute in.")] = "fp32",
+    wiring: Annotated[Path | None, typer.Option(help="File of expected wiring.")] = None,
+    learn_wiring: Annotated[Path | None, typer.Option(help="Write what is plugged in where to this file.")] = None,
+    port_facts: Annotated[
+        Path | None, typer.Option(help="File in which a tool of yours tells of transceivers and neighbours.")
+    ] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="There are real GPUs: it is a failure if their driver is silent.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of docs/preflight.md.")] = False,
+) -> None:
+    """Check nodes of this machine, as before a job starts on them; exit status 1 if one is not fit."""
+    from ...preflight.context import Place
+    from ...preflight.round import preflight as check_all
+    from ...preflight.workload import Workload
+
+    check_outputs({"--learn-wiring": learn_wiring}, {"--cluster": cluster, "--port-facts": port_facts})
+    folder = folder or Path(".longshore")
+    home = folder / "preflight"
+    make_folder(home, "--folder")
+    placement = _placement(nodes, cluster, folder)
+    _check_files(wiring, port_facts)
+    slots = not real and not _has_gpus()
+    places = [
+        Place(share.node, home.absolute(), slots, dtype, wiring=_whole(wiring), port_facts=_whole(port_facts))
+        for share in placement
+    ]
+    workload = Workload(dtype=dtype)
+    with _warm(places) as warm:
+        if learn_wiring is not None:
+            _learn(learn_wiring, placement, workload, warm)
+            return
+        report = check_all(placement, workload, warm, level=level, progress=None if json else _tell)
+    print_json(report.as_json()) if json else _show(report)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def _placement(nodes: str | None, cluster: Path | None, folder: Path) -> "Placement":
+    """Return all GPUs of the nodes that are named.
+
+    Raises:
+        InputError: If there are no such nodes.
+    """
+    from ....cluster.presets.cluster_file import read_cluster
+    from ...model.placement import Share
+    from ...service.service import default_cluster, layout_of
+
+    known = layout_of(read_cluster(cluster or default_cluster(folder))).nodes
+    chosen = list(known) if nodes is None else [name.strip() for name in nodes.split(",")]
+    for name, times in Counter(chosen).items():
+        if name not in known:
+            raise InputError(f"there is no node {shortened(name)}", nearest(name, known), field="--nodes")
+        if times > 1:
+            raise InputError(f"{shortened(name)} stands there {times} times", "name each once", field="--nodes")
+    if len(chosen) > MOST_NODES:
+        fix = "name some of them; each is a process of this machine"
+        raise InputError(f"these are {len(chosen)} nodes, of {MOST_NODES} at most", fix, field="--nodes")
+    return tuple(Share(name, tuple(range(known[name]))) for name in chosen)
+
+
+def _has_gpus() -> bool:
+    """Say whether the driver of this machine tells of GPUs."""
+    from ....cluster.files.errors import BackendError
+    from ...preflight.readers.nvml import open_nvml
+
+    try:
+        return bool(open_nvml().gpus())
+    except BackendError:
+        return False
+
+
+def _check_files(wiring: Path | None, port_facts: Path | None) -> None:
+    """Read the files that nodes are going to read.
+
+    Raises:
+        InputError: If one cannot be used.
+    """
+    from ...preflight.wiring.blueprint import read_blueprint
+    from ...preflight.wiring.facts import read_facts
+
+    if wiring is not None:
+        read_blueprint(wiring)
+    read_facts(port_facts)
+
+
+def _whole(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()
+
+
+@contextmanager
+def _warm(places: "Sequence[Place]") -> "Iterator[dict[str, Node]]":
+    """Give a process for each node, and end them all."""
+    from ...preflight.warm.process import LocalNode
+
+    count = "1 process" if len(places) == 1 else f"{len(places)} processes"
+    typer.echo(f"starting {count} with PyTorch, which takes some seconds ...", err=True)
+    started = [LocalNode(place) for place in places]
+    try:
+        yield {node.name: node for node in started}
+    finally:
+        for node in started:
+            node.close()
+
+
+def _learn(path: Path, placement: "Placement", workload: "Workload", nodes: "dict[str, Node]") -> None:
+    """Write what is plugged in where, and tell what is new."""
+    from ...preflight.catalogue import find_check
+    from ...preflight.link_checks.wiring import plan_of
+    from ...preflight.round import ask_all
+    from ...preflight.wiring.blueprint import Blueprint, read_blueprint, write_blueprint
+    from ...preflight.wiring.learning import learn
+
+    before = read_blueprint(path) if path.exists() else Blueprint()
+    found = ask_all(find_check("wiring.seen"), placement, workload, nodes)
+    findings = {node: [finding for _, finding, _ in told] for node, told in found.items()}
+    for node, told in findings.items():
+        if bad := [it for it in told if it.outcome in ("fail", "incomplete")]:
+            raise InputError(f"{node} does not tell how it is wired: {bad[0].got or bad[0].reason}", bad[0].action)
+    blueprint, changes = learn(before, {node: plan_of(told) for node, told in findings.items()})
+    write_blueprint(path, blueprint)
+    for change in changes:
+        typer.echo(change.words)
+    typer.echo(f"{path}: nodes: {len(findings)}, parts added, removed or changed: {len(changes)}")
+
+
+def _tell(node: str, check: str, outcome: "Outcome") -> None:
+    """Say what did not pass as soon as that is known."""
+    if outcome not in ("pass", "skipped"):
+        typer.echo(f"{node}: {check}: {outcome}", err=True)
+
+
+def _show(report: "Report") -> None:
+    rows = [*report.bad, *report.warnings]
+    if rows:
+        print_table(
+            _COLUMNS,
+            ([it.node, it.device, it.check, it.outcome, it.got or it.reason, it.wanted, it.action] for it in rows),
+        )
+    counts = Counter(str(it.outcome) for it in report.results)
+    words = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    fit = len(report.nodes) - len(report.bad_nodes)
+    typer.echo(f"{fit} of {len(report.nodes)} nodes are fit; checks: {words}; {report.seconds:.2f} s")

@@ -1,0 +1,1 @@
+"""Whether a node still computes what it should: products of matrices against stored references."""

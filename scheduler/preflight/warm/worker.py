@@ -1,0 +1,101 @@
+"""The warm process of a node: it runs one check after the other, and is killed if one takes too long."""
+
+import ctypes
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+from ..catalogue import all_checks, find_check
+from ..check import Check, Finding, Outcome, incomplete
+from ..context import Context, Place, open_context
+from ..workload import Workload
+from .messages import MOST_BYTES, Order, answer_of
+
+_PR_SET_PDEATHSIG = 1
+Target = Callable[[Connection, Place], None]
+
+
+def serve_node(connection: Connection, place: Place) -> None:
+    """Serve a node with the readers of its real hardware, until the other side ends."""
+    serve(connection, open_context(place))
+
+
+def serve(connection: Connection, context: Context) -> None:
+    """Run the checks that are ordered, until the other side ends.
+
+    Args:
+        connection: To the runner.
+        context: Of the node.
+    """
+    _end_with_parent()
+    _write_to_log(context.place)
+    _warm_up(context)
+    connection.send_bytes(answer_of(0, [], 0.0))
+    while True:
+        try:
+            order = Order.model_validate_json(connection.recv_bytes(MOST_BYTES))
+        except (EOFError, ConnectionError):
+            return
+        begin_s = time.perf_counter()
+        findings = carry_out(order, context)
+        try:
+            connection.send_bytes(answer_of(order.number, findings, time.perf_counter() - begin_s))
+        except ConnectionError:
+            return
+
+
+def carry_out(order: Order, context: Context) -> list[Finding]:
+    """Return what a check finds; one that breaks is incomplete."""
+    context.chosen, context.workload, context.group = order.chosen, order.workload, order.group
+    try:
+        check = find_check(order.check)
+        found = _missing(check, context) or list(check.run(context))
+        wrong = [it for it in found if not isinstance(it, Finding)]
+        return [incomplete(f"it found {wrong[0]!r}, which is no finding")] if wrong else found
+    except Exception as error:  # whatever hardware, libraries and strangers' checks may raise
+        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return [incomplete(told, "look at the node; if it is well, the check is broken")]
+
+
+def _missing(check: Check, context: Context) -> list[Finding]:
+    """Return why a check cannot run; what does not apply comes before what cannot be read."""
+    found = [it for need in check.needs if (it := context.lacks(need)) is not None]
+    return sorted(found, key=lambda it: it.outcome is not Outcome.SKIPPED)[:1]
+
+
+def _end_with_parent() -> None:
+    """Die with the process that started this one, and as others want it to."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner, which ends this process
+    os.setpgid(0, 0)
+
+
+def _write_to_log(place: Place) -> None:
+    """Let what libraries print go to a file: it would stand in the midst of a table."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", place.node)[:100]
+    with suppress(OSError):
+        log = os.open(place.folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+
+
+def _warm_up(context: Context) -> None:
+    """Do once what takes long the first time. What fails here fails again when it is asked for, and is told then."""
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and the scheduler count
+    import torch
+
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = False  # fp32 means fp32
+    with suppress(Exception):
+        all_checks()
+        gpus = (0,) if context.place.slots else tuple(range(torch.cuda.device_count()))
+        context.workload, context.chosen = Workload(dtype=context.place.dtype), replace(context.chosen, gpus=gpus)
+        for name in ("gemm.ref", "job.sample"):
+            list(find_check(name).run(context))

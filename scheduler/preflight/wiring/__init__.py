@@ -1,0 +1,1 @@
+"""What the wiring should be, what it is, and how the two differ."""

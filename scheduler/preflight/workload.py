@@ -1,0 +1,48 @@
+"""What of a workload says which checks make sense.
+
+Source: SPEC C1, C8.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..model.job_spec import JobFile
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+Attachment = Literal["host", "nic", "nvlink"]
+Word = Annotated[str, Field(max_length=200)]
+Amount = Annotated[float, Field(ge=0.0, le=1e18)]
+ALL_ATTACHMENTS: tuple[Attachment, ...] = ("host", "nic", "nvlink")
+
+
+class Workload(BaseModel):
+    """What a job computes with, and on what."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dtype: Dtype = "fp32"
+    backend: Literal["gloo", "nccl"] = "gloo"  # of its collectives
+    attachments: tuple[Attachment, ...] = ALL_ATTACHMENTS  # how its accelerators are reached
+    gpu_type: Word = ""  # any if empty
+    gpu_memory_bytes: Amount = 0.0  # that it needs of each
+    link_bytes_per_s: Amount = 0.0  # between neighbours of its ring; 0 where nobody knows
+    sample: Annotated[tuple[str, ...], Field(max_length=1000)] = ()  # command of two of its own steps; ours if empty
+    job: Word = ""  # whose processes are no strangers on its GPUs
+
+
+def workload_of(job: JobFile, *, dtype: Dtype = "fp32", link_bytes_per_s: float = 0.0) -> Workload:
+    """Return what a job file says of a workload.
+
+    Args:
+        job: The job file.
+        dtype: That it computes in, which a job file does not tell.
+        link_bytes_per_s: That the cluster file promises between its nodes.
+    """
+    types = job.wants.gpu_types
+    return Workload(
+        dtype=dtype,
+        gpu_type=types[0] if len(types) == 1 else "",
+        gpu_memory_bytes=job.wants.gpu_memory_bytes,
+        link_bytes_per_s=link_bytes_per_s,
+    )

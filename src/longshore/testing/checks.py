@@ -1,0 +1,73 @@
+"""What every preflight check must do (longshore.scheduler.preflight.check)."""
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ..scheduler.preflight.check import MOST_LEVEL, Check, Finding, Need, Outcome, Stage
+from ..scheduler.preflight.context import Chosen, Context, Group, Place, open_context
+from ..scheduler.preflight.warm.messages import answer_of, read_answer
+from ..scheduler.preflight.workload import Workload
+
+WORDS, RUNS = 120, 3  # characters of `about`; times that it is run
+
+
+def check_preflight_check(check: Check) -> None:
+    """Check a preflight check on a node of this machine, with slots in place of GPUs.
+
+    It must have a limit and keep it, and tell findings only. One that fails must say what it got, what it wanted, and
+    what to do; one that is skipped or incomplete must say why. What it tells must survive the way from its process.
+
+    Args:
+        check: What is registered.
+
+    Raises:
+        AssertionError: Saying what is broken.
+    """
+    assert isinstance(check, Check), f"it is {type(check).__name__}, not a Check"
+    _check_record(check)
+    with tempfile.TemporaryDirectory() as folder:
+        context = _context(check, Path(folder))
+        if any(context.lacks(need) is not None for need in check.needs):
+            return
+        took_s = float("inf")
+        for run in range(RUNS):  # the shortest counts: others want the processor, too
+            begin_s = time.perf_counter()
+            found = list(check.run(replace(context, group=_alone(folder, str(run)))))
+            took_s = min(took_s, time.perf_counter() - begin_s)
+    assert took_s <= check.limit_s, f"it took {took_s:.3g} s, longer than its limit of {check.limit_s:g} s"
+    for finding in found:
+        assert isinstance(finding, Finding), f"it found {finding!r}, which is no Finding"
+        _check_finding(finding)
+    _, came = read_answer(answer_of(1, found, took_s))
+    assert [it.outcome for it in came] == [it.outcome for it in found], "its findings do not survive their way"
+
+
+def _check_record(check: Check) -> None:
+    assert check.name, "its name is empty"
+    assert 0 <= check.level <= MOST_LEVEL, f"its level is {check.level}, not 0 to {MOST_LEVEL}"
+    assert check.limit_s > 0.0, f"its limit is {check.limit_s} s"
+    assert 0 < len(check.about) <= WORDS, f"`about` has {len(check.about)} characters, not 1 to {WORDS}"
+    assert set(check.needs) <= set(Need), f"it needs {check.needs}, not all of which are a Need"
+    assert check.stage in Stage, f"its stage is {check.stage!r}"
+
+
+def _check_finding(finding: Finding) -> None:
+    if finding.outcome is Outcome.FAIL:
+        missing = [name for name in ("got", "wanted", "action") if not getattr(finding, name)]
+        assert not missing, f"it fails without saying {', '.join(missing)}"
+    if finding.outcome in (Outcome.SKIPPED, Outcome.INCOMPLETE):
+        assert finding.reason, f"it is {finding.outcome} without a reason"
+
+
+def _context(check: Check, folder: Path) -> Context:
+    context = open_context(Place("here", folder, slots=True))
+    context.workload = Workload()
+    context.chosen = Chosen((0, 1), ("here",), max(check.level, 1), check.limit_s)
+    context.group = _alone(str(folder), "first")
+    return context
+
+
+def _alone(folder: str, name: str) -> Group:
+    return Group(name, ("here",), (2,), folder)

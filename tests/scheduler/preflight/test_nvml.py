@@ -1,0 +1,83 @@
+"""The reader of NVML against a C library of our own in place of NVIDIA's; no real driver is asked."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent / "nvml_stub.c"
+READ = """
+from longshore.scheduler.preflight.readers.gpu_reader import GpuLostError
+from longshore.scheduler.preflight.readers.nvml import open_nvml
+
+reader = open_nvml()
+print(reader.driver())
+for gpu in reader.gpus():
+    print(gpu)
+for gpu in range(4):
+    for read in (reader.uncorrected_errors, reader.rows, reader.pcie, reader.nvlinks, reader.clocks, reader.holders,
+                 reader.reset_clocks):
+        try:
+            print(gpu, read.__name__, read(gpu))
+        except GpuLostError as error:
+            print(gpu, read.__name__, "lost")
+"""
+TOLD = """\
+Driver(driver='580.65.06', library='13.580.65', firmware='96.00')
+Gpu(index=0, uuid='GPU-0', name='NVIDIA H100', pci='00000000:0F:00.0', memory_bytes=85899345920, free_bytes=84825604096)
+Gpu(index=1, uuid='GPU-1', name='NVIDIA H100', pci='00000000:10:00.0', memory_bytes=85899345920, free_bytes=84825604096)
+Gpu(index=2, uuid='GPU-2', name='NVIDIA H100', pci='00000000:11:00.0', memory_bytes=85899345920, free_bytes=84825604096)
+0 uncorrected_errors 0
+0 rows Rows(corrected=1, uncorrected=2, pending=False, failed=False)
+0 pcie Pcie(generation=5, width=8, most_width=16)
+0 nvlinks [NvLink(link=0, active=True, remote_pci='00000000:10:00.0', recoveries=10, replays=0, crc_errors=20), \
+NvLink(link=1, active=False, remote_pci='00000000:10:00.0', recoveries=11, replays=1, crc_errors=21)]
+0 clocks Clocks(reasons=(), power_limit_w=400.0, default_power_limit_w=700.0)
+0 holders []
+0 reset_clocks None
+1 uncorrected_errors 1
+1 rows Rows(corrected=1, uncorrected=2, pending=True, failed=False)
+1 pcie Pcie(generation=5, width=8, most_width=16)
+1 nvlinks [NvLink(link=0, active=True, remote_pci='00000000:0F:00.0', recoveries=10, replays=0, crc_errors=20), \
+NvLink(link=1, active=False, remote_pci='00000000:0F:00.0', recoveries=11, replays=1, crc_errors=21)]
+1 clocks Clocks(reasons=('hardware thermal slowdown',), power_limit_w=400.0, default_power_limit_w=700.0)
+1 holders [Holder(pid=4321, bytes=1073741824)]
+1 reset_clocks None
+2 uncorrected_errors None
+2 rows None
+2 pcie None
+2 nvlinks None
+2 clocks None
+2 holders None
+2 reset_clocks None
+3 uncorrected_errors lost
+3 rows lost
+3 pcie lost
+3 nvlinks lost
+3 clocks lost
+3 holders lost
+3 reset_clocks lost
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler for the library in place of NVML")
+    if find_spec("pynvml") is None:
+        pytest.skip("nvidia-ml-py is not installed")
+    target = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", target, SOURCE], check=True)
+    return tmp_path
+
+
+def test_what_nvml_tells_is_read_and_what_it_does_not_support_is_none(library: Path) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
+    done = subprocess.run([sys.executable, "-c", READ], env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout == TOLD
