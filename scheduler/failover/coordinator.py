@@ -83,8 +83,9 @@ class Coordinator:
         return await asyncio.start_server(self._serve, self._settings.host, self._port, limit=MOST_BYTES)
 
     async def _linger(self) -> None:
-        until_s = time.monotonic() + LINGER_S
-        while time.monotonic() < until_s and (self._members or self._launchers):
+        """Let those hear of the end who are there or come back, until they have gone."""
+        until_s, least_s = time.monotonic() + LINGER_S, time.monotonic() + LINGER_S / 3
+        while time.monotonic() < (until_s if self._members or self._launchers else least_s):
             await asyncio.sleep(TICK_S)
 
     def _act(self) -> None:
@@ -138,7 +139,7 @@ class Coordinator:
         self._act()
         try:
             async for message in _messages(reader):
-                if self._members.get(hello.member) is not writer:
+                if self._members.get(hello.member) is not writer or getattr(message, "member", -1) != hello.member:
                     return
                 self._rounds.said(hello.member, message, time.monotonic())
                 self._act()
@@ -175,7 +176,7 @@ class Coordinator:
 
     async def _serve_desk(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         self._desks.add(writer)
-        self._rounds.desk_came()
+        self._rounds.desk_came(time.monotonic())
         self._act()
         try:
             async for message in _messages(reader):

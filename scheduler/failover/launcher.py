@@ -49,7 +49,10 @@ from .wire import (
 RETRY_S = 0.05
 AGAIN_S = 0.2  # before a coordinator that was killed is started again a second time
 UNKNOWN_STATUS = -1000  # of a process whose parent died before it
-FAILED_STATUS = 127
+FAILED_STATUS = 127  # of one that could not be started
+WARM_S = 120.0  # for a warm process to be ready
+GRACE_S = 5.0  # for members of a lost ring to end
+TRIES = 20  # to start a coordinator that ends at once
 _COORDINATOR = "longshore.scheduler.failover.coordinator"
 _WARM = "longshore.scheduler.failover.warm"
 
@@ -121,7 +124,11 @@ class Launcher:
 
     async def start_coordinator(self) -> None:
         """Start the coordinator, and again whenever it is killed, until the ring is over."""
-        await self._run_coordinator()
+        self._coordinator = await _python(_COORDINATOR, str(self.folder))
+        while not (self.folder / STATE).exists():
+            if self._coordinator.returncode is not None:
+                raise OSError(f"the ring's coordinator ended with status {self._coordinator.returncode}")
+            await asyncio.sleep(0.01)
         self._keep(self._watch_coordinator())
 
     async def start_warm(self) -> None:
@@ -151,25 +158,28 @@ class Launcher:
         self._gone(it, status)
 
     async def _run_member(self, it: Start) -> int:
-        environment = {
-            **it.environment, ADDRESS: self.address(), SECRET: self._settings.secret, MEMBER: str(it.member), NODE: it.node
-        }  # fmt: skip
+        place = {ADDRESS: self.address(), SECRET: self._settings.secret, MEMBER: str(it.member), NODE: it.node}
+        environment = {**it.environment, **place}
         output = 1 if it.log is None else os.open(it.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             arguments = python_arguments(it.command)
-            if self._warm is None or arguments is None:
+            ends = None
+            if self._warm is not None and arguments is not None:
+                ends = await self._fork(self._warm, it, arguments, environment, output)
+            if ends is None:
                 ends = await self._spawn(it, environment, output)
-            else:
-                ends = await self._fork(it, arguments, environment, output)
         finally:
             if it.log is not None:
                 os.close(output)
         return await ends
 
     async def ended(self) -> End:
-        """Wait until the ring is over and all members' processes are gone."""
+        """Wait until the ring is over and all members' processes are gone; those of a lost ring are killed."""
         end = await self._end
+        until_s = asyncio.get_running_loop().time() + GRACE_S
         while self._starting:
+            if end.outcome != "done" and asyncio.get_running_loop().time() > until_s:
+                self.signal(signal.SIGKILL)
             await asyncio.sleep(RETRY_S)
         return end
 
@@ -206,18 +216,20 @@ class Launcher:
 
     # The coordinator
 
-    async def _run_coordinator(self) -> None:
-        self._coordinator = await _python(_COORDINATOR, str(self.folder))
-        while not (self.folder / STATE).exists():
-            if self._coordinator.returncode is not None:
-                raise OSError(f"the ring's coordinator ended with status {self._coordinator.returncode}")
-            await asyncio.sleep(0.01)
-
     async def _watch_coordinator(self) -> None:
-        assert self._coordinator is not None
-        while await self._coordinator.wait() not in (0, LOST_STATUS):
-            await self._run_coordinator()
-            await asyncio.sleep(AGAIN_S)
+        """Start the coordinator again whenever it is killed; give up if it ends at once each time."""
+        loop, tries = asyncio.get_running_loop(), 0
+        while self._coordinator is not None:
+            began_s = loop.time()
+            status = await self._coordinator.wait()
+            tries = 0 if loop.time() - began_s > GRACE_S else tries + 1
+            if status in (0, LOST_STATUS) or tries > TRIES:
+                break
+            await asyncio.sleep(AGAIN_S if tries > 1 else 0.0)
+            self._coordinator = await _python(_COORDINATOR, str(self.folder))
+        await asyncio.sleep(AGAIN_S)  # What it said last may be on its way.
+        if not self._end.done():
+            self._end.set_result(End("done" if status == 0 else "lost", f"the coordinator ended with {status}"))
 
     async def _follow(self, ready: asyncio.Event) -> None:
         while not self._end.done():
@@ -266,20 +278,39 @@ class Launcher:
         return process.wait()
 
     async def _fork(
-        self, it: Start, arguments: list[str], environment: Mapping[str, str], output: int
-    ) -> Coroutine[None, None, int]:
-        """Let the warm process fork a member; return what waits for its end."""
-        assert self._warm is not None
-        connection = await _connect(self._warm)
+        self, warm: Path, it: Start, arguments: list[str], environment: Mapping[str, str], output: int
+    ) -> Coroutine[None, None, int] | None:
+        """Let the warm process fork a member; return what waits for its end, None if that process has ended."""
+        connection = await self._connect_warm(warm)
+        if connection is None:
+            return None
         what = {"arguments": arguments, "environment": dict(environment), "folder": str(it.folder)}
-        socket.send_fds(connection, [json.dumps(what).encode() + b"\n"], [output])
-        connection.setblocking(False)
-        reader, writer = await asyncio.open_unix_connection(sock=connection)
-        said = await reader.readline()
-        if not said:
-            raise OSError("the warm process has ended")
-        self._running[it.member] = int(json.loads(said)["pid"])
-        return _forked(reader, writer)
+        try:
+            socket.send_fds(connection, [json.dumps(what).encode() + b"\n"], [output])
+            connection.settimeout(0.0)
+            reader, writer = await asyncio.open_unix_connection(sock=connection)
+            pid = int(json.loads(await reader.readline())["pid"])
+        except (OSError, ValueError):
+            connection.close()
+            return None
+        self._running[it.member] = pid
+        return _forked(pid, reader, writer)
+
+    async def _connect_warm(self, path: Path) -> socket.socket | None:
+        """Connect to the warm process; it may not be ready yet, or have been killed."""
+        until_s = asyncio.get_running_loop().time() + WARM_S
+        while asyncio.get_running_loop().time() < until_s:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(str(path))
+            except OSError:
+                connection.close()
+                if self._warm_process is not None and self._warm_process.returncode is not None:
+                    return None
+                await asyncio.sleep(0.02)
+            else:
+                return connection
+        return None
 
     def _gone(self, it: Start, status: int) -> None:
         pid = self._running.pop(it.member, None)
@@ -307,24 +338,29 @@ def python_arguments(command: tuple[str, ...]) -> list[str] | None:
     return None if rest[0].startswith("-") else rest
 
 
-async def _connect(path: Path) -> socket.socket:
-    """Connect to a warm process, which may not be ready yet."""
-    connection = socket.socket(socket.AF_UNIX)
-    for _ in range(6000):
-        try:
-            connection.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            await asyncio.sleep(0.02)
-        else:
-            return connection
-    raise OSError(f"no warm process answers at {path}")
-
-
-async def _forked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+async def _forked(pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
     """Wait for the end of a member that a warm process forked, and return its status."""
     said = await reader.readline()
     writer.close()
-    return int(json.loads(said)["status"]) if said else UNKNOWN_STATUS
+    if said:
+        return int(json.loads(said)["status"])
+    await _until_gone(pid)  # The warm process was killed; the member lives on.
+    return UNKNOWN_STATUS
+
+
+async def _until_gone(pid: int) -> None:
+    """Wait for the end of a process that is no child of this one."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    gone, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(handle, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
 
 
 async def _python(module: str, argument: str) -> asyncio.subprocess.Process:

@@ -25,6 +25,7 @@ class Limits:
     silence_s: float = SILENCE_S  # without a word from a member that is declared gone then
     meet_s: float = 15.0  # for members to come back to a coordinator that was started again
     stop_s: float = 5.0  # for a member that hears the coordinator to stop
+    arrive_s: float = 600.0  # for the script of a member that has stopped to come to the end of its step
     patience_s: float = 2.0  # for the desk to say who comes
     coming_s: float = 30.0  # for who comes to be there
     gather_s: float = 300.0  # for all to be there at the start

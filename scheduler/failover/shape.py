@@ -3,10 +3,10 @@
 The process that coordinates imports this module: standard library only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from .standing import NOBODY, Durable, Member
-from .wire import Empty, Form, Place, Want
+from .standing import NOBODY, Durable, Member, Watch
+from .wire import Empty, Form, Place, Report, Want
 
 
 def form_of(durable: Durable, members: Mapping[int, Member]) -> Form:
@@ -38,6 +38,20 @@ def want_of(durable: Durable, members: Mapping[int, Member]) -> Want:
         step_s=max((sum(it.step_s) / len(it.step_s) for it in seated if it.step_s), default=0.0),
         compute_s={str(it.number): sum(it.compute_s) / len(it.compute_s) for it in seated if it.compute_s},
         nodes={str(it.number): it.node for it in seated},
+    )
+
+
+def report_of(durable: Durable, members: Mapping[int, Member], recoveries: Iterable[Watch]) -> Report:
+    """Return the ring at present, for people."""
+    return Report(
+        phase=str(durable.phase),
+        generation=durable.generation,
+        seats=len(durable.holders),
+        order=list(durable.holders),
+        spares=sorted(members.keys() - set(durable.holders)),
+        step=max((members[it].step for it in durable.holders if it != NOBODY), default=0),
+        gone=dict(durable.gone),
+        recoveries=[it.seconds() for it in recoveries],
     )
 
 

@@ -9,6 +9,7 @@ anything was computed. Source: SPEC F8.
 import contextlib
 import json
 import os
+import random
 import runpy
 import selectors
 import signal
@@ -18,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 1 << 20
-IMPORTS = ("torch", "torch.distributed", "longshore.ring", "longshore.scheduler.failover.member.ring")
+# What the first optimizer imports takes as long as PyTorch itself.
+IMPORTS = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "longshore.ring",
+    "longshore.scheduler.failover.member.formation",
+)
 
 
 def main() -> None:
@@ -53,8 +61,7 @@ class Warm:
         listener.listen(64)
         self._selector.register(listener, selectors.EVENT_READ)
         woken, waker = socket.socketpair()
-        waker.setblocking(False)
-        woken.setblocking(False)
+        waker.settimeout(0.0)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         self._selector.register(woken, selectors.EVENT_READ)
@@ -134,7 +141,7 @@ def run(what: dict[str, Any], output: int) -> None:
     except SystemExit as end:
         status = _status_of(end)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
+        sys.excepthook(*sys.exc_info())
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -152,8 +159,11 @@ def _become(what: dict[str, Any], output: int) -> None:
     os.environ.clear()
     os.environ.update(what["environment"])
     os.chdir(what["folder"])
+    import numpy
     import torch
 
+    random.seed()  # A fork has the numbers of its parent.
+    numpy.random.seed()  # noqa: NPY002
     threads = os.environ.get("OMP_NUM_THREADS", "")
     torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else len(os.sched_getaffinity(0)))
 

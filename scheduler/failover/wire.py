@@ -43,7 +43,6 @@ class Hello:
     generation: int = 0  # that its group is of
     step: int = 0  # steps that its state has seen
     fresh: bool = True  # its state is not the ring's
-    here: bool = False  # its main thread waits for a Form
     store: str = ""  # HOST:PORT of the store that it offers for forming groups
     node: str = ""
 

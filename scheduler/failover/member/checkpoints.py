@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .control import GONE_STATUS, Control, end_process
+from ..wire import GONE_STATUS
+from .control import Control, end_process
 
 KEPT = 3  # newest ones that are not removed
 _NAME = re.compile(r"step-(\d+)-g(\d+)-m(\d+)\.pt")

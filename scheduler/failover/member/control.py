@@ -14,37 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ..wire import (
-    ADDRESS,
-    BEAT_S,
-    GONE_STATUS,
-    MEMBER,
-    NODE,
-    RESTART_STATUS,
-    SECRET,
-    SILENCE_S,
-    Abort,
-    AskToSave,
-    Beat,
-    Done,
-    Fault,
-    Finish,
-    Form,
-    Go,
-    Gone,
-    Hello,
-    Here,
-    Leave,
-    Lease,
-    Lines,
-    MaySave,
-    Message,
-    Ready,
-    Running,
-    Stopped,
-    WireError,
-    encode,
-)
+from .. import wire
 
 MEET_S = 60.0  # to reach the coordinator at the start
 RETRY_S = 0.05
@@ -95,18 +65,18 @@ class Control:
         self.generation = 0  # the newest that was heard of
         self._at = 0  # that this member's group is of
         self._fresh, self._here, self._applying = True, False, False
-        self._form: Form | None = None
+        self._form: wire.Form | None = None
         self._go = 0
         self._finished = False
-        self._may_save: MaySave | None = None
+        self._may_save: wire.MaySave | None = None
         self._token = secrets.token_hex(8)
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._socket: socket.socket | None = None
-        self._lines = Lines()
+        self._lines = wire.Lines()
         self._beats: dict[int, float] = {}
         self._number = 0
-        self._leased_s = time.monotonic() + MEET_S - SILENCE_S  # the lease runs from here
+        self._leased_s = time.monotonic() + MEET_S - wire.SILENCE_S  # the lease runs from here
         self._closed = False
         self._thread = threading.Thread(target=self._listen, name="longshore-ring", daemon=True)
 
@@ -131,7 +101,7 @@ class Control:
         if self.is_aborted:
             raise AbortedError
 
-    def form(self) -> Form:
+    def form(self) -> wire.Form:
         """Wait for the form of the newest generation, with the main thread free to take it.
 
         Raises:
@@ -139,17 +109,17 @@ class Control:
         """
         with self._changed:
             self._here = True
-            self._say(Here(self.member, self.generation, self.step))
+            self._say(wire.Here(self.member, self.generation, self.step))
             while self._form is None or self._form.generation < max(self.generation, self._at + 1):
                 if self._finished:
                     raise FinishedError
                 if not self._changed.wait(AGAIN_S):
-                    self._say(Here(self.member, self.generation, self.step))
+                    self._say(wire.Here(self.member, self.generation, self.step))
             self._here = False
             self._at = self.generation = self._form.generation
             return self._form
 
-    def ready(self, ready: Ready) -> None:
+    def ready(self, ready: wire.Ready) -> None:
         """Say that this member has group and state, and wait until all have.
 
         Raises:
@@ -173,7 +143,7 @@ class Control:
         """
         with self._changed:
             while not self.is_aborted:
-                self._say(Fault(self.member, self._at, peer, evidence[:500]))
+                self._say(wire.Fault(self.member, self._at, peer, evidence[:500]))
                 self._changed.wait(AGAIN_S)
         raise AbortedError
 
@@ -192,11 +162,11 @@ class Control:
         with self._changed:
             self._applying, self._fresh, self.step = False, False, step
             if self.is_aborted:
-                self._say(Stopped(self.member, self.generation, self.step, here=False))
+                self._say(wire.Stopped(self.member, self.generation, self.step, here=False))
 
     def ran(self) -> None:
         """Say that the first step of a generation is done."""
-        self._say(Running(self.member, self._at, self.step))
+        self._say(wire.Running(self.member, self._at, self.step))
 
     def done(self) -> None:
         """Wait until all members are done.
@@ -208,7 +178,7 @@ class Control:
         with self._changed:
             while not self._finished:
                 self.check()
-                self._say(Done(self.member, self._at, self.step))
+                self._say(wire.Done(self.member, self._at, self.step))
                 self._changed.wait(AGAIN_S)
         raise FinishedError
 
@@ -218,15 +188,15 @@ class Control:
             while True:
                 self._check_lease()
                 asked, self._may_save = self.generation, None
-                self._say(AskToSave(self.member, asked, self.step))
-                self._changed.wait_for(lambda: self._may_save is not None or self.generation != asked, AGAIN_S)
-                answer = self._may_save
+                self._say(wire.AskToSave(self.member, asked, self.step))
+                self._changed.wait(AGAIN_S)
+                answer: wire.MaySave | None = self._may_save
                 if answer is not None and answer.generation == asked and answer.step == self.step:
                     return answer.granted
 
     def leave(self, reason: str) -> None:
         """Give up the seat."""
-        self._say(Leave(self.member, self._at, reason[:500]))
+        self._say(wire.Leave(self.member, self._at, reason[:500]))
         self.close()
 
     def close(self) -> None:
@@ -245,24 +215,20 @@ class Control:
                 time.sleep(RETRY_S)
                 continue
             if time.monotonic() >= beat_s:
-                beat_s = time.monotonic() + BEAT_S
+                beat_s = time.monotonic() + wire.BEAT_S
                 self._beat()
-            self._receive(max(0.0, min(beat_s - time.monotonic(), BEAT_S)))
+            self._receive(max(0.0, min(beat_s - time.monotonic(), wire.BEAT_S)))
 
     def _connect(self) -> bool:
         try:
-            connection = socket.create_connection(self._address, timeout=BEAT_S)
+            connection = socket.create_connection(self._address, timeout=wire.BEAT_S)
         except OSError:
             return False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._changed:
-            self._socket, self._lines = connection, Lines()
-            self._say(
-                Hello(
-                    "member", self._secret, self.member, self._token, self._at, self.step, self._fresh, self._here,
-                    self._store, self._node,
-                )
-            )  # fmt: skip
+            self._socket, self._lines = connection, wire.Lines()
+            token, at, step, fresh = self._token, self._at, self.step, self._fresh
+            self._say(wire.Hello("member", self._secret, self.member, token, at, step, fresh, self._store, self._node))
         self._beat()
         return True
 
@@ -271,7 +237,7 @@ class Control:
         self._beats[self._number] = time.monotonic()
         pulse = self.pulse
         self._say(
-            Beat(
+            wire.Beat(
                 self.member,
                 self._at,
                 self._number,
@@ -292,7 +258,7 @@ class Control:
                 return
             data = connection.recv(1 << 16)
             messages = self._lines.feed(data)
-        except (OSError, ValueError, WireError):
+        except (OSError, ValueError, wire.WireError):
             data, messages = b"", []
         if not data:
             with self._changed:
@@ -306,24 +272,24 @@ class Control:
         if connection is not None:
             connection.close()
 
-    def _hear(self, message: Message) -> None:
-        if isinstance(message, Lease):
+    def _hear(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Lease):
             self._leased_s = self._beats.pop(message.number, self._leased_s)
             self._beats = {number: at_s for number, at_s in self._beats.items() if number > message.number}
             return
-        if isinstance(message, Gone):
+        if isinstance(message, wire.Gone):
             self._check_lease()
-            end_process(RESTART_STATUS if message.restart else GONE_STATUS, message.reason)
+            end_process(wire.RESTART_STATUS if message.restart else wire.GONE_STATUS, message.reason)
         with self._changed:
-            if isinstance(message, Abort) and message.generation >= self.generation:
+            if isinstance(message, wire.Abort) and message.generation >= self.generation:
                 self._abort(message.generation)
-            elif isinstance(message, Form) and message.generation >= self.generation:
+            elif isinstance(message, wire.Form) and message.generation >= self.generation:
                 self.generation, self._form = message.generation, message
-            elif isinstance(message, Go):
+            elif isinstance(message, wire.Go):
                 self._go = max(self._go, message.generation)
-            elif isinstance(message, MaySave):
+            elif isinstance(message, wire.MaySave):
                 self._may_save = message
-            elif isinstance(message, Finish):
+            elif isinstance(message, wire.Finish):
                 self._finished = True
             self._changed.notify_all()
 
@@ -331,19 +297,19 @@ class Control:
         if generation > self.generation:
             self.generation, self._form = generation, None
         if not self._applying:
-            self._say(Stopped(self.member, generation, self.step, self._here))
+            self._say(wire.Stopped(self.member, generation, self.step, self._here))
 
-    def _say(self, message: Message) -> None:
+    def _say(self, message: wire.Message) -> None:
         """Send a message, if there is somebody to hear it: what matters is said again."""
         connection = self._socket
         if connection is not None:
             with self._sending, contextlib.suppress(OSError):
-                connection.sendall(encode(message))
+                connection.sendall(wire.encode(message))
 
     def _check_lease(self) -> None:
         silent_s = time.monotonic() - self._leased_s
-        if silent_s > SILENCE_S and not self._finished and not self._closed:
-            end_process(GONE_STATUS, f"the coordinator was silent for {silent_s:.0f} s")
+        if silent_s > wire.SILENCE_S and not self._finished and not self._closed:
+            end_process(wire.GONE_STATUS, f"the coordinator was silent for {silent_s:.0f} s")
 
 
 def from_environment(store: str, step: int) -> Control:
@@ -357,14 +323,16 @@ def from_environment(store: str, step: int) -> Control:
         KeyError: If it was not started as one.
     """
     given = os.environ
-    return Control(given[ADDRESS], given[SECRET], int(given[MEMBER]), given.get(NODE, ""), store, step)
+    return Control(
+        given[wire.ADDRESS], given[wire.SECRET], int(given[wire.MEMBER]), given.get(wire.NODE, ""), store, step
+    )
 
 
 def end_process(status: int, reason: str) -> NoReturn:
     """End this process at once, whatever its other threads do: none of them may change anything any more."""
     with contextlib.suppress(OSError):
         os.write(2, f"longshore.ring: this process ends: {reason}\n".encode())
-    if status == RESTART_STATUS:
+    if status == wire.RESTART_STATUS:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
     os._exit(status)

@@ -1,4 +1,4 @@
-"""The gradients of one step: kept as this member computed them until the step is applied, so that they can be sent again.
+"""The gradients of one step, kept as this member computed them until it is applied: they may be sent again.
 
 Source: SPEC F8, F9.
 """
@@ -60,10 +60,11 @@ class Averages:
         for parameters, flat, seats in self._parts:
             present = (flat[len(flat) - len(parameters) :] > 0).tolist()
             flat.div_(seats)
-            for parameter, piece, is_there in zip(
-                parameters, flat.split([*(it.numel() for it in parameters), len(parameters)]), present, strict=False
-            ):
+            at = 0
+            for parameter, is_there in zip(parameters, present, strict=True):
+                piece = flat[at : at + parameter.numel()]
                 parameter.grad = piece.reshape(parameter.shape) if is_there else None
+                at += parameter.numel()
 
 
 def _flat(kind: _Kind, parameters: list[Tensor]) -> Tensor:

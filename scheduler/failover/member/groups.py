@@ -15,8 +15,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from ..wire import Form
 from .control import Control
@@ -57,10 +59,14 @@ class Group(Protocol):
         """HOST:PORT of this member's ends of the group's sockets."""
 
 
-def offer_store(host: str) -> tuple[dist.TCPStore, str]:
+def offer_store(host: str) -> tuple[TCPStore, str]:
     """Return a store at which members meet, if the coordinator names it, and its HOST:PORT."""
-    store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)  # noqa: S104
-    return store, f"{host}:{store.port}"
+    listener = socket.create_server((host, 0))  # of our own: the store's would listen on all addresses
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+    )
+    return store, f"{host}:{port}"
 
 
 def own_address(address: str) -> str:
@@ -91,8 +97,8 @@ class GlooGroup:
         self._group = None if self._size == 1 else self._meet(form, rank, host)
         self.ends = sorted(_sockets() - before)[:512]
 
-    def _meet(self, form: Form, rank: int, host: str) -> dist.ProcessGroupGloo:
-        made: list[dist.ProcessGroupGloo | Exception] = []
+    def _meet(self, form: Form, rank: int, host: str) -> ProcessGroupGloo:
+        made: list[ProcessGroupGloo | Exception] = []
 
         def make() -> None:
             try:
@@ -112,7 +118,7 @@ class GlooGroup:
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all members; in pieces, so that it is seen to move."""
-        for piece in tensor.split(CHUNK_BYTES // tensor.element_size()):
+        for piece in torch.split(tensor, CHUNK_BYTES // tensor.element_size()):
             if self._group is not None:
                 options = dist.AllreduceOptions()
                 options.timeout = NEVER
@@ -142,15 +148,15 @@ class GlooGroup:
             raise LinkError(str(error)) from error
 
 
-def _gloo(form: Form, rank: int, size: int, host: str) -> dist.ProcessGroupGloo:
+def _gloo(form: Form, rank: int, size: int, host: str) -> ProcessGroupGloo:
     store_host, _, port = form.store.rpartition(":")
     limit = timedelta(seconds=CONNECT_S)
-    store = dist.TCPStore(store_host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
-    options = dist.ProcessGroupGloo._Options()
+    store = TCPStore(store_host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
+    options = ProcessGroupGloo._Options()
     options._timeout = limit
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     # The prefix is of this generation alone: in another one's, members would find addresses of the dead.
-    return dist.ProcessGroupGloo(dist.PrefixStore(f"g{form.generation}", store), rank, size, options)
+    return ProcessGroupGloo(PrefixStore(f"g{form.generation}", store), rank, size, options)
 
 
 def _poll(is_over: Callable[[], bool], control: Control) -> None:

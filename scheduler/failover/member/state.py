@@ -1,7 +1,7 @@
 """The state of a ring's member as numbers and tensors, and its copy from one member to others.
 
-State is a tree of dicts, lists, tuples, plain values and tensors. It is copied as a head (JSON) and one stream of bytes,
-in pieces, with its SHA-256 behind it. Nothing of it is taken over before the whole is there and the digest is right.
+State is a tree of dicts, lists, tuples, plain values and tensors. It is copied as a head (JSON) and one stream of
+bytes, in pieces, with its SHA-256 behind it. Nothing is taken over before all is there and the digest is right.
 Source: SPEC F8.
 """
 
@@ -43,7 +43,7 @@ def random_state() -> dict[str, Any]:
         "numpy": (str(name), torch.from_numpy(np.array(keys, dtype=np.int64)), int(at), int(has_gauss), float(gauss)),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 
@@ -94,7 +94,7 @@ def send_state(state: Any, group: Group, root: int) -> Copied:
     group.broadcast(torch.tensor([len(head), sum(_bytes(it) for it in tensors)]), root)
     group.broadcast(torch.frombuffer(bytearray(head), dtype=torch.uint8), root)
     for piece in _pieces(tensors):
-        digest.update(memoryview(piece.numpy()))
+        digest.update(piece.numpy().data)
         group.broadcast(piece, root)
     group.broadcast(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8), root)
     return Copied(state, digest.hexdigest())
@@ -120,7 +120,7 @@ def receive_state(group: Group, root: int, *, keeps: bool) -> Copied:
     head_bytes, left = (int(it) for it in sizes)
     head = torch.empty(head_bytes, dtype=torch.uint8)
     group.broadcast(head, root)
-    digest = hashlib.sha256(memoryview(head.numpy()))
+    digest = hashlib.sha256(head.numpy().data)
     stream = torch.empty(left if keeps else 0, dtype=torch.uint8)
     at = 0
     while left:
@@ -130,7 +130,7 @@ def receive_state(group: Group, root: int, *, keeps: bool) -> Copied:
             else torch.empty(min(left, CHUNK_BYTES), dtype=torch.uint8)
         )
         group.broadcast(piece, root)
-        digest.update(memoryview(piece.numpy()))
+        digest.update(piece.numpy().data)
         at, left = at + piece.numel(), left - piece.numel()
     told = torch.empty(digest.digest_size, dtype=torch.uint8)
     group.broadcast(told, root)
