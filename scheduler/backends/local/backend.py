@@ -148,6 +148,14 @@ class LocalBackend:
         with told_as_backend_error(name), self._folders.open(name) as folder:
             return [] if folder is None else read_told(folder, 0, before)
 
+    def ring(self, name: str) -> Report | None:
+        """Return how the ring of an attempt stands; None of one that has none, or that does not answer at present.
+
+        Raises:
+            BackendError: If that is no name of an attempt.
+        """
+        return ask_report(self._folders.path(name) / RING)
+
     def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name.
 
