@@ -63,12 +63,11 @@ class Coordinator:
         server = await self._listen()
         self._port = server.sockets[0].getsockname()[1]
         self._act()
-        async with server:
-            while not self._rounds.durable.phase.is_over:
-                await asyncio.sleep(TICK_S)
-                self._rounds.tick(time.monotonic())
-                self._act()
-            await self._linger()
+        while not self._rounds.durable.phase.is_over:
+            await asyncio.sleep(TICK_S)
+            self._rounds.tick(time.monotonic())
+            self._act()
+        await self._linger()
         return self._rounds.durable.phase
 
     async def _listen(self) -> asyncio.Server:
@@ -94,6 +93,9 @@ class Coordinator:
         if content != self._written:
             write_file(self._folder, STATE, content)
             self._written = json.loads(json.dumps(content))
+        for line in self._rounds.news:
+            sys.stderr.write(f"longshore.ring: {line}\n")
+        self._rounds.news.clear()
         outbox, self._rounds.outbox = self._rounds.outbox, []
         for to, message in outbox:
             for writer in self._writers(to):

@@ -51,6 +51,7 @@ AGAIN_S = 0.2  # before a coordinator that was killed is started again a second 
 UNKNOWN_STATUS = -1000  # of a process whose parent died before it
 FAILED_STATUS = 127  # of one that could not be started
 WARM_S = 120.0  # for a warm process to be ready
+HEAR_S = 0.5  # for a member to hear that it was declared gone
 GRACE_S = 5.0  # for members of a lost ring to end
 TRIES = 20  # to start a coordinator that ends at once
 _COORDINATOR = "longshore.scheduler.failover.coordinator"
@@ -257,10 +258,14 @@ class Launcher:
     def _hear(self, message: Message) -> None:
         if isinstance(message, Declared):
             self.declared[message.member] = message.reason
-        if isinstance(message, Declared) and message.member in self._running:
-            _kill(self._running[message.member], signal.SIGKILL)
+            # One that lives may hear of it and end by itself, with its own status.
+            asyncio.get_running_loop().call_later(HEAR_S, self._kill_member, message.member)
         elif isinstance(message, End) and not self._end.done():
             self._end.set_result(message)
+
+    def _kill_member(self, number: int) -> None:
+        if number in self._running:
+            _kill(self._running[number], signal.SIGKILL)
 
     def _tell(self, message: Message) -> None:
         if self._writer is not None:

@@ -38,6 +38,7 @@ class Rounds:
         self.limits, self.now_s = limits, now_s
         self.members: dict[int, Member] = {}
         self.outbox: list[tuple[int, wire.Message]] = []
+        self.news: list[str] = []  # for people
         self.recoveries: deque[Watch] = deque(maxlen=32)
         self.has_desk = False
         self._coming: dict[int, float] = {}  # until when each member is waited for
@@ -196,8 +197,10 @@ class Rounds:
     def _ran(self, member: Member, step: int) -> None:
         member.ran, member.step = True, max(member.step, step)
         self._futile = 0
-        if self.recoveries[-1].ran_s < 0.0 and all(it.ran for it in self._seated()):
-            self.recoveries[-1].ran_s = self.now_s
+        watch, seats = self.recoveries[-1], len(self.durable.holders)
+        if watch.ran_s < 0.0 and all(it.ran for it in self._seated()):
+            watch.ran_s = self.now_s
+            self.news.append(f"generation {watch.generation} runs with {watch.members} of {seats} members; {watch}")
 
     def _fault(self, member: Member, fault: wire.Fault) -> None:
         accused = [it.number for it in self._seated() if fault.peer in it.ends and it is not member]
@@ -290,6 +293,7 @@ class Rounds:
 
     def _watch(self, reason: str, sign_s: float) -> None:
         self.recoveries.append(Watch(self.durable.generation, reason, sign_s, self.now_s))
+        self.news.append(f"generation {self.durable.generation}: {reason}")
         self._began_s = self._moved_s = self.now_s
 
     def _advance(self) -> None:
@@ -378,6 +382,7 @@ class Rounds:
 
     def _end(self, phase: Phase, reason: str) -> bool:
         self.durable.phase, self.durable.outcome = phase, reason
+        self.news.append(f"{phase}: {reason}")
         for number in self.members:
             self._send(number, wire.Finish(self.durable.generation) if phase is Phase.DONE else wire.Gone(reason))
         for to in (LAUNCHERS, DESKS):

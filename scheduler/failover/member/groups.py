@@ -178,7 +178,7 @@ def keep_for_ever(it: object) -> None:
 
 
 def _sockets() -> set[str]:
-    """Return this process's own ends of its TCP connections, HOST:PORT."""
+    """Return this process's own ends of its TCP connections, HOST:PORT, as errors may name them."""
     found = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         with suppress(OSError):
@@ -187,7 +187,8 @@ def _sockets() -> set[str]:
             with socket.socket(fileno=os.dup(int(name))) as end:
                 if end.family in (socket.AF_INET, socket.AF_INET6):
                     host, port = end.getsockname()[:2]
-                    found.add(f"{host}:{port}")
+                    # Gloo's errors name a port with its bytes the other way round.
+                    found.update((f"{host}:{port}", f"{host}:{socket.htons(port)}"))
     return found
 
 

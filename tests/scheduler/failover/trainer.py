@@ -84,13 +84,11 @@ def break_links(other: int) -> None:
     ends = json.loads(Path(f"ends-{other}.json").read_text())
     for name in os.listdir("/proc/self/fd"):
         try:
-            end = socket.socket(fileno=os.dup(int(name)))
-            far = "{}:{}".format(*end.getpeername()[:2])
+            with socket.socket(fileno=os.dup(int(name))) as end:
+                if end.family == socket.AF_INET and "{}:{}".format(*end.getpeername()) in ends:
+                    end.shutdown(socket.SHUT_RDWR)
         except OSError:
             continue
-        if far in ends:
-            end.shutdown(socket.SHUT_RDWR)
-        end.close()
 
 
 def batch(shard: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
