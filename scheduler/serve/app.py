@@ -24,6 +24,7 @@ from ..api.routes import (
     logs,
     nodes,
     retrying,
+    rings,
     submitting,
     tokens,
     unknown,
@@ -38,6 +39,7 @@ from ..service.service import Service
 ROUTERS = (
     submitting.router, jobs.router, listing.router, retrying.router, history.router, checkpoints.router, logs.router,
     changes.router, nodes.router, tokens.router, browser_links.router, unknown.router, health.router,
+    rings.router,
 )  # fmt: skip
 
 

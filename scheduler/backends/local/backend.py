@@ -10,6 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from ....cluster.files.errors import BackendError
+from ...failover.asking import ask_report
+from ...failover.wire import Report
 from ...files.durable import is_there, read_whole, write_first
 from ...files.processes import boot_id, machine_id
 from ...model.gpu_index import Layout
@@ -22,6 +24,7 @@ from .rank_logs import read_log_of
 from .reading import proven_gone, read_status
 from .remembered import remembered_in
 from .step_lines import read_told
+from .supervisor.ring_host import RING
 from .supervisor.spec import encode
 from .supervisor.supervision import SPEC_BYTES, write_exit
 
