@@ -153,6 +153,11 @@ class Client:
         found: dict[str, Any] = self._call("GET", f"/v1/jobs/{_part(job)}/training").json()
         return found
 
+    def ring(self, job: str) -> dict[str, Any] | None:
+        """Return how the ring of a job stands, None if it has none that runs."""
+        found: dict[str, Any] | None = self._call("GET", f"/v1/jobs/{_part(job)}/ring").json()
+        return found
+
     def want(self, job: str, desired: str) -> dict[str, Any]:
         """Let a job run or hold it, whatever has become of it meanwhile."""
         return self._change(job, {"desired": desired})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ...cluster.files.errors import BackendError
+from ..failover.wire import Report
 from ..model.placement import Placement as Placement
 from ..model.placement import Share as Share
 from ..model.run import RankEnd as RankEnd
@@ -42,6 +43,7 @@ class Attempt:
     limit_s: float = float("inf")  # running time after which it is stopped
     image: str = ""  # container image; "" for the backend's own choice
     is_held: bool = False  # the backend has it already, and holds it until it is launched
+    seats: int = 0  # of its ring; more GPUs than that are of members that wait. 0: ranks that stop together
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,23 @@ class WritesSteps(Protocol):
             placement: Its GPUs.
             before: What it returned then, by rank; `StepLines()` for the first time. If much has come since, only the
                 last part of it is returned.
+
+        Raises:
+            BackendError: If that cannot be seen.
+        """
+        ...
+
+
+@runtime_checkable
+class Seats(Protocol):
+    """What a backend may do as well: let the ring of an attempt go on without members that fail.
+
+    Of an attempt with `seats` one process runs for each GPU, as ever. But a process that fails stops no other: the
+    attempt ends when its ring does (docs/decisions/0015).
+    """
+
+    def ring(self, name: str) -> Report | None:
+        """Return how the ring of an attempt stands; None of one that has none, or whose coordinator does not answer.
 
         Raises:
             BackendError: If that cannot be seen.

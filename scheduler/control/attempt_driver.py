@@ -9,7 +9,7 @@ from functools import partial
 from ...cluster.files.errors import BackendError
 from ...cluster.kernels.counter_random import uniform
 from ..backends.asking import ask
-from ..backends.protocol import Attempt, CannotHonourError, RefusedError
+from ..backends.protocol import Attempt, CannotHonourError, RefusedError, Seats
 from ..health.monitoring.leases import is_gone
 from ..model.error_words import words_of
 from ..model.event import NewEvent
@@ -58,6 +58,7 @@ def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> 
         limit_s,
         spec.image,
         is_held=spec.external is not None,
+        seats=spec.seats,
     )
 
 
@@ -244,6 +245,8 @@ def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
         return False
     try:
         attempt = attempt_of(cache.jobs[row.job_id], row, _begins_with(cache, row))
+        if attempt.seats and not isinstance(cache.parts.backend, Seats):
+            raise RefusedError(f"the backend {cache.parts.backend_name} has no rings: write `failover: restart`")
         ask(partial(cache.parts.backend.launch, attempt, row.placement))
     except (CannotHonourError, RefusedError) as error:
         # Other GPUs, or the same a little later, may do; a program that is not there will not come.

@@ -135,8 +135,21 @@ class JobFile(_Section):
     compute_s: float = Field(1.0, ge=LEAST_COMPUTE_S, le=MOST_COMPUTE_S)  # of an iteration on a reference GPU
     parameter_bytes: float = Field(0.0, ge=0.0, le=MOST_PARAMETER_BYTES)  # volume of one all-reduce
     iteration_flops: float | None = Field(None, gt=0.0, le=1e30, exclude_if=_is_none)  # of one iteration on one GPU
+    # What a fault does: the whole job is tried again, or the others of its ring go on (docs/failover.md)
+    failover: Literal["restart", "switch"] = Field("restart", exclude_if=lambda it: it == "restart")
+    spares: int = Field(0, ge=0, le=1000, exclude_if=lambda it: it == 0)  # GPUs beside, whose members wait for a seat
     retry: Retry = Retry()
     health: Health = Health()
+
+    @property
+    def all_gpus(self) -> int:
+        """GPUs that it holds: those of its ring, and those that wait."""
+        return self.gpus + self.spares
+
+    @property
+    def seats(self) -> int:
+        """Seats of its ring; 0 for a job whose ranks all stop when one fails."""
+        return self.gpus if self.failover == "switch" else 0
 
     @property
     def wants(self) -> Needs:
@@ -153,6 +166,14 @@ class JobFile(_Section):
         except ValidationError:  # which is told of the field itself
             return content
         return {**content, "gpus": shape.gpus}
+
+    @model_validator(mode="after")
+    def _has_use_for_spares(self) -> "JobFile":
+        if self.spares and self.failover != "switch":
+            raise ValueError("spares wait for seats of a ring; write `failover: switch` too, or leave them out")
+        if self.spares and self.shape is not None:
+            raise ValueError("a shape says where all GPUs lie, so there are none beside; leave `spares` or `shape` out")
+        return self
 
     @field_validator("shape")
     @classmethod

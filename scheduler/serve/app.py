@@ -25,6 +25,7 @@ from ..api.routes import (
     logs,
     nodes,
     retrying,
+    rings,
     submitting,
     tokens,
     unknown,
@@ -38,7 +39,7 @@ from ..service.service import Service
 
 ROUTERS = (
     submitting.router, jobs.router, listing.router, retrying.router, history.router, checkpoints.router, logs.router,
-    faults.router, training.router, changes.router, nodes.router, quarantine.router, tokens.router,
+    rings.router, faults.router, training.router, changes.router, nodes.router, quarantine.router, tokens.router,
     browser_links.router, unknown.router, health.router,
 )  # fmt: skip
 

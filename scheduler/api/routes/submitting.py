@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import Connection
 
 from ...access.tokens import Caller, Role
+from ...backends.protocol import Seats
 from ...model.job_id import new_job_id
 from ...model.job_spec import JobFile
 from ...service.queue_now import room_in
@@ -98,7 +99,8 @@ def submit(
     dry_run: Annotated[bool, Query(description="Only say what would become of it.")] = False,  # noqa: FBT002
 ) -> object:
     """Put a job into the queue. With an `Idempotency-Key`, asking again gives the first answer again."""
-    check_gpus(spec.gpus, service)
+    check_gpus(spec.all_gpus, service)
+    check_failover(spec, service)
     check_needs(spec, service)
     check_shape(spec, service)
     check_priority(spec.priority, caller, service)
@@ -123,6 +125,17 @@ def check_gpus(gpus: int, service: Service) -> None:
         raise ProblemError("too-large", f"the job asks for {gpus} GPUs, and one user may have {most}")
 
 
+def check_failover(spec: JobFile, service: Service) -> None:
+    """Refuse a ring where the backend has none.
+
+    Raises:
+        ProblemError: Naming the backend.
+    """
+    if spec.seats and not isinstance(service.backend, Seats):
+        name = service.settings.backend.name
+        raise ProblemError("invalid", f"the backend {name} cannot switch members of a ring; use `failover: restart`")
+
+
 def check_needs(spec: JobFile, service: Service) -> None:
     """Refuse more GPUs than the nodes that suit a job have.
 
@@ -130,8 +143,9 @@ def check_needs(spec: JobFile, service: Service) -> None:
         ProblemError: Saying how many they have.
     """
     here = service.layout.gpus_for(spec.wants)
-    if spec.gpus > here:
-        asks = f"{spec.gpus} GPU{'s' if spec.gpus > 1 else ''} {spec.wants.words}"
+    gpus = spec.all_gpus
+    if gpus > here:
+        asks = f"{gpus} GPU{'s' if gpus > 1 else ''} {spec.wants.words}"
         raise ProblemError("too-large", f"the job asks for {asks}, and the cluster has {here or 'none'} of these")
 
 
@@ -179,7 +193,7 @@ def _plan(service: Service, spec: JobFile, owner: str) -> PlanPage:
         spec = spec.model_copy(update={"estimate_s": estimated(tx, _new(spec, owner, service.now_s())).estimate_s})
         room = room_in(tx, service.layout).on(service.layout.nodes_for(spec.wants))
         ahead = jobs_before_new(tx, spec.priority, service.now_s())
-    fits = spec.gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
+    fits = spec.all_gpus <= room.free and (spec.shape is None or room.has(spec.shape.nodes, spec.shape.gpus_per_node))
     return PlanPage(spec=shown_spec(spec), jobs_ahead=ahead, free_gpus=room.free, would_fit=fits)
 
 
@@ -204,7 +218,7 @@ def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> 
 
 def _new(spec: JobFile, owner: str, now_s: float) -> NewJob:
     return NewJob(
-        new_job_id(now_s), spec.name, owner, spec.model_dump(mode="json"), spec.priority, spec.gpus, spec.estimate_s,
+        new_job_id(now_s), spec.name, owner, spec.model_dump(mode="json"), spec.priority, spec.all_gpus, spec.estimate_s,
         now_s, GIVEN if "estimate_s" in spec.model_fields_set else UNKNOWN,
     )  # fmt: skip
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from ....cluster.files.errors import BackendError
+from ...failover.asking import ask_report
+from ...failover.wire import Report
 from ...files.durable import is_there, read_whole, write_first
 from ...files.processes import boot_id, machine_id
 from ...model.gpu_index import Layout
@@ -22,6 +24,7 @@ from .rank_logs import read_log_of
 from .reading import proven_gone, read_status
 from .remembered import remembered_in
 from .step_lines import read_told
+from .supervisor.ring_host import RING
 from .supervisor.spec import encode
 from .supervisor.supervision import SPEC_BYTES, write_exit
 
@@ -147,6 +150,14 @@ class LocalBackend:
         self._folders.path(name)
         with told_as_backend_error(name), self._folders.open(name) as folder:
             return [] if folder is None else read_told(folder, 0, before)
+
+    def ring(self, name: str) -> Report | None:
+        """Return how the ring of an attempt stands; None of one that has none, or that does not answer at present.
+
+        Raises:
+            BackendError: If that is no name of an attempt.
+        """
+        return ask_report(self._folders.path(name) / RING)
 
     def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name.

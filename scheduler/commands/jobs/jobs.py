@@ -12,6 +12,7 @@ from ..moments import clock, moment
 from ..options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
 from ..tables import Column, plain, print_table
 from .logs import crash_line
+from .rings import print_ring
 
 ATTEMPTS = (
     Column("ATTEMPT", right=True), Column("STATE"), Column("STARTED"), Column("RAN", right=True),
@@ -28,6 +29,8 @@ def status(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT_
         return
     for title, value in (_facts(found) | _training(training)).items():
         typer.echo(f"{title:10s} {plain(value)}")
+    if found["spec"].get("failover") == "switch" and (ring := client_of(url).ring(found["id"])):
+        print_ring(ring)
     if found["attempts"]:
         typer.echo()
         print_table(ATTEMPTS, [_attempt(it) for it in found["attempts"]])

@@ -33,11 +33,15 @@ class Spec(NamedTuple):
     grace_s: float
     limit_s: float | None
     ranks: tuple[Rank, ...]
+    seats: int = 0  # of its ring; 0 for ranks that stop together
 
 
 def encode(spec: Spec) -> bytes:
     """Return the spec as a file holds it; equal specs give equal bytes."""
-    return json.dumps(spec._asdict(), sort_keys=True).encode()
+    fields = spec._asdict()
+    if not spec.seats:
+        del fields["seats"]  # as before there were rings, so that attempts of older versions are recognised
+    return json.dumps(fields, sort_keys=True).encode()
 
 
 def decode(content: bytes) -> Spec:

@@ -12,6 +12,7 @@ from ....files.processes import Process, boot_id, find
 from .cgroups import confine, kill_group, remove
 from .gang import Gang, free_port
 from .orphans import adopt_orphans, kill_children
+from .ring import gpus_of, host_command, host_environment
 from .spec import Part, Spec, decode
 
 SPEC_BYTES = 4 << 20  # of a spec, at most
@@ -75,6 +76,10 @@ def supervise(folder: int, path: str, guard: Process | None) -> None:
     wishes = CancelFile(folder)
     if reason := wishes.asked():
         write_exit_patiently(folder, spec.attempt, reason, 0.0, [])
+        return
+    if spec.seats:
+        host = spec._replace(command=host_command(path), environment=host_environment(spec))
+        run_ranks(host, Part({0: gpus_of(spec)}, "127.0.0.1", 0), folder, path, wishes, confine=confine)
         return
     visible = {rank: str(place.gpu) for rank, place in enumerate(spec.ranks)}
     run_ranks(spec, Part(visible, "127.0.0.1", free_port("127.0.0.1")), folder, path, wishes, confine=confine)

@@ -1,0 +1,139 @@
+"""The process that stands for all ranks of an attempt with a ring: it ends when the ring does, and as its members did.
+
+It keeps `ring/` in the attempt's folder (failover/settings.py), and there `members.json`: rank, node and GPU of each
+member. Source: SPEC F8 to F10; docs/decisions/0015. Standard library only.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from ....failover.launcher import Launcher, Start, python_arguments
+from ....failover.settings import make_ring, write_file
+from ....failover.wire import End
+from ....files.durable import open_folder, read_whole
+from .logs import drop_beginning, log_name, open_log
+from .rank import Start as RankStart
+from .rank import environment_of, steps_name
+from .spec import Part, Spec, decode
+
+RING, MEMBERS = "ring", "members.json"
+RESTARTS = 3  # of members that died on GPUs that nobody has called faulty, besides those that are to start anew
+RESTART_STATUS = 77  # of a member whose process is to start anew (failover/wire.py)
+LOG_BYTES = 64 << 20  # of each rank's output, kept at least
+TEND_S = 1.0
+_SPEC_BYTES = 4 << 20
+
+
+class Host:
+    """Runs the ring of one attempt.
+
+    Args:
+        spec: The attempt.
+        path: Its folder.
+    """
+
+    def __init__(self, spec: Spec, path: str) -> None:
+        self._spec, self._path = spec, path
+        self._part = Part({rank: str(it.gpu) for rank, it in enumerate(spec.ranks)}, "127.0.0.1", 0)
+        self._ranks: list[int] = []  # of each member
+        self._restarts, self._asked = RESTARTS, False
+        self._folder = open_folder(path)
+        self._logs = [open_log(self._folder, rank) for rank in range(len(spec.ranks))]
+
+    async def run(self) -> int:
+        """Run the ring to its end, and return the status to exit with; minus a signal's number to end by that."""
+        ring = Path(self._path) / RING
+        make_ring(ring, self._spec.seats)
+        async with Launcher(ring, on_exit=self._exited) as self._launcher:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, self._ask_to_end, number)
+            await self._launcher.start_coordinator()
+            await self._launcher.connect()
+            if python_arguments(self._spec.command) is not None:
+                await self._launcher.start_warm()
+            for rank in range(len(self._spec.ranks)):
+                self._start(rank)
+            tending = asyncio.create_task(self._tend())
+            end = await self._launcher.ended()
+            tending.cancel()
+        return self._status(end)
+
+    def _start(self, rank: int) -> None:
+        """Start a member on the GPU of a rank."""
+        number, place = len(self._ranks), self._spec.ranks[rank]
+        self._ranks.append(rank)
+        members = [[self._spec.ranks[it].node, self._spec.ranks[it].gpu, it] for it in self._ranks]
+        write_file(Path(self._path) / RING, MEMBERS, members)
+        environment = environment_of(self._spec, RankStart(rank, self._path, self._part, -1, -1, -1))
+        for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            del environment[name]  # The ring says who sits where, and that changes.
+        log = Path(self._path) / log_name(rank)
+        start = Start(number, self._spec.command, environment, Path(self._spec.folder), log, place.node)
+        self._launcher.start(start)
+
+    def _exited(self, it: Start, status: int) -> None:
+        """Take note of a member's end, and start another on its GPU unless that was given up."""
+        rank = self._ranks[it.member]
+        self._tell_done(rank)
+        if status == 0 or self._asked or self._launcher.is_over:
+            return
+        self._say(f"member {it.member} on {it.node} ended with status {status}")
+        if status == RESTART_STATUS:
+            self._start(rank)
+        elif self._restarts and it.member not in self._launcher.declared:
+            self._restarts -= 1
+            self._start(rank)
+
+    def _tell_done(self, rank: int) -> None:
+        """Let nobody wait for a step of a rank whose process is gone (docs/steps.md)."""
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(steps_name(rank), flags, dir_fd=self._folder)
+            os.write(file, f"done 0 {time.time():.6f}\n".encode())
+            os.close(file)
+
+    def _ask_to_end(self, number: int) -> None:
+        self._asked = True
+        self._launcher.signal(number)
+
+    async def _tend(self) -> None:
+        """Keep the logs small, and let a wish to end reach members that were started just then."""
+        while True:
+            await asyncio.sleep(TEND_S)
+            for log in self._logs:
+                drop_beginning(log, LOG_BYTES)
+            if self._asked:
+                self._launcher.signal(signal.SIGTERM)
+
+    def _status(self, end: End) -> int:
+        """Return what tells best how the members ended: 0 if the ring was done, else the end of one of them."""
+        exits = self._launcher.exits
+        kept = [status for member, status in exits.items() if member not in self._launcher.declared]
+        if end.outcome == "done":
+            return next((status for status in kept if status), 0)
+        self._say(f"the ring is lost: {end.reason}")
+        own = [status for status in exits.values() if status not in (0, 3, RESTART_STATUS, 76)]
+        return max(own, default=1)  # a program's own status says more than a signal
+
+    def _say(self, words: str) -> None:
+        print(f"longshore: {words}", file=sys.stderr, flush=True)
+
+
+def main(path: str) -> int:
+    """Run the ring of the attempt whose folder this is, and return the status to exit with."""
+    folder = open_folder(path)
+    spec = decode(read_whole(folder, "spec.json", _SPEC_BYTES))
+    os.close(folder)
+    status = asyncio.run(Host(spec, path).run())
+    if status >= 0:
+        return status
+    if -status != signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)  # as a rank would have ended
+    return 128 - status

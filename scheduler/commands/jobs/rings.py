@@ -1,0 +1,39 @@
+"""How the ring of a job stands, for people."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from ..tables import Column, plain, print_table
+
+PHASES = ("detect_s", "stop_s", "choose_s", "form_s", "copy_s", "first_step_s")
+RECOVERIES = (
+    Column("GENERATION", right=True), Column("MEMBERS", right=True),
+    *(Column(phase.removesuffix("_s").upper().replace("_", " "), right=True) for phase in PHASES),
+    Column("BECAUSE", gives=True),
+)  # fmt: skip
+
+
+def print_ring(ring: Mapping[str, Any]) -> None:
+    """Print who sits where, and the recoveries so far with the seconds of their phases."""
+    filled = sum(member >= 0 for member in ring["order"])
+    facts = {
+        "ring": f"{ring['phase']}, {filled} of {ring['seats']} seats, generation {ring['generation']}",
+        "step": str(ring["step"]),
+        "seats": " ".join("empty" if member < 0 else str(member) for member in ring["order"]),
+        "spares": " ".join(map(str, ring["spares"])),
+    }
+    for title, value in facts.items():
+        if value:
+            typer.echo(f"{title:10s} {plain(value)}")
+    for member, reason in ring["gone"].items():
+        typer.echo(f"{'gone':10s} {plain(f'member {member}: {reason}')}")
+    if len(ring["recoveries"]) > 1:
+        typer.echo()
+        print_table(RECOVERIES, [_recovery(it) for it in ring["recoveries"][1:]])
+
+
+def _recovery(it: Mapping[str, Any]) -> tuple[str, ...]:
+    seconds = ("-" if it[phase] < 0 else f"{it[phase]:.3f}" for phase in PHASES)
+    return (str(it["generation"]), str(it["members"]), *seconds, it["reason"])

@@ -1,0 +1,117 @@
+"""`python -m longshore.ring`: a ring on this machine, without a scheduler.
+
+Source: SPEC F8 to F10.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from .launcher import Launcher, Start
+from .settings import make_ring
+from .wire import LOST_STATUS, RESTART_STATUS
+
+GRACE_S = 30.0  # for members to end after they were asked to
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m longshore.ring",
+        description="Run a training script on several processes, and go on without those that die.",
+        epilog="Exit status: that of the script, 0 if all went well; 3 if all members were lost.",
+    )
+    parser.add_argument("--seats", type=int, required=True, metavar="N", help="members of the ring")
+    parser.add_argument("--spares", type=int, default=0, metavar="N", help="members that wait for an empty seat")
+    parser.add_argument("--restarts", type=int, default=3, metavar="N", help="members started for those that died")
+    parser.add_argument("--no-warm", action="store_true", help="start each member by itself, fork none")
+    parser.add_argument("--folder", type=Path, help="keep the ring's files and the members' logs there")
+    parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="for example: -- python train.py")
+    given = parser.parse_args(arguments)
+    if given.seats < 1 or given.spares < 0 or given.restarts < 0:
+        parser.error("--seats is at least 1, --spares and --restarts at least 0")
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a ring and return the exit status."""
+    given = parse(arguments)
+    if given.folder is not None:
+        return asyncio.run(Command(given, given.folder.absolute()).run())
+    with tempfile.TemporaryDirectory(prefix="longshore-ring-") as folder:
+        return asyncio.run(Command(given, Path(folder)).run())
+
+
+class Command:
+    """One run of the command.
+
+    Args:
+        given: The options.
+        folder: Of the ring.
+    """
+
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        self._given, self._folder = given, folder
+        self._next, self._restarts = 0, int(given.restarts)
+        self._signal = 0
+
+    async def run(self) -> int:
+        """Start all, and wait for the end."""
+        make_ring(self._folder, self._given.seats)
+        async with Launcher(self._folder, on_exit=self._exited) as self._launcher:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self._asked_to_end, number)
+            await self._launcher.start_coordinator()
+            await self._launcher.connect()
+            if not self._given.no_warm:
+                await self._launcher.start_warm()
+            for _ in range(self._given.seats + self._given.spares):
+                self._start()
+            end = await self._launcher.ended()
+        if self._signal:
+            return 128 + self._signal
+        if end.outcome != "done":
+            sys.stderr.write(f"longshore.ring: the ring is lost: {end.reason}\n")
+            return LOST_STATUS
+        ended = [status for number, status in self._launcher.exits.items() if number not in self._launcher.declared]
+        return next((_shown(status) for status in ended if status), 0)
+
+    def _start(self) -> None:
+        number, self._next = self._next, self._next + 1
+        log = self._folder / f"member-{number}.log" if self._given.folder is not None else None
+        command = _with_own_python(self._given.command)
+        self._launcher.start(Start(number, command, dict(os.environ), Path.cwd(), log, os.uname().nodename))
+
+    def _exited(self, it: Start, status: int) -> None:
+        """Start another member for one that died."""
+        if status == 0 or self._signal or self._launcher.is_over:
+            return
+        if status == RESTART_STATUS:
+            self._start()
+            return
+        sys.stderr.write(f"longshore.ring: member {it.member} ended with status {_shown(status)}\n")
+        if self._restarts:
+            self._restarts -= 1
+            self._start()
+
+    def _asked_to_end(self, number: int) -> None:
+        """Pass a signal on; who has not ended in time is killed."""
+        self._signal = self._signal or number
+        self._launcher.signal(number)
+        asyncio.get_running_loop().call_later(GRACE_S, self._launcher.signal, signal.SIGKILL)
+
+
+def _with_own_python(command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command; one that begins with `python` means the interpreter that runs this one."""
+    program, *rest = command
+    return (sys.executable if program in ("python", "python3") else program, *rest)
+
+
+def _shown(status: int) -> int:
+    """Return a status as shells show it."""
+    return 128 - status if status < 0 else status

@@ -1,0 +1,338 @@
+"""A member's connection to its coordinator, in a thread of its own that answers in any state of the main thread.
+
+Source: SPEC F8 to F10.
+"""
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+from .. import wire
+
+MEET_S = 60.0  # to reach the coordinator at the start
+RETRY_S = 0.05
+AGAIN_S = 1.0  # after which what was not answered is said again: the coordinator may have been killed
+
+
+class AbortedError(Exception):
+    """The ring is formed anew: what the main thread does belongs to an earlier generation."""
+
+
+class FinishedError(Exception):
+    """All members are done."""
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What beats tell; the main thread writes it."""
+
+    moved: int = 0
+    waiting: bool = False
+    compute_s: float = 0.0
+    step_s: float = 0.0
+
+
+class Control:
+    """The connection. The main thread asks and waits; the other one listens, answers, beats and counts the lease.
+
+    Args:
+        address: HOST:PORT of the coordinator.
+        secret: Of the ring.
+        member: Number of this member.
+        node: Name of its node.
+        store: HOST:PORT of the store that it offers.
+        step: Steps that its state has seen.
+    """
+
+    def __init__(self, address: str, secret: str, member: int, node: str, store: str, step: int) -> None:
+        host, _, port = address.rpartition(":")
+        self._address, self._secret, self.member, self._node, self._store = (
+            (host, int(port)),
+            secret,
+            member,
+            node,
+            store,
+        )
+        self.pulse = Pulse()
+        self.step = step
+        self.generation = 0  # the newest that was heard of
+        self._at = 0  # that this member's group is of
+        self._fresh, self._here, self._applying = True, False, False
+        self._form: wire.Form | None = None
+        self._go = 0
+        self._finished = False
+        self._may_save: wire.MaySave | None = None
+        self._token = secrets.token_hex(8)
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._lines = wire.Lines()
+        self._beats: dict[int, float] = {}
+        self._number = 0
+        self._leased_s = time.monotonic() + MEET_S - wire.SILENCE_S  # the lease runs from here
+        self._closed = False
+        self._thread = threading.Thread(target=self._listen, name="longshore-ring", daemon=True)
+
+    def start(self) -> None:
+        """Connect. From here on the process ends if its coordinator is silent."""
+        self._thread.start()
+
+    # What the main thread asks
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the group of this member is of an earlier generation."""
+        return self.generation != self._at
+
+    def check(self) -> None:
+        """Raise if the ring is formed anew; end the process if it may not count itself a member any more.
+
+        Raises:
+            AbortedError: If so.
+        """
+        self._check_lease()
+        if self.is_aborted:
+            raise AbortedError
+
+    def form(self) -> wire.Form:
+        """Wait for the form of the newest generation, with the main thread free to take it.
+
+        Raises:
+            FinishedError: If all are done instead.
+        """
+        with self._changed:
+            self._here = True
+            self._say(wire.Here(self.member, self.generation, self.step))
+            while self._form is None or self._form.generation < max(self.generation, self._at + 1):
+                if self._finished:
+                    raise FinishedError
+                if not self._changed.wait(AGAIN_S):
+                    self._say(wire.Here(self.member, self.generation, self.step))
+            self._here = False
+            self._at = self.generation = self._form.generation
+            return self._form
+
+    def ready(self, ready: wire.Ready) -> None:
+        """Say that this member has group and state, and wait until all have.
+
+        Raises:
+            AbortedError: If the ring is formed anew instead.
+        """
+        with self._changed:
+            if self.generation == ready.generation:
+                self._fresh, self.step = False, ready.step
+            self._say(ready)
+            while self._go < ready.generation:
+                if self.is_aborted:
+                    raise AbortedError
+                if not self._changed.wait(AGAIN_S):
+                    self._say(ready)
+
+    def fault(self, peer: str, evidence: str) -> None:
+        """Say that an exchange failed, and wait until the ring is to be formed anew.
+
+        Raises:
+            AbortedError: Then.
+        """
+        with self._changed:
+            while not self.is_aborted:
+                self._say(wire.Fault(self.member, self._at, peer, evidence[:500]))
+                self._changed.wait(AGAIN_S)
+        raise AbortedError
+
+    def begin_apply(self) -> None:
+        """Begin to change the state by a step; the step counts once it is ended.
+
+        Raises:
+            AbortedError: If the ring is formed anew: the step is not applied.
+        """
+        with self._changed:
+            self.check()
+            self._applying = True
+
+    def end_apply(self, step: int) -> None:
+        """Say how many steps the state has seen now."""
+        with self._changed:
+            self._applying, self._fresh, self.step = False, False, step
+            if self.is_aborted:
+                self._say(wire.Stopped(self.member, self.generation, self.step, here=False))
+
+    def ran(self) -> None:
+        """Say that the first step of a generation is done."""
+        self._say(wire.Running(self.member, self._at, self.step))
+
+    def done(self) -> None:
+        """Wait until all members are done.
+
+        Raises:
+            FinishedError: Then.
+            AbortedError: If the ring is formed anew before.
+        """
+        with self._changed:
+            while not self._finished:
+                self.check()
+                self._say(wire.Done(self.member, self._at, self.step))
+                self._changed.wait(AGAIN_S)
+        raise FinishedError
+
+    def may_save(self) -> bool:
+        """Return whether a checkpoint of this step may be given its name: only a member's may."""
+        with self._changed:
+            while True:
+                self._check_lease()
+                asked, self._may_save = self.generation, None
+                self._say(wire.AskToSave(self.member, asked, self.step))
+                self._changed.wait(AGAIN_S)
+                answer: wire.MaySave | None = self._may_save
+                if answer is not None and answer.generation == asked and answer.step == self.step:
+                    return answer.granted
+
+    def leave(self, reason: str) -> None:
+        """Give up the seat."""
+        self._say(wire.Leave(self.member, self._at, reason[:500]))
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._closed = True
+        with self._changed:
+            self._disconnect()
+
+    # The other thread
+
+    def _listen(self) -> None:
+        beat_s = 0.0
+        while not self._closed:
+            self._check_lease()
+            if self._socket is None and not self._connect():
+                time.sleep(RETRY_S)
+                continue
+            if time.monotonic() >= beat_s:
+                beat_s = time.monotonic() + wire.BEAT_S
+                self._beat()
+            self._receive(max(0.0, min(beat_s - time.monotonic(), wire.BEAT_S)))
+
+    def _connect(self) -> bool:
+        try:
+            connection = socket.create_connection(self._address, timeout=wire.BEAT_S)
+        except OSError:
+            return False
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._changed:
+            self._socket, self._lines = connection, wire.Lines()
+            token, at, step, fresh = self._token, self._at, self.step, self._fresh
+            self._say(wire.Hello("member", self._secret, self.member, token, at, step, fresh, self._store, self._node))
+        self._beat()
+        return True
+
+    def _beat(self) -> None:
+        self._number += 1
+        self._beats[self._number] = time.monotonic()
+        pulse = self.pulse
+        self._say(
+            wire.Beat(
+                self.member,
+                self._at,
+                self._number,
+                self.step,
+                pulse.moved,
+                pulse.waiting,
+                pulse.compute_s,
+                pulse.step_s,
+            )
+        )
+
+    def _receive(self, wait_s: float) -> None:
+        connection = self._socket
+        if connection is None:
+            return
+        try:
+            if not select.select([connection], [], [], wait_s)[0]:
+                return
+            data = connection.recv(1 << 16)
+            messages = self._lines.feed(data)
+        except (OSError, ValueError, wire.WireError):
+            data, messages = b"", []
+        if not data:
+            with self._changed:
+                self._disconnect()
+            time.sleep(RETRY_S)
+        for message in messages:
+            self._hear(message)
+
+    def _disconnect(self) -> None:
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
+
+    def _hear(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Lease):
+            self._leased_s = self._beats.pop(message.number, self._leased_s)
+            self._beats = {number: at_s for number, at_s in self._beats.items() if number > message.number}
+            return
+        if isinstance(message, wire.Gone):
+            self._check_lease()
+            end_process(wire.RESTART_STATUS if message.restart else wire.GONE_STATUS, message.reason)
+        with self._changed:
+            if isinstance(message, wire.Abort) and message.generation >= self.generation:
+                self._abort(message.generation)
+            elif isinstance(message, wire.Form) and message.generation >= self.generation:
+                self.generation, self._form = message.generation, message
+            elif isinstance(message, wire.Go):
+                self._go = max(self._go, message.generation)
+            elif isinstance(message, wire.MaySave):
+                self._may_save = message
+            elif isinstance(message, wire.Finish):
+                self._finished = True
+            self._changed.notify_all()
+
+    def _abort(self, generation: int) -> None:
+        if generation > self.generation:
+            self.generation, self._form = generation, None
+        if not self._applying:
+            self._say(wire.Stopped(self.member, generation, self.step, self._here))
+
+    def _say(self, message: wire.Message) -> None:
+        """Send a message, if there is somebody to hear it: what matters is said again."""
+        connection = self._socket
+        if connection is not None:
+            with self._sending, contextlib.suppress(OSError):
+                connection.sendall(wire.encode(message))
+
+    def _check_lease(self) -> None:
+        silent_s = time.monotonic() - self._leased_s
+        if silent_s > wire.SILENCE_S and not self._finished and not self._closed:
+            end_process(wire.GONE_STATUS, f"the coordinator was silent for {silent_s:.0f} s")
+
+
+def from_environment(store: str, step: int) -> Control:
+    """Return the connection of the member that this process was started as.
+
+    Args:
+        store: HOST:PORT of the store that it offers.
+        step: Steps that its state has seen.
+
+    Raises:
+        KeyError: If it was not started as one.
+    """
+    given = os.environ
+    return Control(
+        given[wire.ADDRESS], given[wire.SECRET], int(given[wire.MEMBER]), given.get(wire.NODE, ""), store, step
+    )
+
+
+def end_process(status: int, reason: str) -> NoReturn:
+    """End this process at once, whatever its other threads do: none of them may change anything any more."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"longshore.ring: this process ends: {reason}\n".encode())
+    if status == wire.RESTART_STATUS:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+    os._exit(status)

@@ -1,0 +1,149 @@
+"""A member's part in forming the ring: its group, and the copy of the ring's state.
+
+Source: SPEC F8, F10.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..wire import ADDRESS, Form, Ready
+from .checkpoints import load_newest
+from .control import AbortedError, Control, from_environment
+from .gradients import Averages, Gradients
+from .groups import Group, LinkError, make_group, offer_store, own_address
+from .state import Copied, HasState, load_model, model_state, random_state, receive_state, send_state, set_random_state
+
+FAILED = (AbortedError, LinkError)  # what an exchange may end with
+
+
+class Formation:
+    """What a member holds of the ring.
+
+    Args:
+        model: Whose parameters and buffers are the ring's.
+        optimizer: Of this model.
+        checkpoints: Folder whose newest checkpoint is loaded, if there is one.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoints: Path | None) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._kept: dict[str, HasState] = {}
+        self._given: dict[str, Any] = {}  # states of what is not kept yet
+        self._random: dict[str, Any] | None = None  # as it was when the step in progress began
+        self._groups = 0
+        self._group: Group
+        self.seat, self.seats, self.rank = -1, 0, -1
+        self.shards: list[int] = []
+        step = 0
+        state = None if checkpoints is None else load_newest(checkpoints)
+        if state is not None:
+            step = int(state["step"])
+            self._take(state)
+        self._host = own_address(os.environ[ADDRESS])
+        self._store, store = offer_store(self._host)
+        self.control: Control = from_environment(store, step)
+        self.control.start()
+
+    def join(self, error: Exception | None = None) -> None:
+        """Take the seat that the coordinator gives, in a new generation; try until it holds.
+
+        Args:
+            error: What the last exchange ended with.
+
+        Raises:
+            FinishedError: If all are done instead.
+        """
+        while True:
+            try:
+                if isinstance(error, LinkError):
+                    self.control.fault(error.peer, str(error))
+                self._form(self.control.form())
+                return
+            except FAILED as failed:
+                error = failed
+
+    def gradients(self) -> Gradients:
+        """Return the gradients of the step in progress, as this member computed them."""
+        return Gradients(list(self._model.parameters()))
+
+    def averaged(self, gradients: Gradients) -> Averages:
+        """Exchange gradients, and begin to change the state by them.
+
+        Raises:
+            AbortedError: If the ring is formed anew.
+            LinkError: If an exchange fails.
+        """
+        averages = gradients.averaged(self._group, self.seats)
+        self.control.begin_apply()
+        return averages
+
+    def keep(self, name: str, it: HasState) -> None:
+        """Let the state of something go along."""
+        self._kept[name] = it
+        if name in self._given:
+            it.load_state_dict(self._given.pop(name))
+
+    def begin_step(self) -> None:
+        """Note the random numbers; a step that is computed anew has the same again."""
+        if self._random is not None:
+            set_random_state(self._random)
+        self._random = random_state()
+
+    def end_step(self) -> None:
+        """Count a step that was applied."""
+        self._random = None
+        self.control.end_apply(self.control.step + 1)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state that a member which joins takes over."""
+        return {
+            "step": self.control.step,
+            "model": model_state(self._model),
+            "optimizer": self._optimizer.state_dict(),
+            "random": self._random or random_state(),
+            "kept": {**self._given, **{name: it.state_dict() for name, it in self._kept.items()}},
+        }
+
+    def _form(self, form: Form) -> None:
+        control = self.control
+        members = [place.member for place in form.places]
+        rank = members.index(control.member)
+        began_s = time.monotonic()
+        group = make_group(form, rank, self._host, control)
+        self._groups += len(members) > 1
+        formed_s = time.monotonic()
+        digest = self._copy(form, group, rank, members.index(form.source)).digest
+        control.ready(
+            Ready(
+                control.member, form.generation, control.step, digest, self._groups, group.ends,
+                formed_s - began_s, time.monotonic() - formed_s,
+            )
+        )  # fmt: skip
+        self._group, self.rank, self.seats = group, rank, form.seats
+        self.seat, self.shards = form.places[rank].seat, form.places[rank].shards
+
+    def _copy(self, form: Form, group: Group, rank: int, root: int) -> Copied:
+        if not form.receivers:
+            return Copied(None, "")
+        if rank == root:
+            return send_state(self.state(), group, root)
+        takes = self.control.member in form.receivers
+        copied = receive_state(group, root, keeps=takes)
+        if takes:
+            self.control.begin_apply()
+            self._take(copied.state)
+            self.control.end_apply(int(copied.state["step"]))
+        return copied
+
+    def _take(self, state: dict[str, Any]) -> None:
+        load_model(self._model, state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        set_random_state(state["random"])
+        self._random = None
+        self._given = dict(state["kept"])
+        for name in [it for it in self._given if it in self._kept]:
+            self._kept[name].load_state_dict(self._given.pop(name))

@@ -1,0 +1,202 @@
+"""A training script's side of a ring that outlives its members.
+
+Source: SPEC F8 to F10.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ....cluster.files.errors import InputError
+from ..wire import ADDRESS, MEMBER, SECRET
+from .control import AbortedError, FinishedError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .state import HasState
+
+
+class Ring:
+    """A member of a ring of data-parallel training.
+
+    The constructor returns once this process has a seat; a spare waits in it, and its process ends there if no seat
+    became empty until the others were done. Each step looks as follows:
+
+        for step in ring.steps(until=10_000):
+            for shard in ring.shards:  # with a full ring exactly [ring.seat]
+                x, y = batch(shard, ring.seats, step)
+                loss(model(x), y).backward()
+            if ring.step():
+                ...  # what follows a step: a schedule, a line of a log
+
+    Args:
+        model: The same on all members; parameters and buffers are copied to members that join.
+        optimizer: Of this model; `step` calls it with the mean gradients.
+        checkpoints: Folder with those that `save` wrote; the newest is loaded, if there is one.
+
+    Raises:
+        InputError: If this process was not started as a member of a ring.
+    """
+
+    def __init__(
+        self, model: "torch.nn.Module", optimizer: "torch.optim.Optimizer", *, checkpoints: Path | str | None = None
+    ) -> None:
+        missing = [name for name in (ADDRESS, SECRET, MEMBER) if name not in os.environ]
+        if missing:
+            fix = "start the script by `python -m longshore.ring --seats 4 -- python train.py`"
+            raise InputError(f"this process is no member of a ring: {missing[0]} is not set", fix)
+        from .formation import FAILED, Formation  # it imports PyTorch, which takes seconds
+
+        self._failed = FAILED
+        self._optimizer = optimizer
+        self._folder = None if checkpoints is None else Path(checkpoints)
+        self._formation = Formation(model, optimizer, self._folder)
+        self._control = self._formation.control
+        self._began_s = self._computed_s = 0.0
+        self._is_first = True
+        try:
+            self._join()
+        except FinishedError:
+            sys.exit(0)
+
+    @property
+    def seat(self) -> int:
+        """This member's place in the ring."""
+        return self._formation.seat
+
+    @property
+    def seats(self) -> int:
+        """Seats of the ring, also of one that is short of members: a global batch has as many shards."""
+        return self._formation.seats
+
+    @property
+    def shards(self) -> list[int]:
+        """Shards of the global batch that this member computes; `[seat]` in a full ring."""
+        return self._formation.shards
+
+    @property
+    def generation(self) -> int:
+        """How many forms the ring has had."""
+        return self._control.generation
+
+    @property
+    def member(self) -> int:
+        """Number of this process among all that were ever members."""
+        return self._control.member
+
+    # What a script uses
+
+    def steps(self, until: int) -> Iterator[int]:
+        """Yield the number of each step that this member has to compute, from that of the ring's state on.
+
+        A number comes again if the ring lost members while the step was in progress and its shards were dealt out anew.
+
+        Args:
+            until: Number of the first step that is not to be taken. All members must name the same.
+        """
+        try:
+            while True:
+                while self._control.step < until:
+                    self._begin_step()
+                    yield self._control.step
+                try:
+                    self._control.done()
+                except AbortedError:
+                    self._join()
+        except FinishedError:
+            return
+
+    def step(self, before: Callable[[], object] | None = None) -> bool:
+        """Apply the mean of all members' gradients.
+
+        Args:
+            before: Called with the mean gradients in place, before the optimizer: to clip them, for example.
+
+        Returns:
+            Whether this member applied the step. If not, nothing is to be done for the step any more: it will come
+            again, or it is in the state that was taken over from a member that had applied it.
+        """
+        self._computed_s = time.monotonic() - self._began_s
+        number, gradients = self._control.step, self._formation.gradients()
+        while True:
+            try:
+                averages = self._formation.averaged(gradients)
+            except self._failed as error:
+                shards = self.shards
+                self._join(error)
+                if self._control.step != number or self.shards != shards:
+                    self._optimizer.zero_grad(set_to_none=True)
+                    return False
+                continue
+            averages.put()
+            if before is not None:
+                before()
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            self._end_step()
+            return True
+
+    def keep(self, name: str, it: "HasState") -> None:
+        """Let the state of something go along with the model's, such as a learning-rate schedule.
+
+        Args:
+            name: The same on all members.
+            it: Has `state_dict` and `load_state_dict`, of numbers, strings, tensors, and dicts and lists of them.
+        """
+        self._formation.keep(name, it)
+
+    def save(self) -> Path | None:
+        """Write the state as a checkpoint, on one member. Call it on all, after a step that was applied.
+
+        Returns:
+            The file, on the member that wrote it; None on the others.
+
+        Raises:
+            InputError: If the ring has no folder for checkpoints.
+            OSError: If it cannot be written.
+        """
+        if self._folder is None:
+            raise InputError(
+                "no folder for checkpoints was given", "write `Ring(model, optimizer, checkpoints=FOLDER)`"
+            )
+        if self._formation.rank != 0:
+            return None
+        from .checkpoints import write_checkpoint
+
+        mark = f"g{self.generation}-m{self.member}"
+        return write_checkpoint(self._folder, self._control, self._formation.state(), mark)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            for _ in self.steps(until=self._control.step):
+                pass
+            self._control.close()
+        else:
+            self._control.leave(f"{kind.__name__ if kind else ''}: {error}")
+
+    def _join(self, error: Exception | None = None) -> None:
+        self._formation.join(error)
+        self._is_first = True
+
+    def _begin_step(self) -> None:
+        now_s = time.monotonic()
+        pulse = self._control.pulse
+        pulse.compute_s, pulse.step_s = self._computed_s, now_s - self._began_s if self._began_s else 0.0
+        self._began_s = now_s
+        self._formation.begin_step()
+
+    def _end_step(self) -> None:
+        self._formation.end_step()
+        if self._is_first:
+            self._is_first = False
+            self._control.ran()

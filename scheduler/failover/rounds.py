@@ -1,0 +1,400 @@
+"""How a ring goes on after a fault, as a machine without sockets and clocks: events go in, messages come out.
+
+A round raises the generation, stops all members, fills seats that are empty, forms the ring and lets it run. Whatever
+happens before the ring is formed joins the round; what happens later begins another one. Source: SPEC F8 to F10.
+
+The process that coordinates imports this module: standard library only.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from . import wire
+from .seating import awaited, fill
+from .settings import Limits
+from .shape import form_of, report_of, want_of
+from .standing import NOBODY, Durable, Member, Phase, Watch
+from .suspicion import Blames, silent, unstopped
+
+LAUNCHERS, DESKS = -2, -3  # to whom a message goes that is for no single member
+RESTART: Final = "its process has formed as many groups as it may"
+FUTILE: Final = 10  # rounds in a row that lost nobody and led to no step
+
+
+class Rounds:
+    """The machine. Each event returns nothing; what is to be told waits in `outbox`.
+
+    Whoever drives it writes `durable` to a file, where that has changed, before it sends what is in the outbox.
+
+    Args:
+        seats: In the ring.
+        limits: How long it waits.
+        now_s: The time, of a clock that is never set.
+        durable: What a coordinator before this one has written.
+    """
+
+    def __init__(self, seats: int, limits: Limits, now_s: float, durable: Durable | None = None) -> None:
+        self.limits, self.now_s = limits, now_s
+        self.members: dict[int, Member] = {}
+        self.outbox: list[tuple[int, wire.Message]] = []
+        self.news: list[str] = []  # for people
+        self.recoveries: deque[Watch] = deque(maxlen=32)
+        self.has_desk = False
+        self._coming: dict[int, float] = {}  # until when each member is waited for
+        self._restart_until_s = now_s  # for so long a member that was told to start anew is waited for
+        self._none_coming = False
+        self._blames = Blames()
+        self._signs_s: dict[int, float] = {}  # when the connection of each member was seen to end
+        self._futile = 0
+        self._form: wire.Form  # of this generation, while the ring is formed
+        self._told: tuple[int, tuple[int, ...]] | None = None  # generation and seats, to the desk
+        self._ticked_s = self._moved_s = self._began_s = now_s
+        self.durable = durable or Durable([NOBODY] * seats, generation=1)
+        self._watch("start", now_s)
+        if durable is not None and not durable.phase.is_over:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Wait for the members of a coordinator that ended; those that do not come back were lost meanwhile."""
+        heard_s = self.now_s + self.limits.meet_s - self.limits.silence_s
+        for number in self.seated():
+            token = self.durable.tokens[str(number)]
+            self.members[number] = Member(number, token, heard_s, fresh=False, ran=True)
+        if self.durable.phase is not Phase.RUNNING:
+            self._begin("the coordinator was started again")
+
+    # What is there
+
+    def seated(self) -> list[int]:
+        """Return the members that have a seat, by seat."""
+        return [it for it in self.durable.holders if it != NOBODY]
+
+    def spares(self) -> list[int]:
+        """Return the members that wait for a seat."""
+        return sorted(self.members.keys() - set(self.seated()))
+
+    def report(self) -> wire.Report:
+        """Return the ring at present."""
+        return report_of(self.durable, self.members, self.recoveries)
+
+    def _seated(self) -> list[Member]:
+        return [self.members[it] for it in self.seated()]
+
+    def _send(self, to: int, message: wire.Message) -> None:
+        self.outbox.append((to, message))
+
+    # Events of members
+
+    def joined(self, hello: wire.Hello, now_s: float) -> bool:
+        """A process says that it is a member. Return whether it is one."""
+        self.now_s = now_s
+        number, durable = hello.member, self.durable
+        if durable.phase is Phase.DONE and str(number) not in durable.gone:
+            self._send(number, wire.Finish(durable.generation))
+            return True
+        if reason := self._refusal(hello):
+            self._send(number, wire.Gone(reason))
+            return False
+        member = self.members.setdefault(number, Member(number, hello.token, now_s))
+        self._coming.pop(number, None)
+        self._signs_s.pop(number, None)
+        member.connected, member.heard_s = True, now_s
+        member.store, member.node, member.step, member.fresh = hello.store, hello.node, hello.step, hello.fresh
+        self._bring_up_to_date(member, hello.generation)
+        self._advance()
+        return True
+
+    def _refusal(self, hello: wire.Hello) -> str:
+        """Return why a process is no member, "" if it is one."""
+        member = self.members.get(hello.member)
+        if hello.member < 0:
+            return f"{hello.member} is no number of a member"
+        if reason := self.durable.gone.get(str(hello.member), ""):
+            return reason
+        if self.durable.phase.is_over:
+            return self.durable.outcome
+        if member is None:
+            return "" if hello.fresh else "it comes from another ring"
+        return "" if member.token == hello.token else "another process is that member"
+
+    def _bring_up_to_date(self, member: Member, generation: int) -> None:
+        """Tell a member that comes, or comes back, what the ring is doing."""
+        phase = self.durable.phase
+        if member.number not in self.seated():
+            member.stopped = member.here = True
+        elif phase is Phase.STOPPING:
+            member.asked_s = self.now_s
+            self._send(member.number, wire.Abort(self.durable.generation))
+        elif phase is Phase.FORMING:
+            self._send(member.number, self._form)
+        elif generation == self.durable.generation:
+            self._send(member.number, wire.Go(generation))
+        else:
+            self._begin(f"member {member.number} came back from generation {generation}")
+
+    def closed(self, number: int, now_s: float) -> None:
+        """A member's connection is over; it may come back."""
+        self.now_s = now_s
+        if number in self.members:
+            self.members[number].connected = False
+            self._signs_s[number] = now_s
+
+    def said(self, number: int, message: wire.Message, now_s: float) -> None:
+        """A member says something; of what is not of this generation nothing counts but that it lives."""
+        self.now_s = now_s
+        member = self.members.get(number)
+        if member is None or self.durable.phase.is_over:
+            return
+        member.heard_s = now_s
+        is_present = getattr(message, "generation", None) == self.durable.generation and number in self.seated()
+        if isinstance(message, wire.Beat):
+            self._beat(member, message)
+        elif isinstance(message, wire.Leave):
+            self._declare(number, message.reason)
+        elif isinstance(message, wire.AskToSave):
+            self._send(number, wire.MaySave(message.generation, message.step, is_present))
+        elif is_present:
+            self._counts(member, message)
+        self._advance()
+
+    def _counts(self, member: Member, message: wire.Message) -> None:
+        phase = self.durable.phase
+        if isinstance(message, wire.Stopped | wire.Here) and phase is Phase.STOPPING:
+            member.stopped, member.step = True, message.step
+            member.here = isinstance(message, wire.Here) or message.here
+        elif isinstance(message, wire.Ready):
+            self._ready(member, message)
+        elif isinstance(message, wire.Running) and phase is Phase.RUNNING:
+            self._ran(member, message.step)
+        elif isinstance(message, wire.Done) and phase is Phase.RUNNING:
+            member.done = True
+            self._ran(member, message.step)
+        elif isinstance(message, wire.Fault) and phase in (Phase.FORMING, Phase.RUNNING):
+            self._fault(member, message)
+
+    def _beat(self, member: Member, beat: wire.Beat) -> None:
+        self._send(member.number, wire.Lease(beat.number))
+        if beat.moved != member.moved or not beat.waiting:
+            self._moved_s = self.now_s
+        if beat.step != member.step and beat.step_s > 0.0 and member.ran:
+            member.compute_s.append(beat.compute_s)
+            member.step_s.append(beat.step_s)
+        member.moved, member.waiting = beat.moved, beat.waiting
+        is_present = beat.generation == self.durable.generation and self.durable.phase is Phase.RUNNING
+        if is_present and beat.step > member.step:
+            self._ran(member, beat.step)
+
+    def _ready(self, member: Member, ready: wire.Ready) -> None:
+        if self.durable.phase is Phase.RUNNING:  # it did not hear that all may go
+            self._send(member.number, wire.Go(self.durable.generation))
+        elif self.durable.phase is Phase.FORMING:
+            member.ready, member.fresh, member.step = True, False, ready.step
+            member.groups, member.ends = ready.groups, frozenset(ready.ends)
+            self._moved_s = self.now_s
+            self.recoveries[-1].copy_s = max(self.recoveries[-1].copy_s, ready.copy_s)
+
+    def _ran(self, member: Member, step: int) -> None:
+        member.ran, member.step = True, max(member.step, step)
+        self._futile = 0
+        watch, seats = self.recoveries[-1], len(self.durable.holders)
+        if watch.ran_s < 0.0 and all(it.ran for it in self._seated()):
+            watch.ran_s = self.now_s
+            self.news.append(f"generation {watch.generation} runs with {watch.members} of {seats} members; {watch}")
+
+    def _fault(self, member: Member, fault: wire.Fault) -> None:
+        accused = [it.number for it in self._seated() if fault.peer in it.ends and it is not member]
+        if accused:
+            self._blames.add(member.number, accused[0], self.now_s)
+        self._begin(f"member {member.number}: {fault.evidence}"[:300])
+
+    # Events of launchers, of desks, and of time
+
+    def launcher_said(self, message: wire.Message, now_s: float) -> None:
+        """Who launches members says something; a process that it proves gone is gone at once."""
+        self.now_s = now_s
+        if self.durable.phase.is_over:
+            return
+        if isinstance(message, wire.Starting):
+            self._comes(message.member)
+        elif isinstance(message, wire.Exited):
+            self._coming.pop(message.member, None)
+            self._declare(message.member, f"its process ended with status {message.status}")
+        self._advance()
+
+    def desk_came(self, now_s: float) -> None:
+        """A desk connects: it is told which seats are empty, if any are."""
+        self.now_s, self.has_desk = now_s, True
+        if self.durable.has_run and NOBODY in self.durable.holders and not self.durable.phase.is_over:
+            self._send(DESKS, want_of(self.durable, self.members))
+
+    def desk_said(self, message: wire.Message, now_s: float) -> None:
+        """The desk says who comes for an empty seat."""
+        self.now_s = now_s
+        if isinstance(message, wire.Coming):
+            self._comes(message.member)
+        elif isinstance(message, wire.NoneComing):
+            self._none_coming = True
+        self._advance()
+
+    def _comes(self, number: int) -> None:
+        if number not in self.members and str(number) not in self.durable.gone:
+            self._coming[number] = self.now_s + self.limits.coming_s
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass."""
+        gap_s, self._ticked_s, self.now_s = now_s - self._ticked_s, now_s, now_s
+        if gap_s > self.limits.silence_s / 5:  # This process stood still: who could not be heard was not silent.
+            for it in self.members.values():
+                it.heard_s = min(it.heard_s + gap_s, max(now_s, it.heard_s))
+                it.asked_s = None if it.asked_s is None else min(it.asked_s + gap_s, now_s)
+        if self.durable.phase.is_over:
+            return
+        suspects = list(silent(self.members.values(), self.limits, now_s))
+        if self.durable.phase is Phase.STOPPING:
+            suspects += unstopped(self._seated(), self.limits, now_s)
+        for suspect in suspects:
+            self._declare(*suspect)
+        self._advance()
+
+    # Decisions
+
+    def _declare(self, number: int, reason: str) -> None:
+        """Count a member as gone, for ever."""
+        durable = self.durable
+        if number < 0 or str(number) in durable.gone or durable.phase.is_over:
+            return
+        durable.gone[str(number)] = reason
+        durable.tokens.pop(str(number), None)
+        self._send(number, wire.Gone(reason, restart=reason == RESTART))
+        self._send(LAUNCHERS, wire.Declared(number, reason))
+        self.members.pop(number, None)
+        self._coming.pop(number, None)
+        sign_s = self._signs_s.pop(number, self.now_s)
+        if number in durable.holders:
+            durable.holders[durable.holders.index(number)] = NOBODY
+            self._futile = 0
+            if durable.phase is not Phase.STOPPING:
+                self._begin(f"member {number} is gone: {reason}", sign_s)
+
+    def _begin(self, reason: str, sign_s: float | None = None) -> None:
+        """Begin a round."""
+        self.durable.generation += 1
+        self.durable.phase = Phase.STOPPING
+        self._none_coming, self._futile = False, self._futile + 1
+        self._watch(reason, self.now_s if sign_s is None else sign_s)
+        for member in self._seated():
+            member.begin()
+            if member.connected:
+                member.asked_s = self.now_s
+                self._send(member.number, wire.Abort(self.durable.generation))
+        if self._futile > FUTILE:
+            self._end(Phase.LOST, f"{FUTILE} rounds led to no step: {reason}")
+
+    def _watch(self, reason: str, sign_s: float) -> None:
+        self.recoveries.append(Watch(self.durable.generation, reason, sign_s, self.now_s))
+        self.news.append(f"generation {self.durable.generation}: {reason}")
+        self._began_s = self._moved_s = self.now_s
+
+    def _advance(self) -> None:
+        """Go on as far as what is known allows."""
+        steps: dict[Phase, Callable[[], bool]] = {
+            Phase.STOPPING: self._stopping,
+            Phase.FORMING: self._forming,
+            Phase.RUNNING: self._running,
+        }
+        while self.durable.phase in steps and steps[self.durable.phase]():
+            pass
+        self._tell_desk()
+
+    def _stopping(self) -> bool:
+        """Go on once all have stopped and every seat is filled that can be; return whether anything changed."""
+        fill(self.durable, self.members, gathers=self._gathers)
+        members, watch = self._seated(), self.recoveries[-1]
+        if self.durable.has_run and all(it.fresh for it in members):
+            return self._end(Phase.LOST, "no member is left that has the ring's state")
+        if not members:
+            return False if self._may_come() else self._end(Phase.LOST, "no member came")
+        if not all(it.stopped for it in members):
+            return False
+        if watch.stopped_s < 0.0:
+            watch.stopped_s = self.now_s
+        if suspect := self._blames.worst(self.seated(), self.now_s):
+            self._declare(*suspect)
+            return True
+        if (NOBODY in self.durable.holders and self._may_come()) or not all(it.here for it in members):
+            return False
+        self.durable.phase = Phase.FORMING
+        watch.formed_s = self._moved_s = self.now_s
+        watch.members = len(members)
+        self._form = form_of(self.durable, self.members)
+        for it in members:
+            self._send(it.number, self._form)
+        return True
+
+    @property
+    def _gathers(self) -> bool:
+        return self.now_s - self._began_s <= self.limits.gather_s
+
+    def _may_come(self) -> bool:
+        """Say whether to wait for somebody who takes an empty seat."""
+        if self.now_s < self._restart_until_s or any(until_s > self.now_s for until_s in self._coming.values()):
+            return True
+        if not self.durable.has_run and awaited(self.durable, gathers=self._gathers):
+            return True
+        return self.has_desk and not self._none_coming and self.now_s - self._began_s <= self.limits.patience_s
+
+    def _forming(self) -> bool:
+        members = self._seated()
+        if not all(it.ready for it in members):
+            if self.now_s - self._moved_s <= self.limits.stall_s:
+                return False
+            self._begin("nothing moved while the ring was formed")
+            return True
+        steps = sorted({it.step for it in members})
+        if len(steps) > 1:
+            self._begin(f"members became ready at steps {steps}")
+            return True
+        self.durable.phase, self.durable.has_run = Phase.RUNNING, True
+        self.recoveries[-1].ready_s = self._moved_s = self.now_s
+        for it in members:
+            self._send(it.number, wire.Go(self.durable.generation))
+        return True
+
+    def _running(self) -> bool:
+        members = self._seated()
+        if all(it.done for it in members):
+            return self._end(Phase.DONE, "all members are done")
+        if all(it.waiting for it in members) and self.now_s - self._moved_s > self.limits.stall_s:
+            self._begin(f"nothing moved for {self.limits.stall_s:.0f} s although all wait for each other")
+            return True
+        if not all(it.ran for it in members):
+            return False
+        if NOBODY in self.durable.holders and any(self.members[it].connected for it in self.spares()):
+            self._begin("a member joins")
+            return True
+        worn = [it for it in members if it.groups >= self.limits.groups and not it.done]
+        if worn and len(members) > 1:
+            self._restart_until_s = self.now_s + self.limits.patience_s
+            self._declare(max(worn, key=lambda it: it.groups).number, RESTART)
+            return True
+        return False
+
+    def _end(self, phase: Phase, reason: str) -> bool:
+        self.durable.phase, self.durable.outcome = phase, reason
+        self.news.append(f"{phase}: {reason}")
+        for number in self.members:
+            self._send(number, wire.Finish(self.durable.generation) if phase is Phase.DONE else wire.Gone(reason))
+        for to in (LAUNCHERS, DESKS):
+            self._send(to, wire.End(str(phase), reason))
+        return False
+
+    def _tell_desk(self) -> None:
+        """Tell the desk which seats are empty, where that has changed."""
+        now = (self.durable.generation, tuple(self.durable.holders))
+        if not self.durable.has_run or self.durable.phase.is_over or now == self._told:
+            return
+        was_empty = self._told is not None and NOBODY in self._told[1]
+        self._told = now
+        if NOBODY in self.durable.holders or was_empty:
+            self._send(DESKS, want_of(self.durable, self.members))

@@ -1,0 +1,113 @@
+"""What a coordinator knows of its ring: the part that outlives it, and what it heard of each member.
+
+The process that coordinates imports this module: standard library only.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .wire import Recovery
+
+NOBODY = -1
+
+
+class Phase(StrEnum):
+    """What the ring is doing."""
+
+    STOPPING = "stopping"  # members stop, seats are filled
+    FORMING = "forming"  # groups are formed, state is copied
+    RUNNING = "running"
+    DONE = "done"
+    LOST = "lost"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing follows."""
+        return self in (Phase.DONE, Phase.LOST)
+
+
+@dataclass(slots=True)
+class Durable:
+    """What is written before anybody is told of it."""
+
+    holders: list[int]  # member on each seat
+    generation: int = 0
+    phase: Phase = Phase.STOPPING
+    has_run: bool = False  # so that a fresh member's state is not the ring's
+    tokens: dict[str, str] = field(default_factory=dict)  # of members that have a seat
+    gone: dict[str, str] = field(default_factory=dict)  # why each member that was declared gone was
+    outcome: str = ""
+
+
+@dataclass(slots=True)
+class Member:
+    """What was heard of a member that is not gone."""
+
+    number: int
+    token: str
+    heard_s: float
+    connected: bool = False
+    fresh: bool = True
+    step: int = 0
+    stopped: bool = False  # in this generation
+    here: bool = False
+    ready: bool = False
+    ran: bool = False  # it finished a step of this generation
+    done: bool = False
+    asked_s: float | None = None  # when it was told to stop
+    groups: int = 0
+    moved: int = -1
+    waiting: bool = False
+    store: str = ""
+    node: str = ""
+    ends: frozenset[str] = frozenset()
+    compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+
+    def begin(self) -> None:
+        """Forget what it said in the generation before."""
+        self.stopped = self.here = self.ready = self.ran = self.done = self.waiting = False
+        self.asked_s = None
+
+
+@dataclass(slots=True)
+class Watch:
+    """When a recovery got how far, by the coordinator's clock."""
+
+    generation: int
+    reason: str
+    sign_s: float  # the first that was seen of the fault
+    began_s: float
+    stopped_s: float = -1.0
+    formed_s: float = -1.0
+    copy_s: float = 0.0
+    ready_s: float = -1.0
+    ran_s: float = -1.0
+    members: int = 0
+
+    def __str__(self) -> str:
+        it = self.seconds()
+        return (
+            f"seconds to detect {it.detect_s:.3f}, stop {it.stop_s:.3f}, choose {it.choose_s:.3f}, form {it.form_s:.3f}, "
+            f"copy {it.copy_s:.3f}, first step {it.first_step_s:.3f}"
+        )
+
+    def seconds(self) -> Recovery:
+        """Return how long each phase took, -1 for what has not ended."""
+
+        def between(start_s: float, end_s: float) -> float:
+            return round(end_s - start_s, 4) if end_s >= 0.0 else -1.0
+
+        ready = between(self.formed_s, self.ready_s)
+        return Recovery(
+            generation=self.generation,
+            reason=self.reason,
+            members=self.members,
+            detect_s=between(self.sign_s, self.began_s),
+            stop_s=between(self.began_s, self.stopped_s),
+            choose_s=between(self.stopped_s, self.formed_s),
+            form_s=max(ready - self.copy_s, 0.0) if ready >= 0.0 else -1.0,
+            copy_s=self.copy_s if ready >= 0.0 else -1.0,
+            first_step_s=between(self.ready_s, self.ran_s),
+        )

@@ -1,0 +1,75 @@
+"""Who is to be declared gone, and why: those that say nothing, and pairs between which exchanges fail again and again.
+
+The process that coordinates imports this module: standard library only.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from .settings import Limits
+from .standing import Member
+
+BLAMED: Final = 3  # faults of one pair of members, after which one of them is replaced
+BLAME_S: Final = 600.0  # for so long a fault of a pair counts
+
+
+class Suspect(NamedTuple):
+    """A member to be declared gone."""
+
+    member: int
+    reason: str
+
+
+def silent(members: Iterable[Member], limits: Limits, now_s: float) -> Iterator[Suspect]:
+    """Yield members that said nothing for too long.
+
+    Where that is more than half of them, our own link is likelier to be cut: then nobody is, until all of them have
+    ended themselves, as they hear nothing either. Source: SPEC F1.
+    """
+    quiet_s = {it.number: now_s - it.heard_s for it in members}
+    found = [number for number, for_s in quiet_s.items() if for_s > limits.silence_s]
+    if 2 * len(found) > len(quiet_s):
+        found = [number for number in found if quiet_s[number] > limits.frozen_s]
+    for number in found:
+        yield Suspect(number, f"it said nothing for {quiet_s[number]:.0f} s")
+
+
+def unstopped(seated: Iterable[Member], limits: Limits, now_s: float) -> Iterator[Suspect]:
+    """Yield members that were told to stop and did not, or whose script does not come to the end of its step."""
+    for it in seated:
+        if it.asked_s is None or it.here:
+            continue
+        asked_s = now_s - it.asked_s
+        if not it.stopped and asked_s > limits.stop_s:
+            yield Suspect(it.number, f"it did not stop within {limits.stop_s:.0f} s")
+        elif asked_s > limits.arrive_s:
+            yield Suspect(it.number, f"its script did not end its step within {limits.arrive_s:.0f} s")
+
+
+class Blames:
+    """Faults of exchanges between two members that both live. Source: SPEC F5."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[float, frozenset[int]]] = []
+
+    def add(self, one: int, other: int, now_s: float) -> None:
+        """Note a fault; each generation has at most one of a pair."""
+        self._pairs.append((now_s, frozenset((one, other))))
+
+    def worst(self, order: Sequence[int], now_s: float) -> Suspect | None:
+        """Return which member is to be replaced: of the worst pair the one that most faults have to do with.
+
+        Args:
+            order: Members by seat; of two that are equal the later one is replaced.
+            now_s: The time.
+        """
+        self._pairs = [it for it in self._pairs if now_s - it[0] < BLAME_S and it[1] <= set(order)]
+        if not self._pairs or len(order) < 2:
+            return None
+        pair, times = Counter(pair for _, pair in self._pairs).most_common(1)[0]
+        if times < BLAMED:
+            return None
+        accused = Counter(number for _, it in self._pairs for number in it)
+        number = max(pair, key=lambda it: (accused[it], order.index(it)))
+        return Suspect(number, f"exchanges between members {sorted(pair)} failed {times} times")

@@ -1,0 +1,385 @@
+"""What the processes of a ring say to each other: lines of JSON over TCP, one message each, none longer than 1 MiB.
+
+A connection begins with a `Hello` that has the ring's secret and a role. What may follow hangs on the role.
+
+member      says   Beat, Stopped, Here, Fault, Ready, Running, Done, Leave, AskToSave
+            hears  Lease, Abort, Form, Go, MaySave, Finish, Gone
+launcher    says   Starting, Exited
+            hears  Declared, End
+desk        says   Coming, NoneComing
+            hears  Want, End
+status      hears  Report, once, and the connection is over
+
+A *desk* is where somebody brings members: the scheduler that leads. It is told of empty seats by `Want` as soon as it
+connects and whenever they change, also while a shrunk ring runs. It answers `Coming` once it has started a member, or
+`NoneComing`. Whatever a member sends has its number and the generation that it knows. Source: SPEC F8 to F10.
+
+The process that coordinates imports this module: standard library only.
+"""
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+MOST_BYTES = 1 << 20  # of a line
+ADDRESS, SECRET, MEMBER, NODE = (f"LONGSHORE_RING_{it}" for it in ("ADDRESS", "SECRET", "MEMBER", "NODE"))
+LOST_STATUS, GONE_STATUS, RESTART_STATUS = 3, 76, 77  # a ring without members; a member without a seat; one to restart
+SILENCE_S = 10.0  # without a word: of a member it is declared gone, of its coordinator it ends itself
+BEAT_S = 1.0
+
+
+class WireError(Exception):
+    """A line that is no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Opens a connection."""
+
+    role: str
+    secret: str
+    member: int = -1
+    token: str = ""  # drawn by the member's process: two processes never pass for one member
+    generation: int = 0  # that its group is of
+    step: int = 0  # steps that its state has seen
+    fresh: bool = True  # its state is not the ring's
+    store: str = ""  # HOST:PORT of the store that it offers for forming groups
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A member lives; each is answered by the lease of the same number."""
+
+    member: int
+    generation: int
+    number: int
+    step: int
+    moved: int = 0  # rises with each piece of state or gradient that it exchanged
+    waiting: bool = False  # for others, in an exchange
+    compute_s: float = 0.0  # of its last step
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A member takes no step of an earlier generation any more."""
+
+    member: int
+    generation: int
+    step: int
+    here: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Its main thread waits for the form."""
+
+    member: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An exchange of a member failed."""
+
+    member: int
+    generation: int
+    peer: str = ""  # HOST:PORT of the socket's other end, if that is known
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A member has its group and the ring's state."""
+
+    member: int
+    generation: int
+    step: int
+    digest: str = ""
+    groups: int = 0  # that its process has formed
+    ends: list[str] = field(default_factory=list)  # HOST:PORT of its own ends of the group's sockets
+    group_s: float = 0.0
+    copy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A member finished its first step of a generation."""
+
+    member: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A member has no more steps to take."""
+
+    member: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A member gives up its seat, as its script failed."""
+
+    member: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskToSave:
+    """A member has written a checkpoint and asks whether it may be given its name."""
+
+    member: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The member counts as one of the ring for SILENCE_S from when it sent the beat of this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """All stop, to form the ring anew."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who sits on a seat, and which shards of a batch it computes."""
+
+    seat: int
+    member: int
+    shards: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the ring looks in a generation."""
+
+    generation: int
+    seats: int
+    places: list[Place]  # by seat: the order of the ring
+    source: int  # the member whose state is the ring's
+    receivers: list[int]  # members that take it over
+    store: str  # HOST:PORT
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """All are ready."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaySave:
+    """Whether a checkpoint may be given its name."""
+
+    generation: int
+    step: int
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All are done."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The process that hears this is no member, or not any more."""
+
+    reason: str
+    restart: bool = False  # in place: its process has formed as many groups as it may
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A launcher starts a member."""
+
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A member's process is gone."""
+
+    member: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A member was declared gone; whoever launched it makes sure of it."""
+
+    member: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The ring is over."""
+
+    outcome: str  # done | lost
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A seat that nobody has, and the members beside it."""
+
+    seat: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Seats that nobody has; none once they are filled."""
+
+    generation: int
+    empty: list[Empty]
+    order: list[int]  # members, by seat
+    step_s: float  # average iteration time (SPEC F3)
+    compute_s: dict[str, float]  # by member, the mean of its last steps
+    nodes: dict[str, str]  # by member
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A member was started for an empty seat."""
+
+    member: int
+    node: str = ""
+    gpu: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NoneComing:
+    """Nobody can be had for the empty seats now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How the ring was formed anew, once; seconds, -1 for what has not come yet."""
+
+    generation: int
+    reason: str
+    members: int
+    detect_s: float
+    stop_s: float
+    choose_s: float
+    form_s: float
+    copy_s: float
+    first_step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The ring at present."""
+
+    phase: str
+    generation: int
+    seats: int
+    order: list[int]  # member on each seat, -1 for none
+    spares: list[int]
+    step: int
+    gone: dict[str, str]
+    recoveries: list[Recovery]
+
+
+Message = (
+    Hello | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | AskToSave | Lease | Abort | Form | Go
+    | MaySave | Finish | Gone | Starting | Exited | Declared | End | Want | Coming | NoneComing | Report
+)  # fmt: skip
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
+_HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Place, Empty, Recovery)}
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as a line."""
+    return json.dumps({"kind": type(message).__name__, **as_json(message)}).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Return the message of a line.
+
+    Raises:
+        WireError: If it is none.
+    """
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"no JSON: {line[:80]!r}") from error
+    kind = _KINDS.get(str(content.pop("kind", ""))) if isinstance(content, dict) else None
+    if kind is None:
+        raise WireError(f"no kind of message: {line[:80]!r}")
+    message: Message = from_json(content, kind)
+    return message
+
+
+def as_json(it: Any) -> Any:
+    """Return a message, or a part of one, as what JSON knows."""
+    if type(it) in _HINTS:
+        return {one.name: as_json(getattr(it, one.name)) for one in fields(it)}
+    return [as_json(one) for one in it] if isinstance(it, list) else it
+
+
+def from_json(content: Any, kind: Any) -> Any:
+    """Return what a message or a part of one holds, of exactly the types that its class has.
+
+    Raises:
+        WireError: If the types are others, or numbers are not of this world.
+    """
+    if kind in _HINTS:
+        hints = _HINTS[kind]
+        if not isinstance(content, dict) or not content.keys() <= hints.keys():
+            raise WireError(f"not the fields of {kind.__name__}: {str(content)[:80]}")
+        try:
+            return kind(**{name: from_json(value, hints[name]) for name, value in content.items()})
+        except TypeError as error:
+            raise WireError(f"{kind.__name__}: {error}") from error
+    if get_origin(kind) is list and isinstance(content, list):
+        return [from_json(one, get_args(kind)[0]) for one in content]
+    if get_origin(kind) is dict and isinstance(content, dict):
+        return {name: from_json(one, get_args(kind)[1]) for name, one in content.items()}
+    if kind is float and type(content) in (int, float) and abs(content) < 1e18:
+        return float(content)
+    if type(content) is kind and (kind is not int or abs(content) < 1 << 53):
+        return content
+    raise WireError(f"not a {kind}: {str(content)[:80]}")
+
+
+class Lines:
+    """Takes bytes as they come and gives the messages that are whole."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Return the messages that are whole with these bytes.
+
+        Raises:
+            WireError: If one is none; nothing that follows is of use then.
+        """
+        self._rest += data
+        *lines, rest = bytes(self._rest).split(b"\n") if b"\n" in data else [bytes(self._rest)]
+        if len(rest) > MOST_BYTES or any(len(line) > MOST_BYTES for line in lines):
+            raise WireError(f"a line of more than {MOST_BYTES} bytes")
+        self._rest = bytearray(rest)
+        return [decode(line) for line in lines]

@@ -1,0 +1,174 @@
+"""Members that were left behind, cut off or are worn out, and links that fail although both ends live."""
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.settings import Limits
+
+from .test_ring import assert_as_undisturbed
+from .trial import Outcome, Trial, run_ring
+
+
+@pytest.mark.faults
+def test_a_member_that_wakes_up_after_it_was_declared_gone_changes_nothing(warm: Path, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    seen: dict[str, object] = {}
+
+    def standing(trial: Trial) -> dict[str, object]:
+        lines = [line for line in trial.lines() if line["member"] == 0]
+        files = {path.name: path.read_bytes() for path in checkpoints.iterdir() if "-m0." in path.name}
+        return {"lines": lines, "files": files}
+
+    async def stop(trial: Trial) -> None:
+        await trial.reached(25)
+        trial.send(0, signal.SIGSTOP)
+        pid = trial.launcher.running[0]
+        seen.update(standing(trial))
+        # The launcher would kill it at once: as if it were on another machine, where nobody can.
+        del trial.launcher._running[0]
+        await trial.seated(2)
+        import os
+
+        os.kill(pid, signal.SIGCONT)
+        await trial.until(lambda: 0 in trial.launcher.exits, "its end")
+        seen["after"] = standing(trial)
+
+    found = run_ring(tmp_path, warm, spares=1, steps=120, pause_s=0.1, during=stop, checkpoints=checkpoints)
+    assert found.end.outcome == "done"
+    assert found.exits[0] == wire.GONE_STATUS
+    assert seen["after"] == {"lines": seen["lines"], "files": seen["files"]}
+    assert found.steps() == list(range(120))
+    assert len(found.digests()) == 1
+    assert "said nothing" in found.declared[0]
+
+
+def test_a_member_that_says_nothing_is_replaced(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    """The same in short: the coordinator waits 2 s; the launcher kills what was declared gone."""
+    faults = [{"member": 2, "step": 10, "at": "computing", "do": "STOP"}]
+    found = run_ring(tmp_path, warm, spares=1, faults=faults, limits=Limits(silence_s=2.0))
+    assert_as_undisturbed(found, undisturbed)
+    assert found.exits[2] == -9
+
+
+def test_a_link_that_fails_again_and_again_costs_one_of_its_members_the_seat(
+    warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    faults = [{"member": 1, "step": step, "at": "computing", "do": "break 2"} for step in (5, 8, 11)]
+    found = run_ring(tmp_path, warm, spares=1, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+    assert found.declared == {2: "exchanges between members [1, 2] failed 3 times"}
+    assert found.exits[2] == wire.GONE_STATUS or found.exits[2] == -9
+
+
+def test_a_link_that_fails_once_costs_nobody_the_seat(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    faults = [{"member": 1, "step": 5, "at": "computing", "do": "break 2"}]
+    found = run_ring(tmp_path, warm, spares=1, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+    assert (found.declared, found.generation()) == ({}, 2)
+
+
+@pytest.mark.faults
+def test_a_slow_member_is_no_fault(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    """Longer than a group may take to form, and than a member may be silent."""
+    faults = [{"member": 1, "step": 5, "at": "computing", "do": 13.0}]
+    found = run_ring(tmp_path, warm, spares=1, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+    assert found.generation() == 1
+
+
+def test_a_script_that_fails_gives_up_its_seat_at_once(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    faults = [{"member": 1, "step": 5, "at": "computing", "do": "raise"}]
+    found = run_ring(tmp_path, warm, spares=1, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+    assert found.declared == {1: "RuntimeError: made up"}
+
+
+@pytest.mark.faults
+def test_after_twenty_generations_processes_are_started_anew_and_descriptors_stay_few(
+    warm: Path, tmp_path: Path
+) -> None:
+    """The youngest member is killed again and again, so that the others form one group after the other."""
+
+    async def kill(trial: Trial) -> None:
+        for generation in range(2, 26):
+            report = await trial.report()
+            if report.generation < generation:
+                trial.send(max(it for it in report.order if it >= 0), signal.SIGKILL)
+                await trial.seated(generation)
+
+    found = run_ring(tmp_path, warm, spares=1, again=40, steps=600, pause_s=0.05, during=kill)
+    assert found.end.outcome == "done"
+    assert found.steps() == list(range(600))
+    assert found.generation() >= 25
+    assert len(found.digests()) == 1
+    worn = [number for number, status in found.exits.items() if status == wire.RESTART_STATUS]
+    assert set(worn) >= {0, 1, 2}
+    assert all(line["it"][0] < 50 + 20 * 10 for line in found.of("descriptors"))
+
+
+async def connect(trial: Trial) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = trial.launcher.address().rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+GARBAGE = [
+    b"",
+    b"\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x00\xff" * 1000 + b"\n",
+    b"[" * 100_000 + b"\n",
+    b"{}\n",
+    b'{"kind": "Hello"}\n',
+    b'{"kind": "Hello", "role": 3, "secret": []}\n',
+    b'{"kind": "Exited", "member": 0, "status": 0}\n',
+    b'{"kind": "Hello", "role": "member", "secret": "\\ud800", "member": 0}\n',
+    b'{"kind": "Hello", "role": "launcher", "secret": "wrong"}\n{"kind": "Exited", "member": 0, "status": 0}\n',
+    b"x" * (3 << 20),
+]
+SECRET = [  # behind a Hello with the right secret
+    b"nothing\n",
+    b'{"kind": "Stopped", "member": 1, "generation": 9007199254740993, "step": 1, "here": true}\n',
+    b'{"kind": "Exited", "member": 1e999, "status": 0}\n',
+    b'{"kind": "Fault", "member": 0, "generation": 1}\n',
+    b'{"kind": "Beat", "member": 7, "generation": 1, "number": 1, "step": NaN}\n',
+]
+
+
+def test_nothing_that_comes_over_the_port_disturbs_a_ring(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    async def send_all(trial: Trial) -> None:
+        await trial.reached(2)
+        secret = json.loads((tmp_path / "ring.json").read_text())["secret"]
+        hellos = [
+            wire.encode(wire.Hello(role, secret, member=2, token="not that member's"))
+            for role in ("member", "launcher", "desk", "status", "king")
+        ]
+        for content in (*GARBAGE, *(hello + rest for hello in hellos for rest in SECRET)):
+            reader, writer = await connect(trial)
+            writer.write(content)
+            writer.write_eof()
+            try:
+                await asyncio.wait_for(reader.read(), 10.0)
+            except ConnectionError:
+                pass
+            writer.close()
+
+    found = run_ring(tmp_path, warm, steps=30, pause_s=0.03, during=send_all)
+    assert_as_undisturbed(found, undisturbed)
+    assert (found.declared, found.generation()) == ({}, 1)
+
+
+def test_a_member_with_another_secret_is_not_heard(warm: Path, tmp_path: Path) -> None:
+    async def come(trial: Trial) -> None:
+        await trial.reached(2)
+        reader, writer = await connect(trial)
+        writer.write(wire.encode(wire.Hello("member", "another", member=9, token="x")))
+        assert await reader.read() == b""
+        writer.close()
+
+    found = run_ring(tmp_path, warm, seats=2, pause_s=0.03, during=come)
+    assert (found.end.outcome, found.generation()) == ("done", 1)

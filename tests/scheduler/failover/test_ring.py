@@ -1,0 +1,143 @@
+"""Rings of real processes, on gloo: what goes wrong is real, and so is who finds out."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from .trial import Outcome, Trial, run_ring
+
+
+def assert_as_undisturbed(found: Outcome, undisturbed: Outcome, members: int = 4) -> None:
+    """Every step was taken, and all members that are left have the bits of a ring in which nothing went wrong."""
+    assert found.end.outcome == "done", found
+    assert found.steps() == undisturbed.steps()
+    ends = {tuple(map(str, (line["it"][0], line["it"][3], line["it"][4]))) for line in found.of("end")}
+    assert ends == {tuple(map(str, (it["it"][0], it["it"][3], it["it"][4]))) for it in undisturbed.of("end")}
+    assert len(found.of("end")) == members
+
+
+def test_an_undisturbed_ring_has_one_generation_and_one_state(undisturbed: Outcome) -> None:
+    assert undisturbed.end.outcome == "done"
+    assert undisturbed.exits == {0: 0, 1: 0, 2: 0, 3: 0}
+    assert undisturbed.steps() == list(range(30))
+    assert len(undisturbed.digests()) == 1
+    assert undisturbed.generation() == 1
+
+
+AT = ["computing", "reducing", "reduced"]
+
+
+@pytest.mark.parametrize("at", AT)
+def test_a_member_that_is_killed_is_replaced_by_a_spare_bit_for_bit(
+    at: str, warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    fault = {"member": 2, "step": 10, "at": at, "do": "KILL"}
+    found = run_ring(tmp_path, warm, spares=1, faults=[fault])
+    assert_as_undisturbed(found, undisturbed)
+    assert found.exits == {0: 0, 1: 0, 2: -9, 3: 0, 4: 0}
+    assert found.generation() == 2
+
+
+def test_two_members_killed_at_once_are_one_round_or_two(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    faults = [{"member": it, "step": 10, "at": "computing", "do": "KILL"} for it in (1, 3)]
+    found = run_ring(tmp_path, warm, spares=2, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+    assert found.generation() <= 3
+
+
+def test_a_second_member_killed_later_is_a_second_round(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    faults = [{"member": it, "step": step, "at": "reducing", "do": "KILL"} for it, step in ((0, 5), (3, 25))]
+    found = run_ring(tmp_path, warm, spares=2, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+    assert found.generation() == 3
+
+
+def test_the_source_killed_in_the_middle_of_the_copy_leaves_another_one(
+    warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    faults = [
+        {"member": 2, "step": 10, "at": "computing", "do": "KILL"},
+        {"member": 0, "step": 10, "at": "copying", "do": "KILL"},
+    ]
+    found = run_ring(tmp_path, warm, spares=2, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+
+
+def test_a_newcomer_killed_once_it_is_ready_is_replaced_by_the_next(
+    warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    faults = [
+        {"member": 2, "step": 10, "at": "computing", "do": "KILL"},
+        {"member": 4, "step": 10, "at": "ready", "do": "KILL"},
+    ]
+    found = run_ring(tmp_path, warm, spares=2, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+    assert set(found.declared) == {2, 4}
+
+
+def test_of_members_a_step_apart_the_one_ahead_gives_its_state(
+    warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    """All exchange the gradients of a step; one applies it, the others are held until the ring is formed anew."""
+    faults = [{"member": it, "step": 10, "at": "reduced", "do": 0.5} for it in (1, 2)]
+    faults.append({"member": 3, "step": 10, "at": "reduced", "do": "KILL"})
+    found = run_ring(tmp_path, warm, spares=1, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+    assert [line["member"] for line in found.of("step") if line["it"][0] == 10] == [0]
+
+
+def test_a_stop_of_two_seconds_is_no_fault(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    async def stop(trial: Trial) -> None:
+        import asyncio
+
+        await trial.reached(5)
+        trial.send(2, signal.SIGSTOP)
+        await asyncio.sleep(2.0)
+        trial.send(2, signal.SIGCONT)
+
+    found = run_ring(tmp_path, warm, spares=1, during=stop)
+    assert_as_undisturbed(found, undisturbed)
+    assert found.generation() == 1
+
+
+def test_without_a_spare_the_ring_shrinks_and_the_loss_stays_nearly_the_same(
+    warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    found = run_ring(tmp_path, warm, faults=[{"member": 2, "step": 10, "at": "computing", "do": "KILL"}])
+    assert found.end.outcome == "done"
+    assert found.steps() == undisturbed.steps()
+    assert len(found.of("end")) == 3
+    assert len(found.digests()) == 1
+    shards = {line["member"]: line["it"][3] for line in found.of("step") if line["it"][0] == 20}
+    assert shards == {0: [0, 2], 1: [1], 3: [3]}
+
+
+def test_a_ring_of_two_goes_on_alone(warm: Path, tmp_path: Path) -> None:
+    found = run_ring(tmp_path, warm, seats=2, faults=[{"member": 0, "step": 10, "at": "reducing", "do": "KILL"}])
+    assert found.end.outcome == "done"
+    assert found.steps() == list(range(30))
+    assert found.exits == {0: -9, 1: 0}
+
+
+def test_a_ring_all_of_whose_members_are_killed_is_lost(warm: Path, tmp_path: Path) -> None:
+    faults = [{"member": it, "step": 10, "at": "computing", "do": "KILL"} for it in range(3)]
+    found = run_ring(tmp_path, warm, seats=3, spares=1, faults=faults)
+    assert found.end.outcome == "lost"
+    assert found.exits == {0: -9, 1: -9, 2: -9, 3: 76}
+
+
+def test_a_member_that_joins_later_makes_the_ring_whole(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    async def join(trial: Trial) -> None:
+        await trial.seated(2)
+        trial.start()
+
+    fault = {"member": 2, "step": 10, "at": "computing", "do": "KILL"}
+    found = run_ring(tmp_path, warm, steps=60, pause_s=0.03, faults=[fault], during=join)
+    assert found.end.outcome == "done"
+    assert found.steps() == list(range(60))
+    assert found.generation() == 3
+    assert len(found.of("end")) == 4
+    assert len(found.digests()) == 1
+    last = {line["member"]: line["it"][3] for line in found.of("step") if line["it"][0] == 59}
+    assert last == {0: [0], 1: [1], 4: [2], 3: [3]}

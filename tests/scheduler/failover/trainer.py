@@ -1,0 +1,147 @@
+"""A training script for tests: a small network and Adam on made-up data that hang on step and shard alone.
+
+Its log has a line for each step, and at the end the SHA-256 of parameters and Adam's state. FAULTS says what goes wrong
+where: a list of {"member", "step", "at", "do"}, each happening once.
+"""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from longshore.ring import Ring
+from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.member import state
+from longshore.scheduler.failover.member.control import Control
+from longshore.scheduler.failover.member.gradients import Gradients
+from longshore.scheduler.failover.member.groups import GlooGroup
+
+MEMBER = int(os.environ[wire.MEMBER])
+FAULTS: list[dict[str, Any]] = [it for it in json.loads(os.environ.get("FAULTS", "[]")) if it["member"] == MEMBER]
+
+
+def happen(at: str, step: int) -> None:
+    """Let happen what is to go wrong here."""
+    for fault in list(FAULTS):
+        if fault["at"] == at and fault["step"] == step:
+            FAULTS.remove(fault)
+            say("fault", fault)
+            if fault["do"] in ("KILL", "STOP"):
+                os.kill(os.getpid(), getattr(signal, f"SIG{fault['do']}"))
+            elif fault["do"] == "raise":
+                raise RuntimeError("made up")
+            elif str(fault["do"]).startswith("break"):
+                break_links(int(fault["do"].split()[1]))
+            else:
+                time.sleep(float(fault["do"]))
+
+
+def say(kind: str, content: object) -> None:
+    """Add a line to the log, in one piece."""
+    os.write(1, (json.dumps({"kind": kind, "member": MEMBER, "at": time.time(), "it": content}) + "\n").encode())
+
+
+def instrument(ring_step: list[int]) -> None:
+    """Make the places known at which something may go wrong."""
+    finish, averaged, ready, broadcast = GlooGroup._finish, Gradients.averaged, Control.ready, GlooGroup.broadcast
+
+    def finishing(group: GlooGroup, work: Any) -> None:
+        happen("reducing", ring_step[0])
+        finish(group, work)
+
+    def averaging(gradients: Gradients, group: Any, seats: int) -> Any:
+        found = averaged(gradients, group, seats)
+        happen("reduced", ring_step[0])
+        return found
+
+    def getting_ready(control: Control, message: wire.Ready) -> None:
+        Path(f"ends-{MEMBER}.json").write_text(json.dumps(message.ends))
+        if any(it["at"] == "ready" and it["step"] == message.step for it in FAULTS):
+            control._say(message)
+        happen("ready", message.step)
+        ready(control, message)
+
+    def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> None:
+        broadcast(group, tensor, root)
+        happen("copying", ring_step[0])
+
+    GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign]
+    Control.ready, GlooGroup.broadcast = getting_ready, broadcasting  # type: ignore[method-assign]
+    state.CHUNK_BYTES = 1 << 16
+
+
+def break_links(other: int) -> None:
+    """Cut the sockets to another member, as a broken cable between two living machines does."""
+    ends = json.loads(Path(f"ends-{other}.json").read_text())
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as end:
+                if end.family == socket.AF_INET and "{}:{}".format(*end.getpeername()) in ends:
+                    end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue
+
+
+def batch(shard: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the data of a shard of a step."""
+    generator = torch.Generator().manual_seed(step * 1000 + shard)
+    x = torch.randn(16, 32, generator=generator)
+    return x, x.sum(1, keepdim=True).sin()
+
+
+def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return the SHA-256 of all that training has changed."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        for tensor in (parameter.detach(), *optimizer.state[parameter].values()):
+            found.update(tensor.numpy().tobytes())
+    return found.hexdigest()
+
+
+def main(until: int, pause_s: float, folder: Path | None) -> None:
+    """Train."""
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    width = int(os.environ.get("WIDTH", "64"))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, width), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(width, 1)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+    now = [0]
+    instrument(now)
+    with Ring(model, optimizer, checkpoints=folder) as ring:
+        ring.keep("schedule", schedule)
+        say("seated", [ring.seat, ring.generation])
+        for step in ring.steps(until):
+            now[0] = step
+            loss = 0.0
+            for shard in ring.shards:
+                x, y = batch(shard, step)
+                one = torch.nn.functional.mse_loss(model(x), y)
+                one.backward()
+                loss += one.item()
+            happen("computing", step)
+            time.sleep(pause_s)
+            if ring.step():
+                schedule.step()
+                say("step", [step, ring.generation, ring.seat, ring.shards, loss])
+                if folder is not None and step % 10 == 9:
+                    ring.save()
+    drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    say("end", [digest(model, optimizer), ring.seat, ring.generation, drawn, schedule.state_dict()["last_epoch"]])
+    say("descriptors", [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)

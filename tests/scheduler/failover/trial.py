@@ -1,0 +1,157 @@
+"""Runs a ring of real processes in a folder of its own, lets things go wrong, and reads what its members wrote."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.launcher import Launcher, Start
+from longshore.scheduler.failover.settings import Limits, make_ring
+
+ROOT = Path(__file__).absolute().parents[3]
+TRAINER = Path(__file__).with_name("trainer.py")
+LIMIT_S = 120.0  # for anything at all to happen, on a busy machine
+
+
+@dataclass
+class Outcome:
+    """What came of a ring."""
+
+    end: wire.End
+    exits: dict[int, int]
+    declared: dict[int, str]
+    lines: list[dict[str, Any]]
+    report: dict[str, Any]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["kind"] == kind]
+
+    def digests(self) -> set[str]:
+        return {line["it"][0] for line in self.of("end")}
+
+    def steps(self) -> list[int]:
+        """Return each step that somebody applied, once."""
+        return sorted({line["it"][0] for line in self.of("step")})
+
+    def generation(self) -> int:
+        return int(self.report["generation"])
+
+
+@dataclass
+class Trial:
+    """A ring while it runs."""
+
+    folder: Path
+    launcher: Launcher
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    again: int = 0  # members that are started for those that die
+    next: int = 0
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def start(self) -> int:
+        number, self.next = self.next, self.next + 1
+        log = self.folder / f"member-{number}.log"
+        self.launcher.start(Start(number, self.command, self.environment, self.folder, log, f"node-{number}"))
+        return number
+
+    def exited(self, it: Start, status: int) -> None:
+        if status and (self.again or status == wire.RESTART_STATUS) and not self.launcher.is_over:
+            self.again -= status != wire.RESTART_STATUS
+            self.start()
+
+    def lines(self) -> list[dict[str, Any]]:
+        found = []
+        for path in sorted(self.folder.glob("member-*.log")):
+            for line in path.read_text().splitlines():
+                if line.startswith("{"):
+                    found.append(json.loads(line))
+        return found
+
+    async def until(self, what: Callable[[], object], why: str) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not what():
+                await asyncio.sleep(0.02)
+
+    async def reached(self, step: int, member: int | None = None) -> None:
+        def is_there() -> bool:
+            lines = [it for it in self.lines() if it["kind"] == "step" and member in (None, it["member"])]
+            return any(line["it"][0] >= step for line in lines)
+
+        await self.until(is_there, f"step {step}")
+
+    async def seated(self, generation: int) -> None:
+        def is_there() -> bool:
+            return bool([it for it in self.lines() if it["kind"] == "step" and it["it"][1] >= generation])
+
+        await self.until(is_there, f"generation {generation}")
+
+    async def spare_joined(self, number: int) -> None:
+        while number not in (await self.report()).spares:
+            await asyncio.sleep(0.02)
+
+    async def report(self) -> wire.Report:
+        host, _, port = self.launcher.address().rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=wire.MOST_BYTES)
+        secret = json.loads((self.folder / "ring.json").read_text())["secret"]
+        writer.write(wire.encode(wire.Hello("status", secret)))
+        answer = wire.decode(await reader.readline())
+        writer.close()
+        assert isinstance(answer, wire.Report)
+        return answer
+
+    def send(self, member: int, number: signal.Signals) -> None:
+        os.kill(self.launcher.running[member], number)
+
+    def kill_coordinator(self) -> None:
+        assert self.launcher.coordinator_pid is not None
+        os.kill(self.launcher.coordinator_pid, signal.SIGKILL)
+
+
+During = Callable[[Trial], Awaitable[object]]
+
+
+async def nothing(trial: Trial) -> None:
+    """Let the ring run."""
+
+
+def run_ring(
+    folder: Path,
+    warm: Path | None,
+    *,
+    seats: int = 4,
+    spares: int = 0,
+    again: int = 0,
+    steps: int = 30,
+    pause_s: float = 0.01,
+    faults: Sequence[dict[str, Any]] = (),
+    during: During = nothing,
+    limits: Limits | None = None,
+    checkpoints: Path | None = None,
+    **environment: str,
+) -> Outcome:
+    """Run a ring to its end."""
+
+    async def run() -> Outcome:
+        make_ring(folder, seats, limits=limits)
+        variables = {**os.environ, "FAULTS": json.dumps(list(faults)), "OMP_NUM_THREADS": "1", **environment}
+        variables["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT}"
+        command = (sys.executable, str(TRAINER), str(steps), str(pause_s), *([str(checkpoints)] if checkpoints else []))
+        async with asyncio.timeout(3 * LIMIT_S), Launcher(folder, warm, lambda *it: trial.exited(*it)) as launcher:
+            trial = Trial(folder, launcher, command, variables, again)
+            await launcher.start_coordinator()
+            await launcher.connect()
+            for _ in range(seats + spares):
+                trial.start()
+            await during(trial)
+            end = await launcher.ended()
+            report = json.loads((folder / "state.json").read_text())
+            return Outcome(end, launcher.exits, launcher.declared, trial.lines(), report)
+
+    return asyncio.run(run())
