@@ -28,7 +28,7 @@ AT_ONCE = 5  # rings that wait for a member that was stopped
 SEATS, STEPS, PAUSE_S, KILLED_AT = 4, 30, 0.02, 10
 LIMIT_S = 180.0
 PHASES = ("detect_s", "stop_s", "choose_s", "form_s", "copy_s", "first_step_s")
-# torchft-nightly 2026.10, 3 replicas, gloo, killed between steps: measured with its defaults and with a join timeout of 1 s.
+# torchft-nightly 2026.10, 3 replicas, gloo, killed between steps.
 TORCHFT_S = {"defaults": 5.05, "join timeout 1 s": 1.14}
 
 

@@ -76,7 +76,7 @@ def instrument(ring_step: list[int]) -> None:
 
     GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign]
     Control.ready, GlooGroup.broadcast = getting_ready, broadcasting  # type: ignore[method-assign]
-    state.CHUNK_BYTES = 1 << 16
+    state.PIECE_BYTES = 1 << 14
 
 
 def break_links(other: int) -> None:
