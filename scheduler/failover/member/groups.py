@@ -28,7 +28,7 @@ NEVER = timedelta(days=30)  # a slow collective is no fault: the coordinator say
 CHUNK_BYTES = 16 << 20
 _POLL_S = (0.0, 0.0002, 0.001)
 _SPINS = 200
-_END = re.compile(r"\[?([0-9a-fA-F.:]+)\]?:(\d+)")
+_END = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 
 
 class LinkError(Exception):
@@ -41,8 +41,8 @@ class LinkError(Exception):
 
     def __init__(self, evidence: str) -> None:
         super().__init__(evidence)
-        found = _END.search(evidence.partition("peer")[2]) or _END.search(evidence.partition("remote")[2])
-        self.peer = f"{found[1].strip('[]')}:{found[2]}" if found else ""
+        found = _END.search(evidence)
+        self.peer = f"{found[1]}:{found[2]}" if found else ""
 
 
 class Group(Protocol):

@@ -47,7 +47,7 @@ def test_a_ring_ends_with_the_status_of_its_scripts(tmp_path: Path) -> None:
         "sys.exit(5 if ring.seat == 1 else 0)\n"
     )
     run = ring("--seats", 2, "--", "python", script, folder=tmp_path)
-    said, told = run.communicate(timeout=120)
+    _, told = run.communicate(timeout=120)
     assert run.returncode == 5, told
     assert "generation 1 runs with 2 of 2 members" in told
 

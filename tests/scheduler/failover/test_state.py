@@ -1,6 +1,5 @@
 """The copy of state from one member to others, over a group that is only memory."""
 
-import math
 from collections import OrderedDict, deque
 from typing import Any
 
@@ -55,17 +54,20 @@ trees = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
+    """Whether two trees are of the same types and the same bits."""
+    if type(one) is not type(other):
+        return False
     if isinstance(one, Tensor):
-        return (
-            one.dtype == other.dtype and one.shape == other.shape and one.numpy().tobytes() == other.numpy().tobytes()
-        )
+        return one.dtype == other.dtype and one.shape == other.shape and bits(one) == bits(other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return bool(one.keys() == other.keys()) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, float) and math.isnan(one):
-        return math.isnan(other)
-    return type(one) is type(other) and bool(one == other)
+        return len(one) == len(other) and all(map(same, one, other))
+    return repr(one) == repr(other)
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
 
 
 @given(trees, st.integers(1, 50))

@@ -74,8 +74,8 @@ def instrument(ring_step: list[int]) -> None:
         broadcast(group, tensor, root)
         happen("copying", ring_step[0])
 
-    GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign]
-    Control.ready, GlooGroup.broadcast = getting_ready, broadcasting  # type: ignore[method-assign]
+    GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
+    Control.ready, GlooGroup.broadcast = getting_ready, broadcasting  # type: ignore[method-assign, assignment]
     state.PIECE_BYTES = 1 << 14
 
 
@@ -132,7 +132,7 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
             for shard in ring.shards:
                 x, y = batch(shard, step)
                 one = torch.nn.functional.mse_loss(model(x), y)
-                one.backward()
+                one.backward()  # type: ignore[no-untyped-call]
                 loss += one.item()
             happen("computing", step)
             time.sleep(pause_s)
