@@ -39,7 +39,7 @@ def telling(writer: Any, message: wire.Message) -> None:
 
 def writing(folder: Path, name: str, content: Any) -> None:
     write(folder, name, content)
-    if KIND == "wrote" and content["phase"] == NAME and content["generation"] > 1:
+    if KIND == "wrote" and name == settings.STATE and content["phase"] == NAME and content["generation"] > 1:
         end_once()
 
 
