@@ -4,7 +4,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 # Where bytecode is not to be written, each of the thousand processes of the tests would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: demo test lint kernels kernels-after-lint bench screenshots clean
+.PHONY: demo test test-faults lint kernels kernels-after-lint bench screenshots clean
 
 # `make demo TRACE=jobs.csv` runs the jobs of a real trace instead of generated ones, which arrive in bursts.
 demo: $(STAMP)
@@ -29,6 +29,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Rings under rarer faults: they take minutes, and `make test` leaves them out.
+test-faults: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m faults
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
