@@ -6,7 +6,6 @@ member. Source: SPEC F8 to F10; docs/decisions/0015. Standard library only.
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -122,7 +121,8 @@ class Host:
         return max(own, default=1)  # a program's own status says more than a signal
 
     def _say(self, words: str) -> None:
-        print(f"longshore: {words}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"longshore: {words}\n")
+        sys.stderr.flush()
 
 
 def main(path: str) -> int:
