@@ -30,6 +30,7 @@ from .admission import line_up
 from .health_actions import judge_steps, take_last_look
 from .quarantine import drain, give_up
 from .rehydrate import needs_of, used_by
+from .rings import goes_on_without
 from .state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)
@@ -95,8 +96,8 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
             if at and time.monotonic() > until:
                 break  # the next look begins with those that are left, behind the renewal of the lease
             reached.add(job)
-            told = verdicts.get(job)
-            if _try(cache, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off, verdict=told):
+            told, has_fault = verdicts.get(job), job in hurt and not goes_on_without(cache, row, names[job])
+            if _try(cache, row, status, now_s, has_fault=has_fault, is_cut_off=job in cut_off, verdict=told):
                 again.append(job)
         cache.write(now_s)
         going = again

@@ -238,3 +238,15 @@ def test_a_process_that_was_declared_gone_or_has_a_members_number_is_refused() -
     assert not ring.rounds.joined(wire.Hello("member", "", -2, "x"), 0.0)
     assert not ring.rounds.joined(wire.Hello("member", "", 8, "x", fresh=False), 0.0)
     assert ring.order() == [0, -1]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_member_that_is_retired_leaves_and_its_seat_is_filled(number: int) -> None:
+    ring = Ring(2, spares=1)
+    for _ in range(2):  # asked again, nothing more happens
+        ring.rounds.desk_said(wire.Retire(number, "its GPU is broken"), ring.now_s)
+        ring.answer()
+    assert ring.rounds.durable.gone == {str(number): "its GPU is broken"}
+    assert (-2, wire.Declared(number, "its GPU is broken")) in ring.told
+    assert ring.rounds.durable.phase is Phase.RUNNING
+    assert sorted(ring.rounds.durable.holders) == sorted({0, 1, 2} - {number})
