@@ -75,9 +75,11 @@ def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> Non
     until(lambda: running(served, job, 20)["generation"] > 1)
     after = running(served, job, 20)
     assert set(after["gone"]) == {"1"}
-    assert after["order"][0] == 0 and after["order"][1] >= 2
+    assert after["order"][0] == 0
+    assert after["order"][1] >= 2
     shown = served.call("status", job).stdout
-    assert "2 of 2 seats" in shown and "member 1" in shown
+    assert "2 of 2 seats" in shown
+    assert "member 1" in shown
     assert served.ended(job) == "succeeded"
     assert [it["outcome"] for it in served.ask(f"/v1/jobs/{job}/attempts")] == ["success"]
     assert logged_steps(served, job, 0) == list(range(400))
@@ -151,7 +153,8 @@ def test_members_on_a_gpu_that_is_called_faulty_leave_and_the_job_runs_on(served
     until(lambda: (served.ask(f"/v1/jobs/{job}/ring") or {"gone": {}})["gone"] != {})
     after = running(served, job, 6)
     assert set(after["gone"].values()) == {"its GPU is out of service"}
-    assert len([it for it in after["order"] if it >= 0]) == 2 and after["spares"] == []
+    assert len([it for it in after["order"] if it >= 0]) == 2
+    assert after["spares"] == []
     assert served.ended(job) == "succeeded"
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
     served.tell("POST", f"/v1/nodes/{place['node']}/resume")
