@@ -27,10 +27,10 @@ from ..store.rows.attempts import LAUNCH, AttemptRow, get_attempt
 from ..store.rows.checkpoints import latest_before
 from ..store.rows.jobs import JobColumns
 from .admission import line_up
-from .health_actions import judge_steps, take_last_look
+from .health.steps import judge_steps, take_last_look
 from .quarantine import drain, give_up
 from .rehydrate import needs_of, used_by
-from .rings import goes_on_without
+from .health.rings import goes_on_without
 from .state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)
@@ -112,8 +112,10 @@ def _by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
     On a node whose lease has run out nothing of it lives. The backend is told to stop the rest. It is over once agents
     of all other nodes see nothing of it either.
     """
+    if not cache.health.fenced or row.started_s is None or not row.placement:  # it may be torn
+        return None
     fenced = sorted({share.node for share in row.placement} & cache.health.fenced)
-    if not fenced or row.started_s is None or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
+    if not fenced or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
         return None
     reports, told_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(attempt_name(row))
     is_told = told_s is not None and attempt_name(row) in cache.cancelled

@@ -6,13 +6,13 @@ Source: SPEC F5, F8 to F10; docs/decisions/0015.
 import logging
 from functools import partial
 
-from ...cluster.files.errors import BackendError
-from ..backends.asking import ask
-from ..backends.protocol import Seats
-from ..model.states import AttemptState
-from ..model.stored_spec import stored_or_usual
-from ..store.rows.attempts import AttemptRow
-from .state_cache import StateCache
+from ....cluster.files.errors import BackendError
+from ...backends.asking import ask
+from ...backends.protocol import Seats
+from ...model.states import AttemptState
+from ...model.stored_spec import stored_or_usual
+from ...store.rows.attempts import AttemptRow
+from ..state_cache import StateCache
 
 log = logging.getLogger(__name__)
 
