@@ -140,7 +140,7 @@ class Seats(Protocol):
             reason: For people.
 
         Returns:
-            Whether the ring goes on without them.
+            Whether the ring goes on without them, or is done.
 
         Raises:
             BackendError: If that cannot be seen.

@@ -12,7 +12,7 @@ from pathlib import Path
 from .settings import STATE, read_settings
 from .wire import Hello, Lines, Message, Report, Retire, WireError, encode
 
-WITHIN_S = 1.0
+WITHIN_S = 0.5
 
 
 def ask_report(folder: Path) -> Report | None:
@@ -22,20 +22,25 @@ def ask_report(folder: Path) -> Report | None:
 
 
 def retire(folder: Path, members: Mapping[int, str]) -> bool:
-    """Let members leave a ring, each with the reason; return whether the ring goes on without them.
+    """Let members leave a ring, each with the reason; return whether the ring goes on without them, or is done.
 
     Asked again, it does nothing more.
+
+    Raises:
+        TimeoutError: If its coordinator does not answer: one that was killed is started again, one ends with its ring.
     """
     until_s = time.monotonic() + WITHIN_S
-    while time.monotonic() < until_s and (report := ask_report(folder)) is not None:
-        if report.phase in ("done", "lost"):
-            return False
-        left = {member: reason for member, reason in members.items() if str(member) not in report.gone}
-        if not left:
-            return any(member not in members for member in (*report.order, *report.spares) if member >= 0)
-        _exchange(folder, "desk", [Retire(member, reason) for member, reason in left.items()], hears=False)
+    while time.monotonic() < until_s:
+        report = ask_report(folder)
+        if report is not None and report.phase in ("done", "lost"):
+            return report.phase == "done"
+        if report is not None:
+            left = {member: reason for member, reason in members.items() if str(member) not in report.gone}
+            if not left:
+                return any(member not in members for member in (*report.order, *report.spares) if member >= 0)
+            _exchange(folder, "desk", [Retire(member, reason) for member, reason in left.items()], hears=False)
         time.sleep(0.02)
-    return False
+    raise TimeoutError(f"the coordinator of {folder} does not answer")
 
 
 def _exchange(folder: Path, role: str, messages: list[Message], *, hears: bool = True) -> Message | None:

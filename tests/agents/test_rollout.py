@@ -26,7 +26,7 @@ from longshore.cluster.model.scenarios import ORDERS, Scenarios
 from longshore.cluster.model.topology import grid_cluster
 from longshore.cluster.simulator.engine import reset
 from longshore.cluster.simulator.simulation import simulation_of
-from longshore.cluster.state.state import Simulation
+from longshore.cluster.state.state import Simulation, Traits
 from tests.compiled_runs import at_first_decision, compiled, read_out, run_heuristic, run_policy
 from tests.deep_cases import deep_case
 from tests.plain_candidates import without_faults
@@ -95,7 +95,9 @@ def test_where_the_future_is_known_a_rollout_never_loses_to_its_base(case: Case,
 
 def truth_of(sim: Simulation) -> Simulation:
     one = Scenarios._make(array[:1].copy() for array in sim.scenarios)
-    return simulation_of(Problem(sim.cluster, one, sim.process, sim.rules), rows=3)
+    made = simulation_of(Problem(sim.cluster, one, sim.process, sim.rules), rows=3)
+    traits = Traits._make(array[:1].copy() for array in sim.traits)  # of the shapes of all scenarios
+    return Simulation(sim.cluster, one, traits, sim.process, sim.rules, made.state, made.log)
 
 
 def recall_truth(imagined: Simulation, sim: Simulation, row: int) -> None:

@@ -29,10 +29,13 @@ WHOLE = [field.name for field in declared(State) if field.dtype is not None and 
 VIEWS = (View("node", "full", "dt"), View("gpu", "patent", "dt"), View("candidate", "full", "dt"))
 
 
-def run(view: View = VIEWS[0], order: str = "easy", steps: int = 9, *, learns: bool = False) -> Batch:
-    """Return three environments in which jobs wait, run and have picks."""
+def run(
+    view: View = VIEWS[0], order: str = "easy", steps: int = 9, *, learns: bool = False, late_s: float = 0.0
+) -> Batch:
+    """Return three environments in which jobs wait, run and have picks, and faults are seen after so many seconds."""
     what = problem(order=order)
-    batch = Batch(what._replace(rules=what.rules._replace(estimated_hazards=learns)), view, 3)
+    rules = what.rules._replace(estimated_hazards=learns, detection_s=late_s)
+    batch = Batch(what._replace(rules=rules), view, 3)
     rng = np.random.default_rng(0)
     batch.reset()
     for _ in range(steps):
@@ -71,7 +74,7 @@ def test_whole_numbers_beyond_what_there_is_are_refused_by_their_field(name: str
 
 @pytest.mark.parametrize("name", ["guess_s", "slowdown", *BOUNDED])
 def test_numbers_that_kernels_would_reckon_with_for_ever_are_refused_by_their_field(name: str) -> None:
-    batch = run()
+    batch = run(late_s=5.0)  # else nothing of faults that are not seen yet is in the state
     beyond = (1e61, -1.0) if name == "slowdown" else (1e29, -1.0, 0.0) if name == "guess_s" else (1e29, -1e29)
     for value in (math.inf, -math.inf, *beyond):
         with pytest.raises(ValueError, match=rf"state\.{name}\["):

@@ -87,14 +87,25 @@ def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> Non
     assert logged_steps(served, job, 0) == list(range(400))
 
 
-def test_a_job_whose_members_all_die_again_and_again_is_tried_again(served: Served) -> None:
+def test_a_job_whose_members_all_die_is_tried_again(served: Served) -> None:
     job = ring_job(served, 10**6, gpus=1)
-    for member in range(4):  # three are started anew, the fourth was the last
-        running(served, job, 1)
-        kill(served, member)
+    running(served, job, 1)
+    kill(served, 0)
     until(lambda: len(served.ask(f"/v1/jobs/{job}/attempts")) > 1)
     first = served.ask(f"/v1/jobs/{job}/attempts")[0]
     assert (first["outcome"], first["cause"]) == ("ambiguous", "rank 0 was ended by signal 9")
+    served.cancel(job)
+    assert served.ended(job) == "cancelled"
+
+
+def test_members_that_die_are_started_anew_three_times_in_an_attempt(served: Served) -> None:
+    job = ring_job(served, 10**6, gpus=2)
+    for member in range(1, 5):  # member 0 sits on its seat all the time
+        assert len([it for it in running(served, job, 1)["order"] if it >= 0]) == 2
+        kill(served, member)
+        until(lambda member=member: str(member) in running(served, job, 1)["gone"])  # type: ignore[misc]
+        until(lambda member=member: member == 4 or member + 1 in running(served, job, 1)["order"])  # type: ignore[misc]
+    assert [it for it in running(served, job, 1)["order"] if it >= 0] == [0]
     served.cancel(job)
     assert served.ended(job) == "cancelled"
 

@@ -163,11 +163,14 @@ class LocalBackend:
         """Let the members on some GPUs leave the ring of an attempt, and say whether it goes on without them.
 
         Raises:
-            BackendError: If that is no name of an attempt.
+            BackendError: If that is no name of an attempt, or its coordinator does not answer.
         """
         folder = self._folders.path(name) / RING
         members = {it: reason for it, place in enumerate(members_in(folder)) if place in gpus}
-        return bool(members) and retire(folder, members)
+        try:
+            return bool(members) and retire(folder, members)
+        except TimeoutError as error:
+            raise BackendError(f"{name}: {error}") from error
 
     def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name.

@@ -20,7 +20,7 @@ FAULTY = "its GPU is out of service"
 
 
 def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
-    """Let the members on faulty GPUs leave the ring of an attempt, and say whether it goes on without them.
+    """Let the members on faulty GPUs leave the ring of an attempt, and say whether it goes on without them, or may.
 
     Args:
         cache: What the scheduler knows.
@@ -37,5 +37,6 @@ def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
     try:
         return ask(partial(backend.retire, name, places, FAULTY))
     except BackendError as error:
+        # Like an attempt that cannot be reached: it goes on, and is asked again at the next look.
         log.warning("attempt %s: %s", name, error)
-        return False
+        return True
