@@ -4,7 +4,7 @@ It starts a scheduler in a folder of its own, runs the job undisturbed, runs it 
 and compares. Everything on the screen was measured in this run.
 """
 
-import json
+import math
 import os
 import signal
 import socket
@@ -12,10 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from longshore.cluster.files.errors import LongshoreError
+from longshore.scheduler.client import Client
 
 HERE = Path(__file__).absolute().parent
 LONGSHORE = [sys.executable, "-m", "longshore"]
@@ -34,21 +36,22 @@ class Scheduler:
     def __init__(self, folder: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._port = int(free.getsockname()[1])
-        state = {"XDG_STATE_HOME": str(folder / "state"), "LONGSHORE_URL": f"http://127.0.0.1:{self._port}"}
-        self._environment, self._folder = {**os.environ, **state}, folder
+            port = int(free.getsockname()[1])
+        self._url, self._port, self._folder = f"http://127.0.0.1:{port}", port, folder
+        self._environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "LONGSHORE_URL": self._url}
+        token = folder / "state" / "longshore" / f"token-{port}"
+        self.client = Client(self._url, lambda: token.read_text().strip() if token.exists() else None)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Let it run meanwhile."""
         options = ["--port", str(self._port), "--cluster", str(HERE / "cluster.yaml"), "--policy", "pack"]
         options += ["--as-root"] if os.geteuid() == 0 else []
+        line = [*LONGSHORE, "serve", *options]
         with (self._folder / "serve.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*LONGSHORE, "serve", *options], cwd=self._folder, env=self._environment, stdout=log, stderr=log
-            )
+            process = subprocess.Popen(line, cwd=self._folder, env=self._environment, stdout=log, stderr=log)
         try:
-            _until(lambda: process.poll() is not None or self.call("nodes") is not None, "the scheduler to answer")
+            _until(lambda: process.poll() is not None or self._answers(), "the scheduler to answer")
             if process.poll() is not None:
                 raise SystemExit(f"the scheduler ended: {(self._folder / 'serve.log').read_text()}")
             yield
@@ -56,17 +59,14 @@ class Scheduler:
             process.send_signal(signal.SIGINT)
             process.wait()
 
-    def call(self, *arguments: str) -> str | None:
-        """Return what a command says, None if it fails."""
-        done = subprocess.run(
-            [*LONGSHORE, *arguments],
-            cwd=self._folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.stdout if done.returncode == 0 else None
+    def _answers(self) -> bool:
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", self._port)) != 0:
+                return False
+        try:
+            return bool(self.client.nodes())
+        except LongshoreError:
+            return False
 
     def submit(self) -> str:
         """Submit the job, and return its id."""
@@ -75,22 +75,26 @@ class Scheduler:
             "command": [sys.executable, str(HERE / "train.py")],
             "environment": {"OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]},
         }  # fmt: skip
-        path = self._folder / "job.json"
-        path.write_text(json.dumps(job))
-        return (self.call("submit", str(path)) or "").strip()
+        return str(self.client.submit(job)["id"])
+
+    def status(self, job: str) -> str:
+        """Return what `longshore status` prints of a job."""
+        line = [*LONGSHORE, "status", job]
+        return subprocess.run(line, env=self._environment, capture_output=True, text=True, check=True).stdout
 
     def lines(self, job: str) -> list[list[str]]:
         """Return what all ranks of a job have printed, word by word."""
-        said = "".join(self.call("logs", job, "--rank", str(rank)) or "" for rank in range(SEATS + SPARES))
-        return [line.split() for line in said.splitlines()]
+        logs = (self.client.logs(job, str(rank), 0)[0].decode() for rank in range(SEATS + SPARES))
+        return [line.split() for text in logs for line in text.splitlines()]
 
-    def state(self, job: str) -> dict[str, Any]:
-        """Return what is known of a job."""
-        found: dict[str, Any] = json.loads(self.call("status", job, "--json") or "{}")
-        return found
+    def ended(self, job: str) -> None:
+        """Wait until a job has succeeded."""
+        _until(lambda: self.client.job(job)["state"] in ("succeeded", "failed", "cancelled"), "the job to end")
+        if (found := self.client.job(job))["state"] != "succeeded":
+            raise SystemExit(f"the job is {found['state']}: {found['cause']}")
 
 
-def _until(is_so: Any, what: str) -> None:
+def _until(is_so: Callable[[], object], what: str) -> None:
     give_up_s = time.monotonic() + WITHIN_S
     while not is_so():
         if time.monotonic() > give_up_s:
@@ -103,22 +107,16 @@ def _losses(lines: list[list[str]]) -> dict[int, str]:
 
 
 def _curve(losses: dict[int, str]) -> str:
-    """Return a curve of 60 letters."""
+    """Return a curve of 60 letters, of the logarithm."""
     steps = sorted(losses)
-    shown = [float(losses[steps[at * len(steps) // 60]]) for at in range(60)]
-    most = max(shown)
-    return "".join(BARS[min(int(it / most * len(BARS)), len(BARS) - 1)] for it in shown)
-
-
-def _ended(scheduler: Scheduler, job: str) -> None:
-    _until(lambda: scheduler.state(job).get("state") in ("succeeded", "failed", "cancelled"), "the job to end")
-    if (found := scheduler.state(job))["state"] != "succeeded":
-        raise SystemExit(f"the job is {found['state']}: {found['cause']}")
+    shown = [math.log(float(losses[steps[at * len(steps) // 60]])) for at in range(60)]
+    least, most = min(shown), max(shown)
+    return "".join(BARS[round((it - least) / (most - least) * (len(BARS) - 1))] for it in shown)
 
 
 def _kill(scheduler: Scheduler, job: str) -> float:
     """Kill the process on a seat once training is under way; return when."""
-    _until(lambda: max(_losses(scheduler.lines(job)), default=0) >= KILLED_AT, "the first steps")
+    _until(lambda: (scheduler.client.ring(job) or {"step": -1})["step"] >= KILLED_AT, "the first steps")
     pid = next(int(words[1]) for words in scheduler.lines(job) if words[0] == "pid" and int(words[3]) == KILLED_SEAT)
     os.kill(pid, signal.SIGKILL)
     return time.time()
@@ -131,16 +129,16 @@ def main() -> None:
         with scheduler.running():
             print(f"{SEATS} processes train one model on four nodes, a fifth waits. First undisturbed ...", flush=True)
             first = scheduler.submit()
-            _ended(scheduler, first)
+            scheduler.ended(first)
             before = scheduler.lines(first)
             print(f"and again: `kill -9` to the process on seat {KILLED_SEAT} after step {KILLED_AT} ...\n", flush=True)
             second = scheduler.submit()
             killed_s = _kill(scheduler, second)
             time.sleep(1.0)
-            print(scheduler.call("status", second))
-            _ended(scheduler, second)
+            print(scheduler.status(second))
+            scheduler.ended(second)
             after = scheduler.lines(second)
-            attempts = scheduler.state(second)["attempts"]
+            attempts = scheduler.client.job(second)["attempts"]
         next_s = min(float(words[3]) for words in after if words[0] == "loss" and float(words[3]) > killed_s)
         one, other = _losses(before), _losses(after)
         same = sum(one[step] == other.get(step) for step in one)

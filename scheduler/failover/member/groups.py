@@ -28,6 +28,7 @@ NEVER = timedelta(days=30)  # a slow collective is no fault: the coordinator say
 CHUNK_BYTES = 16 << 20
 _POLL_S = (0.0, 0.0002, 0.001)
 _SPINS = 200
+_PLACE = re.compile(r"^\[[^\]]*:[0-9]+\] ?")  # in the source of gloo
 _END = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 
 
@@ -40,7 +41,8 @@ class LinkError(Exception):
     """
 
     def __init__(self, evidence: str) -> None:
-        super().__init__(evidence)
+        first = _PLACE.sub("", evidence).partition(". ")[0]  # gloo goes on with advice
+        super().__init__(f"an exchange failed: {first}")
         found = _END.search(evidence)
         self.peer = f"{found[1]}:{found[2]}" if found else ""
 
