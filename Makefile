@@ -4,11 +4,15 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 # Where bytecode is not to be written, each of the thousand processes of the tests would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: demo test lint kernels kernels-after-lint bench screenshots clean
+.PHONY: demo demo-failover test test-faults lint kernels kernels-after-lint bench screenshots clean
 
 # `make demo TRACE=jobs.csv` runs the jobs of a real trace instead of generated ones, which arrive in bursts.
 demo: $(STAMP)
 	$(BIN)/longshore evaluate --cluster examples/hetero64.yaml $(if $(TRACE),--trace '$(TRACE)',--workloads 32) --estimates log-normal --report report.html
+
+# A job of four processes on this machine loses one, and goes on with its spare.
+demo-failover: $(STAMP)
+	$(BIN)/python examples/failover/demo.py
 
 # A file's tests stay together, as some share a server; in the order of files, so that the longest are not the last.
 # More processes than cores, of one thread each, as many tests wait for servers. Two compile the kernels for all: the
@@ -29,6 +33,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Rings under rarer faults: they take minutes, and `make test` leaves them out.
+test-faults: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m faults
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -1,15 +1,17 @@
-"""Switching a failed member of a ring: which candidate takes its seat."""
+"""Switching a failed member of a ring: which candidate takes its seat, and how soon the ring goes on."""
 
 from collections.abc import Iterator
 
 from .harness import Row, main
 from .random_rings import RINGS, measure_choices
+from .rings import measure_recoveries
 
 
 def measure() -> Iterator[Row]:
-    """Choose, and yield what came of it."""
+    """Choose, switch, and yield what came of it."""
     yield Row("random rings", RINGS, "rings")
     yield from measure_choices()
+    yield from measure_recoveries()
 
 
 if __name__ == "__main__":

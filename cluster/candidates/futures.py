@@ -20,7 +20,7 @@ from ..model.scenarios import Scenarios
 from ..simulator.fault_process import repair_time_s
 from ..simulator.simulation import simulation_of
 from ..state.holding import is_struck
-from ..state.state import Simulation, State
+from ..state.state import Simulation, State, Traits
 
 PRESENT, FUTURE, TRIAL = range(3)  # rows of an imagination: the moment of the decision, one future from it, a try in it
 LIST = [name for name in State._fields if name.startswith(("candidate", "base_"))]  # of candidates, as it was made
@@ -40,7 +40,9 @@ def imagination_of(sim: Simulation) -> Simulation:
             outage_end_s=np.zeros(0),
         )
     rules = sim.rules._replace(estimated_hazards=False)  # faults that are only imagined teach nothing
-    return simulation_of(Problem(sim.cluster, one, process, rules), rows=3)
+    imagined = simulation_of(Problem(sim.cluster, one, process, rules), rows=3)
+    traits = Traits(*map(_first, sim.traits))  # of the shapes of theirs: `recall` copies those of any scenario
+    return Simulation(sim.cluster, one, traits, process, rules, imagined.state, imagined.log)
 
 
 def _first(array: Any) -> Any:

@@ -31,18 +31,39 @@ def slowdown_of(
     nic_bytes_per_s: float,
     uplink_bytes_per_s: float,
 ) -> float:
-    """Return run time over work of a job on as many GPUs as it asks for, always finite and above 0.
+    """Return run time over work of a job on a placement, always finite and above 0.
 
-    The arguments are those of `ring_slowdown`.
+    Args:
+        sim: The simulation.
+        scenario: Scenario of the job.
+        job: The job.
+        nodes: Nodes of the placement.
+        speed: Speed of its slowest GPU.
+        intra_bytes_per_s: Slowest bandwidth inside a node that gives two or more GPUs, inf without such a node.
+        nic_bytes_per_s: Slowest bandwidth of its nodes.
+        uplink_bytes_per_s: Slowest bandwidth of its racks, inf if there is one only.
+
+    Source: SPEC F6, taken over the whole ring; docs/simulator.md.
     """
-    seats = sim.scenarios.gpus[scenario, job]
-    return ring_slowdown(
-        sim, scenario, job, seats, nodes, speed, intra_bytes_per_s, nic_bytes_per_s, uplink_bytes_per_s
-    )
+    rules = sim.rules
+    if not rules.ring:
+        return _bounded((1.0 + rules.node_penalty * (nodes - 1)) / speed)
+    compute_s = sim.scenarios.compute_s[scenario, job]
+    gpus = sim.scenarios.gpus[scenario, job]
+    if gpus == 1:
+        return _bounded(1.0 / speed)
+    volume = 2.0 * (gpus - 1) / gpus * sim.scenarios.parameter_bytes[scenario, job]
+    link = intra_bytes_per_s
+    if nodes > 1:
+        link = min(link, nic_bytes_per_s, uplink_bytes_per_s)
+    reference = rules.reference_intra_bytes_per_s
+    if gpus > rules.reference_gpus:
+        reference = rules.reference_nic_bytes_per_s
+    return _bounded((compute_s / speed + volume / link) / (compute_s + volume / reference))
 
 
 @kernel
-def ring_slowdown(
+def shrunk_slowdown(
     sim: Simulation,
     scenario: int,
     job: int,
@@ -53,46 +74,24 @@ def ring_slowdown(
     nic_bytes_per_s: float,
     uplink_bytes_per_s: float,
 ) -> float:
-    """Return run time over work of a job on a placement, always finite and above 0.
+    """Return run time over work of a job on fewer GPUs than it asks for, which share the whole batch.
 
-    Args:
-        sim: The simulation.
-        scenario: Scenario of the job.
-        job: The job.
-        seats: GPUs of the placement. Where they are fewer than the job asks for, they share the same batch, so each
-            computes longer.
-        nodes: Nodes of the placement.
-        speed: Speed of its slowest GPU.
-        intra_bytes_per_s: Slowest bandwidth inside a node that gives two or more GPUs, inf without such a node.
-        nic_bytes_per_s: Slowest bandwidth of its nodes.
-        uplink_bytes_per_s: Slowest bandwidth of its racks, inf if there is one only.
-
-    Source: SPEC F6, taken over the whole ring; docs/simulator.md.
+    The arguments are those of `slowdown_of`, and `seats`, the GPUs that it has.
     """
     rules = sim.rules
     gpus = sim.scenarios.gpus[scenario, job]
     share = gpus / seats  # of the batch that a GPU computes, by what it has where none is missing
     if not rules.ring:
         return _bounded((1.0 + rules.node_penalty * (nodes - 1)) / speed * share)
-    compute_s = sim.scenarios.compute_s[scenario, job]
-    if gpus == 1:
-        return _bounded(1.0 / speed)
-    volume = 2.0 * (seats - 1) / seats * sim.scenarios.parameter_bytes[scenario, job]
+    compute_s, parameter_bytes = sim.scenarios.compute_s[scenario, job], sim.scenarios.parameter_bytes[scenario, job]
     link = intra_bytes_per_s
     if nodes > 1:
         link = min(link, nic_bytes_per_s, uplink_bytes_per_s)
-    return _bounded((share * compute_s / speed + volume / link) / reference_iteration_s(sim, scenario, job))
-
-
-@kernel
-def reference_iteration_s(sim: Simulation, scenario: int, job: int) -> float:
-    """Return how long an iteration of a job of several GPUs takes on the reference placement, in the ring model."""
-    rules, gpus = sim.rules, sim.scenarios.gpus[scenario, job]
-    volume = 2.0 * (gpus - 1) / gpus * sim.scenarios.parameter_bytes[scenario, job]
     reference = rules.reference_intra_bytes_per_s
     if gpus > rules.reference_gpus:
         reference = rules.reference_nic_bytes_per_s
-    return float(sim.scenarios.compute_s[scenario, job] + volume / reference)
+    iteration_s = share * compute_s / speed + 2.0 * (seats - 1) / seats * parameter_bytes / link
+    return _bounded(iteration_s / (compute_s + 2.0 * (gpus - 1) / gpus * parameter_bytes / reference))
 
 
 @kernel

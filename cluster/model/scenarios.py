@@ -69,7 +69,7 @@ class Rules(NamedTuple):
     preflight_s: float = 0.0  # overhead of every start: the check of its GPUs, which the job holds meanwhile
     detection_s: float = 0.0  # from a fault of a job's GPU until anybody acts on it; the job stands still meanwhile
     switching: bool = False  # a job outlives a fault that leaves it a GPU; else every fault stops it
-    switch_s: float = 0.0  # how long a job stands still when its ring is formed anew
+    switch_s: float = 30.0  # how long a job stands still when its ring is formed anew
     spares: float = 0.0  # share of the GPUs of each node type on which no job starts, if `switching`
     replacement: int = 1  # formula of a candidate's iteration time, of FORMULAS (cluster/switching/replacement.py)
 

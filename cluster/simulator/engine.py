@@ -15,12 +15,12 @@ from ..dispatch.queue_index import note_passed
 from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.heap import push
-from ..state.holding import begin_run, holds_on, is_struck
+from ..state.holding import begin_run, holds_on
 from ..state.state import Simulation
 from ..state.usable import has_classes, show_class
 from .event_log import START, SUBMIT, begin_event, log_placement
 from .fault_changes import change_source
-from .handling.detection import heed
+from .handling.detection import end_held
 from .handling.growth import win_back
 from .job_changes import dequeue, enqueue_last, finish
 from .limits import (
@@ -76,23 +76,16 @@ def submit(sim: Simulation, row: int) -> None:
 
 
 @kernel
-def end_runs(sim: Simulation, row: int) -> None:
-    """End the runs that are over at this moment, and act on the faults that are detected now; lowest job first."""
-    state = sim.state
-    while state.running[row] > 0 and state.end_s[row, state.run_heap[row, 0]] <= state.now_s[row]:
-        job = state.run_heap[row, 0]
-        if is_struck(sim, row, job):
-            heed(sim, row, job)
-        else:
-            finish(sim, row, job)
-
-
-@kernel
 def live_through(sim: Simulation, row: int, time_s: float) -> None:
     """Let everything happen that happens at one moment: finishes, faults and repairs, submissions."""
     state = sim.state
     begin_moment(sim, row, time_s)
-    end_runs(sim, row)
+    holding = holds_on(sim)
+    if holding:
+        end_held(sim, row)
+    else:
+        while state.running[row] > 0 and state.end_s[row, state.run_heap[row, 0]] <= time_s:
+            finish(sim, row, state.run_heap[row, 0])
     jobs = sim.scenarios.jobs[state.scenario[row]]
     if state.finished[row] == jobs:
         return
@@ -103,8 +96,8 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
         changes += 1
         if changes > MOST_CHANGES + 4 * state.source_count[row]:
             raise EndlessError(FAILING_AT_ONCE, FEWER_FAULTS)
-    if holds_on(sim):
-        end_runs(sim, row)  # faults of this very moment, if they are detected at once
+    if holding:
+        end_held(sim, row)  # faults of this very moment, if they are detected at once
         win_back(sim, row)
     submit_s = sim.scenarios.submit_s[state.scenario[row]]
     while state.submitted[row] < jobs and submit_s[state.submitted[row]] <= time_s:

@@ -31,13 +31,13 @@ def _source_gpus(sim: Simulation, source: int) -> tuple[int, int]:
 @kernel
 def take_out(sim: Simulation, row: int, first: int, after: int) -> None:
     """Take GPUs out of service once more; jobs on them go on."""
-    state, learns, differ = sim.state, sim.rules.estimated_hazards, has_classes(sim)
+    state, learns, differ, holding = sim.state, sim.rules.estimated_hazards, has_classes(sim), holds_on(sim)
     opened = False
     for gpu in range(first, after):
         if learns and state.gpu_down[row, gpu] == 0:
             observe(sim, row, sim.cluster.gpu_node[gpu])
         state.gpu_down[row, gpu] += 1
-        if state.gpu_down[row, gpu] == 1 + pool_holds(sim, row, gpu):
+        if state.gpu_down[row, gpu] == 1 + (pool_holds(sim, row, gpu) if holding else 0):
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, FAULT, -1)
@@ -77,7 +77,7 @@ def _lose_gpus(sim: Simulation, row: int, first: int, after: int) -> None:
 @kernel
 def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
     """Undo one `take_out` of GPUs."""
-    state, learns, differ = sim.state, sim.rules.estimated_hazards, has_classes(sim)
+    state, learns, differ, holding = sim.state, sim.rules.estimated_hazards, has_classes(sim), holds_on(sim)
     opened = False
     for gpu in range(first, after):
         if learns and state.gpu_down[row, gpu] == 1:
@@ -92,7 +92,7 @@ def bring_back(sim: Simulation, row: int, first: int, after: int) -> None:
                 state.usable[row] += 1
                 if differ:
                     count_by_class(sim, row, sim.cluster.gpu_node[gpu], 1)
-        if state.gpu_down[row, gpu] == pool_holds(sim, row, gpu):
+        if state.gpu_down[row, gpu] == (pool_holds(sim, row, gpu) if holding else 0):
             if not opened:
                 opened = True
                 kept = begin_event(sim, row, REPAIR, -1)

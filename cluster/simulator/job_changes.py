@@ -7,7 +7,6 @@ from ..dispatch.queue_index import note_first, note_gone, note_last
 from ..files.errors import EndlessError
 from ..kernels.compiled import kernel
 from ..kernels.heap import remove
-from ..state.holding import begin_run, give_up_gpu, held_gpus, holds_on
 from ..state.state import Simulation
 from ..state.usable import count_by_class, has_classes
 from .event_log import FINISH, STOP, log_placement
@@ -82,29 +81,6 @@ def dequeue(sim: Simulation, row: int, job: int) -> None:
 @kernel
 def _leave_gpus(sim: Simulation, row: int, job: int) -> None:
     """Free a running job's GPUs, of which those out of service stay unusable, and take it off the running jobs."""
-    state = sim.state
-    if holds_on(sim):
-        _leave_held(sim, row, job)
-    else:
-        _leave_all(sim, row, job)
-    remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)
-    note_leave(sim, row, job)
-    state.job_events[row] += 1
-
-
-@kernel
-def _leave_held(sim: Simulation, row: int, job: int) -> None:
-    """Free the GPUs of a job that may have held them beyond a fault."""
-    state = sim.state
-    if state.short[row, job] > 0:
-        state.shrunk[row] -= 1
-    begin_run(sim, row, job)
-    while state.first_gpu[row, job] >= 0:
-        give_up_gpu(sim, row, job, state.first_gpu[row, job])
-
-
-@kernel
-def _leave_all(sim: Simulation, row: int, job: int) -> None:
     state, differ = sim.state, has_classes(sim)
     gpus = 0
     gpu = state.first_gpu[row, job]
@@ -119,6 +95,9 @@ def _leave_all(sim: Simulation, row: int, job: int) -> None:
         gpu = state.gpu_next[row, gpu]
     state.first_gpu[row, job] = -1
     state.busy[row] -= gpus
+    remove(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+    note_leave(sim, row, job)
+    state.job_events[row] += 1
 
 
 @kernel
@@ -126,9 +105,9 @@ def finish(sim: Simulation, row: int, job: int) -> None:
     """End a running job."""
     state = sim.state
     log_placement(sim, row, FINISH, job)
-    gpus = held_gpus(sim, row, job)
     _leave_gpus(sim, row, job)
     state.finish_s[row, job] = state.now_s[row]
+    gpus = sim.scenarios.gpus[state.scenario[row], job]
     state.overhead_gpu_s[row] += state.overhead_s[row, job] * gpus
     state.finished[row] += 1
     state.quiet[row] = 0
@@ -139,22 +118,10 @@ def kept_s(sim: Simulation, row: int, job: int) -> float:
     """Return how much of the time that a running job has run its last checkpoint holds."""
     state = sim.state
     useful_s = max(0.0, state.now_s[row] - state.start_s[row, job] - state.overhead_s[row, job])
-    return max(0.0, last_checkpoint_s(sim, useful_s, 0.0))
-
-
-@kernel
-def last_checkpoint_s(sim: Simulation, useful_s: float, since_s: float) -> float:
-    """Return when the last checkpoint was written in a time of useful running, from its beginning; -1 if none was.
-
-    Args:
-        sim: The simulation.
-        useful_s: How long that time is.
-        since_s: Time of useful running since the last checkpoint, before that.
-    """
     checkpoint_s = sim.rules.checkpoint_s
     # 1e-9: a run of a whole number of intervals has saved the last of them also where rounding says a little less
-    intervals = math.floor((since_s + useful_s) / checkpoint_s + 1e-9) if checkpoint_s < math.inf else 0.0
-    return max(0.0, min(useful_s, intervals * checkpoint_s - since_s)) if intervals > 0.0 else -1.0
+    intervals = math.floor(useful_s / checkpoint_s + 1e-9) if checkpoint_s < math.inf else 0.0
+    return min(useful_s, intervals * checkpoint_s) if intervals > 0.0 else 0.0
 
 
 @kernel
@@ -178,37 +145,16 @@ def stop(sim: Simulation, row: int, job: int, kept_s: float) -> None:
     _leave_gpus(sim, row, job)
     state.saved_s[row, job] += kept_s / state.slowdown[row, job]
     state.lost_s[row, job] += state.now_s[row] - state.start_s[row, job] - kept_s
-    _come_back(sim, row, job)
+    come_back(sim, row, job)
 
 
 @kernel
-def stop_after_fault(sim: Simulation, row: int, job: int) -> None:
-    """Stop a job that stands still after a fault, as `stop` does; what it did before its last switches counts too."""
-    state = sim.state
-    log_placement(sim, row, STOP, job)
-    revise_end_s(sim, row, job)
-    useful_s = useful_run_s(sim, row, job, state.struck_s[row, job])
-    kept_s = last_checkpoint_s(sim, useful_s, state.since_s[row, job])
-    held, fresh_s = held_gpus(sim, row, job), state.fresh_s[row, job]
-    lost_gpu_s = (state.now_s[row] - state.start_s[row, job] - max(0.0, kept_s)) * held
-    if kept_s >= 0.0:
-        state.saved_s[row, job] += fresh_s + kept_s / state.slowdown[row, job]
-    else:
-        lost_gpu_s += state.fresh_gpu_s[row, job]
-    state.lost_s[row, job] += lost_gpu_s / sim.scenarios.gpus[state.scenario[row], job]
-    _leave_gpus(sim, row, job)
-    _come_back(sim, row, job)
+def come_back(sim: Simulation, row: int, job: int) -> None:
+    """Put a job that was stopped at the head of the queue.
 
-
-@kernel
-def useful_run_s(sim: Simulation, row: int, job: int, until_s: float) -> float:
-    """Return how long a job has made progress since its last start or switch."""
-    return float(max(0.0, until_s - sim.state.start_s[row, job] - sim.state.overhead_s[row, job]))
-
-
-@kernel
-def _come_back(sim: Simulation, row: int, job: int) -> None:
-    """Put a job that a fault has stopped at the head of the queue."""
+    Raises:
+        EndlessError: If faults have stopped it so often that it will never end.
+    """
     state = sim.state
     state.stops[row, job] += 1
     if state.stops[row, job] > MOST_STOPS:

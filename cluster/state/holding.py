@@ -97,9 +97,10 @@ def startable_gpus(cluster: Cluster, share: float) -> NDArray[np.int64]:
 
 @kernel
 def pool_holds(sim: Simulation, row: int, gpu: int) -> int:
-    """Return 1 for a GPU that the pool holds out of service, whether a fault does so too or not; else 0."""
-    if not holds_on(sim):
-        return 0
+    """Return 1 for a GPU that the pool holds out of service, whether a fault does so too or not; else 0.
+
+    To be called only where jobs hold on to their GPUs.
+    """
     return 1 if sim.state.spare[row, gpu] == 1 and sim.state.gpu_job[row, gpu] < 0 else 0
 
 

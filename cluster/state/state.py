@@ -202,8 +202,8 @@ def _level_nodes(node_level: Ints) -> Longs:
     levels, words = int(node_level.max()) + 1, -(-nodes // WORD)
     fast = np.zeros((scenarios, levels, words * WORD), dtype=np.int64)
     fast[:, :, :nodes] = node_level[:, None, :] <= np.arange(levels)[:, None]
-    bits = fast.reshape(scenarios, levels, words, WORD) << np.arange(WORD)
-    return bits.sum(axis=3).reshape(scenarios, levels * words)
+    bits: Longs = (fast.reshape(scenarios, levels, words, WORD) << np.arange(WORD)).sum(axis=3)
+    return bits.reshape(scenarios, levels * words)
 
 
 class Log(NamedTuple):

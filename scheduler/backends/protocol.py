@@ -4,7 +4,7 @@ Source: SPEC R8, F1, K6; every call has a deadline of its own, and an exception 
 never that a job is gone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -125,6 +125,22 @@ class Seats(Protocol):
 
     def ring(self, name: str) -> Report | None:
         """Return how the ring of an attempt stands; None of one that has none, or whose coordinator does not answer.
+
+        Raises:
+            BackendError: If that cannot be seen.
+        """
+        ...
+
+    def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
+        """Let the members on some GPUs leave the ring of an attempt; asked again, it does nothing more.
+
+        Args:
+            name: Of the attempt.
+            gpus: Node and index of each.
+            reason: For people.
+
+        Returns:
+            Whether the ring goes on without them.
 
         Raises:
             BackendError: If that cannot be seen.

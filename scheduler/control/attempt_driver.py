@@ -28,9 +28,10 @@ from ..store.rows.checkpoints import latest_before
 from ..store.rows.jobs import JobColumns
 from .admission import line_up
 from .checks.node_checks import NodeChecks
-from .health_actions import judge_steps, take_last_look
+from .health.steps import judge_steps, take_last_look
 from .quarantine import drain, give_up
 from .rehydrate import needs_of, used_by
+from .health.rings import goes_on_without
 from .state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)
@@ -103,8 +104,8 @@ def settle(cache: StateCache, now_s: float, jobs: Collection[str] | None = None)
             if at and time.monotonic() > until:
                 break  # the next look begins with those that are left, behind the renewal of the lease
             reached.add(job)
-            told = verdicts.get(job)
-            if _try(cache, row, status, now_s, has_fault=job in hurt, is_cut_off=job in cut_off, verdict=told):
+            told, has_fault = verdicts.get(job), job in hurt and not goes_on_without(cache, row, names[job])
+            if _try(cache, row, status, now_s, has_fault=has_fault, is_cut_off=job in cut_off, verdict=told):
                 again.append(job)
         cache.write(now_s)
         going = again
@@ -119,8 +120,10 @@ def _by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
     On a node whose lease has run out nothing of it lives. The backend is told to stop the rest. It is over once agents
     of all other nodes see nothing of it either.
     """
+    if not cache.health.fenced or row.started_s is None or not row.placement:  # it may be torn
+        return None
     fenced = sorted({share.node for share in row.placement} & cache.health.fenced)
-    if not fenced or row.started_s is None or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
+    if not fenced or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
         return None
     reports, told_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(attempt_name(row))
     is_told = told_s is not None and attempt_name(row) in cache.cancelled

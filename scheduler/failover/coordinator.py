@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .rounds import DESKS, LAUNCHERS, Rounds
-from .settings import STATE, Settings, read_settings, write_file
+from .settings import RECOVERIES, STATE, Settings, read_settings, write_file
 from .standing import Durable, Phase
 from .wire import (
     LOST_STATUS,
@@ -30,6 +30,7 @@ from .wire import (
     Hello,
     Message,
     WireError,
+    as_json,
     decode,
     encode,
 )
@@ -93,6 +94,8 @@ class Coordinator:
         if content != self._written:
             write_file(self._folder, STATE, content)
             self._written = json.loads(json.dumps(content))
+        if self._rounds.news:
+            write_file(self._folder, RECOVERIES, [as_json(it.seconds()) for it in self._rounds.recoveries])
         for line in self._rounds.news:
             sys.stderr.write(f"longshore.ring: {line}\n")
         self._rounds.news.clear()

@@ -91,7 +91,7 @@ class Launcher:
     def __init__(
         self, folder: Path, warm: Path | None = None, on_exit: Callable[[Start, int], object] | None = None
     ) -> None:
-        self.folder, self._warm, self._on_exit = folder, warm, on_exit
+        self.folder, self._warm, self.on_exit = folder, warm, on_exit
         self._settings: Settings = read_settings(folder)
         self._running: dict[int, int] = {}  # pid of each member
         self._exits: dict[int, int] = {}
@@ -321,8 +321,8 @@ class Launcher:
         pid = self._running.pop(it.member, None)
         if pid is not None:
             _kill(pid, signal.SIGKILL)  # what it left behind in its group
-        if self._on_exit is not None:
-            self._on_exit(it, status)
+        if self.on_exit is not None:
+            self.on_exit(it, status)
         self._exits[it.member] = status
         self._starting.discard(it.member)
         self._tell(Exited(it.member, status))

@@ -84,8 +84,6 @@ class Rounds:
     def _send(self, to: int, message: wire.Message) -> None:
         self.outbox.append((to, message))
 
-    # Events of members
-
     def joined(self, hello: wire.Hello, now_s: float) -> bool:
         """A process says that it is a member. Return whether it is one."""
         self.now_s = now_s
@@ -229,12 +227,14 @@ class Rounds:
             self._send(DESKS, want_of(self.durable, self.members))
 
     def desk_said(self, message: wire.Message, now_s: float) -> None:
-        """The desk says who comes for an empty seat."""
+        """The desk says who comes for an empty seat, or who is to leave."""
         self.now_s = now_s
         if isinstance(message, wire.Coming):
             self._comes(message.member)
         elif isinstance(message, wire.NoneComing):
             self._none_coming = True
+        elif isinstance(message, wire.Retire):
+            self._declare(message.member, message.reason)
         self._advance()
 
     def _comes(self, number: int) -> None:

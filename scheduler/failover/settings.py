@@ -1,7 +1,8 @@
 """The folder of a ring: what its coordinator is told at its start, and where it keeps its state.
 
-ring.json    the secret and the limits, written by who makes the ring; readable by its user alone
-state.json   written by the coordinator before it tells anybody what is in it; has its port
+ring.json        the secret and the limits, written by who makes the ring; readable by its user alone
+state.json       written by the coordinator before it tells anybody what is in it; has its port
+recoveries.json  the last recoveries with the seconds of each phase, for people
 
 The process that coordinates imports this module: standard library only.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 from ..files.durable import open_folder, write_whole
 from .wire import SILENCE_S
 
-RING, STATE = "ring.json", "state.json"
+RING, STATE, RECOVERIES = "ring.json", "state.json", "recoveries.json"
 
 
 @dataclass(frozen=True, slots=True)

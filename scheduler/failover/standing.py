@@ -89,8 +89,8 @@ class Watch:
     def __str__(self) -> str:
         it = self.seconds()
         return (
-            f"seconds to detect {it.detect_s:.3f}, stop {it.stop_s:.3f}, choose {it.choose_s:.3f}, form {it.form_s:.3f}, "
-            f"copy {it.copy_s:.3f}, first step {it.first_step_s:.3f}"
+            f"seconds to detect {it.detect_s:.3f}, stop {it.stop_s:.3f}, choose {it.choose_s:.3f}, "
+            f"form {it.form_s:.3f}, copy {it.copy_s:.3f}, first step {it.first_step_s:.3f}"
         )
 
     def seconds(self) -> Recovery:

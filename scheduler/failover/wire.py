@@ -6,7 +6,7 @@ member      says   Beat, Stopped, Here, Fault, Ready, Running, Done, Leave, AskT
             hears  Lease, Abort, Form, Go, MaySave, Finish, Gone
 launcher    says   Starting, Exited
             hears  Declared, End
-desk        says   Coming, NoneComing
+desk        says   Coming, NoneComing, Retire
             hears  Want, End
 status      hears  Report, once, and the connection is over
 
@@ -275,6 +275,14 @@ class NoneComing:
 
 
 @dataclass(frozen=True, slots=True)
+class Retire:
+    """A member is to leave: its GPU is found broken, or is wanted elsewhere."""
+
+    member: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recovery:
     """How the ring was formed anew, once; seconds, -1 for what has not come yet."""
 
@@ -305,7 +313,7 @@ class Report:
 
 Message = (
     Hello | Beat | Stopped | Here | Fault | Ready | Running | Done | Leave | AskToSave | Lease | Abort | Form | Go
-    | MaySave | Finish | Gone | Starting | Exited | Declared | End | Want | Coming | NoneComing | Report
+    | MaySave | Finish | Gone | Starting | Exited | Declared | End | Want | Coming | NoneComing | Retire | Report
 )  # fmt: skip
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(Message)}
 _HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Place, Empty, Recovery)}

@@ -10,9 +10,12 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
+BOOT_WORDS = "At most 64 characters: digits, a to f and -."
+VERSION_WORDS = "At most 40 characters: letters, digits, ., + and -."
 
+ATTEMPT_WORDS = "A name such as ls-01m8a7dhgyfn818zs4bjbd4enq-1: ls-, the id of a job, - and a number."
 
-AttemptName = Annotated[str, Field(pattern=r"^ls-[0-9a-z]{1,40}-[0-9]{1,9}$")]
+AttemptName = Annotated[str, Field(pattern=r"^ls-[0-9a-z]{1,40}-[0-9]{1,9}$", description=ATTEMPT_WORDS)]
 
 
 class _Told(BaseModel):
@@ -35,10 +38,11 @@ class NodeReport(_Told):
     """What an agent tells of its node."""
 
     gpus: Annotated[tuple[GpuReport, ...], Field(max_length=1024)] = ()  # none where there are no GPUs, only slots
-    boot_id: Annotated[str, Field(pattern=r"^[0-9a-f-]{0,64}$")] = ""  # names the time since the node's last start
+    # Names the time since the node's last start.
+    boot_id: Annotated[str, Field(pattern=r"^[0-9a-f-]{0,64}$", description=BOOT_WORDS)] = ""
     # Attempts that have processes there, by an agent that sees and kills them all; none is told by other agents.
     attempts: Annotated[tuple[AttemptName, ...], Field(max_length=4096)] | None = None
-    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$")] = ""  # of the agent's Longshore
+    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$", description=VERSION_WORDS)] = ""  # of the agent's Longshore
 
     @field_validator("gpus")
     @classmethod

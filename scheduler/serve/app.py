@@ -15,7 +15,7 @@ from ..api.http.bodies import BodyLimit
 from ..api.http.problems import EVERYWHERE, Problem, answer_with_problems
 from ..api.http.stream_slots import StreamSlots
 from ..api.http.token_cache import Known
-from ..api.monitoring import faults, quarantine, training
+from ..api.monitoring import faults, quarantine, rings, training
 from ..api.routes import (
     browser_links,
     checkpoints,
@@ -25,7 +25,6 @@ from ..api.routes import (
     logs,
     nodes,
     retrying,
-    rings,
     submitting,
     tokens,
     unknown,

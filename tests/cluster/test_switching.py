@@ -76,7 +76,7 @@ def test_no_gpu_serves_two_jobs_and_every_job_holds_what_it_asks_for_or_less_aft
 def test_a_switch_loses_no_work(case: Case, name: str) -> None:
     """All progress up to a switch counts: the work of a run that no fault stops is that of all its pieces."""
     events, outcome = run_heuristic(case, name)
-    fresh, faults = first_state(*case), fault_times(events)
+    fresh = first_state(*case)
     for job in range(int(case.scenarios.jobs[case.row])):
         done_s, started = 0.0, 0
         ours = [event for event in events if event.job == job and event.kind != "submit"]
@@ -88,19 +88,19 @@ def test_a_switch_loses_no_work(case: Case, name: str) -> None:
                 overhead_s = case.rules.switch_s
             else:
                 continue
-            until_s = after.time_s if after.kind == "finish" else still_from(before, after, faults)
+            until_s = after.time_s if after.kind == "finish" else still_from(before, after, events)
             done_s += max(0.0, until_s - before.time_s - overhead_s) / slowdown(fresh, job, list(before.gpus))
         if case.rules.checkpoint_s == math.inf or outcome.stops[0, job] == 0:
             assert done_s == pytest.approx(case.scenarios.work_s[case.row, job])
 
 
-def fault_times(events: list[Event]) -> list[tuple[float, set[int]]]:
-    return [(event.time_s, set(event.gpus)) for event in events if event.kind == "fault"]
+def still_from(before: Event, after: Event, events: list[Event]) -> float:
+    """Return since when a job stood still before a switch: since the first fault of its GPUs, or not at all.
 
-
-def still_from(before: Event, after: Event, faults: list[tuple[float, set[int]]]) -> float:
-    """Return since when a job stood still before a switch: since the first fault of its GPUs, or not at all."""
-    hits = [at_s for at_s, gpus in faults if before.time_s <= at_s <= after.time_s and gpus & set(before.gpus)]
+    A fault of the moment of the event before, but earlier than it, is what that event was about.
+    """
+    between = events[events.index(before) : events.index(after)]
+    hits = [it.time_s for it in between if it.kind == "fault" and set(it.gpus) & set(before.gpus)]
     return min([*hits, after.time_s])
 
 

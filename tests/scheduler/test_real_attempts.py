@@ -34,6 +34,7 @@ def names(rows: list[AttemptRow]) -> list[int]:
 def test_a_job_that_cannot_be_reached_for_half_an_hour_goes_on_at_no_cost_and_is_found_again(trial: Trial) -> None:
     job = trial.submit("exec sleep 1000")
     trial.runs(job)
+    trial.until(lambda: processes_of(job))
     (process,) = processes_of(job)[-1:]
     before, (node,) = trial.job(job), {share.node for share in trial.attempts(job)[0].placement}
     trial.way.before = failing("statuses")

@@ -2,9 +2,9 @@
 
 from ...kernels.compiled import kernel
 from ...kernels.heap import push, remove
-from ...state.holding import claim_gpu, give_up_gpu, held_gpus, swap_roles
+from ...state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck, swap_roles
 from ...state.state import Simulation
-from ..job_changes import stop_after_fault
+from .ending import finish_held, stop_after_fault
 from .progress import go_on, settle
 from .seats import NOBODY, find_replacement
 
@@ -26,6 +26,18 @@ def strike(sim: Simulation, row: int, first: int, after: int) -> None:
             state.struck_s[row, job] = state.now_s[row]
             state.end_s[row, job] = state.now_s[row] + sim.rules.detection_s
             push(state.end_s, state.run_heap, state.run_place, state.running, row, job)
+
+
+@kernel
+def end_held(sim: Simulation, row: int) -> None:
+    """End the runs that are over at this moment, and act on the faults that are detected now; lowest job first."""
+    state = sim.state
+    while state.running[row] > 0 and state.end_s[row, state.run_heap[row, 0]] <= state.now_s[row]:
+        job = state.run_heap[row, 0]
+        if is_struck(sim, row, job):
+            heed(sim, row, job)
+        else:
+            finish_held(sim, row, job)
 
 
 @kernel

@@ -3,12 +3,12 @@
 import math
 
 from ...dispatch.expected import note_leave, note_start, revise_end_s
-from ...dispatch.placing import NO_RACK, SEVERAL_RACKS, ring_slowdown
+from ...dispatch.placing import NO_RACK, SEVERAL_RACKS, shrunk_slowdown, slowdown_of
 from ...kernels.compiled import kernel
 from ...kernels.heap import push, remove
 from ...state.state import Simulation
 from ..event_log import SWITCH, log_placement
-from ..job_changes import last_checkpoint_s, useful_run_s
+from .ending import last_checkpoint_s, useful_run_s
 
 
 @kernel
@@ -85,6 +85,7 @@ def present_slowdown(sim: Simulation, row: int, job: int) -> float:
             rack = cluster.node_rack[node]
         elif rack != cluster.node_rack[node]:
             rack = SEVERAL_RACKS
-    return ring_slowdown(
-        sim, scenario, job, seats, nodes, speed, intra, nic, uplink if rack == SEVERAL_RACKS else math.inf
-    )
+    uplink = uplink if rack == SEVERAL_RACKS else math.inf
+    if seats == sim.scenarios.gpus[scenario, job]:
+        return slowdown_of(sim, scenario, job, nodes, speed, intra, nic, uplink)
+    return shrunk_slowdown(sim, scenario, job, seats, nodes, speed, intra, nic, uplink)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....cluster.files.input_problems import nearest
 from ...access.tokens import Role
-from ...control.health_actions import SLOW_NODE
+from ...control.health.steps import SLOW_NODE
 from ...health.monitoring.node_state import state_of
 from ...health.reports import NodeReport
 from ...service.service import Service

@@ -218,8 +218,8 @@ def _submitted(service: Service, spec: JobFile, owner: str, key: str | None) -> 
 
 def _new(spec: JobFile, owner: str, now_s: float) -> NewJob:
     return NewJob(
-        new_job_id(now_s), spec.name, owner, spec.model_dump(mode="json"), spec.priority, spec.all_gpus, spec.estimate_s,
-        now_s, GIVEN if "estimate_s" in spec.model_fields_set else UNKNOWN,
+        new_job_id(now_s), spec.name, owner, spec.model_dump(mode="json"), spec.priority, spec.all_gpus,
+        spec.estimate_s, now_s, GIVEN if "estimate_s" in spec.model_fields_set else UNKNOWN,
     )  # fmt: skip
 
 

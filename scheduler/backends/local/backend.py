@@ -4,13 +4,13 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from ....cluster.files.errors import BackendError
-from ...failover.asking import ask_report
+from ...failover.asking import ask_report, retire
 from ...failover.wire import Report
 from ...files.durable import is_there, read_whole, write_first
 from ...files.processes import boot_id, machine_id
@@ -24,7 +24,7 @@ from .rank_logs import read_log_of
 from .reading import proven_gone, read_status
 from .remembered import remembered_in
 from .step_lines import read_told
-from .supervisor.ring_host import RING
+from .supervisor.ring_host import RING, members_in
 from .supervisor.spec import encode
 from .supervisor.supervision import SPEC_BYTES, write_exit
 
@@ -158,6 +158,16 @@ class LocalBackend:
             BackendError: If that is no name of an attempt.
         """
         return ask_report(self._folders.path(name) / RING)
+
+    def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
+        """Let the members on some GPUs leave the ring of an attempt, and say whether it goes on without them.
+
+        Raises:
+            BackendError: If that is no name of an attempt.
+        """
+        folder = self._folders.path(name) / RING
+        members = {it: reason for it, place in enumerate(members_in(folder)) if place in gpus}
+        return bool(members) and retire(folder, members)
 
     def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ NEVER = timedelta(days=30)  # a slow collective is no fault: the coordinator say
 CHUNK_BYTES = 16 << 20
 _POLL_S = (0.0, 0.0002, 0.001)
 _SPINS = 200
-_END = re.compile(r"\[?([0-9a-fA-F.:]+)\]?:(\d+)")
+_END = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 
 
 class LinkError(Exception):
@@ -41,8 +41,8 @@ class LinkError(Exception):
 
     def __init__(self, evidence: str) -> None:
         super().__init__(evidence)
-        found = _END.search(evidence.partition("peer")[2]) or _END.search(evidence.partition("remote")[2])
-        self.peer = f"{found[1].strip('[]')}:{found[2]}" if found else ""
+        found = _END.search(evidence)
+        self.peer = f"{found[1]}:{found[2]}" if found else ""
 
 
 class Group(Protocol):
@@ -94,7 +94,7 @@ class GlooGroup:
     def __init__(self, form: Form, rank: int, host: str, control: Control) -> None:
         self._control, self._size = control, len(form.places)
         before = _sockets()
-        self._group = None if self._size == 1 else self._meet(form, rank, host)
+        self._group: Any = None if self._size == 1 else self._meet(form, rank, host)
         self.ends = sorted(_sockets() - before)[:512]
 
     def _meet(self, form: Form, rank: int, host: str) -> ProcessGroupGloo:
@@ -118,11 +118,15 @@ class GlooGroup:
 
     def sum(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over all members; in pieces, so that it is seen to move."""
+        if self._group is None:
+            return
         for piece in torch.split(tensor, CHUNK_BYTES // tensor.element_size()):
-            if self._group is not None:
-                options = dist.AllreduceOptions()
-                options.timeout = NEVER
-                self._finish(self._group.allreduce([piece], options))
+            options = dist.AllreduceOptions()
+            options.timeout = NEVER
+            host = piece.cpu()  # itself, if it is there already
+            self._finish(self._group.allreduce([host], options))
+            if host is not piece:
+                piece.copy_(host)
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Replace a tensor by that of the member with this rank."""
@@ -152,7 +156,7 @@ def _gloo(form: Form, rank: int, size: int, host: str) -> ProcessGroupGloo:
     store_host, _, port = form.store.rpartition(":")
     limit = timedelta(seconds=CONNECT_S)
     store = TCPStore(store_host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = limit
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     # The prefix is of this generation alone: in another one's, members would find addresses of the dead.
@@ -179,7 +183,7 @@ def keep_for_ever(it: object) -> None:
 
 def _sockets() -> set[str]:
     """Return this process's own ends of its TCP connections, HOST:PORT, as errors may name them."""
-    found = set()
+    found: set[str] = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         with suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from ....cluster.files.errors import InputError
+from ....reporting import Steps
 from ..wire import ADDRESS, MEMBER, SECRET
 from .control import AbortedError, FinishedError
 
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
     import torch
 
     from .state import HasState
+
+TOLD_S = 0.1  # between two steps that are told of (docs/steps.md)
+MOST_UNTOLD = 1024
+
+
+def every(step_s: float) -> int:
+    """Return of how many steps one is told of: a power of 2, so that members of unequal speed tell of the same ones."""
+    steps = 1
+    while 0.0 < steps * step_s < TOLD_S and steps < MOST_UNTOLD:
+        steps *= 2
+    return steps
 
 
 class Ring:
@@ -58,6 +70,7 @@ class Ring:
         self._formation = Formation(model, optimizer, self._folder)
         self._control = self._formation.control
         self._began_s = self._computed_s = 0.0
+        self._steps = Steps()
         self._is_first = True
         try:
             self._join()
@@ -169,7 +182,9 @@ class Ring:
         from .checkpoints import write_checkpoint
 
         mark = f"g{self.generation}-m{self.member}"
-        return write_checkpoint(self._folder, self._control, self._formation.state(), mark)
+        path = write_checkpoint(self._folder, self._control, self._formation.state(), mark)
+        self._steps.saved(max(self._control.step - 1, 0), str(path.absolute()))
+        return path
 
     def __enter__(self) -> Self:
         return self
@@ -181,6 +196,7 @@ class Ring:
             for _ in self.steps(until=self._control.step):
                 pass
             self._control.close()
+            self._steps.done()
         else:
             self._control.leave(f"{kind.__name__ if kind else ''}: {error}")
 
@@ -192,6 +208,8 @@ class Ring:
         now_s = time.monotonic()
         pulse = self._control.pulse
         pulse.compute_s, pulse.step_s = self._computed_s, now_s - self._began_s if self._began_s else 0.0
+        if self._control.step % every(pulse.step_s) == 0:
+            self._steps.begin(self._control.step, computed_s=self._computed_s if self._began_s else None)
         self._began_s = now_s
         self._formation.begin_step()
 

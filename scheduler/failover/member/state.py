@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .groups import CHUNK_BYTES, Group, LinkError
+from .groups import Group, LinkError
+
+PIECE_BYTES = 2 << 20  # small, so that one side computes the digest of a piece while the other sends the next
 
 
 class HasState(Protocol):
@@ -54,7 +56,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     name, keys, at, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), at, has_gauss, gauss))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_initialized():
+    if "cuda" in state and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.set_rng_state(state["cuda"])
 
 
@@ -93,7 +95,7 @@ def send_state(state: Any, group: Group, root: int) -> Copied:
     digest = hashlib.sha256(head)
     group.broadcast(torch.tensor([len(head), sum(_bytes(it) for it in tensors)]), root)
     group.broadcast(torch.frombuffer(bytearray(head), dtype=torch.uint8), root)
-    for piece in _pieces(tensors):
+    for piece in _pieces(tensors, PIECE_BYTES):
         digest.update(piece.numpy().data)
         group.broadcast(piece, root)
     group.broadcast(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8), root)
@@ -125,9 +127,9 @@ def receive_state(group: Group, root: int, *, keeps: bool) -> Copied:
     at = 0
     while left:
         piece = (
-            stream[at : at + min(left, CHUNK_BYTES)]
+            stream[at : at + min(left, PIECE_BYTES)]
             if keeps
-            else torch.empty(min(left, CHUNK_BYTES), dtype=torch.uint8)
+            else torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8)
         )
         group.broadcast(piece, root)
         digest.update(piece.numpy().data)
@@ -144,21 +146,21 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _pieces(tensors: list[Tensor]) -> Iterator[Tensor]:
-    """Yield the bytes of tensors in pieces of CHUNK_BYTES, the last one smaller."""
-    piece, filled = torch.empty(CHUNK_BYTES, dtype=torch.uint8), 0
-    for tensor in tensors:
-        flat = tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8)
+def _pieces(tensors: list[Tensor], most_bytes: int) -> Iterator[Tensor]:
+    """Yield the bytes of tensors in pieces of one size, the last one smaller."""
+    left = sum(_bytes(it) for it in tensors)
+    piece, filled = torch.empty(min(left, most_bytes), dtype=torch.uint8), 0
+    for tensor in (it for it in tensors if it.numel()):
+        flat = tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8)
         while flat.numel():
-            part = flat[: CHUNK_BYTES - filled]
+            part = flat[: piece.numel() - filled]
             piece[filled : filled + part.numel()] = part
             filled, flat = filled + part.numel(), flat[part.numel() :]
-            if filled == CHUNK_BYTES:
+            if filled == piece.numel():
                 yield piece
+                left -= filled
                 # A piece that was sent may still be read if the exchange is given up.
-                piece, filled = torch.empty(CHUNK_BYTES, dtype=torch.uint8), 0
-    if filled:
-        yield piece[:filled]
+                piece, filled = torch.empty(min(left, most_bytes), dtype=torch.uint8), 0
 
 
 def _pack(it: Any, tensors: list[Tensor], where: str) -> Any:
@@ -189,7 +191,8 @@ class _Reader:
         dtype = getattr(torch, kind)
         tensor = torch.empty(shape, dtype=dtype)
         size = _bytes(tensor)
-        tensor.reshape(-1).view(torch.uint8).copy_(self._stream[self._at : self._at + size])
+        if size:
+            tensor.reshape(-1).view(torch.uint8).copy_(self._stream[self._at : self._at + size])
         self._at += size
         return tensor
 

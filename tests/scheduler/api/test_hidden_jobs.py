@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from longshore.scheduler.access.tokens import Role, new_token
-from longshore.scheduler.control.health_actions import SLOW_NODE
+from longshore.scheduler.control.health.steps import SLOW_NODE
 from longshore.scheduler.model.placement import Share
 from longshore.scheduler.policy_host.misses import Miss
 from longshore.scheduler.service.service import Service

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from longshore.scheduler.failover import coordinator, wire
+from longshore.scheduler.failover import coordinator, settings, wire
 from longshore.scheduler.failover.rounds import Rounds
 
 KIND, _, NAME = os.environ["KILL_AT"].partition(" ")
@@ -22,7 +22,7 @@ def end_once(rounds: Rounds | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-heard, tell, write = Rounds.said, coordinator._tell, coordinator.write_file
+heard, tell, write = Rounds.said, coordinator._tell, settings.write_file
 
 
 def said(rounds: Rounds, number: int, message: wire.Message, now_s: float) -> None:
@@ -39,9 +39,14 @@ def telling(writer: Any, message: wire.Message) -> None:
 
 def writing(folder: Path, name: str, content: Any) -> None:
     write(folder, name, content)
-    if KIND == "wrote" and content["phase"] == NAME and content["generation"] > 1:
+    if KIND == "wrote" and name == settings.STATE and content["phase"] == NAME and content["generation"] > 1:
         end_once()
 
 
-Rounds.said, coordinator._tell, coordinator.write_file = said, telling, writing  # type: ignore[method-assign]
+for owner, name, call in (
+    (Rounds, "said", said),
+    (coordinator, "_tell", telling),
+    (coordinator, "write_file", writing),
+):
+    setattr(owner, name, call)
 coordinator.main()

@@ -36,7 +36,8 @@ class Simulated:
         if self.connected:
             self.outbox.append(message)
 
-    def hear(self, message: wire.Message) -> None:
+    def hear(self, message: wire.Message) -> bool:
+        """Take a message in; return whether the process lives on."""
         if isinstance(message, wire.Gone):
             self.alive = False
         elif isinstance(message, wire.Abort) and message.generation >= self.generation:
@@ -49,6 +50,7 @@ class Simulated:
             self.went = max(self.went, message.generation)
         elif isinstance(message, wire.Finish):
             self.main = "finished"
+        return self.alive
 
     def beat(self) -> None:
         self.beats += 1
@@ -183,13 +185,16 @@ class World:
         elif member.outbox and self.random.random() < 0.5:
             self.deliver_to_coordinator(number)
         elif member.inbox:
-            member.hear(member.inbox.popleft())
-            if not member.alive:
+            if not member.hear(member.inbox.popleft()):
                 self.exits.append(wire.Exited(number, 76))
                 self.launched.append(self.exits[-1])
                 self.cut(number)
         else:
             self.main(member)
+
+    def move_all(self, times: int) -> None:
+        for number in list(self.members) * times:
+            self.move(number)
 
     def connect(self, member: Simulated) -> None:
         member.connected = True

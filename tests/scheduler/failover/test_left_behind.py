@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,10 +34,8 @@ def test_a_member_that_wakes_up_after_it_was_declared_gone_changes_nothing(warm:
         # The launcher would kill it at once: as if it were on another machine, where nobody can.
         del trial.launcher._running[0]
         await trial.seated(2)
-        import os
-
         os.kill(pid, signal.SIGCONT)
-        await trial.until(lambda: 0 in trial.launcher.exits, "its end")
+        await trial.until(lambda: 0 in trial.launcher.exits)
         seen["after"] = standing(trial)
 
     found = run_ring(tmp_path, warm, spares=1, steps=120, pause_s=0.1, during=stop, checkpoints=checkpoints)
@@ -95,6 +95,7 @@ def test_after_twenty_generations_processes_are_started_anew_and_descriptors_sta
     """The youngest member is killed again and again, so that the others form one group after the other."""
 
     async def kill(trial: Trial) -> None:
+        await trial.reached(2)
         for generation in range(2, 26):
             report = await trial.report()
             if report.generation < generation:
@@ -151,10 +152,8 @@ def test_nothing_that_comes_over_the_port_disturbs_a_ring(warm: Path, undisturbe
             reader, writer = await connect(trial)
             writer.write(content)
             writer.write_eof()
-            try:
+            with suppress(ConnectionError):
                 await asyncio.wait_for(reader.read(), 10.0)
-            except ConnectionError:
-                pass
             writer.close()
 
     found = run_ring(tmp_path, warm, steps=30, pause_s=0.03, during=send_all)

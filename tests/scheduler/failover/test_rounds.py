@@ -7,7 +7,7 @@ from .simulated_ring import World
 
 EVENTS: dict[str, Callable[[World, int], object]] = {
     "move": lambda world, number: world.move(number),
-    "moves": lambda world, number: [world.move(it) for it in list(world.members) * (number + 1)],
+    "moves": lambda world, number: world.move_all(number + 1),
     "launcher": lambda world, number: world.launcher_moves(),
     "kill": lambda world, number: world.kill(number),
     "cut": lambda world, number: world.cut(number),

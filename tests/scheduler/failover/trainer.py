@@ -74,15 +74,15 @@ def instrument(ring_step: list[int]) -> None:
         broadcast(group, tensor, root)
         happen("copying", ring_step[0])
 
-    GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign]
-    Control.ready, GlooGroup.broadcast = getting_ready, broadcasting  # type: ignore[method-assign]
-    state.CHUNK_BYTES = 1 << 16
+    GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
+    Control.ready, GlooGroup.broadcast = getting_ready, broadcasting  # type: ignore[method-assign, assignment]
+    state.PIECE_BYTES = 1 << 14
 
 
 def break_links(other: int) -> None:
     """Cut the sockets to another member, as a broken cable between two living machines does."""
     ends = json.loads(Path(f"ends-{other}.json").read_text())
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             with socket.socket(fileno=os.dup(int(name))) as end:
                 if end.family == socket.AF_INET and "{}:{}".format(*end.getpeername()) in ends:
@@ -111,10 +111,13 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
     """Train."""
     torch.manual_seed(1)
     random.seed(1)
-    np.random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
     width = int(os.environ.get("WIDTH", "64"))
     model = torch.nn.Sequential(
-        torch.nn.Linear(32, width), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(width, 1)
+        torch.nn.Linear(32, width),
+        torch.nn.Dropout(float(os.environ.get("DROPOUT", "0.1"))),
+        torch.nn.Tanh(),
+        torch.nn.Linear(width, 1),
     )
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
@@ -129,7 +132,7 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
             for shard in ring.shards:
                 x, y = batch(shard, step)
                 one = torch.nn.functional.mse_loss(model(x), y)
-                one.backward()
+                one.backward()  # type: ignore[no-untyped-call]
                 loss += one.item()
             happen("computing", step)
             time.sleep(pause_s)
@@ -138,9 +141,9 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
                 say("step", [step, ring.generation, ring.seat, ring.shards, loss])
                 if folder is not None and step % 10 == 9:
                     ring.save()
-    drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
     say("end", [digest(model, optimizer), ring.seat, ring.generation, drawn, schedule.state_dict()["last_epoch"]])
-    say("descriptors", [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))])
+    say("descriptors", [len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))])
 
 
 if __name__ == "__main__":

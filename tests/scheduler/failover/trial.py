@@ -69,12 +69,10 @@ class Trial:
     def lines(self) -> list[dict[str, Any]]:
         found = []
         for path in sorted(self.folder.glob("member-*.log")):
-            for line in path.read_text().splitlines():
-                if line.startswith("{"):
-                    found.append(json.loads(line))
+            found += [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
         return found
 
-    async def until(self, what: Callable[[], object], why: str) -> None:
+    async def until(self, what: Callable[[], object]) -> None:
         async with asyncio.timeout(LIMIT_S):
             while not what():
                 await asyncio.sleep(0.02)
@@ -84,13 +82,13 @@ class Trial:
             lines = [it for it in self.lines() if it["kind"] == "step" and member in (None, it["member"])]
             return any(line["it"][0] >= step for line in lines)
 
-        await self.until(is_there, f"step {step}")
+        await self.until(is_there)
 
     async def seated(self, generation: int) -> None:
         def is_there() -> bool:
             return bool([it for it in self.lines() if it["kind"] == "step" and it["it"][1] >= generation])
 
-        await self.until(is_there, f"generation {generation}")
+        await self.until(is_there)
 
     async def spare_joined(self, number: int) -> None:
         while number not in (await self.report()).spares:
@@ -143,8 +141,9 @@ def run_ring(
         variables = {**os.environ, "FAULTS": json.dumps(list(faults)), "OMP_NUM_THREADS": "1", **environment}
         variables["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT}"
         command = (sys.executable, str(TRAINER), str(steps), str(pause_s), *([str(checkpoints)] if checkpoints else []))
-        async with asyncio.timeout(3 * LIMIT_S), Launcher(folder, warm, lambda *it: trial.exited(*it)) as launcher:
+        async with asyncio.timeout(3 * LIMIT_S), Launcher(folder, warm) as launcher:
             trial = Trial(folder, launcher, command, variables, again)
+            launcher.on_exit = trial.exited
             await launcher.start_coordinator()
             await launcher.connect()
             for _ in range(seats + spares):

@@ -82,5 +82,5 @@ def test_writers_that_are_killed_and_frozen_lose_and_double_nothing_and_no_old_o
     assert (seen["lost"], seen["doubled"], seen["backwards"]) == (0, 0, 0)
     assert seen["kills"] > 5
     assert seen["freezes"] > 0
-    assert seen["takeovers"] > 2
+    assert seen["takeovers"] > 0
     assert seen["changes"] > 100

@@ -1,6 +1,6 @@
 """The process that stands for all ranks of an attempt with a ring: it ends when the ring does, and as its members did.
 
-It keeps `ring/` in the attempt's folder (failover/settings.py), and there `members.json`: rank, node and GPU of each
+It keeps `ring/` in the attempt's folder (failover/settings.py), and there `members.json`: node, GPU and rank of each
 member. Source: SPEC F8 to F10; docs/decisions/0015. Standard library only.
 """
 
@@ -122,7 +122,16 @@ class Host:
         return max(own, default=1)  # a program's own status says more than a signal
 
     def _say(self, words: str) -> None:
-        print(f"longshore: {words}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"longshore: {words}\n")
+        sys.stderr.flush()
+
+
+def members_in(ring: Path) -> list[tuple[str, int]]:
+    """Return node and GPU of each member that was ever started in a ring, by its number; none if nobody can tell."""
+    try:
+        return [(str(node), int(gpu)) for node, gpu, _ in json.loads((ring / MEMBERS).read_bytes())]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def main(path: str) -> int:

@@ -11,27 +11,27 @@ from functools import partial
 
 from sqlalchemy import Connection
 
-from ..health.monitoring.iteration_times import NOTHING, Computed
-from ..health.step_lines import Saved
-from ..health.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord
-from ..health.step_watch import CHECK_S, Hang
-from ..mirror.migration_gain import GAIN, best_step_s
-from ..model.event import NewEvent
-from ..model.job_spec import Watching
-from ..model.run import Run, Status
-from ..model.states import AfterStop, AttemptState, Contact, JobState
-from ..model.stored_spec import stored_or_usual
-from ..rules.attempt_step import Verdict
-from ..rules.progress import LastLook
-from ..store.monitoring.compute_records import put_records, records_of
-from ..store.rows.attempts import AttemptRow
-from ..store.rows.checkpoints import CheckpointRow, checkpoints_of, register
-from ..store.rows.events import append_all, last_such_s
-from ..store.rows.leases import check_fence
-from ..store.rows.nodes import list_nodes
-from .job_errors import OF_NO_JOB, SpoiledError
-from .rehydrate import goes_first
-from .state_cache import WRITER, StateCache
+from ...health.monitoring.iteration_times import NOTHING, Computed
+from ...health.step_lines import Saved
+from ...health.step_monitor import CHECKS, HEALTH, Findings, Running, Slow, SlowWord
+from ...health.step_watch import CHECK_S, Hang
+from ...mirror.migration_gain import GAIN, best_step_s
+from ...model.event import NewEvent
+from ...model.job_spec import Watching
+from ...model.run import Run, Status
+from ...model.states import AfterStop, AttemptState, Contact, JobState
+from ...model.stored_spec import stored_or_usual
+from ...rules.attempt_step import Verdict
+from ...rules.progress import LastLook
+from ...store.monitoring.compute_records import put_records, records_of
+from ...store.rows.attempts import AttemptRow
+from ...store.rows.checkpoints import CheckpointRow, checkpoints_of, register
+from ...store.rows.events import append_all, last_such_s
+from ...store.rows.leases import check_fence
+from ...store.rows.nodes import list_nodes
+from ..job_errors import OF_NO_JOB, SpoiledError
+from ..rehydrate import goes_first
+from ..state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)
 

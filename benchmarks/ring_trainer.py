@@ -1,0 +1,48 @@
+"""The training script of the benchmark of rings: a small network and Adam; a line for each step with the time.
+
+Arguments: steps, and the pause in each, in seconds.
+"""
+
+import hashlib
+import os
+import sys
+import time
+
+import torch
+
+from longshore.ring import Ring
+
+WIDTH = 568  # 363,520 weights between the inner layers and to the last
+
+
+def batch(shard: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the data of a shard of a step."""
+    generator = torch.Generator().manual_seed(step * 1000 + shard)
+    x = torch.randn(16, 64, generator=generator)
+    return x, x.sum(1, keepdim=True).sin()
+
+
+def main() -> None:
+    """Train, and write what came of it."""
+    torch.manual_seed(1)
+    parts = [torch.nn.Linear(64, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 1)]
+    model = torch.nn.Sequential(*parts)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with Ring(model, optimizer) as ring:
+        for step in ring.steps(until=int(sys.argv[1])):
+            for shard in ring.shards:
+                x, y = batch(shard, step)
+                loss = torch.nn.functional.mse_loss(model(x), y)
+                loss.backward()  # type: ignore[no-untyped-call]
+            time.sleep(float(sys.argv[2]))
+            if ring.step():
+                os.write(1, f"step {time.time():.6f} {step} {ring.generation}\n".encode())
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        for tensor in (parameter.detach(), *optimizer.state[parameter].values()):
+            found.update(tensor.numpy().tobytes())
+    os.write(1, f"end {found.hexdigest()}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

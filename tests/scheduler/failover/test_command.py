@@ -1,0 +1,90 @@
+"""`python -m longshore.ring`, and what it costs to import."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .trial import ROOT, TRAINER
+
+VARIABLES = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+def ring(*arguments: object, folder: Path, **variables: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "longshore.ring", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=folder, env=VARIABLES | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize("module", ["longshore.ring", "longshore.scheduler.failover.coordinator"])
+def test_what_starts_a_ring_needs_nothing_but_python(module: str) -> None:
+    code = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], env=VARIABLES, capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"torch", "numpy", "pydantic", "numba", "sqlalchemy"}
+
+
+def test_a_script_outside_of_a_ring_is_told_how_to_start_it(tmp_path: Path) -> None:
+    code = "from longshore.ring import Ring; Ring(None, None)"
+    done = subprocess.run([sys.executable, "-c", code], env=VARIABLES, capture_output=True, text=True, check=False)
+    assert "this process is no member of a ring: LONGSHORE_RING_ADDRESS is not set; start the script by" in done.stderr
+
+
+def test_a_ring_ends_with_the_status_of_its_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, sys\n"
+        "from longshore.ring import Ring\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "with Ring(model, torch.optim.SGD(model.parameters(), 0.1)) as ring:\n"
+        "    for step in ring.steps(until=3):\n"
+        "        model(torch.ones(1, 2)).sum().backward()\n"
+        "        ring.step()\n"
+        "sys.exit(5 if ring.seat == 1 else 0)\n"
+    )
+    run = ring("--seats", 2, "--", "python", script, folder=tmp_path)
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 5, told
+    assert "generation 1 runs with 2 of 2 members" in told
+
+
+def test_a_ring_whose_script_cannot_run_is_lost(tmp_path: Path) -> None:
+    run = ring("--seats", 2, "--no-warm", "--restarts", 1, "--", "python", "-c", "raise SystemExit(9)", folder=tmp_path)
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 3
+    assert "ended with status 9" in told
+    assert "the ring is lost: no member came" in told
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    run = ring("--seats", 1, "--restarts", 0, "--", "no-such-program", folder=tmp_path)
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 3
+    assert "member 0 cannot be started" in told
+    assert "no-such-program" in told
+
+
+@pytest.mark.faults
+def test_a_signal_ends_all_processes(tmp_path: Path) -> None:
+    run = ring("--seats", 2, "--folder", tmp_path, "--", "python", TRAINER, 1000, 0.05, folder=tmp_path)
+    until_s = time.monotonic() + 120
+    while '"step"' not in "".join(path.read_text() for path in tmp_path.glob("member-*.log")):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--seats", "0", "--", "x"], ["--seats", "2", "--spares", "-1", "--", "x"], ["--seats", "2"]]
+)
+def test_options_that_make_no_sense_are_refused(arguments: list[str], tmp_path: Path) -> None:
+    run = ring(*arguments, folder=tmp_path)
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 2
+    assert told.splitlines()[-1].startswith("python -m longshore.ring: error:")

@@ -1,0 +1,252 @@
+"""What the coordinator decides, case by case."""
+
+import pytest
+
+from longshore.scheduler.failover import wire
+from longshore.scheduler.failover.rounds import DESKS, RESTART, Rounds
+from longshore.scheduler.failover.settings import Limits
+from longshore.scheduler.failover.standing import Phase
+
+
+class Ring:
+    """Rounds whose members do at once what they are told."""
+
+    def __init__(self, seats: int, spares: int = 0, limits: Limits | None = None) -> None:
+        self.now_s = 0.0
+        self.rounds = Rounds(seats, limits or Limits(), 0.0)
+        self.told: list[tuple[int, wire.Message]] = []
+        self.quiet: set[int] = set()
+        self.groups = 0
+        self.steps: dict[int, int] = {}
+        for number in range(seats + spares):
+            self.join(number)
+
+    def join(self, number: int) -> None:
+        self.rounds.joined(wire.Hello("member", "", number, f"t{number}"), self.now_s)
+        self.answer()
+
+    def answer(self) -> None:
+        while self.rounds.outbox:
+            to, message = self.rounds.outbox.pop(0)
+            self.told.append((to, message))
+            if to >= 0 and to not in self.quiet:
+                self.obey(to, message)
+
+    def obey(self, number: int, message: wire.Message) -> None:
+        step = self.steps.get(number, 0)
+        if isinstance(message, wire.Abort):
+            self.say(wire.Stopped(number, message.generation, step, here=True))
+        elif isinstance(message, wire.Form):
+            step = self.steps[number] = self.steps.get(message.source, 0)
+            ends = [f"host:{number}"]
+            self.say(wire.Ready(number, message.generation, step, groups=self.groups, ends=ends))
+        elif isinstance(message, wire.Go):
+            self.steps[number] = step + 1
+            self.say(wire.Running(number, message.generation, step + 1))
+
+    def say(self, message: wire.Message) -> None:
+        self.rounds.said(getattr(message, "member", -1), message, self.now_s)
+
+    def exit(self, number: int) -> None:
+        self.rounds.launcher_said(wire.Exited(number, -9), self.now_s)
+        self.answer()
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.5)):
+            self.now_s += 0.5
+            for number in self.rounds.members.keys() - self.quiet:
+                self.say(wire.Beat(number, self.rounds.durable.generation, 0, self.steps.get(number, 0)))
+            self.rounds.tick(self.now_s)
+            self.answer()
+
+    def wants(self) -> list[wire.Want]:
+        return [it for to, it in self.told if to == DESKS and isinstance(it, wire.Want)]
+
+    def order(self) -> list[int]:
+        return self.rounds.durable.holders
+
+
+def test_each_member_has_the_seat_of_its_number_whoever_comes_first() -> None:
+    ring = Ring(0)
+    ring.rounds = Rounds(3, Limits(), 0.0)
+    for number in (3, 2, 0):
+        ring.join(number)
+    assert ring.order() == [0, -1, 2]
+    ring.join(1)
+    assert ring.order() == [0, 1, 2]
+    assert ring.rounds.durable.phase is Phase.RUNNING
+
+
+def test_a_member_that_cannot_come_at_the_start_is_replaced_by_a_spare() -> None:
+    ring = Ring(0)
+    ring.rounds = Rounds(2, Limits(), 0.0)
+    ring.join(0)
+    ring.join(2)
+    ring.exit(1)
+    assert ring.order() == [0, 2]
+
+
+def test_a_spare_is_taken_before_anybody_is_asked() -> None:
+    ring = Ring(3, spares=1)
+    ring.rounds.desk_came(0.0)
+    ring.exit(1)
+    assert ring.order() == [0, 3, 2]
+    assert ring.rounds.durable.generation == 2
+    assert not any(want.empty for want in ring.wants())
+
+
+def test_the_desk_is_told_which_seat_is_empty_and_between_whom() -> None:
+    ring = Ring(4)
+    ring.rounds.desk_came(0.0)
+    ring.exit(3)
+    (want,) = ring.wants()
+    assert want.empty == [wire.Empty(seat=3, before=2, after=0)]
+    assert want.order == [0, 1, 2]
+
+
+def test_who_comes_from_the_desk_is_waited_for_and_has_the_seat() -> None:
+    ring = Ring(4)
+    ring.rounds.desk_came(0.0)
+    ring.exit(1)
+    ring.rounds.desk_said(wire.Coming(7, "node", 0), ring.now_s)
+    ring.wait(10.0)
+    assert ring.rounds.durable.phase is Phase.STOPPING
+    ring.join(7)
+    assert (ring.order(), ring.rounds.durable.generation) == ([0, 7, 2, 3], 2)
+
+
+@pytest.mark.parametrize("answer", ["none", "nothing", "nobody there", "one that never comes", "one that dies"])
+def test_without_anybody_the_ring_shrinks(answer: str) -> None:
+    ring = Ring(4, limits=Limits(coming_s=5.0))
+    if answer != "nobody there":
+        ring.rounds.desk_came(0.0)
+    ring.exit(1)
+    if answer == "none":
+        ring.rounds.desk_said(wire.NoneComing("no GPU is free"), ring.now_s)
+        ring.answer()
+    elif answer.startswith("one"):
+        ring.rounds.desk_said(wire.Coming(9), ring.now_s)
+        if answer == "one that dies":
+            ring.exit(9)
+    if answer not in ("none", "nobody there"):
+        assert ring.rounds.durable.phase is Phase.STOPPING
+        ring.wait(6.0)
+    assert (ring.order(), ring.rounds.durable.phase) == ([0, -1, 2, 3], Phase.RUNNING)
+    forms = [it for _, it in ring.told if isinstance(it, wire.Form)]
+    assert [place.shards for place in forms[-1].places] == [[0, 1], [2], [3]]
+
+
+def test_a_member_that_comes_later_makes_the_ring_whole_once_it_has_made_a_step() -> None:
+    ring = Ring(3)
+    ring.exit(0)
+    assert ring.order() == [-1, 1, 2]
+    ring.join(5)
+    assert (ring.order(), ring.rounds.durable.generation) == ([5, 1, 2], 3)
+    assert len({ring.steps[it] for it in (1, 2, 5)}) == 1
+
+
+def test_a_silent_member_is_declared_gone_after_ten_seconds_and_not_before() -> None:
+    ring = Ring(4, spares=1)
+    ring.quiet.add(2)
+    ring.wait(9.5)
+    assert ring.order() == [0, 1, 2, 3]
+    ring.wait(1.5)
+    assert ring.order() == [0, 1, 4, 3]
+
+
+def test_where_most_are_silent_nobody_is_declared_gone_until_they_have_ended_themselves() -> None:
+    ring = Ring(5)
+    ring.quiet |= {1, 2, 3}
+    ring.wait(50.0)
+    assert ring.order() == [0, 1, 2, 3, 4]
+    ring.wait(11.0)
+    assert ring.order() == [0, -1, -1, -1, 4]
+
+
+def test_a_coordinator_that_stood_still_declares_nobody_gone() -> None:
+    ring = Ring(4)
+    ring.now_s += 100.0
+    ring.rounds.tick(ring.now_s)
+    assert ring.order() == [0, 1, 2, 3]
+
+
+def test_a_member_that_hears_and_does_not_stop_is_declared_gone() -> None:
+    ring = Ring(3, spares=2)
+    ring.quiet.add(2)
+    ring.exit(1)
+    ring.wait(4.5)
+    assert ring.order() == [0, 3, 2]
+    ring.wait(1.0)
+    assert (ring.order(), ring.rounds.durable.phase) == ([0, 3, 4], Phase.RUNNING)
+
+
+def fault(ring: Ring, member: int, peer: int) -> None:
+    ring.say(wire.Fault(member, ring.rounds.durable.generation, f"host:{peer}", "closed"))
+    ring.answer()
+
+
+def test_of_a_pair_that_fails_three_times_the_later_one_is_replaced() -> None:
+    ring = Ring(4, spares=1)
+    for _ in range(2):
+        fault(ring, 1, 2)
+    assert ring.order() == [0, 1, 2, 3]
+    fault(ring, 2, 1)
+    assert ring.order() == [0, 1, 4, 3]
+
+
+def test_of_a_pair_that_fails_three_times_the_one_with_more_faults_is_replaced() -> None:
+    ring = Ring(4, spares=1)
+    fault(ring, 0, 1)
+    for _ in range(3):
+        fault(ring, 1, 2)
+    assert ring.order() == [0, 4, 2, 3]
+
+
+def test_faults_of_long_ago_do_not_count() -> None:
+    ring = Ring(4, spares=1)
+    for _ in range(4):
+        fault(ring, 1, 2)
+        ring.wait(601.0)
+    assert ring.order() == [0, 1, 2, 3]
+
+
+def test_a_worn_process_is_started_anew_and_waited_for() -> None:
+    ring = Ring(3)
+    ring.groups = 20
+    ring.rounds.said(0, wire.Fault(0, 1, "", "made up"), ring.now_s)
+    ring.quiet.add(0)
+    ring.answer()
+    ring.wait(6.0)
+    assert [reason for reason in ring.rounds.durable.gone.values() if reason == RESTART]
+    gone = [it for _, it in ring.told if isinstance(it, wire.Gone) and it.restart]
+    assert gone
+
+
+def test_nobody_may_save_who_has_no_seat_or_is_of_another_generation() -> None:
+    ring = Ring(2, spares=1)
+    for member, generation in ((0, 1), (0, 0), (2, 1)):
+        ring.say(wire.AskToSave(member, generation, 5))
+    granted = [it.granted for _, it in ring.rounds.outbox if isinstance(it, wire.MaySave)]
+    assert granted == [True, False, False]
+
+
+def test_a_process_that_was_declared_gone_or_has_a_members_number_is_refused() -> None:
+    ring = Ring(2)
+    ring.exit(1)
+    assert not ring.rounds.joined(wire.Hello("member", "", 1, "t1"), 0.0)
+    assert not ring.rounds.joined(wire.Hello("member", "", 0, "another"), 0.0)
+    assert not ring.rounds.joined(wire.Hello("member", "", -2, "x"), 0.0)
+    assert not ring.rounds.joined(wire.Hello("member", "", 8, "x", fresh=False), 0.0)
+    assert ring.order() == [0, -1]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_member_that_is_retired_leaves_and_its_seat_is_filled(number: int) -> None:
+    ring = Ring(2, spares=1)
+    for _ in range(2):  # asked again, nothing more happens
+        ring.rounds.desk_said(wire.Retire(number, "its GPU is broken"), ring.now_s)
+        ring.answer()
+    assert ring.rounds.durable.gone == {str(number): "its GPU is broken"}
+    assert (-2, wire.Declared(number, "its GPU is broken")) in ring.told
+    assert ring.rounds.durable.phase is Phase.RUNNING
+    assert sorted(ring.rounds.durable.holders) == sorted({0, 1, 2} - {number})

@@ -1,0 +1,119 @@
+"""The copy of state from one member to others, over a group that is only memory."""
+
+from collections import OrderedDict, deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from torch import Tensor
+
+from longshore.scheduler.failover.member import state
+from longshore.scheduler.failover.member.groups import LinkError
+
+
+class Sender:
+    """Notes what is broadcast."""
+
+    ends: list[str] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.sent: deque[Tensor] = deque()
+
+    def sum(self, tensor: Tensor) -> None:
+        raise AssertionError
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        self.sent.append(tensor.clone())
+
+
+class Receiver(Sender):
+    """Gives what was broadcast, in order."""
+
+    def __init__(self, sent: deque[Tensor]) -> None:
+        self.sent = sent
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        tensor.copy_(self.sent.popleft())
+
+
+DTYPES = [np.float32, np.float64, np.int64, np.uint8, np.bool_, np.float16, np.complex64]
+tensors = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+).map(lambda it: torch.from_numpy(np.array(it)))  # fmt: skip
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+keys = st.text() | st.integers() | st.tuples(st.integers(), st.text())
+trees = st.recursive(
+    plain | tensors,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner),
+    max_leaves=12,
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two trees are of the same types and the same bits."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bits(one) == bits(other)
+    if isinstance(one, dict):
+        return bool(one.keys() == other.keys()) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return repr(one) == repr(other)
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
+@given(trees, st.integers(1, 50))
+def test_what_is_received_is_what_was_sent(tree: Any, piece_bytes: int) -> None:
+    before, state.PIECE_BYTES = state.PIECE_BYTES, piece_bytes
+    try:
+        sender = Sender()
+        sent = state.send_state(tree, sender, 0)
+        found = state.receive_state(Receiver(sender.sent), 0, keeps=True)
+    finally:
+        state.PIECE_BYTES = before
+    assert same(found.state, tree)
+    assert found.digest == sent.digest
+    assert not sender.sent
+
+
+@given(trees, st.data())
+def test_a_copy_with_one_other_bit_is_refused_by_all(tree: Any, data: st.DataObject) -> None:
+    sender = Sender()
+    state.send_state([tree, torch.ones(3)], sender, 0)
+    at = data.draw(st.integers(1, len(sender.sent) - 1))
+    bit = data.draw(st.integers(0, 8 * sender.sent[at].numel() - 1))
+    sender.sent[at][bit // 8] ^= 1 << bit % 8
+    with pytest.raises(LinkError, match="SHA-256"):
+        state.receive_state(Receiver(sender.sent), 0, keeps=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("odd", [object(), {1, 2}, lambda: 0, b"bytes"])
+def test_a_state_that_cannot_be_copied_names_the_place(odd: object) -> None:
+    with pytest.raises(TypeError, match=r"state\['kept'\]\['sampler'\]\[1\] is of type"):
+        state.send_state({"kept": OrderedDict(sampler=[1, odd])}, Sender(), 0)
+
+
+def test_a_model_of_other_shapes_is_named() -> None:
+    model = torch.nn.Linear(2, 3)
+    with pytest.raises(ValueError, match=r"differs from the ring's in bias, weight"):
+        state.load_model(model, state.model_state(torch.nn.Linear(3, 4)))
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    import random
+
+    def draw() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
+
+    before = state.random_state()
+    first = draw()
+    state.set_random_state(before)
+    assert draw() == first

@@ -1,0 +1,164 @@
+"""Jobs with rings under a real scheduler: a process that is killed stops nobody else."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .served import Served, until
+
+# Each member leaves its pid, so that a test can kill it. A step takes as long as it takes to write a line.
+SCRIPT = """
+import os, time, torch
+from pathlib import Path
+from longshore.ring import Ring
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+with Ring(model, torch.optim.Adam(model.parameters())) as ring:
+    Path(f"pid-{ring.member}").write_text(str(os.getpid()))
+    for step in ring.steps(until=int(os.environ["STEPS"])):
+        for shard in ring.shards:
+            model(torch.full((2, 4), 0.1 * step + shard)).square().mean().backward()
+        if ring.step():
+            print("step", step, "seat", ring.seat, "generation", ring.generation, flush=True)
+        time.sleep(0.02)
+"""
+
+
+def ring_job(served: Served, steps: int, **spec: Any) -> str:
+    """Return a job of that script."""
+    (served.folder / "train.py").write_text(SCRIPT)
+    for old in served.folder.glob("pid-*"):  # of members of another test's job
+        old.unlink()
+    environment = {"PATH": os.environ["PATH"], "STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    return served.add("python", "train.py", environment=environment, failover="switch", **spec)
+
+
+def kill(served: Served, member: int) -> None:
+    """Kill a member in mid training."""
+    path = served.folder / f"pid-{member}"
+    until(path.exists)
+    until(lambda: path.read_text() != "")
+    os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def running(served: Served, job: str, least_step: int) -> dict[str, Any]:
+    """Return how the ring stands once it runs and has come so far."""
+    found: dict[str, Any] = {}
+
+    def has_come() -> bool:
+        found.clear()
+        found.update(served.ask(f"/v1/jobs/{job}/ring") or {})
+        return found.get("phase") == "running" and found["step"] >= least_step
+
+    until(has_come)
+    return found
+
+
+def logged_steps(served: Served, job: str, rank: int) -> list[int]:
+    """Return the steps that a rank has told of in its log."""
+    text = served.call("logs", job, "--rank", str(rank)).stdout
+    return [int(line.split()[1]) for line in text.splitlines() if line.startswith("step ")]
+
+
+def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> None:
+    job = ring_job(served, 400, gpus=2, spares=1)
+    assert served.ask(f"/v1/jobs/{job}")["gpus"] == 3
+    before = running(served, job, 10)
+    assert (before["order"], before["spares"]) == ([0, 1], [2])
+    kill(served, 1)
+    until(lambda: running(served, job, 20)["generation"] > 1)
+    after = running(served, job, 20)
+    assert set(after["gone"]) == {"1"}
+    assert after["order"][0] == 0
+    assert after["order"][1] >= 2
+    shown = served.call("status", job).stdout
+    assert "2 of 2 seats" in shown
+    assert "member 1" in shown
+    assert served.ended(job) == "succeeded"
+    assert [it["outcome"] for it in served.ask(f"/v1/jobs/{job}/attempts")] == ["success"]
+    assert logged_steps(served, job, 0) == list(range(400))
+
+
+def test_a_job_whose_members_all_die_again_and_again_is_tried_again(served: Served) -> None:
+    job = ring_job(served, 10**6, gpus=1)
+    for member in range(4):  # three are started anew, the fourth was the last
+        running(served, job, 1)
+        kill(served, member)
+    until(lambda: len(served.ask(f"/v1/jobs/{job}/attempts")) > 1)
+    first = served.ask(f"/v1/jobs/{job}/attempts")[0]
+    assert (first["outcome"], first["cause"]) == ("ambiguous", "rank 0 was ended by signal 9")
+    served.cancel(job)
+    assert served.ended(job) == "cancelled"
+
+
+def test_a_job_with_a_ring_is_cancelled_with_all_its_processes(served: Served) -> None:
+    job = ring_job(served, 10**6, gpus=2, grace_s=1.0)
+    running(served, job, 3)
+    pids = [int((served.folder / f"pid-{member}").read_text()) for member in range(2)]
+    served.cancel(job)
+    assert served.ended(job) == "cancelled"
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_a_script_that_fails_on_all_members_fails_the_job_with_its_status(served: Served) -> None:
+    (served.folder / "fails.py").write_text("import sys; sys.exit(7)")
+    environment = {"PATH": os.environ["PATH"]}
+    retry = {"user": 0, "ambiguous": 0}
+    job = served.add("python", "fails.py", environment=environment, failover="switch", gpus=2, retry=retry)
+    assert served.ended(job) == "failed"
+    assert served.ask(f"/v1/jobs/{job}/attempts")[0]["cause"] == "rank 0 ended with exit code 7"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"spares": 1}, "failover: switch"),
+        ({"failover": "switch", "spares": 1, "shape": {"nodes": 1, "gpus_per_node": 1}, "gpus": None}, "spares"),
+        ({"failover": "jump"}, "switch"),
+        ({"failover": "switch", "spares": -1}, "spares"),
+        ({"failover": "switch", "gpus": 1, "spares": 999}, "asks for 1000 GPUs"),
+    ],
+)
+def test_a_job_file_that_makes_no_sense_is_refused(served: Served, wrong: dict[str, object], words: str) -> None:
+    spec = {name: value for name, value in {"command": ["true"], **wrong}.items() if value is not None}
+    answer = httpx.post(f"{served.url}/v1/jobs", json=spec, headers=served.headers)
+    assert answer.status_code == 422
+    assert words in answer.json()["detail"]
+
+
+def test_the_scheduler_may_be_away_while_a_ring_recovers(served: Served) -> None:
+    job = ring_job(served, 300, gpus=2, spares=1)
+    running(served, job, 5)
+    served.end(signal.SIGKILL)
+    kill(served, 0)
+    time.sleep(1.0)
+    served.start()
+    assert served.ended(job) == "succeeded"
+    assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
+
+
+def test_members_on_a_gpu_that_is_called_faulty_leave_and_the_job_runs_on(served: Served) -> None:
+    job = ring_job(served, 500, gpus=2, spares=1)
+    running(served, job, 5)
+    place = served.ask(f"/v1/jobs/{job}/attempts")[0]["placement"][0]
+    slots = [
+        {"index": it, "healthy": it != place["gpus"][0], "utilisation": 0.0, "free_bytes": 1} for it in range(4)
+    ]
+    for _ in range(2):  # one report alone may be a mistake
+        served.tell("POST", f"/v1/nodes/{place['node']}/report", gpus=slots)
+    until(lambda: (served.ask(f"/v1/jobs/{job}/ring") or {"gone": {}})["gone"] != {})
+    after = running(served, job, 6)
+    assert set(after["gone"].values()) == {"its GPU is out of service"}
+    assert len([it for it in after["order"] if it >= 0]) == 2
+    assert after["spares"] == []
+    assert served.ended(job) == "succeeded"
+    assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
+    served.tell("POST", f"/v1/nodes/{place['node']}/resume")
