@@ -28,10 +28,10 @@ from ..store.rows.checkpoints import latest_before
 from ..store.rows.jobs import JobColumns
 from .admission import line_up
 from .checks.node_checks import NodeChecks
+from .health.rings import goes_on_without
 from .health.steps import judge_steps, take_last_look
 from .quarantine import drain, give_up
 from .rehydrate import needs_of, used_by
-from .health.rings import goes_on_without
 from .state_cache import WRITER, StateCache
 
 log = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ class NodeReport(_Told):
     boot_id: Annotated[str, Field(pattern=r"^[0-9a-f-]{0,64}$", description=BOOT_WORDS)] = ""
     # Attempts that have processes there, by an agent that sees and kills them all; none is told by other agents.
     attempts: Annotated[tuple[AttemptName, ...], Field(max_length=4096)] | None = None
-    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$", description=VERSION_WORDS)] = ""  # of the agent's Longshore
+    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$", description=VERSION_WORDS)] = ""  # the agent's
 
     @field_validator("gpus")
     @classmethod

@@ -9,9 +9,9 @@ from sqlalchemy import update
 
 from longshore.scheduler.control import admission
 from longshore.scheduler.control import attempt_driver as settling
-from longshore.scheduler.control.health import steps as judging
 from longshore.scheduler.control import rehydrate as recall
 from longshore.scheduler.control import state_cache as cache
+from longshore.scheduler.control.health import steps as judging
 from longshore.scheduler.control.job_errors import ERROR
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache

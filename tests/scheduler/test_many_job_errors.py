@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from longshore.scheduler.control import attempt_driver as settling
-from longshore.scheduler.control.health import steps as judging
 from longshore.scheduler.control import reconciler as loop
+from longshore.scheduler.control.health import steps as judging
 from longshore.scheduler.control.job_errors import ERROR, FIRST_REST_S, LONGEST_REST_S, MOST, JobErrors, SpoiledError
 from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.control.state_cache import StateCache

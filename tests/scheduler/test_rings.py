@@ -149,9 +149,7 @@ def test_members_on_a_gpu_that_is_called_faulty_leave_and_the_job_runs_on(served
     job = ring_job(served, 500, gpus=2, spares=1)
     running(served, job, 5)
     place = served.ask(f"/v1/jobs/{job}/attempts")[0]["placement"][0]
-    slots = [
-        {"index": it, "healthy": it != place["gpus"][0], "utilisation": 0.0, "free_bytes": 1} for it in range(4)
-    ]
+    slots = [{"index": it, "healthy": it != place["gpus"][0], "utilisation": 0.0, "free_bytes": 1} for it in range(4)]
     for _ in range(2):  # one report alone may be a mistake
         served.tell("POST", f"/v1/nodes/{place['node']}/report", gpus=slots)
     until(lambda: (served.ask(f"/v1/jobs/{job}/ring") or {"gone": {}})["gone"] != {})
