@@ -13,6 +13,7 @@ from ..model.states import AfterStop, AttemptState, Contact, Desired
 from .retry_policy import class_of
 
 START_LIMIT_S = 300.0  # between the launch of an attempt and the moment at which all its ranks run
+UNFIT = "the checks before its start did not pass"  # begins the cause of an attempt that was stopped for that
 LAUNCH_AGAIN_S = 5.0  # after which a launch that shows no process is taken for one that was cut short
 
 

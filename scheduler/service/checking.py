@@ -15,7 +15,7 @@ from ..preflight.context import Place
 from ..preflight.round import preflight
 from ..preflight.rounds import Rounds
 from ..preflight.warm.pool import WarmNodes
-from ..preflight.warm.process import LocalNode
+from ..preflight.warm.process import LocalNode, load_ahead
 from ..preflight.wiring.blueprint import read_blueprint
 from ..preflight.wiring.facts import read_facts
 from ..preflight.workload import Workload
@@ -52,6 +52,8 @@ def checks_of(settings: Settings, layout: Layout, wake: Callable[[], None], *, s
     if choice.wiring is not None:
         read_blueprint(choice.wiring)
     read_facts(choice.port_facts)
+    if choice.jobs == "auto":
+        load_ahead()
     home = _made(settings.folder.absolute() / "preflight")
 
     def place_of(node: str) -> Place:

@@ -4,27 +4,30 @@ Source: SPEC C4.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict
 
+from ...model.placement import Placement
 from ...model.quarantine import WHOLE, Clears, Finding, Place
 from ...preflight.check import Outcome, Result
 from ...preflight.report import Report
 
 MOST_TOLD, MOST_TEXT = 20, 300  # results of a round in an event, and characters of one
-_GPU = re.compile(r"gpu ([0-9]{1,6})")
+_GPU = re.compile(r"gpu ([0-9]{1,6})")  # a part of one, such as "gpu 3 link 0", is blamed on the node
 
 
-def findings_of(report: Report, at_s: float) -> list[Finding]:
+def findings_of(report: Report, placement: Placement, at_s: float) -> list[Finding]:
     """Return what comes into quarantine: GPUs of which a check tells, else nodes; each place once for each check.
 
     Args:
         report: Of a round.
+        placement: That it checked. A check that blames a GPU beside it says that the node is not fit.
         at_s: Unix time of its end.
     """
+    chosen = {(share.node, gpu) for share in placement for gpu in share.gpus}
     found = dict[tuple[Place, str], Finding]()
     for it in report.bad:
-        place = _place_of(it)
+        place = _place_of(it, chosen)
         how = "did not pass" if it.outcome is Outcome.FAIL else "did not come to an end"
         finding = Finding(
             place, it.check, f"{it.check} {how}", _evidence(it), in_one_line(it.action), Clears.CHECKS, at_s
@@ -44,9 +47,10 @@ def told_of(results: Iterable[Result]) -> list[Mapping[str, object]]:
     return [{name: in_one_line(value) if isinstance(value, str) else value for name, value in it.items()} for it in cut]
 
 
-def _place_of(result: Result) -> Place:
-    gpu = _GPU.fullmatch(result.device)
-    return Place(result.node, WHOLE if gpu is None else int(gpu[1]))
+def _place_of(result: Result, chosen: Container[tuple[str, int]]) -> Place:
+    found = _GPU.fullmatch(result.device)
+    gpu = WHOLE if found is None else int(found[1])
+    return Place(result.node, gpu if (result.node, gpu) in chosen else WHOLE)
 
 
 def _evidence(result: Result) -> str:

@@ -8,16 +8,18 @@ Source: SPEC C1, C4 to C7; docs/preflight.md.
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from ...health.monitor import Health
-from ...health.quarantining import quarantine
+from ...health.quarantining import Acted, quarantine
 from ...model.event import NewEvent
 from ...model.job import JobRow
 from ...model.job_id import name_of
 from ...model.job_spec import StoredJob
+from ...model.placement import Placement
 from ...model.quarantine import Finding, Place
 from ...model.run import Run
 from ...model.states import AttemptState, JobState
@@ -27,7 +29,7 @@ from ...preflight.round import clean_up, preflight
 from ...preflight.rounds import Ended, Rounds, Work
 from ...preflight.travelling import wrapped
 from ...preflight.workload import workload_of
-from ...rules.attempt_step import ENDED, Checks
+from ...rules.attempt_step import ENDED, UNFIT, Checks
 from ...rules.device_quarantine import Fleet, closed_gpus
 from ...store.opening import Store
 from ...store.rows.attempts import AttemptRow
@@ -40,8 +42,7 @@ log = logging.getLogger(__name__)
 
 WRITER, PREFLIGHT = "scheduler", "preflight"  # role, and kind of events
 PASSED, FAILED, NOT_RUN, NOT_CLEAN = "passed", "failed", "not run", "not put in order"
-UNFIT = "the checks before its start did not pass"  # begins the cause of a job that waits for that
-REST_S = 120.0  # no job starts where a check failed, even if that is not put into quarantine
+REST_S = 120.0  # no job starts where a check failed and too much is in quarantine for more to come into it
 FIRST_S, LONGEST_S = 60.0, 600.0  # until a job is tried again whose tries are over, doubled with each time
 
 
@@ -60,6 +61,7 @@ class _Round(NamedTuple):
     number: int
     attempt: str
     is_start: bool  # before the attempt, not after it
+    placement: Placement  # that it checks
 
 
 class _Unfit(NamedTuple):
@@ -76,10 +78,14 @@ class NodeChecks:
         rounds: Runs them beside the scheduler; None where it cannot, and they travel with jobs.
         jobs: "auto" to check jobs that do not say, else "off".
         slots: Whether slots stand for GPUs.
+
+    Attributes:
+        checked: Jobs whose nodes are being checked before they start, or will be next. Any thread may read it.
     """
 
     def __init__(self, rounds: Rounds | None = None, jobs: str = "off", *, slots: bool = False) -> None:
         self._rounds, self._jobs, self._slots = rounds, jobs, slots
+        self.checked: frozenset[str] = frozenset()
         self._fence: int | None = None
         self._begun: dict[str, _Round] = {}  # by the name of the round
         self._passed: dict[str, float] = {}  # when, by the name of the attempt
@@ -119,20 +125,21 @@ class NodeChecks:
             passed_s = self._passed.get(name)
             return Standing(Checks.RUN) if passed_s is None else Standing(passed_s=passed_s)
         is_dirty = run in ENDED and name not in self._clean
-        is_checked = self._rounds.is_running(_round_name(name, "start"))
+        is_checked = _round_name(name, "start") in self._begun
         return Standing(Checks.RUN if is_dirty or is_checked else Checks.NONE)
 
     def begin(self, row: AttemptRow, job: JobRow) -> None:
         """Begin the checks that an attempt waits for, unless they run; where there is no room for them, do nothing."""
         name, is_start = name_of(row.job_id, row.number), row.state is AttemptState.RESERVED
-        round_name = _round_name(name, "start" if is_start else "end")
-        if self._rounds is None or (not is_start and self._rounds.is_running(_round_name(name, "start"))):
+        if self._rounds is None or (not is_start and _round_name(name, "start") in self._begun):
             return
-        self._begun[round_name] = _Round(row.job_id, row.number, name, is_start)
         if is_start:
             self._tried.setdefault(row.job_id, Tried(time.monotonic()))
+            self.checked |= {row.job_id}
+        round_name = _round_name(name, "start" if is_start else "end")
         work = _work(row, stored_or_usual(job.spec), name)
-        self._rounds.begin(round_name, (share.node for share in row.placement), work)
+        if self._rounds.begin(round_name, (share.node for share in row.placement), work):
+            self._begun[round_name] = _Round(row.job_id, row.number, name, is_start, row.placement)
 
     def wait_s(self, row: AttemptRow) -> float:
         """Return how long the job of an attempt is to wait before it is tried again, as its nodes were not fit."""
@@ -145,6 +152,7 @@ class NodeChecks:
         self._passed.pop(name, None)
         self._unfit.pop(name, None)
         self._clean.discard(name)
+        self.checked -= {row.job_id}
 
     def take_in(self, store: Store, fleet: Fleet, fence: int, now_s: float) -> None:
         """Act on the rounds that have ended: put what is broken into quarantine, and note what follows for jobs.
@@ -155,26 +163,34 @@ class NodeChecks:
         if self._rounds is None:
             return
         if fence != self._fence:
-            self._fence, self._begun, self._tried = fence, {}, {}
-            for known in (self._passed, self._unfit, self._clean):
-                known.clear()
+            self._begin_anew(fence)
         for name, ended in self._rounds.ended().items():
             begun = self._begun.get(name)
             if begun is not None:
-                found = [] if ended.report is None else findings_of(ended.report, ended.ended_s)
+                found = [] if ended.report is None else findings_of(ended.report, begun.placement, ended.ended_s)
                 event = self._event(begun, ended, now_s)
-                store.write(lambda tx, found=found, event=event: _put(tx, fleet, fence, found, event))  # type: ignore[misc]
-                self._note(begun, ended, found, now_s)
+                put = partial(_put, fleet=fleet, fence=fence, found=found, event=event)
+                self._resting |= dict.fromkeys(store.write(put), now_s + REST_S)
+                self._note(begun, ended)
                 del self._begun[name]
             self._rounds.forget(name)
 
+    def _begin_anew(self, fence: int) -> None:
+        """Forget what was known under another lease: others may have handled the jobs meanwhile."""
+        self._fence, self.checked, self._begun, self._tried = fence, frozenset(), {}, {}
+        for known in (self._passed, self._unfit, self._clean):
+            known.clear()
+
     def resting(self, sizes: Mapping[str, int], now_s: float) -> set[tuple[str, int]]:
         """Return node and index of the GPUs on which no job starts for a while, as checks failed there."""
+        # A clock that was set back must not make it longer.
         self._resting = {it: until_s for it, until_s in self._resting.items() if 0.0 < until_s - now_s <= REST_S}
         return closed_gpus(self._resting, sizes) if self._resting else set()
 
     def hurry(self, store: Store, jobs: dict[str, JobRow], health: Health, fence: int, now_s: float) -> None:
         """Let jobs be tried again at once that wait as nodes were not fit, if GPUs came back into service."""
+        self._tried = {job: it for job, it in self._tried.items() if job in jobs}
+        self._waited = {job: it for job, it in self._waited.items() if job in jobs}
         before, self._closed = self._closed, frozenset(health.closed)
         if not before - self._closed:
             return
@@ -204,15 +220,17 @@ class NodeChecks:
             PREFLIGHT, WRITER, now_s, begun.job, begun.number, now=now, fence=self._fence, cause=cause, data=data
         )  # fmt: skip
 
-    def _note(self, begun: _Round, ended: Ended, found: Sequence[Finding], now_s: float) -> None:
-        self._resting |= {it.place: now_s + REST_S for it in found}
+    def _note(self, begun: _Round, ended: Ended) -> None:
+        """Note what follows from a round for its attempt."""
         if not begun.is_start:
             self._clean.add(begun.attempt)
             return
+        self.checked -= {begun.job}
         if ended.report is None:
             self._give_up(begun, (ended.problem,))
             return
-        step = next_step(self._tried.get(begun.job, Tried(time.monotonic())), ended.report, time.monotonic())
+        tried = self._tried.get(begun.job, Tried(time.monotonic()))
+        step = next_step(tried, ended.report, time.monotonic())
         if isinstance(step, Start):
             self._passed[begun.attempt] = ended.ended_s
             self._tried.pop(begun.job, None)
@@ -246,8 +264,11 @@ def _work(row: AttemptRow, spec: StoredJob, name: str) -> Work:
     return lambda nodes: clean_up(row.placement, workload, nodes, attempt=name)
 
 
-def _put(tx: Connection, fleet: Fleet, fence: int, found: Sequence[Finding], event: NewEvent | None) -> None:
+def _put(
+    tx: Connection, *, fleet: Fleet, fence: int, found: Sequence[Finding], event: NewEvent | None
+) -> list[Place]:  # fmt: skip
+    """Put what was found into quarantine, and return what the limit keeps out of it."""
     check_fence(tx, fence)
-    for finding in found:
-        quarantine(tx, fleet, finding, finding.at_s, writer=WRITER)
+    refused = [it.place for it in found if quarantine(tx, fleet, it, it.at_s, writer=WRITER) is Acted.REFUSED]
     append_all(tx, [] if event is None else [event])
+    return refused
