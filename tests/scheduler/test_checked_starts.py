@@ -81,13 +81,13 @@ def test_a_job_whose_nodes_fail_three_times_waits_without_gpus_until_one_comes_b
     assert all(f"{node} disk 0: site.before: fail: got smoke" in found["cause"] for node in "abc")
     assert "c disk 0: site.before: fail" in served.call("status", job).stdout
 
-    assert served.call("quarantine", "clear", "a", check=False).returncode == 0
-    until(lambda: served.quarantined()["a"]["checked"] != "" and not served.quarantined()["a"]["checking"])
-    assert "site.before: fail: got smoke" in served.quarantined()["a"]["checked"]
+    kept = served.call("quarantine", "clear", "a", check=False)
+    assert kept.returncode == 1
+    assert "a stays in quarantine: a: a disk 0: site.before: fail: got smoke, wanted no smoke; replace it" in kept.stderr
     assert served.state(job) == "queued"
 
     served.say("a", "fit")
-    assert served.call("quarantine", "clear", "a", check=False).returncode == 0
+    assert served.call("quarantine", "clear", "a").returncode == 0
     assert served.ended(job) == "succeeded"  # at once, and not when its time is over
     assert served.places(job)[3:] == ["a:0,1"]
 
