@@ -84,7 +84,6 @@ def test_a_job_whose_nodes_fail_three_times_waits_without_gpus_until_one_comes_b
     kept = served.call("quarantine", "clear", "a", check=False)
     assert kept.returncode == 1
     assert "a stays in quarantine: a: a disk 0: site.before: fail: got smoke, wanted no smoke" in kept.stderr
-    )
     assert served.state(job) == "queued"
 
     served.say("a", "fit")

@@ -86,6 +86,12 @@ def test_whatever_was_stored_is_read_or_called_unreadable(spec: dict[str, object
     assert JobFile.model_validate(job.model_dump(exclude={"external"})).command == job.command
 
 
+@pytest.mark.parametrize("odd", [{"spares": 1}, {"spares": 2, "shape": {"nodes": 1, "gpus_per_node": 1}}])
+def test_fields_that_do_not_go_together_in_a_stored_job_are_called_unreadable(odd: dict[str, object]) -> None:
+    with pytest.raises(UnreadableSpecError, match="cannot be used"):
+        stored_job({"command": ["true"], **odd})
+
+
 @pytest.mark.parametrize("text", ["preflight: off", "health: {slow: off, hang: off}", "name: 'off'", "name: on"])
 def test_off_and_on_are_words_and_need_no_quotes(text: str, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
