@@ -117,7 +117,7 @@ class NodeChecks:
         name = name_of(row.job_id, row.number)
         if self._rounds is None or job is None or row.state not in (AttemptState.RESERVED, AttemptState.DRAINING):
             return Standing()
-        if not self.are_wanted(stored_or_usual(job.spec)):
+        if not row.placement or not self.are_wanted(stored_or_usual(job.spec)):  # where a torn one lies is not known
             return Standing()
         if row.state is AttemptState.RESERVED:
             if name in self._unfit:
