@@ -61,6 +61,14 @@ class RetentionChoice(_Section):
     decisions_days: Days = 30.0  # the same
 
 
+class PreflightChoice(_Section):
+    """What is checked before jobs start."""
+
+    jobs: Literal["auto", "off"] = "off"  # whether those are checked whose job files do not say
+    wiring: Path | None = None  # file of expected wiring
+    port_facts: Path | None = None  # file in which a tool of the site tells of transceivers and neighbours
+
+
 class Settings(_Section):
     """What can be chosen of a scheduler. Paths of a file start from its folder."""
 
@@ -78,6 +86,7 @@ class Settings(_Section):
     as_root: bool = False  # it may run as root, and so may every job that it starts itself
     poll_s: Annotated[float, Field(ge=0.1, le=60.0)] = 5.0  # in which every node is to answer once
     fencing: Literal["off", "leases"] = "off"  # what proves that nothing runs on a node that does not answer
+    preflight: PreflightChoice = PreflightChoice()
     limits: Limits = Limits()
     retention: RetentionChoice = RetentionChoice()
     least_free_bytes: Annotated[int, Field(ge=0)] = 256 << 20  # on the disk; with less no job is taken in or started
@@ -126,8 +135,15 @@ def read_settings(path: Path) -> Chosen:
 def located(found: Settings, file: YamlFile) -> Settings:
     """Return settings whose paths start from the folder of the file that they come from."""
     home = file.path.absolute().parent
-    cluster = None if found.cluster is None else home / found.cluster
-    return found.model_copy(update={"cluster": cluster, "folder": home / found.folder})
+    cluster, asked = _from(home, found.cluster), found.preflight
+    preflight = asked.model_copy(
+        update={"wiring": _from(home, asked.wiring), "port_facts": _from(home, asked.port_facts)}
+    )
+    return found.model_copy(update={"cluster": cluster, "folder": home / found.folder, "preflight": preflight})
+
+
+def _from(home: Path, path: Path | None) -> Path | None:
+    return None if path is None else home / path
 
 
 def cluster_of(folder: Path) -> Path:

@@ -23,12 +23,17 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class TextLoader(_Fastest):  # type: ignore[misc, valid-type]  # which of the two is known only here
-    """Reads 125e12 as a number, as YAML 1.2 does."""
+    """Reads 125e12 as a number and `off`, `on`, `yes` and `no` as words, as YAML 1.2 does."""
 
 
 # Digits can be shared out in one way only: with two, a million of them would be tried for hours.
 FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
 TextLoader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
+TextLoader.yaml_implicit_resolvers |= {
+    first: [(tag, words) for tag, words in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in TextLoader.yaml_implicit_resolvers.items()
+    if first in "yYnNoO"
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from ..store.rows.attempts import LAUNCH, AttemptRow, get_attempt
 from ..store.rows.checkpoints import latest_before
 from ..store.rows.jobs import JobColumns
 from .admission import line_up
+from .checks.node_checks import NodeChecks
 from .health.rings import goes_on_without
 from .health.steps import judge_steps, take_last_look
 from .quarantine import drain, give_up
@@ -44,15 +45,22 @@ def attempt_name(row: AttemptRow) -> str:
     return name_of(row.job_id, row.number)
 
 
-def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str]) -> Attempt:
-    """Return what a backend is asked to start, with what its environment has beside what the job file says."""
+def attempt_of(job: JobRow, row: AttemptRow, begins_with: Mapping[str, str], checks: NodeChecks) -> Attempt:
+    """Return what a backend is asked to start.
+
+    Args:
+        job: The job.
+        row: Its attempt.
+        begins_with: What its environment has beside what the job file says.
+        checks: Of the scheduler; they may go with the command.
+    """
     spec = stored_job(job.spec)
     limit_s = float("inf") if spec.limit_s is None else spec.limit_s
     return Attempt(
         attempt_name(row),
         job.id,
         row.number,
-        spec.command,
+        checks.command_of(spec),
         spec.folder,
         {**spec.environment, **begins_with},
         spec.grace_s,
@@ -207,6 +215,9 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
         return False
     if step.do is Do.LAUNCH:
         return _launch(cache, row, now_s)
+    if step.do is Do.CHECK:
+        cache.parts.checks.begin(row, cache.jobs[row.job_id])
+        return False
     if step.do is Do.CANCEL:
         first = attempt_name(row) not in cache.cancelled
         ask(partial(cache.parts.backend.cancel, attempt_name(row), cache.jobs[row.job_id].cause))
@@ -228,15 +239,18 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
 def _view(cache: StateCache, row: AttemptRow, status: Status) -> AttemptView:
     job = cache.jobs.get(row.job_id)
     drains = row.state is AttemptState.DRAINING
+    checked = cache.parts.checks.standing(row, job, status.run)
     is_lost = drains and status.run is Run.LOST and status == _by_lease(cache, row)
     return AttemptView(
         desired=Desired.RUN if job is None else job.desired,
         state=row.state,
-        opened_s=row.opened_s,
+        opened_s=max(row.opened_s, checked.passed_s),
         status=status,
         is_gone=is_lost or (drains and ask(partial(cache.parts.backend.released, attempt_name(row)))),
         is_cancelled=attempt_name(row) in cache.cancelled,
         has_fault=False,
+        checks=checked.checks,
+        found=checked.found,
         launch_error=cache.launches.words(attempt_name(row)),
     )
 
@@ -247,7 +261,7 @@ def _launch(cache: StateCache, row: AttemptRow, now_s: float) -> bool:
     if not cache.launches.is_due(name, now_s):
         return False
     try:
-        attempt = attempt_of(cache.jobs[row.job_id], row, _begins_with(cache, row))
+        attempt = attempt_of(cache.jobs[row.job_id], row, _begins_with(cache, row), cache.parts.checks)
         if attempt.seats and not isinstance(cache.parts.backend, Seats):
             raise RefusedError(f"the backend {cache.parts.backend_name} has no rings: write `failover: restart`")
         ask(partial(cache.parts.backend.launch, attempt, row.placement))
@@ -316,6 +330,7 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
     cache.happens(now_s)
     cache.launches.end(attempt_name(row))
     outcome = _outcome(cache, job, row, status, came, now_s)
+    outcome = replace(outcome, wait_s=max(outcome.wait_s, cache.parts.checks.wait_s(row)))
     release = release_step(job, outcome)
     columns = _columns(outcome, now_s) | JobColumns(reached_step=came.step)
     if release.now in (JobState.QUEUED, JobState.HELD):
@@ -332,6 +347,7 @@ def _release(cache: StateCache, row: AttemptRow, status: Status, now_s: float) -
         ends=status.ends,
     )  # fmt: skip
     cache.change_job(job, release.now, outcome.cause, now_s, **columns)
+    cache.parts.checks.end(row)
     if cache.mirror.has(job.id):
         line_up(cache.mirror, cache.jobs, job.id)
 

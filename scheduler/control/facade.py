@@ -68,6 +68,11 @@ class Control:
         """Errors that the scheduler met while it handled single jobs."""
         return self._reconciler.errors
 
+    @property
+    def checked(self) -> frozenset[str]:
+        """Jobs whose nodes are being checked before they start."""
+        return self._reconciler.parts.checks.checked
+
     def unknown_attempts(self) -> Sequence[UnknownAttempt]:
         """Return the attempts that the backend has and the store does not."""
         return self._reconciler.unknown_attempts.known

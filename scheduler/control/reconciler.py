@@ -181,8 +181,7 @@ class Reconciler:
         self._external_jobs.look(cache, now_s)
         cache.follow()
         give_places(cache, now_s)
-        health = self.parts.monitor.look(self.parts.store, now_s)
-        cache.keep_out(health.without(self.unknown_attempts.look(cache.fence, now_s)), now_s)
+        self._look_at_nodes(cache, now_s)
         hold_failing(cache, now_s)
         settle(cache, now_s)
         admit(cache, now_s)
@@ -195,6 +194,15 @@ class Reconciler:
             else:
                 self._place(cache, now_s)
         self.parts.placer.look(cache.mirror)
+
+    def _look_at_nodes(self, cache: StateCache, now_s: float) -> None:
+        """Take in how nodes are, and what checks found there: no job starts on what is not fit."""
+        parts = self.parts
+        parts.checks.take_in(parts.store, parts.monitor.fleet, cache.fence, now_s)
+        health = parts.monitor.look(parts.store, now_s)
+        parts.checks.hurry(parts.store, cache.jobs, health, cache.fence, now_s)
+        unfit = [parts.layout.number(*it) for it in parts.checks.resting(parts.layout.nodes, now_s)]
+        cache.keep_out(health.without((*self.unknown_attempts.look(cache.fence, now_s), *unfit)), now_s)
 
     def _place(self, cache: StateCache, now_s: float) -> None:
         """Decide about the jobs that are due now, reserve the GPUs in one transaction, and launch."""

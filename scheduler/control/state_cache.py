@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar, Unpack
 
 from sqlalchemy import Connection
@@ -42,6 +42,7 @@ from ..store.transitions import (
     write_changes,
 )
 from ..store.trial import try_out
+from .checks.node_checks import NodeChecks
 from .job_errors import OF_NO_JOB, JobErrors, SpoiledError
 from .launches import Launches
 from .rehydrate import estimate_of, form_of, known_of
@@ -70,6 +71,7 @@ class Parts:
     against_starts: Callable[[], str] = lambda: ""  # why no job may start at the moment, "" if jobs may
     # Runs the checks that may clear a node, or a GPU of it, of quarantine: passed, and evidence. None without checks.
     check_place: Callable[[str, int | None], tuple[bool, str]] | None = None
+    checks: NodeChecks = field(default_factory=NodeChecks)  # before jobs start, and after they end
 
 
 class StateCache:

@@ -35,6 +35,7 @@ MOST_GPUS = 1_000_000
 VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
+Dtype = Literal["fp32", "bf16", "fp16"]  # that a job computes in
 OFF = "off"  # in place of a detector: slow steps are not looked for
 OLD_DETECTORS = {"source_mean": "patent_mean", "source_literal": "patent_literal"}
 DetectorName = Annotated[str, RegisteredName("detectors", (OFF,), OLD_DETECTORS)]
@@ -138,6 +139,9 @@ class JobFile(_Section):
     # What a fault does: the whole job is tried again, or the others of its ring go on (docs/failover.md)
     failover: Literal["restart", "switch"] = Field("restart", exclude_if=lambda it: it == "restart")
     spares: int = Field(0, ge=0, le=1000, exclude_if=lambda it: it == 0)  # GPUs beside, whose members wait for a seat
+    # Whether its GPUs are checked before it starts; as the scheduler's settings say if left out (docs/preflight.md)
+    preflight: Literal["auto", "off"] | None = Field(None, exclude_if=_is_none)
+    dtype: Dtype = Field("fp32", exclude_if=lambda it: it == "fp32")  # that it computes in, and its GPUs are checked in
     retry: Retry = Retry()
     health: Health = Health()
 

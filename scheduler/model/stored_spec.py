@@ -88,6 +88,8 @@ def _mended(spec: object, error: ValidationError) -> object:
     mended = deepcopy(dict(spec))
     for problem in error.errors(include_url=False):
         place = problem["loc"]
+        if not place:  # fields that do not go together: nobody knows which of them is wrong
+            raise UnreadableSpecError(f"its stored job file cannot be used: {problem['msg']}") from error
         if place[0] in ESSENTIAL and problem["type"] != "extra_forbidden":
             where = ".".join(str(part) for part in place)
             raise UnreadableSpecError(f"its stored job file cannot be used: {where}: {problem['msg']}") from error

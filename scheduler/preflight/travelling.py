@@ -20,9 +20,10 @@ from .report import Report
 from .runner import Step, compared, results_of, run_lists
 from .warm.messages import Order
 from .warm.process import WARM_S, LocalNode
-from .workload import Workload
+from .workload import Dtype, Workload
 
 NOT_FIT = 3  # exit status
+AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the scheduler tries the job again
 TOGETHER_S = 120.0  # ranks load PyTorch before they meet, each in its own time
 MOST_RANKS = 1_000_000
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Check, and become the command if all is well.
 
     Raises:
-        SystemExit: With 3 if a check has not passed, 2 for wrong usage.
+        SystemExit: With 3 if a check has not passed, or 75 if that is asked for; with 2 for wrong usage.
     """
     parser = argparse.ArgumentParser(prog="python -m longshore.preflight", description=__doc__.partition("\n")[0])
     parser.add_argument("--level", type=int, choices=(0, 1), default=1, help="0 looks at the state alone")
@@ -53,6 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--references", type=Path, help="folder of stored references; kept for this job alone if left out"
     )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help=f"end with {AGAIN} if a check does not pass: try the job again",
+    )
     parser.add_argument("command", nargs="+", help="what to run then, behind --")
     given = parser.parse_args(arguments)
     try:
@@ -61,11 +67,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except LongshoreError as error:
         parser.exit(2, f"longshore: {error}\n")
     if not report.passed:
-        parser.exit(NOT_FIT, "".join(f"longshore: {line}\n" for line in report.diagnostics()))
+        parser.exit(AGAIN if given.again else NOT_FIT, "".join(f"longshore: {line}\n" for line in report.diagnostics()))
     try:
         os.execvp(given.command[0], given.command)
     except OSError as error:
         parser.exit(127, f"longshore: {given.command[0]} cannot be run: {error.strerror}\n")
+
+
+def wrapped(command: Sequence[str], dtype: Dtype, *, slots: bool) -> tuple[str, ...]:
+    """Return a command with the checks before it.
+
+    Args:
+        command: To run if they pass.
+        dtype: That the job computes in.
+        slots: Whether slots stand for GPUs there.
+    """
+    options = ("--again", "--dtype", dtype, *(("--slots",) if slots else ()))
+    return ("python", "-m", "longshore.preflight", *options, "--", *command)
 
 
 def rank_of(environment: Mapping[str, str]) -> Rank:

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..model.job_spec import Dtype as Dtype
 from ..model.job_spec import JobFile
 
-Dtype = Literal["fp32", "bf16", "fp16"]
 Attachment = Literal["host", "nic", "nvlink"]
 Word = Annotated[str, Field(max_length=200)]
 Amount = Annotated[float, Field(ge=0.0, le=1e18)]
@@ -31,17 +31,16 @@ class Workload(BaseModel):
     job: Word = ""  # whose processes are no strangers on its GPUs
 
 
-def workload_of(job: JobFile, *, dtype: Dtype = "fp32", link_bytes_per_s: float = 0.0) -> Workload:
+def workload_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> Workload:
     """Return what a job file says of a workload.
 
     Args:
         job: The job file.
-        dtype: That it computes in, which a job file does not tell.
         link_bytes_per_s: That the cluster file promises between its nodes.
     """
     types = job.wants.gpu_types
     return Workload(
-        dtype=dtype,
+        dtype=job.dtype,
         gpu_type=types[0] if len(types) == 1 else "",
         gpu_memory_bytes=job.wants.gpu_memory_bytes,
         link_bytes_per_s=link_bytes_per_s,

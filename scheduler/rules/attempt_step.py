@@ -13,6 +13,7 @@ from ..model.states import AfterStop, AttemptState, Contact, Desired
 from .retry_policy import class_of
 
 START_LIMIT_S = 300.0  # between the launch of an attempt and the moment at which all its ranks run
+UNFIT = "the checks before its start did not pass"  # begins the cause of an attempt that was stopped for that
 LAUNCH_AGAIN_S = 5.0  # after which a launch that shows no process is taken for one that was cut short
 
 
@@ -26,6 +27,15 @@ class Do(StrEnum):
     CANCEL = "cancel"  # ask the backend to stop it, once more
     RELEASE = "release"  # free its GPUs, and settle what becomes of the job
     CLOSE = "close"  # let the backend forget it
+    CHECK = "check"  # see to it that its nodes are checked, before it starts or after its end
+
+
+class Checks(StrEnum):
+    """How the checks of an attempt's nodes stand."""
+
+    NONE = "none"  # there is nothing to wait for
+    RUN = "run"  # they have to come to an end first
+    FAILED = "failed"  # its nodes are not fit
 
 
 class Step(NamedTuple):
@@ -51,13 +61,15 @@ class AttemptView(NamedTuple):
 
     desired: Desired
     state: AttemptState
-    opened_s: float
+    opened_s: float  # or later, when checks let it start
     status: Status
     is_gone: bool  # all its processes are proven gone
     is_cancelled: bool  # the backend has been told to stop it, now or as soon as it starts
     has_fault: bool  # a GPU of it is out of service
     is_cut_off: bool = False  # a node of it is down, which says nothing of what runs there
     verdict: Verdict | None = None
+    checks: Checks = Checks.NONE
+    found: str = ""  # what they found, if they failed
     launch_error: str = ""  # why the backend did not take it the last time, "" if it did
 
 
@@ -85,7 +97,9 @@ def _next_step(view: AttemptView, now_s: float) -> Step:
         return Step(Do.NOTHING, contact=Contact.UNKNOWN)
     if view.state is AttemptState.DRAINING:
         over = is_over(view.status.run, is_cancelled=view.is_cancelled)
-        return Step(Do.RELEASE) if over and view.is_gone else Step(Do.CANCEL)
+        if not (over and view.is_gone):
+            return Step(Do.CANCEL)
+        return Step(Do.CHECK if view.checks is Checks.RUN else Do.RELEASE)
     if view.has_fault:
         return Step(Do.STOP, "a GPU of it is out of service", AfterStop.RETRY)
     if view.status.run in ENDED:
@@ -108,6 +122,14 @@ def _towards_running(view: AttemptView, now_s: float) -> Step:
     if view.is_cut_off:
         # It has next to nothing to lose, waits there for ever if the node is gone for good, and is not to blame.
         return Step(Do.STOP, "a node of it is down, and not all its ranks run yet", AfterStop.RELOCATE)
+    if view.state is AttemptState.RESERVED and view.status.run is Run.ABSENT and view.checks is not Checks.NONE:
+        # Nothing of it has started, and it did nothing wrong.
+        return Step(Do.CHECK) if view.checks is Checks.RUN else Step(Do.STOP, view.found, AfterStop.RELOCATE)
+    return _towards_start(view, now_s)
+
+
+def _towards_start(view: AttemptView, now_s: float) -> Step:
+    """Return the next step of an attempt that does not run yet, and may."""
     if now_s - view.opened_s > START_LIMIT_S:
         why = f": {view.launch_error}" if view.launch_error else ""
         return Step(Do.STOP, f"did not run within {START_LIMIT_S:.0f} s{why}", AfterStop.RETRY)

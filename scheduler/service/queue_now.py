@@ -68,6 +68,7 @@ class Queue(NamedTuple):
     now_s: float
     held_back: str  # why nothing starts at the moment, "" if jobs do
     errors: JobErrors
+    checked: frozenset[str]  # jobs whose nodes are being checked before they start
 
 
 def room_in(tx: Connection, layout: Layout) -> Room:
@@ -119,5 +120,5 @@ class QueueNow:
             by_owner[owner] += held[job]
         return Queue(
             self._layout, room, places(line), by_owner, settings.limits.gpus, now_s, self._control.held_back,
-            self._control.errors,
+            self._control.errors, self._control.checked,
         )  # fmt: skip

@@ -36,6 +36,7 @@ from ..store.opening import Store, open_store
 from ..store.rows.idempotency import forget_before
 from ..store.rows.reservations import held_gpus
 from ..store.rows.user_tokens import agents_without_node, has_valid_tokens
+from .checking import checks_of
 from .clearing import Clearing
 from .queue_now import QueueNow
 from .retention import horizon_of, prune
@@ -94,9 +95,12 @@ class Service:
         self.peak_flops = dict(zip(setup.node_names, setup.cluster.peak_flops.tolist(), strict=True))  # of each GPU
         leases = Leases() if settings.fencing == "leases" else None
         monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s, leases)
+        self._woken = threading.Event()
+        self.checks = checks_of(settings, self.layout, self._woken.set, slots=self.slots)
         parts = Parts(
             self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, placer, time.time,
             this_process(), monitor, settings.limits.gpus, self.room.against_starts,
+            self.checks.place, self.checks.of_jobs,
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
         self.control = Control(self.reconciler)
@@ -109,7 +113,6 @@ class Service:
         self.queue = QueueNow(settings, self.layout, self.control)
         self.failures, self.usage = TickFailures(), Usage()
         self.ends = threading.Event()  # it is to stop: nobody may wait for anything any more
-        self._woken = threading.Event()
         self._ticked, self._forgot, self._pruned = time.monotonic(), float("-inf"), float("-inf")
         self._cleared = float("-inf")
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -167,6 +170,7 @@ class Service:
         for thread in (self._thread, self._keeping):
             if thread.is_alive():
                 thread.join()
+        self.checks.close()
         self.reconciler.close()
         if isinstance(self.backend, Closes):
             self.backend.close()

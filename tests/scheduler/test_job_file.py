@@ -1,6 +1,7 @@
 """Job files: what is taken, and how those are read that another version has stored."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from longshore.cluster.files.yaml_file import read_yaml, validated
 from longshore.scheduler.model.job_spec import JobFile
 from longshore.scheduler.model.stored_spec import UnreadableSpecError, stored_job, stored_or_usual
 
@@ -82,3 +84,19 @@ def test_whatever_was_stored_is_read_or_called_unreadable(spec: dict[str, object
     except UnreadableSpecError:
         return
     assert JobFile.model_validate(job.model_dump(exclude={"external"})).command == job.command
+
+
+@pytest.mark.parametrize("odd", [{"spares": 1}, {"spares": 2, "shape": {"nodes": 1, "gpus_per_node": 1}}])
+def test_fields_that_do_not_go_together_in_a_stored_job_are_called_unreadable(odd: dict[str, object]) -> None:
+    with pytest.raises(UnreadableSpecError, match="cannot be used"):
+        stored_job({"command": ["true"], **odd})
+
+
+@pytest.mark.parametrize("text", ["preflight: off", "health: {slow: off, hang: off}", "name: 'off'", "name: on"])
+def test_off_and_on_are_words_and_need_no_quotes(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"command: [a, no, yes]\n{text}\n")
+    file = read_yaml(path, "docs/scheduler.md")
+    job = validated(file, JobFile, file.data)
+    assert job.command == ("a", "no", "yes")
+    assert {"off", "on"} & {job.preflight, job.health.slow, job.health.hang, job.name}

@@ -25,24 +25,25 @@ def waiting_pages(tx: Connection, rows: Sequence[JobRow], queue: Queue) -> dict[
 
 def _waiting_page(row: JobRow, queue: Queue, last: DecisionRow | None) -> WaitingPage:
     place = queue.places.get(row.id)
-    outside = _why_outside(row, queue.now_s)
+    outside = _why_outside(row, queue)
     if outside or place is None:
         return WaitingPage(position=None, reason=outside or "it is decided about next")
     return WaitingPage(position=place, reason=_why_in_queue(row, queue, place, last))
 
 
-def _why_outside(row: JobRow, now_s: float) -> str:
+def _why_outside(row: JobRow, queue: Queue) -> str:
     """Return why a job is not in the queue, nothing if it is."""
     if row.state is JobState.STARTING:
-        return "its GPUs are reserved, and its processes are being started"
+        going_on = "its nodes are being checked" if row.id in queue.checked else "its processes are being started"
+        return f"its GPUs are reserved, and {going_on}"
     if row.desired is Desired.CANCEL:
         return "it is being cancelled"
     if row.desired is Desired.HOLD:
         return "it is held until its owner releases it"
     if row.state is JobState.HELD:
         return row.cause or "it is held"
-    if row.not_before_s > now_s:
-        return f"it is tried again in {row.not_before_s - now_s:.0f} s, after: {row.cause}"
+    if row.not_before_s > queue.now_s:
+        return f"it is tried again in {row.not_before_s - queue.now_s:.0f} s, after: {row.cause}"
     return ""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from ...rules.attempt_step import UNFIT
 from ..options import DEFAULT_URL, JobArgument, JsonOption, UrlOption, client_of, print_json
 from .jobs import estimate_text
 
@@ -26,6 +27,21 @@ def explain(job: JobArgument, json: JsonOption = False, url: UrlOption = DEFAULT
         waiting = asked["waiting"]
         why = "it has ended" if waiting is None else waiting["reason"]
         typer.echo(f"nothing was decided on it: {why}")
+    for line in checks_lines(asked):
+        typer.echo(line)
+
+
+def checks_lines(job: dict[str, Any]) -> list[str]:
+    """Return what checks of its nodes have to do with a job that does not run: what they found, and that they go on.
+
+    Args:
+        job: As the API has it.
+    """
+    unfit = [(it["number"], it["cause"]) for it in job["attempts"] if it["cause"].startswith(UNFIT)]
+    lines = [f"attempt {number}: {cause}" for number, cause in unfit]
+    if job["waiting"] is not None and job["attempts"]:
+        lines.append(f"{'waiting':{len(INDENT)}}{job['waiting']['reason']}")
+    return lines
 
 
 def lines_of(decision: dict[str, Any], job: str) -> list[str]:

@@ -25,7 +25,8 @@ def put_in_order(context: Context) -> Iterator[Finding]:
         yield _clear(Path(context.chosen.scratch))
     reader = context.gpu_reader
     for gpu in context.chosen.gpus if reader is not None else ():
-        holders = None if reader is None else reader.holders(gpu)
+        told = None if reader is None else reader.holders(gpu)
+        holders = [it for it in told or () if it.pid != os.getpid()]  # this process may have made products there
         if holders:
             pids = ", ".join(f"process {it.pid} with {it.bytes / 1e9:.2g} GB" for it in holders[:10])
             yield failed(f"gpu {gpu}", pids, "no process holds its memory", OUT)

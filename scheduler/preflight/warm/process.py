@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Protocol
@@ -175,6 +176,12 @@ class LocalNode:
             self._process.join(1.0)
             self._process.close()
         self._process, self._connection = None, None
+
+
+def load_ahead() -> None:
+    """Start what processes are forked from, so that the first of them need not wait for PyTorch. Does not wait."""
+    _forking()
+    forkserver.ensure_running()
 
 
 def _forking() -> ForkServerContext:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
 from ..catalogue import all_checks, find_check
@@ -71,9 +72,22 @@ def _missing(check: Check, context: Context) -> list[Finding]:
 def _end_with_parent() -> None:
     """Die with the process that started this one, and as others want it to."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _let_parent_end()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner, which ends this process
     os.setpgid(0, 0)
+
+
+def _let_parent_end() -> None:
+    """Let go of what keeps the process alive that this one was forked from.
+
+    That process ends once nobody holds the writing end of a pipe any more. Whoever is forked from it gets that end too,
+    so one that hangs would keep both alive after the runner was killed.
+    """
+    alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)  # nothing that is public does this
+    if alive is not None:
+        with suppress(OSError):
+            os.close(alive)
 
 
 def _write_to_log(place: Place) -> None:

@@ -1,5 +1,7 @@
 """A job that its owner wants to be tried again: from its end, or from where it is held, with all its tries."""
 
+from collections.abc import Sequence
+
 from sqlalchemy import Connection, bindparam, update
 
 from ...model.event import NewEvent
@@ -7,7 +9,7 @@ from ...model.states import Desired, JobState
 from ...rules.job_step import Retry, retry_step
 from ..database.schema import job
 from .events import append
-from .jobs import CHANGE, WISH, locked_job
+from .jobs import CHANGE, MANY, WISH, locked_job
 
 CAUSE = "to be tried again, as its owner wants"
 
@@ -25,6 +27,11 @@ _AGAIN = (
         entered_s=bindparam("at_s"), wait_s=0.0,  # what it waited before its last run, that run was for
     )
 )  # fmt: skip
+_FORWARD = (
+    update(job)
+    .where(job.c.id.in_(bindparam("ids", expanding=True)), job.c.state == JobState.QUEUED)
+    .values(not_before_s=bindparam("at_s"))
+)
 _RELEASE = update(job).where(job.c.id == bindparam("at_id")).values(**_FRESH)
 
 
@@ -59,3 +66,15 @@ def try_again(tx: Connection, job_id: str, *, at_s: float, writer: str) -> bool:
     else:
         return False
     return True
+
+
+def bring_forward(tx: Connection, job_ids: Sequence[str], at_s: float) -> None:
+    """Let jobs that wait for a later time be started from now on.
+
+    Args:
+        tx: Transaction.
+        job_ids: The jobs; those that do not wait stay as they are.
+        at_s: Unix time.
+    """
+    for at in range(0, len(job_ids), MANY):
+        tx.execute(_FORWARD, {"ids": job_ids[at : at + MANY], "at_s": at_s})

@@ -16,6 +16,7 @@ from longshore.agents.registry import find_policy
 from longshore.cluster.presets.cluster_file import read_cluster
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
 from longshore.scheduler.backends.slurm.times import TIMES as SLURM_TIMES
+from longshore.scheduler.control.checks.node_checks import NodeChecks
 from longshore.scheduler.control.reconciler import TIMES, Reconciler
 from longshore.scheduler.control.state_cache import Parts
 from longshore.scheduler.health.monitor import Monitor
@@ -99,6 +100,7 @@ class Site:
         self.store: Store = open_store(f"sqlite:///{folder / 'longshore.db'}")
         self.later_s = 0.0  # by how much the scheduler's clock is ahead
         self.times, self.slurm_times = TIMES, SLURM_TIMES  # of the next scheduler
+        self.checks = NodeChecks(slots=True)  # likewise
         self.begin()
 
     def begin(self, backend: SlurmBackend | None = None) -> None:
@@ -112,7 +114,10 @@ class Site:
         monitor = Monitor(self.backend, "slurm", layout, node_types_of(setup))
         site, placer = site_of(setup, Settings(folder=self.folder)), Placer(find_policy("spread"))
         self.scheduler = Reconciler(
-            Parts(self.store, self.backend, "slurm", site, layout, placer, self.now_s, "test", monitor), self.times
+            Parts(
+                self.store, self.backend, "slurm", site, layout, placer, self.now_s, "test", monitor, checks=self.checks
+            ),
+            self.times,
         )
 
     def now_s(self) -> float:

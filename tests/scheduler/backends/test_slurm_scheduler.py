@@ -1,5 +1,7 @@
 """The scheduler over a real Slurm, when parts of either of them fail."""
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +12,7 @@ import pytest
 from benchmarks.slurm_cluster import SlurmCluster
 from longshore.scheduler.backends.protocol import Attempt
 from longshore.scheduler.backends.slurm.backend import SlurmBackend
+from longshore.scheduler.control.checks.node_checks import NodeChecks
 from longshore.scheduler.health.liveness import DOWN_MISSES
 from longshore.scheduler.health.monitor import POLL_S
 from longshore.scheduler.model.job import JobRow
@@ -100,6 +103,27 @@ def test_a_scheduler_that_is_killed_around_a_launch_leaves_one_start_to_the_next
     site.restart()
     assert jobs.becomes(job, JobState.SUCCEEDED).attempt == 1
     assert (tmp_path / "starts").read_text() == "started\n"
+
+
+@pytest.mark.parametrize("fit", [True, False])
+def test_checks_travel_with_the_command_of_a_job_and_one_that_fails_lets_it_be_tried_again(
+    site: Site, jobs: Jobs, tmp_path: Path, *, fit: bool
+) -> None:
+    site.checks = NodeChecks(slots=fit)  # without slots a GPU is looked for, and there is none
+    site.restart()
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    kept = {"PATH": paths, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "OMP_NUM_THREADS": "1"}
+    job = jobs.submit(f"echo $RANK >> {tmp_path}/ranks", preflight="auto", environment=kept)
+    if fit:
+        assert jobs.becomes(job, JobState.SUCCEEDED).attempt == 1
+        assert (tmp_path / "ranks").read_text() == "0\n"
+    else:
+        site.ticks_until(lambda: len(jobs.attempts(job)) > 0 and jobs.attempts(job)[0].ended_s is not None)
+        found = jobs.attempts(job)[0]
+        assert (found.outcome, jobs.row(job).state) == ("again", JobState.QUEUED)
+        assert "asked to be run again (exit code 75)" in found.cause
+        assert not (tmp_path / "ranks").exists()
+        assert b"count.type" in site.backend.logs(f"ls-{job}-1", 0, 0, 10_000)[0]
 
 
 def test_an_attempt_with_other_gpus_ends_as_misplaced_and_the_job_is_tried_again(site: Site, jobs: Jobs) -> None:

@@ -1,5 +1,6 @@
 """Checks of hardware on scripted GPUs, ports and logs: each fault with its verdict. No real GPU is looked at."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -224,6 +225,12 @@ def test_leftover_memory_after_a_job_keeps_the_node_out_of_service(tmp_path: Pat
     assert [it.device for it in found] == ["gpu 1"]
     assert "process 4321 with 3 GB" in found[0].got
     assert "out of service" in found[0].action
+
+
+def test_what_the_process_of_the_checks_holds_itself_is_no_leftover(tmp_path: Path) -> None:
+    one = gpu(0)
+    one.holders = [Holder(os.getpid(), 10**8)]
+    assert FAIL not in {it.outcome for it in ask(node(tmp_path, [one]), "post.reset", (0,))}
 
 
 @pytest.mark.parametrize(("resets", "outcome"), [(True, PASS), (None, SKIPPED), (False, FAIL)])

@@ -1,0 +1,274 @@
+"""Checks of the nodes of attempts, before they start and after they end, and what follows from them.
+
+All of this is forgotten with the scheduler: the next one begins the checks anew. What was found broken is in the store.
+
+Source: SPEC C1, C4 to C7; docs/preflight.md.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from ...health.monitor import Health
+from ...health.quarantining import Acted, quarantine
+from ...model.event import NewEvent
+from ...model.job import JobRow
+from ...model.job_id import name_of
+from ...model.job_spec import StoredJob
+from ...model.placement import Placement
+from ...model.quarantine import Finding, Place
+from ...model.run import Run
+from ...model.states import AttemptState, JobState
+from ...model.stored_spec import stored_or_usual
+from ...preflight.replacing import MOST_TRIES, Start, Tried, TryOthers, next_step
+from ...preflight.round import clean_up, preflight
+from ...preflight.rounds import Ended, Rounds, Work
+from ...preflight.travelling import wrapped
+from ...preflight.workload import workload_of
+from ...rules.attempt_step import ENDED, UNFIT, Checks
+from ...rules.device_quarantine import Fleet, closed_gpus
+from ...store.opening import Store
+from ...store.rows.attempts import AttemptRow
+from ...store.rows.events import append_all
+from ...store.rows.leases import check_fence
+from ...store.rows.retrying import bring_forward
+from .findings import findings_of, in_one_line, lines_of, told_of
+
+log = logging.getLogger(__name__)
+
+WRITER, PREFLIGHT = "scheduler", "preflight"  # role, and kind of events
+PASSED, FAILED, NOT_RUN, NOT_CLEAN = "passed", "failed", "not run", "not put in order"
+REST_S = 120.0  # no job starts where a check failed and too much is in quarantine for more to come into it
+FIRST_S, LONGEST_S = 60.0, 600.0  # until a job is tried again whose tries are over, doubled with each time
+
+
+class Standing(NamedTuple):
+    """How the checks of an attempt stand."""
+
+    checks: Checks = Checks.NONE
+    found: str = ""  # if they failed
+    passed_s: float = 0.0  # Unix time; 0 if they have not passed
+
+
+class _Round(NamedTuple):
+    """A round that was begun."""
+
+    job: str
+    number: int
+    attempt: str
+    is_start: bool  # before the attempt, not after it
+    placement: Placement  # that it checks
+
+
+class _Unfit(NamedTuple):
+    """An attempt whose nodes are not fit."""
+
+    found: str
+    wait_s: float  # before the job is tried again
+
+
+class NodeChecks:
+    """The checks of a scheduler. One thread uses it.
+
+    Args:
+        rounds: Runs them beside the scheduler; None where it cannot, and they travel with jobs.
+        jobs: "auto" to check jobs that do not say, else "off".
+        slots: Whether slots stand for GPUs.
+
+    Attributes:
+        checked: Jobs whose nodes are being checked before they start, or will be next. Any thread may read it.
+    """
+
+    def __init__(self, rounds: Rounds | None = None, jobs: str = "off", *, slots: bool = False) -> None:
+        self._rounds, self._jobs, self._slots = rounds, jobs, slots
+        self.checked: frozenset[str] = frozenset()
+        self._fence: int | None = None
+        self._begun: dict[str, _Round] = {}  # by the name of the round
+        self._passed: dict[str, float] = {}  # when, by the name of the attempt
+        self._unfit: dict[str, _Unfit] = {}  # likewise
+        self._clean: set[str] = set()  # names of attempts that have been cleaned up after
+        self._tried: dict[str, Tried] = {}  # by job
+        self._waited: dict[str, int] = {}  # how often the tries of a job were over
+        self._resting: dict[Place, float] = {}  # until when
+        self._closed: frozenset[int] = frozenset()  # GPUs that took no jobs at the last look
+
+    def are_wanted(self, spec: StoredJob) -> bool:
+        """Say whether the nodes of a job are to be checked. One that another queue holds runs its own command."""
+        return (spec.preflight or self._jobs) == "auto" and spec.external is None
+
+    def command_of(self, spec: StoredJob) -> tuple[str, ...]:
+        """Return what a job runs: its command, behind the checks if they travel with it."""
+        if self._rounds is None and self.are_wanted(spec):
+            return wrapped(spec.command, spec.dtype, slots=self._slots)
+        return spec.command
+
+    def standing(self, row: AttemptRow, job: JobRow | None, run: Run) -> Standing:
+        """Return how the checks of an attempt stand.
+
+        Args:
+            row: The attempt.
+            job: Its job; None if that has ended.
+            run: How the backend sees it.
+        """
+        name = name_of(row.job_id, row.number)
+        if self._rounds is None or job is None or row.state not in (AttemptState.RESERVED, AttemptState.DRAINING):
+            return Standing()
+        if not row.placement or not self.are_wanted(stored_or_usual(job.spec)):  # where a torn one lies is not known
+            return Standing()
+        if row.state is AttemptState.RESERVED:
+            if name in self._unfit:
+                return Standing(Checks.FAILED, self._unfit[name].found)
+            passed_s = self._passed.get(name)
+            return Standing(Checks.RUN) if passed_s is None else Standing(passed_s=passed_s)
+        is_dirty = run in ENDED and name not in self._clean
+        is_checked = _round_name(name, "start") in self._begun
+        return Standing(Checks.RUN if is_dirty or is_checked else Checks.NONE)
+
+    def begin(self, row: AttemptRow, job: JobRow) -> None:
+        """Begin the checks that an attempt waits for, unless they run; where there is no room for them, do nothing."""
+        name, is_start = name_of(row.job_id, row.number), row.state is AttemptState.RESERVED
+        if self._rounds is None or (not is_start and _round_name(name, "start") in self._begun):
+            return
+        if is_start:
+            self._tried.setdefault(row.job_id, Tried(time.monotonic()))
+            self.checked |= {row.job_id}
+        round_name = _round_name(name, "start" if is_start else "end")
+        work = _work(row, stored_or_usual(job.spec), name)
+        if self._rounds.begin(round_name, (share.node for share in row.placement), work):
+            self._begun[round_name] = _Round(row.job_id, row.number, name, is_start, row.placement)
+
+    def wait_s(self, row: AttemptRow) -> float:
+        """Return how long the job of an attempt is to wait before it is tried again, as its nodes were not fit."""
+        unfit = self._unfit.get(name_of(row.job_id, row.number))
+        return 0.0 if unfit is None else unfit.wait_s
+
+    def end(self, row: AttemptRow) -> None:
+        """Forget an attempt: it has been released."""
+        name = name_of(row.job_id, row.number)
+        self._passed.pop(name, None)
+        self._unfit.pop(name, None)
+        self._clean.discard(name)
+        self.checked -= {row.job_id}
+
+    def take_in(self, store: Store, fleet: Fleet, fence: int, now_s: float) -> None:
+        """Act on the rounds that have ended: put what is broken into quarantine, and note what follows for jobs.
+
+        Raises:
+            FencedError: If another scheduler has taken over.
+        """
+        if self._rounds is None:
+            return
+        if fence != self._fence:
+            self._begin_anew(fence)
+        for name, ended in self._rounds.ended().items():
+            begun = self._begun.get(name)
+            if begun is not None:
+                found = [] if ended.report is None else findings_of(ended.report, begun.placement, ended.ended_s)
+                event = self._event(begun, ended, now_s)
+                put = partial(_put, fleet=fleet, fence=fence, found=found, event=event)
+                self._resting |= dict.fromkeys(store.write(put), now_s + REST_S)
+                self._note(begun, ended)
+                del self._begun[name]
+            self._rounds.forget(name)
+
+    def _begin_anew(self, fence: int) -> None:
+        """Forget what was known under another lease: others may have handled the jobs meanwhile."""
+        self._fence, self.checked, self._begun, self._tried = fence, frozenset(), {}, {}
+        for known in (self._passed, self._unfit, self._clean):
+            known.clear()
+
+    def resting(self, sizes: Mapping[str, int], now_s: float) -> set[tuple[str, int]]:
+        """Return node and index of the GPUs on which no job starts for a while, as checks failed there."""
+        # A clock that was set back must not make it longer.
+        self._resting = {it: until_s for it, until_s in self._resting.items() if 0.0 < until_s - now_s <= REST_S}
+        return closed_gpus(self._resting, sizes) if self._resting else set()
+
+    def hurry(self, store: Store, jobs: dict[str, JobRow], health: Health, fence: int, now_s: float) -> None:
+        """Let jobs be tried again at once that wait as nodes were not fit, if GPUs came back into service."""
+        self._tried = {job: it for job, it in self._tried.items() if job in jobs}
+        self._waited = {job: it for job, it in self._waited.items() if job in jobs}
+        before, self._closed = self._closed, frozenset(health.closed)
+        if not before - self._closed:
+            return
+        waiting = [it for it in jobs.values() if it.not_before_s > now_s and it.cause.startswith(UNFIT)]
+        rows = {it.id: it for it in waiting if it.state is JobState.QUEUED}
+
+        def write(tx: Connection) -> None:
+            check_fence(tx, fence)
+            bring_forward(tx, sorted(rows), now_s)
+
+        if rows:
+            store.write(write)
+            jobs |= {job: row._replace(not_before_s=now_s) for job, row in rows.items()}
+
+    def _event(self, begun: _Round, ended: Ended, now_s: float) -> NewEvent | None:
+        """Return what is told of a round; nothing of one that has put a node in order."""
+        report = ended.report
+        if report is not None and report.passed and not begun.is_start:
+            return None
+        now = NOT_RUN if report is None else PASSED if report.passed else FAILED if begun.is_start else NOT_CLEAN
+        data: dict[str, object] = {"ended_s": ended.ended_s}
+        if report is not None:
+            data |= {"seconds": report.seconds, "results": told_of([*report.bad, *report.warnings])}
+        lines = (ended.problem,) if report is None else lines_of(report)
+        cause = "; ".join(lines) or f"all checks passed on {', '.join(report.nodes if report else ())}"
+        return NewEvent(
+            PREFLIGHT, WRITER, now_s, begun.job, begun.number, now=now, fence=self._fence, cause=cause, data=data
+        )  # fmt: skip
+
+    def _note(self, begun: _Round, ended: Ended) -> None:
+        """Note what follows from a round for its attempt."""
+        if not begun.is_start:
+            self._clean.add(begun.attempt)
+            return
+        self.checked -= {begun.job}
+        if ended.report is None:
+            self._give_up(begun, (ended.problem,))
+            return
+        tried = self._tried.get(begun.job, Tried(time.monotonic()))
+        step = next_step(tried, ended.report, time.monotonic())
+        if isinstance(step, Start):
+            self._passed[begun.attempt] = ended.ended_s
+            self._tried.pop(begun.job, None)
+            self._waited.pop(begun.job, None)
+        elif isinstance(step, TryOthers):
+            self._tried[begun.job] = step.tried
+            told = f"{UNFIT} ({step.tried.tries} of {MOST_TRIES}), so it is tried elsewhere: "
+            self._unfit[begun.attempt] = _Unfit(told + "; ".join(lines_of(ended.report)), 0.0)
+        else:
+            self._give_up(begun, step.diagnostics)
+        if not isinstance(step, Start):
+            log.warning("attempt %s: %s", begun.attempt, self._unfit[begun.attempt].found)
+
+    def _give_up(self, begun: _Round, diagnostics: Sequence[str]) -> None:
+        """Let a job wait, with all that was found."""
+        self._tried.pop(begun.job, None)
+        times = self._waited[begun.job] = self._waited.get(begun.job, 0) + 1
+        wait_s = min(LONGEST_S, FIRST_S * 2.0 ** min(times - 1, 10))
+        self._unfit[begun.attempt] = _Unfit(f"{UNFIT}: {'; '.join(map(in_one_line, diagnostics))}", wait_s)
+
+
+def _round_name(attempt: str, when: str) -> str:
+    return f"{attempt}/{when}"
+
+
+def _work(row: AttemptRow, spec: StoredJob, name: str) -> Work:
+    """Return what a round of an attempt does."""
+    workload = workload_of(spec).model_copy(update={"job": row.job_id})
+    if row.state is AttemptState.RESERVED:
+        return lambda nodes: preflight(row.placement, workload, nodes)
+    return lambda nodes: clean_up(row.placement, workload, nodes, attempt=name)
+
+
+def _put(
+    tx: Connection, *, fleet: Fleet, fence: int, found: Sequence[Finding], event: NewEvent | None
+) -> list[Place]:  # fmt: skip
+    """Put what was found into quarantine, and return what the limit keeps out of it."""
+    check_fence(tx, fence)
+    refused = [it.place for it in found if quarantine(tx, fleet, it, it.at_s, writer=WRITER) is Acted.REFUSED]
+    append_all(tx, [] if event is None else [event])
+    return refused

@@ -1,0 +1,71 @@
+"""What of a round's results comes into quarantine, whatever a check of strangers may say."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longshore.scheduler.control.checks.findings import MOST_TEXT, MOST_TOLD, findings_of, lines_of, told_of
+from longshore.scheduler.health.quarantining import Acted, clear, quarantine
+from longshore.scheduler.model.placement import Share
+from longshore.scheduler.model.quarantine import WHOLE, Clears, Place
+from longshore.scheduler.preflight.check import Outcome, Result
+from longshore.scheduler.preflight.report import Report
+from longshore.scheduler.rules.device_quarantine import Fleet
+from longshore.scheduler.store.monitoring.quarantines import open_entries
+from longshore.scheduler.store.opening import open_store
+
+PLACEMENT = (Share("a", (0, 2)), Share("b", (1,)))
+FLEET = Fleet({"a": 4, "b": 4}, {"a": "slots", "b": "slots"})
+
+
+def report(*results: Result) -> Report:
+    return Report(("a", "b"), results)
+
+
+@pytest.mark.parametrize(
+    ("device", "place"),
+    [
+        ("", Place("a")), ("gpu 0", Place("a", 0)), ("gpu 2", Place("a", 2)), ("gpu 2 link 0", Place("a")),
+        ("gpu 1", Place("a")), ("gpu 99", Place("a")), ("gpu -1", Place("a")), ("gpu 0\n", Place("a")),
+        ("gpu 000000000000", Place("a")), ("GPU 0", Place("a")), ("mlx5_0/1", Place("a")), ("gpu ²", Place("a")),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_was_chosen_is_blamed_alone_and_for_all_else_its_node(device: str, place: Place) -> None:
+    (found,) = findings_of(report(Result("x", "a", Outcome.FAIL, device, "got", "wanted", "mend")), PLACEMENT, 7.0)
+    assert (found.place, found.clears, found.at_s, found.action) == (place, Clears.CHECKS, 7.0, "mend")
+
+
+def test_what_passes_warns_or_is_skipped_comes_into_no_quarantine() -> None:
+    well = [Result("x", "a", it) for it in (Outcome.PASS, Outcome.WARN, Outcome.SKIPPED)]
+    assert findings_of(report(*well), PLACEMENT, 7.0) == []
+    (found,) = findings_of(report(Result("x", "b", Outcome.INCOMPLETE, reason="it broke")), PLACEMENT, 7.0)
+    assert (found.cause, found.evidence) == ("x did not come to an end", "it broke")
+
+
+TEXTS = st.text(st.characters(), max_size=2000)
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(Outcome)), TEXTS, TEXTS, TEXTS, TEXTS), max_size=40))
+def test_whatever_a_check_says_is_one_line_that_can_be_stored(told: list[tuple[Outcome, str, str, str, str]]) -> None:
+    results = [
+        Result("x", "a", outcome, device, got, wanted, reason=reason) for outcome, device, got, wanted, reason in told
+    ]
+    found = findings_of(report(*results), PLACEMENT, 7.0)
+    assert all(it.place.node == "a" and it.place.gpu in (WHOLE, 0, 2) for it in found)
+    texts = [text for it in found for text in (it.cause, it.evidence, it.action)] + list(lines_of(report(*results)))
+    texts += [text for it in told_of(results) for text in it.values() if isinstance(text, str)]
+    assert all(len(text) <= MOST_TEXT and (text == "" or text.isprintable()) for text in texts)
+    assert len(told_of(results)) <= MOST_TOLD
+
+
+def test_what_was_found_before_a_place_was_cleared_does_nothing_any_more(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    (found,) = findings_of(report(Result("x", "a", Outcome.FAIL, "gpu 0", "smoke")), PLACEMENT, 100.0)
+    assert store.write(lambda tx: quarantine(tx, FLEET, found, 100.0, writer="t")) is Acted.SET
+    store.write(lambda tx: clear(tx, Place("a", 0), "ann", "mended", 200.0, writer="t"))
+    assert store.write(lambda tx: quarantine(tx, FLEET, found, 300.0, writer="t")) is Acted.OLD
+    with store.read() as tx:
+        assert open_entries(tx) == []
+    store.close()
