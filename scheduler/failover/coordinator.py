@@ -112,8 +112,8 @@ class Coordinator:
         return [self._members[to]] if to in self._members else []
 
     async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
-        """Serve one connection; whatever comes over it, only this connection ends."""
-        with contextlib.suppress(OSError, WireError, TimeoutError, asyncio.IncompleteReadError):
+        """Serve one connection; whatever comes over it, also a line without an end, only this connection ends."""
+        with contextlib.suppress(OSError, ValueError, WireError, TimeoutError, asyncio.IncompleteReadError):
             async with asyncio.timeout(HELLO_S):
                 hello = decode(await reader.readline())
             if isinstance(hello, Hello) and hmac.compare_digest(
