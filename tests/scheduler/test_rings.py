@@ -27,15 +27,19 @@ with Ring(model, torch.optim.Adam(model.parameters())) as ring:
         if ring.step():
             print("step", step, "seat", ring.seat, "generation", ring.generation, flush=True)
         time.sleep(0.02)
+        while step == int(os.environ.get("WAITS_AT", "-1")) and not Path("go").exists():
+            time.sleep(0.02)
 """
 
 
-def ring_job(served: Served, steps: int, **spec: Any) -> str:
-    """Return a job of that script."""
+def ring_job(served: Served, steps: int, waits_at: int = -1, **spec: Any) -> str:
+    """Return a job of that script; after step `waits_at` it waits for a file `go`."""
+    (served.folder / "go").unlink(missing_ok=True)
     (served.folder / "train.py").write_text(SCRIPT)
     for old in served.folder.glob("pid-*"):  # of members of another test's job
         old.unlink()
-    environment = {"PATH": os.environ["PATH"], "STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+    environment = {"PATH": os.environ["PATH"], "STEPS": str(steps), "WAITS_AT": str(waits_at)}
+    environment["OMP_NUM_THREADS"] = "1"
     if "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     return served.add("python", "train.py", environment=environment, failover="switch", **spec)
@@ -69,7 +73,7 @@ def logged_steps(served: Served, job: str, rank: int) -> list[int]:
 
 
 def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> None:
-    job = ring_job(served, 400, gpus=2, spares=1)
+    job = ring_job(served, 100, waits_at=50, gpus=2, spares=1)
     assert served.ask(f"/v1/jobs/{job}")["gpus"] == 3
     before = running(served, job, 10)
     assert (before["order"], before["spares"]) == ([0, 1], [2])
@@ -82,9 +86,10 @@ def test_a_job_goes_on_with_its_spare_and_then_without_it(served: Served) -> Non
     shown = served.call("status", job).stdout
     assert "2 of 2 seats" in shown
     assert "member 1" in shown
+    (served.folder / "go").touch()
     assert served.ended(job) == "succeeded"
     assert [it["outcome"] for it in served.ask(f"/v1/jobs/{job}/attempts")] == ["success"]
-    assert logged_steps(served, job, 0) == list(range(400))
+    assert logged_steps(served, job, 0) == list(range(100))
 
 
 def test_a_job_whose_members_all_die_is_tried_again(served: Served) -> None:
@@ -146,18 +151,19 @@ def test_a_job_file_that_makes_no_sense_is_refused(served: Served, wrong: dict[s
 
 
 def test_the_scheduler_may_be_away_while_a_ring_recovers(served: Served) -> None:
-    job = ring_job(served, 300, gpus=2, spares=1)
+    job = ring_job(served, 100, waits_at=50, gpus=2, spares=1)
     running(served, job, 5)
     served.end(signal.SIGKILL)
     kill(served, 0)
     time.sleep(1.0)
     served.start()
+    (served.folder / "go").touch()
     assert served.ended(job) == "succeeded"
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
 
 
 def test_members_on_a_gpu_that_is_called_faulty_leave_and_the_job_runs_on(served: Served) -> None:
-    job = ring_job(served, 500, gpus=2, spares=1)
+    job = ring_job(served, 100, waits_at=50, gpus=2, spares=1)
     running(served, job, 5)
     place = served.ask(f"/v1/jobs/{job}/attempts")[0]["placement"][0]
     slots = [{"index": it, "healthy": it != place["gpus"][0], "utilisation": 0.0, "free_bytes": 1} for it in range(4)]
@@ -168,6 +174,7 @@ def test_members_on_a_gpu_that_is_called_faulty_leave_and_the_job_runs_on(served
     assert set(after["gone"].values()) == {"its GPU is out of service"}
     assert len([it for it in after["order"] if it >= 0]) == 2
     assert after["spares"] == []
+    (served.folder / "go").touch()
     assert served.ended(job) == "succeeded"
     assert len(served.ask(f"/v1/jobs/{job}/attempts")) == 1
     served.tell("POST", f"/v1/nodes/{place['node']}/resume")

@@ -83,4 +83,4 @@ def test_writers_that_are_killed_and_frozen_lose_and_double_nothing_and_no_old_o
     assert seen["kills"] > 5
     assert seen["freezes"] > 0
     assert seen["takeovers"] > 0
-    assert seen["changes"] > 100
+    assert seen["changes"] > 20
