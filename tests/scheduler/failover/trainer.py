@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import namespaces
 from longshore.ring import Ring
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.member import state
@@ -147,4 +148,5 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
 
 
 if __name__ == "__main__":
+    namespaces.enter()
     main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)
