@@ -24,6 +24,7 @@ from ..wire import Form
 from .control import Control
 
 CONNECT_S = 10.0  # for all members of a group to meet
+REACH_S = 5.0  # for another member to take a connection
 NEVER = timedelta(days=30)  # a slow collective is no fault: the coordinator says when to stop waiting
 CHUNK_BYTES = 16 << 20
 _POLL_S = (0.0, 0.0002, 0.001)
@@ -102,6 +103,7 @@ class GlooGroup:
 
         def make() -> None:
             try:
+                _reach_all(form, rank)
                 made.append(_gloo(form, rank, self._size, host))
             except Exception as error:
                 made.append(error)
@@ -161,6 +163,22 @@ def _gloo(form: Form, rank: int, size: int, host: str) -> ProcessGroupGloo:
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     # The prefix is of this generation alone: in another one's, members would find addresses of the dead.
     return ProcessGroupGloo(PrefixStore(f"g{form.generation}", store), rank, size, options)
+
+
+def _reach_all(form: Form, rank: int) -> None:
+    """Look whether each other member can be reached.
+
+    A group of gloo that does not come about takes a minute, does not tell why, and may crash its process.
+
+    Raises:
+        LinkError: Names one that cannot be reached.
+    """
+    for place in (it for at, it in enumerate(form.places) if at != rank and it.store):
+        host, _, port = place.store.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), REACH_S).close()
+        except OSError as error:
+            raise LinkError(f"no way to member {place.member} at [{host}]:{port}: {error}") from error
 
 
 def _poll(is_over: Callable[[], bool], control: Control) -> None:

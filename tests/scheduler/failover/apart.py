@@ -72,7 +72,9 @@ CASES: dict[str, Callable[[Trial], Awaitable[None]]] = {
 }
 
 
-AWAY = {"unplugged": [LOST], "cut off from the manager": [LOST]}
+# Of these the launcher hears nothing.
+AWAY = {"unplugged": [LOST], "cut off from the manager": [LOST], "manager cut for 30 s": EVERYBODY}
+LIMITS = Limits(stall_s=8.0, frozen_s=40.0)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
     with warm_process() as warm:
         found: Outcome = run_ring(
             folder, warm, seats=SEATS, spares=1, steps=STEPS, pause_s=0.05, during=CASES[case], network=network,
-            checkpoints=folder / "checkpoints", limits=Limits(stall_s=5.0),
+            checkpoints=folder / "checkpoints", limits=LIMITS,
             away=AWAY.get(case, ()),
         )  # fmt: skip
     (folder / "outcome.pickle").write_bytes(pickle.dumps(found))
