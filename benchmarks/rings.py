@@ -62,7 +62,7 @@ def warm_process() -> Iterator[Path]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
 
 
 class Trial:
@@ -72,15 +72,23 @@ class Trial:
         folder: Of its own.
         warm: Where members are forked from.
         spare: What takes the seat: a `warm` spare that waits, one that is `forked`, one that starts `cold`, or `none`.
+        steps: To be taken.
+        host: Address of the coordinator.
     """
 
-    def __init__(self, folder: Path, warm: Path, spare: str) -> None:
-        self._folder, self._warm, self._spare = folder, warm, spare
-        self._command = (sys.executable, str(ROOT / "benchmarks" / "ring_trainer.py"), str(STEPS), str(PAUSE_S))
+    def __init__(
+        self, folder: Path, warm: Path, spare: str, *, steps: int = STEPS, host: str = "127.0.0.1"
+    ) -> None:
+        self._folder, self._warm, self._spare, self._host = folder, warm, spare, host
+        self._command = (sys.executable, str(ROOT / "benchmarks" / "ring_trainer.py"), str(steps), str(PAUSE_S))
+
+    def environment(self, member: int) -> dict[str, str]:
+        """Return the environment of a member."""
+        return _environment()
 
     async def run(self, number: signal.Signals | None) -> Recovered:
         """Run it to its end; the last member is sent a signal on the way."""
-        make_ring(self._folder, SEATS)
+        make_ring(self._folder, SEATS, self._host)
         async with (
             asyncio.timeout(LIMIT_S),
             Launcher(self._folder, self._warm, self._exited) as launcher,
@@ -100,7 +108,7 @@ class Trial:
 
     def _start(self, member: int) -> Start:
         log = self._folder / f"member-{member}.log"
-        return Start(member, self._command, _environment(), self._folder, log)
+        return Start(member, self._command, self.environment(member), self._folder, log)
 
     def _exited(self, it: Start, status: int) -> None:
         if it.member == SEATS - 1 and status == -signal.SIGKILL:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from .settings import Limits
 from .standing import Member
 
+SUSPECT: Final = 0.3  # of the silence at which a member is declared gone
 BLAMED: Final = 3  # faults of one pair of members, after which one of them is replaced
 BLAME_S: Final = 600.0  # for so long a fault of a pair counts
 
@@ -35,8 +36,9 @@ def silent(members: Iterable[Member], limits: Limits, now_s: float) -> Iterator[
 
 
 def are_most_silent(members: Collection[Member], limits: Limits, now_s: float) -> bool:
-    """Say whether more than half of the members said nothing for too long."""
-    return 2 * sum(now_s - it.heard_s > limits.silence_s for it in members) > len(members)
+    """Say whether more than half of the members are suspect: they fall silent within a beat of each other."""
+    suspect_s = SUSPECT * limits.silence_s
+    return 2 * sum(now_s - it.heard_s > suspect_s for it in members) > len(members)
 
 
 def unstopped(seated: Iterable[Member], limits: Limits, now_s: float) -> Iterator[Suspect]:

@@ -174,6 +174,15 @@ def test_sixty_of_a_hundred_that_are_silent_at_once_are_one_alarm() -> None:
     assert ring.order() == list(range(100))
 
 
+def test_most_that_fall_silent_one_after_the_other_within_a_beat_are_no_fault_of_the_first() -> None:
+    ring = Ring(4)
+    for number in range(4):
+        ring.quiet.add(number)
+        ring.wait(0.3)
+    ring.wait(40.0)
+    assert ring.order() == [0, 1, 2, 3]
+
+
 def test_a_coordinator_that_stood_still_declares_nobody_gone() -> None:
     ring = Ring(4)
     ring.now_s += 100.0

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def say(kind: str, content: object) -> None:
 
 def instrument(ring_step: list[int]) -> None:
     """Make the places known at which something may go wrong."""
-    finish, averaged, ready, broadcast = GlooGroup._finish, Gradients.averaged, Control.ready, GlooGroup.broadcast
+    finish, averaged, ready, broadcast = GlooGroup._finish, Gradients.averaged, Control.ready, GlooGroup.begin_broadcast
 
     def finishing(group: GlooGroup, work: Any) -> None:
         happen("reducing", ring_step[0])
@@ -71,12 +72,14 @@ def instrument(ring_step: list[int]) -> None:
         happen("ready", message.step)
         ready(control, message)
 
-    def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> None:
-        broadcast(group, tensor, root)
-        happen("copying", ring_step[0])
+    def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> Callable[[], None]:
+        finish = broadcast(group, tensor, root)
+        if tensor.numel() == state.PIECE_BYTES:  # in the middle of it
+            happen("copying", ring_step[0])
+        return finish
 
     GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
-    Control.ready, GlooGroup.broadcast = getting_ready, broadcasting  # type: ignore[method-assign, assignment]
+    Control.ready, GlooGroup.begin_broadcast = getting_ready, broadcasting  # type: ignore[method-assign, assignment]
     state.PIECE_BYTES = 1 << 14
 
 
