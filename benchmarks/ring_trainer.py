@@ -31,12 +31,17 @@ def width_of(state_bytes: int) -> int:
     return width
 
 
-def main() -> None:
-    """Train, and write what came of it."""
+def make_model() -> torch.nn.Sequential:
+    """Return the model, the same on all members."""
     torch.manual_seed(1)
     width = width_of(int(os.environ["STATE_BYTES"])) if "STATE_BYTES" in os.environ else WIDTH
     parts = [torch.nn.Linear(64, width), torch.nn.Tanh(), torch.nn.Linear(width, width), torch.nn.Linear(width, 1)]
-    model = torch.nn.Sequential(*parts)
+    return torch.nn.Sequential(*parts)
+
+
+def main() -> None:
+    """Train, and write what came of it."""
+    model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     with Ring(model, optimizer) as ring:
         for step in ring.steps(until=int(sys.argv[1])):

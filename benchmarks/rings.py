@@ -174,7 +174,7 @@ class Trial:
         return recovery
 
 
-def _run_all(warm: Path, spare: str, number: signal.Signals | None, runs: int, at_once: int) -> list[Recovered]:
+def run_all(warm: Path, spare: str, number: signal.Signals | None, runs: int, at_once: int) -> list[Recovered]:
     async def one() -> Recovered:
         with tempfile.TemporaryDirectory(prefix="ring-") as folder:
             return await Trial(Path(folder), warm, spare).run(number)
@@ -192,16 +192,16 @@ def _run_all(warm: Path, spare: str, number: signal.Signals | None, runs: int, a
 def measure_recoveries() -> Iterator[Row]:
     """Kill and stop members, and yield how long it took and whether anything was lost."""
     with warm_process() as warm:
-        (undisturbed,) = _run_all(warm, "undisturbed", None, 1, 1)
-        killed = _run_all(warm, "warm", signal.SIGKILL, RUNS, 1)
+        (undisturbed,) = run_all(warm, "undisturbed", None, 1, 1)
+        killed = run_all(warm, "warm", signal.SIGKILL, RUNS, 1)
         yield from _rows("warm spare", killed, undisturbed, median_s=0.3, worst_s=1.5)
-        forked = _run_all(warm, "forked", signal.SIGKILL, RUNS, 1)
+        forked = run_all(warm, "forked", signal.SIGKILL, RUNS, 1)
         yield from _rows("spare forked from a warm process", forked, undisturbed, median_s=1.0)
-        cold = _run_all(warm, "cold", signal.SIGKILL, max(RUNS // 10, 1), 1)
+        cold = run_all(warm, "cold", signal.SIGKILL, max(RUNS // 10, 1), 1)
         yield from _rows("cold spare", cold, undisturbed, median_s=8.0)
-        shrunk = _run_all(warm, "none", signal.SIGKILL, max(RUNS // 10, 1), 1)
+        shrunk = run_all(warm, "none", signal.SIGKILL, max(RUNS // 10, 1), 1)
         yield Row("no spare, shrunk: seconds to the next step, median", _median(shrunk), "s", most=0.3)
-        stopped = _run_all(warm, "warm", signal.SIGSTOP, RUNS, AT_ONCE)
+        stopped = run_all(warm, "warm", signal.SIGSTOP, RUNS, AT_ONCE)
         yield from _rows("stopped, warm spare", stopped, undisturbed, median_s=12.0)
         refused = sum(it.ended == wire.GONE_STATUS and it.is_quiet for it in stopped)
         yield Row("stopped: woke up, wrote nothing, ended itself", refused, f"of {RUNS}", least=RUNS)

@@ -54,6 +54,7 @@ def say(kind: str, content: object) -> None:
 
 def instrument(ring_step: list[int]) -> None:
     """Make the places known at which something may go wrong."""
+    form, ran = Control.form, Control.ran
     finish, averaged, ready, broadcast = GlooGroup._finish, Gradients.averaged, Control.ready, GlooGroup.begin_broadcast
 
     def finishing(group: GlooGroup, work: Any) -> None:
@@ -78,6 +79,19 @@ def instrument(ring_step: list[int]) -> None:
             happen("copying", ring_step[0])
         return finish
 
+    def forming(control: Control) -> wire.Form:
+        if control.generation:
+            happen("stopped", control.step)
+        found = form(control)
+        happen("formed" if found.generation > 1 else "", control.step)
+        return found
+
+    def running(control: Control) -> None:
+        happen("going" if control.generation > 1 else "", control.step - 1)
+        ran(control)
+        happen("running" if control.generation > 1 else "", control.step - 1)
+
+    Control.form, Control.ran = forming, running  # type: ignore[method-assign]
     GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
     Control.ready, GlooGroup.begin_broadcast = getting_ready, broadcasting  # type: ignore[method-assign, assignment]
     state.PIECE_BYTES = 1 << 14
