@@ -76,9 +76,7 @@ class Trial:
         host: Address of the coordinator.
     """
 
-    def __init__(
-        self, folder: Path, warm: Path, spare: str, *, steps: int = STEPS, host: str = "127.0.0.1"
-    ) -> None:
+    def __init__(self, folder: Path, warm: Path, spare: str, *, steps: int = STEPS, host: str = "127.0.0.1") -> None:
         self._folder, self._warm, self._spare, self._host = folder, warm, spare, host
         self._command = (sys.executable, str(ROOT / "benchmarks" / "ring_trainer.py"), str(steps), str(PAUSE_S))
 

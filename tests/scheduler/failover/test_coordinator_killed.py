@@ -45,7 +45,9 @@ def test_a_ring_runs_on_while_its_coordinator_is_away(warm: Path, undisturbed: O
 POINTS = ["stopped", "formed", "copying", "ready", "going", "running"]
 
 
-@pytest.mark.parametrize("at", [POINTS[1], *(pytest.param(it, marks=pytest.mark.faults) for it in POINTS if it != POINTS[1])])
+@pytest.mark.parametrize(
+    "at", [POINTS[1], *(pytest.param(it, marks=pytest.mark.faults) for it in POINTS if it != POINTS[1])]
+)
 def test_the_host_of_the_store_may_be_killed_anywhere_in_a_recovery(
     at: str, warm: Path, undisturbed: Outcome, tmp_path: Path
 ) -> None:
