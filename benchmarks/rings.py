@@ -173,6 +173,8 @@ class Trial:
 
 
 def run_all(warm: Path, spare: str, number: signal.Signals | None, runs: int, at_once: int) -> list[Recovered]:
+    """Run rings of one kind, some at once, and return what came of each."""
+
     async def one() -> Recovered:
         with tempfile.TemporaryDirectory(prefix="ring-") as folder:
             return await Trial(Path(folder), warm, spare).run(number)

@@ -251,9 +251,7 @@ class Rounds:
     def _tell_if_cut_off(self) -> None:
         before, self._is_cut_off = self._is_cut_off, are_most_silent(self.members.values(), self.limits, self.now_s)
         if self._is_cut_off and not before:
-            self.news.append(
-                "alarm: most members are silent, so this coordinator is likelier cut off than they are gone"
-            )
+            self.news.append("alarm: most members are silent, so likelier this coordinator is cut off")
 
     # Decisions
 
