@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from .copying import measure_copies
 from .harness import Row, main
 from .random_rings import RINGS, measure_choices
 from .rings import measure_recoveries
@@ -12,6 +13,7 @@ def measure() -> Iterator[Row]:
     yield Row("random rings", RINGS, "rings")
     yield from measure_choices()
     yield from measure_recoveries()
+    yield from measure_copies()
 
 
 if __name__ == "__main__":

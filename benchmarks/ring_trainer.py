@@ -10,6 +10,7 @@ import time
 
 import torch
 
+from benchmarks import namespaces
 from longshore.ring import Ring
 
 WIDTH = 568  # 363,520 weights between the inner layers and to the last
@@ -22,11 +23,25 @@ def batch(shard: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, x.sum(1, keepdim=True).sin()
 
 
+def width_of(state_bytes: int) -> int:
+    """Return the width at which weights and Adam's two moments of them have so many bytes, or a little more."""
+    weights, width = state_bytes / 12, WIDTH  # 4 bytes for each of the three
+    while width * (width + 67) + 1 < weights:
+        width += 1
+    return width
+
+
+def make_model() -> torch.nn.Sequential:
+    """Return the model, the same on all members."""
+    torch.manual_seed(1)
+    width = width_of(int(os.environ["STATE_BYTES"])) if "STATE_BYTES" in os.environ else WIDTH
+    parts = [torch.nn.Linear(64, width), torch.nn.Tanh(), torch.nn.Linear(width, width), torch.nn.Linear(width, 1)]
+    return torch.nn.Sequential(*parts)
+
+
 def main() -> None:
     """Train, and write what came of it."""
-    torch.manual_seed(1)
-    parts = [torch.nn.Linear(64, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 1)]
-    model = torch.nn.Sequential(*parts)
+    model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     with Ring(model, optimizer) as ring:
         for step in ring.steps(until=int(sys.argv[1])):
@@ -45,4 +60,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    namespaces.enter()
     main()

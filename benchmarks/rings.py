@@ -62,7 +62,7 @@ def warm_process() -> Iterator[Path]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
 
 
 class Trial:
@@ -72,15 +72,21 @@ class Trial:
         folder: Of its own.
         warm: Where members are forked from.
         spare: What takes the seat: a `warm` spare that waits, one that is `forked`, one that starts `cold`, or `none`.
+        steps: To be taken.
+        host: Address of the coordinator.
     """
 
-    def __init__(self, folder: Path, warm: Path, spare: str) -> None:
-        self._folder, self._warm, self._spare = folder, warm, spare
-        self._command = (sys.executable, str(ROOT / "benchmarks" / "ring_trainer.py"), str(STEPS), str(PAUSE_S))
+    def __init__(self, folder: Path, warm: Path, spare: str, *, steps: int = STEPS, host: str = "127.0.0.1") -> None:
+        self._folder, self._warm, self._spare, self._host = folder, warm, spare, host
+        self._command = (sys.executable, str(ROOT / "benchmarks" / "ring_trainer.py"), str(steps), str(PAUSE_S))
+
+    def environment(self, member: int) -> dict[str, str]:
+        """Return the environment of a member."""
+        return _environment()
 
     async def run(self, number: signal.Signals | None) -> Recovered:
         """Run it to its end; the last member is sent a signal on the way."""
-        make_ring(self._folder, SEATS)
+        make_ring(self._folder, SEATS, self._host)
         async with (
             asyncio.timeout(LIMIT_S),
             Launcher(self._folder, self._warm, self._exited) as launcher,
@@ -100,7 +106,7 @@ class Trial:
 
     def _start(self, member: int) -> Start:
         log = self._folder / f"member-{member}.log"
-        return Start(member, self._command, _environment(), self._folder, log)
+        return Start(member, self._command, self.environment(member), self._folder, log)
 
     def _exited(self, it: Start, status: int) -> None:
         if it.member == SEATS - 1 and status == -signal.SIGKILL:
@@ -166,7 +172,9 @@ class Trial:
         return recovery
 
 
-def _run_all(warm: Path, spare: str, number: signal.Signals | None, runs: int, at_once: int) -> list[Recovered]:
+def run_all(warm: Path, spare: str, number: signal.Signals | None, runs: int, at_once: int) -> list[Recovered]:
+    """Run rings of one kind, some at once, and return what came of each."""
+
     async def one() -> Recovered:
         with tempfile.TemporaryDirectory(prefix="ring-") as folder:
             return await Trial(Path(folder), warm, spare).run(number)
@@ -184,16 +192,16 @@ def _run_all(warm: Path, spare: str, number: signal.Signals | None, runs: int, a
 def measure_recoveries() -> Iterator[Row]:
     """Kill and stop members, and yield how long it took and whether anything was lost."""
     with warm_process() as warm:
-        (undisturbed,) = _run_all(warm, "undisturbed", None, 1, 1)
-        killed = _run_all(warm, "warm", signal.SIGKILL, RUNS, 1)
+        (undisturbed,) = run_all(warm, "undisturbed", None, 1, 1)
+        killed = run_all(warm, "warm", signal.SIGKILL, RUNS, 1)
         yield from _rows("warm spare", killed, undisturbed, median_s=0.3, worst_s=1.5)
-        forked = _run_all(warm, "forked", signal.SIGKILL, RUNS, 1)
+        forked = run_all(warm, "forked", signal.SIGKILL, RUNS, 1)
         yield from _rows("spare forked from a warm process", forked, undisturbed, median_s=1.0)
-        cold = _run_all(warm, "cold", signal.SIGKILL, max(RUNS // 10, 1), 1)
+        cold = run_all(warm, "cold", signal.SIGKILL, max(RUNS // 10, 1), 1)
         yield from _rows("cold spare", cold, undisturbed, median_s=8.0)
-        shrunk = _run_all(warm, "none", signal.SIGKILL, max(RUNS // 10, 1), 1)
+        shrunk = run_all(warm, "none", signal.SIGKILL, max(RUNS // 10, 1), 1)
         yield Row("no spare, shrunk: seconds to the next step, median", _median(shrunk), "s", most=0.3)
-        stopped = _run_all(warm, "warm", signal.SIGSTOP, RUNS, AT_ONCE)
+        stopped = run_all(warm, "warm", signal.SIGSTOP, RUNS, AT_ONCE)
         yield from _rows("stopped, warm spare", stopped, undisturbed, median_s=12.0)
         refused = sum(it.ended == wire.GONE_STATUS and it.is_quiet for it in stopped)
         yield Row("stopped: woke up, wrote nothing, ended itself", refused, f"of {RUNS}", least=RUNS)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Final
 
 from . import wire
-from .seating import awaited, fill
+from .seating import awaited, fill, refusal_of
 from .settings import Limits
 from .shape import form_of, report_of, want_of
 from .standing import NOBODY, Durable, Member, Phase, Watch
-from .suspicion import Blames, silent, unstopped
+from .suspicion import Blames, are_most_silent, silent, unstopped
 
 LAUNCHERS, DESKS = -2, -3  # to whom a message goes that is for no single member
 RESTART: Final = "its process has formed as many groups as it may"
@@ -46,7 +46,7 @@ class Rounds:
         self._none_coming = False
         self._blames = Blames()
         self._signs_s: dict[int, float] = {}  # when the connection of each member was seen to end
-        self._futile = 0
+        self._futile, self._is_cut_off = 0, False
         self._form: wire.Form  # of this generation, while the ring is formed
         self._told: tuple[int, tuple[int, ...]] | None = None  # generation and seats, to the desk
         self._ticked_s = self._moved_s = self._began_s = now_s
@@ -91,7 +91,7 @@ class Rounds:
         if durable.phase is Phase.DONE and str(number) not in durable.gone:
             self._send(number, wire.Finish(durable.generation))
             return True
-        if reason := self._refusal(hello):
+        if reason := refusal_of(hello, durable, self.members):
             self._send(number, wire.Gone(reason))
             return False
         member = self.members.setdefault(number, Member(number, hello.token, now_s))
@@ -102,19 +102,6 @@ class Rounds:
         self._bring_up_to_date(member, hello.generation)
         self._advance()
         return True
-
-    def _refusal(self, hello: wire.Hello) -> str:
-        """Return why a process is no member, "" if it is one."""
-        member = self.members.get(hello.member)
-        if hello.member < 0:
-            return f"{hello.member} is no number of a member"
-        if reason := self.durable.gone.get(str(hello.member), ""):
-            return reason
-        if self.durable.phase.is_over:
-            return self.durable.outcome
-        if member is None:
-            return "" if hello.fresh else "it comes from another ring"
-        return "" if member.token == hello.token else "another process is that member"
 
     def _bring_up_to_date(self, member: Member, generation: int) -> None:
         """Tell a member that comes, or comes back, what the ring is doing."""
@@ -146,6 +133,8 @@ class Rounds:
             return
         member.heard_s = now_s
         is_present = getattr(message, "generation", None) == self.durable.generation and number in self.seated()
+        if isinstance(message, wire.Fault) and message.generation <= self.durable.generation:
+            self._blame(member, message)  # also of a generation that another one's word has just ended
         if isinstance(message, wire.Beat):
             self._beat(member, message)
         elif isinstance(message, wire.Leave):
@@ -169,11 +158,11 @@ class Rounds:
             member.done = True
             self._ran(member, message.step)
         elif isinstance(message, wire.Fault) and phase in (Phase.FORMING, Phase.RUNNING):
-            self._fault(member, message)
+            self._begin(f"member {member.number}: {message.evidence}"[:300])
 
     def _beat(self, member: Member, beat: wire.Beat) -> None:
         self._send(member.number, wire.Lease(beat.number))
-        if beat.moved != member.moved or not beat.waiting:
+        if member.number in self.seated() and (beat.moved != member.moved or not beat.waiting):
             self._moved_s = self.now_s
         if beat.step != member.step and beat.step_s > 0.0 and member.ran:
             member.compute_s.append(beat.compute_s)
@@ -200,11 +189,12 @@ class Rounds:
             watch.ran_s = self.now_s
             self.news.append(f"generation {watch.generation} runs with {watch.members} of {seats} members; {watch}")
 
-    def _fault(self, member: Member, fault: wire.Fault) -> None:
-        accused = [it.number for it in self._seated() if fault.peer in it.ends and it is not member]
+    def _blame(self, member: Member, fault: wire.Fault) -> None:
+        """Note which two members an exchange failed between, if that is known."""
+        others = [it for it in self._seated() if it is not member]
+        accused = [it.number for it in others if fault.peer and fault.peer in (it.store, *it.ends)]
         if accused:
-            self._blames.add(member.number, accused[0], self.now_s)
-        self._begin(f"member {member.number}: {fault.evidence}"[:300])
+            self._blames.add(member.number, accused[0], fault.generation, self.now_s)
 
     # Events of launchers, of desks, and of time
 
@@ -250,12 +240,18 @@ class Rounds:
                 it.asked_s = None if it.asked_s is None else min(it.asked_s + gap_s, now_s)
         if self.durable.phase.is_over:
             return
+        self._tell_if_cut_off()
         suspects = list(silent(self.members.values(), self.limits, now_s))
         if self.durable.phase is Phase.STOPPING:
             suspects += unstopped(self._seated(), self.limits, now_s)
         for suspect in suspects:
             self._declare(*suspect)
         self._advance()
+
+    def _tell_if_cut_off(self) -> None:
+        before, self._is_cut_off = self._is_cut_off, are_most_silent(self.members.values(), self.limits, self.now_s)
+        if self._is_cut_off and not before:
+            self.news.append("alarm: most members are silent, so likelier this coordinator is cut off")
 
     # Decisions
 

@@ -8,6 +8,7 @@ The process that coordinates imports this module: standard library only.
 from collections.abc import Mapping
 
 from .standing import NOBODY, Durable, Member
+from .wire import Hello
 
 
 def fill(durable: Durable, members: Mapping[int, Member], *, gathers: bool) -> None:
@@ -33,6 +34,20 @@ def fill(durable: Durable, members: Mapping[int, Member], *, gathers: bool) -> N
             spares.remove(taker)
             holders[seat] = taker
             durable.tokens[str(taker)] = members[taker].token
+
+
+def refusal_of(hello: Hello, durable: Durable, members: Mapping[int, Member]) -> str:
+    """Return why a process is no member of the ring, "" if it is one."""
+    member = members.get(hello.member)
+    if hello.member < 0:
+        return f"{hello.member} is no number of a member"
+    if reason := durable.gone.get(str(hello.member), ""):
+        return reason
+    if durable.phase.is_over:
+        return durable.outcome
+    if member is None:
+        return "" if hello.fresh else "it comes from another ring"
+    return "" if member.token == hello.token else "another process is that member"
 
 
 def awaited(durable: Durable, *, gathers: bool) -> bool:

@@ -19,7 +19,7 @@ def form_of(durable: Durable, members: Mapping[int, Member]) -> Form:
     shards = {seat: [seat] for seat in filled}
     for at, orphan in enumerate(seat for seat, holder in enumerate(holders) if holder == NOBODY):
         shards[filled[at % len(filled)]].append(orphan)
-    places = [Place(seat, holders[seat], shards[seat]) for seat in filled]
+    places = [Place(seat, holders[seat], shards[seat], members[holders[seat]].store) for seat in filled]
     seated = [members[holders[seat]] for seat in filled]
     # Of a new member the step says nothing, as long as another one has run.
     source = max(seated, key=lambda it: (not it.fresh, it.step))

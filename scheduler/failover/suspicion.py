@@ -4,12 +4,13 @@ The process that coordinates imports this module: standard library only.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from .settings import Limits
 from .standing import Member
 
+SUSPECT: Final = 0.3  # of the silence at which a member is declared gone
 BLAMED: Final = 3  # faults of one pair of members, after which one of them is replaced
 BLAME_S: Final = 600.0  # for so long a fault of a pair counts
 
@@ -27,12 +28,17 @@ def silent(members: Iterable[Member], limits: Limits, now_s: float) -> Iterator[
     Where that is more than half of them, our own link is likelier to be cut: then nobody is, until all of them have
     ended themselves, as they hear nothing either. Source: SPEC F1.
     """
-    quiet_s = {it.number: now_s - it.heard_s for it in members}
-    found = [number for number, for_s in quiet_s.items() if for_s > limits.silence_s]
-    if 2 * len(found) > len(quiet_s):
-        found = [number for number in found if quiet_s[number] > limits.frozen_s]
-    for number in found:
-        yield Suspect(number, f"it said nothing for {quiet_s[number]:.0f} s")
+    everybody = list(members)
+    limit_s = limits.frozen_s if are_most_silent(everybody, limits, now_s) else limits.silence_s
+    for it in everybody:
+        if now_s - it.heard_s > limit_s:
+            yield Suspect(it.number, f"it said nothing for {now_s - it.heard_s:.0f} s")
+
+
+def are_most_silent(members: Collection[Member], limits: Limits, now_s: float) -> bool:
+    """Say whether more than half of the members are suspect: they fall silent within a beat of each other."""
+    suspect_s = SUSPECT * limits.silence_s
+    return 2 * sum(now_s - it.heard_s > suspect_s for it in members) > len(members)
 
 
 def unstopped(seated: Iterable[Member], limits: Limits, now_s: float) -> Iterator[Suspect]:
@@ -52,10 +58,14 @@ class Blames:
 
     def __init__(self) -> None:
         self._pairs: list[tuple[float, frozenset[int]]] = []
+        self._noted: dict[frozenset[int], int] = {}  # the last generation in which a pair had a fault
 
-    def add(self, one: int, other: int, now_s: float) -> None:
-        """Note a fault; each generation has at most one of a pair."""
-        self._pairs.append((now_s, frozenset((one, other))))
+    def add(self, one: int, other: int, generation: int, now_s: float) -> None:
+        """Note a fault; of a pair, each generation has at most one."""
+        pair = frozenset((one, other))
+        if generation > self._noted.get(pair, 0):
+            self._noted[pair] = generation
+            self._pairs.append((now_s, pair))
 
     def worst(self, order: Sequence[int], now_s: float) -> Suspect | None:
         """Return which member is to be replaced: of the worst pair the one that most faults have to do with.

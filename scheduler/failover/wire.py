@@ -161,6 +161,7 @@ class Place:
     seat: int
     member: int
     shards: list[int]
+    store: str = ""  # HOST:PORT at which the member can be reached
 
 
 @dataclass(frozen=True, slots=True)

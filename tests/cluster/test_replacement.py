@@ -69,6 +69,17 @@ def test_a_missing_record_costs_a_strong_gpu_its_seat_unless_the_efficiency_of_o
     assert found == [([0.096, 0.076], 0), ([0.241, 0.076], 1)]
 
 
+def test_without_a_record_an_efficiency_of_two_fifths_changes_the_times_by_both_formulas() -> None:
+    vacancy = Vacancy(4, 1e9, 0.7, 0.0, math.inf)
+    by_peak = candidates((312, 2.0, 2.0, 30 / 312), (990, 2.0, 2.0, 0.076))
+    by_efficiency = candidates((312, 2.0, 2.0, 30 / (312 * 0.4)), (990, 2.0, 2.0, 0.076))
+
+    assert times_s(vacancy, by_peak, SOURCE) == [0.596, 0.576]
+    assert times_s(vacancy, by_efficiency, SOURCE) == [0.74, 0.576]
+    assert times_s(vacancy, by_peak, RING) == [0.846, 0.826]
+    assert times_s(vacancy, by_efficiency, RING) == [0.99, 0.826]
+
+
 def test_without_any_record_a_type_reaches_two_fifths_of_its_peak() -> None:
     usual_s, sure_s = compute_times_s(np.array([NAN]), np.array([100e12]), 10e12, [], RING)
     assert usual_s == sure_s == pytest.approx(0.25)

@@ -129,11 +129,13 @@ class Control:
             if self.generation == ready.generation:
                 self._fresh, self.step = False, ready.step
             self._say(ready)
-            while self._go < ready.generation:
-                if self.is_aborted:
-                    raise AbortedError
+            self.pulse.waiting = True  # so that a copy between others that does not move is seen
+            while self._go < ready.generation and not self.is_aborted:
                 if not self._changed.wait(AGAIN_S):
                     self._say(ready)
+            self.pulse.waiting = False
+            if self._go < ready.generation:
+                raise AbortedError
 
     def fault(self, peer: str, evidence: str) -> None:
         """Say that an exchange failed, and wait until the ring is to be formed anew.
@@ -142,9 +144,11 @@ class Control:
             AbortedError: Then.
         """
         with self._changed:
+            # At least once: the word of another member may have ended the generation, but this one may know the peer.
+            self._say(wire.Fault(self.member, self._at, peer, evidence[:500]))
             while not self.is_aborted:
-                self._say(wire.Fault(self.member, self._at, peer, evidence[:500]))
-                self._changed.wait(AGAIN_S)
+                if not self._changed.wait(AGAIN_S):
+                    self._say(wire.Fault(self.member, self._at, peer, evidence[:500]))
         raise AbortedError
 
     def begin_apply(self) -> None:

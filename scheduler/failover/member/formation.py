@@ -5,6 +5,7 @@ Source: SPEC F8, F10.
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from .checkpoints import load_newest
 from .control import AbortedError, Control, from_environment
 from .gradients import Averages, Gradients
 from .groups import Group, LinkError, make_group, offer_store, own_address
-from .state import Copied, HasState, load_model, model_state, random_state, receive_state, send_state, set_random_state
+from .state import HasState, load_model, model_state, random_state, receive_state, send_state, set_random_state
 
 FAILED = (AbortedError, LinkError)  # what an exchange may end with
 
@@ -113,10 +114,10 @@ class Formation:
         members = [place.member for place in form.places]
         rank = members.index(control.member)
         began_s = time.monotonic()
-        group = make_group(form, rank, self._host, control)
+        group = make_group(form, "ring", rank, self._host, control)
         self._groups += len(members) > 1
         formed_s = time.monotonic()
-        digest = self._copy(form, group, rank, members.index(form.source)).digest
+        digest = self._copy(form, group)
         control.ready(
             Ready(
                 control.member, form.generation, control.step, digest, self._groups, group.ends,
@@ -126,18 +127,24 @@ class Formation:
         self._group, self.rank, self.seats = group, rank, form.seats
         self.seat, self.shards = form.places[rank].seat, form.places[rank].shards
 
-    def _copy(self, form: Form, group: Group, rank: int, root: int) -> Copied:
-        if not form.receivers:
-            return Copied(None, "")
-        if rank == root:
+    def _copy(self, form: Form, group: Group) -> str:
+        """Give or take the ring's state if this member is to, and return its digest, "" if it is not."""
+        own = self.control.member
+        places = [it for it in form.places if it.member == form.source or it.member in form.receivers]
+        members = [it.member for it in places]
+        if not form.receivers or own not in members:
+            return ""
+        if len(places) < len(form.places):  # a group of their own, or the link would carry the state to all others too
+            group = make_group(replace(form, places=places), "copy", members.index(own), self._host, self.control)
+            self._groups += 1
+        root = members.index(form.source)
+        if own == form.source:
             return send_state(self.state(), group, root)
-        takes = self.control.member in form.receivers
-        copied = receive_state(group, root, keeps=takes)
-        if takes:
-            self.control.begin_apply()
-            self._take(copied.state)
-            self.control.end_apply(int(copied.state["step"]))
-        return copied
+        copied = receive_state(group, root)
+        self.control.begin_apply()
+        self._take(copied.state)
+        self.control.end_apply(int(copied.state["step"]))
+        return copied.digest
 
     def _take(self, state: dict[str, Any]) -> None:
         load_model(self._model, state["model"])

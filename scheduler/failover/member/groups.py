@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,7 @@ from ..wire import Form
 from .control import Control
 
 CONNECT_S = 10.0  # for all members of a group to meet
+REACH_S = 5.0  # for another member to take a connection
 NEVER = timedelta(days=30)  # a slow collective is no fault: the coordinator says when to stop waiting
 CHUNK_BYTES = 16 << 20
 _POLL_S = (0.0, 0.0002, 0.001)
@@ -56,6 +58,9 @@ class Group(Protocol):
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Replace a tensor by that of the member with this rank."""
 
+    def begin_broadcast(self, tensor: Tensor, root: int) -> Callable[[], None]:
+        """Begin a broadcast, and return what waits for its end; several may be under way."""
+
     @property
     def ends(self) -> list[str]:
         """HOST:PORT of this member's ends of the group's sockets."""
@@ -83,7 +88,8 @@ class GlooGroup:
     """A group over gloo.
 
     Args:
-        form: The ring that it is for.
+        form: Its members.
+        name: What it is for, unlike those of other groups of the generation.
         rank: Of this member.
         host: Address by which others reach it.
         control: Says when to stop.
@@ -93,18 +99,19 @@ class GlooGroup:
         LinkError: If the members do not meet.
     """
 
-    def __init__(self, form: Form, rank: int, host: str, control: Control) -> None:
+    def __init__(self, form: Form, name: str, rank: int, host: str, control: Control) -> None:
         self._control, self._size = control, len(form.places)
         before = _sockets()
-        self._group: Any = None if self._size == 1 else self._meet(form, rank, host)
+        self._group: Any = None if self._size == 1 else self._meet(form, name, rank, host)
         self.ends = sorted(_sockets() - before)[:512]
 
-    def _meet(self, form: Form, rank: int, host: str) -> ProcessGroupGloo:
+    def _meet(self, form: Form, name: str, rank: int, host: str) -> ProcessGroupGloo:
         made: list[ProcessGroupGloo | Exception] = []
 
         def make() -> None:
             try:
-                made.append(_gloo(form, rank, self._size, host))
+                _reach_all(form, rank)
+                made.append(_gloo(form, name, rank, host))
             except Exception as error:
                 made.append(error)
             keep_for_ever(made[0])
@@ -132,10 +139,15 @@ class GlooGroup:
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Replace a tensor by that of the member with this rank."""
-        if self._group is not None:
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor, options.timeout = root, 0, NEVER
-            self._finish(self._group.broadcast([tensor], options))
+        self.begin_broadcast(tensor, root)()
+
+    def begin_broadcast(self, tensor: Tensor, root: int) -> Callable[[], None]:
+        """Begin a broadcast, and return what waits for its end."""
+        if self._group is None:
+            return lambda: None
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor, options.timeout = root, 0, NEVER
+        return partial(self._finish, self._group.broadcast([tensor], options))
 
     def _finish(self, work: dist.Work) -> None:
         pulse = self._control.pulse
@@ -154,7 +166,7 @@ class GlooGroup:
             raise LinkError(str(error)) from error
 
 
-def _gloo(form: Form, rank: int, size: int, host: str) -> ProcessGroupGloo:
+def _gloo(form: Form, name: str, rank: int, host: str) -> ProcessGroupGloo:
     store_host, _, port = form.store.rpartition(":")
     limit = timedelta(seconds=CONNECT_S)
     store = TCPStore(store_host, int(port), is_master=False, wait_for_workers=False, timeout=limit)
@@ -162,7 +174,23 @@ def _gloo(form: Form, rank: int, size: int, host: str) -> ProcessGroupGloo:
     options._timeout = limit
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     # The prefix is of this generation alone: in another one's, members would find addresses of the dead.
-    return ProcessGroupGloo(PrefixStore(f"g{form.generation}", store), rank, size, options)
+    return ProcessGroupGloo(PrefixStore(f"g{form.generation}-{name}", store), rank, len(form.places), options)
+
+
+def _reach_all(form: Form, rank: int) -> None:
+    """Look whether each other member can be reached.
+
+    A group of gloo that does not come about takes a minute, does not tell why, and may crash its process.
+
+    Raises:
+        LinkError: Names one that cannot be reached.
+    """
+    for place in (it for at, it in enumerate(form.places) if at != rank and it.store):
+        host, _, port = place.store.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), REACH_S).close()
+        except OSError as error:
+            raise LinkError(f"no way to member {place.member} at [{host}]:{port}: {error}") from error
 
 
 def _poll(is_over: Callable[[], bool], control: Control) -> None:
@@ -198,11 +226,11 @@ def _sockets() -> set[str]:
     return found
 
 
-def make_group(form: Form, rank: int, host: str, control: Control) -> Group:
-    """Return the group of a generation.
+def make_group(form: Form, name: str, rank: int, host: str, control: Control) -> Group:
+    """Return a group of a generation.
 
     Raises:
         AbortedError: If the ring is formed anew.
         LinkError: If the members do not meet.
     """
-    return GlooGroup(form, rank, host, control)
+    return GlooGroup(form, name, rank, host, control)

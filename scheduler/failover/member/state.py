@@ -8,16 +8,18 @@ Source: SPEC F8.
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .groups import Group, LinkError
+from .groups import Group, LinkError, keep_for_ever
 
-PIECE_BYTES = 2 << 20  # small, so that one side computes the digest of a piece while the other sends the next
+PIECE_BYTES = 2 << 20  # small, so that both sides compute the digest of a piece while others are under way
+AHEAD = 3  # pieces under way
 
 
 class HasState(Protocol):
@@ -31,9 +33,9 @@ class HasState(Protocol):
 
 
 class Copied(NamedTuple):
-    """What a copy came to."""
+    """What was received."""
 
-    state: Any  # None where this member neither gives nor takes
+    state: Any
     digest: str
 
 
@@ -82,8 +84,8 @@ def load_model(model: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
             tensor.copy_(state[name])
 
 
-def send_state(state: Any, group: Group, root: int) -> Copied:
-    """Give a state to the other members of a group.
+def send_state(state: Any, group: Group, root: int) -> str:
+    """Give a state to the other members of a group, and return its digest.
 
     Raises:
         TypeError: If it holds something that cannot be copied.
@@ -95,20 +97,18 @@ def send_state(state: Any, group: Group, root: int) -> Copied:
     digest = hashlib.sha256(head)
     group.broadcast(torch.tensor([len(head), sum(_bytes(it) for it in tensors)]), root)
     group.broadcast(torch.frombuffer(bytearray(head), dtype=torch.uint8), root)
-    for piece in _pieces(tensors, PIECE_BYTES):
+    for piece in _ahead(_pieces(tensors, PIECE_BYTES), group, root):
         digest.update(piece.numpy().data)
-        group.broadcast(piece, root)
     group.broadcast(torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8), root)
-    return Copied(state, digest.hexdigest())
+    return digest.hexdigest()
 
 
-def receive_state(group: Group, root: int, *, keeps: bool) -> Copied:
-    """Take part in a copy of state.
+def receive_state(group: Group, root: int) -> Copied:
+    """Take a state over.
 
     Args:
-        group: The members that take part.
+        group: The member that gives, and all that take.
         root: Rank of the member that gives.
-        keeps: Whether this member takes the state; if not it lets the pieces pass.
 
     Returns:
         The state, of tensors on the CPU, and its digest.
@@ -123,23 +123,35 @@ def receive_state(group: Group, root: int, *, keeps: bool) -> Copied:
     head = torch.empty(head_bytes, dtype=torch.uint8)
     group.broadcast(head, root)
     digest = hashlib.sha256(head.numpy().data)
-    stream = torch.empty(left if keeps else 0, dtype=torch.uint8)
-    at = 0
-    while left:
-        piece = (
-            stream[at : at + min(left, PIECE_BYTES)]
-            if keeps
-            else torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8)
-        )
-        group.broadcast(piece, root)
+    stream = torch.empty(left, dtype=torch.uint8)
+    for piece in _ahead(iter(stream.split(PIECE_BYTES) if left else ()), group, root):
         digest.update(piece.numpy().data)
-        at, left = at + piece.numel(), left - piece.numel()
     told = torch.empty(digest.digest_size, dtype=torch.uint8)
     group.broadcast(told, root)
     if bytes(told.numpy()) != digest.digest():
         raise LinkError(f"the copied state has SHA-256 {digest.hexdigest()}, and {bytes(told.numpy()).hex()} was sent")
-    state = _unpack(json.loads(bytes(head.numpy())), _Reader(stream)) if keeps else None
-    return Copied(state, digest.hexdigest())
+    return Copied(_unpack(json.loads(bytes(head.numpy())), _Reader(stream)), digest.hexdigest())
+
+
+def _ahead(pieces: Iterator[Tensor], group: Group, root: int) -> Iterator[Tensor]:
+    """Yield each piece once it has been exchanged, while the next ones are under way: the link is never idle."""
+    under_way: deque[tuple[Tensor, Callable[[], None]]] = deque()
+    try:
+        for piece in pieces:
+            under_way.append((piece, group.begin_broadcast(piece, root)))
+            if len(under_way) > AHEAD:
+                done, finish = under_way[0]
+                finish()
+                under_way.popleft()
+                yield done
+        while under_way:
+            done, finish = under_way[0]
+            finish()
+            under_way.popleft()
+            yield done
+    except BaseException:
+        keep_for_ever(under_way)  # the group may still read and write them
+        raise
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,27 +1,16 @@
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .trial import ROOT, Outcome, run_ring
+from .trial import Outcome, run_ring, warm_process
 
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Path]:
     """A process that has imported PyTorch; all members of all rings are forked from it."""
-    with tempfile.TemporaryDirectory(prefix="warm-") as folder:
-        path = Path(folder) / "warm.sock"
-        variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "longshore.scheduler.failover.warm", str(path)], env=variables
-        )
+    with warm_process() as path:
         yield path
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="session")

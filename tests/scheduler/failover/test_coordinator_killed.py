@@ -39,3 +39,22 @@ def test_a_ring_runs_on_while_its_coordinator_is_away(warm: Path, undisturbed: O
     found = run_ring(tmp_path, warm, during=kill)
     assert_as_undisturbed(found, undisturbed)
     assert found.generation() == 1
+
+
+# The first member gives the state and has the store at which the others meet.
+POINTS = ["stopped", "copying", "ready", "going", "running"]
+KILLS = ["formed", *(pytest.param(it, marks=pytest.mark.faults) for it in POINTS)]
+
+
+@pytest.mark.parametrize("at", KILLS)
+def test_the_host_of_the_store_may_be_killed_anywhere_in_a_recovery(
+    at: str, warm: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
+    faults = [
+        {"member": 2, "step": 10, "at": "computing", "do": "KILL"},
+        {"member": 0, "step": 10, "at": at, "do": "KILL"},
+    ]
+    found = run_ring(tmp_path, warm, spares=2, faults=faults)
+    assert_as_undisturbed(found, undisturbed)
+    assert set(found.declared) == {0, 2}
+    assert found.generation() <= 3

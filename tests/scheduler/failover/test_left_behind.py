@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -29,16 +28,13 @@ def test_a_member_that_wakes_up_after_it_was_declared_gone_changes_nothing(warm:
     async def stop(trial: Trial) -> None:
         await trial.reached(25)
         trial.send(0, signal.SIGSTOP)
-        pid = trial.launcher.running[0]
         seen.update(standing(trial))
-        # The launcher would kill it at once: as if it were on another machine, where nobody can.
-        del trial.launcher._running[0]
         await trial.seated(2)
-        os.kill(pid, signal.SIGCONT)
-        await trial.until(lambda: 0 in trial.launcher.exits)
+        trial.send(0, signal.SIGCONT)
+        await trial.until(lambda: 0 in trial.elsewhere.exits)
         seen["after"] = standing(trial)
 
-    found = run_ring(tmp_path, warm, spares=1, steps=120, pause_s=0.1, during=stop, checkpoints=checkpoints)
+    found = run_ring(tmp_path, warm, spares=1, steps=120, pause_s=0.1, during=stop, checkpoints=checkpoints, away=[0])
     assert found.end.outcome == "done"
     assert found.exits[0] == wire.GONE_STATUS
     assert seen["after"] == {"lines": seen["lines"], "files": seen["files"]}

@@ -1,6 +1,7 @@
 """Rings of real processes, on gloo: what goes wrong is real, and so is who finds out."""
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 
@@ -116,6 +117,7 @@ def test_without_a_spare_the_ring_shrinks_and_the_loss_stays_nearly_the_same(war
     shards = {line["member"]: line["it"][3] for line in found.of("step") if line["it"][0] == 20}
     assert shards == {0: [0, 2], 1: [1], 3: [3]}
     assert found.steps() == whole.steps()
+    assert json.loads((tmp_path / "shrunk" / "recoveries.json").read_text())[-1]["members"] == 3
     assert losses(found) == pytest.approx(losses(whole), abs=1e-5)
 
 
@@ -131,6 +133,29 @@ def test_a_ring_all_of_whose_members_are_killed_is_lost(warm: Path, tmp_path: Pa
     found = run_ring(tmp_path, warm, seats=3, spares=1, faults=faults)
     assert found.end.outcome == "lost"
     assert found.exits == {0: -9, 1: -9, 2: -9, 3: 76}
+
+
+@pytest.mark.faults
+def test_a_ring_that_was_lost_goes_on_from_its_checkpoint(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    faults = [{"member": it, "step": 25, "at": "computing", "do": "KILL"} for it in range(4)]
+    lost = run_ring(tmp_path / "lost", warm, faults=faults, checkpoints=checkpoints)
+    assert lost.end.outcome == "lost"
+    found = run_ring(tmp_path / "again", warm, checkpoints=checkpoints)
+    assert found.steps() == list(range(20, 30))
+    assert found.digests() == undisturbed.digests()
+
+
+@pytest.mark.faults
+def test_of_eight_members_all_stop_when_one_is_killed_though_gloo_would_wait(warm: Path, tmp_path: Path) -> None:
+    """Those that are no neighbours of the dead learn of it from the coordinator alone: gloo's own limit is a month."""
+    fault = {"member": 5, "step": 10, "at": "reducing", "do": "KILL"}
+    found = run_ring(tmp_path, warm, seats=8, spares=1, faults=[fault])
+    assert found.end.outcome == "done"
+    assert found.steps() == list(range(30))
+    assert len(found.digests()) == 1
+    assert found.generation() == 2
+    assert 0.0 <= json.loads((tmp_path / "recoveries.json").read_text())[-1]["stop_s"] < 10.0
 
 
 def test_a_member_that_joins_later_makes_the_ring_whole(warm: Path, undisturbed: Outcome, tmp_path: Path) -> None:

@@ -163,6 +163,26 @@ def test_where_most_are_silent_nobody_is_declared_gone_until_they_have_ended_the
     assert ring.order() == [0, -1, -1, -1, 4]
 
 
+def test_sixty_of_a_hundred_that_are_silent_at_once_are_one_alarm() -> None:
+    ring = Ring(100)
+    ring.quiet |= set(range(20, 80))
+    ring.wait(30.0)
+    assert ring.order() == list(range(100))
+    assert len([it for it in ring.rounds.news if it.startswith("alarm")]) == 1
+    ring.quiet.clear()
+    ring.wait(30.0)
+    assert ring.order() == list(range(100))
+
+
+def test_most_that_fall_silent_one_after_the_other_within_a_beat_are_no_fault_of_the_first() -> None:
+    ring = Ring(4)
+    for number in range(4):
+        ring.quiet.add(number)
+        ring.wait(0.3)
+    ring.wait(40.0)
+    assert ring.order() == [0, 1, 2, 3]
+
+
 def test_a_coordinator_that_stood_still_declares_nobody_gone() -> None:
     ring = Ring(4)
     ring.now_s += 100.0

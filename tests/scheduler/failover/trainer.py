@@ -12,12 +12,14 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks import namespaces
 from longshore.ring import Ring
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.member import state
@@ -52,7 +54,8 @@ def say(kind: str, content: object) -> None:
 
 def instrument(ring_step: list[int]) -> None:
     """Make the places known at which something may go wrong."""
-    finish, averaged, ready, broadcast = GlooGroup._finish, Gradients.averaged, Control.ready, GlooGroup.broadcast
+    form, ran = Control.form, Control.ran
+    finish, averaged, ready, broadcast = GlooGroup._finish, Gradients.averaged, Control.ready, GlooGroup.begin_broadcast
 
     def finishing(group: GlooGroup, work: Any) -> None:
         happen("reducing", ring_step[0])
@@ -70,12 +73,27 @@ def instrument(ring_step: list[int]) -> None:
         happen("ready", message.step)
         ready(control, message)
 
-    def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> None:
-        broadcast(group, tensor, root)
-        happen("copying", ring_step[0])
+    def broadcasting(group: GlooGroup, tensor: torch.Tensor, root: int) -> Callable[[], None]:
+        finish = broadcast(group, tensor, root)
+        if tensor.numel() == state.PIECE_BYTES:  # in the middle of it
+            happen("copying", ring_step[0])
+        return finish
 
+    def forming(control: Control) -> wire.Form:
+        if control.generation:
+            happen("stopped", control.step)
+        found = form(control)
+        happen("formed" if found.generation > 1 else "", control.step)
+        return found
+
+    def running(control: Control) -> None:
+        happen("going" if control.generation > 1 else "", control.step - 1)
+        ran(control)
+        happen("running" if control.generation > 1 else "", control.step - 1)
+
+    Control.form, Control.ran = forming, running  # type: ignore[method-assign]
     GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
-    Control.ready, GlooGroup.broadcast = getting_ready, broadcasting  # type: ignore[method-assign, assignment]
+    Control.ready, GlooGroup.begin_broadcast = getting_ready, broadcasting  # type: ignore[method-assign, assignment]
     state.PIECE_BYTES = 1 << 14
 
 
@@ -147,4 +165,5 @@ def main(until: int, pause_s: float, folder: Path | None) -> None:
 
 
 if __name__ == "__main__":
+    namespaces.enter()
     main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -4,12 +4,16 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.namespaces import MANAGER, VARIABLE, Network
 from longshore.scheduler.failover import wire
 from longshore.scheduler.failover.launcher import Launcher, Start
 from longshore.scheduler.failover.settings import Limits, make_ring
@@ -17,6 +21,22 @@ from longshore.scheduler.failover.settings import Limits, make_ring
 ROOT = Path(__file__).absolute().parents[3]
 TRAINER = Path(__file__).with_name("trainer.py")
 LIMIT_S = 120.0  # for anything at all to happen, on a busy machine
+
+
+@contextmanager
+def warm_process() -> Iterator[Path]:
+    """Start a process that members are forked from."""
+    with tempfile.TemporaryDirectory(prefix="warm-") as folder:
+        path = Path(folder) / "warm.sock"
+        variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "longshore.scheduler.failover.warm", str(path)], env=variables
+        )
+        try:
+            yield path
+        finally:
+            process.kill()
+            process.wait()
 
 
 @dataclass
@@ -49,16 +69,22 @@ class Trial:
 
     folder: Path
     launcher: Launcher
+    elsewhere: Launcher  # hears of nothing and tells of nothing, as on a machine that cannot be reached
+    away: frozenset[int]  # members that are started there
     command: tuple[str, ...]
     environment: dict[str, str]
     again: int = 0  # members that are started for those that die
+    network: Network | None = None  # each member runs on the node of its number
     next: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def start(self) -> int:
         number, self.next = self.next, self.next + 1
         log = self.folder / f"member-{number}.log"
-        self.launcher.start(Start(number, self.command, self.environment, self.folder, log, f"node-{number}"))
+        place = {} if self.network is None else {VARIABLE: self.network.name(number)}
+        environment = self.environment | place
+        launcher = self.elsewhere if number in self.away else self.launcher
+        launcher.start(Start(number, self.command, environment, self.folder, log, f"node-{number}"))
         return number
 
     def exited(self, it: Start, status: int) -> None:
@@ -105,7 +131,7 @@ class Trial:
         return answer
 
     def send(self, member: int, number: signal.Signals) -> None:
-        os.kill(self.launcher.running[member], number)
+        os.kill((self.launcher.running | self.elsewhere.running)[member], number)
 
     def kill_coordinator(self) -> None:
         assert self.launcher.coordinator_pid is not None
@@ -132,17 +158,21 @@ def run_ring(
     during: During = nothing,
     limits: Limits | None = None,
     checkpoints: Path | None = None,
+    network: Network | None = None,
+    away: Iterable[int] = (),
     **environment: str,
 ) -> Outcome:
     """Run a ring to its end."""
 
     async def run() -> Outcome:
-        make_ring(folder, seats, limits=limits)
+        make_ring(folder, seats, "127.0.0.1" if network is None else MANAGER, limits)
         variables = {**os.environ, "FAULTS": json.dumps(list(faults)), "OMP_NUM_THREADS": "1", **environment}
         variables["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT}"
         command = (sys.executable, str(TRAINER), str(steps), str(pause_s), *([str(checkpoints)] if checkpoints else []))
-        async with asyncio.timeout(3 * LIMIT_S), Launcher(folder, warm) as launcher:
-            trial = Trial(folder, launcher, command, variables, again)
+        async with (
+            asyncio.timeout(3 * LIMIT_S), Launcher(folder, warm) as launcher, Launcher(folder, warm) as elsewhere
+        ):  # fmt: skip
+            trial = Trial(folder, launcher, elsewhere, frozenset(away), command, variables, again, network)
             launcher.on_exit = trial.exited
             await launcher.start_coordinator()
             await launcher.connect()
@@ -150,7 +180,8 @@ def run_ring(
                 trial.start()
             await during(trial)
             end = await launcher.ended()
+            await trial.until(lambda: not elsewhere.running)
             report = json.loads((folder / "state.json").read_text())
-            return Outcome(end, launcher.exits, launcher.declared, trial.lines(), report)
+            return Outcome(end, launcher.exits | elsewhere.exits, launcher.declared, trial.lines(), report)
 
     return asyncio.run(run())
