@@ -4,14 +4,12 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from ....cluster.files.errors import BackendError
-from ...failover.asking import ask_report, retire
-from ...failover.wire import Report
 from ...files.durable import is_there, read_whole, write_first
 from ...files.processes import boot_id, machine_id
 from ...model.gpu_index import Layout
@@ -23,8 +21,8 @@ from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
 from .rank_logs import read_log_of
 from .reading import proven_gone, read_status
 from .remembered import remembered_in
+from .rings import LocalRings
 from .step_lines import read_told
-from .supervisor.ring_host import RING, members_in
 from .supervisor.spec import encode
 from .supervisor.supervision import SPEC_BYTES, write_exit
 
@@ -35,7 +33,7 @@ class LocalSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class LocalBackend:
+class LocalBackend(LocalRings):
     """Runs each attempt under a supervisor, a process of its own that goes on when the scheduler ends.
 
     All that is known of an attempt is in its folder, so that a fresh object finds the jobs of an earlier one.
@@ -57,7 +55,7 @@ class LocalBackend:
         return cls(folder, layout.nodes)
 
     def __init__(self, folder: Path, nodes: Mapping[str, int], *, machine: str | None = None) -> None:
-        self._folders = Folders(folder)
+        super().__init__(Folders(folder))
         # Elsewhere its attempts would look as if they had never been, or as if the machine had been restarted.
         known_in = f"{machine or machine_id()}/{self._folders.identity()}"
         self.capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=False, known_in=known_in)
@@ -150,24 +148,6 @@ class LocalBackend:
         self._folders.path(name)
         with told_as_backend_error(name), self._folders.open(name) as folder:
             return [] if folder is None else read_told(folder, 0, before)
-
-    def ring(self, name: str) -> Report | None:
-        """Return how the ring of an attempt stands; None of one that has none, or that does not answer at present.
-
-        Raises:
-            BackendError: If that is no name of an attempt.
-        """
-        return ask_report(self._folders.path(name) / RING)
-
-    def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
-        """Let the members on some GPUs leave the ring of an attempt, and say whether it goes on without them.
-
-        Raises:
-            BackendError: If that is no name of an attempt.
-        """
-        folder = self._folders.path(name) / RING
-        members = {it: reason for it, place in enumerate(members_in(folder)) if place in gpus}
-        return bool(members) and retire(folder, members)
 
     def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name.
