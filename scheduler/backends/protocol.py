@@ -120,7 +120,8 @@ class MemberPlace(NamedTuple):
 
     node: str
     gpu: int  # index on the node
-    is_left: bool = False  # all processes there are proven gone, and the ring will start none there any more
+    is_used: bool = True  # a process of the ring is there, or will be
+    is_left: bool = False  # no process of it will be there any more, and all that were are proven gone
 
 
 class Desk(Protocol):

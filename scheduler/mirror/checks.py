@@ -44,8 +44,6 @@ def check_claim(mirror: "ClusterMirror", job: str, gpu: int) -> None:
     state = mirror.sim.state
     if not mirror.has(job) or state.run_place[ROW, mirror.slot(job)] < 0:
         raise PluginError(f"job {job} does not run")
-    if len(mirror.picks(job)) >= mirror.asked(job).gpus:
-        raise PluginError(f"job {job} has all {mirror.asked(job).gpus} GPUs that it asks for")
     if not 0 <= gpu < state.gpu_job.shape[1] or state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
         raise PluginError(f"GPU {gpu} is not free")
 

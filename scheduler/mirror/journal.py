@@ -249,7 +249,6 @@ def _check_known(opening: Opening) -> None:
         len(known.jobs) == len(runs) + len(waits)
         and len(set(held)) == len(held)
         and all(0 <= gpu < gpus for gpu in (*held, *known.down))
-        and all(len(standing.gpus) <= asked.gpus for asked, standing in known.jobs)  # fewer in a ring that shrank
         and all(0.0 < standing.guess_s < np.inf for _, standing in known.jobs)
         and len(set(known.queue)) == len(known.queue)
         and waits.issuperset(known.queue)

@@ -96,7 +96,7 @@ class Service:
         monitor = Monitor(self.backend, kind.name, self.layout, self.node_types, settings.poll_s, leases)
         parts = Parts(
             self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, placer, time.time,
-            this_process(), monitor, settings.limits.gpus, self.room.against_starts,
+            this_process(), monitor, settings.limits.gpus, self.room.against_starts, wake=self.wake,
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
         self.control = Control(self.reconciler)

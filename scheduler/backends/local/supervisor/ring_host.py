@@ -3,7 +3,7 @@
 It keeps `ring/` in the attempt's folder (failover/settings.py), and there
 
 members.json   node, GPU and rank of each member
-places.json    node and GPU of each rank, and whether the ring has left it: its processes are proven gone
+places.json    node and GPU of each rank, whether it is used, and whether it was left: its processes are proven gone
 add-RANK.json  written by the scheduler: a GPU more
 
 A rank's GPU never changes. A rank that was left is never used again. Source: SPEC F8 to F10; docs/decisions/0015.
@@ -50,7 +50,8 @@ class Host:
         self._spec, self._path = spec, path
         self._part = Part({rank: str(it.gpu) for rank, it in enumerate(spec.ranks)}, "127.0.0.1", 0)
         self._ranks: list[int] = []  # of each member
-        self._left: set[int] = set()  # ranks
+        self._unused: set[int] = set()  # ranks on which no process will be started any more
+        self._left: set[int] = set()  # those of them whose processes are proven gone
         self._tasks: set[asyncio.Task[None]] = set()
         self._restarts, self._asked = RESTARTS, False
         self._folder = open_folder(path)
@@ -84,7 +85,8 @@ class Host:
 
     def _write_places(self) -> None:
         """Tell the scheduler which GPUs the ring has, and which it has left."""
-        places = [[it.node, it.gpu, rank in self._left] for rank, it in enumerate(self._spec.ranks)]
+        ranks = enumerate(self._spec.ranks)
+        places = [[it.node, it.gpu, rank not in self._unused, rank in self._left] for rank, it in ranks]
         write_file(Path(self._path) / RING, PLACES, places)
 
     async def _take_in(self) -> None:
@@ -132,6 +134,8 @@ class Host:
 
     async def _leave(self, rank: int) -> None:
         """Leave a rank for good, once all processes of its members are proven gone."""
+        self._unused.add(rank)
+        self._write_places()
         members = [member for member, its in enumerate(self._ranks) if its == rank]
         pids = self._launcher.pids
         log = Path(self._path) / log_name(rank)
@@ -189,10 +193,11 @@ def members_in(ring: Path) -> list[tuple[str, int]]:
         return []
 
 
-def places_in(ring: Path) -> list[tuple[str, int, bool]] | None:
-    """Return node and GPU of each rank of a ring, and whether it was left; None if nobody can tell."""
+def places_in(ring: Path) -> list[tuple[str, int, bool, bool]] | None:
+    """Return node and GPU of each rank of a ring, whether it is used and whether it was left; None if unknown."""
     try:
-        return [(str(node), int(gpu), bool(is_left)) for node, gpu, is_left in json.loads((ring / PLACES).read_bytes())]
+        places = json.loads((ring / PLACES).read_bytes())
+        return [(str(node), int(gpu), bool(is_used), bool(is_left)) for node, gpu, is_used, is_left in places]
     except (OSError, ValueError, TypeError):
         return None
 
