@@ -124,6 +124,10 @@ class Reconciler:
         finally:
             self.parts.placer.end()
 
+    def close_desks(self) -> None:
+        """Let rings do without this scheduler, until it looks again."""
+        self._seating.close()
+
     @property
     def token(self) -> int | None:
         """The token of its lease if it surely leads at this moment, whatever others do; any thread may ask."""

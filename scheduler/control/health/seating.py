@@ -213,15 +213,17 @@ class Seating:
     def _choose(
         self, cache: StateCache, ring: _Ring, places: Sequence[MemberPlace], want: Want, empty: Empty
     ) -> Choice:
-        """Choose among the free GPUs, but for those that the ring has left."""
+        """Choose among the free GPUs; those that the ring has left before come into question if there is no other."""
         parts, job = self._parts, cache.jobs[ring.row.job_id]
         unused = [it for it in places if not it.is_used and parts.layout.has(it.node, it.gpu)]
         without = [parts.layout.number(it.node, it.gpu) for it in unused]
+        free = free_for(cache.mirror, job.id, without)
+        if not free.gpus.size:
+            free = free_for(cache.mirror, job.id)
         with parts.store.read() as tx:
-            records = records_of(tx, job.id)
+            inside = ring_of(cache, job, want, empty, records_of(tx, job.id))
         site = cache.mirror.site
-        inside = ring_of(cache, job, want, empty, records)
-        return choose_for(site.cluster, inside, free_for(cache.mirror, job.id, without), site.rules.replacement)
+        return choose_for(site.cluster, inside, free, site.rules.replacement)
 
     def _give(
         self, cache: StateCache, ring: _Ring, backend: Seats, rank: int, want: Want, choice: Choice, took_s: float,
