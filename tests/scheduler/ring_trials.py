@@ -13,9 +13,10 @@ from longshore.scheduler.failover.wire import Report
 from longshore.scheduler.model.job_id import name_of
 from longshore.scheduler.store.rows.events import EventRow
 from tests.scheduler.test_rings import SCRIPT
-from tests.scheduler.trials import PATIENCE_S, Trial, Way
+from tests.scheduler.trials import Trial, Way
 
 Gpu = tuple[str, int]
+RING_PATIENCE_S = 240.0
 
 
 class RingWay(Way):
@@ -68,6 +69,14 @@ class RingTrial(Trial):
         self.way = RingWay(LocalBackend(self.folder, self.nodes), self.way.broken)
         self.scheduler = self.another()
 
+    def until(self, is_so: Callable[[], object]) -> None:
+        """Let the scheduler look until something has come true; members import PyTorch first."""
+        until_s = time.monotonic() + RING_PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < until_s, "it did not come true"
+            self.tick()
+            time.sleep(0.02)
+
     def submit_ring(self, seats: int, steps: int = 10**6, **spec: object) -> str:
         """Submit a ring of real members."""
         (self.folder / "train.py").write_text(SCRIPT)
@@ -106,7 +115,7 @@ class RingTrial(Trial):
 
     def lose(self, job: str, place: Gpu) -> None:
         """Let the member on a GPU leave for good, though the GPU is well."""
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + RING_PATIENCE_S
         while not self.way.backend.retire(self.name(job), [place], "taken away by the test"):
             assert time.monotonic() < until_s
 

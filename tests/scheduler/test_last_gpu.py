@@ -24,6 +24,7 @@ def test_of_two_rings_that_want_the_last_gpu_one_has_it_and_the_other_shrinks_un
 ) -> None:
     rings = [trial.submit_ring(2), trial.submit_ring(2)]
     for job in rings:
+        trial.runs(job)
         trial.until(lambda job=job: trial.is_settled(job))
     waiting = trial.submit("sleep 1000", gpus=2)
     trial.way.broken = {min(trial.used(job)) for job in rings}  # a GPU of each at once, and one is free

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from longshore.scheduler.files.owner import this_process
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
-from tests.scheduler.ring_trials import RingTrial
+from tests.scheduler.ring_trials import RING_PATIENCE_S, RingTrial
 from tests.scheduler.trials import KilledError
 
 T = TypeVar("T")
@@ -31,7 +31,9 @@ def trial(tmp_path: Path) -> Iterator[RingTrial]:
 class Points:
     """Counts the moments before and after calls that change anything, and does something at one of them."""
 
-    def __init__(self, trial: RingTrial, monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], object]) -> None:
+    def __init__(
+        self, trial: RingTrial, monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], object]
+    ) -> None:
         self._number, self._do, self._real = number, do, trial.store.write
         self.passed, self.is_armed = 0, True
         monkeypatch.setattr(trial.store, "write", self._write)
@@ -70,7 +72,7 @@ def fill(trial: RingTrial, job: str, look: Callable[[], None]) -> None:
         look()
         return trial.is_settled(job)
 
-    until(is_filled)
+    until(is_filled, RING_PATIENCE_S)
 
 
 def test_wherever_a_scheduler_is_killed_the_seat_is_filled_and_no_gpu_is_held_in_vain(

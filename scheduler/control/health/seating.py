@@ -37,7 +37,7 @@ from ...store.monitoring.replacements import (
 )
 from ...store.rows.attempts import AttemptRow
 from ..state_cache import WRITER, Parts, StateCache
-from .vacancies import described, ring_of, words_of_choice
+from .vacancies import Around, described, ring_of, words_of_choice
 
 log = logging.getLogger(__name__)
 
@@ -138,8 +138,7 @@ class Seating:
         if ring.given is None:
             with self._parts.store.read() as tx:
                 ring.given = replacements_of(tx, ring.row.job_id, ring.row.number)
-        first = sum(len(share.gpus) for share in ring.row.placement)
-        for row in ring.given[max(len(places) - first, 0) :]:  # reserved by one that may not have said so
+        for row in self._unseen(ring, places):  # reserved by a scheduler that may not have come to say so
             ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
         self._free_left(cache, ring, places, now_s)
         self._adopt(cache, ring, backend, places, now_s)
@@ -147,14 +146,18 @@ class Seating:
         if want is not None and want.empty and not against:
             self._fill(cache, ring, backend, places, want, now_s)
 
+    def _unseen(self, ring: _Ring, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
+        """Return what is reserved for a ring and not yet seen there."""
+        return [row for row in ring.given or () if row.rank >= len(places)]
+
     def _free_left(self, cache: StateCache, ring: _Ring, places: Sequence[MemberPlace], now_s: float) -> None:
         """Give GPUs to others where no process of a ring is left, and none will be."""
         job, layout = ring.row.job_id, self._parts.layout
         held = cache.mirror.picks(job)
-        left = {(it.node, it.gpu) for it in places if it.is_left} - {
-            (it.node, it.gpu) for it in places if not it.is_left
-        }
-        gone = [it for it in sorted(left) if layout.has(*it) and layout.number(*it) in held]
+        # The ring may have been given a GPU again that it left before: of its ranks there the last one counts.
+        is_left = {(it.node, it.gpu): it.is_left for it in places}
+        is_left |= {(row.node, row.gpu): False for row in self._unseen(ring, places)}
+        gone = [it for it in sorted(is_left) if is_left[it] and layout.has(*it) and layout.number(*it) in held]
         if not gone:
             return
         words = ", ".join(f"GPU {gpu} of {node}" for node, gpu in gone)
@@ -186,10 +189,8 @@ class Seating:
         self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], want: Want, now_s: float
     ) -> None:
         """Give a ring as many free GPUs as it lacks members, one after the other, or say that there are none."""
-        assert ring.given is not None
-        first = sum(len(share.gpus) for share in ring.row.placement)
         seats = stored_or_usual(cache.jobs[ring.row.job_id].spec).seats
-        coming = max(first + len(ring.given) - len(places), 0)
+        coming = len(self._unseen(ring, places))
         missing = seats - sum(it.is_used for it in places) - coming
         for empty in want.empty[: max(missing, 0)]:
             why = self._against_more(ring, seats, now_s)
@@ -198,7 +199,7 @@ class Seating:
             if choice.gpu < 0:
                 self._refuse(cache, ring, want, why or "no free GPU suits it", now_s)
                 return
-            rank, took_s = max(len(places), first + len(ring.given)), time.perf_counter() - began_s
+            rank, took_s = len(places) + len(self._unseen(ring, places)), time.perf_counter() - began_s
             self._give(cache, ring, backend, rank, want, choice, took_s, now_s)
 
     def _against_more(self, ring: _Ring, seats: int, now_s: float) -> str:
@@ -220,8 +221,9 @@ class Seating:
         free = free_for(cache.mirror, job.id, without)
         if not free.gpus.size:
             free = free_for(cache.mirror, job.id)
+        around = Around(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, stored_or_usual(job.spec))
         with parts.store.read() as tx:
-            inside = ring_of(cache, job, want, empty, records_of(tx, job.id))
+            inside = ring_of(around, want, empty, records_of(tx, job.id))
         site = cache.mirror.site
         return choose_for(site.cluster, inside, free, site.rules.replacement)
 

@@ -4,60 +4,67 @@ Source: SPEC F2, F3, F6, F7.
 """
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ...failover.wire import Empty, Want
+from ...mirror.cluster_mirror import ClusterMirror
 from ...mirror.vacant_seats import Choice, Considered, Ring
 from ...model.gpu_index import Layout
-from ...model.job import JobRow
-from ...model.stored_spec import stored_or_usual
+from ...model.job_spec import StoredJob
 from ...store.monitoring.compute_records import ComputeRecord
-from ..state_cache import StateCache
 
 MOST_KEPT = 64  # candidates of one choice that are kept, the best ones
 
 
-def ring_of(cache: StateCache, job: JobRow, want: Want, empty: Empty, records: Iterable[ComputeRecord]) -> Ring:
+class Around(NamedTuple):
+    """What is known of a ring's job and of the cluster that it runs on."""
+
+    mirror: ClusterMirror
+    layout: Layout
+    kinds: Mapping[str, str]  # node type of each node
+    job: str
+    spec: StoredJob
+
+
+def ring_of(around: Around, want: Want, empty: Empty, records: Iterable[ComputeRecord]) -> Ring:
     """Return a ring with one of its empty seats, from what its coordinator says and what is recorded of the job.
 
     What a coordinator says comes from processes of the job, which may say anything.
 
     Args:
-        cache: What the scheduler knows.
-        job: Whose ring it is.
+        around: What is known beside.
         want: What its coordinator said last.
         empty: The seat.
         records: Computing times of the job; where there are none, those of the living members count.
     """
-    cluster = cache.mirror.site.cluster
-    number = {node: at for at, node in enumerate(cache.parts.layout.nodes)}
+    site, spec = around.mirror.site, around.spec
+    number = {node: at for at, node in enumerate(around.layout.nodes)}
     nodes = [number.get(want.nodes.get(str(member), ""), -1) for member in want.order]
     gap = want.order.index(empty.before) + 1 if empty.before in want.order else 0
     told_s = {at: time_s for at, it in enumerate(want.order) if (time_s := want.compute_s.get(str(it), 0.0)) > 0.0}
-    recorded = _recorded(cache, records)
+    recorded = _recorded(around, records)
     if -1 in nodes:  # a member that says it is somewhere else
-        held = sorted(cache.mirror.picks(job.id))
-        nodes, gap = [int(cluster.gpu_node[gpu]) for gpu in held], len(held)
+        held = sorted(around.mirror.picks(around.job))
+        nodes, gap = [int(site.cluster.gpu_node[gpu]) for gpu in held], len(held)
     elif not recorded:
-        recorded = _means((int(cluster.node_type[nodes[at]]), time_s) for at, time_s in told_s.items())
-    spec = stored_or_usual(job.spec)
+        recorded = _means((int(site.cluster.node_type[nodes[at]]), time_s) for at, time_s in told_s.items())
     return Ring(
         nodes=nodes,
         gap=gap,
         seats=len(want.order) + len(want.empty),
         compute_s=max(told_s.values(), default=0.0),
         average_s=max(want.step_s, 0.0),
-        volume_bytes=float(spec.parameter_bytes) if cache.mirror.site.rules.ring else 0.0,
+        volume_bytes=float(spec.parameter_bytes) if site.rules.ring else 0.0,
         demand_flops=math.nan if spec.iteration_flops is None else float(spec.iteration_flops),
         recorded_s=recorded,
     )
 
 
-def _recorded(cache: StateCache, records: Iterable[ComputeRecord]) -> dict[int, float]:
+def _recorded(around: Around, records: Iterable[ComputeRecord]) -> dict[int, float]:
     """Return the mean computing time by number of the node type, of those types that the cluster has."""
-    node_type, names = cache.mirror.site.cluster.node_type, cache.parts.monitor.fleet.types
-    type_of = {names.get(node, ""): int(node_type[at]) for at, node in enumerate(cache.parts.layout.nodes)}
+    node_type = around.mirror.site.cluster.node_type
+    type_of = {around.kinds.get(node, ""): int(node_type[at]) for at, node in enumerate(around.layout.nodes)}
     return {type_of[it.kind]: it.mean_s for it in records if it.kind in type_of and it.mean_s > 0.0}
 
 
