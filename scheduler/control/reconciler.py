@@ -124,6 +124,11 @@ class Reconciler:
         finally:
             self.parts.placer.end()
 
+    def warm_up(self) -> None:
+        """Load and compile what decisions need, before there are any."""
+        self.parts.placer.warm_up(self.parts.site)
+        self._seating.warm_up()
+
     def close_desks(self) -> None:
         """Let rings do without this scheduler, until it looks again."""
         self._seating.close()

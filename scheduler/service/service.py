@@ -140,7 +140,7 @@ class Service:
             PluginError: If the policy cannot be loaded.
             StoreError: If the store does not answer.
         """
-        self.reconciler.parts.placer.warm_up(self.reconciler.parts.site)
+        self.reconciler.warm_up()
         try:
             leads = self.reconciler.tick()
         except LongshoreError:

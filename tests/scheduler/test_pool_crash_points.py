@@ -1,12 +1,14 @@
 """A scheduler that is killed, or overtaken, at any point of filling a seat: the ring holds just what it uses."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from sqlalchemy import Connection
 
+from longshore.scheduler.control.reconciler import Reconciler
 from longshore.scheduler.files.owner import this_process
 from longshore.scheduler.model.states import Desired, JobState
 from tests.scheduler.backends.attempts import end_all, until
@@ -108,6 +110,13 @@ def look_or_die(trial: RingTrial) -> None:
         trial.crash()
 
 
+def look_both(points: Points, slow: Reconciler, fast: Reconciler) -> None:
+    """Let the slow one look, and the other one if it has overtaken it."""
+    slow.tick()
+    if not points.is_armed:
+        fast.tick()
+
+
 def test_a_scheduler_that_another_overtakes_at_any_point_gives_nothing_away_any_more(
     trial: RingTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,13 +129,7 @@ def test_a_scheduler_that_another_overtakes_at_any_point_gives_nothing_away_any_
         slow, fast = trial.scheduler, trial.another(this_process())
         with monkeypatch.context() as patch:
             points = Points(trial, patch, number, fast.tick)
-
-            def look(points: Points = points) -> None:
-                slow.tick()
-                if not points.is_armed:
-                    fast.tick()
-
-            fill(trial, job, look)
+            fill(trial, job, partial(look_both, points, slow, fast))
         passed = points.passed
         slow.close_desks()
         trial.scheduler = fast if not points.is_armed else slow

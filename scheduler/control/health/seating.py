@@ -79,6 +79,11 @@ class Seating:
         self._rings: dict[str, _Ring] = {}  # by job
         self._cache: StateCache | None = None
 
+    def warm_up(self) -> None:
+        """Let what a choice needs be compiled before there is a fault: a ring waits for it."""
+        if self._backend is not None:
+            warm_up(self._parts.site.cluster)
+
     def look(self, cache: StateCache, against: str, now_s: float) -> None:
         """Free what rings have left, and fill their empty seats.
 
@@ -119,7 +124,6 @@ class Seating:
                 self._rings.pop(job).desk.close()
         for job, row in running.items():
             if job not in self._rings:
-                warm_up(cache.mirror.site.cluster)
                 name = name_of(row.job_id, row.number)
                 try:
                     self._rings[job] = _Ring(row, ask(partial(backend.desk, name, self._parts.wake)))
