@@ -10,7 +10,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from longshore.cluster.model.scenarios import ORDERS, PER_JOB
 from longshore.cluster.presets.hetero64 import Site as Preset
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.handling import detection, growth
+from longshore.cluster.simulator.handling.seats import find_replacement
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.holding import held_gpus
 from longshore.cluster.state.state import Simulation
@@ -54,17 +57,18 @@ class Watcher:
 
     def __init__(self, most: int) -> None:
         self.most, self.compared, self.equal, self.filled = most, 0, 0, 0
-        self._theirs = detection.find_replacement
+        self._patches = ExitStack()
 
     def __enter__(self) -> "Watcher":
-        detection.find_replacement = growth.find_replacement = self._find  # type: ignore[assignment]
+        for module in (detection, growth):
+            self._patches.enter_context(patch.object(module, "find_replacement", self._find))
         return self
 
     def __exit__(self, *_: object) -> None:
-        detection.find_replacement = growth.find_replacement = self._theirs
+        self._patches.close()
 
     def _find(self, sim: Simulation, row: int, job: int, place: int) -> int:
-        found = int(self._theirs(sim, row, job, place))
+        found = int(find_replacement(sim, row, job, place))
         self.compared += 1
         self.equal += found == live_choice(sim, job, place)
         self.filled += found >= 0

@@ -15,6 +15,8 @@ from tests.scheduler.backends.attempts import end_all, until
 from tests.scheduler.ring_trials import RING_PATIENCE_S, RingTrial
 from tests.scheduler.trials import KilledError
 
+pytestmark = pytest.mark.faults  # minutes
+
 T = TypeVar("T")
 NODES = {"a": 4, "b": 2}
 CHANGING = ("write", "retire", "desk", "add")

@@ -71,7 +71,7 @@ class LocalRings:
             BackendError: If that cannot be written down, there is no such ring, or the rank is another GPU's.
         """
         with told_as_backend_error(name), self._folders.open(name) as folder:
-            content = json.dumps([node, gpu]).encode()
+            content = json.dumps([[node, gpu]]).encode()
             if folder is None:
                 raise BackendError(f"{name} is not there, so its ring cannot have GPU {gpu} of {node}")
             inside = self._open_ring(folder, name)

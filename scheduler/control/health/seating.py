@@ -20,7 +20,7 @@ from ...mirror.vacant_seats import Choice, choose_for, free_for, warm_up
 from ...model.event import NewEvent
 from ...model.job_id import name_of
 from ...model.states import AttemptState
-from ...model.stored_spec import stored_or_usual
+from ...model.stored_spec import is_switching, stored_or_usual
 from ...store.database.errors import TakenError
 from ...store.monitoring.compute_records import records_of
 from ...store.monitoring.replacements import (
@@ -133,7 +133,7 @@ class Seating:
     def _is_ring(self, cache: StateCache, row: AttemptRow) -> bool:
         job = cache.jobs.get(row.job_id)
         runs = row.state is AttemptState.RUNNING and row.backend == self._parts.backend_name
-        return runs and job is not None and cache.mirror.has(job.id) and stored_or_usual(job.spec).seats > 0
+        return runs and job is not None and cache.mirror.has(job.id) and is_switching(job.spec)
 
     def _look_at(self, cache: StateCache, ring: _Ring, backend: Seats, against: str, now_s: float) -> None:
         places = ask(partial(backend.places, ring.name))
@@ -187,7 +187,8 @@ class Seating:
             except TakenError:
                 log.error("ring of job %s: GPU %d of %s is another job's", ring.row.job_id, it.gpu, it.node)
                 ask(partial(backend.retire, ring.name, [(it.node, it.gpu)], ANOTHERS))
-            cache.is_torn = True  # the store is read anew
+            else:
+                cache.is_torn = True  # the store is read anew
 
     def _fill(
         self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], want: Want, now_s: float

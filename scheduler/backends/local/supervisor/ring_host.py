@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from ....failover.launcher import Launcher, Start, python_arguments
 from ....failover.settings import make_ring, write_file
@@ -35,7 +36,7 @@ RESTARTS = 3  # of members that died on GPUs that nobody has called faulty, besi
 RESTART_STATUS = 77  # of a member whose process is to start anew (failover/wire.py)
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
 TEND_S, LOOK_S = 1.0, 0.05  # between two looks at logs, and at GPUs that come
-_SPEC_BYTES = 4 << 20
+_SPEC_BYTES, _FILE_BYTES = 4 << 20, 4 << 20
 
 
 class Host:
@@ -187,19 +188,13 @@ class Host:
 
 def members_in(ring: Path) -> list[tuple[str, int]]:
     """Return node and GPU of each member that was ever started in a ring, by its number; none if nobody can tell."""
-    try:
-        return [(str(node), int(gpu)) for node, gpu, _ in json.loads((ring / MEMBERS).read_bytes())]
-    except (OSError, ValueError, TypeError):
-        return []
+    return [] if (rows := _rows_in(ring, MEMBERS, 3)) is None else [(node, gpu) for node, gpu, *_ in rows]
 
 
 def places_in(ring: Path) -> list[tuple[str, int, bool, bool]] | None:
     """Return node and GPU of each rank of a ring, whether it is used and whether it was left; None if unknown."""
-    try:
-        places = json.loads((ring / PLACES).read_bytes())
-        return [(str(node), int(gpu), bool(is_used), bool(is_left)) for node, gpu, is_used, is_left in places]
-    except (OSError, ValueError, TypeError):
-        return None
+    rows = _rows_in(ring, PLACES, 4)
+    return None if rows is None else [(node, gpu, bool(used), bool(left)) for node, gpu, used, left in rows]
 
 
 def add_name(rank: int) -> str:
@@ -209,11 +204,27 @@ def add_name(rank: int) -> str:
 
 def read_place(ring: Path, rank: int) -> tuple[str, int] | None:
     """Return node and GPU of a rank that the scheduler adds, None if it does not."""
+    rows = _rows_in(ring, add_name(rank), 2)
+    return (rows[0][0], rows[0][1]) if rows else None
+
+
+def _rows_in(ring: Path, name: str, length: int) -> list[Any] | None:
+    """Return rows that begin with a node and a GPU, from a file that any job may have put there; None if it has none.
+
+    Another kind of file, such as a pipe, is not read.
+    """
     try:
-        node, gpu = json.loads((ring / add_name(rank)).read_bytes())
-        return str(node), int(gpu)
-    except (OSError, ValueError, TypeError):
+        folder = open_folder(str(ring))
+        try:
+            rows = json.loads(read_whole(folder, name, _FILE_BYTES))
+        finally:
+            os.close(folder)
+    except (OSError, ValueError, RecursionError):
         return None
+    are_sound = isinstance(rows, list) and all(
+        isinstance(it, list) and len(it) == length and isinstance(it[0], str) and type(it[1]) is int for it in rows
+    )
+    return rows if are_sound else None
 
 
 def main(path: str) -> int:
