@@ -58,6 +58,7 @@ class Watcher:
     def __init__(self, most: int) -> None:
         self.most, self.compared, self.equal, self.filled = most, 0, 0, 0
         self._patches = ExitStack()
+        self._mirror: tuple[Simulation, ClusterMirror] | None = None  # of the present simulation
 
     def __enter__(self) -> "Watcher":
         for module in (detection, growth):
@@ -70,16 +71,19 @@ class Watcher:
     def _find(self, sim: Simulation, row: int, job: int, place: int) -> int:
         found = int(find_replacement(sim, row, job, place))
         self.compared += 1
-        self.equal += found == live_choice(sim, job, place)
+        if self._mirror is None or self._mirror[0] is not sim:
+            self._mirror = sim, mirror_of(sim)
+        snapshot_of(sim).copy_into(self._mirror[1].sim)
+        self.equal += found == live_choice(self._mirror[1], sim, job, place)
         self.filled += found >= 0
         if self.compared >= self.most:
             raise _Enough
         return found
 
 
-def live_choice(sim: Simulation, job: int, place: int) -> int:
+def live_choice(mirror: ClusterMirror, sim: Simulation, job: int, place: int) -> int:
     """Return the GPU that the live scheduler would give to a ring, -1 for none; as `find_replacement` takes it."""
-    mirror, layout, kinds = _mirror_of(sim), _layout_of(sim), _kinds_of(sim)
+    layout, kinds = _layout_of(sim), _kinds_of(sim)
     name, of = str(job), sim.scenarios
     spec = stored_job({"command": ["true"], "parameter_bytes": float(of.parameter_bytes[0, job])})
     want = _want_of(sim, job, place)
@@ -96,14 +100,17 @@ def _kinds_of(sim: Simulation) -> dict[str, str]:
     return {f"n{node}": f"type {kind}" for node, kind in enumerate(sim.cluster.node_type.tolist())}
 
 
-def _mirror_of(sim: Simulation) -> ClusterMirror:
+def mirror_of(sim: Simulation) -> ClusterMirror:
     """Return what a live scheduler knows of a cluster in the state of a simulation."""
+    return ClusterMirror.of(snapshot_of(sim))
+
+
+def snapshot_of(sim: Simulation) -> Snapshot:
+    """Return the state of a simulation as a live cluster's."""
     site = Site(sim.cluster, sim.rules, sim.process, sim.scenarios.hazard_per_s[0])
-    jobs = sim.scenarios.gpus.shape[1]
-    scenarios = {name: getattr(sim.scenarios, name).copy() for name in ("jobs", *PER_JOB)}
-    state = {name: array.copy() for name, array in sim.state._asdict().items()}
-    names = [str(job) for job in range(jobs)]
-    return ClusterMirror.of(Snapshot(site, names, [()], {name: at for at, name in enumerate(names)}, scenarios, state))
+    names = [str(job) for job in range(sim.scenarios.gpus.shape[1])]
+    scenarios = {name: getattr(sim.scenarios, name) for name in ("jobs", *PER_JOB)}
+    return Snapshot(site, names, [()], {name: at for at, name in enumerate(names)}, scenarios, sim.state._asdict())
 
 
 def _seats(sim: Simulation, job: int, place: int) -> int:

@@ -1,6 +1,7 @@
 """Two rings that want the last free GPU, and what comes before whom when one is free again."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_of_two_rings_that_want_the_last_gpu_one_has_it_and_the_other_shrinks_un
     rings = [trial.submit_ring(2), trial.submit_ring(2)]
     for job in rings:
         trial.runs(job)
-        trial.until(lambda job=job: trial.is_settled(job))
+        trial.until(partial(trial.is_settled, job))
     waiting = trial.submit("sleep 1000", gpus=2)
     trial.way.broken = {min(trial.used(job)) for job in rings}  # a GPU of each at once, and one is free
     trial.until(lambda: all(not trial.holds(job) & trial.way.broken for job in rings))
