@@ -6,12 +6,14 @@ from .copying import measure_copies
 from .harness import Row, main
 from .random_rings import RINGS, measure_choices
 from .rings import measure_recoveries
+from .seat_twin import measure_twin
 
 
 def measure() -> Iterator[Row]:
     """Choose, switch, and yield what came of it."""
     yield Row("random rings", RINGS, "rings")
     yield from measure_choices()
+    yield from measure_twin()
     yield from measure_recoveries()
     yield from measure_copies()
 

@@ -149,9 +149,12 @@ def fill_pool(sim: Simulation, row: int) -> None:
 
 @kernel
 def claim_gpu(sim: Simulation, row: int, job: int, gpu: int) -> None:
-    """Give a running job an idle GPU more, of the pool or not."""
+    """Give a running job an idle GPU more, of the pool or not.
+
+    A real cluster, whose jobs hold on to GPUs by no rule of the simulation, has no pool.
+    """
     state, node = sim.state, sim.cluster.gpu_node[gpu]
-    if state.spare[row, gpu] == 1:
+    if holds_on(sim) and state.spare[row, gpu] == 1:
         _count_up(sim, row, node, 1)
         state.gpu_down[row, gpu] -= 1
     else:
@@ -182,8 +185,9 @@ def vacate_gpu(sim: Simulation, row: int, gpu: int) -> None:
     """Let a GPU serve no job: it is free unless a fault holds it down, or goes back to the pool."""
     state = sim.state
     state.gpu_job[row, gpu] = -1
-    state.died[row, gpu] = 0
-    if state.spare[row, gpu] == 1:
+    if holds_on(sim):
+        state.died[row, gpu] = 0
+    if holds_on(sim) and state.spare[row, gpu] == 1:
         _hold_in_pool(sim, row, gpu)
     elif state.gpu_down[row, gpu] == 0:
         _count_free(sim, row, sim.cluster.gpu_node[gpu], 1)

@@ -1,6 +1,6 @@
 """Which GPU takes the seat of one that failed in a ring.
 
-The simulator and the live scheduler are to call the same functions. Source: SPEC F6, F7.
+The simulator and the live scheduler call the same functions. Source: SPEC F6, F7.
 """
 
 import math
@@ -65,6 +65,15 @@ def compute_times_s(
     times_s = (np.where(missing, demand / peak_flops, recorded_s) for demand in (usual, most))
     usual_s, sure_s = (np.where(np.isnan(it), np.inf, it) for it in times_s)
     return usual_s, sure_s
+
+
+def typical_flops(records: Sequence[tuple[float, float]]) -> float:
+    """Return the FLOPs of an iteration that nobody has told: what training typically reaches on the recorded types.
+
+    Args:
+        records: As `compute_times_s` takes them; nan if there are none.
+    """
+    return TYPICAL_EFFICIENCY * median(compute_s * peak for compute_s, peak in records) if records else math.nan
 
 
 @kernel

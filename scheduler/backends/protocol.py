@@ -4,12 +4,12 @@ Source: SPEC R8, F1, K6; every call has a deadline of its own, and an exception 
 never that a job is gone.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ...cluster.files.errors import BackendError
-from ..failover.wire import Report
+from ..failover.wire import Coming, NoneComing, Report, Want
 from ..model.placement import Placement as Placement
 from ..model.placement import Share as Share
 from ..model.run import RankEnd as RankEnd
@@ -115,6 +115,32 @@ class WritesSteps(Protocol):
         ...
 
 
+class MemberPlace(NamedTuple):
+    """A GPU that a ring was given, at its start or later."""
+
+    node: str
+    gpu: int  # index on the node
+    is_used: bool = True  # a process of the ring is there, or will be
+    is_left: bool = False  # no process of it will be there any more, and all that were are proven gone
+
+
+class Desk(Protocol):
+    """Where the members come from that a ring lacks: what its coordinator says, and what it is told."""
+
+    @property
+    def want(self) -> Want | None:
+        """What the coordinator said last of empty seats; None if nobody knows, or if the ring is over."""
+        ...
+
+    def say(self, message: Coming | NoneComing) -> bool:
+        """Tell the coordinator whether somebody comes, and return whether it could be told."""
+        ...
+
+    def close(self) -> None:
+        """Let the ring do without."""
+        ...
+
+
 @runtime_checkable
 class Seats(Protocol):
     """What a backend may do as well: let the ring of an attempt go on without members that fail.
@@ -144,6 +170,40 @@ class Seats(Protocol):
 
         Raises:
             BackendError: If that cannot be seen.
+        """
+        ...
+
+    def desk(self, name: str, wake: Callable[[], object]) -> Desk:
+        """Return a desk for the ring of an attempt; there is one at a time, and it hears as long as the ring lives.
+
+        Args:
+            name: Of the attempt.
+            wake: Called from any thread when there is something new to look at.
+
+        Raises:
+            BackendError: If that is no name of an attempt.
+        """
+        ...
+
+    def places(self, name: str) -> Sequence[MemberPlace] | None:
+        """Return all GPUs that the ring of an attempt was ever given, by rank; None if that cannot be told yet.
+
+        Raises:
+            BackendError: If it cannot be seen.
+        """
+        ...
+
+    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
+        """Let a ring have one GPU more, on which it starts a member; again, it does nothing.
+
+        Args:
+            name: Of the attempt.
+            rank: Of the process there, by which it is known from then on: behind all that the ring was given before.
+            node: Of the GPU.
+            gpu: Index on the node.
+
+        Raises:
+            BackendError: If it is not known whether that comes to be, or the rank is another GPU's.
         """
         ...
 

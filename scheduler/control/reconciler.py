@@ -23,6 +23,7 @@ from ..store.rows.reservations import held_gpus
 from .admission import admit, give_places
 from .attempt_driver import settle
 from .external_jobs import DISCARD_S, ExternalJobs
+from .health.seating import Seating
 from .job_errors import JobErrors, SpoiledError
 from .quarantine import hold_failing
 from .state_cache import Parts, StateCache
@@ -67,6 +68,7 @@ class Reconciler:
         self._watched, self._watched_s = NEVER, 0.0  # another one's lease, and since when it has not been renewed
         self._external_jobs = ExternalJobs(parts, discard_s=times.discard_s)
         self.errors = JobErrors()
+        self._seating = Seating(parts)
         self.unknown_attempts = UnknownAttempts(parts, look_s=times.look_s, find_again_s=times.find_again_s)
         self.is_behind = False  # jobs may be due that the last tick had no time for
         self.held_back = ""  # why none of the jobs that are due may start, "" if they may; any thread may read it
@@ -89,6 +91,7 @@ class Reconciler:
                     break
         except FencedError as error:
             log.warning("%s; this one no longer leads", error)
+            self._seating.close()
             self.cache, self._fence, self.is_behind, self.held_back = None, None, False, ""
             self.errors = JobErrors()  # another one handles the jobs now
         except (StaleWriteError, TakenError) as error:
@@ -114,11 +117,21 @@ class Reconciler:
     def close(self) -> None:
         """Let another scheduler lead at once; jobs run on."""
         fence, self._fence = self._fence, None  # first: from here on no lease of a node is granted
+        self._seating.close()
         try:
             if fence is not None:
                 self.parts.store.write(lambda tx: give_up(tx, SCHEDULER, fence))
         finally:
             self.parts.placer.end()
+
+    def warm_up(self) -> None:
+        """Load and compile what decisions need, before there are any."""
+        self.parts.placer.warm_up(self.parts.site)
+        self._seating.warm_up()
+
+    def close_desks(self) -> None:
+        """Let rings do without this scheduler, until it looks again."""
+        self._seating.close()
 
     @property
     def token(self) -> int | None:
@@ -184,11 +197,13 @@ class Reconciler:
         self._look_at_nodes(cache, now_s)
         hold_failing(cache, now_s)
         settle(cache, now_s)
+        against = self._against_starts(cache)
+        self._seating.look(cache, against, now_s)
         admit(cache, now_s)
         if cache.mirror.ages_by(now_s):
             cache.happens(now_s)
         if cache.happened(now_s) or self.is_behind or self.held_back:
-            self.held_back = self.unknown_attempts.against_starts(cache.fence) or self.parts.against_starts()
+            self.held_back = against
             if self.held_back:
                 self.is_behind = False
             else:
@@ -203,6 +218,10 @@ class Reconciler:
         parts.checks.hurry(parts.store, cache.jobs, health, cache.fence, now_s)
         unfit = [parts.layout.number(*it) for it in parts.checks.resting(parts.layout.nodes, now_s)]
         cache.keep_out(health.without((*self.unknown_attempts.look(cache.fence, now_s), *unfit)), now_s)
+
+    def _against_starts(self, cache: StateCache) -> str:
+        """Return why no GPU may be given away now, "" if they may."""
+        return self.unknown_attempts.against_starts(cache.fence) or self.parts.against_starts()
 
     def _place(self, cache: StateCache, now_s: float) -> None:
         """Decide about the jobs that are due now, reserve the GPUs in one transaction, and launch."""

@@ -4,7 +4,7 @@ Policies reckon with these numbers, and with one that is none they would reckon 
 comes out is finite.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 
@@ -14,8 +14,9 @@ from ..mirror.standing import Asked, Known, Standing
 from ..model.gpu_index import Layout
 from ..model.job import JobRow
 from ..model.job_spec import LEAST_S, StoredJob
+from ..model.placement import ReservationRow, Share
 from ..model.states import OPEN_ATTEMPTS
-from ..model.stored_spec import has_needs, is_shaped, stored_job, stored_or_usual
+from ..model.stored_spec import has_needs, is_shaped, is_switching, stored_job, stored_or_usual
 from ..model.tries import Tries
 from ..rules.job_step import may_enter
 from ..rules.quota import Quota
@@ -117,6 +118,25 @@ def goes_first(row: JobRow) -> bool:
     One that its owner held or had tried again does not: else anybody could get to the head of the queue so.
     """
     return row.not_before_s > 0.0
+
+
+def as_held(
+    jobs: Sequence[JobRow], attempts: Mapping[str, AttemptRow], held: Iterable[ReservationRow]
+) -> dict[str, AttemptRow]:
+    """Return attempts with the GPUs that they hold now: a ring gives some up and gets others while it runs.
+
+    Args:
+        jobs: Whose attempts.
+        attempts: By job, with the GPUs that they began with.
+        held: All GPUs that are reserved.
+    """
+    rings = {row.id for row in jobs if is_switching(row.spec)} & attempts.keys()
+    gpus: dict[str, dict[str, list[int]]] = {job: {} for job in rings}
+    for it in held:  # by node and index
+        if it.job_id in rings and it.number == attempts[it.job_id].number:
+            gpus[it.job_id].setdefault(it.node, []).append(it.gpu)
+    shares = {job: tuple(Share(node, tuple(its)) for node, its in nodes.items()) for job, nodes in gpus.items()}
+    return {job: row._replace(placement=shares[job]) if shares.get(job) else row for job, row in attempts.items()}
 
 
 def known_of(

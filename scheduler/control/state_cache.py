@@ -45,7 +45,7 @@ from ..store.trial import try_out
 from .checks.node_checks import NodeChecks
 from .job_errors import OF_NO_JOB, JobErrors, SpoiledError
 from .launches import Launches
-from .rehydrate import estimate_of, form_of, known_of
+from .rehydrate import as_held, estimate_of, form_of, known_of
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class Parts:
     # Runs the checks that may clear a node, or a GPU of it, of quarantine: passed, and evidence. None without checks.
     check_place: Callable[[str, int | None], tuple[bool, str]] | None = None
     checks: NodeChecks = field(default_factory=NodeChecks)  # before jobs start, and after they end
+    wake: Callable[[], None] = lambda: None  # lets the scheduler look at once; any thread may call it
 
 
 class StateCache:
@@ -105,7 +106,7 @@ class StateCache:
         errors.keep({*self.jobs, *self.attempts})
         ready = [row for row in rows if row.id in self.attempts or not errors.rests(row.id, now_s)]
         known = known_of(
-            ready, self.attempts, parts.layout, (), now_s, parts.gpus_per_user,
+            ready, as_held(rows, self.attempts, held), parts.layout, (), now_s, parts.gpus_per_user,
             lambda job: errors.about(job, now_s, lambda: None),
         )  # fmt: skip
         self.is_torn = False  # what stands in the arrays is less than what could

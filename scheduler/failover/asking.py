@@ -1,18 +1,25 @@
-"""Words with the coordinator of a ring, for somebody who waits for the answer.
+"""Words with the coordinator of a ring, from a process that is none of the ring.
 
 Source: SPEC F8 to F10.
 """
 
+import contextlib
 import json
+import logging
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .settings import STATE, read_settings
-from .wire import Hello, Lines, Message, Report, Retire, WireError, encode
+from .wire import End, Hello, Lines, Message, Report, Retire, Want, WireError, encode
+
+log = logging.getLogger(__name__)
 
 WITHIN_S = 0.5
+RETRY_S = 0.2  # until a desk connects again
+LOOK_S = 0.05  # between two looks of a desk at the file that it watches
 
 
 def ask_report(folder: Path) -> Report | None:
@@ -43,17 +50,122 @@ def retire(folder: Path, members: Mapping[int, str]) -> bool:
     raise TimeoutError(f"the coordinator of {folder} does not answer")
 
 
+class RingDesk:
+    """A connection to the coordinator of a ring, as its desk: it hears which seats are empty, and says who comes.
+
+    It connects again whenever the coordinator was started again. A thread of its own listens.
+
+    Args:
+        folder: Of the ring; it may not be there yet.
+        wake: Called when something is new, from that thread.
+        watched: A file whose change is something new too, while a seat is empty.
+    """
+
+    def __init__(self, folder: Path, wake: Callable[[], object], watched: Path) -> None:
+        self._folder, self._wake, self._watched = folder, wake, watched
+        self._want: Want | None = None
+        self._connection: socket.socket | None = None
+        self._closed = threading.Event()
+        self._seen_ns = 0
+        self._thread = threading.Thread(target=self._run, name=f"desk of {folder.parent.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def want(self) -> Want | None:
+        """What the coordinator said last of its empty seats; None while nobody knows, or once the ring is over."""
+        return self._want
+
+    def say(self, message: Message) -> bool:
+        """Say something to the coordinator; return whether it was sent."""
+        connection = self._connection
+        try:
+            if connection is None:
+                return False
+            connection.sendall(encode(message))
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let the coordinator do without a desk."""
+        self._closed.set()
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._listen()
+            except (OSError, ValueError, KeyError, TypeError, WireError) as error:
+                log.debug("desk of %s: %s", self._folder, error)
+            self._connection, self._want = None, None
+            self._closed.wait(RETRY_S)
+
+    def _listen(self) -> None:
+        """Hear what the coordinator says until the connection ends."""
+        with _connected(self._folder, "desk") as connection:
+            self._connection = connection
+            lines = Lines()
+            while not self._closed.is_set():
+                connection.settimeout(LOOK_S if self._want is not None and self._want.empty else WITHIN_S)
+                try:
+                    data = connection.recv(1 << 16)
+                except TimeoutError:
+                    self._watch()
+                    continue
+                if not data:
+                    return
+                for message in lines.feed(data):
+                    self._hear(message)
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Want):
+            self._want = message
+            self._wake()
+        elif isinstance(message, End):
+            self._want = None
+
+    def _watch(self) -> None:
+        """Tell of a change of the watched file while a seat is empty."""
+        if self._want is None or not self._want.empty:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            changed_ns = self._watched.stat().st_mtime_ns
+            if changed_ns != self._seen_ns:
+                self._seen_ns = changed_ns
+                self._wake()
+
+
+def _connected(folder: Path, role: str) -> socket.socket:
+    """Return a connection to a ring's coordinator that has said who it is.
+
+    Raises:
+        OSError: If nobody answers, or there is no such ring.
+        ValueError: If its files are damaged, as a KeyError or a TypeError.
+    """
+    settings = read_settings(folder)
+    port = int(json.loads((folder / STATE).read_bytes())["port"])
+    connection = socket.create_connection((settings.host, port), WITHIN_S)
+    try:
+        connection.sendall(encode(Hello(role, settings.secret)))
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 def _exchange(folder: Path, role: str, messages: list[Message], *, hears: bool = True) -> Message | None:
     """Say something to a coordinator, and return the first that it says, if that is to be heard."""
     try:
-        settings = read_settings(folder)
-        port = int(json.loads((folder / STATE).read_bytes())["port"])
-        with socket.create_connection((settings.host, port), WITHIN_S) as connection:
-            connection.sendall(b"".join(map(encode, [Hello(role, settings.secret), *messages])))
+        with _connected(folder, role) as connection:
+            connection.sendall(b"".join(map(encode, messages)))
             lines = Lines()
             while hears and (data := connection.recv(1 << 16)):
                 for message in lines.feed(data):
                     return message
-    except (OSError, ValueError, KeyError, WireError):
+    except (OSError, ValueError, KeyError, TypeError, WireError):
         pass
     return None

@@ -94,6 +94,7 @@ class Launcher:
         self.folder, self._warm, self.on_exit = folder, warm, on_exit
         self._settings: Settings = read_settings(folder)
         self._running: dict[int, int] = {}  # pid of each member
+        self.pids: dict[int, int] = {}  # the same, also of those that have ended; each led a session of its own
         self._exits: dict[int, int] = {}
         self._starting: set[int] = set()
         self.declared: dict[int, str] = {}  # why each member that was declared gone was
@@ -122,6 +123,11 @@ class Launcher:
     def coordinator_pid(self) -> int | None:
         """Pid of the coordinator, if this launcher started it."""
         return None if self._coordinator is None else self._coordinator.pid
+
+    @property
+    def tools(self) -> set[int]:
+        """Pids of the coordinator and of the warm process, as far as this launcher started them."""
+        return {it.pid for it in (self._coordinator, self._warm_process) if it is not None}
 
     async def start_coordinator(self) -> None:
         """Start the coordinator, and again whenever it is killed, until the ring is over."""
@@ -279,7 +285,7 @@ class Launcher:
             *it.command, env=environment, cwd=it.folder, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
-        self._running[it.member] = process.pid
+        self._running[it.member] = self.pids[it.member] = process.pid
         return process.wait()
 
     async def _fork(
@@ -298,7 +304,7 @@ class Launcher:
         except (OSError, ValueError):
             connection.close()
             return None
-        self._running[it.member] = pid
+        self._running[it.member] = self.pids[it.member] = pid
         return _forked(pid, reader, writer)
 
     async def _connect_warm(self, path: Path) -> socket.socket | None:

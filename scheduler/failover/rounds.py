@@ -40,10 +40,9 @@ class Rounds:
         self.outbox: list[tuple[int, wire.Message]] = []
         self.news: list[str] = []  # for people
         self.recoveries: deque[Watch] = deque(maxlen=32)
-        self.has_desk = False
+        self.has_desk = self._none_coming = False
         self._coming: dict[int, float] = {}  # until when each member is waited for
         self._restart_until_s = now_s  # for so long a member that was told to start anew is waited for
-        self._none_coming = False
         self._blames = Blames()
         self._signs_s: dict[int, float] = {}  # when the connection of each member was seen to end
         self._futile, self._is_cut_off = 0, False
@@ -203,6 +202,7 @@ class Rounds:
         self.now_s = now_s
         if self.durable.phase.is_over:
             return
+        self._coming.pop(NOBODY, None)  # a member that was promised without a number
         if isinstance(message, wire.Starting):
             self._comes(message.member)
         elif isinstance(message, wire.Exited):

@@ -11,7 +11,7 @@ desk        says   Coming, NoneComing, Retire
 status      hears  Report, once, and the connection is over
 
 A *desk* is where somebody brings members: the scheduler that leads. It is told of empty seats by `Want` as soon as it
-connects and whenever they change, also while a shrunk ring runs. It answers `Coming` once it has started a member, or
+connects and whenever they change, also while a shrunk ring runs. It answers `Coming` once it has a GPU for a member, or
 `NoneComing`. Whatever a member sends has its number and the generation that it knows. Source: SPEC F8 to F10.
 
 The process that coordinates imports this module: standard library only.
@@ -261,9 +261,9 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """A member was started for an empty seat."""
+    """A member is started for an empty seat, now or in a moment."""
 
-    member: int
+    member: int  # -1 where its launcher will give it a number, and tell by `Starting`
     node: str = ""
     gpu: int = -1
 

@@ -35,6 +35,29 @@ def check_gpus(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> None:
             raise PluginError(f"GPU {gpu} is of a node that does not suit job {job}")
 
 
+def check_claim(mirror: "ClusterMirror", job: str, gpu: int) -> None:
+    """Refuse a GPU that a running job cannot have beside its own.
+
+    Raises:
+        PluginError: Saying why.
+    """
+    state = mirror.sim.state
+    if not mirror.has(job) or state.run_place[ROW, mirror.slot(job)] < 0:
+        raise PluginError(f"job {job} does not run")
+    if not 0 <= gpu < state.gpu_job.shape[1] or state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0:
+        raise PluginError(f"GPU {gpu} is not free")
+
+
+def check_held(mirror: "ClusterMirror", job: str, gpu: int) -> None:
+    """Refuse a GPU that a running job does not hold.
+
+    Raises:
+        PluginError: If it does not.
+    """
+    if not mirror.has(job) or gpu not in mirror.picks(job) or mirror.sim.state.run_place[ROW, mirror.slot(job)] < 0:
+        raise PluginError(f"job {job} does not run on GPU {gpu}")
+
+
 def check_decision(mirror: "ClusterMirror", job: str, gpus: Sequence[int]) -> None:
     """Refuse a decision that cannot be carried out; the job that is due stays so.
 

@@ -13,17 +13,10 @@ from ...cluster.dispatch.turning import turn_to
 from ...cluster.files.errors import PluginError
 from ...cluster.model.scenarios import PER_JOB
 from ...cluster.simulator import engine, fault_changes, job_changes
-from ...cluster.simulator.live import (
-    come_back,
-    empty_row,
-    move_by_rank,
-    put_before,
-    rejoin,
-    resume,
-    withdraw,
-)
+from ...cluster.simulator.live import come_back, empty_row, move_by_rank, put_before, rejoin, resume, withdraw
 from ...cluster.state.beliefs import note_faults
-from .checks import check_gpus
+from ...cluster.state.holding import claim_gpu, give_up_gpu
+from .checks import check_claim, check_gpus, check_held
 from .standing import ROW, Asked, Beliefs, Known, MirrorCall, Site, Snapshot, Standing
 
 LEAST_ROOM = 16384  # jobs
@@ -160,6 +153,18 @@ class ClusterMirror:
         """Take a waiting job out of the queue for good."""
         self._note("withdraw", job)
         withdraw(self.sim, ROW, self._slot.pop(job))
+
+    def claim(self, job: str, gpu: int) -> None:
+        """Give a running job a free GPU more."""
+        check_claim(self, job, gpu)
+        self._note("claim", job, gpu)
+        claim_gpu(self.sim, ROW, self._slot[job], gpu)
+
+    def give_up(self, job: str, gpu: int) -> None:
+        """Take a GPU from a running job: it is free, unless it is out of service."""
+        check_held(self, job, gpu)
+        self._note("give_up", job, gpu)
+        give_up_gpu(self.sim, ROW, self._slot[job], gpu)
 
     def take_out(self, gpu: int) -> None:
         """Take a GPU out of service once more; a job on it goes on."""
@@ -322,13 +327,8 @@ class ClusterMirror:
         mirror = cls(snapshot.site, Known(0.0))
         mirror.sim = empty_row(*snapshot.site, snapshot.scenarios["rank"].shape[1])
         mirror.site, mirror._slot, mirror._types = snapshot.site, snapshot.slot, snapshot.types
-        told = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
-        columns = [snapshot.scenarios[name][0].tolist() for name in told]
-        types = [snapshot.types[kind] for kind in snapshot.scenarios["needs"][0]]
-        mirror._asked = [Asked(*values) for values in zip(snapshot.names, *columns, types, strict=False)]
-        for part, arrays in ((mirror.sim.scenarios, snapshot.scenarios), (mirror.sim.state, snapshot.state)):
-            for name, array in arrays.items():
-                getattr(part, name)[...] = array
+        mirror._asked = snapshot.asked()
+        snapshot.copy_into(mirror.sim)
         return mirror
 
     def slot(self, job: str) -> int:

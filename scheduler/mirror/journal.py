@@ -42,6 +42,8 @@ _OF_METHOD: dict[str, TypeAdapter[tuple[Any, ...]]] = {
     "take_out": TypeAdapter(tuple[int]),
     "bring_back": TypeAdapter(tuple[int]),
     "fail": TypeAdapter(tuple[tuple[int, ...]]),
+    "claim": TypeAdapter(tuple[str, int]),
+    "give_up": TypeAdapter(tuple[str, int]),
     "carry_out": TypeAdapter(tuple[str, tuple[int, ...]]),
     "wait": TypeAdapter(tuple[bool]),
     "pass_over": TypeAdapter(tuple[()]),
@@ -247,7 +249,6 @@ def _check_known(opening: Opening) -> None:
         len(known.jobs) == len(runs) + len(waits)
         and len(set(held)) == len(held)
         and all(0 <= gpu < gpus for gpu in (*held, *known.down))
-        and all(len(standing.gpus) in (0, asked.gpus) for asked, standing in known.jobs)
         and all(0.0 < standing.guess_s < np.inf for _, standing in known.jobs)
         and len(set(known.queue)) == len(known.queue)
         and waits.issuperset(known.queue)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ...cluster.model.needs import with_classes
 from ...cluster.model.scenarios import FaultProcess, Rules
 from ...cluster.model.topology import Cluster
+from ...cluster.state.state import Simulation
 
 ROW = 0  # of the simulation that holds the cluster
 
@@ -106,3 +107,16 @@ class Snapshot(NamedTuple):
     slot: dict[str, int]  # of the jobs in the system
     scenarios: dict[str, NDArray[np.generic]]  # of jobs
     state: dict[str, NDArray[np.generic]]
+
+    def asked(self) -> list[Asked]:
+        """Return what its jobs ask for, by slot."""
+        told = ("gpus", "estimate_s", "submit_s", "rank", "compute_s", "parameter_bytes")
+        columns = [self.scenarios[name][0].tolist() for name in told]
+        types = [self.types[kind] for kind in self.scenarios["needs"][0]]
+        return [Asked(*values) for values in zip(self.names, *columns, types, strict=False)]
+
+    def copy_into(self, sim: Simulation) -> None:
+        """Copy its numbers into a simulation of one row with as much room."""
+        for part, arrays in ((sim.scenarios, self.scenarios), (sim.state, self.state)):
+            for name, array in arrays.items():
+                getattr(part, name)[...] = array

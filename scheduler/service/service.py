@@ -100,7 +100,7 @@ class Service:
         parts = Parts(
             self.store, self.backend, full_name(kind.name, self.backend), site, self.layout, placer, time.time,
             this_process(), monitor, settings.limits.gpus, self.room.against_starts,
-            self.checks.place, self.checks.of_jobs,
+            self.checks.place, self.checks.of_jobs, self.wake,
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
         self.control = Control(self.reconciler)
@@ -143,7 +143,7 @@ class Service:
             PluginError: If the policy cannot be loaded.
             StoreError: If the store does not answer.
         """
-        self.reconciler.parts.placer.warm_up(self.reconciler.parts.site)
+        self.reconciler.warm_up()
         try:
             leads = self.reconciler.tick()
         except LongshoreError:

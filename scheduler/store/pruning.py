@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, delete, exists, func, or_, select, update
 
 from ..model.states import FINAL, AttemptState, Desired, JobState
-from .database.schema import attempt, checkpoint, compute_record, decision, event, job, pruned
+from .database.schema import attempt, checkpoint, compute_record, decision, event, job, pruned, replacement
 from .rows.jobs import ESTIMATE_S
 from .rows.upsert import insert_if_absent
 
@@ -105,7 +105,7 @@ def delete_jobs(tx: Connection, job_ids: Sequence[str], before_s: float) -> int:
     ids = [row.id for row in rows]
     if not ids:
         return 0
-    for table in (decision, checkpoint, compute_record, attempt):
+    for table in (decision, checkpoint, compute_record, replacement, attempt):
         tx.execute(delete(table).where(table.c.job_id.in_(ids)))
     tx.execute(delete(event).where(event.c.job_id.in_(ids), event.c.seq < _LAST_EVENT))
     tx.execute(delete(job).where(job.c.id.in_(ids)))

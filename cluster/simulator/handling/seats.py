@@ -12,6 +12,7 @@ from ...kernels.selection import kth_smallest
 from ...state.holding import held_gpus, is_idle_spare
 from ...state.state import Simulation
 from ...state.usable import class_of, usable_on
+from ...switching.links import link_bytes_per_s
 from ...switching.replacement import (
     SOURCE,
     TYPICAL_EFFICIENCY,
@@ -113,15 +114,7 @@ def _volume_bytes(sim: Simulation, row: int, job: int) -> float:
 @kernel
 def _link_bytes_per_s(sim: Simulation, gpu: int, other: int) -> float:
     """Return the bandwidth between two GPUs."""
-    cluster = sim.cluster
-    node, far = cluster.gpu_node[gpu], cluster.gpu_node[other]
-    if node == far:
-        return float(cluster.intra_bytes_per_s[node])
-    link = min(cluster.nic_bytes_per_s[node], cluster.nic_bytes_per_s[far])
-    rack, far_rack = cluster.node_rack[node], cluster.node_rack[far]
-    if rack != far_rack:
-        link = min(link, cluster.uplink_bytes_per_s[rack], cluster.uplink_bytes_per_s[far_rack])
-    return float(link)
+    return link_bytes_per_s(sim.cluster, sim.cluster.gpu_node[gpu], sim.cluster.gpu_node[other])
 
 
 @kernel

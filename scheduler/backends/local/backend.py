@@ -4,27 +4,27 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from ....cluster.files.errors import BackendError
-from ...failover.asking import ask_report, retire
+from ...failover.asking import RingDesk
 from ...failover.wire import Report
 from ...files.durable import is_there, read_whole, write_first
 from ...files.processes import boot_id, machine_id
 from ...model.gpu_index import Layout
 from ...model.placement import Placement
 from ...model.run import Run, Status
-from ..protocol import Attempt, Capabilities, GpuView, NodeView, StepLines
+from ..protocol import Attempt, Capabilities, GpuView, MemberPlace, NodeView, StepLines
 from .folders import Folders, delete_but, told_as_backend_error
 from .launching import refuse_what_cannot_start, spawn_supervisor, spec_of
 from .rank_logs import read_log_of
 from .reading import proven_gone, read_status
 from .remembered import remembered_in
+from .rings import LocalRings
 from .step_lines import read_told
-from .supervisor.ring_host import RING, members_in
 from .supervisor.spec import encode
 from .supervisor.supervision import SPEC_BYTES, write_exit
 
@@ -58,6 +58,7 @@ class LocalBackend:
 
     def __init__(self, folder: Path, nodes: Mapping[str, int], *, machine: str | None = None) -> None:
         self._folders = Folders(folder)
+        self._rings = LocalRings(self._folders)
         # Elsewhere its attempts would look as if they had never been, or as if the machine had been restarted.
         known_in = f"{machine or machine_id()}/{self._folders.identity()}"
         self.capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=False, known_in=known_in)
@@ -152,25 +153,24 @@ class LocalBackend:
             return [] if folder is None else read_told(folder, 0, before)
 
     def ring(self, name: str) -> Report | None:
-        """Return how the ring of an attempt stands; None of one that has none, or that does not answer at present.
-
-        Raises:
-            BackendError: If that is no name of an attempt.
-        """
-        return ask_report(self._folders.path(name) / RING)
+        """Return how the ring of an attempt stands, as `Seats` has it."""
+        return self._rings.ring(name)
 
     def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
-        """Let the members on some GPUs leave the ring of an attempt, and say whether it goes on without them.
+        """Let the members on some GPUs leave the ring of an attempt, as `Seats` has it."""
+        return self._rings.retire(name, gpus, reason)
 
-        Raises:
-            BackendError: If that is no name of an attempt, or its coordinator does not answer.
-        """
-        folder = self._folders.path(name) / RING
-        members = {it: reason for it, place in enumerate(members_in(folder)) if place in gpus}
-        try:
-            return bool(members) and retire(folder, members)
-        except TimeoutError as error:
-            raise BackendError(f"{name}: {error}") from error
+    def desk(self, name: str, wake: Callable[[], object]) -> RingDesk:
+        """Return a desk for the ring of an attempt, as `Seats` has it."""
+        return self._rings.desk(name, wake)
+
+    def places(self, name: str) -> list[MemberPlace] | None:
+        """Return all GPUs that the ring of an attempt was ever given, as `Seats` has it."""
+        return self._rings.places(name)
+
+    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
+        """Let a ring have one GPU more, as `Seats` has it."""
+        self._rings.add(name, rank, node, gpu)
 
     def remembered(self) -> dict[str, tuple[Attempt, Placement]]:
         """Return all attempts that were launched and not forgotten, with their GPUs, by name.

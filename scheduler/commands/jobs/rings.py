@@ -13,6 +13,10 @@ RECOVERIES = (
     *(Column(phase.removesuffix("_s").upper().replace("_", " "), right=True) for phase in PHASES),
     Column("BECAUSE", gives=True),
 )  # fmt: skip
+CANDIDATES = (
+    Column("CANDIDATE"), Column("T", right=True), Column("T*", right=True), Column("", gives=True),
+)  # fmt: skip
+MOST_SHOWN = 8  # candidates of the last choice
 
 
 def print_ring(ring: Mapping[str, Any]) -> None:
@@ -29,9 +33,21 @@ def print_ring(ring: Mapping[str, Any]) -> None:
             typer.echo(f"{title:10s} {plain(value)}")
     for member, reason in ring["gone"].items():
         typer.echo(f"{'gone':10s} {plain(f'member {member}: {reason}')}")
+    for it in ring["replacements"]:
+        words = f"GPU {it['gpu']} of {it['node']} as rank {it['rank']}, for an empty seat"
+        typer.echo(f"{'came':10s} {plain(words)}")
+    for it in ring["replacements"][-1:]:
+        typer.echo()
+        print_table(CANDIDATES, [_candidate(each, it) for each in it["candidates"][:MOST_SHOWN]])
     if len(ring["recoveries"]) > 1:
         typer.echo()
         print_table(RECOVERIES, [_recovery(it) for it in ring["recoveries"][1:]])
+
+
+def _candidate(it: Mapping[str, Any], of: Mapping[str, Any]) -> tuple[str, ...]:
+    seconds = ("-" if it[name] is None else f"{it[name]:.3g}" for name in ("source_s", "ring_s"))
+    is_chosen = (it["node"], it["gpu"]) == (of["node"], of["gpu"])
+    return f"GPU {it['gpu']} of {it['node']}", *seconds, "chosen" if is_chosen else ""
 
 
 def _recovery(it: Mapping[str, Any]) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
     if not stored_or_usual(job.spec).seats:
         return False
     faulty, layout = set(cache.health.faulty), cache.parts.layout
-    places = [(it.node, gpu) for it in row.placement for gpu in it.gpus if layout.number(it.node, gpu) in faulty]
+    held = cache.mirror.picks(job.id) if cache.mirror.has(job.id) else layout.numbers(row.placement)
+    places = [layout.place(gpu) for gpu in held if gpu in faulty]
     try:
         return ask(partial(backend.retire, name, places, FAULTY))
     except BackendError as error:

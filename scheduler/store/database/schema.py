@@ -172,6 +172,19 @@ reservation = Table(
     Index(None, "job_id", "number"),
 )
 
+replacement = Table(  # GPUs that a ring was given while it ran
+    "replacement",
+    METADATA,
+    Column("job_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # of the attempt
+    Column("rank", Integer, primary_key=True, autoincrement=False),  # behind those that the attempt began with
+    Column("node", Text, nullable=False),
+    Column("gpu", Integer, nullable=False),  # index on the node
+    Column("at_s", Double, nullable=False),
+    Column("choice", JSON, nullable=False),  # among whom it was chosen, and by what
+    ForeignKeyConstraint(["job_id", "number"], ["attempt.job_id", "attempt.number"]),
+)
+
 lease = Table(
     "lease",
     METADATA,

@@ -16,6 +16,7 @@ _ROWS = select(*(reservation.c[name] for name in ReservationRow._fields)).order_
 )
 _OF_ATTEMPT = (reservation.c.job_id == bindparam("of_job"), reservation.c.number == bindparam("at_number"))
 _FREE = delete(reservation).where(*_OF_ATTEMPT)
+_FREE_ONE = _FREE.where(reservation.c.node == bindparam("at_node"), reservation.c.gpu == bindparam("at_gpu"))
 
 
 def held_gpus(tx: Connection) -> list[ReservationRow]:
@@ -39,6 +40,25 @@ def reserve(tx: Connection, attempts: Sequence[AttemptRow]) -> None:
         tx.execute(_INSERT, rows)
     except IntegrityError as error:
         raise TakenError("a GPU of a placement is reserved for another attempt") from error
+
+
+def reserve_gpu(tx: Connection, row: ReservationRow) -> None:
+    """Reserve one GPU more for an attempt.
+
+    Raises:
+        TakenError: If it is reserved.
+    """
+    try:
+        tx.execute(_INSERT, row._asdict())
+    except IntegrityError as error:
+        raise TakenError(f"GPU {row.gpu} of {row.node} is reserved for another attempt") from error
+
+
+def free_gpus(tx: Connection, job_id: str, number: int, places: Sequence[tuple[str, int]]) -> None:
+    """Free some GPUs of an attempt."""
+    if places:
+        of = {"of_job": job_id, "at_number": number}
+        tx.execute(_FREE_ONE, [{**of, "at_node": node, "at_gpu": gpu} for node, gpu in places])
 
 
 def free(tx: Connection, attempts: Sequence[AttemptRow]) -> None:

@@ -115,6 +115,19 @@ def test_who_comes_from_the_desk_is_waited_for_and_has_the_seat() -> None:
     assert (ring.order(), ring.rounds.durable.generation) == ([0, 7, 2, 3], 2)
 
 
+def test_who_is_promised_without_a_number_is_waited_for_until_the_launcher_says_who_it_is() -> None:
+    ring = Ring(4)
+    ring.rounds.desk_came(0.0)
+    ring.exit(1)
+    ring.rounds.desk_said(wire.Coming(-1, "node", 0), ring.now_s)
+    ring.wait(10.0)
+    assert ring.rounds.durable.phase is Phase.STOPPING
+    ring.rounds.launcher_said(wire.Starting(4), ring.now_s)
+    ring.exit(4)
+    ring.wait(3.0)
+    assert (ring.order(), ring.rounds.durable.phase) == ([0, -1, 2, 3], Phase.RUNNING)
+
+
 @pytest.mark.parametrize("answer", ["none", "nothing", "nobody there", "one that never comes", "one that dies"])
 def test_without_anybody_the_ring_shrinks(answer: str) -> None:
     ring = Ring(4, limits=Limits(coming_s=5.0))

@@ -1,7 +1,13 @@
 """The process that stands for all ranks of an attempt with a ring: it ends when the ring does, and as its members did.
 
-It keeps `ring/` in the attempt's folder (failover/settings.py), and there `members.json`: node, GPU and rank of each
-member. Source: SPEC F8 to F10; docs/decisions/0015. Standard library only.
+It keeps `ring/` in the attempt's folder (failover/settings.py), and there
+
+members.json   node, GPU and rank of each member
+places.json    node and GPU of each rank, whether it is used, and whether it was left: its processes are proven gone
+add-RANK.json  written by the scheduler: a GPU more
+
+A rank's GPU never changes. A rank that was left is never used again. Source: SPEC F8 to F10; docs/decisions/0015.
+Standard library only.
 """
 
 import asyncio
@@ -11,23 +17,26 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from ....failover.launcher import Launcher, Start, python_arguments
 from ....failover.settings import make_ring, write_file
 from ....failover.wire import End
 from ....files.durable import open_folder, read_whole
 from .logs import drop_beginning, log_name, open_log
+from .member_traces import MemberTraces, Others, kill_members
 from .rank import Start as RankStart
 from .rank import environment_of, steps_name
-from .spec import Part, Spec, decode
+from .spec import Part, Rank, Spec, decode
 
-RING, MEMBERS = "ring", "members.json"
+RING, MEMBERS, PLACES = "ring", "members.json", "places.json"
 RESTARTS = 3  # of members that died on GPUs that nobody has called faulty, besides those that are to start anew
 RESTART_STATUS = 77  # of a member whose process is to start anew (failover/wire.py)
 LOG_BYTES = 64 << 20  # of each rank's output, kept at least
-TEND_S = 1.0
-_SPEC_BYTES = 4 << 20
+TEND_S, LOOK_S = 1.0, 0.05  # between two looks at logs, and at GPUs that come
+_SPEC_BYTES, _FILE_BYTES = 4 << 20, 4 << 20
 
 
 class Host:
@@ -42,6 +51,9 @@ class Host:
         self._spec, self._path = spec, path
         self._part = Part({rank: str(it.gpu) for rank, it in enumerate(spec.ranks)}, "127.0.0.1", 0)
         self._ranks: list[int] = []  # of each member
+        self._unused: set[int] = set()  # ranks on which no process will be started any more
+        self._left: set[int] = set()  # those of them whose processes are proven gone
+        self._tasks: set[asyncio.Task[None]] = set()
         self._restarts, self._asked = RESTARTS, False
         self._folder = open_folder(path)
         self._logs = [open_log(self._folder, rank) for rank in range(len(spec.ranks))]
@@ -57,12 +69,41 @@ class Host:
             await self._launcher.connect()
             if python_arguments(self._spec.command) is not None:
                 await self._launcher.start_warm()
+            self._write_places()
             for rank in range(len(self._spec.ranks)):
                 self._start(rank)
-            tending = asyncio.create_task(self._tend())
+            self._keep(self._tend())
+            self._keep(self._take_in())
             end = await self._launcher.ended()
-            tending.cancel()
+            for task in self._tasks:
+                task.cancel()
         return self._status(end)
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _write_places(self) -> None:
+        """Tell the scheduler which GPUs the ring has, and which it has left."""
+        ranks = enumerate(self._spec.ranks)
+        places = [[it.node, it.gpu, rank not in self._unused, rank in self._left] for rank, it in ranks]
+        write_file(Path(self._path) / RING, PLACES, places)
+
+    async def _take_in(self) -> None:
+        """Start a member on each GPU that the scheduler adds."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            rank = len(self._spec.ranks)
+            place = read_place(Path(self._path) / RING, rank)
+            if place is None or self._asked or self._launcher.is_over:
+                continue
+            self._spec = self._spec._replace(ranks=(*self._spec.ranks, Rank(*place, 0, (place[1],))))
+            self._part.visible[rank] = str(place[1])
+            self._logs.append(open_log(self._folder, rank))
+            self._write_places()
+            self._say(f"rank {rank} is on GPU {place[1]} of {place[0]}")
+            self._start(rank)
 
     def _start(self, rank: int) -> None:
         """Start a member on the GPU of a rank."""
@@ -81,14 +122,33 @@ class Host:
         """Take note of a member's end, and start another on its GPU unless that was given up."""
         rank = self._ranks[it.member]
         self._tell_done(rank)
-        if status == 0 or self._asked or self._launcher.is_over:
+        if self._asked or self._launcher.is_over:
             return
         self._say(f"member {it.member} on {it.node} ended with status {status}")
         if status == RESTART_STATUS:
             self._start(rank)
-        elif self._restarts and it.member not in self._launcher.declared:
+        elif status and self._restarts and it.member not in self._launcher.declared:
             self._restarts -= 1
             self._start(rank)
+        else:
+            self._keep(self._leave(rank))
+
+    async def _leave(self, rank: int) -> None:
+        """Leave a rank for good, once all processes of its members are proven gone."""
+        self._unused.add(rank)
+        self._write_places()
+        members = [member for member, its in enumerate(self._ranks) if its == rank]
+        pids = self._launcher.pids
+        log = Path(self._path) / log_name(rank)
+        traces = MemberTraces(self._spec.attempt, members, [pids[it] for it in members if it in pids], log)
+        while not kill_members(traces, self._others()):
+            await asyncio.sleep(LOOK_S)
+        self._left.add(rank)
+        self._write_places()
+        self._say(f"rank {rank} is left: no process of it lives")
+
+    def _others(self) -> Others:
+        return Others(os.getpid(), os.getppid(), self._launcher.tools, set(self._launcher.running.values()))
 
     def _tell_done(self, rank: int) -> None:
         """Let nobody wait for a step of a rank whose process is gone (docs/steps.md)."""
@@ -128,10 +188,43 @@ class Host:
 
 def members_in(ring: Path) -> list[tuple[str, int]]:
     """Return node and GPU of each member that was ever started in a ring, by its number; none if nobody can tell."""
+    return [] if (rows := _rows_in(ring, MEMBERS, 3)) is None else [(node, gpu) for node, gpu, *_ in rows]
+
+
+def places_in(ring: Path) -> list[tuple[str, int, bool, bool]] | None:
+    """Return node and GPU of each rank of a ring, whether it is used and whether it was left; None if unknown."""
+    rows = _rows_in(ring, PLACES, 4)
+    return None if rows is None else [(node, gpu, bool(used), bool(left)) for node, gpu, used, left in rows]
+
+
+def add_name(rank: int) -> str:
+    """Return the name of the file in a ring's folder that gives it a GPU more."""
+    return f"add-{rank}.json"
+
+
+def read_place(ring: Path, rank: int) -> tuple[str, int] | None:
+    """Return node and GPU of a rank that the scheduler adds, None if it does not."""
+    rows = _rows_in(ring, add_name(rank), 2)
+    return (rows[0][0], rows[0][1]) if rows else None
+
+
+def _rows_in(ring: Path, name: str, length: int) -> list[Any] | None:
+    """Return rows that begin with a node and a GPU, from a file that any job may have put there; None if it has none.
+
+    Another kind of file, such as a pipe, is not read.
+    """
     try:
-        return [(str(node), int(gpu)) for node, gpu, _ in json.loads((ring / MEMBERS).read_bytes())]
-    except (OSError, ValueError, TypeError):
-        return []
+        folder = open_folder(str(ring))
+        try:
+            rows = json.loads(read_whole(folder, name, _FILE_BYTES))
+        finally:
+            os.close(folder)
+    except (OSError, ValueError, RecursionError):
+        return None
+    are_sound = isinstance(rows, list) and all(
+        isinstance(it, list) and len(it) == length and isinstance(it[0], str) and type(it[1]) is int for it in rows
+    )
+    return rows if are_sound else None
 
 
 def main(path: str) -> int:

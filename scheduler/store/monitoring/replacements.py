@@ -1,0 +1,107 @@
+"""Which GPUs rings were given beside those that they began with, and why; what they gave back is free.
+
+A GPU that a ring holds is reserved as any other. Source: SPEC F7, F8; docs/decisions/0015.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, select
+
+from ...model.event import NewEvent
+from ...model.placement import ReservationRow
+from ...model.states import AttemptState
+from ..database.errors import StaleWriteError
+from ..database.schema import attempt, replacement
+from ..rows.events import append
+from ..rows.leases import check_fence
+from ..rows.reservations import free_gpus, reserve_gpu
+
+SEAT = "seat"  # kind of events
+TAKEN, EMPTY, LEFT, FOUND = "taken", "empty", "left", "found"
+
+
+class ReplacementRow(NamedTuple):
+    """A GPU that a ring was given while it ran."""
+
+    job_id: str
+    number: int  # of the attempt
+    rank: int  # of the process there, behind those that the attempt began with
+    node: str
+    gpu: int  # index on the node
+    at_s: float  # Unix time
+    choice: Mapping[str, Any]  # among whom it was chosen, and by what; docs/failover.md
+
+
+_ROWS = select(*(replacement.c[name] for name in ReplacementRow._fields)).order_by(
+    replacement.c.job_id, replacement.c.number, replacement.c.rank
+)
+_OF_JOB = _ROWS.where(replacement.c.job_id == bindparam("of_job"))
+_STATE = (
+    select(attempt.c.state)
+    .where(attempt.c.job_id == bindparam("of_job"), attempt.c.number == bindparam("at_number"))
+    .with_for_update(key_share=True)
+)
+
+
+def replacements_of(tx: Connection, job_id: str, number: int | None = None) -> list[ReplacementRow]:
+    """Return what the rings of a job were given, by attempt and rank; of one attempt alone if that is named."""
+    rows = [ReplacementRow._make(row) for row in tx.execute(_OF_JOB, {"of_job": job_id})]
+    return rows if number is None else [row for row in rows if row.number == number]
+
+
+def give(tx: Connection, row: ReplacementRow, event: NewEvent) -> None:
+    """Reserve a GPU for a ring that runs, and write down why.
+
+    Args:
+        tx: Transaction.
+        row: What it is given.
+        event: What is told of it, with the token of the scheduler's lease.
+
+    Raises:
+        FencedError: If another scheduler has taken over.
+        StaleWriteError: If the attempt does not run any more.
+        TakenError: If the GPU is reserved.
+    """
+    _check(tx, row.job_id, row.number, event)
+    reserve_gpu(tx, ReservationRow(row.node, row.gpu, row.job_id, row.number, row.at_s))
+    tx.execute(replacement.insert(), row._asdict())
+    append(tx, event)
+
+
+def take_back(tx: Connection, job_id: str, number: int, places: Sequence[tuple[str, int]], event: NewEvent) -> None:
+    """Free GPUs that a ring has left: all its processes there are proven gone, and none will be started.
+
+    Args:
+        tx: Transaction.
+        job_id: The job.
+        number: Of the attempt.
+        places: Node and index of each.
+        event: What is told of it, with the token of the scheduler's lease.
+
+    Raises:
+        FencedError: If another scheduler has taken over.
+        StaleWriteError: If the attempt does not run any more.
+    """
+    _check(tx, job_id, number, event)
+    free_gpus(tx, job_id, number, places)
+    append(tx, event)
+
+
+def note(tx: Connection, event: NewEvent) -> None:
+    """Write down an event about a ring.
+
+    Raises:
+        FencedError: If another scheduler has taken over.
+        StaleWriteError: If the attempt does not run any more.
+    """
+    _check(tx, event.job_id or "", event.number or 0, event)
+    append(tx, event)
+
+
+def _check(tx: Connection, job_id: str, number: int, event: NewEvent) -> None:
+    if event.fence is None:
+        raise ValueError("only the scheduler that leads gives GPUs away")
+    check_fence(tx, event.fence)
+    if tx.execute(_STATE, {"of_job": job_id, "at_number": number}).scalar() is not AttemptState.RUNNING:
+        raise StaleWriteError(f"attempt {number} of job {job_id} does not run any more")

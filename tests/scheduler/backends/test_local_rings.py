@@ -1,0 +1,101 @@
+"""GPUs that a ring is given and leaves: what the local backend keeps of that, and what of a member is found."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.files.errors import BackendError
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.local.supervisor.member_traces import MemberTraces, Others, kill_members
+from longshore.scheduler.backends.local.supervisor.ring_host import PLACES, RING, read_place
+from longshore.scheduler.backends.protocol import MemberPlace, Seats
+from tests.scheduler.backends.attempts import until
+
+NAME = "ls-job-1"
+ORPHAN = "import os, time; os.setsid() if os.fork() == 0 else os._exit(0); time.sleep(1000)"
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> LocalBackend:
+    (tmp_path / "attempts" / NAME / RING).mkdir(parents=True)
+    return LocalBackend(tmp_path, {"a": 4})
+
+
+def test_the_local_backend_has_seats(backend: LocalBackend) -> None:
+    assert isinstance(backend, Seats)
+
+
+def test_a_gpu_is_added_once_and_its_rank_is_never_another_gpus(backend: LocalBackend, tmp_path: Path) -> None:
+    ring = tmp_path / "attempts" / NAME / RING
+    for _ in range(2):
+        backend.add(NAME, 2, "a", 3)
+    assert read_place(ring, 2) == ("a", 3)
+    with pytest.raises(BackendError, match="rank 2"):
+        backend.add(NAME, 2, "a", 1)
+    assert read_place(ring, 2) == ("a", 3)
+
+
+@pytest.mark.parametrize("name", ["ls-other-1", "../x", "ls-"])
+def test_nothing_is_added_to_what_is_no_attempt(backend: LocalBackend, tmp_path: Path, name: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(BackendError):
+        backend.add(name, 2, "a", 3)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "null", "[1]", '[["a"]]', '[["a", "x", true, false]]', '{"a": 1}', "[" * 9999]
+)
+def test_places_that_make_no_sense_are_not_known(backend: LocalBackend, tmp_path: Path, content: str) -> None:
+    (tmp_path / "attempts" / NAME / RING / PLACES).write_text(content)
+    assert backend.places(NAME) is None
+
+
+def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(backend: LocalBackend, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "attempts" / NAME / RING / PLACES)
+    assert backend.places(NAME) is None
+
+
+def test_places_are_read_by_rank(backend: LocalBackend, tmp_path: Path) -> None:
+    places = [["a", 0, True, False], ["a", 1, False, True]]
+    (tmp_path / "attempts" / NAME / RING / PLACES).write_text(json.dumps(places))
+    assert backend.places(NAME) == [MemberPlace("a", 0), MemberPlace("a", 1, is_used=False, is_left=True)]
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("trace", ["environment", "log", "session"])
+def test_what_a_member_left_behind_is_killed_and_others_are_not(
+    tmp_path: Path, started: list[subprocess.Popen[bytes]], trace: str
+) -> None:
+    log = tmp_path / "rank-1.log"
+    clean = {"PATH": os.environ["PATH"]}
+    marks = {"LONGSHORE_ATTEMPT": NAME, "LONGSHORE_RING_MEMBER": "1"} if trace == "environment" else {}
+    command = [sys.executable, "-c", ORPHAN]
+    with log.open("ab") as output:
+        its = output if trace == "log" else subprocess.DEVNULL
+        line = command if trace != "session" else ["sh", "-c", "sleep 1000 &"]
+        left = subprocess.Popen(line, env={**clean, **marks}, stdout=its, start_new_session=True)
+        other = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(1000)"],
+            env={**clean, "LONGSHORE_ATTEMPT": NAME, "LONGSHORE_RING_MEMBER": "2"}, start_new_session=True,
+        )  # fmt: skip
+    started += [left, other]
+    left.wait()
+    traces = MemberTraces(NAME, [1], [left.pid], log)
+    others = Others(os.getpid(), os.getppid(), [], [other.pid])
+    assert not kill_members(traces, others)  # it was there
+    until(lambda: kill_members(traces, others))
+    assert other.poll() is None

@@ -1,0 +1,131 @@
+"""A scheduler that looks when it is told to, with real rings on this machine."""
+
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from longshore.scheduler.backends.local.backend import LocalBackend
+from longshore.scheduler.backends.protocol import Desk, MemberPlace, NodeView
+from longshore.scheduler.control.state_cache import StateCache
+from longshore.scheduler.failover.wire import Report
+from longshore.scheduler.model.job_id import name_of
+from longshore.scheduler.store.rows.events import EventRow
+from tests.scheduler.test_rings import SCRIPT
+from tests.scheduler.trials import Trial, Way
+
+Gpu = tuple[str, int]
+RING_PATIENCE_S = 240.0
+
+
+class RingWay(Way):
+    """The way to a backend that has rings."""
+
+    backend: LocalBackend
+
+    def __init__(self, backend: LocalBackend, broken: Collection[Gpu] = ()) -> None:
+        super().__init__(backend)
+        self.broken = set(broken)
+
+    def observe(self) -> tuple[NodeView, ...]:
+        """Return all nodes; some GPUs are broken."""
+
+        def seen(node: NodeView) -> NodeView:
+            gpus = (replace(it, healthy=(node.name, it.index) not in self.broken) for it in node.gpus)
+            return replace(node, gpus=tuple(gpus))
+
+        return tuple(map(seen, super().observe()))
+
+    def ring(self, name: str) -> Report | None:
+        return self.backend.ring(name)
+
+    def retire(self, name: str, gpus: Collection[Gpu], reason: str) -> bool:
+        return self._call("retire", lambda: self.backend.retire(name, gpus, reason))
+
+    def desk(self, name: str, wake: Callable[[], object]) -> Desk:
+        return self._call("desk", lambda: self.backend.desk(name, wake))
+
+    def places(self, name: str) -> Sequence[MemberPlace] | None:
+        return self._call("places", lambda: self.backend.places(name))
+
+    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
+        self._call("add", lambda: self.backend.add(name, rank, node, gpu))
+
+
+class RingTrial(Trial):
+    """A trial whose jobs are rings; see `Trial`."""
+
+    way: RingWay
+
+    def __init__(self, folder: Path, nodes: dict[str, int]) -> None:
+        super().__init__(folder, nodes)
+        self.way = RingWay(LocalBackend(folder, self.nodes))
+        self.scheduler = self.another()
+
+    def crash(self) -> None:
+        """Go on as another process would that finds what a killed one has left."""
+        self.scheduler.close_desks()  # as the end of its process does
+        self.way = RingWay(LocalBackend(self.folder, self.nodes), self.way.broken)
+        self.scheduler = self.another()
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        """Let the scheduler look until something has come true; members import PyTorch first."""
+        until_s = time.monotonic() + RING_PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < until_s, "it did not come true"
+            self.tick()
+            time.sleep(0.02)
+
+    def submit_ring(self, seats: int, steps: int = 10**6, **spec: object) -> str:
+        """Submit a ring of real members."""
+        (self.folder / "train.py").write_text(SCRIPT)
+        environment = {"PATH": os.environ["PATH"], "STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+        if "PYTHONPATH" in os.environ:
+            environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        fields = {"command": ["python", "train.py"], "folder": str(self.folder), "environment": environment, **spec}
+        return self.submit("", seats, failover="switch", **fields)
+
+    def name(self, job: str) -> str:
+        return name_of(job, self.attempts(job)[-1].number)
+
+    def report(self, job: str) -> Report | None:
+        return self.way.backend.ring(self.name(job))
+
+    def is_whole(self, job: str) -> bool:
+        """Say whether the ring runs with all its seats."""
+        report = self.report(job)
+        return report is not None and report.phase == "running" and -1 not in report.order
+
+    def used(self, job: str) -> set[Gpu]:
+        """Return the GPUs on which the ring has members, or will have some."""
+        return {(it.node, it.gpu) for it in self.way.backend.places(self.name(job)) or () if it.is_used}
+
+    def holds(self, job: str) -> set[Gpu]:
+        """Return the GPUs that are reserved for a job."""
+        return {(it.node, it.gpu) for it in self.held() if it.job_id == job}
+
+    def is_settled(self, job: str) -> bool:
+        """Say whether a ring is whole on just the GPUs that it holds."""
+        return self.is_whole(job) and self.used(job) == self.holds(job)
+
+    def seats_of(self, job: str) -> list[EventRow]:
+        """Return what was told of a ring's seats."""
+        return [it for it in self.events(job) if it.kind == "seat"]
+
+    def lose(self, job: str, place: Gpu) -> None:
+        """Let the member on a GPU leave for good, though the GPU is well."""
+        until_s = time.monotonic() + RING_PATIENCE_S
+        while not self.way.backend.retire(self.name(job), [place], "taken away by the test"):
+            assert time.monotonic() < until_s
+
+    def assert_arrays_are_as_the_store(self) -> None:
+        """What the scheduler reckons with is what another one would read."""
+        cache = self.scheduler.cache
+        assert cache is not None
+        fresh = StateCache(self.scheduler.parts, cache.fence, self.scheduler.errors)
+        gpus = range(self.layout.gpus)
+        assert [cache.mirror.holder(gpu) for gpu in gpus] == [fresh.mirror.holder(gpu) for gpu in gpus]
+        mine, theirs = cache.mirror.sim.state, fresh.mirror.sim.state
+        for field in ("free", "usable", "busy", "gpu_down"):
+            assert (getattr(mine, field) == getattr(theirs, field)).all(), field

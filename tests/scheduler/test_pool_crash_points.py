@@ -1,0 +1,147 @@
+"""A scheduler that is killed, or overtaken, at any point of filling a seat: the ring holds just what it uses."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from sqlalchemy import Connection
+
+from longshore.scheduler.control.reconciler import Reconciler
+from longshore.scheduler.files.owner import this_process
+from longshore.scheduler.model.states import Desired, JobState
+from tests.scheduler.backends.attempts import end_all, until
+from tests.scheduler.ring_trials import RING_PATIENCE_S, RingTrial
+from tests.scheduler.trials import KilledError
+
+pytestmark = pytest.mark.faults  # minutes
+
+T = TypeVar("T")
+NODES = {"a": 4, "b": 2}
+CHANGING = ("write", "retire", "desk", "add")
+LATER_S = 4000.0  # until a ring may have as many GPUs again
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[RingTrial]:
+    it = RingTrial(tmp_path, NODES)
+    yield it
+    it.scheduler.close_desks()
+    it.close()
+    end_all(tmp_path)
+
+
+class Points:
+    """Counts the moments before and after calls that change anything, and does something at one of them."""
+
+    def __init__(
+        self, trial: RingTrial, monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], object]
+    ) -> None:
+        self._number, self._do, self._real = number, do, trial.store.write
+        self.passed, self.is_armed = 0, True
+        monkeypatch.setattr(trial.store, "write", self._write)
+        trial.way.before = trial.way.after = self._pass
+
+    def _pass(self, call: str) -> None:
+        if not self.is_armed or call not in CHANGING:
+            return
+        self.passed += 1
+        if self.passed == self._number:
+            self.is_armed = False
+            self._do()
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        self._pass("write")
+        value = self._real(work)
+        self._pass("write")
+        return value
+
+
+def killed() -> None:
+    raise KilledError
+
+
+def lose_one(trial: RingTrial, job: str) -> None:
+    """Take a GPU away from a ring that is whole, and let an hour pass."""
+    trial.later_s += LATER_S
+    trial.until(lambda: trial.is_settled(job))
+    trial.lose(job, min(trial.used(job)))
+
+
+def fill(trial: RingTrial, job: str, look: Callable[[], None]) -> None:
+    """Let somebody look until the seat is filled."""
+
+    def is_filled() -> bool:
+        look()
+        return trial.is_settled(job)
+
+    until(is_filled, RING_PATIENCE_S)
+
+
+def test_wherever_a_scheduler_is_killed_the_seat_is_filled_and_no_gpu_is_held_in_vain(
+    trial: RingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = trial.submit_ring(2)
+    trial.until(lambda: trial.job(job).state is JobState.RUNNING and trial.is_settled(job))
+    number, passed = 0, 1
+    while passed >= number:
+        number += 1
+        before = len(trial.seats_of(job))
+        lose_one(trial, job)
+        with monkeypatch.context() as patch:
+            points = Points(trial, patch, number, killed)
+            fill(trial, job, lambda: look_or_die(trial))
+        passed = points.passed
+        trial.tick()
+        told = [it.now for it in trial.seats_of(job)[before:]]
+        assert sorted(set(told) - {"empty"}) == ["left", "taken"], number
+        assert told.count("taken") == 1
+        trial.assert_arrays_are_as_the_store()
+        assert len(trial.attempts(job)) == 1
+    assert number > 8  # so many points there were
+    trial.wish(job, Desired.CANCEL)
+    trial.ends(job)
+    assert trial.held() == []
+
+
+def look_or_die(trial: RingTrial) -> None:
+    try:
+        trial.tick()
+    except KilledError:
+        trial.crash()
+
+
+def look_both(points: Points, slow: Reconciler, fast: Reconciler) -> None:
+    """Let the slow one look, and the other one if it has overtaken it."""
+    slow.tick()
+    if not points.is_armed:
+        fast.tick()
+
+
+def test_a_scheduler_that_another_overtakes_at_any_point_gives_nothing_away_any_more(
+    trial: RingTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = trial.submit_ring(2)
+    trial.until(lambda: trial.job(job).state is JobState.RUNNING and trial.is_settled(job))
+    number, passed = 0, 1
+    while passed >= number:
+        number += 1
+        lose_one(trial, job)
+        slow, fast = trial.scheduler, trial.another(this_process())
+        with monkeypatch.context() as patch:
+            points = Points(trial, patch, number, fast.tick)
+            fill(trial, job, partial(look_both, points, slow, fast))
+        passed = points.passed
+        slow.close_desks()
+        trial.scheduler = fast if not points.is_armed else slow
+        if points.is_armed:
+            fast.close()
+        trial.until(lambda: trial.is_settled(job))
+        trial.assert_arrays_are_as_the_store()
+        fences = [it.fence for it in trial.events(job) if it.fence is not None]
+        assert fences == sorted(fences)
+        assert len(trial.attempts(job)) == 1
+        trial.scheduler.close_desks()
+        trial.crash()  # its lease is another's
+    assert number > 8
