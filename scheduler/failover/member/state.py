@@ -124,7 +124,7 @@ def receive_state(group: Group, root: int) -> Copied:
     group.broadcast(head, root)
     digest = hashlib.sha256(head.numpy().data)
     stream = torch.empty(left, dtype=torch.uint8)
-    for piece in _ahead(iter(stream.split(PIECE_BYTES) if left else ()), group, root):
+    for piece in _ahead(iter(torch.split(stream, PIECE_BYTES) if left else ()), group, root):
         digest.update(piece.numpy().data)
     told = torch.empty(digest.digest_size, dtype=torch.uint8)
     group.broadcast(told, root)

@@ -91,7 +91,7 @@ def instrument(ring_step: list[int]) -> None:
         ran(control)
         happen("running" if control.generation > 1 else "", control.step - 1)
 
-    Control.form, Control.ran = forming, running  # type: ignore[method-assign]
+    Control.form, Control.ran = forming, running  # type: ignore[method-assign, assignment]
     GlooGroup._finish, Gradients.averaged = finishing, averaging  # type: ignore[method-assign, assignment]
     Control.ready, GlooGroup.begin_broadcast = getting_ready, broadcasting  # type: ignore[method-assign, assignment]
     state.PIECE_BYTES = 1 << 14
