@@ -1,7 +1,7 @@
-"""`make demo-failover`: a job of four processes loses one to `kill -9`, and goes on with its spare.
+"""`make demo-failover`: a job of four processes loses one to `kill -9` and another to a broken GPU, and goes on.
 
-It starts a scheduler in a folder of its own, runs the job undisturbed, runs it again and kills one of its processes,
-and compares. Everything on the screen was measured in this run.
+It starts a scheduler in a folder of its own, runs the job undisturbed, runs it again with two faults, and compares.
+Everything on the screen was measured in this run.
 """
 
 import math
@@ -21,8 +21,10 @@ from longshore.scheduler.client import Client
 
 HERE = Path(__file__).absolute().parent
 LONGSHORE = [sys.executable, "-m", "longshore"]
-SEATS, SPARES, KILLED_SEAT, KILLED_AT = 4, 1, 2, 100
-WITHIN_S = 300.0
+SEATS, SPARES = 4, 1
+KILLED_SEAT, KILLED_AT = 2, 100  # steps are counted from 0
+BROKEN_SEAT, BROKEN_AT = 1, 200
+WITHIN_S = 120.0
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -84,8 +86,20 @@ class Scheduler:
 
     def lines(self, job: str) -> list[list[str]]:
         """Return what all ranks of a job have printed, word by word."""
-        logs = (self.client.logs(job, str(rank), 0)[0].decode() for rank in range(SEATS + SPARES))
+        ranks = sum(len(share["gpus"]) for share in self.client.job(job)["attempts"][-1]["placement"])
+        logs = (self.client.logs(job, str(rank), 0)[0].decode() for rank in range(ranks))
         return [line.split() for text in logs for line in text.splitlines()]
+
+    def step(self, job: str) -> int:
+        """Return how many steps the ring of a job has done; -1 while it has none."""
+        ring = self.client.ring(job)
+        return -1 if ring is None or ring["phase"] != "running" else int(ring["step"])
+
+    def report_broken(self, node: str) -> None:
+        """Tell of a GPU as the agent of its node would: twice, as one report may be a mistake."""
+        for _ in range(2):
+            gpu = {"index": 0, "healthy": False, "utilisation": 0.0, "free_bytes": 0}
+            self.client.report(node, {"gpus": [gpu]})
 
     def ended(self, job: str) -> None:
         """Wait until a job has succeeded."""
@@ -99,7 +113,7 @@ def _until(is_so: Callable[[], object], what: str) -> None:
     while not is_so():
         if time.monotonic() > give_up_s:
             raise SystemExit(f"waited {WITHIN_S:.0f} s for {what} in vain")
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
 def _losses(lines: list[list[str]]) -> dict[int, str]:
@@ -114,12 +128,34 @@ def _curve(losses: dict[int, str]) -> str:
     return "".join(BARS[round((it - least) / (most - least) * (len(BARS) - 1))] for it in shown)
 
 
-def _kill(scheduler: Scheduler, job: str) -> float:
-    """Kill the process on a seat once training is under way; return when."""
-    _until(lambda: (scheduler.client.ring(job) or {"step": -1})["step"] >= KILLED_AT, "the first steps")
-    pid = next(int(words[1]) for words in scheduler.lines(job) if words[0] == "pid" and int(words[3]) == KILLED_SEAT)
+def _members(scheduler: Scheduler, job: str) -> dict[int, tuple[int, str]]:
+    """Return process and node of each member that has said who it is."""
+    told = [words for words in scheduler.lines(job) if words[0] == "member"]
+    return {int(words[1]): (int(words[3]), words[5]) for words in told}
+
+
+def _disturb(scheduler: Scheduler, job: str) -> float:
+    """Kill one process of a job, and break the GPUs of another and of the spare; return when it was killed."""
+    client = scheduler.client
+    _until(lambda: scheduler.step(job) >= KILLED_AT, f"step {KILLED_AT}")
+    ring, members = client.ring(job) or {}, _members(scheduler, job)
+    pid, spare_node = members[ring["order"][KILLED_SEAT]]  # there the next spare is started
     os.kill(pid, signal.SIGKILL)
-    return time.time()
+    killed_s = time.time()
+    print(f"killed process {pid} on {spare_node}", flush=True)
+    _until(lambda: scheduler.step(job) >= BROKEN_AT and (client.ring(job) or {})["spares"], f"step {BROKEN_AT}")
+    broken_node = members[ring["order"][BROKEN_SEAT]][1]
+    print(f"broken: the GPUs of {spare_node}, where the new spare waits, and of {broken_node}", flush=True)
+    for node in (spare_node, broken_node):
+        scheduler.report_broken(node)
+    _until(lambda: (client.ring(job) or {"replacements": [0]})["replacements"], "another GPU")
+    _until(lambda: scheduler.step(job) > BROKEN_AT, "the ring to go on")
+    return killed_s
+
+
+def _next_s(lines: list[list[str]], after_s: float) -> float:
+    """Return how long after a moment the first step was done that began after it."""
+    return min(float(words[3]) for words in lines if words[0] == "loss" and float(words[3]) > after_s) - after_s
 
 
 def main() -> None:
@@ -127,25 +163,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="longshore-failover-") as folder:
         scheduler = Scheduler(Path(folder))
         with scheduler.running():
-            print(f"{SEATS} processes train one model on four nodes, a fifth waits. First undisturbed ...", flush=True)
+            print(f"{SEATS} processes on {SEATS} nodes train a model, a spare waits. First undisturbed ...", flush=True)
             first = scheduler.submit()
             scheduler.ended(first)
             before = scheduler.lines(first)
-            print(f"and again: `kill -9` to the process on seat {KILLED_SEAT} after step {KILLED_AT} ...\n", flush=True)
+            print(f"And again. After step {KILLED_AT}: `kill -9` to the process on seat {KILLED_SEAT}.")
+            print(f"After step {BROKEN_AT}: the GPUs of seat {BROKEN_SEAT} and of the spare are broken.\n", flush=True)
             second = scheduler.submit()
-            killed_s = _kill(scheduler, second)
-            time.sleep(1.0)
-            print(scheduler.status(second))
+            killed_s = _disturb(scheduler, second)
+            print(scheduler.status(second), flush=True)
             scheduler.ended(second)
             after = scheduler.lines(second)
             attempts = scheduler.client.job(second)["attempts"]
-        next_s = min(float(words[3]) for words in after if words[0] == "loss" and float(words[3]) > killed_s)
         one, other = _losses(before), _losses(after)
         same = sum(one[step] == other.get(step) for step in one)
         digests = [{words[1] for words in lines if words[0] == "sha256"} for lines in (before, after)]
-        print(f"first new step {next_s - killed_s:.2f} s after the kill; attempts of the job: {len(attempts)}")
+        print(f"next step {_next_s(after, killed_s):.2f} s after the kill; attempts of the job: {len(attempts)}")
         print(f"loss, undisturbed   {_curve(one)}")
-        print(f"loss, one killed    {_curve(other)}")
+        print(f"loss, two faults    {_curve(other)}")
         print(f"{same} of {len(one)} losses are equal to the last digit; parameters", end=" ")
         print("equal, bit for bit" if digests[0] == digests[1] and len(digests[0]) == 1 else "NOT equal")
 

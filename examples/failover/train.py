@@ -8,7 +8,7 @@ import torch
 
 from longshore.ring import Ring
 
-SEED, STEPS = 7, int(os.environ.get("STEPS", "400"))
+SEED, STEPS = 7, int(os.environ.get("STEPS", "600"))
 
 
 def batch(shard: int, shards: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,7 +28,7 @@ def main() -> None:
     torch.manual_seed(SEED)
     model = torch.nn.Sequential(torch.nn.Linear(16, 128), torch.nn.Tanh(), torch.nn.Linear(128, 1))
     with Ring(model, torch.optim.Adam(model.parameters(), 1e-3)) as ring:
-        print(f"pid {os.getpid()} {ring.member} {ring.seat}", flush=True)
+        print(f"member {ring.member} pid {os.getpid()} on {os.environ['LONGSHORE_NODE']}", flush=True)
         for step in ring.steps(until=STEPS):
             for shard in ring.shards:
                 x, y = batch(shard, ring.seats, step)
