@@ -8,6 +8,7 @@ from ..scheduler.commands.panels import POLICIES
 from . import traces
 from .evaluating import evaluate
 from .listing import policies
+from .planning import plan
 from .simulating import simulate
 from .training import train
 from .tuning import tune
@@ -18,6 +19,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     train: "longshore train --preset hetero64 --steps 2e6 --seed 0",
     tune: "longshore tune --preset hetero64 --trials 20 --jobs 2",
     policies: "longshore policies",
+    plan: "longshore plan examples/plan/train.py:build --deadline 24h --tokens 1e9 --cluster examples/small.yaml",
 }  # each with an example
 
 
