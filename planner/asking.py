@@ -57,9 +57,7 @@ def ask(request: Request) -> Question:
     hardware = DEFAULT if request.hardware is None else read_hardware(request.hardware)
     found = model_of(request.model, request.limits)
     samples = _samples(request, found)
-    return question(
-        found, hardware, pool, batch=request.batch, samples=samples, deadline_s=request.deadline_s
-    )
+    return question(found, hardware, pool, batch=request.batch, samples=samples, deadline_s=request.deadline_s)
 
 
 def model_of(model: str, limits: Limits) -> ModelProfile:

@@ -11,7 +11,9 @@ from ...cluster.files.output_file import write_text
 from ...cluster.files.yaml_file import read_yaml, validated
 from ..model.hardware import HardwareProfile
 
-HEAD = "# A hardware profile for `longshore plan --hardware`, by `longshore planner calibrate`. Units are in the names.\n"
+HEAD = (
+    "# A hardware profile for `longshore plan --hardware`, by `longshore planner calibrate`. Units are in the names.\n"
+)
 
 
 def read_hardware(path: Path) -> HardwareProfile:

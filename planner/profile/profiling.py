@@ -141,7 +141,10 @@ def _status(process: "subprocess.Popen[bytes]", until: float) -> int | None:
 def _end(status: int | None, taken_s: float, limits: Limits, function: str) -> tuple[str, str]:
     """Return how the process ended without an answer, and what to do."""
     if status is None:
-        return f"{function} was not profiled after {taken_s:.0f} s", "let it build the model alone, or raise --time-limit"
+        return (
+            f"{function} was not profiled after {taken_s:.0f} s",
+            "let it build the model alone, or raise --time-limit",
+        )
     if status == -signal.SIGKILL:
         return "its process was killed, as by a lack of memory", "build a smaller batch, or free some memory"
     if status < 0:

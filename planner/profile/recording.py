@@ -157,7 +157,9 @@ class Recorder:
         except Exception as error:  # whatever a user's layer raises
             hint = hint_for(self._hints, found.name, type(found.module).__name__)
             if hint is None:
-                raise LayerError(f"layer {found.name!r} ({type(found.module).__name__}): {_first_line(error)}") from error
+                raise LayerError(
+                    f"layer {found.name!r} ({type(found.module).__name__}): {_first_line(error)}"
+                ) from error
             self._alone += self._flops() - before
             self._kept.bytes = kept
             inputs = [it for it in tree_leaves((args, kwargs)) if isinstance(it, Tensor)]

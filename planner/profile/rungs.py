@@ -79,7 +79,7 @@ def _on_cpu(build: Callable[[], Any], hints: Mapping[str, Hint], first: str) -> 
     _count_attention_on_cpu()
     made = built(build).on("cpu", torch.float32)
     # The fused kernels of the CPU would hide the products of an LSTM.
-    with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+    with torch.backends.mkldnn.flags(enabled=False):
         one, two = (_recorded(made.with_samples(samples), hints) for samples in (1, 2))
     note = f"it does not run without weights: {first}"[:300]
     return Profiled(CPU, made.tokens_per_sample, layer_profiles(Batches(one, 1, two)), (note,))
@@ -129,12 +129,10 @@ def _count_attention_on_cpu() -> None:
         @register_flop_formula(kernel)
         def _(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
             del args, kwargs
-            return int(sdpa_flop_count(query, key, value))
+            return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
 def plain_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand for `torch.utils.checkpoint.checkpoint`: the plan says what is recomputed, not the model."""
     own = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
     return function(*args, **{name: value for name, value in kwargs.items() if name not in own})
-
-

@@ -16,7 +16,7 @@ def main() -> None:
     """Profile what standard input names, within limits, and answer."""
     asked = json.loads(sys.stdin.readline())
     answer = int(asked["answer"])
-    os.set_inheritable(answer, False)
+    os.set_inheritable(answer, False)  # noqa: FBT003  # its own signature
     os.dup2(2, 1)
     limit = int(asked["memory_bytes"])
     # What the process may write to: address space alone says little, as torch reserves more than it uses.

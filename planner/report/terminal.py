@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ...cluster.files.durations import duration_text
-from ..model.constants import MEANINGS
-from ..model.hardware import HardwareProfile
 from ..model.memory import CONTEXT_BYTES, FRAGMENTATION
 from ..search.choosing import Choice
 from ..search.plan import Misfit, Plan, Stage
 from ..search.question import Question
+from .constants_table import constants_table
 
 MOST_ROWS = 60
 
@@ -90,7 +89,8 @@ def _print_plan(console: Console, asked: Question, plan: Plan) -> None:
     console.print(
         f"iteration   {_time(plan.step_s)} = {_time(times.compute_s)} matrix products + {_time(times.tensor_s)} tensor "
         f"parallelism + {_time(times.fixed_s)} launches + {_time(times.bubble_s)} empty pipeline + "
-        f"{_time(times.gradients_s)} gradients + {_time(times.optimizer_s)} optimizer + {_time(times.iteration_s)} fixed"
+        f"{_time(times.gradients_s)} gradients + {_time(times.optimizer_s)} optimizer + "
+        f"{_time(times.iteration_s)} fixed"
     )
     console.print(f"cost        {plan.gpu_hours:,.1f} GPU-hours")
     console.print()
@@ -100,7 +100,12 @@ def _print_plan(console: Console, asked: Question, plan: Plan) -> None:
         "No memory figure has been compared with a GPU."
     )
     console.print()
-    console.print(_constants_table(asked.hardware))
+    hardware = asked.hardware
+    console.print(
+        f"Constants fitted to {hardware.accuracy.runs} runs ({hardware.name}); runs left out are "
+        f"{hardware.accuracy.mean_error:.1%} off. Bandwidths are scaled by the cluster file's, speed by its peak_flops."
+    )
+    console.print(constants_table(hardware))
 
 
 def _stage_table(asked: Question, plan: Plan) -> Table:
@@ -134,39 +139,30 @@ def _layer_names(asked: Question, first: Stage, last: Stage) -> str:
 
 def _edges(stage: Stage) -> str:
     parts = [(stage.tensor_bytes, "tensor group, a micro-batch"), (stage.next_bytes, "next stage, a micro-batch")]
-    told = [f"{_amount(volume)}B ({what})" for volume, what in (*parts, (stage.ring_bytes, "ring, an iteration")) if volume]
+    told = [
+        f"{_amount(volume)}B ({what})" for volume, what in (*parts, (stage.ring_bytes, "ring, an iteration")) if volume
+    ]
     return ", ".join(told) or "nothing"
-
-
-def _constants_table(hardware: HardwareProfile) -> Table:
-    on = hardware.measured_on
-    title = (
-        f"Constants, fitted on {hardware.name}: {hardware.accuracy.runs} runs, mean error of runs left out "
-        f"{hardware.accuracy.mean_error:.1%}. Bandwidths are scaled by the cluster file's."
-    )
-    table = Table("constant", "value", "meaning", title=title, title_justify="left", title_style="", box=None, pad_edge=False)
-    for name, value in hardware.values._asdict().items():
-        meaning = MEANINGS[name]
-        unsure = "; the runs could not tell it" if name in hardware.not_identified else ""
-        table.add_row(name, f"{value / meaning.in_si:.3g} {meaning.unit}".strip(), meaning.text + unsure)
-    table.add_row("bound_factor", f"{hardware.accuracy.bound_factor:.3g}", _bound_text(hardware))
-    table.add_row("memory_bytes_per_s", f"{on.memory_bytes_per_s / 1e9:.4g} GB/s", "memory of a GPU, for the optimizer")
-    return table
-
-
-def _bound_text(hardware: HardwareProfile) -> str:
-    return f"times the prediction: {hardware.accuracy.bound_share:.0%} of runs are to take no longer"
 
 
 def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit]) -> None:
     """Print all plans, fastest first, then those that do not fit, with what binds them."""
-    table = Table("GPUs", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False)
+    table = Table(
+        "GPUs", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False
+    )
     table.add_column("verdict")
     for it in ordered(found)[:MOST_ROWS]:
         layout = it.layout
-        start = (str(layout.gpus), f"{layout.data} x {layout.pipeline} x {layout.tensor}", str(layout.micro_batch), str(layout.saving))
+        start = (
+            str(layout.gpus),
+            f"{layout.data} x {layout.pipeline} x {layout.tensor}",
+            str(layout.micro_batch),
+            str(layout.saving),
+        )
         if isinstance(it, Plan):
-            table.add_row(*start, _time(it.step_s), duration_text(it.total_s), duration_text(it.bound_s), binding(asked, it))
+            table.add_row(
+                *start, _time(it.step_s), duration_text(it.total_s), duration_text(it.bound_s), binding(asked, it)
+            )
         else:
             table.add_row(*start, "", "", "", binding(asked, it))
     console.print(table)
@@ -177,7 +173,9 @@ def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit
 def ordered(found: Sequence[Plan | Misfit]) -> list[Plan | Misfit]:
     """Return plans by their time, then what does not fit by what it lacks."""
     plans = sorted((it for it in found if isinstance(it, Plan)), key=lambda it: (it.step_s, it.gpus))
-    others = sorted((it for it in found if isinstance(it, Misfit)), key=lambda it: it.needed_bytes / it.gpu_memory_bytes)
+    others = sorted(
+        (it for it in found if isinstance(it, Misfit)), key=lambda it: it.needed_bytes / it.gpu_memory_bytes
+    )
     return [*plans, *others]
 
 

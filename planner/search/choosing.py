@@ -66,7 +66,9 @@ def choose(asked: Question) -> Choice:
     if asked.deadline_s is not None:
         plan = _fewest(field, counted)
     if plan is not None:
-        return Choice(plan, True, None, field.gpus.size, counted.count, None)
+        return Choice(
+            plan, meets=True, closest=None, looked_at=field.gpus.size, worked_out=counted.count, would_do=None
+        )
     plan = _fastest(np.argsort(field.least_s, kind="stable"), counted)
     meets = plan is not None and asked.deadline_s is None
     closest = None if plan is not None else _closest(field)
@@ -183,7 +185,11 @@ def every_plan(asked: Question) -> Iterator[Plan | Misfit]:
         members = order[which == group]
         fits = members[np.isfinite(field.least_s[members])]
         plan = _fastest(fits, _Counted(field))
-        yield plan if plan is not None else min(
-            (it for it in map(field.worked_out, members.tolist()) if isinstance(it, Misfit)),
-            key=lambda it: it.needed_bytes,
+        yield (
+            plan
+            if plan is not None
+            else min(
+                (it for it in map(field.worked_out, members.tolist()) if isinstance(it, Misfit)),
+                key=lambda it: it.needed_bytes,
+            )
         )

@@ -3,7 +3,7 @@
 Source: SPEC P1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -36,12 +36,10 @@ class Layers:
 
 def layers_of(profile: ModelProfile) -> Layers:
     """Return the figures of a profile as arrays."""
-    names = (
-        "forward_flops", "backward_flops", "parameters", "tied_parameters", "saved_bytes", "input_elements",
-        "output_bytes", "fixed_costs", "is_block",
-    )  # fmt: skip
+    names = [it.name for it in fields(Layers) if it.name not in ("has_heads", "heads")]
+    columns = {name: profile.column(name) for name in names}
     has_heads = (profile.column("heads") > 0).astype(np.float64)
-    return Layers(*(profile.column(name) for name in names), has_heads=has_heads, heads=profile.heads)
+    return Layers(**columns, has_heads=has_heads, heads=profile.heads)
 
 
 def pieces(layers: Layers, tensor: Array, micro_batch: Array, recomputes: Array) -> Pieces:
@@ -98,5 +96,3 @@ def memory(layers: Layers, saving: Saving, data: int, tensor: int, micro_batch: 
         kept_bytes=np.where(again > 0, inputs, saved),
         working_bytes=working,
     )
-
-

@@ -126,9 +126,7 @@ def _stage(case: _Case, cuts: Cuts, k: int) -> Stage:
     )  # fmt: skip
 
 
-def rounds(
-    parameters: Array, data: Array, micro_batches: Array, zero: Array, is_inside: Array, steps: Array
-) -> Rounds:
+def rounds(parameters: Array, data: Array, micro_batches: Array, zero: Array, is_inside: Array, steps: Array) -> Rounds:
     """Return what iterations do beside their micro-batches, arrays of the shape of the arguments.
 
     Args:
@@ -136,7 +134,7 @@ def rounds(
         data: Data-parallel members.
         micro_batches: Of each.
         zero: Stage of ZeRO.
-        is_inside: Whether all is on one node.
+        is_inside: 1 where all is on one node, else 0.
         steps: Micro-batches, with those that the pipeline takes to fill and empty.
     """
     summed = np.where(zero == 3, 0.0, all_reduce_bytes(data, NUMBER_BYTES * parameters))
@@ -144,9 +142,9 @@ def rounds(
     gathered = np.where(zero == 3, 3.0 * NUMBER_BYTES * parameters * micro_batches * (data - 1.0) / data, 0.0)
     return Rounds(
         steps=steps,
-        inside_bytes=np.where(is_inside, summed + gathered, 0.0),
-        across_bytes=np.where(is_inside, 0.0, summed),
-        gathered_bytes=np.where(is_inside, 0.0, gathered),
+        inside_bytes=np.where(is_inside > 0, summed + gathered, 0.0),
+        across_bytes=np.where(is_inside > 0, 0.0, summed),
+        gathered_bytes=np.where(is_inside > 0, 0.0, gathered),
         optimizer_bytes=OPTIMIZER_BYTES * parameters / np.where(zero > 0, data, 1.0),
     )
 

@@ -51,7 +51,12 @@ class Question:
 
 
 def question(
-    profile: ModelProfile, hardware: HardwareProfile, pool: Pool, *, batch: int, samples: float,
+    profile: ModelProfile,
+    hardware: HardwareProfile,
+    pool: Pool,
+    *,
+    batch: int,
+    samples: float,
     deadline_s: float | None,
 ) -> Question:
     """Return the question of training a model on so many samples."""  # fmt: skip

@@ -1,4 +1,4 @@
-"""`longshore plan`."""
+"""`longshore plan` and `longshore planner`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +26,9 @@ def plan(
     ] = None,
     deadline: Annotated[
         float | None,
-        typer.Option(parser=run_time, metavar=DURATION, help="Time for it, such as 24h; as fast as can be if left out."),
+        typer.Option(
+            parser=run_time, metavar=DURATION, help="Time for it, such as 24h; as fast as can be if left out."
+        ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=10**7, help="Samples of one iteration, on all GPUs together.")] = 256,
     gpus: Annotated[int | None, typer.Option(min=1, max=10**6, help="Use at most so many GPUs, fastest first.")] = None,
@@ -65,3 +67,56 @@ def plan(
     if rows is not None:
         typer.echo()
         print_table(console(), asked, rows)
+
+
+app = typer.Typer(no_args_is_help=True, help="Fit the planner to your own GPUs.")
+
+
+@app.command(epilog="Example: longshore planner calibrate runs.csv --out mine-hardware.yaml")
+def calibrate(
+    runs: Annotated[Path, typer.Argument(help="Measured runs (csv; docs/planner.md has the columns).")],
+    out: Annotated[Path | None, typer.Option(help="Write the hardware profile here (YAML).")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the profile; the name of the file if left out.")] = None,
+    peak_flops: Annotated[
+        float, typer.Option(min=1e6, max=1e24, callback=number, help="Of one GPU, dense, in FLOP/s.")
+    ] = 312e12,
+    memory_bandwidth: Annotated[
+        float, typer.Option(min=1.0, max=1e18, callback=number, help="Of a GPU's memory, in bytes/s.")
+    ] = 1.5e12,
+    intra_bandwidth: Annotated[
+        float, typer.Option(min=1.0, max=1e18, callback=number, help="Between two GPUs of a node, in bytes/s.")
+    ] = 300e9,
+    nic_bandwidth: Annotated[
+        float, typer.Option(min=1.0, max=1e18, callback=number, help="Of a node's network, in bytes/s.")
+    ] = 25e9,
+    gpus_per_node: Annotated[int, typer.Option(min=1, max=10**6, help="GPUs of each node.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+) -> None:
+    """Fit the planner's constants to measured runs; 20 short ones do. Figures of the hardware are an A100's by default.
+
+    It says which constants the runs do not tell, and how far predictions of other runs are off.
+    """
+    with progress("reading the runs") as tell:
+        from ..cluster.files.output_file import check_outputs
+        from ..planner.calibration.calibrating import calibrate as fit_profile
+        from ..planner.calibration.profile_file import write_hardware
+        from ..planner.calibration.runs_file import read_runs
+        from ..planner.model.hardware import Measured
+        from ..planner.report.calibration import print_calibration
+
+        check_outputs({"--out": out}, {"RUNS": runs})
+        measured = read_runs(runs)
+        tell(f"fitting to {measured.gpus.size} runs")
+        on = Measured(
+            peak_flops=peak_flops, memory_bytes_per_s=memory_bandwidth, intra_bytes_per_s=intra_bandwidth,
+            nic_bytes_per_s=nic_bandwidth, gpus_per_node=gpus_per_node,
+        )  # fmt: skip
+        profile = fit_profile(measured, on, name or runs.stem)
+        if out is not None:
+            write_hardware(out, profile)
+    if as_json:
+        typer.echo(profile.model_dump_json(indent=2))
+        return
+    print_calibration(console(), profile, measured)
+    if out is not None:
+        typer.echo(f"{out}: for `longshore plan --hardware {out}`")
