@@ -18,7 +18,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     train: "longshore train --preset hetero64 --steps 2e6 --seed 0",
     tune: "longshore tune --preset hetero64 --trials 20 --jobs 2",
     policies: "longshore policies",
-    planning.plan: "longshore plan examples/plan/train.py:build --deadline 24h --tokens 1e9 --cluster examples/small.yaml",
+    planning.plan: "longshore plan examples/plan/llama7b.py --deadline 24h --tokens 1e9 --cluster examples/small.yaml",
 }  # each with an example
 
 
