@@ -33,8 +33,8 @@ PUBLISHED = Path(__file__).absolute().parent / "planner_published.csv"
 MODEL = ROOT / "examples" / "plan" / "llama7b.py"
 SHORT, DRAWS = 20, 10  # runs of a calibration, and how many are drawn
 ON = Measured()
-# What Calculon, which is not calibrated, says of all runs that vTrain published, of which ours are a half: error, regret
-# and tau, with its commit of February 2024. It rejected 6 of the 109 multi-node runs.
+# What Calculon, which is not calibrated, says of all runs that vTrain published, of which ours are a half: error,
+# regret and tau, with its commit of February 2024. It rejected 6 of the 109 multi-node runs.
 CALCULON = {"multi": (0.129, 0.013, 0.59), "single": (0.389, 0.102, 0.55)}
 MT_NLG = 3  # of the published runs, the last
 

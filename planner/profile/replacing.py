@@ -67,9 +67,8 @@ class AsOnGpu(TorchFunctionMode):
             self.tally.products += 1
             self.tally.elements = max(self.tally.elements, first.numel() if isinstance(first, Tensor) else 0)
         # Attention written out has a softmax over (batch, heads, sequence, sequence).
-        if func is ATTENTION or func in SOFTMAX:
-            if isinstance(first, Tensor) and first.dim() == 4:
-                self.tally.attentions, self.tally.heads = self.tally.attentions + 1, int(first.shape[1])
+        if (func is ATTENTION or func in SOFTMAX) and isinstance(first, Tensor) and first.dim() == 4:
+            self.tally.attentions, self.tally.heads = self.tally.attentions + 1, int(first.shape[1])
 
 
 def _flash(
@@ -89,14 +88,11 @@ def _flash(
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = (it.repeat_interleave(groups, dim=1) for it in (key, value))
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
     if query.device.type == "cpu":
-        on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        done: Tensor = on_cpu(query, key, value, dropout_p, is_causal, scale=scale)[0]
-        return done
-    done = torch.ops.aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, return_debug_mask=False, scale=scale
-    )[0]
-    return done
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    attended: tuple[Tensor, ...] = attend(query, key, value, dropout_p, is_causal, scale=scale)
+    return attended[0]
 
 
 def _dropout(

@@ -1,6 +1,6 @@
-"""The ladder: the model without its weights; with the user's hints; then really run on the CPU with one and two samples.
+"""The ladder: the model without its weights, with the user's hints where a layer cannot be run so; then on the CPU.
 
-Each rung costs more, or says less, than the one before. The first that works is told with the profile.
+Each rung costs more than the one before. The first that works is told with the profile.
 
 Source: SPEC P1.
 """

@@ -45,7 +45,7 @@ def _layers(rows: Rows) -> list[LayerProfile]:
     if rows.has("fixed_costs"):
         columns["fixed_costs"] = rows.numbers("fixed_costs", most=MOST).tolist()
     columns.setdefault("backward_flops", [2.0 * value for value in columns["forward_flops"]])
-    # What reaches a layer is what the one before it sends, two bytes a number; where nothing is said, as much as it sends.
+    # Where nothing is said, as much reaches a layer as it sends on, two bytes a number.
     columns.setdefault("input_elements", [value / 2.0 for value in columns["output_bytes"]])
     names = rows.cells["name"]
     return [

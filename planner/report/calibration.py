@@ -35,7 +35,7 @@ def advice(profile: HardwareProfile, runs: Runs) -> Iterator[str]:
         names = ", ".join(profile.not_identified)
         yield f"The runs do not tell {names}: these stay near the datasheet. Plans that hang on them are less sure."
     if profile.accuracy.runs < ENOUGH:
-        yield f"{profile.accuracy.runs} runs are few: with fewer than {ENOUGH}, how far others are off is a matter of luck."
+        yield f"{profile.accuracy.runs} runs are few: below {ENOUGH}, how far predictions are off is a matter of luck."
     columns = {"micro_batch": runs.micro_batch, "tensor": runs.tensor, "pipeline": runs.pipeline, "data": runs.data}
     same = [name for name, column in columns.items() if np.unique(column).size == 1]
     if same:

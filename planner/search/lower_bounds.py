@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.memory import STATE_BYTES, OPTIMIZER_STATE_BYTES, kept_share, usable_bytes
+from ..model.memory import OPTIMIZER_STATE_BYTES, STATE_BYTES, kept_share, usable_bytes
 from ..model.pool import GpuType
 from ..model.step_time import NUMBER_BYTES, Array, Machine, compute_s, iteration_s, micro_batch_s
 from .costs import Layers, pieces

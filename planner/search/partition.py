@@ -1,8 +1,10 @@
 """Layers on stages: contiguous, the slowest stage as fast as can be, no stage over its memory.
 
 A stage that starts at a layer takes as many layers as fit under a time and its memory. Whether all layers are placed
-so says whether the time can be reached: part of what fits fits too, so taking fewer never helps those behind. The
-least time is found by halving, and is exact: in the end no time below it can be reached.
+so says whether the time can be reached: part of what fits fits too, so taking fewer never helps those behind. There is
+one exception. Where a stage cannot take even the next layer, it may help if those before it take fewer, as no stage may
+be empty; there all ways are followed. The least time is found by halving, and is exact: in the end no time below it can
+be reached.
 
 Source: SPEC P1.
 """
@@ -41,7 +43,7 @@ def partition(stages: Sequence[StageCosts]) -> Cuts | None:
     while True:
         # Halving first; below it ends at the greatest number under the time that was reached.
         middle = (low + high) / 2.0
-        below = nextafter(high, 0.0)
+        below = nextafter(high, -inf)
         middle = below if middle >= below or high - low < 1e-9 * high else middle
         found = _filled(stages, middle)
         if found is not None:
@@ -66,9 +68,32 @@ def _filled(stages: Sequence[StageCosts], most_s: float) -> Cuts | None:
         end = min(_last_under(stage.time_s, start, most_s), _last_under(stage.memory_bytes, start, stage.most_bytes))
         end = min(end, layers - (count - 1 - k))  # those behind need a layer each
         if end <= start:
-            return None
+            return _followed(stages, most_s)
         cuts.append(end)
     return tuple(cuts) if cuts[-1] == layers else None
+
+
+def _followed(stages: Sequence[StageCosts], most_s: float) -> Cuts | None:
+    """Return the same as `_filled` by following every place where a stage may end."""
+    layers = len(stages[0].time_s) - 1
+    came_from: list[dict[int, int]] = [{0: 0}]  # for each stage, where it may end, and where it then began
+    for stage in stages:
+        ends, reached = dict[int, int](), 0
+        for start in sorted(came_from[-1]):
+            last = min(
+                _last_under(stage.time_s, start, most_s), _last_under(stage.memory_bytes, start, stage.most_bytes)
+            )
+            # Places up to the last one of an earlier start are known already.
+            ends.update(dict.fromkeys(range(max(start, reached) + 1, last + 1), start))
+            reached = max(reached, last)
+        came_from.append(ends)
+    cuts, at = list[int](), layers
+    for ends in reversed(came_from):
+        if at not in ends:
+            return None
+        cuts.append(at)
+        at = ends[at]
+    return tuple(reversed(cuts))
 
 
 def _last_under(total: Sequence[float], start: int, most: float) -> int:

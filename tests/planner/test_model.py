@@ -50,21 +50,20 @@ DEGREES = st.tuples(
 )
 
 
-@given(DEGREES, recomputes=st.booleans())
+@given(degrees=DEGREES, recomputes=st.booleans())
 def test_runs_take_what_the_printed_formula_says(degrees: tuple[int, int, int, int], *, recomputes: bool) -> None:
     runs = one_run(*degrees, recomputes=recomputes, batch=64)
     assert predicted_s(work_of(runs, ON, 8), DEFAULT.values)[0] == pytest.approx(by_hand(runs), rel=1e-12)
 
 
-@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), recomputes=st.booleans())
-def test_a_plan_of_one_stage_takes_what_the_formula_says(
-    data: int, tensor: int, micro: int, *, recomputes: bool
-) -> None:
+@given(degrees=DEGREES, recomputes=st.booleans())
+def test_a_plan_of_one_stage_takes_what_is_printed(degrees: tuple[int, int, int, int], *, recomputes: bool) -> None:
     """Stages that hold the head and fewer layers are balanced; with one stage there is nothing to balance."""
-    runs = one_run(data, 1, tensor, micro, recomputes=recomputes, batch=64)
+    data, _, tensor, micro_batch = degrees
+    runs = one_run(data, 1, tensor, micro_batch, recomputes=recomputes, batch=64)
     asked = question(gpt(), DEFAULT, (a100(64),), batch=64, samples=1e5, deadline_s=None)
     saving = Saving.recompute if recomputes else Saving.none
-    plan = evaluate(asked, asked.pool, Layout(data, 1, tensor, micro, saving))
+    plan = evaluate(asked, asked.pool, Layout(data, 1, tensor, micro_batch, saving))
     assert isinstance(plan, Plan)
     assert plan.step_s == pytest.approx(by_hand(runs), rel=1e-9)
 
