@@ -79,7 +79,7 @@ def _on_cpu(build: Callable[[], Any], hints: Mapping[str, Hint], first: str) -> 
     _count_attention_on_cpu()
     made = built(build).on("cpu", torch.float32)
     # The fused kernels of the CPU would hide the products of an LSTM.
-    with torch.backends.mkldnn.flags(enabled=False):
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):
         one, two = (_recorded(made.with_samples(samples), hints) for samples in (1, 2))
     note = f"it does not run without weights: {first}"[:300]
     return Profiled(CPU, made.tokens_per_sample, layer_profiles(Batches(one, 1, two)), (note,))
