@@ -78,8 +78,7 @@ def _without_weights(build: Callable[[], Any], hints: Mapping[str, Hint], formul
 def _on_cpu(build: Callable[[], Any], hints: Mapping[str, Hint], first: str) -> Profiled:
     _count_attention_on_cpu()
     made = built(build).on("cpu", torch.float32)
-    # The fused kernels of the CPU would hide the products of an LSTM.
-    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):
+    with _no_fused_kernels():
         one, two = (_recorded(made.with_samples(samples), hints) for samples in (1, 2))
     note = f"it does not run without weights: {first}"[:300]
     return Profiled(CPU, made.tokens_per_sample, layer_profiles(Batches(one, 1, two)), (note,))
@@ -120,6 +119,16 @@ def _no_initial_values() -> Iterator[None]:
             stack.callback(setattr, nn.init, name, function)
             setattr(nn.init, name, untouched)
         yield
+
+
+@contextmanager
+def _no_fused_kernels() -> Iterator[None]:
+    """Use no fused kernels of the CPU: they would hide the products of an LSTM."""
+    before = torch.backends.mkldnn.set_flags(_enabled=False)[0]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=before)
 
 
 def _count_attention_on_cpu() -> None:

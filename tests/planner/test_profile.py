@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from longshore.planner.profile import rungs
 from longshore.planner.profile.hints import Hint
+from longshore.planner.profile.recording import OUTSIDE
 from longshore.planner.profile.rungs import CPU, META, Profiled, RungError, climb
 
 HINT = Hint(forward_flops=10.0, saved_bytes=20.0, output_bytes=30.0)
@@ -152,8 +154,6 @@ def test_blocks_that_are_alike_count_as_if_each_were_run() -> None:
 
 def test_a_profile_is_that_of_the_plain_model_on_the_cpu() -> None:
     """FLOPs of the whole, counted by PyTorch around a step with weights and nothing replaced."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     model, words = Decoder(2, plain=True), torch.zeros(2, 16, dtype=torch.long)
     with FlopCounterMode(display=False) as forward:
         output = model(words)
@@ -178,19 +178,13 @@ def test_products_outside_of_all_layers_are_counted_in_a_layer_of_their_own() ->
 
     layers = profiled(lambda: Tied(1), 1, 8, words=1).layers
     last = layers[-1]
-    assert last.name == rungs_outside()
+    assert last.name == OUTSIDE
     assert last.forward_flops == 2 * 8 * 64 * 100
     assert last.backward_flops == 2 * last.forward_flops
 
 
-def rungs_outside() -> str:
-    from longshore.planner.profile.recording import OUTSIDE
-
-    return OUTSIDE
-
-
 def test_a_model_that_recomputes_by_itself_is_profiled_as_if_it_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = profiled(lambda: Decoder(), 1, 8, words=1).layers
+    plain = profiled(Decoder, 1, 8, words=1).layers
     monkeypatch.setitem(globals(), "checkpoint", rungs.plain_checkpoint)
     assert profiled(lambda: Decoder(again=True), 1, 8, words=1).layers == plain
 

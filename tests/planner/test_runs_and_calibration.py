@@ -90,7 +90,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("0.746", "-1"), "hardware.yaml:9:constants.efficiency: '-1' cannot be used; it should be a number above 0"),
+        (("0.746", "-1"), "hardware.yaml:11:constants.efficiency: '-1' cannot be used; it should be a number above 0"),
         (("0.746", ".nan"), "constants.efficiency"),
         (("0.746", "fast"), "constants.efficiency: 'fast' cannot be used"),
         (("efficiency", "efficency"), "unknown key; did you mean 'efficiency'?"),
@@ -129,8 +129,8 @@ def test_columns_may_have_the_names_of_published_runs(tmp_path: Path) -> None:
         (HEAD + ROW.replace("0.5", ""), ":2:iteration_s: '' is not a number"),
         (HEAD + ROW + ROW.replace("8,64", "9,64"), ":3:gpus: '9' GPUs are not tensor x pipeline x data"),
         (HEAD + ROW.replace("8,64", "8,65"), ":2:batch: '65' is not made of whole micro-batches"),
-        (HEAD + ROW.replace("24,", "1,"), ":2:pipeline: '2' stages are more than the layers"),
-        (HEAD + ROW.replace("24,", "2.5,"), ":2:layers: '2.5' is not a whole number"),
+        (HEAD + ROW.replace(",24,", ",1,"), ":2:pipeline: '2' stages are more than the layers"),
+        (HEAD + ROW.replace(",24,", ",2.5,"), ":2:layers: '2.5' is not a whole number"),
         (HEAD + ROW.replace("8,64", "8,1e300"), ":2:batch: '1e300' is not between"),
         (HEAD + ROW.replace("8,64,", "8,"), "the row has 9 columns and the header 10"),
         (HEAD.replace("\n", ",recompute\n") + ROW.replace("\n", ",some\n"), ":2:recompute: 'some' is not full"),
