@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...cluster.files.errors import InputError
+from ...cluster.files.input_problems import shortened
 from .layers import LayerProfile, ModelProfile
 
 MOST_BYTES = 64 << 20  # of an answer: a profile of 10,000 layers has 5 MiB
@@ -57,9 +58,9 @@ def profile(target: str, limits: Limits) -> ModelProfile:
         InputError: If the model cannot be profiled, saying why.
     """
     path, function = _parts(target)
-    with suppress(OSError):
-        if not path.is_file():
-            raise InputError("there is no such file", "give FILE.py:FUNCTION, or a table FILE.csv", path=path)
+    if not _is_file(path):
+        fix = "give FILE.py:FUNCTION, or a table FILE.csv"
+        raise InputError("there is no such file", fix, path=shortened(path, 300)[1:-1])
     line, status, taken_s = _run(path, function, limits)
     if not line:
         raise InputError(*_end(status, taken_s, limits, function), path=path)
@@ -82,6 +83,13 @@ def profile(target: str, limits: Limits) -> ModelProfile:
 def _parts(target: str) -> tuple[Path, str]:
     path, colon, function = target.rpartition(":")
     return (Path(path), function) if colon and function.isidentifier() else (Path(target), "build")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def _run(path: Path, function: str, limits: Limits) -> tuple[bytes, int | None, float]:

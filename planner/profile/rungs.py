@@ -20,6 +20,7 @@ from .layers import LayerProfile
 from .recording import LayerError, Recorder
 
 META, CPU = "without weights (meta device)", "run on the CPU with one and two samples"
+OUT_OF_MEMORY = "it takes more memory than it may"
 INITIALISERS = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
 
 
@@ -59,7 +60,9 @@ def climb(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) ->
     except BuildError:
         raise
     except Exception as error:
-        raise RungError(f"without weights: {first}; on the CPU: {_reason(error)}") from error
+        second = _reason(error)
+        fix = "give a table of its layers, or a profile_hint" if OUT_OF_MEMORY not in second else "raise --memory-limit"
+        raise RungError(f"without weights: {first}, on the CPU: {second}; {fix}") from error
 
 
 def _without_weights(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) -> Profiled:
@@ -89,6 +92,8 @@ def _recorded(made: Built, hints: Mapping[str, Hint]) -> list[Any]:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return OUT_OF_MEMORY
     if isinstance(error, LayerError | UnlikeError | BuildError):
         return str(error)
     lines = str(error).strip().splitlines()
@@ -124,11 +129,11 @@ def _no_initial_values() -> Iterator[None]:
 @contextmanager
 def _no_fused_kernels() -> Iterator[None]:
     """Use no fused kernels of the CPU: they would hide the products of an LSTM."""
-    before = torch.backends.mkldnn.set_flags(_enabled=False)[0]
+    before = torch.backends.mkldnn.set_flags(_enabled=False)[0]  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        torch.backends.mkldnn.set_flags(_enabled=before)
+        torch.backends.mkldnn.set_flags(_enabled=before)  # type: ignore[no-untyped-call]
 
 
 def _count_attention_on_cpu() -> None:

@@ -36,7 +36,7 @@ def _answer(path: str, function: str) -> dict[str, Any]:
     from torch.utils.flop_counter import flop_registry
 
     from .building import BuildError, loaded
-    from .rungs import RungError, climb, plain_checkpoint
+    from .rungs import OUT_OF_MEMORY, RungError, climb, plain_checkpoint
 
     torch.utils.checkpoint.checkpoint = plain_checkpoint
     known = len(flop_registry)
@@ -49,7 +49,7 @@ def _answer(path: str, function: str) -> dict[str, Any]:
     except SystemExit as error:
         return {"problem": f"the file ended the process with status {error.code}; let it define {function} alone"}
     except MemoryError:
-        return {"problem": "it takes more memory than it may; raise --memory-limit"}
+        return {"problem": f"{OUT_OF_MEMORY}; raise --memory-limit"}
     except BaseException as error:  # whatever a user's file raises
         text = " ".join(str(error).split())[:300]
         return {"problem": f"it raised {type(error).__name__}: {text}; run `python {path}` to see where"}

@@ -20,7 +20,7 @@ LIMITS = Limits(time_s=90.0, memory_bytes=2.0 * 2**30)
 NAMED, BARE = "nn.Linear(8, 8)", "torch.zeros(4, 8)"
 
 WRONG = {
-    "raises": (f"{BUILD}raise KeyError('lost')", "build: without weights: KeyError: 'lost'; on the CPU: KeyError"),
+    "raises": (f"{BUILD}raise KeyError('lost')", "build: without weights: KeyError: 'lost', on the CPU: KeyError"),
     "exits": (f"{BUILD}sys.exit(3)", "build: the file ended the process with status 3"),
     "exits hard": (f"{BUILD}os._exit(7)", "its process ended with status 7 and no answer"),
     "exits at import": ("raise SystemExit('bye')", "the file ended the process with status bye"),
