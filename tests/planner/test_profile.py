@@ -42,7 +42,8 @@ class Attention(nn.Module):
             attended = functional.dropout(weights, 0.1) @ value
         else:
             attended = functional.scaled_dot_product_attention(query, key, value)
-        return self.out(attended.transpose(1, 2).flatten(-2))
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(-2))
+        return out
 
 
 class Layer(nn.Module):
@@ -72,7 +73,8 @@ class Decoder(nn.Module):
         x = self.words(words)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        return logits
 
 
 class Einsum(nn.Module):
@@ -173,7 +175,7 @@ def test_tied_weights_count_once_and_are_known_as_tied() -> None:
 def test_products_outside_of_all_layers_are_counted_in_a_layer_of_their_own() -> None:
     class Tied(Decoder):
         def forward(self, words: Tensor) -> Tensor:
-            x = self.blocks[0](self.words(words))
+            x: Tensor = self.blocks[0](self.words(words))
             return x @ self.words.weight.T
 
     layers = profiled(lambda: Tied(1), 1, 8, words=1).layers
