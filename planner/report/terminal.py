@@ -49,6 +49,10 @@ def verdict(asked: Question, choice: Choice) -> Iterator[str]:
             f"{_gpus(plan)} meet the deadline of {duration_text(asked.deadline_s)}: "
             f"{duration_text(plan.total_s)} predicted, {bound} {duration_text(plan.bound_s)}."
         )
+        if plan.gpus > 1 and choice.fewer is None:
+            yield "Fewer do not hold the model."
+        elif choice.fewer is not None:
+            yield f"Fewer do not: {_gpus(choice.fewer)} have a bound of {duration_text(choice.fewer.bound_s)}."
     else:
         yield (
             f"No plan meets the deadline of {duration_text(asked.deadline_s)}. The fastest has a {bound} of "

@@ -30,6 +30,7 @@ class Choice:
     looked_at: int  # layouts
     worked_out: int  # of these; the others were shown to be slower, or not to fit, without it
     would_do: Plan | None  # where the deadline is missed: with more GPUs of a type of the cluster
+    fewer: Plan | None = None  # where it is met: the fastest with fewer GPUs, None if nothing fits into theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,9 @@ def choose(asked: Question) -> Choice:
     if asked.deadline_s is not None:
         plan = _fewest(field, counted)
     if plan is not None:
-        return Choice(
-            plan, meets=True, closest=None, looked_at=field.gpus.size, worked_out=counted.count, would_do=None
-        )
+        order = np.argsort(field.least_s, kind="stable")
+        fewer = _fastest(order[field.gpus[order] < plan.gpus], counted)
+        return Choice(plan, True, None, field.gpus.size, counted.count, None, fewer)  # noqa: FBT003  # its second field
     plan = _fastest(np.argsort(field.least_s, kind="stable"), counted)
     meets = plan is not None and asked.deadline_s is None
     closest = None if plan is not None else _closest(field)

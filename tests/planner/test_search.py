@@ -62,6 +62,8 @@ def test_the_choice_is_that_of_all_plans_worked_out(seed: int, pool: Pool, share
     assert choice.meets == (bool(meeting) or deadline_s is None)
     if meeting:
         assert choice.plan.gpus == best.gpus
+        fewer = min((plan.step_s for plan in plans if plan.gpus < best.gpus), default=None)
+        assert (None if choice.fewer is None else choice.fewer.step_s) == fewer
 
 
 @settings(max_examples=12)
