@@ -25,7 +25,8 @@ def choice_json(asked: Question, choice: Choice, table: Sequence[Plan | Misfit] 
         },
         "batch": asked.batch, "iterations": asked.iterations, "deadline_s": asked.deadline_s,
         "meets_deadline": choice.meets,
-        "plan": _plan(choice.plan), "would_do": _plan(choice.would_do), "fewer": _plan(choice.fewer), "closest": _misfit(choice.closest),
+        "plan": _plan(choice.plan), "would_do": _plan(choice.would_do),
+        "fewer": _plan(choice.fewer), "closest": _misfit(choice.closest),
         "looked_at": choice.looked_at, "worked_out": choice.worked_out,
         "hardware": asked.hardware.model_dump(mode="json"),
     }  # fmt: skip

@@ -13,7 +13,8 @@ from ..model.pool import GpuType
 
 Counts = NDArray[np.int64]
 SAVINGS = tuple(Saving)
-MOST_MICRO_BATCH = 64  # samples: efficiency is flat long before
+MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # samples: efficiency is flat long before the last
+MOST_LAYOUTS = 2_000_000  # beyond, longer pipelines are left out: only batches of hundreds of divisors have so many
 
 
 class Layout(NamedTuple):
@@ -70,10 +71,10 @@ def layouts(batch: int, layers: int, tensor: list[int], gpus: int) -> Layouts:
         tensor: Degrees of tensor parallelism to try.
         gpus: At most.
     """
-    data = [
-        (d, b) for d in divisors(batch, gpus) for b in divisors(batch // d, MOST_MICRO_BATCH)
-    ]  # members, and what each computes at a time
-    stages = np.arange(1, min(layers, gpus) + 1)
+    # Members, and what each computes at a time.
+    data = [(d, b) for d in divisors(batch, gpus) for b in MICRO_BATCHES if batch // d % b == 0]
+    most_stages = MOST_LAYOUTS // (len(data) * len(tensor) * len(SAVINGS))
+    stages = np.arange(1, min(layers, gpus, max(1, most_stages)) + 1)
     grid = np.meshgrid(np.arange(len(data)), stages, np.array(tensor), np.arange(len(SAVINGS)), indexing="ij")
     pair, p, t, saving = (axis.ravel() for axis in grid)
     d, b = np.array(data, dtype=np.int64)[pair].T
