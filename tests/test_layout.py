@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("cluster", "envs", "agents", "training", "eval", "scheduler")
+ROOMS = ("cluster", "envs", "agents", "training", "eval", "scheduler", "planner")
 LINKS = (*ROOMS, "checkpoints")
 
 

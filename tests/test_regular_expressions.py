@@ -19,7 +19,7 @@ from longshore.cluster.files import durations
 from longshore.cluster.files.yaml_file import FLOAT, TextLoader
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("agents", "cluster", "envs", "eval", "scheduler", "training")
+ROOMS = ("agents", "cluster", "envs", "eval", "planner", "scheduler", "training")
 LENGTH = 200_000  # whose square takes half a minute and more, where other patterns take milliseconds
 CPU_S = 1.0
 KNOWN_TO_MATCH = {durations._PART}  # what it looks for in a text was seen to be all that the text is

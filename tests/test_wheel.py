@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("agents", "cluster", "envs", "eval", "scheduler", "training")
+ROOMS = ("agents", "cluster", "envs", "eval", "planner", "scheduler", "training")
 
 
 def run(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:

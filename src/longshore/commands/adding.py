@@ -5,7 +5,7 @@ from collections.abc import Callable
 import typer
 
 from ..scheduler.commands.panels import POLICIES
-from . import traces
+from . import planning, traces
 from .evaluating import evaluate
 from .listing import policies
 from .simulating import simulate
@@ -18,6 +18,7 @@ COMMANDS: dict[Callable[..., None], str] = {
     train: "longshore train --preset hetero64 --steps 2e6 --seed 0",
     tune: "longshore tune --preset hetero64 --trials 20 --jobs 2",
     policies: "longshore policies",
+    planning.plan: "longshore plan examples/plan/llama7b.py --deadline 24h --tokens 1e9 --cluster examples/small.yaml",
 }  # each with an example
 
 
@@ -25,4 +26,5 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands that need no scheduler to the command line."""
     for command, example in COMMANDS.items():
         app.command(rich_help_panel=POLICIES, epilog=f"Example: {example}")(command)
+    app.add_typer(planning.app, name="planner", rich_help_panel=POLICIES)
     app.add_typer(traces.app, name="trace", rich_help_panel=POLICIES)

@@ -1,0 +1,85 @@
+"""From what a user gives to a question for the search: profile, GPUs of a cluster file, samples and deadline.
+
+Source: SPEC P1.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..cluster.files.errors import InputError
+from ..cluster.presets.cluster_file import read_cluster
+from .calibration.profile_file import read_hardware
+from .model.hardware import DEFAULT
+from .model.pool import Pool, pool_of
+from .profile.layers import ModelProfile
+from .profile.profiling import Limits, profile
+from .profile.table import read_table
+from .search.question import Question, question
+
+MOST_SAMPLES = 1e15
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of `longshore plan`.
+
+    Args:
+        model: `FILE.py:FUNCTION`, or a table of layers.
+        cluster: Cluster file.
+        hardware: Hardware profile; the one that comes with Longshore if None.
+        deadline_s: Time for all of the training; None for as soon as possible.
+        tokens: Of the training, or None.
+        samples: Of the training, or None.
+        batch: Samples of an iteration.
+        gpus: At most, of all types together, or None.
+        limits: Of the process that profiles the model.
+    """
+
+    model: str
+    cluster: Path
+    hardware: Path | None
+    deadline_s: float | None
+    tokens: float | None
+    samples: float | None
+    batch: int
+    gpus: int | None
+    limits: Limits
+
+
+def ask(request: Request) -> Question:
+    """Read and profile all that a request names.
+
+    Raises:
+        InputError: If any of it cannot be used.
+        PluginError: If the fault model of the cluster file cannot be imported.
+    """
+    pool = limited(pool_of(read_cluster(request.cluster)), request.gpus)
+    hardware = DEFAULT if request.hardware is None else read_hardware(request.hardware)
+    found = model_of(request.model, request.limits)
+    samples = _samples(request, found)
+    return question(found, hardware, pool, batch=request.batch, samples=samples, deadline_s=request.deadline_s)
+
+
+def model_of(model: str, limits: Limits) -> ModelProfile:
+    """Return the profile of a model, from its code or from a table of its layers."""
+    return read_table(Path(model)) if model.endswith(".csv") else profile(model, limits)
+
+
+def limited(pool: Pool, gpus: int | None) -> Pool:
+    """Return a pool with so many GPUs at most, the fastest first."""
+    left, found = float("inf") if gpus is None else gpus, []
+    for it in pool:
+        taken = int(min(it.gpus, left))
+        left -= taken
+        found += [it._replace(gpus=taken)] if taken else []
+    return tuple(found)
+
+
+def _samples(request: Request, found: ModelProfile) -> float:
+    if request.samples is not None:
+        return request.samples
+    assert request.tokens is not None  # one of the two, by the command line
+    samples = request.tokens / found.tokens_per_sample
+    if samples > MOST_SAMPLES:
+        raise InputError(f"{request.tokens:g} tokens are too many", f"give at most {MOST_SAMPLES:g}", field="--tokens")
+    return samples

@@ -1,0 +1,108 @@
+"""A hardware profile from measured runs: constants, which of them the runs tell, and how far predictions are off.
+
+How far is judged by runs that a fit did not know: each is predicted by a fit to the others. The upper bound comes from
+the same predictions. Bounds from how well a fit meets its own runs cover too few others.
+
+Source: SPEC P1.
+"""
+
+from math import ceil, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cluster.files.errors import InputError
+from ..model.constants import Constants
+from ..model.decoder import Runs, select
+from ..model.hardware import Accuracy, HardwareProfile, Measured, fitted
+from ..model.step_time import Array
+from .fitting import WEIGHT, fit, ratios
+
+BOUND_SHARE = 0.9
+FEWEST = ceil(BOUND_SHARE / (1.0 - BOUND_SHARE) - 1e-9)  # runs: with fewer no bound covers so many
+ENOUGH = 20  # runs: with fewer the error of others is a matter of luck
+MOST_FOLDS = 40
+# A constant counts as told by the runs if doubling or halving it costs more than its distance to the prior then would.
+TOLD_BY = WEIGHT * log(2.0) ** 2
+
+
+def calibrate(runs: Runs, measured: Measured, name: str) -> HardwareProfile:
+    """Return the hardware profile of measured runs.
+
+    Args:
+        runs: At least FEWEST.
+        measured: The hardware that they ran on.
+        name: Of the profile.
+
+    Raises:
+        InputError: If there are too few runs.
+    """
+    count = runs.gpus.size
+    if count < FEWEST:
+        fix = f"measure {FEWEST} at least, better {ENOUGH}, that differ in micro-batch and degrees"
+        raise InputError(f"{count} runs are too few for a {BOUND_SHARE:.0%} bound", fix)
+    constants = fit(runs, measured)
+    left_out = left_out_ratios(runs, measured, constants)
+    return HardwareProfile(
+        name=name[:200],
+        measured_on=measured,
+        constants=fitted(constants),
+        not_identified=tuple(not_told(runs, measured, constants)),
+        accuracy=accuracy(left_out),
+    )
+
+
+def left_out_ratios(runs: Runs, measured: Measured, constants: Constants) -> Array:
+    """Return predicted over measured time of each run, by a fit that did not know it, shape (runs,).
+
+    Args:
+        runs: Two at least; they are left out one by one, or in MOST_FOLDS groups.
+        measured: The hardware that they ran on.
+        constants: Of a fit to all, where those to most of them begin.
+    """
+    found = np.empty(runs.gpus.size)
+    for fold in folds(runs.gpus.size, min(MOST_FOLDS, runs.gpus.size)):
+        others = np.setdiff1d(np.arange(runs.gpus.size), fold)
+        found[fold] = ratios(select(runs, fold), measured, fit(select(runs, others), measured, constants))
+    return found
+
+
+def folds(count: int, groups: int) -> list[NDArray[np.int64]]:
+    """Return the indices of so many runs in groups, at random but always the same."""
+    return [np.sort(it) for it in np.array_split(np.random.default_rng(0).permutation(count), groups)]
+
+
+def accuracy(left_out: Array) -> Accuracy:
+    """Return how far predictions are off, and what bounds times from above.
+
+    The bound is the k-th of the n ratios measured / predicted, k = (n + 1) * share rounded up: so often is a further
+    run no longer.
+    """
+    count = left_out.size
+    longer = np.sort(1.0 / left_out)
+    at = min(count, ceil((count + 1) * BOUND_SHARE - 1e-9)) - 1
+    return Accuracy(
+        runs=count,
+        mean_error=float(np.abs(left_out - 1.0).mean()),
+        bias=float((left_out - 1.0).mean()),
+        bound_share=BOUND_SHARE,
+        bound_factor=float(longer[at]),
+    )
+
+
+def not_told(runs: Runs, measured: Measured, constants: Constants) -> list[str]:
+    """Return the names of the constants that the runs do not tell."""
+    return [name for name, rise in rises(runs, measured, constants).items() if rise < TOLD_BY]
+
+
+def rises(runs: Runs, measured: Measured, constants: Constants) -> dict[str, float]:
+    """Return by how much the mean error rises when each constant is doubled or halved, whichever is more."""
+
+    def error(tried: Constants) -> float:
+        return float(np.abs(np.log(ratios(runs, measured, tried))).mean())
+
+    here = error(constants)
+    return {
+        name: max(error(constants._replace(**{name: value * factor})) for factor in (0.5, 2.0)) - here
+        for name, value in constants._asdict().items()
+    }

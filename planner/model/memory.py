@@ -1,0 +1,54 @@
+"""How much memory of a GPU training takes: parameters with gradients and optimizer, and what is kept for the way back.
+
+Source: SPEC P1; mixed precision with Adam: 2 bytes of weights, 2 of gradients, 12 of optimizer (docs/planner.md).
+"""
+
+from enum import StrEnum
+
+STATE_BYTES = 16.0  # weights, gradients and optimizer of one parameter
+OPTIMIZER_STATE_BYTES = 12.0  # of these, what ZeRO-1 spreads
+FRAGMENTATION = 1.08  # memory that the allocator holds, over what is asked of it: 5 to 10 % are usual
+CONTEXT_BYTES = 1e9  # of CUDA and its libraries, on each GPU
+
+
+class Saving(StrEnum):
+    """What a plan does to need less memory, from the least to the most change of a script."""
+
+    none = "none"
+    zero1 = "ZeRO-1"
+    recompute = "recompute"
+    zero1_recompute = "ZeRO-1 + recompute"
+    zero3 = "ZeRO-3"
+    zero3_recompute = "ZeRO-3 + recompute"
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether blocks keep their input alone, and are computed again on the way back."""
+        return self in (Saving.recompute, Saving.zero1_recompute, Saving.zero3_recompute)
+
+    @property
+    def zero(self) -> int:
+        """Stage of ZeRO, 0 for none."""
+        return {"ZeRO-1": 1, "ZeRO-3": 3}.get(self.value.partition(" ")[0], 0)
+
+
+def state_bytes(saving: Saving, data: int) -> float:
+    """Return the bytes that one parameter takes on each of so many data-parallel members."""
+    if saving.zero == 3:
+        return STATE_BYTES / data
+    if saving.zero == 1:
+        return STATE_BYTES - OPTIMIZER_STATE_BYTES + OPTIMIZER_STATE_BYTES / data
+    return STATE_BYTES
+
+
+def kept_share(tensor: int) -> float:
+    """Return which share of what a layer keeps is on each of so many tensor-parallel members.
+
+    Of the 34 s b h bytes of a decoder layer, 10 are on every member: inputs of norms, and masks of dropout.
+    """
+    return (10.0 + 24.0 / tensor) / 34.0
+
+
+def usable_bytes(memory_bytes: float) -> float:
+    """Return what training may ask for on a GPU; 0 or less if nothing is left."""
+    return (memory_bytes - CONTEXT_BYTES) / FRAGMENTATION

@@ -1,0 +1,144 @@
+"""The user's file: its `build` gives a model, an example batch, and a loss if it likes.
+
+Source: SPEC P1.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .hints import Hint
+
+CONTRACT = "it should return (model, batch) or (model, batch, loss)"
+
+
+class BuildError(Exception):
+    """The user's file, or what its function returns, cannot be used; the message ends with what to do."""
+
+
+class Built(NamedTuple):
+    """What `build` returned."""
+
+    model: nn.Module
+    batch: Any  # a tensor, a tuple of arguments, or a dict of named ones
+    loss: Callable[[Any], Any] | None
+
+    def step(self) -> Any:
+        """Run the model on the batch; return its output, or the loss of it."""
+        if isinstance(self.batch, Mapping):
+            output = self.model(**self.batch)
+        elif isinstance(self.batch, tuple | list):
+            output = self.model(*self.batch)
+        else:
+            output = self.model(self.batch)
+        found = output if self.loss is None else self.loss(output)
+        if not any(isinstance(it, Tensor) and it.requires_grad for it in tree_leaves(found)):
+            raise BuildError("the model returns no tensor that training could begin from; return a tensor of numbers")
+        return found
+
+    @property
+    def samples(self) -> int:
+        """Samples of the batch: the first dimension of its first tensor."""
+        return int(self.tensors[0].shape[0])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Tensors of the batch."""
+        return [it for it in tree_leaves(self.batch) if isinstance(it, Tensor)]
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Length of a sequence, 1 for what is no sequence: numbers of words, or vectors side by side."""
+        first = self.tensors[0]
+        is_sequence = first.dim() == (3 if first.is_floating_point() else 2)
+        return int(first.shape[1]) if is_sequence else 1
+
+    def on(self, device: str, dtype: torch.dtype) -> "Built":
+        """Return the same on a device, with its floating-point numbers in a type."""
+        return Built(self.model.to(device=device, dtype=dtype).train(), _moved(self.batch, device, dtype), self.loss)
+
+    def with_samples(self, samples: int) -> "Built":
+        """Return the same with its first sample so many times."""
+        whole = self.samples
+
+        def repeated(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.dim() and value.shape[0] == whole:
+                return torch.cat([value[:1]] * samples)
+            return value
+
+        return Built(self.model, tree_map(repeated, self.batch), self.loss)
+
+
+def _moved(batch: Any, device: str, dtype: torch.dtype) -> Any:
+    def moved(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
+
+    return tree_map(moved, batch)
+
+
+def loaded(path: str, function: str) -> tuple[Callable[[], Any], dict[str, Hint]]:
+    """Run a file; return its function, and the hints in it.
+
+    Raises:
+        BuildError: If there is no such function, or the hints cannot be used.
+        Exception: Whatever the file raises.
+    """
+    sys.path.insert(0, str(Path(path).parent))
+    sys.argv = [path]
+    spec = importlib.util.spec_from_file_location("model_to_plan", path)
+    if spec is None or spec.loader is None:
+        raise BuildError(f"{path} is no Python file; give FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["model_to_plan"] = module
+    spec.loader.exec_module(module)
+    build = getattr(module, function, None)
+    if not callable(build):
+        raise BuildError(f"there is no function {function!r}; define it, or name another as FILE.py:FUNCTION")
+    return build, _hints(getattr(module, "profile_hint", {}))
+
+
+def _hints(given: object) -> dict[str, Hint]:
+    if not isinstance(given, Mapping):
+        raise BuildError("profile_hint is no dict; give for each layer or class its figures")
+    try:
+        return {str(name): Hint.model_validate(hint) for name, hint in given.items()}
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        raise BuildError(f"profile_hint: {place}: {first['msg']}; docs/planner.md says what it holds") from error
+
+
+def built(build: Callable[[], Any]) -> Built:
+    """Call the function and check what it returns.
+
+    Raises:
+        BuildError: If it is not what it should be.
+        Exception: Whatever the function raises.
+    """
+    made = build()
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise BuildError(f"build returned {_kind(made)}; {CONTRACT}")
+    model, batch, loss = made if len(made) == 3 else (*made, None)
+    if not isinstance(model, nn.Module):
+        raise BuildError(f"build returned {_kind(model)} for a model; {CONTRACT}, the model a torch.nn.Module")
+    if loss is not None and not callable(loss):
+        raise BuildError(f"build returned {_kind(loss)} for a loss; {CONTRACT}, the loss a function of the output")
+    found = Built(model, batch, loss)
+    if not found.tensors or found.tensors[0].dim() == 0 or found.samples == 0:
+        raise BuildError(f"build returned {_kind(batch)} for a batch; {CONTRACT}, the batch tensors of samples")
+    if not any(it.requires_grad for it in model.parameters()):
+        raise BuildError("the model has no parameter to train; build a model with trainable parameters")
+    return found
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,164 @@
+"""The profile of a user's model, made in a process of its own with limits of time and memory.
+
+Source: SPEC P1.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ...cluster.files.errors import InputError
+from ...cluster.files.input_problems import shortened
+from .layers import LayerProfile, ModelProfile
+
+MOST_BYTES = 64 << 20  # of an answer: a profile of 10,000 layers has 5 MiB
+_RUN = """\
+import os, sys
+sys.path[:] = sys.argv.pop().split(os.pathsep)
+from longshore.planner.profile.worker import main
+main()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a user's code may take while its model is profiled."""
+
+    time_s: float = 120.0
+    memory_bytes: float = 8 * 2.0**30
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    problem: str | None = None
+    rung: str = ""
+    tokens_per_sample: float = 1.0
+    layers: tuple[LayerProfile, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def profile(target: str, limits: Limits) -> ModelProfile:
+    """Return the profile of a model.
+
+    Args:
+        target: `FILE.py:FUNCTION`, or a file alone, of which the function is `build`.
+        limits: Of the process that runs the file.
+
+    Raises:
+        InputError: If the model cannot be profiled, saying why.
+    """
+    path, function = _parts(target)
+    if not _is_file(path):
+        fix = "give FILE.py:FUNCTION, or a table FILE.csv"
+        raise InputError("there is no such file", fix, path=shortened(path, 300)[1:-1])
+    line, status, taken_s = _run(path, function, limits)
+    if not line:
+        raise InputError(*_end(status, taken_s, limits, function), path=path)
+    try:
+        answer = _Answer.model_validate_json(line)
+        if answer.problem is None:
+            return ModelProfile(
+                name=f"{path.name}:{function}"[-300:], rung=answer.rung, tokens_per_sample=answer.tokens_per_sample,
+                layers=answer.layers, notes=answer.notes,
+            )  # fmt: skip
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        problem = f"its profile makes no sense: {place}: {first['msg']}"
+        raise InputError(problem, "give a table of its layers (docs/planner.md)", path=path) from error
+    problem, _, fix = answer.problem.partition("; ")
+    raise InputError(problem, fix or "docs/planner.md says what to do", path=path, field=function)
+
+
+def _parts(target: str) -> tuple[Path, str]:
+    path, colon, function = target.rpartition(":")
+    return (Path(path), function) if colon and function.isidentifier() else (Path(target), "build")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def _run(path: Path, function: str, limits: Limits) -> tuple[bytes, int | None, float]:
+    """Return the line that the process answered, empty if none; its exit status, None past its time; the time."""
+    began = time.monotonic()
+    reads, writes = os.pipe()
+    try:
+        with os.fdopen(writes, "wb", buffering=0):  # the process has it too, once it is started
+            process = _started(path, function, limits, writes)
+        try:
+            line = _line(reads, began + limits.time_s)
+            status = 0 if line else _status(process, began + limits.time_s)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that the user's code has started
+            process.wait()
+    finally:
+        os.close(reads)
+    return line, status, time.monotonic() - began
+
+
+def _started(path: Path, function: str, limits: Limits, writes: int) -> "subprocess.Popen[bytes]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUN, os.pathsep.join(sys.path)],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(writes,), start_new_session=True,
+    )  # fmt: skip
+    asked = {
+        "path": str(path.resolve()), "function": function, "memory_bytes": int(limits.memory_bytes), "answer": writes,
+    }  # fmt: skip
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(json.dumps(asked).encode() + b"\n")
+    return process
+
+
+def _line(reads: int, until: float) -> bytes:
+    """Return the line that comes, without its end; empty if none comes in time, or one that has no end."""
+    got = bytearray()
+    while len(got) < MOST_BYTES:
+        ready, _, _ = select.select([reads], [], [], max(0.0, until - time.monotonic()))
+        part = os.read(reads, 1 << 16) if ready else b""
+        if not part:
+            return b""
+        got += part
+        if part.endswith(b"\n"):
+            return bytes(got[:-1])
+    return b""
+
+
+def _status(process: "subprocess.Popen[bytes]", until: float) -> int | None:
+    try:
+        return process.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(status: int | None, taken_s: float, limits: Limits, function: str) -> tuple[str, str]:
+    """Return how the process ended without an answer, and what to do."""
+    if status is None:
+        return (
+            f"{function} was not profiled after {taken_s:.0f} s",
+            "let it build the model alone, or raise --time-limit",
+        )
+    if status == -signal.SIGKILL:
+        return "its process was killed, as by a lack of memory", "build a smaller batch, or free some memory"
+    if status < 0:
+        return f"its process ended with {signal.Signals(-status).name}", "run it alone to see where"
+    gib = limits.memory_bytes / 2**30
+    return (
+        f"its process ended with status {status} and no answer",
+        f"let the file define {function} and not exit; if it needs more than {gib:.3g} GiB, raise --memory-limit",
+    )

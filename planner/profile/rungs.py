@@ -1,0 +1,152 @@
+"""The ladder: the model without its weights, with the user's hints where a layer cannot be run so; then on the CPU.
+
+Each rung costs more than the one before. The first that works is told with the profile.
+
+Source: SPEC P1.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_flop_count
+
+from .building import BuildError, Built, built
+from .composing import Batches, UnlikeError, layer_profiles
+from .hints import Hint
+from .layers import LayerProfile
+from .recording import LayerError, Recorder
+
+META, CPU = "without weights (meta device)", "run on the CPU with one and two samples"
+OUT_OF_MEMORY = "it takes more memory than it may"
+INITIALISERS = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
+
+
+class Profiled(NamedTuple):
+    """What a rung found."""
+
+    rung: str
+    tokens_per_sample: int
+    layers: list[LayerProfile]
+    notes: tuple[str, ...]
+
+
+class RungError(Exception):
+    """No rung worked; the message says why each did not."""
+
+
+def climb(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) -> Profiled:
+    """Return the profile by the first rung that works.
+
+    Args:
+        build: The user's function.
+        hints: Of the user.
+        formulas: FLOP formulas that the user's file has registered.
+
+    Raises:
+        BuildError: If what the function returns cannot be used, on any device.
+        RungError: If no rung works.
+    """
+    try:
+        return _without_weights(build, hints, formulas)
+    except Exception as error:  # whatever a user's model raises
+        first = _reason(error)
+        if isinstance(error, BuildError):
+            raise
+    try:
+        return _on_cpu(build, hints, first)
+    except BuildError:
+        raise
+    except Exception as error:
+        second = _reason(error)
+        fix = "give a table of its layers, or a profile_hint" if OUT_OF_MEMORY not in second else "raise --memory-limit"
+        raise RungError(f"without weights: {first}, on the CPU: {second}; {fix}") from error
+
+
+def _without_weights(build: Callable[[], Any], hints: Mapping[str, Hint], formulas: int) -> Profiled:
+    with _default_type(torch.bfloat16), torch.device("meta"):
+        with _no_initial_values():
+            made = built(build)
+        made = made.on("meta", torch.bfloat16)
+        calls = Recorder(made.model, hints, 1.0).record(made.step)
+    hinted = sum(call.hinted for call in calls)
+    parts = [META]
+    parts += [f"{hinted} layers by profile_hint"] if hinted else []
+    parts += [f"{formulas} FLOP formulas of yours"] if formulas else []
+    return Profiled(", ".join(parts), made.tokens_per_sample, layer_profiles(Batches(calls, made.samples)), ())
+
+
+def _on_cpu(build: Callable[[], Any], hints: Mapping[str, Hint], first: str) -> Profiled:
+    _count_attention_on_cpu()
+    made = built(build).on("cpu", torch.float32)
+    with _no_fused_kernels():
+        one, two = (_recorded(made.with_samples(samples), hints) for samples in (1, 2))
+    note = f"it does not run without weights: {first}"[:300]
+    return Profiled(CPU, made.tokens_per_sample, layer_profiles(Batches(one, 1, two)), (note,))
+
+
+def _recorded(made: Built, hints: Mapping[str, Hint]) -> list[Any]:
+    return list(Recorder(made.model, hints, 0.5).record(made.step))  # numbers have 2 bytes in training, here 4
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return OUT_OF_MEMORY
+    if isinstance(error, LayerError | UnlikeError | BuildError):
+        return str(error)
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _no_initial_values() -> Iterator[None]:
+    """Draw no initial weights: there is nothing to draw them into, and it would take seconds."""
+    kept = {name: getattr(nn.init, name) for name in INITIALISERS}
+
+    def untouched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        del args, kwargs
+        return tensor
+
+    with ExitStack() as stack:
+        for name, function in kept.items():
+            stack.callback(setattr, nn.init, name, function)
+            setattr(nn.init, name, untouched)
+        yield
+
+
+@contextmanager
+def _no_fused_kernels() -> Iterator[None]:
+    """Use no fused kernels of the CPU: they would hide the products of an LSTM."""
+    before = torch.backends.mkldnn.set_flags(_enabled=False)[0]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=before)  # type: ignore[no-untyped-call]
+
+
+def _count_attention_on_cpu() -> None:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    if kernel not in flop_registry:
+
+        @register_flop_formula(kernel)
+        def _(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+            del args, kwargs
+            return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def plain_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Stand for `torch.utils.checkpoint.checkpoint`: the plan says what is recomputed, not the model."""
+    own = ("use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop")
+    return function(*args, **{name: value for name, value in kwargs.items() if name not in own})

@@ -1,0 +1,61 @@
+"""The process in which a user's model is built and profiled: `python -m longshore.planner.profile.worker`.
+
+It reads one line of JSON from standard input, and writes one to the descriptor that the line names. What the user's
+code prints goes to standard error.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import sys
+from typing import Any
+
+
+def main() -> None:
+    """Profile what standard input names, within limits, and answer."""
+    asked = json.loads(sys.stdin.readline())
+    answer = int(asked["answer"])
+    os.set_inheritable(answer, False)  # noqa: FBT003  # its own signature
+    os.dup2(2, 1)
+    limit = int(asked["memory_bytes"])
+    # What the process may write to: address space alone says little, as torch reserves more than it uses.
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    found = _answer(asked["path"], asked["function"])
+    with os.fdopen(answer, "w", encoding="utf-8") as out:
+        out.write(json.dumps(found) + "\n")
+        out.flush()
+    os._exit(0)  # threads and exit handlers of the user's code have nothing more to do
+
+
+def _answer(path: str, function: str) -> dict[str, Any]:
+    """Return the profile, or what went wrong."""
+    import torch
+    import torch.utils.checkpoint
+    from torch.utils.flop_counter import flop_registry
+
+    from .building import BuildError, loaded
+    from .rungs import OUT_OF_MEMORY, RungError, climb, plain_checkpoint
+
+    torch.utils.checkpoint.checkpoint = plain_checkpoint
+    known = len(flop_registry)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            build, hints = loaded(path, function)
+            found = climb(build, hints, len(flop_registry) - known)
+    except (BuildError, RungError) as error:
+        return {"problem": str(error)}
+    except SystemExit as error:
+        return {"problem": f"the file ended the process with status {error.code}; let it define {function} alone"}
+    except MemoryError:
+        return {"problem": f"{OUT_OF_MEMORY}; raise --memory-limit"}
+    except BaseException as error:  # whatever a user's file raises
+        text = " ".join(str(error).split())[:300]
+        return {"problem": f"it raised {type(error).__name__}: {text}; run `python {path}` to see where"}
+    layers = [layer.model_dump() for layer in found.layers]
+    return {"rung": found.rung, "tokens_per_sample": found.tokens_per_sample, "layers": layers, "notes": found.notes}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A plan and a calibration as people and programs read them."""

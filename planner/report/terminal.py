@@ -1,0 +1,217 @@
+"""A plan as people read it: what to run, how long it takes and how sure that is, then why.
+
+Source: SPEC P1.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+
+from ...cluster.files.durations import duration_text
+from ..model.memory import CONTEXT_BYTES, FRAGMENTATION
+from ..search.choosing import Choice
+from ..search.plan import Misfit, Plan, Stage
+from ..search.question import Question
+from .constants_table import constants_table
+
+MOST_ROWS = 60
+
+
+def print_choice(console: Console, asked: Question, choice: Choice) -> None:
+    """Print the plan, or that there is none."""
+    profile = asked.profile
+    console.print(
+        f"{profile.name}: {_amount(profile.parameters)} parameters in {len(profile.layers)} layers, "
+        f"{_amount(profile.forward_flops)}FLOP forward for a sample; profiled {profile.rung}"
+    )
+    for note in profile.notes:
+        console.print(f"note: {note}")
+    console.print()
+    for line in verdict(asked, choice):
+        console.print(line)
+    if choice.plan is not None:
+        _print_plan(console, asked, choice.plan)
+
+
+def verdict(asked: Question, choice: Choice) -> Iterator[str]:
+    """Say in sentences what the answer is."""
+    plan = choice.plan
+    if plan is None:
+        yield from _nothing_fits(choice)
+        return
+    bound = f"{asked.hardware.accuracy.bound_share:.0%} bound"
+    if asked.deadline_s is None:
+        yield f"The fastest plan takes {duration_text(plan.total_s)} ({bound}: {duration_text(plan.bound_s)})."
+    elif choice.meets:
+        yield (
+            f"{_gpus(plan)} meet the deadline of {duration_text(asked.deadline_s)}: "
+            f"{duration_text(plan.total_s)} predicted, {bound} {duration_text(plan.bound_s)}."
+        )
+        if plan.gpus > 1 and choice.fewer is None:
+            yield "Fewer do not hold the model."
+        elif choice.fewer is not None:
+            yield f"Fewer do not: {_gpus(choice.fewer)} have a bound of {duration_text(choice.fewer.bound_s)}."
+    else:
+        yield (
+            f"No plan meets the deadline of {duration_text(asked.deadline_s)}. The fastest has a {bound} of "
+            f"{duration_text(plan.bound_s)}, {duration_text(plan.bound_s - asked.deadline_s)} too long."
+        )
+        yield from _what_would_do(choice)
+
+
+def _what_would_do(choice: Choice) -> Iterator[str]:
+    more = choice.would_do
+    if more is None:
+        yield "No number of these GPUs would do: more than the samples of a batch share no work. Try a larger --batch."
+    else:
+        yield f"{_gpus(more)} would do ({_layout(more)}), with a bound of {duration_text(more.bound_s)}."
+
+
+def _nothing_fits(choice: Choice) -> Iterator[str]:
+    yield "No plan fits into the memory of these GPUs."
+    near = choice.closest
+    if near is not None:
+        yield (
+            f"The nearest, {near.layout.data} x {near.layout.pipeline} x {near.layout.tensor} with "
+            f"{near.layout.saving}, needs {_gb(near.needed_bytes)} on a GPU; {near.gpu_type} has "
+            f"{_gb(near.gpu_memory_bytes)}."
+        )
+    yield from _what_would_do(choice)
+
+
+def _print_plan(console: Console, asked: Question, plan: Plan) -> None:
+    layout, times = plan.layout, plan.times
+    console.print()
+    console.print(f"plan        {plan.kind}: {_layout(plan)}")
+    console.print(
+        f"batch       {asked.batch} samples: {plan.micro_batches} micro-batches of {layout.micro_batch} on each of "
+        f"{layout.data} members; {plan.iterations:,} iterations"
+    )
+    console.print(f"memory      {layout.saving if layout.saving.value != 'none' else 'fits as it is'}")
+    console.print(
+        f"iteration   {_time(plan.step_s)} = {_time(times.compute_s)} matrix products + {_time(times.tensor_s)} tensor "
+        f"parallelism + {_time(times.fixed_s)} launches + {_time(times.bubble_s)} empty pipeline + "
+        f"{_time(times.gradients_s)} gradients + {_time(times.optimizer_s)} optimizer + "
+        f"{_time(times.iteration_s)} fixed"
+    )
+    console.print(f"cost        {plan.gpu_hours:,.1f} GPU-hours")
+    console.print()
+    console.print(_stage_table(asked, plan))
+    console.print(
+        f"Memory has {100 * (FRAGMENTATION - 1):.0f} % for fragmentation and {_gb(CONTEXT_BYTES)} for CUDA in it. "
+        "No memory figure has been compared with a GPU."
+    )
+    console.print()
+    hardware = asked.hardware
+    console.print(
+        f"Constants fitted to {hardware.accuracy.runs} runs ({hardware.name}); runs left out are "
+        f"{hardware.accuracy.mean_error:.1%} off. Bandwidths are scaled by the cluster file's, speed by its peak_flops."
+    )
+    console.print(constants_table(hardware))
+
+
+def _stage_table(asked: Question, plan: Plan) -> Table:
+    table = Table("stage", "layers", "GPUs", "micro-batch", "FLOP each GPU", "memory", box=None, pad_edge=False)
+    table.add_column("sends each GPU")
+    for (first, count), stage in _alike(plan.stages):
+        name = str(first) if count == 1 else f"{first} to {first + count - 1}"
+        table.add_row(
+            name, _layer_names(asked, stage, plan.stages[first + count - 1]), f"{stage.gpus} {stage.gpu_type}",
+            _time(stage.micro_batch_s), f"{_amount(stage.flops)}", f"{_gb(stage.memory_bytes)} of "
+            f"{_gb(stage.gpu_memory_bytes)}", _edges(stage),
+        )  # fmt: skip
+    return table
+
+
+def _alike(stages: Sequence[Stage]) -> Iterator[tuple[tuple[int, int], Stage]]:
+    """Yield each run of stages that differ in their layers alone, with its first index and how many they are."""
+    first = 0
+    for _, group in groupby(stages, key=lambda it: (it.last_layer - it.first_layer, it.gpu_type, it.flops)):
+        members = list(group)
+        yield (first, len(members)), members[0]
+        first += len(members)
+
+
+def _layer_names(asked: Question, first: Stage, last: Stage) -> str:
+    names = asked.profile.layers
+    if first.first_layer == last.last_layer:
+        return names[first.first_layer].name
+    return f"{names[first.first_layer].name} ... {names[last.last_layer].name}"
+
+
+def _edges(stage: Stage) -> str:
+    parts = [(stage.tensor_bytes, "tensor group, a micro-batch"), (stage.next_bytes, "next stage, a micro-batch")]
+    told = [
+        f"{_amount(volume)}B ({what})" for volume, what in (*parts, (stage.ring_bytes, "ring, an iteration")) if volume
+    ]
+    return ", ".join(told) or "nothing"
+
+
+def print_table(console: Console, asked: Question, found: Sequence[Plan | Misfit]) -> None:
+    """Print all plans, fastest first, then those that do not fit, with what binds them."""
+    table = Table(
+        "GPUs", "DP x PP x TP", "micro-batch", "memory", "iteration", "all", "bound", box=None, pad_edge=False
+    )
+    table.add_column("verdict")
+    for it in ordered(found)[:MOST_ROWS]:
+        layout = it.layout
+        start = (
+            str(layout.gpus),
+            f"{layout.data} x {layout.pipeline} x {layout.tensor}",
+            str(layout.micro_batch),
+            str(layout.saving),
+        )
+        if isinstance(it, Plan):
+            table.add_row(
+                *start, _time(it.step_s), duration_text(it.total_s), duration_text(it.bound_s), binding(asked, it)
+            )
+        else:
+            table.add_row(*start, "", "", "", binding(asked, it))
+    console.print(table)
+    if len(found) > MOST_ROWS:
+        console.print(f"{len(found) - MOST_ROWS} more; --json has all of them")
+
+
+def ordered(found: Sequence[Plan | Misfit]) -> list[Plan | Misfit]:
+    """Return plans by their time, then what does not fit by what it lacks."""
+    plans = sorted((it for it in found if isinstance(it, Plan)), key=lambda it: (it.step_s, it.gpus))
+    others = sorted(
+        (it for it in found if isinstance(it, Misfit)), key=lambda it: it.needed_bytes / it.gpu_memory_bytes
+    )
+    return [*plans, *others]
+
+
+def binding(asked: Question, it: Plan | Misfit) -> str:
+    """Say what keeps a plan from being chosen."""
+    if isinstance(it, Misfit):
+        return f"memory: needs {_gb(it.needed_bytes)} on a GPU, {it.gpu_type} has {_gb(it.gpu_memory_bytes)}"
+    if asked.deadline_s is not None and it.bound_s > asked.deadline_s:
+        return f"time: {duration_text(it.bound_s - asked.deadline_s)} too long"
+    return "meets the deadline" if asked.deadline_s is not None else "fits"
+
+
+def _gpus(plan: Plan) -> str:
+    types = dict.fromkeys(stage.gpu_type for stage in plan.stages)
+    return f"{plan.gpus:,} GPU{'s' if plan.gpus > 1 else ''} ({' + '.join(types)})"
+
+
+def _layout(plan: Plan) -> str:
+    layout = plan.layout
+    return f"data {layout.data} x pipeline {layout.pipeline} x tensor {layout.tensor} = {plan.gpus:,} GPUs"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def _amount(value: float) -> str:
+    for scale, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{value / scale:.3g} {letter}"
+    return f"{value:.3g} "

@@ -1,0 +1,98 @@
+"""What the layers of a model cost under a layout: time of a micro-batch, and memory.
+
+Source: SPEC P1.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from ..model.memory import Saving, kept_share, state_bytes
+from ..model.step_time import NUMBER_BYTES, Array, Pieces, all_reduce_bytes
+from ..profile.layers import ModelProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The figures of a profile as arrays of shape (layers,), for one sample."""
+
+    forward_flops: Array
+    backward_flops: Array
+    parameters: Array
+    tied_parameters: Array
+    saved_bytes: Array
+    input_elements: Array
+    output_bytes: Array
+    fixed_costs: Array
+    is_block: Array  # 1 or 0
+    has_heads: Array  # 1 or 0
+    heads: int  # a divisor of those of all layers, 0 without attention
+
+    @property
+    def count(self) -> int:
+        """Number of layers."""
+        return int(self.parameters.size)
+
+
+def layers_of(profile: ModelProfile) -> Layers:
+    """Return the figures of a profile as arrays."""
+    names = [it.name for it in fields(Layers) if it.name not in ("has_heads", "heads")]
+    columns = {name: profile.column(name) for name in names}
+    has_heads = (profile.column("heads") > 0).astype(np.float64)
+    return Layers(**columns, has_heads=has_heads, heads=profile.heads)
+
+
+def pieces(layers: Layers, tensor: Array, micro_batch: Array, recomputes: Array) -> Pieces:
+    """Return what a micro-batch does in each layer, arrays of shape (cases, layers).
+
+    Args:
+        layers: Of the model.
+        tensor: Degree of tensor parallelism of each case, shape (cases, 1).
+        micro_batch: Samples, in the same shape.
+        recomputes: Whether blocks are computed again on the way back, 1 or 0, in the same shape.
+    """
+    again = recomputes * layers.is_block
+    once = layers.forward_flops + layers.backward_flops
+    # A decoder layer has four all-reduces, two on either way; with recomputation two more.
+    reduces = (4.0 + 2.0 * again) * layers.has_heads
+    return Pieces(
+        flops=micro_batch / tensor * (once + again * layers.forward_flops),
+        elements=micro_batch / tensor * layers.input_elements,
+        tensor_bytes=all_reduce_bytes(tensor, reduces * micro_batch * layers.output_bytes),
+        layers=layers.fixed_costs + np.zeros_like(tensor),
+        tensor_layers=np.where(tensor > 1, layers.has_heads, 0.0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCosts:
+    """What the layers take on a GPU, arrays of shape (layers,)."""
+
+    state_bytes: Array  # weights, gradients and optimizer
+    kept_bytes: Array  # for each micro-batch that is on its way
+    working_bytes: float  # for the layer at work, whichever it is
+
+
+def memory(layers: Layers, saving: Saving, data: int, tensor: int, micro_batch: int, *, copies: bool) -> MemoryCosts:
+    """Return what the layers take on a GPU.
+
+    Args:
+        layers: Of the model.
+        saving: What is done to need less.
+        data: Data-parallel members.
+        tensor: Tensor-parallel members.
+        micro_batch: Samples.
+        copies: Whether tied parameters may be on two stages, and each of these has them.
+    """
+    parameters = layers.parameters + (layers.tied_parameters if copies else 0.0)
+    saved = layers.saved_bytes * micro_batch * kept_share(tensor)
+    again = layers.is_block if saving.recomputes else np.zeros_like(saved)
+    inputs = NUMBER_BYTES * layers.input_elements * micro_batch
+    working = float((saved * again).max())
+    if saving.zero == 3:  # weights of a layer and of the one after it, and the gradients of one
+        working += 3.0 * NUMBER_BYTES * float(layers.parameters.max())
+    return MemoryCosts(
+        state_bytes=parameters / tensor * state_bytes(saving, data),
+        kept_bytes=np.where(again > 0, inputs, saved),
+        working_bytes=working,
+    )

@@ -1,0 +1,172 @@
+"""One layout worked out: its layers balanced over stages, its times and its memory.
+
+Source: SPEC P1.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from ..model.memory import CONTEXT_BYTES, FRAGMENTATION, usable_bytes
+from ..model.pool import GpuType, slowest
+from ..model.step_time import (
+    NUMBER_BYTES,
+    OPTIMIZER_BYTES,
+    Array,
+    Machine,
+    Pieces,
+    Rounds,
+    all_reduce_bytes,
+    compute_s,
+    micro_batch_s,
+    synchronisation_s,
+)
+from .costs import MemoryCosts, memory, pieces
+from .layouts import Layout
+from .partition import Cuts, StageCosts, partition, sums
+from .plan import Misfit, Plan, Stage, Times
+from .question import Chain, Question, stage_types
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A layout with what its layers cost on each stage."""
+
+    asked: Question
+    layout: Layout
+    micro_batches: int
+    types: list[GpuType]  # of each stage
+    work: Pieces  # (layers,)
+    needs: MemoryCosts
+    costs: list[StageCosts]  # of each stage
+
+
+def evaluate(asked: Question, chain: Chain, layout: Layout) -> Plan | Misfit:
+    """Return the plan of a layout, or that it does not fit into memory.
+
+    Args:
+        asked: The question.
+        chain: GPU types, in the order in which they are taken.
+        layout: Of at most as many GPUs.
+    """
+    case = _case(asked, chain, layout)
+    cuts = partition(case.costs)
+    if cuts is None:
+        return _misfit(case)
+    stages = tuple(_stage(case, cuts, k) for k in range(layout.pipeline))
+    times = _times(case, stages)
+    return Plan(layout, case.micro_batches, stages, times, asked.iterations, asked.hardware.accuracy.bound_factor)
+
+
+def _case(asked: Question, chain: Chain, layout: Layout) -> _Case:
+    types = stage_types(chain, layout)
+    degree = [np.full((1, 1), float(it)) for it in (layout.tensor, layout.micro_batch, layout.saving.recomputes)]
+    work = Pieces(*(column[0] for column in pieces(asked.layers, *degree)))
+    micro_batches = asked.batch // (layout.data * layout.micro_batch)
+    needs = memory(
+        asked.layers, layout.saving, layout.data, layout.tensor, layout.micro_batch, copies=layout.pipeline > 1
+    )
+    case = _Case(asked, layout, micro_batches, types, work, needs, [])
+    case.costs.extend(_costs(case))
+    return case
+
+
+def _costs(case: _Case) -> list[StageCosts]:
+    of_type: dict[GpuType, list[float]] = {}
+    found = []
+    for k, it in enumerate(case.types):
+        if it not in of_type:
+            each_s = micro_batch_s(case.work, it.peak_flops, case.asked.constants(it))
+            of_type[it] = sums(each_s.tolist())
+        needed = sums(_layer_bytes(case, k).tolist())
+        found.append(StageCosts(of_type[it], needed, usable_bytes(it.memory_bytes) - case.needs.working_bytes))
+    return found
+
+
+def _layer_bytes(case: _Case, stage: int) -> Array:
+    """Return the memory of each layer on a stage, shape (layers,): early stages hold more micro-batches (1F1B)."""
+    held = min(case.layout.pipeline - stage, case.micro_batches)
+    needed: Array = case.needs.state_bytes + held * case.needs.kept_bytes
+    return needed
+
+
+def _misfit(case: _Case) -> Misfit:
+    by_memory = [StageCosts(it.memory_bytes, it.memory_bytes, inf) for it in case.costs]
+    cuts = partition(by_memory)
+    assert cuts is not None  # with no bound, all cuts fit
+    needed = [_needed_bytes(case, cuts, k) for k in range(len(case.types))]
+    worst = int(np.argmax([need / it.memory_bytes for need, it in zip(needed, case.types, strict=True)]))
+    it = case.types[worst]
+    return Misfit(case.layout, it.name, needed[worst], it.memory_bytes)
+
+
+def _needed_bytes(case: _Case, cuts: Cuts, stage: int) -> float:
+    held = case.costs[stage].memory_bytes
+    asked_for = held[cuts[stage + 1]] - held[cuts[stage]] + case.needs.working_bytes
+    return asked_for * FRAGMENTATION + CONTEXT_BYTES
+
+
+def _stage(case: _Case, cuts: Cuts, k: int) -> Stage:
+    asked, layout, it = case.asked, case.layout, case.types[k]
+    held = slice(cuts[k], cuts[k + 1])
+    constants = asked.constants(it)
+    part = Pieces(*(column[held] for column in case.work))
+    parameters = float((asked.layers.parameters[held]).sum()) / layout.tensor
+    gradients = float(all_reduce_bytes(np.array(float(layout.data)), np.array(NUMBER_BYTES * parameters)))
+    sends = asked.layers.output_bytes[cuts[k + 1] - 1] * layout.micro_batch if k + 1 < layout.pipeline else 0.0
+    return Stage(
+        first_layer=cuts[k], last_layer=cuts[k + 1] - 1, gpu_type=it.name, gpus=it.gpus,
+        micro_batch_s=float(micro_batch_s(part, it.peak_flops, constants).sum()),
+        compute_s=float(compute_s(part, it.peak_flops, constants).sum()),
+        tensor_s=float(part.tensor_bytes.sum() / constants.tensor_bytes_per_s),
+        flops=float(part.flops.sum()) * case.micro_batches,
+        parameters=parameters, memory_bytes=_needed_bytes(case, cuts, k), gpu_memory_bytes=it.memory_bytes,
+        tensor_bytes=float(part.tensor_bytes.sum()), next_bytes=float(sends), ring_bytes=gradients,
+    )  # fmt: skip
+
+
+def rounds(parameters: Array, data: Array, micro_batches: Array, zero: Array, is_inside: Array, steps: Array) -> Rounds:
+    """Return what iterations do beside their micro-batches, arrays of the shape of the arguments.
+
+    Args:
+        parameters: That a GPU holds; with ZeRO-3, that it works with.
+        data: Data-parallel members.
+        micro_batches: Of each.
+        zero: Stage of ZeRO.
+        is_inside: 1 where all is on one node, else 0.
+        steps: Micro-batches, with those that the pipeline takes to fill and empty.
+    """
+    summed = np.where(zero == 3, 0.0, all_reduce_bytes(data, NUMBER_BYTES * parameters))
+    # ZeRO-3 gathers weights twice and sums gradients once, for every micro-batch.
+    gathered = np.where(zero == 3, 3.0 * NUMBER_BYTES * parameters * micro_batches * (data - 1.0) / data, 0.0)
+    return Rounds(
+        steps=steps,
+        inside_bytes=np.where(is_inside > 0, summed + gathered, 0.0),
+        across_bytes=np.where(is_inside > 0, 0.0, summed),
+        gathered_bytes=np.where(is_inside > 0, 0.0, gathered),
+        optimizer_bytes=OPTIMIZER_BYTES * parameters / np.where(zero > 0, data, 1.0),
+    )
+
+
+def _times(case: _Case, stages: tuple[Stage, ...]) -> Times:
+    asked, layout, whole = case.asked, case.layout, slowest(case.types)
+    constants = asked.constants(whole)
+    machine = Machine(whole.peak_flops, asked.hardware.measured_on.memory_bytes_per_s, whole.nic_bytes_per_s)
+    figures = (
+        max(stage.parameters for stage in stages), layout.data, case.micro_batches, layout.saving.zero,
+        layout.gpus <= whole.gpus_per_node, case.micro_batches + layout.pipeline - 1,
+    )  # fmt: skip
+    done = rounds(*(np.array(float(it)) for it in figures))
+    none = done._replace(optimizer_bytes=np.zeros(()))
+    gradients_s = float(synchronisation_s(none, machine, constants))
+    worst, m = max(stages, key=lambda it: it.micro_batch_s), case.micro_batches
+    return Times(
+        compute_s=worst.compute_s * m,
+        tensor_s=worst.tensor_s * m,
+        fixed_s=(worst.micro_batch_s - worst.compute_s - worst.tensor_s) * m,
+        bubble_s=worst.micro_batch_s * (layout.pipeline - 1),
+        gradients_s=gradients_s,
+        optimizer_s=float(synchronisation_s(done, machine, constants)) - gradients_s,
+        iteration_s=constants.iteration_s,
+    )

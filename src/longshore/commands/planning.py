@@ -1,0 +1,131 @@
+"""`longshore plan` and `longshore planner`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..scheduler.commands.durations import DURATION, run_time
+from .options import MOST_GPUS, number
+from .progress import console, progress
+
+HardwareOption = Annotated[
+    Path | None,
+    typer.Option("--hardware", help="Hardware profile of `longshore planner calibrate`; that of an A100 if left out."),
+]
+ModelArgument = Annotated[
+    str, typer.Argument(help="FILE.py:FUNCTION that returns (model, batch), or a table of layers FILE.csv.")
+]
+TokensOption = Annotated[
+    float | None, typer.Option(min=1.0, max=1e18, callback=number, help="Tokens of the whole training, as in 1e9.")
+]
+SamplesOption = Annotated[
+    float | None, typer.Option(min=1.0, max=1e15, callback=number, help="Samples of it, in place of tokens.")
+]
+DeadlineOption = Annotated[
+    float | None,
+    typer.Option(parser=run_time, metavar=DURATION, help="Time for it, such as 24h; as fast as can be if left out."),
+]
+BatchOption = Annotated[int, typer.Option(min=1, max=10**7, help="Samples of one iteration, on all GPUs together.")]
+MostGpusOption = Annotated[
+    int | None, typer.Option("--gpus", min=1, max=MOST_GPUS, help="Use at most so many GPUs, the fastest first.")
+]
+TimeLimitOption = Annotated[
+    float, typer.Option(parser=run_time, metavar=DURATION, help="For the profile of the model.")
+]
+MemoryLimitOption = Annotated[
+    float, typer.Option(min=0.5, max=1e5, callback=number, help="For the profile of the model, in GiB.")
+]
+
+
+def plan(
+    model: ModelArgument,
+    cluster: Annotated[Path, typer.Option(help="Cluster file (YAML; see examples/).")],
+    tokens: TokensOption = None,
+    samples: SamplesOption = None,
+    deadline: DeadlineOption = None,
+    batch: BatchOption = 256,
+    gpus: MostGpusOption = None,
+    hardware: HardwareOption = None,
+    table: Annotated[bool, typer.Option("--table", help="Show every plan that was looked at.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    time_limit: TimeLimitOption = 120.0,
+    memory_limit: MemoryLimitOption = 8.0,
+) -> None:
+    """Find the fewest GPUs that train a model by a deadline, and how to use them: data, pipeline, tensor parallel.
+
+    The model is built without its weights, in a process of its own.
+    """
+    if (tokens is None) == (samples is None):
+        raise typer.BadParameter("give either --tokens or --samples")
+    with progress("profiling the model") as tell:
+        from ..planner.asking import Request, ask
+        from ..planner.profile.profiling import Limits
+        from ..planner.report.as_json import choice_json
+        from ..planner.report.terminal import print_choice, print_table
+        from ..planner.search.choosing import choose, every_plan
+
+        limits = Limits(time_limit, memory_limit * 2**30)
+        asked = ask(Request(model, cluster, hardware, deadline, tokens, samples, batch, gpus, limits))
+        tell("looking for a plan")
+        choice, rows = choose(asked), list(every_plan(asked)) if table else None
+    if as_json:
+        typer.echo(choice_json(asked, choice, rows))
+        return
+    print_choice(console(), asked, choice)
+    if rows is not None:
+        typer.echo()
+        print_table(console(), asked, rows)
+
+
+app = typer.Typer(no_args_is_help=True, help="Fit the planner to your own GPUs.")
+
+
+@app.command(epilog="Example: longshore planner calibrate runs.csv --out mine-hardware.yaml")
+def calibrate(
+    runs: Annotated[Path, typer.Argument(help="Measured runs (csv; docs/planner.md has the columns).")],
+    out: Annotated[Path | None, typer.Option(help="Write the hardware profile here (YAML).")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the profile; the name of the file if left out.")] = None,
+    peak_flops: Annotated[
+        float, typer.Option(min=1e6, max=1e24, callback=number, help="Of one GPU, dense, in FLOP/s.")
+    ] = 312e12,
+    memory_bandwidth: Annotated[
+        float, typer.Option(min=1.0, max=1e18, callback=number, help="Of a GPU's memory, in bytes/s.")
+    ] = 1.5e12,
+    intra_bandwidth: Annotated[
+        float, typer.Option(min=1.0, max=1e18, callback=number, help="Between two GPUs of a node, in bytes/s.")
+    ] = 300e9,
+    nic_bandwidth: Annotated[
+        float, typer.Option(min=1.0, max=1e18, callback=number, help="Of a node's network, in bytes/s.")
+    ] = 25e9,
+    gpus_per_node: Annotated[int, typer.Option(min=1, max=10**6, help="GPUs of each node.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+) -> None:
+    """Fit the planner's constants to measured runs; 20 short ones do. Figures of the hardware are an A100's by default.
+
+    It says which constants the runs do not tell, and how far predictions of other runs are off.
+    """
+    with progress("reading the runs") as tell:
+        from ..cluster.files.output_file import check_outputs
+        from ..planner.calibration.calibrating import calibrate as fit_profile
+        from ..planner.calibration.profile_file import write_hardware
+        from ..planner.calibration.runs_file import read_runs
+        from ..planner.model.hardware import Measured
+        from ..planner.report.calibration import print_calibration
+
+        check_outputs({"--out": out}, {"RUNS": runs})
+        measured = read_runs(runs)
+        tell(f"fitting to {measured.gpus.size} runs")
+        on = Measured(
+            peak_flops=peak_flops, memory_bytes_per_s=memory_bandwidth, intra_bytes_per_s=intra_bandwidth,
+            nic_bytes_per_s=nic_bandwidth, gpus_per_node=gpus_per_node,
+        )  # fmt: skip
+        profile = fit_profile(measured, on, name or runs.stem)
+        if out is not None:
+            write_hardware(out, profile)
+    if as_json:
+        typer.echo(profile.model_dump_json(indent=2))
+        return
+    print_calibration(console(), profile, measured)
+    if out is not None:
+        typer.echo(f"{out}: for `longshore plan --hardware {out}`")

@@ -1,0 +1,115 @@
+"""Files of users, profiled in a process of their own: what works, and whatever they may do instead."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from longshore.cluster.files.errors import InputError
+from longshore.planner.profile.profiling import Limits, profile
+
+MODEL = """
+import torch
+from torch import nn
+def build():
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.zeros(4, 8)
+"""
+BUILD = "import os, sys, time, torch\nfrom torch import nn\ndef build():\n    "
+LIMITS = Limits(time_s=90.0, memory_bytes=2.0 * 2**30)
+NAMED, BARE = "nn.Linear(8, 8)", "torch.zeros(4, 8)"
+
+WRONG = {
+    "raises": (f"{BUILD}raise KeyError('lost')", "build: without weights: KeyError: 'lost', on the CPU: KeyError"),
+    "exits": (f"{BUILD}sys.exit(3)", "build: the file ended the process with status 3"),
+    "exits hard": (f"{BUILD}os._exit(7)", "its process ended with status 7 and no answer"),
+    "exits at import": ("raise SystemExit('bye')", "the file ended the process with status bye"),
+    "is killed": (f"{BUILD}os.kill(os.getpid(), 9)", "its process was killed, as by a lack of memory"),
+    "crashes": (f"{BUILD}os.kill(os.getpid(), 11)", "its process ended with SIGSEGV"),
+    "eats memory": (f"{BUILD}return [bytearray(1 << 28) for _ in range(100)]", "raise --memory-limit"),
+    "is no Python": ("def build(:", "build: it raised SyntaxError"),
+    "has no such function": ("x = 1", "there is no function 'build'; define it"),
+    "returns nothing": (f"{BUILD}pass", "build returned nothing; it should return (model, batch)"),
+    "returns a number": (f"{BUILD}return 7", "build returned a int; it should return (model, batch)"),
+    "returns no model": (f"{BUILD}return 'model', {BARE}", "build returned a str for a model"),
+    "returns no batch": (f"{BUILD}return {NAMED}, 'batch'", "build returned a str for a batch"),
+    "returns an empty batch": (f"{BUILD}return {NAMED}, torch.zeros(0, 8)", "for a batch"),
+    "returns a loss that is none": (f"{BUILD}return {NAMED}, {BARE}, 3", "build returned a int for a loss"),
+    "has no parameters": (f"{BUILD}return nn.ReLU(), {BARE}", "the model has no parameter to train"),
+    "does not fit its batch": (f"{BUILD}return {NAMED}, torch.zeros(4, 9)", "without weights: RuntimeError"),
+    "has a hint that is none": (f"profile_hint = 3\n{MODEL}", "profile_hint is no dict"),
+    "has a hint of nonsense": (f"profile_hint = {{'x': {{'flops': 1}}}}\n{MODEL}", "profile_hint: forward_flops"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_file_that_cannot_be_profiled_is_told_in_one_line(tmp_path: Path, name: str) -> None:
+    text, said = WRONG[name]
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        profile(f"{path}:build", LIMITS)
+    assert said in str(error.value)
+    assert str(error.value).startswith(f"{path}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    path, child = tmp_path / "train.py", tmp_path / "child"
+    text = f"{BUILD}import subprocess\n    started = subprocess.Popen(['sleep', '600'])\n"
+    text += f"    open({str(child)!r}, 'w').write(str(started.pid))\n    time.sleep(600)"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"build was not profiled after .* s; let it build the model alone"):
+        profile(f"{path}:build", Limits(time_s=45.0))
+    pid, until = int(child.read_text()), time.monotonic() + 30.0
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_what_a_file_prints_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    shout = "import os, sys\nprint('{}' * 100_000)\nos.write(1, b'{}' * 1000)\nsys.stderr.write('x' * 10)\n"
+    path.write_text(shout + MODEL)
+    found = profile(f"{path}:build", LIMITS)
+    assert found.parameters == 2 * (64 + 8)
+    assert found.forward_flops == 2 * 2 * 64
+
+
+def test_a_file_alone_has_a_function_build_and_finds_what_is_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(MODEL)
+    path = tmp_path / "train.py"
+    path.write_text("from beside import build\n")
+    found = profile(str(path), LIMITS)
+    assert (found.name, found.rung) == ("train.py:build", "without weights (meta device)")
+
+
+def test_a_formula_of_the_user_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        MODEL
+        + """
+from torch.utils.flop_counter import register_flop_formula
+@register_flop_formula(torch.ops.aten.relu)
+def flops(shape, out_shape=None, **kwargs):
+    return 1000
+"""
+    )
+    found = profile(f"{path}:build", LIMITS)
+    assert found.rung == "without weights (meta device), 1 FLOP formulas of yours"
+    assert found.forward_flops == 2 * 2 * 64 + 1000 / 4
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    for target in (tmp_path / "none.py", tmp_path, f"{tmp_path}/none.py:build", f"{tmp_path}:build", "x" * 5000):
+        with pytest.raises(InputError, match=r"there is no such file; give FILE\.py:FUNCTION"):
+            profile(str(target), LIMITS)
+
+
+def test_the_process_runs_as_who_asks(tmp_path: Path) -> None:
+    path, who = tmp_path / "train.py", tmp_path / "who"
+    path.write_text(f"import os\nopen({str(who)!r}, 'w').write(f'{{os.getuid()}} {{os.getpid()}}')\n{MODEL}")
+    profile(f"{path}:build", LIMITS)
+    user, process = map(int, who.read_text().split())
+    assert user == os.getuid()
+    assert process != os.getpid()
