@@ -22,7 +22,7 @@ XID = {
 }  # fmt: skip
 
 
-def checked_by(service: Service, check: Callable[[str, int | None], tuple[bool, str]]) -> None:
+def checked_by(service: Service, check: Callable[[str, int | None], tuple[bool, str]] | None) -> None:
     """Let checks be available, as the preflight gives them to a scheduler."""
     parts = service.reconciler.parts
     service.clearing = Clearing(service.store, check, parts.monitor.fleet, parts.now_s)
@@ -62,6 +62,7 @@ def test_a_finding_closes_its_gpu_and_is_told_everywhere(api: httpx.Client, serv
 
 
 def test_without_checks_only_an_operator_who_says_so_clears(api: httpx.Client, service: Service) -> None:
+    checked_by(service, None)  # as with backends whose nodes are other machines
     api.post("/v1/quarantine", json=XID)
     asked = {"node": NODE, "gpu": 2}
     refused = api.post("/v1/quarantine/clear", json=asked)
