@@ -1,6 +1,7 @@
 """A scheduler that looks when it is told to, with real rings on this machine."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -83,7 +84,12 @@ class RingTrial(Trial):
         environment = {"PATH": os.environ["PATH"], "STEPS": str(steps), "OMP_NUM_THREADS": "1"}
         if "PYTHONPATH" in os.environ:
             environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
-        fields = {"command": ["python", "train.py"], "folder": str(self.folder), "environment": environment, **spec}
+        fields = {
+            "command": [sys.executable, "train.py"],
+            "folder": str(self.folder),
+            "environment": environment,
+            **spec,
+        }
         return self.submit("", seats, failover="switch", **fields)
 
     def name(self, job: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def ring_job(served: Served, steps: int, waits_at: int = -1, **spec: Any) -> str
     environment["OMP_NUM_THREADS"] = "1"
     if "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    return served.add("python", "train.py", environment=environment, failover="switch", **spec)
+    return served.add(sys.executable, "train.py", environment=environment, failover="switch", **spec)
 
 
 def kill(served: Served, member: int) -> None:
@@ -130,7 +131,7 @@ def test_a_script_that_fails_on_all_members_fails_the_job_with_its_status(served
     (served.folder / "fails.py").write_text("import sys; sys.exit(7)")
     environment = {"PATH": os.environ["PATH"]}
     retry = {"user": 0, "ambiguous": 0}
-    job = served.add("python", "fails.py", environment=environment, failover="switch", gpus=2, retry=retry)
+    job = served.add(sys.executable, "fails.py", environment=environment, failover="switch", gpus=2, retry=retry)
     assert served.ended(job) == "failed"
     assert served.ask(f"/v1/jobs/{job}/attempts")[0]["cause"] == "rank 0 ended with exit code 7"
 
