@@ -7,7 +7,9 @@ import threading
 from collections import Counter
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
+
+from ...cluster.files.exact_types import ExactTypes
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 BOOT_WORDS = "At most 64 characters: digits, a to f and -."
@@ -18,7 +20,7 @@ ATTEMPT_WORDS = "A name such as ls-01m8a7dhgyfn818zs4bjbd4enq-1: ls-, the id of 
 AttemptName = Annotated[str, Field(pattern=r"^ls-[0-9a-z]{1,40}-[0-9]{1,9}$", description=ATTEMPT_WORDS)]
 
 
-class _Told(BaseModel):
+class _Told(ExactTypes):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from ...cluster.files.exact_types import ExactTypes
 from ...cluster.files.registered_name import RegisteredName
 from ...cluster.model.needs import ANYTHING, Needs
 from .tries import DEFAULT_TRIES, NO_PROGRESS, Tries
@@ -48,7 +49,7 @@ class Watching(NamedTuple):
     hang_s: float | None = None  # how long a step may take, inf for as long as it likes; None to go by those before
 
 
-class _Section(BaseModel):
+class _Section(ExactTypes):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

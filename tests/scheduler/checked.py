@@ -22,15 +22,16 @@ from longshore.scheduler.preflight.check import Check, Stage, failed
 
 HERE = Path(__file__).parent
 
-def judge(context, kind):
-    with (HERE / f"{kind}.log").open("a") as log:
+def judge(context, stage):
+    with (HERE / f"{stage}.log").open("a") as log:
         log.write(f"{os.getpid()} {context.node} {','.join(map(str, context.chosen.gpus))}\\n")
-    path = HERE / f"{kind}-{context.node}"
+    path = HERE / f"{stage}-{context.node}"
     told = path.read_text() if path.exists() else "fit"
     if told == "hang":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600.0)
-    if told != "fit":
+    kind, _, index = told.partition(" ")
+    if told != "fit" and (kind != "gpu" or int(index) in context.chosen.gpus):
         yield failed(told, "smoke", "no smoke", "replace it")
 
 BEFORE = Check("site.before", 0, "as a file says", 2.0, lambda context: judge(context, "before"))

@@ -63,10 +63,8 @@ def test_a_node_that_is_not_fit_is_struck_off_and_the_job_starts_on_the_next(ser
 def test_another_gpu_of_the_same_machine_does_as_well(served: Checked) -> None:
     served.say("a", "gpu 0")
     job = served.add("true")
-    until(lambda: len(served.places(job)) > 1)  # the check blames GPU 0, which the second try does not have
-    served.say("a", "fit")
     assert served.ended(job) == "succeeded"
-    assert served.places(job)[:2] == ["a:0", "a:1"]
+    assert served.places(job) == ["a:0", "a:1"]
     assert list(served.quarantined())[-1] == "a:0"
 
 

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ....cluster.files.errors import InputError
+from ....cluster.files.exact_types import ExactTypes
 from ...access.tokens import Role
 from ...health.quarantining import Acted, by_hand
 from ...model.quarantine import WHOLE, Clears, Finding, Place
@@ -25,7 +26,7 @@ Node = Annotated[str, Field(min_length=1, max_length=253, pattern=LINE)]
 Gpu = Annotated[int | None, Field(ge=0, le=1023, description="Index on the node; the whole node if left out.")]
 
 
-class _Asked(BaseModel):
+class _Asked(ExactTypes):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

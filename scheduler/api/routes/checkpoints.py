@@ -4,8 +4,9 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from ....cluster.files.exact_types import ExactTypes
 from ...store.database.errors import OlderAttemptError
 from ...store.rows.checkpoints import MOST_KEPT, CheckpointRow, checkpoints_of, register
 from ..http.auth import Changing, Serving
@@ -17,7 +18,7 @@ from .submitting import WRITER
 router = APIRouter()
 
 
-class NewCheckpoint(BaseModel):
+class NewCheckpoint(ExactTypes):
     """A checkpoint that is complete."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

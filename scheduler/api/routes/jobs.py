@@ -7,9 +7,10 @@ import re
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from sqlalchemy import Connection
 
+from ....cluster.files.exact_types import ExactTypes
 from ...model.job import JobRow
 from ...model.job_spec import Priority
 from ...model.states import FINAL, Desired, JobState
@@ -30,7 +31,7 @@ ETAG = re.compile(r'"(\d{1,18})(?:-[0-9a-f]{16})?"')
 router = APIRouter()
 
 
-class Change(BaseModel):
+class Change(ExactTypes):
     """What is wanted of a job; what is left out stays."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

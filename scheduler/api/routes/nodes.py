@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from ....cluster.files.exact_types import ExactTypes
 from ....cluster.files.input_problems import nearest
 from ...access.tokens import Role
 from ...control.health.steps import SLOW_NODE
@@ -28,7 +29,7 @@ WRITER = "api"
 router = APIRouter()
 
 
-class DrainWish(BaseModel):
+class DrainWish(ExactTypes):
     """Why a node is taken out of service."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

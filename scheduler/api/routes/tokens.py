@@ -3,9 +3,10 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from ....cluster.files.errors import InputError
+from ....cluster.files.exact_types import ExactTypes
 from ....cluster.files.input_problems import nearest
 from ...access.tokens import NAME, NAME_WORDS, Caller, Role, check_node, new_token
 from ...service.service import Service
@@ -24,7 +25,7 @@ Owner = Annotated[
 ]
 
 
-class TokenWish(BaseModel):
+class TokenWish(ExactTypes):
     """A token that is wanted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
