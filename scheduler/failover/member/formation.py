@@ -6,6 +6,7 @@ Source: SPEC F8, F10.
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from ..wire import ADDRESS, Form, Ready
 from .checkpoints import load_newest
 from .control import AbortedError, Control, from_environment
 from .gradients import Averages, Gradients
-from .groups import Group, LinkError, make_group, offer_store, own_address
+from .groups import GlooGroup, Group, LinkError, offer_store, own_address
+from .nccl import NcclGroup, check_nccl, connect
 from .state import HasState, load_model, model_state, random_state, receive_state, send_state, set_random_state
 
 FAILED = (AbortedError, LinkError)  # what an exchange may end with
@@ -28,15 +30,25 @@ class Formation:
         model: Whose parameters and buffers are the ring's.
         optimizer: Of this model.
         checkpoints: Folder whose newest checkpoint is loaded, if there is one.
+        collectives: "gloo" or "nccl": what gradients on GPUs go over.
+
+    Raises:
+        InputError: If they cannot go over NCCL.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoints: Path | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoints: Path | None, collectives: str
+    ) -> None:
         self._model, self._optimizer = model, optimizer
+        self._device = next((it.device for it in model.parameters()), torch.device("cpu"))
+        self._over_nccl = collectives == "nccl"
+        if self._over_nccl:
+            check_nccl(self._device)
         self._kept: dict[str, HasState] = {}
         self._given: dict[str, Any] = {}  # states of what is not kept yet
         self._random: dict[str, Any] | None = None  # as it was when the step in progress began
         self._groups = 0
-        self._group: Group
+        self._group: Group | None = None
         self.seat, self.seats, self.rank = -1, 0, -1
         self.shards: list[int] = []
         step = 0
@@ -78,6 +90,7 @@ class Formation:
             AbortedError: If the ring is formed anew.
             LinkError: If an exchange fails.
         """
+        assert self._group is not None  # a member has a seat before it computes
         averages = gradients.averaged(self._group, self.seats)
         self.control.begin_apply()
         return averages
@@ -114,7 +127,9 @@ class Formation:
         members = [place.member for place in form.places]
         rank = members.index(control.member)
         began_s = time.monotonic()
-        group = make_group(form, "ring", rank, self._host, control)
+        if self._group is not None:
+            self._group.close()
+        group = self._make_group(form, rank)
         self._groups += len(members) > 1
         formed_s = time.monotonic()
         digest = self._copy(form, group)
@@ -127,6 +142,12 @@ class Formation:
         self._group, self.rank, self.seats = group, rank, form.seats
         self.seat, self.shards = form.places[rank].seat, form.places[rank].shards
 
+    def _make_group(self, form: Form, rank: int) -> Group:
+        group = GlooGroup(form, "ring", rank, self._host, self.control)
+        if not self._over_nccl or len(form.places) == 1:
+            return group
+        return NcclGroup(group, partial(connect, form, rank, self._device), self.control)
+
     def _copy(self, form: Form, group: Group) -> str:
         """Give or take the ring's state if this member is to, and return its digest, "" if it is not."""
         own = self.control.member
@@ -135,7 +156,7 @@ class Formation:
         if not form.receivers or own not in members:
             return ""
         if len(places) < len(form.places):  # a group of their own, or the link would carry the state to all others too
-            group = make_group(replace(form, places=places), "copy", members.index(own), self._host, self.control)
+            group = GlooGroup(replace(form, places=places), "copy", members.index(own), self._host, self.control)
             self._groups += 1
         root = members.index(form.source)
         if own == form.source:

@@ -65,6 +65,9 @@ class Group(Protocol):
     def ends(self) -> list[str]:
         """HOST:PORT of this member's ends of the group's sockets."""
 
+    def close(self) -> None:
+        """Give up what can be given up; nothing more is exchanged."""
+
 
 def offer_store(host: str) -> tuple[TCPStore, str]:
     """Return a store at which members meet, if the coordinator names it, and its HOST:PORT."""
@@ -119,7 +122,7 @@ class GlooGroup:
         # In a thread: it does not return before all are there, and one may have died.
         thread = threading.Thread(target=make, daemon=True)
         thread.start()
-        _poll(lambda: bool(made), self._control)
+        poll(lambda: bool(made), self._control)
         thread.join()
         if isinstance(made[0], Exception):
             raise LinkError(str(made[0])) from made[0]
@@ -149,11 +152,14 @@ class GlooGroup:
         options.rootRank, options.rootTensor, options.timeout = root, 0, NEVER
         return partial(self._finish, self._group.broadcast([tensor], options))
 
+    def close(self) -> None:
+        """Do nothing: gloo can give nothing up."""
+
     def _finish(self, work: dist.Work) -> None:
         pulse = self._control.pulse
         pulse.waiting = True
         try:
-            _poll(work.is_completed, self._control)
+            poll(work.is_completed, self._control)
         except BaseException:
             keep_for_ever(work)
             raise
@@ -193,7 +199,7 @@ def _reach_all(form: Form, rank: int) -> None:
             raise LinkError(f"no way to member {place.member} at [{host}]:{port}: {error}") from error
 
 
-def _poll(is_over: Callable[[], bool], control: Control) -> None:
+def poll(is_over: Callable[[], bool], control: Control) -> None:
     """Wait for something.
 
     Raises:
@@ -224,13 +230,3 @@ def _sockets() -> set[str]:
                     # Gloo's errors name a port with its bytes the other way round.
                     found.update((f"{host}:{port}", f"{host}:{socket.htons(port)}"))
     return found
-
-
-def make_group(form: Form, name: str, rank: int, host: str, control: Control) -> Group:
-    """Return a group of a generation.
-
-    Raises:
-        AbortedError: If the ring is formed anew.
-        LinkError: If the members do not meet.
-    """
-    return GlooGroup(form, name, rank, host, control)

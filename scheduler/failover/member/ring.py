@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from ....cluster.files.errors import InputError
 from ....reporting import Steps
@@ -50,13 +50,19 @@ class Ring:
         model: The same on all members; parameters and buffers are copied to members that join.
         optimizer: Of this model; `step` calls it with the mean gradients.
         checkpoints: Folder with those that `save` wrote; the newest is loaded, if there is one.
+        collectives: What gradients on GPUs go over: "gloo", through host memory, or "nccl", which was never tried.
 
     Raises:
-        InputError: If this process was not started as a member of a ring.
+        InputError: If this process was not started as a member of a ring, or has no NCCL.
     """
 
     def __init__(
-        self, model: "torch.nn.Module", optimizer: "torch.optim.Optimizer", *, checkpoints: Path | str | None = None
+        self,
+        model: "torch.nn.Module",
+        optimizer: "torch.optim.Optimizer",
+        *,
+        checkpoints: Path | str | None = None,
+        collectives: Literal["gloo", "nccl"] = "gloo",
     ) -> None:
         missing = [name for name in (ADDRESS, SECRET, MEMBER) if name not in os.environ]
         if missing:
@@ -67,7 +73,7 @@ class Ring:
         self._failed = FAILED
         self._optimizer = optimizer
         self._folder = None if checkpoints is None else Path(checkpoints)
-        self._formation = Formation(model, optimizer, self._folder)
+        self._formation = Formation(model, optimizer, self._folder, collectives)
         self._control = self._formation.control
         self._began_s = self._computed_s = 0.0
         self._steps = Steps()
