@@ -258,6 +258,11 @@ class Client:
         found: dict[str, Any] = self._call("POST", f"/v1/nodes/{_part(node)}/report", json=event).json()
         return found
 
+    def tell_outcome(self, node: str, order: str, *, passed: bool, evidence: str) -> None:
+        """Tell what checks found that the scheduler had asked an agent for."""
+        content = {"passed": passed, "evidence": evidence}
+        self._call("POST", f"/v1/nodes/{_part(node)}/checks/{_part(order)}", json=content)
+
     def faults(self) -> dict[str, Any]:
         """Return what the past tells of the faults of nodes."""
         found: dict[str, Any] = self._call("GET", "/v1/faults").json()

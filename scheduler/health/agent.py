@@ -15,6 +15,7 @@ from ...cluster.files.errors import BackendError, InputError
 from ..client import Client
 from ..files.processes import boot_id
 from .gpus import gpu_reports
+from .monitoring.checking import Checking
 from .monitoring.guarding import Lease, attempts_here, kill_attempts, since_start_s, start_guard, write_lease
 from .reports import NodeReport
 
@@ -70,17 +71,19 @@ class Fencing:
             log.error("no lease of the scheduler is left: %d processes of jobs were killed", killed)
 
 
-def report_now(fencing: Fencing | None = None) -> NodeReport:
+def report_now(fencing: Fencing | None = None, *, checks: bool = False) -> NodeReport:
     """Return what there is to tell of this node."""
     try:
         boot = boot_id()
     except OSError:  # another system than Linux
         boot = ""
     attempts = None if fencing is None else fencing.attempts()
-    return NodeReport(gpus=gpu_reports(), boot_id=boot, version=version("longshore"), attempts=attempts)
+    return NodeReport(gpus=gpu_reports(), boot_id=boot, version=version("longshore"), attempts=attempts, checks=checks)
 
 
-def report_for_ever(client: Client, node: str, every_s: float, fencing: Fencing | None = None) -> None:
+def report_for_ever(
+    client: Client, node: str, every_s: float, fencing: Fencing | None = None, checking: Checking | None = None
+) -> None:
     """Report until the process is stopped; a scheduler that does not answer is waited for.
 
     Args:
@@ -88,6 +91,7 @@ def report_for_ever(client: Client, node: str, every_s: float, fencing: Fencing 
         node: Name of this node.
         every_s: Between two reports.
         fencing: Ends what runs here when the scheduler does not answer; None to let it run on.
+        checking: Runs the checks that the scheduler asks for; None to run none.
 
     Raises:
         InputError: If the scheduler refuses the reports, as it knows no such node or the token is not an operator's.
@@ -97,7 +101,8 @@ def report_for_ever(client: Client, node: str, every_s: float, fencing: Fencing 
         began_s, sent_s = time.monotonic(), since_start_s()
         answer = None
         try:
-            answer = client.report(node, report_now(fencing).model_dump(mode="json", exclude_none=True))
+            told = report_now(fencing, checks=checking is not None)
+            answer = client.report(node, told.model_dump(mode="json", exclude_none=True))
         except BackendError as error:
             if reached:
                 log.warning("%s; reports go on", error)
@@ -108,4 +113,6 @@ def report_for_ever(client: Client, node: str, every_s: float, fencing: Fencing 
             reached = True
         if fencing is not None:
             fencing.take(answer, sent_s)
+        if checking is not None and answer is not None:
+            checking.take(answer.get("checks", ()))
         time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))

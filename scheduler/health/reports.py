@@ -45,6 +45,7 @@ class NodeReport(_Told):
     # Attempts that have processes there, by an agent that sees and kills them all; none is told by other agents.
     attempts: Annotated[tuple[AttemptName, ...], Field(max_length=4096)] | None = None
     version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{0,40}$", description=VERSION_WORDS)] = ""  # the agent's
+    checks: bool = False  # whether the agent runs the checks that it is asked for
 
     @field_validator("gpus")
     @classmethod

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..model.placement import Placement
+from ..model.placement import Placement, Share
 from .catalogue import chosen_checks, find_check
 from .check import WRONG, Check, Finding, Outcome, Stage, failed, passed, skipped
-from .context import Chosen, Group, is_bad
+from .context import Chosen, Group, Place, is_bad
 from .isolation import Pair, first_pairs, second_pairs, suspects_of, verdict_of
 from .report import Report
 from .runner import Progress, Step, compared, results_of, run_lists
 from .warm.messages import Order
-from .warm.process import WARM_S, Node
+from .warm.process import WARM_S, LocalNode, Node
 from .workload import Workload
 
 Entry = tuple[Check, Finding, float]
@@ -69,6 +69,26 @@ def preflight(
     for name, told in asking.by_node(Stage.LAST, well).items():
         found[name] += told
     return Report(tuple(asking.names), tuple(results_of(found)), time.monotonic() - begin_s)
+
+
+def check_place(place: Place, gpus: tuple[int, ...], level: int = 1) -> tuple[bool, str]:
+    """Check some GPUs of one node that no job uses, in a process of its own, so that no job waits for it.
+
+    Args:
+        place: The node.
+        gpus: Of the node.
+        level: 0 to 3.
+
+    Returns:
+        Whether all passed, and what was found, as one line.
+    """
+    node = LocalNode(place)
+    try:
+        report = preflight((Share(place.node, gpus),), Workload(), {place.node: node}, level=level)
+    finally:
+        node.close()
+    ran = [it for it in report.results if it.outcome != "skipped"]
+    return report.passed, "; ".join(report.diagnostics()) or f"{len(ran)} checks passed in {report.seconds:.1f} s"
 
 
 def clean_up(

@@ -1,4 +1,7 @@
-"""What checks nodes for a scheduler: rounds where its nodes are this machine, else checks that travel with jobs.
+"""What checks nodes for a scheduler.
+
+Where its nodes are this machine, rounds of its own do. Elsewhere checks travel with jobs, and agents check what stands
+in quarantine.
 
 Source: SPEC C1, C8; docs/preflight.md.
 """
@@ -9,16 +12,15 @@ from typing import NamedTuple
 
 from ...cluster.files.errors import InputError
 from ..control.checks.node_checks import NodeChecks
+from ..health.monitoring.check_orders import CheckOrders
 from ..model.gpu_index import Layout
-from ..model.placement import Share
 from ..preflight.context import Place
-from ..preflight.round import preflight
+from ..preflight.round import check_place
 from ..preflight.rounds import Rounds
 from ..preflight.warm.pool import WarmNodes
-from ..preflight.warm.process import LocalNode, load_ahead
+from ..preflight.warm.process import load_ahead
 from ..preflight.wiring.blueprint import read_blueprint
 from ..preflight.wiring.facts import read_facts
-from ..preflight.workload import Workload
 from ..settings import Settings
 
 LOCAL = "local"  # backend whose nodes are this machine
@@ -30,7 +32,9 @@ class ServiceChecks(NamedTuple):
     """What a scheduler has of checks."""
 
     of_jobs: NodeChecks
-    place: CheckPlace | None  # of a node or a GPU in quarantine; None where there are none
+    place: CheckPlace  # of a node or a GPU in quarantine
+    can: Callable[[str], bool]  # whether a node can be checked
+    orders: CheckOrders  # for agents
     close: Callable[[], None]
 
 
@@ -46,9 +50,13 @@ def checks_of(settings: Settings, layout: Layout, wake: Callable[[], None], *, s
     Raises:
         InputError: If a file of expected wiring or of facts of ports cannot be used.
     """
-    choice = settings.preflight
+    choice, orders = settings.preflight, CheckOrders()
+
+    def ask(node: str, gpu: int | None) -> tuple[bool, str]:
+        return orders.ask(node, tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
+
     if settings.backend.name != LOCAL:
-        return ServiceChecks(NodeChecks(None, choice.jobs, slots=slots), None, lambda: None)
+        return ServiceChecks(NodeChecks(None, choice.jobs, slots=slots), ask, orders.can, orders, orders.stop)
     if choice.wiring is not None:
         read_blueprint(choice.wiring)
     read_facts(choice.port_facts)
@@ -62,24 +70,9 @@ def checks_of(settings: Settings, layout: Layout, wake: Callable[[], None], *, s
     rounds = Rounds(WarmNodes(place_of), wake)
 
     def check(node: str, gpu: int | None) -> tuple[bool, str]:
-        return _check(place_of(node), tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
+        return check_place(place_of(node), tuple(range(layout.nodes[node])) if gpu is None else (gpu,))
 
-    return ServiceChecks(NodeChecks(rounds, choice.jobs, slots=slots), check, rounds.close)
-
-
-def _check(place: Place, gpus: tuple[int, ...]) -> tuple[bool, str]:
-    """Check some GPUs of a node that no job uses; return whether all passed, and what was found.
-
-    Its process is its own, so that no job waits for it. Level 1 does: no hardware is behind slots that could fail under
-    load, and the local backend has nothing else.
-    """
-    node = LocalNode(place)
-    try:
-        report = preflight((Share(place.node, gpus),), Workload(), {place.node: node})
-    finally:
-        node.close()
-    ran = [it for it in report.results if it.outcome != "skipped"]
-    return report.passed, "; ".join(report.diagnostics()) or f"{len(ran)} checks passed in {report.seconds:.1f} s"
+    return ServiceChecks(NodeChecks(rounds, choice.jobs, slots=slots), check, lambda _: True, orders, rounds.close)
 
 
 def _made(folder: Path) -> Path:

@@ -37,17 +37,24 @@ class Clearing:
         check: Runs the checks of a node or of a GPU that no job uses; None where there are none.
         fleet: The nodes of the cluster.
         now_s: Returns Unix time.
+        can: Says whether a node can be checked, where there are checks.
     """
 
-    def __init__(self, store: Store, check: CheckPlace | None, fleet: Fleet, now_s: Callable[[], float]) -> None:
-        self._store, self._check, self._fleet, self._now_s = store, check, fleet, now_s
+    def __init__(
+        self,
+        store: Store,
+        check: CheckPlace | None,
+        fleet: Fleet,
+        now_s: Callable[[], float],
+        can: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._store, self._check, self._fleet, self._now_s, self._can = store, check, fleet, now_s, can
         self._running: set[Place] = set()
         self._lock = threading.Lock()
 
-    @property
-    def can_check(self) -> bool:
-        """Whether there are checks."""
-        return self._check is not None
+    def can_check(self, place: Place) -> bool:
+        """Say whether there are checks of a place."""
+        return self._check is not None and all(self._can(end.node) for end in place.ends)
 
     @property
     def running(self) -> frozenset[Place]:
@@ -84,12 +91,10 @@ class Clearing:
 
     def look(self) -> None:
         """Begin to check all that checks may clear by themselves by now."""
-        if self._check is None:
-            return
         with self._store.read() as tx:
             boots = boot_ids(tx)
             due = {it.place for it in open_entries(tx) if is_due(it, boots.get(it.place.node, ""), self._now_s())}
-            free = [place for place in sorted(due) if not self._jobs_on(tx, place)]
+            free = [place for place in sorted(due) if self.can_check(place) and not self._jobs_on(tx, place)]
         for place in free:
             self._begin(place, BY_CHECKS)
 

@@ -104,7 +104,7 @@ class Service:
         )  # fmt: skip
         self.reconciler = Reconciler(parts)
         self.control = Control(self.reconciler)
-        self.clearing = Clearing(self.store, parts.check_place, monitor.fleet, parts.now_s)
+        self.clearing = Clearing(self.store, parts.check_place, monitor.fleet, parts.now_s, self.checks.can)
         self.metrics = Metrics(
             self.store, self.layout, self.node_types, self.leads,
             lambda: monitor.steps.figures if self.leads() else {}, self.room,

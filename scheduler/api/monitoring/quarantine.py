@@ -126,8 +126,12 @@ def clear(wish: ClearWish, service: Serving, caller: Operating) -> ClearedPage:
     """Run the checks of what stands in quarantine and clear it if they pass, or clear it without any."""
     place = Place(wish.node, WHOLE if wish.gpu is None else wish.gpu)
     _check_there(place, service)
-    if not (wish.unchecked or service.clearing.can_check):
-        raise ProblemError("no-checks", "no checks are available here; `unchecked` clears it without any")
+    if not (wish.unchecked or service.clearing.can_check(place)):
+        raise ProblemError(
+            "no-checks",
+            f"nobody runs checks on {place.node}: start its agent by `longshore agent --node {place.node} --checks`; "
+            "`unchecked` clears it without any",
+        )
     by = f"operator {caller.owner}"
     try:
         if not wish.unchecked:

@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....cluster.files.exact_types import ExactTypes
 from ....cluster.files.input_problems import nearest
-from ...access.tokens import Role
+from ...access.tokens import Caller, Role
 from ...control.health.steps import SLOW_NODE
+from ...health.monitoring.check_orders import Outcome
 from ...health.monitoring.node_state import state_of
 from ...health.reports import NodeReport
 from ...service.service import Service
@@ -40,6 +41,8 @@ class DrainWish(ExactTypes):
 
 
 Node = Annotated[str, Path(max_length=253)]
+OrderId = Annotated[str, Path(max_length=64)]
+LINE = r"^[^\x00-\x1f\x7f]*$"
 NO_NODE = problems("no-such-node", "bad-request", "too-much")
 
 
@@ -86,23 +89,55 @@ def resume(node: Node, service: Serving, _: Operating) -> Response:
     return _set(service, node, "")
 
 
+class OrderPage(BaseModel):
+    """Checks that an agent is to run."""
+
+    id: str
+    gpus: tuple[int, ...]
+    level: int
+
+
+class NewOutcome(ExactTypes):
+    """What an agent's checks found."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    passed: bool
+    evidence: Annotated[str, Field(max_length=2000, pattern=LINE, description="One line.")]
+
+
 class LeasePage(BaseModel):
     """What the agent of a node is answered."""
 
     lease_s: float | None  # for which processes of attempts may live there; none where no leases are granted
     token: int  # of who grants it: the agent heeds none of a lower one
     kill: tuple[str, ...]  # attempts that must not live there
+    checks: tuple[OrderPage, ...]  # that the agent is to run, until it has told of their outcome
 
 
 @router.post("/v1/nodes/{node}/report", responses=NO_NODE)
 def report(node: Node, told: NodeReport, service: Serving, caller: Reporting, request: Request) -> LeasePage:
     """Take the report of a node's agent; from the first one on the node counts as silent without further ones."""
+    _check_own(node, service, caller)
+    granted = service.control.take_report(node, told, request.client.host if request.client else "")
+    orders = service.checks.orders.fetch(node, able=told.checks)
+    return LeasePage(**granted._asdict(), checks=tuple(OrderPage(**it._asdict()) for it in orders))
+
+
+@router.post("/v1/nodes/{node}/checks/{order}", status_code=204, responses=NO_NODE)
+def settle(node: Node, order: OrderId, told: NewOutcome, service: Serving, caller: Reporting) -> Response:
+    """Take what a node's agent has found; nothing happens if nobody waits for it any more."""
+    _check_own(node, service, caller)
+    service.checks.orders.settle(node, order, Outcome(told.passed, told.evidence))
+    return Response(status_code=204)
+
+
+def _check_own(node: str, service: Service, caller: Caller) -> None:
+    """Refuse what is told of another node than the one that a token is for."""
     if caller.role is Role.AGENT and caller.node != node:
         its = "no node: make one with `longshore token create NAME --role agent --node NODE`"
         raise ProblemError("forbidden", f"the token is for {its if caller.node is None else f'node {caller.node}'}")
     _check_known(node, service)
-    granted = service.control.take_report(node, told, request.client.host if request.client else "")
-    return LeasePage(**granted._asdict())
 
 
 def _check_known(node: str, service: Service) -> None:

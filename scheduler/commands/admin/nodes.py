@@ -1,13 +1,19 @@
 """`longshore nodes`, `drain`, `resume` and `agent`."""
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ....cluster.files.output_file import make_folder
 from ..durations import DURATION, duration_between
 from ..monitoring.quarantine import place_of
 from ..options import DEFAULT_URL, JsonOption, UrlOption, client_of, print_json
 from ..tables import plain
+
+if TYPE_CHECKING:
+    from ...client import Client
+    from ...health.monitoring.checking import Checking
 
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node.")]
 
@@ -82,11 +88,26 @@ def agent(
     fence: Annotated[
         bool, typer.Option("--fence", help="Kill the jobs of this node when the scheduler has not answered for 10 s.")
     ] = False,
+    checks: Annotated[
+        bool, typer.Option("--checks", help="Run the checks that the scheduler asks for, to clear a quarantine.")
+    ] = False,
 ) -> None:
     """Report this node's GPUs to the scheduler, until it is stopped."""
     from ...health.agent import Fencing, report_for_ever
     from ...health.monitoring.guarding import lease_file
 
+    client = client_of(url)
+    checking = _checking(client, node) if checks else None
     # With leases each second counts: several reports must get lost before one runs out.
     fencing = Fencing(lease_file(node)) if fence else None
-    report_for_ever(client_of(url), node, min(every, 1.0) if fence else every, fencing)
+    report_for_ever(client, node, min(every, 1.0) if fence else every, fencing, checking)
+
+
+def _checking(client: "Client", node: str) -> "Checking":
+    from ...health.gpus import gpu_reports
+    from ...health.monitoring.checking import Checking
+    from ...preflight.context import Place
+
+    home = Path(".longshore") / "preflight"
+    make_folder(home, "--checks")
+    return Checking(client, Place(node, home.absolute(), slots=not gpu_reports()))
