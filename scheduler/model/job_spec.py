@@ -37,6 +37,7 @@ VARIABLE_WORDS = "Letters, digits and _, at most 128, the first no digit."
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Count = Annotated[int, Field(ge=0, le=1000)]
 Dtype = Literal["fp32", "bf16", "fp16"]  # that a job computes in
+Collectives = Literal["gloo", "nccl"]  # library by which its ranks exchange
 OFF = "off"  # in place of a detector: slow steps are not looked for
 OLD_DETECTORS = {"source_mean": "patent_mean", "source_literal": "patent_literal"}
 DetectorName = Annotated[str, RegisteredName("detectors", (OFF,), OLD_DETECTORS)]
@@ -143,6 +144,8 @@ class JobFile(_Section):
     # Whether its GPUs are checked before it starts; as the scheduler's settings say if left out (docs/preflight.md)
     preflight: Literal["auto", "off"] | None = Field(None, exclude_if=_is_none)
     dtype: Dtype = Field("fp32", exclude_if=lambda it: it == "fp32")  # that it computes in, and its GPUs are checked in
+    # By which its ranks exchange, and its links are checked
+    collectives: Collectives = Field("gloo", exclude_if=lambda it: it == "gloo")
     retry: Retry = Retry()
     health: Health = Health()
 

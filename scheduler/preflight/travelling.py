@@ -20,7 +20,7 @@ from .report import Report
 from .runner import Step, compared, results_of, run_lists
 from .warm.messages import Order
 from .warm.process import WARM_S, LocalNode
-from .workload import Dtype, Workload
+from .workload import Workload
 
 NOT_FIT = 3  # exit status
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the scheduler tries the job again
@@ -74,15 +74,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(127, f"longshore: {given.command[0]} cannot be run: {error.strerror}\n")
 
 
-def wrapped(command: Sequence[str], dtype: Dtype, *, slots: bool) -> tuple[str, ...]:
+def wrapped(command: Sequence[str], workload: Workload, *, slots: bool) -> tuple[str, ...]:
     """Return a command with the checks before it.
 
     Args:
         command: To run if they pass.
-        dtype: That the job computes in.
+        workload: Of the job.
         slots: Whether slots stand for GPUs there.
     """
-    options = ("--again", "--dtype", dtype, *(("--slots",) if slots else ()))
+    of_job = ("--dtype", workload.dtype, "--backend", workload.backend)
+    options = ("--again", *of_job, *(("--slots",) if slots else ()))
     return ("python", "-m", "longshore.preflight", *options, "--", *command)
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..model.job_spec import Collectives, JobFile
 from ..model.job_spec import Dtype as Dtype
-from ..model.job_spec import JobFile
 
 Attachment = Literal["host", "nic", "nvlink"]
 Word = Annotated[str, Field(max_length=200)]
@@ -22,7 +22,7 @@ class Workload(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dtype: Dtype = "fp32"
-    backend: Literal["gloo", "nccl"] = "gloo"  # of its collectives
+    backend: Collectives = "gloo"  # of its collectives
     attachments: tuple[Attachment, ...] = ALL_ATTACHMENTS  # how its accelerators are reached
     gpu_type: Word = ""  # any if empty
     gpu_memory_bytes: Amount = 0.0  # that it needs of each
@@ -41,6 +41,7 @@ def workload_of(job: JobFile, *, link_bytes_per_s: float = 0.0) -> Workload:
     types = job.wants.gpu_types
     return Workload(
         dtype=job.dtype,
+        backend=job.collectives,
         gpu_type=types[0] if len(types) == 1 else "",
         gpu_memory_bytes=job.wants.gpu_memory_bytes,
         link_bytes_per_s=link_bytes_per_s,

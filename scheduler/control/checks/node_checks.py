@@ -103,7 +103,7 @@ class NodeChecks:
     def command_of(self, spec: StoredJob) -> tuple[str, ...]:
         """Return what a job runs: its command, behind the checks if they travel with it."""
         if self._rounds is None and self.are_wanted(spec):
-            return wrapped(spec.command, spec.dtype, slots=self._slots)
+            return wrapped(spec.command, workload_of(spec), slots=self._slots)
         return spec.command
 
     def standing(self, row: AttemptRow, job: JobRow | None, run: Run) -> Standing:

@@ -12,6 +12,7 @@ import pytest
 
 from longshore.cluster.files.errors import InputError
 from longshore.scheduler.preflight.travelling import NOT_FIT, rank_of, wrapped
+from longshore.scheduler.preflight.workload import Workload
 from longshore.scheduler.rules.retry_policy import TEMPFAIL
 from tests.command_line import Command
 
@@ -112,13 +113,13 @@ def test_a_rank_without_the_gpu_that_it_needs_does_not_become_the_command() -> N
 
 
 def test_a_rank_that_is_not_fit_asks_to_be_tried_again_where_the_scheduler_put_the_checks_before_it() -> None:
-    line = wrapped(("echo", "never"), "bf16", slots=False)
+    line = wrapped(("echo", "never"), Workload(dtype="bf16", backend="nccl"), slots=False)
     assert line[:3] == ("python", "-m", "longshore.preflight")
     running = travelling(*line[3:])
     out, err = running.communicate()
     assert (running.returncode, out) == (TEMPFAIL, "")
     assert "count.type" in err
-    fit = travelling(*wrapped(("echo", "--", "here"), "bf16", slots=True)[3:])
+    fit = travelling(*wrapped(("echo", "--", "here"), Workload(dtype="bf16", backend="nccl"), slots=True)[3:])
     assert fit.communicate() == ("-- here\n", "")
 
 
