@@ -28,7 +28,7 @@ from ..store.rows.checkpoints import latest_before
 from ..store.rows.jobs import JobColumns
 from .admission import line_up
 from .checks.node_checks import NodeChecks
-from .health.rings import goes_on_without
+from .health.rings import goes_on_without, held_by
 from .health.steps import judge_steps, take_last_look
 from .quarantine import drain, give_up
 from .rehydrate import needs_of, used_by
@@ -122,12 +122,13 @@ def _by_lease(cache: StateCache, row: AttemptRow) -> Status | None:
     """
     if not cache.health.fenced or row.started_s is None or not row.placement:  # it may be torn
         return None
-    fenced = sorted({share.node for share in row.placement} & cache.health.fenced)
+    held = held_by(cache, row)
+    fenced = sorted({share.node for share in held} & cache.health.fenced)
     if not fenced or row.state not in (AttemptState.RUNNING, AttemptState.DRAINING):
         return None
     reports, told_s = cache.parts.monitor.reports.last(), cache.cancelled_s.get(attempt_name(row))
     is_told = told_s is not None and attempt_name(row) in cache.cancelled
-    gone = is_told and is_gone(attempt_name(row), row.placement, cache.health.fenced, reports, told_s or 0.0)
+    gone = is_told and is_gone(attempt_name(row), held, cache.health.fenced, reports, told_s or 0.0)
     if row.state is AttemptState.DRAINING and not gone:
         return Status(Run.RUNNING, started_s=row.started_s)  # so that it is cancelled
     words = f"{', '.join(fenced)} was fenced: its lease ran out, so its agent has killed what ran there"
@@ -216,7 +217,7 @@ def _step(cache: StateCache, row: AttemptRow, view: AttemptView, now_s: float) -
     if step.do is Do.LAUNCH:
         return _launch(cache, row, now_s)
     if step.do is Do.CHECK:
-        cache.parts.checks.begin(row, cache.jobs[row.job_id])
+        cache.parts.checks.begin(row._replace(placement=held_by(cache, row)), cache.jobs[row.job_id])
         return False
     if step.do is Do.CANCEL:
         first = attempt_name(row) not in cache.cancelled

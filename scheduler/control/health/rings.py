@@ -1,4 +1,4 @@
-"""What is done about rings whose GPUs are found faulty: the members on them leave, and the job runs on.
+"""Which GPUs attempts hold now, and what is done about rings some of whose GPUs are found faulty: the job runs on.
 
 Source: SPEC F5, F8 to F10; docs/decisions/0015.
 """
@@ -9,6 +9,7 @@ from functools import partial
 from ....cluster.files.errors import BackendError
 from ...backends.asking import ask
 from ...backends.protocol import Seats
+from ...model.placement import Placement
 from ...model.states import AttemptState
 from ...model.stored_spec import stored_or_usual
 from ...store.rows.attempts import AttemptRow
@@ -17,6 +18,12 @@ from ..state_cache import StateCache
 log = logging.getLogger(__name__)
 
 FAULTY = "its GPU is out of service"
+
+
+def held_by(cache: StateCache, row: AttemptRow) -> Placement:
+    """Return the GPUs that the last attempt of a job holds: a ring gives some up and gets others while it runs."""
+    held = cache.mirror.picks(row.job_id) if cache.mirror.has(row.job_id) else ()
+    return cache.parts.layout.placement(held) or row.placement
 
 
 def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
@@ -33,8 +40,7 @@ def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:
     if not stored_or_usual(job.spec).seats:
         return False
     faulty, layout = set(cache.health.faulty), cache.parts.layout
-    held = cache.mirror.picks(job.id) if cache.mirror.has(job.id) else layout.numbers(row.placement)
-    places = [layout.place(gpu) for gpu in held if gpu in faulty]
+    places = [layout.place(gpu) for gpu in layout.numbers(held_by(cache, row)) if gpu in faulty]
     try:
         return ask(partial(backend.retire, name, places, FAULTY))
     except BackendError as error:
