@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,10 +107,12 @@ class RingTrial(Trial):
             self.tick()
             time.sleep(0.02)
 
-    def submit_ring(self, seats: int, steps: int = 10**6, **spec: object) -> str:
-        """Submit a ring of real members."""
+    def submit_ring(
+        self, seats: int, steps: int = 10**6, variables: Mapping[str, str] | None = None, **spec: object
+    ) -> str:
+        """Submit a ring of real members, with variables for their script."""
         (self.folder / "train.py").write_text(SCRIPT)
-        environment = {"PATH": os.environ["PATH"], "STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+        environment = {"PATH": os.environ["PATH"], "STEPS": str(steps), "OMP_NUM_THREADS": "1", **(variables or {})}
         if "PYTHONPATH" in os.environ:
             environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
         fields = {

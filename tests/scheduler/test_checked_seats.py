@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.scheduler.backends.attempts import end_all
 from tests.scheduler.checked import Checked
+from tests.scheduler.ring_trials import RingTrial
 from tests.scheduler.served import until
 from tests.scheduler.test_pool import call_faulty, events, held_by, seated
 from tests.scheduler.test_rings import logged_steps, ring_job, running
@@ -106,3 +108,16 @@ def test_a_job_that_wants_no_checks_gets_a_gpu_unchecked(served: Checked) -> Non
     until(lambda: sorted(seated(served, job)) == [1, 2])
     assert came(served, job) == [("b", 0)]
     assert (served.events(job), list(served.checked())) == ([], [])
+
+
+def test_a_gpu_that_a_ring_has_left_before_is_checked_and_held_like_any_other(tmp_path: Path) -> None:
+    trial = RingTrial(tmp_path, {"a": 2}, checks=True)
+    job = trial.submit_ring(2)
+    trial.until(lambda: trial.job(job).state == "running" and trial.is_settled(job))
+    trial.lose(job, ("a", 0))
+    trial.until(lambda: trial.is_settled(job))
+    assert trial.holds(job) == {("a", 0), ("a", 1)}
+    assert [it.now for it in trial.seats_of(job) if it.now != "empty"] == ["left", "checked", "taken"]
+    trial.assert_arrays_are_as_the_store()
+    trial.close()
+    end_all(tmp_path)

@@ -11,7 +11,7 @@ from ...backends.asking import ask
 from ...backends.protocol import Seats
 from ...model.placement import Placement
 from ...model.states import AttemptState
-from ...model.stored_spec import stored_or_usual
+from ...model.stored_spec import is_switching, stored_or_usual
 from ...store.rows.attempts import AttemptRow
 from ..state_cache import StateCache
 
@@ -24,6 +24,25 @@ def held_by(cache: StateCache, row: AttemptRow) -> Placement:
     """Return the GPUs that the last attempt of a job holds: a ring gives some up and gets others while it runs."""
     held = cache.mirror.picks(row.job_id) if cache.mirror.has(row.job_id) else ()
     return cache.parts.layout.placement(held) or row.placement
+
+
+def later_nodes(cache: StateCache, row: AttemptRow, name: str) -> tuple[str, ...]:
+    """Return the nodes of the ranks that came into the ring of an attempt while it ran; none where nobody can tell.
+
+    Args:
+        cache: What the scheduler knows.
+        row: The attempt.
+        name: Of it at the backend.
+    """
+    job, backend = cache.jobs.get(row.job_id), cache.parts.backend
+    if job is None or not is_switching(job.spec) or not isinstance(backend, Seats):
+        return ()
+    try:
+        places = ask(partial(backend.places, name)) or ()
+    except BackendError:
+        return ()
+    first = sum(len(share.gpus) for share in row.placement)
+    return tuple(it.node for it in places[first:])
 
 
 def goes_on_without(cache: StateCache, row: AttemptRow, name: str) -> bool:

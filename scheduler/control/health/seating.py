@@ -180,16 +180,17 @@ class Seating:
         """Give GPUs to others where no process of a ring is left, and none will be."""
         job, layout = ring.row.job_id, self._parts.layout
         held = cache.mirror.picks(job)
-        # The ring may have been given a GPU again that it left before: of its ranks there the last one counts.
+        # The ring may be given a GPU again that it left before: of its ranks there the last one counts.
         is_left = {(it.node, it.gpu): it.is_left for it in places}
         is_left |= {(row.node, row.gpu): False for row in self._unseen(ring, places)}
+        is_left |= {layout.place(gpu): False for gpu in ring.checked}
         gone = [it for it in sorted(is_left) if is_left[it] and layout.has(*it) and layout.number(*it) in held]
         if gone:
             words = ", ".join(f"GPU {gpu} of {node}" for node, gpu in gone)
             event = self._event(cache, ring, LEFT, f"left {words}: no process of it is there any more", now_s)
             self._free(cache, ring, gone, event, now_s)
         for gpu in held:  # what another scheduler had reserved to be checked
-            if gpu not in ring.checked and layout.place(gpu) not in is_left:
+            if layout.place(gpu) not in is_left:
                 self._strike_off(cache, ring, gpu, UNCHECKED, now_s)
 
     def _free(

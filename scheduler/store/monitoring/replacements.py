@@ -15,7 +15,7 @@ from ..database.errors import StaleWriteError
 from ..database.schema import attempt, replacement
 from ..rows.events import append
 from ..rows.leases import check_fence
-from ..rows.reservations import free_gpus, reserve_gpu
+from ..rows.reservations import free_gpus, is_reserved, reserve_gpu
 
 SEAT = "seat"  # kind of events
 TAKEN, EMPTY, LEFT, FOUND = "taken", "empty", "left", "found"
@@ -75,12 +75,14 @@ def give(tx: Connection, row: ReplacementRow, event: NewEvent, *, is_held: bool 
 
     Raises:
         FencedError: If another scheduler has taken over.
-        StaleWriteError: If the attempt does not run any more.
+        StaleWriteError: If the attempt does not run any more, or does not hold what it should.
         TakenError: If the GPU is reserved.
     """
     _check(tx, row.job_id, row.number, event)
     if not is_held:
         reserve_gpu(tx, ReservationRow(row.node, row.gpu, row.job_id, row.number, row.at_s))
+    elif not is_reserved(tx, row.job_id, row.number, (row.node, row.gpu)):
+        raise StaleWriteError(f"GPU {row.gpu} of {row.node} is not held by attempt {row.number} of job {row.job_id}")
     tx.execute(replacement.insert(), row._asdict())
     append(tx, event)
 

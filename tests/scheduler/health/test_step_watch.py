@@ -197,7 +197,8 @@ def test_slow_steps_are_told_once_a_minute() -> None:
 def test_nodes_are_to_blame_whose_ranks_compute_longer(
     placement: Placement, ranks: tuple[int, ...] | None, nodes: set[str]
 ) -> None:
-    assert nodes_of(placement, ranks) == nodes
+    by_rank = dict(enumerate(share.node for share in placement for _ in share.gpus))
+    assert nodes_of(by_rank, ranks) == nodes
 
 
 def slow(since_s: float, *nodes: str) -> Slow:
