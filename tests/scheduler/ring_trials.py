@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from longshore.scheduler.backends.local.backend import LocalBackend
-from longshore.scheduler.backends.protocol import Desk, MemberPlace, NodeView
+from longshore.scheduler.backends.protocol import Desk, MemberPlace, NodeView, StepLines
 from longshore.scheduler.control.checks.node_checks import NodeChecks
 from longshore.scheduler.control.state_cache import Parts, StateCache
 from longshore.scheduler.failover.wire import Report
 from longshore.scheduler.model.job_id import name_of
+from longshore.scheduler.model.placement import Placement
 from longshore.scheduler.preflight.context import Place
 from longshore.scheduler.preflight.rounds import Rounds
 from longshore.scheduler.preflight.warm.pool import WarmNodes
@@ -41,6 +42,9 @@ class RingWay(Way):
             return replace(node, gpus=tuple(gpus))
 
         return tuple(map(seen, super().observe()))
+
+    def step_lines(self, name: str, placement: Placement, before: Sequence[StepLines]) -> list[StepLines]:
+        return self.backend.step_lines(name, placement, before)
 
     def ring(self, name: str) -> Report | None:
         return self.backend.ring(name)
