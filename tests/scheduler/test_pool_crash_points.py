@@ -136,7 +136,7 @@ def test_a_scheduler_that_another_overtakes_at_any_point_gives_nothing_away_any_
         trial.scheduler = fast if not points.is_armed else slow
         if points.is_armed:
             fast.close()
-        trial.until(lambda: trial.is_settled(job))
+        trial.until(lambda: trial.scheduler.cache is not None and trial.is_settled(job))
         trial.assert_arrays_are_as_the_store()
         fences = [it.fence for it in trial.events(job) if it.fence is not None]
         assert fences == sorted(fences)
