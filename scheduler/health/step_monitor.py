@@ -30,7 +30,7 @@ HEALTH = "health"  # kind of events
 LOOK_S = 4.0  # between two looks at what an attempt has told
 SILENT_LOOK_S = 30.0  # at one that has told nothing so far
 RECORD_S = 60.0  # between two times that computing times of what runs are recorded
-GAP_S = 30.0  # without a look: what happened meanwhile is nobody's fault
+GAP_S = 30.0  # more than there should be between two looks: what happened meanwhile is nobody's fault
 CHECKS = 3  # in a row at which steps are slow before that counts
 MOST_SAVED = 3  # checkpoints taken in at one look, the last ones
 
@@ -254,7 +254,7 @@ class StepMonitor:
         told = self._told(it, one.last)
         if not told:
             return
-        if not 0.0 <= now_s - one.looked_s <= (GAP_S if one.watch.tells else math.inf):
+        if not 0.0 <= now_s - one.looked_s <= (GAP_S if one.watch.tells else GAP_S + SILENT_LOOK_S):
             one.watch.forgive(now_s)
         one.last = [StepLines(steps_end=each.steps_end, saved_end=each.saved_end) for each in told]
         one.watch.leave(it.ended)
