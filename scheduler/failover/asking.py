@@ -1,18 +1,23 @@
 """Words with the coordinator of a ring, from a process that is none of the ring.
 
+The ring's folder may be written by its job, and whoever answers may be the job too. So files are read as what a job put
+there, and each exchange as a whole has a limit.
+
 Source: SPEC F8 to F10.
 """
 
 import contextlib
 import json
 import logging
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .settings import STATE, read_settings
+from ..files.durable import open_folder, read_whole
+from .settings import RING, STATE
 from .wire import End, Hello, Lines, Message, Report, Retire, Want, WireError, encode
 
 log = logging.getLogger(__name__)
@@ -20,6 +25,10 @@ log = logging.getLogger(__name__)
 WITHIN_S = 0.5
 RETRY_S = 0.2  # until a desk connects again
 LOOK_S = 0.05  # between two looks of a desk at the file that it watches
+HOST = "127.0.0.1"  # of coordinators: rings that a scheduler starts are on its machine
+MOST_SETTINGS, MOST_STATE = 1 << 16, 1 << 24  # bytes of files
+# What comes of files or of an answer that a job has made up.
+BROKEN = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, WireError)
 
 
 def ask_report(folder: Path) -> Report | None:
@@ -93,13 +102,13 @@ class RingDesk:
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
+        self._thread.join(WITHIN_S)
 
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
                 self._listen()
-            except (OSError, ValueError, KeyError, TypeError, WireError) as error:
+            except BROKEN as error:
                 log.debug("desk of %s: %s", self._folder, error)
             self._connection, self._want = None, None
             self._closed.wait(RETRY_S)
@@ -139,18 +148,33 @@ class RingDesk:
                 self._wake()
 
 
+def _secret_and_port(folder: Path) -> tuple[str, int]:
+    """Return by what a coordinator knows us, and where it listens.
+
+    Raises:
+        OSError: If there is no such ring, or something else than files.
+        ValueError: If its files are damaged, as a KeyError, a TypeError or a RecursionError.
+    """
+    opened = open_folder(str(folder))
+    try:
+        settings = json.loads(read_whole(opened, RING, MOST_SETTINGS))
+        state = json.loads(read_whole(opened, STATE, MOST_STATE))
+    finally:
+        os.close(opened)
+    return str(settings["secret"]), int(state["port"])
+
+
 def _connected(folder: Path, role: str) -> socket.socket:
     """Return a connection to a ring's coordinator that has said who it is.
 
     Raises:
         OSError: If nobody answers, or there is no such ring.
-        ValueError: If its files are damaged, as a KeyError or a TypeError.
+        ValueError: If its files are damaged, as a KeyError, a TypeError, an OverflowError or a RecursionError.
     """
-    settings = read_settings(folder)
-    port = int(json.loads((folder / STATE).read_bytes())["port"])
-    connection = socket.create_connection((settings.host, port), WITHIN_S)
+    secret, port = _secret_and_port(folder)
+    connection = socket.create_connection((HOST, port), WITHIN_S)
     try:
-        connection.sendall(encode(Hello(role, settings.secret)))
+        connection.sendall(encode(Hello(role, secret)))
     except OSError:
         connection.close()
         raise
@@ -158,14 +182,19 @@ def _connected(folder: Path, role: str) -> socket.socket:
 
 
 def _exchange(folder: Path, role: str, messages: list[Message], *, hears: bool = True) -> Message | None:
-    """Say something to a coordinator, and return the first that it says, if that is to be heard."""
+    """Say something to a coordinator, and return the first that it says within the limit, if that is to be heard."""
+    until_s = time.monotonic() + WITHIN_S
     try:
         with _connected(folder, role) as connection:
             connection.sendall(b"".join(map(encode, messages)))
             lines = Lines()
-            while hears and (data := connection.recv(1 << 16)):
+            while hears and (left_s := until_s - time.monotonic()) > 0.0:
+                connection.settimeout(left_s)  # of the whole: one that sends a byte now and then is not waited for
+                data = connection.recv(1 << 16)
+                if not data:
+                    break
                 for message in lines.feed(data):
                     return message
-    except (OSError, ValueError, KeyError, TypeError, WireError):
+    except BROKEN:
         pass
     return None

@@ -62,7 +62,10 @@ class Rounds:
             if lent is None:
                 return False
             self._running[name] = time.monotonic(), names
-        threading.Thread(target=self._run, args=(name, lent, work), name=f"checks of {name}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(name, lent, work), name=f"checks of {name}", daemon=True).start()
+        except RuntimeError:  # no thread can be had
+            self._end(name, lent, Ended(None, "this machine has no room for one more thread", time.time()))
         return True
 
     def is_running(self, name: str) -> bool:
@@ -89,14 +92,18 @@ class Rounds:
         self._nodes.close()
 
     def _run(self, name: str, lent: Mapping[str, Node], work: Work) -> None:
-        report, problem = None, ""
+        report, problem = None, "they did not come to an end"
         try:
-            report = work(lent)
-        except Exception as error:  # a stranger's check may be broken in any way
+            report, problem = work(lent), ""
+        except BaseException as error:  # a stranger's check may be broken in any way, and even exit
             log.exception("the checks of %s could not be run", name)
             problem = words_of(error)
+        finally:
+            self._end(name, lent, Ended(report, problem, time.time()))
+
+    def _end(self, name: str, lent: Mapping[str, Node], ended: Ended) -> None:
         with self._lock:
             self._nodes.give_back(lent)
             del self._running[name]
-            self._ended[name] = Ended(report, problem, time.time())
+            self._ended[name] = ended
         self._wake()

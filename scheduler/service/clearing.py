@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 WRITER = "quarantine"
 CheckPlace = Callable[[str, int | None], tuple[bool, str]]  # node and GPU, None for all of it: passed, and evidence
+MOST_AT_ONCE = 4  # checks that begin by themselves: more would slow each other below the limits of speed
 UNCHECKED = "an operator said so, no checks were run"
 
 
@@ -95,7 +96,7 @@ class Clearing:
             boots = boot_ids(tx)
             due = {it.place for it in open_entries(tx) if is_due(it, boots.get(it.place.node, ""), self._now_s())}
             free = [place for place in sorted(due) if self.can_check(place) and not self._jobs_on(tx, place)]
-        for place in free:
+        for place in free[: max(MOST_AT_ONCE - len(self.running), 0)]:
             self._begin(place, BY_CHECKS)
 
     def _jobs_on(self, tx: Connection, place: Place) -> Collection[str]:

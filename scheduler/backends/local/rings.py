@@ -27,7 +27,15 @@ class LocalRings:
         self._folders = folders
 
     def _ring(self, name: str) -> Path:
-        return self._folders.path(name) / RING
+        """Return the folder of an attempt's ring.
+
+        Raises:
+            BackendError: If that is no name of an attempt, or a link lies in its place: it may lead to another's ring.
+        """
+        path = self._folders.path(name)
+        if path.is_symlink():
+            raise BackendError(f"a link lies in the place of the folder of {name}")
+        return path / RING
 
     def ring(self, name: str) -> Report | None:
         """Return how the ring of an attempt stands; None of one that has none, or that does not answer at present.

@@ -122,6 +122,8 @@ class Seating:
                 ring.given = None
         self._keep_desks(cache, self._backend)
         for job in sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq)):
+            if cache.errors.rests(job, now_s):
+                continue
             with cache.about(job, now_s, spoils=True, what="seating"):
                 try:
                     self._look_at(cache, self._rings[job], self._backend, against, now_s)
@@ -157,13 +159,15 @@ class Seating:
         places = ask(partial(backend.places, ring.name))
         if places is None:
             return
+        is_new = ring.given is None
         if ring.given is None:
             with self._parts.store.read() as tx:
                 ring.given = replacements_of(tx, ring.row.job_id, ring.row.number)
         for row in self._unseen(ring, places):  # reserved by a scheduler that may not have come to say so
             ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
         self._free_left(cache, ring, places, now_s)
-        self._adopt(cache, ring, backend, places, now_s)
+        if is_new:
+            self._adopt(cache, ring, backend, places, now_s)
         if against:
             return
         for gpu in list(ring.checked):
@@ -214,11 +218,22 @@ class Seating:
     def _adopt(
         self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], now_s: float
     ) -> None:
-        """Reserve GPUs that a ring has and the store does not know of, as after the restore of an older store."""
+        """Reserve GPUs that a ring has and the store does not know of, as after the restore of an older store.
+
+        The ring's word is its job's word too. So it gets no more than a ring can have, and none for a rank that the
+        store knows to be elsewhere.
+        """
         layout, held = self._parts.layout, cache.mirror.picks(ring.row.job_id)
+        spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
+        left = spec.all_gpus + max(spec.seats, LEAST_IN_AN_HOUR) - len(held)
+        known = {row.rank for row in ring.given or ()}
         for rank, it in enumerate(places):
             if it.is_left or not layout.has(it.node, it.gpu) or layout.number(it.node, it.gpu) in held:
                 continue
+            if rank in known or left <= 0:
+                log.error("ring of job %s: rank %d cannot be on GPU %d of %s", ring.row.job_id, rank, it.gpu, it.node)
+                continue
+            left -= 1
             row = ReplacementRow(ring.row.job_id, ring.row.number, rank, it.node, it.gpu, now_s, {})
             event = self._event(cache, ring, FOUND, f"runs on GPU {it.gpu} of {it.node} too", now_s)
             try:

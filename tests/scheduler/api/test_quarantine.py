@@ -9,11 +9,13 @@ import pytest
 
 from longshore.scheduler.access.tokens import Role, new_token
 from longshore.scheduler.health.quarantining import quarantine
-from longshore.scheduler.model.quarantine import Clears, Finding, Place
-from longshore.scheduler.service.clearing import Clearing
+from longshore.scheduler.model.quarantine import Clears, Entry, Finding, Place
+from longshore.scheduler.service.clearing import MOST_AT_ONCE, Clearing
 from longshore.scheduler.service.service import Service
+from longshore.scheduler.store.monitoring.quarantines import add_entry
 from longshore.scheduler.store.rows.events import events_after
 from longshore.scheduler.store.rows.user_tokens import add_token
+from tests.scheduler.served import until
 
 NODE = "rack0-node1"
 XID = {
@@ -204,3 +206,35 @@ def test_what_the_cluster_does_not_have_is_named(
     body = {**XID, **change} if not path else {"node": "nowhere"}
     answer = refusing_api.post(f"/v1/quarantine{path}", json=body)
     assert (answer.status_code, answer.json()["code"]) == (404, "no-such-node")
+
+
+def test_of_many_places_that_are_due_a_few_are_checked_at_once(service: Service) -> None:
+    go, lock, at_once, counts, done = threading.Event(), threading.Lock(), set[int](), list[int](), list[str]()
+
+    def check(node: str, gpu: int | None) -> tuple[bool, str]:
+        with lock:
+            at_once.add(threading.get_ident())
+            counts.append(len(at_once))
+        go.wait(60.0)
+        with lock:
+            at_once.discard(threading.get_ident())
+            done.append(f"{node}:{gpu}")
+        return True, "all is well"
+
+    checked_by(service, check)
+    old_s = service.now_s() - 86400.0
+    places = [Place(f"rack0-node{node}", gpu) for node in range(4) for gpu in range(3)]
+    entries = [
+        Entry(0, it, old_s, old_s, "gemm.ref", "wrong", "", "look", Clears.CHECKS, 1, "", old_s) for it in places
+    ]
+    service.store.write(lambda tx: [add_entry(tx, it) for it in entries])
+    service.clearing.look()
+    until(lambda: len(counts) == MOST_AT_ONCE)
+    service.clearing.look()  # while those run
+    go.set()
+    for _ in range(len(places)):
+        settled(service)
+        service.clearing.look()
+    settled(service)
+    assert sorted(done) == sorted(f"{it.node}:{it.gpu}" for it in places)
+    assert max(counts) == MOST_AT_ONCE
