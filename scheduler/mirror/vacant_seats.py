@@ -15,6 +15,7 @@ from ...cluster.model.topology import Cluster
 from ...cluster.switching.links import link_bytes_per_s
 from ...cluster.switching.replacement import (
     FORMULAS,
+    RING,
     SOURCE,
     Candidates,
     Vacancy,
@@ -34,11 +35,12 @@ class Ring(NamedTuple):
     nodes: Sequence[int]  # of the living members, in the order of the ring
     gap: int  # how many of them come before the seat
     seats: int  # the living ones, and those that are to be filled
-    compute_s: float  # the longest compute time of a living member; 0 if nobody knows
+    compute_s: float  # the longest compute time of a living member, where no seat is empty; 0 if nobody knows
     average_s: float  # average iteration time (SPEC F3); 0 if nobody knows
     volume_bytes: float  # parameters as they are sent in an iteration
     demand_flops: float  # of an iteration; nan if nobody has told it
-    recorded_s: Mapping[int, float]  # mean compute time of the job by node type (SPEC F2)
+    recorded_s: Mapping[int, float]  # mean compute time of the job by node type (SPEC F2), where no seat is empty
+    share: float = 1.0  # of a batch that a member computes, by what it has where no seat is empty
 
 
 class Free(NamedTuple):
@@ -109,7 +111,28 @@ def vacancy_of(cluster: Cluster, ring: Ring) -> Vacancy:
     """Return the ring as `choose` takes it: the slowest link is that of all neighbours but those around the seat."""
     order = [*ring.nodes[ring.gap :], *ring.nodes[: ring.gap]]  # begins behind the seat, and ends before it
     links = [float(link_bytes_per_s(cluster, node, after)) for node, after in pairwise(order)]
-    return Vacancy(ring.seats, ring.volume_bytes, ring.average_s, ring.compute_s, min(links, default=math.inf))
+    longest_s = ring.compute_s * ring.share
+    return Vacancy(ring.seats, ring.volume_bytes, ring.average_s, longest_s, min(links, default=math.inf))
+
+
+def is_faster_with(cluster: Cluster, ring: Ring, gpu: int) -> bool:
+    """Say whether a ring that runs on its living members alone would be faster with a GPU more.
+
+    What nobody can tell speaks for it. A GPU as strong as the weakest member counts as no slower than the slowest: that
+    times were measured at other moments is to keep no ring small.
+    """
+    vacancy, alone = vacancy_of(cluster, ring), len(ring.nodes)
+    (compute_s,) = _candidates_of(cluster, ring, Free(np.array([gpu]), np.zeros(1)), RING).compute_s.tolist()
+    if not ring.compute_s > 0.0 or not math.isfinite(compute_s):
+        return True
+    node, before, after = int(cluster.gpu_node[gpu]), ring.nodes[ring.gap - 1], ring.nodes[ring.gap % alone]
+    if cluster.peak_flops[node] >= min(cluster.peak_flops[it] for it in ring.nodes):
+        compute_s = min(compute_s, vacancy.rest_compute_s)
+    closing = float(link_bytes_per_s(cluster, before, after))
+    share = ring.share * ring.seats / alone
+    present = vacancy._replace(seats=alone, rest_compute_s=ring.compute_s * share)
+    links = float(link_bytes_per_s(cluster, before, node)), float(link_bytes_per_s(cluster, node, after))
+    return bool(ring_iteration_s(vacancy, compute_s, *links) < ring_iteration_s(present, 0.0, closing, closing))
 
 
 def _candidates_of(cluster: Cluster, ring: Ring, free: Free, formula: int) -> Candidates:
@@ -119,7 +142,8 @@ def _candidates_of(cluster: Cluster, ring: Ring, free: Free, formula: int) -> Ca
     records = [(time_s, peak_of[kind]) for kind, time_s in ring.recorded_s.items()]
     recorded = np.array([ring.recorded_s.get(int(kind), math.nan) for kind in kinds])
     demand = typical_flops(records) if formula == SOURCE and math.isnan(ring.demand_flops) else ring.demand_flops
-    usual_s, sure_s = compute_times_s(recorded, peak, demand, records, formula)
+    whole = compute_times_s(recorded, peak, demand, records, formula)
+    usual_s, sure_s = (it * ring.share for it in whole)
     before, after = ring.nodes[ring.gap - 1], ring.nodes[ring.gap % len(ring.nodes)]
     return Candidates(
         usual_s,

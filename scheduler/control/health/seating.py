@@ -16,7 +16,7 @@ from ....cluster.switching.replacement import FORMULAS
 from ...backends.asking import ask
 from ...backends.protocol import Desk, MemberPlace, Seats
 from ...failover.wire import Coming, Empty, NoneComing, Want
-from ...mirror.vacant_seats import Choice, choose_for, free_for, warm_up
+from ...mirror.vacant_seats import Choice, choose_for, free_for, is_faster_with, warm_up
 from ...model.event import NewEvent
 from ...model.job_id import name_of
 from ...model.states import AttemptState
@@ -36,6 +36,7 @@ from ...store.monitoring.replacements import (
     take_back,
 )
 from ...store.rows.attempts import AttemptRow
+from ...store.rows.nodes import list_gpus
 from ..state_cache import WRITER, Parts, StateCache
 from .vacancies import Around, described, ring_of, words_of_choice
 
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 HOUR_S = 3600.0
 LEAST_IN_AN_HOUR = 3  # GPUs that a ring is given; one of many seats may have as many as these
 ANOTHERS = "its GPU is another job's"
+NOBODY = Choice(-1, ())
 
 
 class _Ring:
@@ -59,6 +61,7 @@ class _Ring:
         self.given: list[ReplacementRow] | None = None  # None while the store is to be asked
         self.told = -1  # generation about whose empty seats people were told
         self.refused = -1  # generation whose coordinator was told that nobody comes
+        self.short = 0  # seats that it goes on without, as nobody came; 0 after another scheduler
 
     @property
     def name(self) -> str:
@@ -103,12 +106,14 @@ class Seating:
             for ring in self._rings.values():
                 ring.given = None
         self._keep_desks(cache, self._backend)
-        for job in sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq)):
-            with cache.about(job, now_s, spoils=True, what="seating"):
-                try:
-                    self._look_at(cache, self._rings[job], self._backend, against, now_s)
-                except BackendError as error:
-                    log.warning("ring of job %s: %s", job, error)
+        in_turn = sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq))
+        for step in (self._look_at, self._let_grow):  # rings that stand still come before those that go on
+            for job in in_turn:
+                with cache.about(job, now_s, spoils=True, what="seating"):
+                    try:
+                        step(cache, self._rings[job], self._backend, against, now_s)
+                    except BackendError as error:
+                        log.warning("ring of job %s: %s", job, error)
 
     def close(self) -> None:
         """Let the rings do without a desk."""
@@ -146,9 +151,13 @@ class Seating:
             ask(partial(backend.add, ring.name, row.rank, row.node, row.gpu))
         self._free_left(cache, ring, places, now_s)
         self._adopt(cache, ring, backend, places, now_s)
-        want = ring.desk.want
-        if want is not None and want.empty and not against:
-            self._fill(cache, ring, backend, places, want, now_s)
+        if not against:
+            self._fill(cache, ring, backend, now_s, grows=False)
+
+    def _let_grow(self, cache: StateCache, ring: _Ring, backend: Seats, against: str, now_s: float) -> None:
+        """Give a ring members that goes on without some, where they make it faster."""
+        if ring.short and ring.given is not None and not against:
+            self._fill(cache, ring, backend, now_s, grows=True)
 
     def _unseen(self, ring: _Ring, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
         """Return what is reserved for a ring and not yet seen there."""
@@ -190,22 +199,39 @@ class Seating:
             else:
                 cache.is_torn = True  # the store is read anew
 
-    def _fill(
-        self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], want: Want, now_s: float
-    ) -> None:
-        """Give a ring as many free GPUs as it lacks members, one after the other, or say that there are none."""
-        seats = stored_or_usual(cache.jobs[ring.row.job_id].spec).seats
+    def _fill(self, cache: StateCache, ring: _Ring, backend: Seats, now_s: float, *, grows: bool) -> None:
+        """Give a ring free GPUs, one after the other, or say that there are none.
+
+        Args:
+            cache: What the scheduler knows.
+            ring: The ring.
+            backend: Of it.
+            now_s: The present.
+            grows: Whether for the seats that it goes on without; else for those that have become empty since.
+        """
+        places, want = ask(partial(backend.places, ring.name)), ring.desk.want
+        if places is None or want is None or not want.empty:
+            return
         coming = len(self._unseen(ring, places))
-        missing = seats - sum(it.is_used for it in places) - coming
-        for empty in want.empty[: max(missing, 0)]:
-            why = self._against_more(ring, seats, now_s)
+        missing = stored_or_usual(cache.jobs[ring.row.job_id].spec).seats - sum(it.is_used for it in places) - coming
+        missing = min(max(missing, 0), len(want.empty))
+        ring.short = min(ring.short, missing)
+        most = ring.short if grows else missing - ring.short
+        for left in range(most, 0, -1):
+            if want is None or len(want.empty) < missing:
+                return
+            at = len(want.empty) - missing  # somebody comes for those before
+            seats = len(want.order) + at + (1 if grows else left)
             began_s = time.perf_counter()
-            choice = Choice(-1, ()) if why else self._choose(cache, ring, places, want, empty)
+            choice, why = self._choose(cache, ring, places, (want, want.empty[at], seats), now_s, grows=grows)
             if choice.gpu < 0:
-                self._refuse(cache, ring, want, why or "no free GPU suits it", now_s)
+                ring.short = missing
+                self._refuse(cache, ring, want, why, now_s)
                 return
             rank, took_s = len(places) + len(self._unseen(ring, places)), time.perf_counter() - began_s
             self._give(cache, ring, backend, rank, want, choice, took_s, now_s)
+            missing, want = missing - 1, ring.desk.want
+            ring.short = min(ring.short, missing)
 
     def _against_more(self, ring: _Ring, seats: int, now_s: float) -> str:
         """Return why a ring gets no GPU now, whether there is one or not; "" if it may.
@@ -217,20 +243,35 @@ class Seating:
         return f"it has had {most} others within an hour" if len(lately) >= most else ""
 
     def _choose(
-        self, cache: StateCache, ring: _Ring, places: Sequence[MemberPlace], want: Want, empty: Empty
-    ) -> Choice:
-        """Choose among the free GPUs; those that the ring has left before come into question if there is no other."""
+        self, cache: StateCache, ring: _Ring, places: Sequence[MemberPlace], seat: tuple[Want, Empty, int],
+        now_s: float, *, grows: bool,
+    ) -> tuple[Choice, str]:  # fmt: skip
+        """Choose a free GPU for a seat, and return why there is none.
+
+        Those that the ring has left before come into question if there is no other, or if they were found faulty then
+        and are well again: something is wrong with a GPU on which processes fail though nobody finds fault with it.
+        """
         parts, job = self._parts, cache.jobs[ring.row.job_id]
-        unused = [it for it in places if not it.is_used and parts.layout.has(it.node, it.gpu)]
-        without = [parts.layout.number(it.node, it.gpu) for it in unused]
+        spec = stored_or_usual(job.spec)
+        if why := self._against_more(ring, spec.seats, now_s):
+            return NOBODY, why
+        with parts.store.read() as tx:
+            records, well_s = records_of(tx, job.id), {(it.node, it.gpu): it.since_s for it in list_gpus(tx) if it.healthy}
+        had_s = dict.fromkeys(range(len(places)), ring.row.opened_s) | {it.rank: it.at_s for it in ring.given or ()}
+        left = [it for rank, it in enumerate(places) if not it.is_used and well_s.get((it.node, it.gpu), 0.0) <= had_s[rank]]
+        without = [parts.layout.number(it.node, it.gpu) for it in left if parts.layout.has(it.node, it.gpu)]
         free = free_for(cache.mirror, job.id, without)
         if not free.gpus.size:
             free = free_for(cache.mirror, job.id)
-        around = Around(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, stored_or_usual(job.spec))
-        with parts.store.read() as tx:
-            inside = ring_of(around, want, empty, records_of(tx, job.id))
+        around = Around(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
+        inside = ring_of(around, *seat, records)
         site = cache.mirror.site
-        return choose_for(site.cluster, inside, free, site.rules.replacement)
+        choice = choose_for(site.cluster, inside, free, site.rules.replacement)
+        if choice.gpu < 0:
+            return NOBODY, "no free GPU suits it"
+        if grows and not is_faster_with(site.cluster, inside, choice.gpu):
+            return NOBODY, "it would be no faster with a GPU that is free"
+        return choice, ""
 
     def _give(
         self, cache: StateCache, ring: _Ring, backend: Seats, rank: int, want: Want, choice: Choice, took_s: float,
