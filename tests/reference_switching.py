@@ -130,7 +130,7 @@ def win_back(state: ReferenceState) -> None:
         while len(job.placement) < job.gpus:
             present_s = ring_s(state, job, len(job.placement), job.placement)
             found = newcomer(state, index, job.placement, None, Before(present_s, records))
-            if found is None or slowdown(state, index, sorted([*job.placement, found])) >= factor:
+            if found is None or not gains(state, index, found, factor, records):
                 break
             take(state, index, found)
             factor = slowdown(state, index, job.placement)
@@ -141,6 +141,25 @@ def win_back(state: ReferenceState) -> None:
             end_piece(state, job)
             job.placement = won
             go_on(state, index)
+
+
+def gains(
+    state: ReferenceState, index: int, gpu: int, factor: float, records: dict[int, tuple[float, float]]
+) -> bool:
+    """Say whether a job is to be faster with a GPU more; in rings by what is known of that."""
+    job, ring = state.jobs[index], state.jobs[index].placement
+    if not state.rules.ring:
+        return slowdown(state, index, sorted([*ring, gpu])) < factor
+    seats, kind = len(ring) + 1, state.node_type[state.gpu_node[gpu]]
+    demand = median([peak * time_s for time_s, peak in records.values()])
+    own_s = records[kind][0] if kind in records else demand / state.peak_flops[state.gpu_node[gpu]]
+    own_s *= job.gpus / seats
+    slowest_s = max(compute_s(state, job, seats, it) for it in ring)
+    if kind in [state.node_type[state.gpu_node[it]] for it in ring]:
+        own_s = min(own_s, slowest_s)
+    links = [link_bytes_per_s(state, one, other) for one, other in pairwise([*ring, gpu, ring[0]])]
+    then_s = max(slowest_s, own_s) + 2 * (seats - 1) / seats * sent_bytes(state, job) / min(links)
+    return then_s < ring_s(state, job, len(ring), ring)
 
 
 class Before(NamedTuple):

@@ -21,6 +21,7 @@ from ...cluster.switching.replacement import (
     Vacancy,
     choose,
     compute_times_s,
+    is_faster_with,
     ring_iteration_s,
     source_iteration_s,
     typical_flops,
@@ -115,24 +116,27 @@ def vacancy_of(cluster: Cluster, ring: Ring) -> Vacancy:
     return Vacancy(ring.seats, ring.volume_bytes, ring.average_s, longest_s, min(links, default=math.inf))
 
 
-def is_faster_with(cluster: Cluster, ring: Ring, gpu: int) -> bool:
+def would_be_faster(cluster: Cluster, ring: Ring, gpu: int) -> bool:
     """Say whether a ring that runs on its living members alone would be faster with a GPU more.
 
-    What nobody can tell speaks for it. A GPU as strong as the weakest member counts as no slower than the slowest: that
-    times were measured at other moments is to keep no ring small.
+    What nobody can tell speaks for it.
     """
-    vacancy, alone = vacancy_of(cluster, ring), len(ring.nodes)
+    joined, alone = vacancy_of(cluster, ring), len(ring.nodes)
     (compute_s,) = _candidates_of(cluster, ring, Free(np.array([gpu]), np.zeros(1)), RING).compute_s.tolist()
     if not ring.compute_s > 0.0 or not math.isfinite(compute_s):
         return True
     node, before, after = int(cluster.gpu_node[gpu]), ring.nodes[ring.gap - 1], ring.nodes[ring.gap % alone]
-    if cluster.peak_flops[node] >= min(cluster.peak_flops[it] for it in ring.nodes):
-        compute_s = min(compute_s, vacancy.rest_compute_s)
-    closing = float(link_bytes_per_s(cluster, before, after))
+    is_alike = any(cluster.node_type[it] == cluster.node_type[node] for it in ring.nodes)
     share = ring.share * ring.seats / alone
-    present = vacancy._replace(seats=alone, rest_compute_s=ring.compute_s * share)
-    links = float(link_bytes_per_s(cluster, before, node)), float(link_bytes_per_s(cluster, node, after))
-    return bool(ring_iteration_s(vacancy, compute_s, *links) < ring_iteration_s(present, 0.0, closing, closing))
+    return is_faster_with(
+        joined,
+        joined._replace(seats=alone, rest_compute_s=ring.compute_s * share),
+        compute_s,
+        is_alike,
+        float(link_bytes_per_s(cluster, before, node)),
+        float(link_bytes_per_s(cluster, node, after)),
+        float(link_bytes_per_s(cluster, before, after)),
+    )
 
 
 def _candidates_of(cluster: Cluster, ring: Ring, free: Free, formula: int) -> Candidates:
@@ -173,3 +177,4 @@ def warm_up(cluster: Cluster) -> None:
     ring = Ring([0], 1, 2, 1.0, 1.0, 1.0, math.nan, {})
     for formula in FORMULAS.values():
         choose_for(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)), formula)
+    would_be_faster(cluster, ring, 0)

@@ -19,6 +19,7 @@ from ...switching.replacement import (
     Candidates,
     Vacancy,
     choose,
+    is_faster_with,
     ring_iteration_s,
 )
 
@@ -168,6 +169,37 @@ def average_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
+def would_be_faster(sim: Simulation, row: int, job: int, gpu: int, types: int) -> bool:
+    """Say whether a ring that has lost a seat would be faster with an idle GPU more, by what the scheduler knows.
+
+    Args:
+        sim: The simulation.
+        row: Its row.
+        job: The job.
+        gpu: The idle GPU.
+        types: What `note_records` returned before anybody came.
+    """
+    alone, gap = held_gpus(sim, row, job), _gap(sim, row, job, sim.cluster.gpu_node.size)
+    kind, is_alike = sim.cluster.node_type[sim.cluster.gpu_node[gpu]], False
+    for other in range(sim.cluster.gpu_node.size):
+        if sim.state.gpu_job[row, other] == job and sim.cluster.node_type[sim.cluster.gpu_node[other]] == kind:
+            is_alike = True
+    at, share, less = _record_of(sim, row, types, kind), _share(sim, row, job, alone + 1), _share(sim, row, job, alone)
+    peak = sim.cluster.peak_flops[sim.cluster.gpu_node[gpu]]
+    known_s = sim.scratch.record_s[row, at] if at < types else _median_flops(sim, row, types) / peak
+    volume = _volume_bytes(sim, row, job)
+    return is_faster_with(
+        Vacancy(alone + 1, volume, 0.0, gap.compute_s * share, gap.bytes_per_s),
+        Vacancy(alone, volume, 0.0, gap.compute_s * less, gap.bytes_per_s),
+        known_s * share,
+        is_alike,
+        _link_bytes_per_s(sim, gap.before, gpu),
+        _link_bytes_per_s(sim, gpu, gap.after),
+        _link_bytes_per_s(sim, gap.before, gap.after),
+    )
+
+
+@kernel
 def _reckon(sim: Simulation, row: int, share: float, gap: Gap, count: int, types: int) -> None:
     """Write down what `choose` asks of the listed candidates; compute times are those `compute_times_s` would give."""
     usual, most = _demands_flops(sim, row, types)
@@ -220,16 +252,23 @@ def note_records(sim: Simulation, row: int, job: int) -> int:
 
 
 @kernel
+def _median_flops(sim: Simulation, row: int, types: int) -> float:
+    """Return what a job asks of a type with a record, in the median of them."""
+    flops, middle = sim.scratch.record_flops, types // 2
+    median = kth_smallest(flops, row, types, middle)
+    if types % 2 == 0:
+        median = (kth_smallest(flops, row, types, middle - 1) + median) / 2.0
+    return float(median)
+
+
+@kernel
 def _demands_flops(sim: Simulation, row: int, types: int) -> tuple[float, float]:
     """Return what a job asks of a type without a record, in the median of those with one and at most.
 
     By the formula SOURCE it is the job's FLOPs. No trace tells them: they are what training typically reaches of what
     the recorded types could have done.
     """
-    flops, middle = sim.scratch.record_flops, types // 2
-    median = kth_smallest(flops, row, types, middle)
-    if types % 2 == 0:
-        median = (kth_smallest(flops, row, types, middle - 1) + median) / 2.0
+    median = _median_flops(sim, row, types)
     if sim.rules.replacement == SOURCE:
         return TYPICAL_EFFICIENCY * median, TYPICAL_EFFICIENCY * median
-    return median, kth_smallest(flops, row, types, types - 1)
+    return median, kth_smallest(sim.scratch.record_flops, row, types, types - 1)

@@ -16,7 +16,7 @@ from ....cluster.switching.replacement import FORMULAS
 from ...backends.asking import ask
 from ...backends.protocol import Desk, MemberPlace, Seats
 from ...failover.wire import Coming, Empty, NoneComing, Want
-from ...mirror.vacant_seats import Choice, choose_for, free_for, is_faster_with, warm_up
+from ...mirror.vacant_seats import Choice, choose_for, free_for, warm_up, would_be_faster
 from ...model.event import NewEvent
 from ...model.job_id import name_of
 from ...model.states import AttemptState
@@ -269,7 +269,7 @@ class Seating:
         choice = choose_for(site.cluster, inside, free, site.rules.replacement)
         if choice.gpu < 0:
             return NOBODY, "no free GPU suits it"
-        if grows and not is_faster_with(site.cluster, inside, choice.gpu):
+        if grows and not would_be_faster(site.cluster, inside, choice.gpu):
             return NOBODY, "it would be no faster with a GPU that is free"
         return choice, ""
 
