@@ -81,7 +81,7 @@ def scheduled(sim):
         from longshore.scheduler.store.rows.events import events_after
         with store.read() as tx:
             hours = [e for e in events_after(tx, 0, 1<<40) if e.kind == "seat" and "within an hour" in (e.cause or "")]
-            nofaster = [e for e in events_after(tx, 0, 1<<40) if e.kind == "seat" and "no faster" in (e.cause or "")]
+            nofaster = [e for e in events_after(tx, 0, 1<<40) if e.kind == "seat" and "faster with no" in (e.cause or "")]
         print("hour-limited:", len(hours), "not faster", len(nofaster))
         twin.scheduler.close()
         store.close()

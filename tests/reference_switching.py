@@ -130,7 +130,9 @@ def win_back(state: ReferenceState) -> None:
         while len(job.placement) < job.gpus:
             present_s = ring_s(state, job, len(job.placement), job.placement)
             found = newcomer(state, index, job.placement, None, Before(present_s, records))
-            if found is None or not gains(state, index, found, factor, records):
+            if found is None:
+                break
+            if not state.rules.ring and slowdown(state, index, sorted([*job.placement, found])) >= factor:
                 break
             take(state, index, found)
             factor = slowdown(state, index, job.placement)
@@ -144,12 +146,10 @@ def win_back(state: ReferenceState) -> None:
 
 
 def gains(
-    state: ReferenceState, index: int, gpu: int, factor: float, records: dict[int, tuple[float, float]]
+    state: ReferenceState, job: Job, gpu: int, records: dict[int, tuple[float, float]]
 ) -> bool:
-    """Say whether a job is to be faster with a GPU more; in rings by what is known of that."""
-    job, ring = state.jobs[index], state.jobs[index].placement
-    if not state.rules.ring:
-        return slowdown(state, index, sorted([*ring, gpu])) < factor
+    """Say whether a ring is to be faster with a GPU more, by what is known of that."""
+    ring = job.placement
     seats, kind = len(ring) + 1, state.node_type[state.gpu_node[gpu]]
     demand = median([peak * time_s for time_s, peak in records.values()])
     own_s = records[kind][0] if kind in records else demand / state.peak_flops[state.gpu_node[gpu]]
@@ -177,7 +177,10 @@ def newcomer(state: ReferenceState, index: int, others: list[int], failed: int |
     after = min([gpu for gpu in others if gpu > place] or others)
     ring = ordered(others, after)
     ranked = []
-    for gpu in idle(state, job):
+    candidates = idle(state, job)
+    if failed is None and state.rules.ring:
+        candidates = [gpu for gpu in candidates if gains(state, job, gpu, was.records)]
+    for gpu in candidates:
         usual_s, sure_s = (
             iteration_s(state, job, seats, ring, before, after, gpu, own_s * (job.gpus / seats))
             for own_s in compute_times_s(state, was.records, gpu)

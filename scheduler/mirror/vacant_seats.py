@@ -116,27 +116,24 @@ def vacancy_of(cluster: Cluster, ring: Ring) -> Vacancy:
     return Vacancy(ring.seats, ring.volume_bytes, ring.average_s, longest_s, min(links, default=math.inf))
 
 
-def would_be_faster(cluster: Cluster, ring: Ring, gpu: int) -> bool:
-    """Say whether a ring that runs on its living members alone would be faster with a GPU more.
+def with_which_faster(cluster: Cluster, ring: Ring, free: Free) -> Free:
+    """Return the GPUs with which a ring would be faster that runs on its living members alone.
 
-    What nobody can tell speaks for it.
+    What nobody can tell speaks for a GPU.
     """
+    if not ring.compute_s > 0.0 or not ring.nodes or not free.gpus.size:
+        return free
     joined, alone = vacancy_of(cluster, ring), len(ring.nodes)
-    (compute_s,) = _candidates_of(cluster, ring, Free(np.array([gpu]), np.zeros(1)), RING).compute_s.tolist()
-    if not ring.compute_s > 0.0 or not math.isfinite(compute_s):
-        return True
-    node, before, after = int(cluster.gpu_node[gpu]), ring.nodes[ring.gap - 1], ring.nodes[ring.gap % alone]
-    is_alike = any(cluster.node_type[it] == cluster.node_type[node] for it in ring.nodes)
-    share = ring.share * ring.seats / alone
-    return is_faster_with(
-        joined,
-        joined._replace(seats=alone, rest_compute_s=ring.compute_s * share),
-        compute_s,
-        is_alike,
-        float(link_bytes_per_s(cluster, before, node)),
-        float(link_bytes_per_s(cluster, node, after)),
-        float(link_bytes_per_s(cluster, before, after)),
-    )
+    without = joined._replace(seats=alone, rest_compute_s=ring.compute_s * (ring.share * ring.seats / alone))
+    closing = float(link_bytes_per_s(cluster, ring.nodes[ring.gap - 1], ring.nodes[ring.gap % alone]))
+    candidates = _candidates_of(cluster, ring, free, RING)
+    alike = np.isin(cluster.node_type[cluster.gpu_node[free.gpus]], cluster.node_type[list(ring.nodes)])
+    links = candidates.from_previous_bytes_per_s, candidates.to_next_bytes_per_s
+    kept = [
+        not math.isfinite(compute_s) or is_faster_with(joined, without, compute_s, bool(is_alike), *around, closing)
+        for compute_s, is_alike, *around in zip(candidates.compute_s, alike, *links, strict=True)
+    ]
+    return Free(free.gpus[kept], free.hazard_per_s[kept])
 
 
 def _candidates_of(cluster: Cluster, ring: Ring, free: Free, formula: int) -> Candidates:
@@ -177,4 +174,4 @@ def warm_up(cluster: Cluster) -> None:
     ring = Ring([0], 1, 2, 1.0, 1.0, 1.0, math.nan, {})
     for formula in FORMULAS.values():
         choose_for(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)), formula)
-    would_be_faster(cluster, ring, 0)
+    with_which_faster(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)))

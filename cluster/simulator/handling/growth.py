@@ -4,7 +4,7 @@ from ...kernels.compiled import kernel
 from ...state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck
 from ...state.state import Simulation
 from .progress import go_on, present_slowdown, settle
-from .seats import NOBODY, average_s, find_replacement, note_records, would_be_faster
+from .seats import NOBODY, average_s, find_replacement, note_records
 
 
 @kernel
@@ -39,11 +39,11 @@ def _grow(sim: Simulation, row: int, job: int) -> None:
     types, behind = note_records(sim, row, job), sim.cluster.gpu_node.size
     while state.short[row, job] > 0:
         gpu = find_replacement(sim, row, job, behind, average_s(sim, row, job), types)
-        if gpu == NOBODY or (sim.rules.ring and not would_be_faster(sim, row, job, gpu, types)):
+        if gpu == NOBODY:
             break
         claim_gpu(sim, row, job, gpu)
         faster = present_slowdown(sim, row, job)
-        if not sim.rules.ring and faster >= slowdown:  # by that model all is known before
+        if not sim.rules.ring and faster >= slowdown:
             give_up_gpu(sim, row, job, gpu)
             break
         slowdown = faster

@@ -47,11 +47,13 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s:
         average_s: The iteration time of its ring before the fault, or before it has a seat more.
         types: What `note_records` returned then.
     """
-    seats = held_gpus(sim, row, job) + (1 if place == sim.cluster.gpu_node.size else 0)
-    count = _list_idle(sim, row, job)
+    grows = place == sim.cluster.gpu_node.size
+    seats = held_gpus(sim, row, job) + (1 if grows else 0)
+    count, gap = _list_idle(sim, row, job), _gap(sim, row, job, place)
+    if grows and sim.rules.ring:  # by the simple model all is known before, and `present_slowdown` tells
+        count = _drop_slow(sim, row, job, gap, count, types)
     if count == 0:
         return NOBODY
-    gap = _gap(sim, row, job, place)
     share = _share(sim, row, job, seats)
     _reckon(sim, row, share, gap, count, types)
     vacancy = Vacancy(seats, _volume_bytes(sim, row, job), average_s, gap.compute_s * share, gap.bytes_per_s)
@@ -169,34 +171,38 @@ def average_s(sim: Simulation, row: int, job: int) -> float:
 
 
 @kernel
-def would_be_faster(sim: Simulation, row: int, job: int, gpu: int, types: int) -> bool:
-    """Say whether a ring that has lost a seat would be faster with an idle GPU more, by what the scheduler knows.
+def _drop_slow(sim: Simulation, row: int, job: int, gap: Gap, count: int, types: int) -> int:
+    """Leave those idle GPUs in the list with which a ring that goes on without a seat would be faster; return how many.
 
-    Args:
-        sim: The simulation.
-        row: Its row.
-        job: The job.
-        gpu: The idle GPU.
-        types: What `note_records` returned before anybody came.
+    That is reckoned by what the scheduler knows.
     """
-    alone, gap = held_gpus(sim, row, job), _gap(sim, row, job, sim.cluster.gpu_node.size)
-    kind, is_alike = sim.cluster.node_type[sim.cluster.gpu_node[gpu]], False
-    for other in range(sim.cluster.gpu_node.size):
-        if sim.state.gpu_job[row, other] == job and sim.cluster.node_type[sim.cluster.gpu_node[other]] == kind:
-            is_alike = True
-    at, share, less = _record_of(sim, row, types, kind), _share(sim, row, job, alone + 1), _share(sim, row, job, alone)
-    peak = sim.cluster.peak_flops[sim.cluster.gpu_node[gpu]]
-    known_s = sim.scratch.record_s[row, at] if at < types else _median_flops(sim, row, types) / peak
-    volume = _volume_bytes(sim, row, job)
-    return is_faster_with(
-        Vacancy(alone + 1, volume, 0.0, gap.compute_s * share, gap.bytes_per_s),
-        Vacancy(alone, volume, 0.0, gap.compute_s * less, gap.bytes_per_s),
-        known_s * share,
-        is_alike,
-        _link_bytes_per_s(sim, gap.before, gpu),
-        _link_bytes_per_s(sim, gpu, gap.after),
-        _link_bytes_per_s(sim, gap.before, gap.after),
-    )
+    listed, kept, alone = sim.scratch.seat_gpu, 0, held_gpus(sim, row, job)
+    volume, demand = _volume_bytes(sim, row, job), _median_flops(sim, row, types)
+    share, less = _share(sim, row, job, alone + 1), _share(sim, row, job, alone)
+    joined = Vacancy(alone + 1, volume, 0.0, gap.compute_s * share, gap.bytes_per_s)
+    without = Vacancy(alone, volume, 0.0, gap.compute_s * less, gap.bytes_per_s)
+    closing = _link_bytes_per_s(sim, gap.before, gap.after)
+    for i in range(count):
+        gpu = listed[row, i]
+        node = sim.cluster.gpu_node[gpu]
+        at = _record_of(sim, row, types, sim.cluster.node_type[node])
+        known_s = sim.scratch.record_s[row, at] if at < types else demand / sim.cluster.peak_flops[node]
+        before, after = _link_bytes_per_s(sim, gap.before, gpu), _link_bytes_per_s(sim, gpu, gap.after)
+        if is_faster_with(joined, without, known_s * share, _has_alike(sim, row, job, node), before, after, closing):
+            listed[row, kept] = gpu
+            kept += 1
+    return kept
+
+
+@kernel
+def _has_alike(sim: Simulation, row: int, job: int, node: int) -> bool:
+    """Say whether a job runs on a GPU of the type of a node."""
+    kind, gpu = sim.cluster.node_type[node], sim.state.first_gpu[row, job]
+    while gpu >= 0:
+        if sim.cluster.node_type[sim.cluster.gpu_node[gpu]] == kind:
+            return True
+        gpu = sim.state.gpu_next[row, gpu]
+    return False
 
 
 @kernel

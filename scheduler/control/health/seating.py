@@ -16,7 +16,7 @@ from ....cluster.switching.replacement import FORMULAS
 from ...backends.asking import ask
 from ...backends.protocol import Desk, MemberPlace, Seats
 from ...failover.wire import Coming, Empty, NoneComing, Want
-from ...mirror.vacant_seats import Choice, choose_for, free_for, warm_up, would_be_faster
+from ...mirror.vacant_seats import Choice, choose_for, free_for, warm_up, with_which_faster
 from ...model.event import NewEvent
 from ...model.job_id import name_of
 from ...model.states import AttemptState
@@ -224,7 +224,7 @@ class Seating:
             seats = len(want.order) + at + (1 if grows else left)
             began_s = time.perf_counter()
             choice, why = self._choose(cache, ring, places, (want, want.empty[at], seats), now_s, grows=grows)
-            if choice.gpu < 0:
+            if why:
                 ring.short = missing
                 self._refuse(cache, ring, want, why, now_s)
                 return
@@ -266,12 +266,10 @@ class Seating:
         around = Around(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, spec)
         inside = ring_of(around, *seat, records)
         site = cache.mirror.site
-        choice = choose_for(site.cluster, inside, free, site.rules.replacement)
-        if choice.gpu < 0:
-            return NOBODY, "no free GPU suits it"
-        if grows and not would_be_faster(site.cluster, inside, choice.gpu):
-            return NOBODY, "it would be no faster with a GPU that is free"
-        return choice, ""
+        fit = with_which_faster(site.cluster, inside, free) if grows else free
+        if not fit.gpus.size:
+            return NOBODY, "it would be faster with no free GPU" if free.gpus.size else "no free GPU suits it"
+        return choose_for(site.cluster, inside, fit, site.rules.replacement), ""
 
     def _give(
         self, cache: StateCache, ring: _Ring, backend: Seats, rank: int, want: Want, choice: Choice, took_s: float,
