@@ -145,9 +145,7 @@ def win_back(state: ReferenceState) -> None:
             go_on(state, index)
 
 
-def gains(
-    state: ReferenceState, job: Job, gpu: int, records: dict[int, tuple[float, float]]
-) -> bool:
+def gains(state: ReferenceState, job: Job, gpu: int, records: dict[int, tuple[float, float]]) -> bool:
     """Say whether a ring is to be faster with a GPU more, by what is known of that."""
     ring = job.placement
     seats, kind = len(ring) + 1, state.node_type[state.gpu_node[gpu]]

@@ -4,7 +4,15 @@ import math
 
 from ...cluster.dispatch.placing import begin_picks, take_gpu
 from ...cluster.files.errors import BackendError
-from ...cluster.simulator.engine import begin_moment, change_sources, live_through, next_time_s, reset, start, submit_due
+from ...cluster.simulator.engine import (
+    begin_moment,
+    change_sources,
+    live_through,
+    next_time_s,
+    reset,
+    start,
+    submit_due,
+)
 from ...cluster.simulator.handling.ending import finish_held, stop_after_fault
 from ...cluster.state.holding import is_struck
 from ...cluster.state.state import Simulation

@@ -167,7 +167,9 @@ def average_s(sim: Simulation, row: int, job: int) -> float:
     seats = held_gpus(sim, row, job)
     longest_s *= _share(sim, row, job, seats)
     closing = _link_bytes_per_s(sim, last, first)
-    return ring_iteration_s(Vacancy(seats, _volume_bytes(sim, row, job), math.inf, longest_s, link), 0.0, closing, closing)
+    return ring_iteration_s(
+        Vacancy(seats, _volume_bytes(sim, row, job), math.inf, longest_s, link), 0.0, closing, closing
+    )
 
 
 @kernel

@@ -256,9 +256,14 @@ class Seating:
         if why := self._against_more(ring, spec.seats, now_s):
             return NOBODY, why
         with parts.store.read() as tx:
-            records, well_s = records_of(tx, job.id), {(it.node, it.gpu): it.since_s for it in list_gpus(tx) if it.healthy}
+            records, well_s = (
+                records_of(tx, job.id),
+                {(it.node, it.gpu): it.since_s for it in list_gpus(tx) if it.healthy},
+            )
         had_s = dict.fromkeys(range(len(places)), ring.row.opened_s) | {it.rank: it.at_s for it in ring.given or ()}
-        left = [it for rank, it in enumerate(places) if not it.is_used and well_s.get((it.node, it.gpu), 0.0) <= had_s[rank]]
+        left = [
+            it for rank, it in enumerate(places) if not it.is_used and well_s.get((it.node, it.gpu), 0.0) <= had_s[rank]
+        ]
         without = [parts.layout.number(it.node, it.gpu) for it in left if parts.layout.has(it.node, it.gpu)]
         free = free_for(cache.mirror, job.id, without)
         if not free.gpus.size:
