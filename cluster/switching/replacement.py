@@ -136,9 +136,14 @@ def choose(vacancy: Vacancy, candidates: Candidates, formula: int) -> int:
 
 @kernel
 def is_faster_with(
-    joined: Vacancy, alone: Vacancy, compute_s: float, is_alike: bool, from_previous: float, to_next: float,
+    joined: Vacancy,
+    alone: Vacancy,
+    compute_s: float,
+    is_alike: bool,  # noqa: FBT001 - it is told of the candidate
+    from_previous: float,
+    to_next: float,
     closing: float,
-) -> bool:  # fmt: skip
+) -> bool:
     """Say whether a ring that goes on without a seat would be faster with a candidate on it.
 
     A GPU of the type of a member counts as no slower than the slowest member: that times were measured at other moments

@@ -130,8 +130,8 @@ def with_which_faster(cluster: Cluster, ring: Ring, free: Free) -> Free:
     alike = np.isin(cluster.node_type[cluster.gpu_node[free.gpus]], cluster.node_type[list(ring.nodes)])
     links = candidates.from_previous_bytes_per_s, candidates.to_next_bytes_per_s
     kept = [
-        not math.isfinite(compute_s) or is_faster_with(joined, without, compute_s, bool(is_alike), *around, closing)
-        for compute_s, is_alike, *around in zip(candidates.compute_s, alike, *links, strict=True)
+        not math.isfinite(compute_s) or is_faster_with(joined, without, compute_s, bool(is_alike), start, end, closing)
+        for compute_s, is_alike, start, end in zip(candidates.compute_s, alike, *links, strict=True)
     ]
     return Free(free.gpus[kept], free.hazard_per_s[kept])
 

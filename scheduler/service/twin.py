@@ -9,7 +9,8 @@ import numpy as np
 from sqlalchemy import Connection
 
 from ...cluster.simulator.handling.seats import compute_s
-from ..backends.simulated import ROW, SimulatedBackend
+from ..backends.simulated import SimulatedBackend
+from ..backends.simulated_rings import ROW
 from ..control.reconciler import Reconciler
 from ..control.state_cache import Parts
 from ..health.monitor import Monitor
@@ -81,7 +82,7 @@ class Twin:
     def _record(self, job: int) -> None:
         """Record how long a job computes on the node types of its ring, which the simulation knows.
 
-        A job that runs tells of its steps instead. Of types that the ring has left nothing is known, as in a simulation.
+        Real jobs tell of their steps instead. Of types that the ring has left nothing is known, as in a simulation.
         """
         self._wake()  # a scheduler looks every second, and so sees that it runs long before anything else happens
         sim, mean_s = self.backend.sim, dict[str, list[float]]()

@@ -8,7 +8,7 @@ docs/decisions/0015.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ....cluster.files.errors import BackendError
@@ -256,15 +256,9 @@ class Seating:
         if why := self._against_more(ring, spec.seats, now_s):
             return NOBODY, why
         with parts.store.read() as tx:
-            records, well_s = (
-                records_of(tx, job.id),
-                {(it.node, it.gpu): it.since_s for it in list_gpus(tx) if it.healthy},
-            )
-        had_s = dict.fromkeys(range(len(places)), ring.row.opened_s) | {it.rank: it.at_s for it in ring.given or ()}
-        left = [
-            it for rank, it in enumerate(places) if not it.is_used and well_s.get((it.node, it.gpu), 0.0) <= had_s[rank]
-        ]
-        without = [parts.layout.number(it.node, it.gpu) for it in left if parts.layout.has(it.node, it.gpu)]
+            records, gpus = records_of(tx, job.id), list_gpus(tx)
+        well_s = {(it.node, it.gpu): it.since_s for it in gpus if it.healthy}
+        without = self._left_for_good(ring, places, well_s)
         free = free_for(cache.mirror, job.id, without)
         if not free.gpus.size:
             free = free_for(cache.mirror, job.id)
@@ -275,6 +269,24 @@ class Seating:
         if not fit.gpus.size:
             return NOBODY, "it would be faster with no free GPU" if free.gpus.size else "no free GPU suits it"
         return choose_for(site.cluster, inside, fit, site.rules.replacement), ""
+
+    def _left_for_good(
+        self, ring: _Ring, places: Sequence[MemberPlace], well_s: Mapping[tuple[str, int], float]
+    ) -> list[int]:
+        """Return the GPUs that a ring has left and that were not found faulty since it had them, and well again.
+
+        Args:
+            ring: The ring.
+            places: All that it was given.
+            well_s: Since when each GPU has been well that was faulty before.
+        """
+        had_s = {it.rank: it.at_s for it in ring.given or ()}
+        left = [
+            it
+            for rank, it in enumerate(places)
+            if not it.is_used and well_s.get((it.node, it.gpu), 0.0) <= had_s.get(rank, ring.row.opened_s)
+        ]
+        return [self._parts.layout.number(it.node, it.gpu) for it in left if self._parts.layout.has(it.node, it.gpu)]
 
     def _give(
         self, cache: StateCache, ring: _Ring, backend: Seats, rank: int, want: Want, choice: Choice, took_s: float,
