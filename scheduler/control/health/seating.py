@@ -209,8 +209,11 @@ class Seating:
             now_s: The present.
             grows: Whether for the seats that it goes on without; else for those that have become empty since.
         """
-        places, want = ask(partial(backend.places, ring.name)), ring.desk.want
-        if places is None or want is None or not want.empty:
+        want = ring.desk.want
+        if want is None or not want.empty:
+            return
+        places = ask(partial(backend.places, ring.name))
+        if places is None:
             return
         coming = len(self._unseen(ring, places))
         missing = stored_or_usual(cache.jobs[ring.row.job_id].spec).seats - sum(it.is_used for it in places) - coming
@@ -266,9 +269,10 @@ class Seating:
         inside = ring_of(around, *seat, records)
         site = cache.mirror.site
         fit = with_which_faster(site.cluster, inside, free) if grows else free
-        if not fit.gpus.size:
-            return NOBODY, "it would be faster with no free GPU" if free.gpus.size else "no free GPU suits it"
-        return choose_for(site.cluster, inside, fit, site.rules.replacement), ""
+        if free.gpus.size and not fit.gpus.size:
+            return NOBODY, "it would be faster with no free GPU"
+        choice = choose_for(site.cluster, inside, fit, site.rules.replacement)
+        return choice, "" if choice.gpu >= 0 else "no free GPU suits it"
 
     def _left_for_good(
         self, ring: _Ring, places: Sequence[MemberPlace], well_s: Mapping[tuple[str, int], float]
