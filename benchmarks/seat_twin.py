@@ -22,17 +22,16 @@ from longshore.cluster.model.scenarios import ORDERS, PER_JOB
 from longshore.cluster.presets.hetero64 import Site as Preset
 from longshore.cluster.presets.hetero64 import hetero64
 from longshore.cluster.simulator.handling import detection, growth
-from longshore.cluster.simulator.handling.seats import find_replacement
+from longshore.cluster.simulator.handling.seats import compute_s, find_replacement
 from longshore.cluster.simulator.simulation import simulation_of
 from longshore.cluster.state.holding import held_gpus
 from longshore.cluster.state.state import Simulation
-from longshore.cluster.switching.links import link_bytes_per_s
 from longshore.cluster.switching.replacement import FORMULAS
 from longshore.scheduler.control.health.vacancies import Around, ring_of
 from longshore.scheduler.failover.wire import Empty, Want
 from longshore.scheduler.mirror.cluster_mirror import ClusterMirror
 from longshore.scheduler.mirror.standing import Site, Snapshot
-from longshore.scheduler.mirror.vacant_seats import choose_for, free_for
+from longshore.scheduler.mirror.vacant_seats import choose_for, free_for, with_which_faster
 from longshore.scheduler.model.gpu_index import Layout
 from longshore.scheduler.model.stored_spec import stored_job
 from longshore.scheduler.store.monitoring.compute_records import ComputeRecord
@@ -68,27 +67,36 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         self._patches.close()
 
-    def _find(self, sim: Simulation, row: int, job: int, place: int) -> int:
-        found = int(find_replacement(sim, row, job, place))
+    def _find(self, sim: Simulation, row: int, job: int, place: int, before_s: float, types: int) -> int:
+        found = int(find_replacement(sim, row, job, place, before_s, types))
         self.compared += 1
         if self._mirror is None or self._mirror[0] is not sim:
             self._mirror = sim, mirror_of(sim)
         snapshot_of(sim).copy_into(self._mirror[1].sim)
-        self.equal += found == live_choice(self._mirror[1], sim, job, place)
+        self.equal += found == live_choice(self._mirror[1], sim, job, place, (before_s, types))
         self.filled += found >= 0
         if self.compared >= self.most:
             raise _Enough
         return found
 
 
-def live_choice(mirror: ClusterMirror, sim: Simulation, job: int, place: int) -> int:
+def live_choice(mirror: ClusterMirror, sim: Simulation, job: int, place: int, noted: tuple[float, int]) -> int:
     """Return the GPU that the live scheduler would give to a ring, -1 for none; as `find_replacement` takes it."""
     layout, kinds = _layout_of(sim), _kinds_of(sim)
     name, of = str(job), sim.scenarios
-    spec = stored_job({"command": ["true"], "parameter_bytes": float(of.parameter_bytes[0, job])})
-    want = _want_of(sim, job, place)
+    spec = stored_job(
+        {
+            "command": ["true"],
+            "parameter_bytes": float(of.parameter_bytes[0, job]),
+            "gpus": int(of.gpus[0, job]),
+            "failover": "switch",
+        }
+    )
+    want, seats, records = _want_of(sim, job, place, noted[0]), _seats(sim, job, place), _records_of(sim, job, noted[1])
     free = free_for(mirror, name)
-    ring = ring_of(Around(mirror, layout, kinds, name, spec), want, want.empty[0], _records_of(sim, job, place))
+    ring = ring_of(Around(mirror, layout, kinds, name, spec), want, want.empty[0], seats, records)
+    if place == sim.cluster.gpu_node.size:
+        free = with_which_faster(sim.cluster, ring, free)
     return choose_for(sim.cluster, ring, free, sim.rules.replacement).gpu
 
 
@@ -117,48 +125,26 @@ def _seats(sim: Simulation, job: int, place: int) -> int:
     return held_gpus(sim, 0, job) + (place == sim.cluster.gpu_node.size)
 
 
-def _computes_s(sim: Simulation, job: int, seats: int, gpu: int) -> float:
-    share = sim.scenarios.gpus[0, job] / seats
-    return float(share * sim.scenarios.compute_s[0, job] / sim.scenarios.speed[0, sim.cluster.gpu_node[gpu]])
-
-
-def _want_of(sim: Simulation, job: int, place: int) -> Want:
+def _want_of(sim: Simulation, job: int, place: int, before_s: float) -> Want:
     """Return what the coordinator of a ring would say; a member's number is that of its GPU."""
     mine = np.flatnonzero(sim.state.gpu_job[0] == job)
     living = [int(gpu) for gpu in mine if sim.state.gpu_down[0, gpu] == 0]
-    seats, is_more = _seats(sim, job, place), place == sim.cluster.gpu_node.size
     before = max((gpu for gpu in living if gpu < place), default=living[-1])
     after = min((gpu for gpu in living if gpu > place), default=living[0])
-    empty = [Empty(0, before, after)] * (seats - len(living))
-    former = sorted(living if is_more else [*living, place])
     return Want(
         generation=1,
-        empty=empty,
+        empty=[Empty(0, before, after)] * (_seats(sim, job, place) - len(living)),
         order=living,
-        step_s=_step_s(sim, job, former, seats - is_more),
-        compute_s={str(gpu): _computes_s(sim, job, seats, gpu) for gpu in living},
+        step_s=before_s,
+        compute_s={str(gpu): float(compute_s(sim, 0, job, gpu)) for gpu in living},
         nodes={str(gpu): f"n{sim.cluster.gpu_node[gpu]}" for gpu in living},
     )
 
 
-def _step_s(sim: Simulation, job: int, ring: list[int], seats: int) -> float:
-    """Return how long an iteration takes: all wait for the slowest member, then for the slowest link."""
-    slowest_s = max(_computes_s(sim, job, seats, gpu) for gpu in ring)
-    if seats < 2:
-        return slowest_s
-    nodes = [int(sim.cluster.gpu_node[gpu]) for gpu in ring]
-    pairs = zip(nodes, [*nodes[1:], nodes[0]], strict=True)
-    link = min(float(link_bytes_per_s(sim.cluster, node, after)) for node, after in pairs)
-    return slowest_s + 2.0 * (seats - 1) / seats * float(sim.scenarios.parameter_bytes[0, job]) / link
-
-
-def _records_of(sim: Simulation, job: int, place: int) -> list[ComputeRecord]:
-    """Return what is recorded of a job: the mean over its members on each type of node, the failed ones too."""
-    times: dict[int, list[float]] = {}
-    for gpu in np.flatnonzero(sim.state.gpu_job[0] == job):
-        kind = int(sim.cluster.node_type[sim.cluster.gpu_node[gpu]])
-        times.setdefault(kind, []).append(_computes_s(sim, job, _seats(sim, job, place), int(gpu)))
-    return [ComputeRecord(str(job), f"type {kind}", 1, sum(its) / len(its), ()) for kind, its in times.items()]
+def _records_of(sim: Simulation, job: int, types: int) -> list[ComputeRecord]:
+    """Return what is recorded of a job by node type: what the simulation has noted."""
+    noted = zip(sim.scratch.record_type[0, :types].tolist(), sim.scratch.record_s[0, :types].tolist(), strict=True)
+    return [ComputeRecord(str(job), f"type {kind}", 1, mean_s, ()) for kind, mean_s in noted]
 
 
 def watch(cases: int) -> dict[str, int]:

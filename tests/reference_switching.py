@@ -6,6 +6,7 @@ Every idle GPU is looked at one by one, and the formulas are those of the specif
 import math
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from longshore.cluster.model.outcome import Event
 from longshore.cluster.model.scenarios import Rules
@@ -77,12 +78,13 @@ def heed(state: ReferenceState, index: int) -> bool:
     renew_estimate(state, job)
     state.busy_gpu_s += len(job.placement) * (state.now_s - job.start_s)
     end_piece(state, job)
+    before = Before(ring_s(state, job, len(job.placement), job.placement), records_of(state, job))
     for gpu in [gpu for gpu in job.placement if gpu in state.dead]:
         state.dead.remove(gpu)
         if not state.held_down_by[gpu]:
             continue
         others = [other for other in job.placement if other != gpu and not state.held_down_by[other]]
-        found = newcomer(state, index, others, gpu)
+        found = newcomer(state, index, others, gpu, before)
         if found is not None:
             take(state, index, found)
             if found in state.spares and gpu not in state.spares and alike(state, found, gpu):
@@ -124,10 +126,13 @@ def win_back(state: ReferenceState) -> None:
     for index, job in enumerate(state.jobs):
         if job not in running(state) or len(job.placement) == job.gpus or not math.isnan(job.struck_s):
             continue
-        before, factor = list(job.placement), job.slowdown
+        before, factor, records = list(job.placement), job.slowdown, records_of(state, job)
         while len(job.placement) < job.gpus:
-            found = newcomer(state, index, job.placement, None)
-            if found is None or slowdown(state, index, sorted([*job.placement, found])) >= factor:
+            present_s = ring_s(state, job, len(job.placement), job.placement)
+            found = newcomer(state, index, job.placement, None, Before(present_s, records))
+            if found is None:
+                break
+            if not state.rules.ring and slowdown(state, index, sorted([*job.placement, found])) >= factor:
                 break
             take(state, index, found)
             factor = slowdown(state, index, job.placement)
@@ -140,25 +145,46 @@ def win_back(state: ReferenceState) -> None:
             go_on(state, index)
 
 
-def newcomer(state: ReferenceState, index: int, others: list[int], failed: int | None) -> int | None:
+def gains(state: ReferenceState, job: Job, gpu: int, records: dict[int, tuple[float, float]]) -> bool:
+    """Say whether a ring is to be faster with a GPU more, by what is known of that."""
+    ring = job.placement
+    seats, kind = len(ring) + 1, state.node_type[state.gpu_node[gpu]]
+    demand = median([peak * time_s for time_s, peak in records.values()])
+    own_s = records[kind][0] if kind in records else demand / state.peak_flops[state.gpu_node[gpu]]
+    own_s *= job.gpus / seats
+    slowest_s = max(compute_s(state, job, seats, it) for it in ring)
+    if kind in [state.node_type[state.gpu_node[it]] for it in ring]:
+        own_s = min(own_s, slowest_s)
+    links = [link_bytes_per_s(state, one, other) for one, other in pairwise([*ring, gpu, ring[0]])]
+    then_s = max(slowest_s, own_s) + 2 * (seats - 1) / seats * sent_bytes(state, job) / min(links)
+    return then_s < ring_s(state, job, len(ring), ring)
+
+
+class Before(NamedTuple):
+    """What is known of a ring before anybody comes."""
+
+    average_s: float  # its iteration time
+    records: dict[int, tuple[float, float]]  # by node type: mean compute time where no seat is empty, and peak
+
+
+def newcomer(state: ReferenceState, index: int, others: list[int], failed: int | None, was: Before) -> int | None:
     """Return the idle GPU that takes the seat of one that failed, or a new one behind all; None if there is none."""
     job, place = state.jobs[index], failed if failed is not None else len(state.gpu_job)
     seats = len(job.placement) + (failed is None)
     before = max([gpu for gpu in others if gpu < place] or others)
     after = min([gpu for gpu in others if gpu > place] or others)
-    if failed is not None:
-        average_s = ring_s(state, job, seats, sorted([*others, failed]))
-    else:
-        average_s = ring_s(state, job, len(job.placement), others)
     ring = ordered(others, after)
     ranked = []
-    for gpu in idle(state, job):
+    candidates = idle(state, job)
+    if failed is None and state.rules.ring:
+        candidates = [gpu for gpu in candidates if gains(state, job, gpu, was.records)]
+    for gpu in candidates:
         usual_s, sure_s = (
-            iteration_s(state, job, seats, ring, before, after, gpu, compute_s)
-            for compute_s in compute_times_s(state, job, seats, gpu)
+            iteration_s(state, job, seats, ring, before, after, gpu, own_s * (job.gpus / seats))
+            for own_s in compute_times_s(state, was.records, gpu)
         )
         peak, hazard = state.peak_flops[state.gpu_node[gpu]], state.hazard_per_s[gpu]
-        keeps = sure_s <= average_s
+        keeps = sure_s <= was.average_s
         key = (0.0, peak, usual_s, hazard) if keeps else (1.0, usual_s, peak, hazard)
         ranked.append((key, gpu))
     return min(ranked, key=lambda it: it[0])[1] if ranked else None
@@ -177,20 +203,32 @@ def idle(state: ReferenceState, job: Job) -> list[int]:
     return free + [gpu for gpu in suiting if state.held_down_by[gpu] == {POOL}]
 
 
+def whole_s(state: ReferenceState, job: Job, gpu: int) -> float:
+    """Return the compute time of a job on a GPU where no seat is empty."""
+    return job.compute_s / state.speed[state.gpu_node[gpu]]
+
+
 def compute_s(state: ReferenceState, job: Job, seats: int, gpu: int) -> float:
-    return job.gpus / seats * job.compute_s / state.speed[state.gpu_node[gpu]]
+    return whole_s(state, job, gpu) * (job.gpus / seats)
 
 
-def compute_times_s(state: ReferenceState, job: Job, seats: int, gpu: int) -> tuple[float, float]:
-    """Return the compute time of a candidate: that of its type in the ring, or what its peak lets expect."""
+def records_of(state: ReferenceState, job: Job) -> dict[int, tuple[float, float]]:
+    """Return the mean compute time of a job on each type in its ring, in the order of the GPUs."""
     kinds: dict[int, list[int]] = {}
     for member in job.placement:
         kinds.setdefault(state.node_type[state.gpu_node[member]], []).append(member)
-    records = {kind: mean_of([compute_s(state, job, seats, it) for it in members]) for kind, members in kinds.items()}
+    return {
+        kind: (mean_of([whole_s(state, job, it) for it in members]), state.peak_flops[state.gpu_node[members[0]]])
+        for kind, members in kinds.items()
+    }
+
+
+def compute_times_s(state: ReferenceState, records: dict[int, tuple[float, float]], gpu: int) -> tuple[float, float]:
+    """Return the compute time of a candidate: that of its type in the ring, or what its peak lets expect."""
     kind = state.node_type[state.gpu_node[gpu]]
     if kind in records:
-        return records[kind], records[kind]
-    demands = [state.peak_flops[state.gpu_node[kinds[it][0]]] * records[it] for it in kinds]
+        return records[kind][0], records[kind][0]
+    demands = [peak * time_s for time_s, peak in records.values()]
     peak = state.peak_flops[state.gpu_node[gpu]]
     if state.rules.replacement == SOURCE:
         return TYPICAL_EFFICIENCY * median(demands) / peak, TYPICAL_EFFICIENCY * median(demands) / peak

@@ -86,21 +86,33 @@ def live_through(sim: Simulation, row: int, time_s: float) -> None:
     else:
         while state.running[row] > 0 and state.end_s[row, state.run_heap[row, 0]] <= time_s:
             finish(sim, row, state.run_heap[row, 0])
-    jobs = sim.scenarios.jobs[state.scenario[row]]
-    if state.finished[row] == jobs:
+    if state.finished[row] == sim.scenarios.jobs[state.scenario[row]]:
         return
-    changes = 0
-    while state.source_count[row] > 0 and state.source_s[row, state.source_heap[row, 0]] <= time_s:
+    change_sources(sim, row)
+    if holding:
+        end_held(sim, row)  # faults of this very moment, if they are detected at once
+        win_back(sim, row)
+    submit_due(sim, row)
+
+
+@kernel
+def change_sources(sim: Simulation, row: int) -> None:
+    """Let the fault sources whose time has come fail, or come back."""
+    state, changes = sim.state, 0
+    while state.source_count[row] > 0 and state.source_s[row, state.source_heap[row, 0]] <= state.now_s[row]:
         change_source(sim, row, state.source_heap[row, 0])
         look(sim, row, 1)
         changes += 1
         if changes > MOST_CHANGES + 4 * state.source_count[row]:
             raise EndlessError(FAILING_AT_ONCE, FEWER_FAULTS)
-    if holding:
-        end_held(sim, row)  # faults of this very moment, if they are detected at once
-        win_back(sim, row)
-    submit_s = sim.scenarios.submit_s[state.scenario[row]]
-    while state.submitted[row] < jobs and submit_s[state.submitted[row]] <= time_s:
+
+
+@kernel
+def submit_due(sim: Simulation, row: int) -> None:
+    """Submit the jobs whose time has come."""
+    state, scenario = sim.state, sim.state.scenario[row]
+    submit_s = sim.scenarios.submit_s[scenario]
+    while state.submitted[row] < sim.scenarios.jobs[scenario] and submit_s[state.submitted[row]] <= state.now_s[row]:
         submit(sim, row)
 
 

@@ -132,3 +132,32 @@ def choose(vacancy: Vacancy, candidates: Candidates, formula: int) -> int:
         if key < best_key:
             best, best_key = i, key
     return best
+
+
+@kernel
+def is_faster_with(
+    joined: Vacancy,
+    alone: Vacancy,
+    compute_s: float,
+    is_alike: bool,  # noqa: FBT001 - it is told of the candidate
+    from_previous: float,
+    to_next: float,
+    closing: float,
+) -> bool:
+    """Say whether a ring that goes on without a seat would be faster with a candidate on it.
+
+    A GPU of the type of a member counts as no slower than the slowest member: that times were measured at other moments
+    is to keep no ring small.
+
+    Args:
+        joined: The ring with the seat.
+        alone: The ring without it; its other members compute more each.
+        compute_s: Of the candidate.
+        is_alike: Whether it is of the type of a member.
+        from_previous: Bandwidth to the candidate.
+        to_next: And from it.
+        closing: Bandwidth between the neighbours of the seat, which are linked without it.
+    """
+    if is_alike:
+        compute_s = min(compute_s, joined.rest_compute_s)
+    return ring_iteration_s(joined, compute_s, from_previous, to_next) < ring_iteration_s(alone, 0.0, closing, closing)

@@ -4,21 +4,32 @@ import math
 
 from ...cluster.dispatch.placing import begin_picks, take_gpu
 from ...cluster.files.errors import BackendError
-from ...cluster.simulator.engine import live_through, next_time_s, reset, start
+from ...cluster.simulator.engine import (
+    begin_moment,
+    change_sources,
+    live_through,
+    next_time_s,
+    reset,
+    start,
+    submit_due,
+)
+from ...cluster.simulator.handling.ending import finish_held, stop_after_fault
+from ...cluster.state.holding import is_struck
 from ...cluster.state.state import Simulation
 from ..model.gpu_index import Layout
 from ..model.placement import Placement
 from ..model.run import EndedBy, RankEnd, Run, Status
-from .protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView
+from .protocol import Attempt, CannotHonourError, Capabilities, GpuView, NodeView, RefusedError
+from .simulated_rings import ROW, SimulatedRings
 
-ROW = 0
 PROGRESS = {"step": 1.0}  # a simulated job never stands still
 
 
-class SimulatedBackend:
+class SimulatedBackend(SimulatedRings):
     """Runs attempts in a simulation, whose clock moves only when it is told to.
 
-    Jobs are those of the simulation's scenario: an attempt's job is named by `of_job`, and its start time is now.
+    Jobs are those of the simulation's scenario: an attempt's job is named by `of_job`, and its start time is now. By
+    rules that switch, an attempt with seats has a ring, whose empty seats the scheduler fills (simulated_rings.py).
 
     Args:
         sim: The simulation, with true run times and faults; its row 0 is reset.
@@ -28,7 +39,9 @@ class SimulatedBackend:
     capabilities = Capabilities(exact_gpus=True, atomic_gang=True, enforced=True)
 
     def __init__(self, sim: Simulation, layout: Layout) -> None:
-        self.sim, self.layout = sim, layout
+        if sim.rules.switching and sim.rules.spares > 0.0:
+            raise ValueError(f"the scheduler has no pool of spares, but the rules have {sim.rules.spares}")
+        super().__init__(sim, layout)
         self.of_job: dict[str, int] = {}  # job of the scenario, by the id that it was submitted under
         self._number: dict[str, tuple[int, int]] = {}  # job and how often it had stopped, by attempt
         reset(sim, ROW, 0)
@@ -45,11 +58,34 @@ class SimulatedBackend:
 
     def next_s(self) -> float:
         """Return when something happens next, inf for never."""
+        self._go_on()
         return float(next_time_s(self.sim, ROW))
 
     def live_through(self, time_s: float) -> None:
         """Let everything happen that happens at the next moment."""
-        live_through(self.sim, ROW, time_s)
+        sim = self.sim
+        if not sim.rules.switching:
+            live_through(sim, ROW, time_s)
+            return
+        self._go_on()
+        begin_moment(sim, ROW, time_s)
+        self._end_held()
+        if sim.state.finished[ROW] < sim.scenarios.jobs[sim.state.scenario[ROW]]:
+            change_sources(sim, ROW)
+            self._end_held()
+            submit_due(sim, ROW)
+
+    def _end_held(self) -> None:
+        """End what is over now, and act on the faults that are found now; as the simulator's `end_held`."""
+        sim, state = self.sim, self.sim.state
+        while state.running[ROW] > 0 and state.end_s[ROW, state.run_heap[ROW, 0]] <= state.now_s[ROW]:
+            job = int(state.run_heap[ROW, 0])
+            if not is_struck(sim, ROW, job):
+                finish_held(sim, ROW, job)
+                self._end_ring(job)
+            elif not self._heed(job):
+                stop_after_fault(sim, ROW, job)
+                self._end_ring(job)
 
     def observe(self) -> tuple[NodeView, ...]:
         """Return all nodes."""
@@ -66,12 +102,15 @@ class SimulatedBackend:
 
         Raises:
             CannotHonourError: If one of the GPUs is not free.
+            RefusedError: If it has seats, and no job of the simulation outlives a fault.
             BackendError: If the job is not one of the scenario.
         """
         if attempt.name in self._number:
             return
         if attempt.job not in self.of_job:
             raise BackendError(f"no job of the simulation is {attempt.job}")
+        if attempt.seats and not self.sim.rules.switching:
+            raise RefusedError("no job of this simulation outlives a fault: let its rules switch")
         job, gpus, state = self.of_job[attempt.job], self.layout.numbers(placement), self.sim.state
         if any(state.gpu_job[ROW, gpu] >= 0 or state.gpu_down[ROW, gpu] > 0 for gpu in gpus):
             raise CannotHonourError(f"a GPU of {placement} is not free")
@@ -81,6 +120,8 @@ class SimulatedBackend:
         state.shadow_s[ROW] = math.inf  # reservations are the scheduler's
         start(self.sim, ROW)
         self._number[attempt.name] = (job, int(state.stops[ROW, job]))
+        if attempt.seats:
+            self._begin_ring(attempt.name, job, gpus)
 
     def status(self, name: str) -> Status:
         """Return what is known of an attempt."""

@@ -13,7 +13,7 @@ from typing import Final
 from . import wire
 from .seating import awaited, fill, refusal_of
 from .settings import Limits
-from .shape import form_of, report_of, want_of
+from .shape import form_of, report_of, shards_at, want_of
 from .standing import NOBODY, Durable, Member, Phase, Watch
 from .suspicion import Blames, are_most_silent, silent, unstopped
 
@@ -164,7 +164,7 @@ class Rounds:
         if member.number in self.seated() and (beat.moved != member.moved or not beat.waiting):
             self._moved_s = self.now_s
         if beat.step != member.step and beat.step_s > 0.0 and member.ran:
-            member.compute_s.append(beat.compute_s)
+            member.compute_s.append(beat.compute_s / shards_at(self.durable.holders, member.number))
             member.step_s.append(beat.step_s)
         member.moved, member.waiting = beat.moved, beat.waiting
         is_present = beat.generation == self.durable.generation and self.durable.phase is Phase.RUNNING

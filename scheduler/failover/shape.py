@@ -10,21 +10,28 @@ from .wire import Empty, Form, Place, Report, Want
 
 
 def form_of(durable: Durable, members: Mapping[int, Member]) -> Form:
-    """Return the form of a generation: the source of the state is a member with the greatest step.
-
-    A shard of an empty seat goes to a member that has a seat, in turn.
-    """
-    holders = durable.holders
-    filled = [seat for seat, holder in enumerate(holders) if holder != NOBODY]
-    shards = {seat: [seat] for seat in filled}
-    for at, orphan in enumerate(seat for seat, holder in enumerate(holders) if holder == NOBODY):
-        shards[filled[at % len(filled)]].append(orphan)
-    places = [Place(seat, holders[seat], shards[seat], members[holders[seat]].store) for seat in filled]
-    seated = [members[holders[seat]] for seat in filled]
+    """Return the form of a generation: the source of the state is a member with the greatest step."""
+    holders, shards = durable.holders, shards_of(durable.holders)
+    places = [Place(seat, holders[seat], mine, members[holders[seat]].store) for seat, mine in shards.items()]
+    seated = [members[holders[seat]] for seat in shards]
     # Of a new member the step says nothing, as long as another one has run.
     source = max(seated, key=lambda it: (not it.fresh, it.step))
     receivers = [it.number for it in seated if it is not source and (it.fresh or it.step < source.step)]
     return Form(durable.generation, len(holders), places, source.number, receivers, source.store)
+
+
+def shards_of(holders: Sequence[int]) -> dict[int, list[int]]:
+    """Return the shards by filled seat: that of an empty seat goes to a member that has a seat, in turn."""
+    filled = [seat for seat, holder in enumerate(holders) if holder != NOBODY]
+    shards = {seat: [seat] for seat in filled}
+    for at, orphan in enumerate(seat for seat, holder in enumerate(holders) if holder == NOBODY):
+        shards[filled[at % len(filled)]].append(orphan)
+    return shards
+
+
+def shards_at(holders: Sequence[int], member: int) -> int:
+    """Return how many shards a member computes; 1 for one without a seat, which computes none."""
+    return len(shards_of(holders)[holders.index(member)]) if member in holders else 1
 
 
 def want_of(durable: Durable, members: Mapping[int, Member]) -> Want:

@@ -255,7 +255,7 @@ class Want:
     empty: list[Empty]
     order: list[int]  # members, by seat
     step_s: float  # average iteration time (SPEC F3)
-    compute_s: dict[str, float]  # by member, the mean of its last steps
+    compute_s: dict[str, float]  # by member, the mean of its last steps, for one shard
     nodes: dict[str, str]  # by member
 
 

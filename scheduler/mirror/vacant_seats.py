@@ -15,11 +15,13 @@ from ...cluster.model.topology import Cluster
 from ...cluster.switching.links import link_bytes_per_s
 from ...cluster.switching.replacement import (
     FORMULAS,
+    RING,
     SOURCE,
     Candidates,
     Vacancy,
     choose,
     compute_times_s,
+    is_faster_with,
     ring_iteration_s,
     source_iteration_s,
     typical_flops,
@@ -34,11 +36,12 @@ class Ring(NamedTuple):
     nodes: Sequence[int]  # of the living members, in the order of the ring
     gap: int  # how many of them come before the seat
     seats: int  # the living ones, and those that are to be filled
-    compute_s: float  # the longest compute time of a living member; 0 if nobody knows
+    compute_s: float  # the longest compute time of a living member, where no seat is empty; 0 if nobody knows
     average_s: float  # average iteration time (SPEC F3); 0 if nobody knows
     volume_bytes: float  # parameters as they are sent in an iteration
     demand_flops: float  # of an iteration; nan if nobody has told it
-    recorded_s: Mapping[int, float]  # mean compute time of the job by node type (SPEC F2)
+    recorded_s: Mapping[int, float]  # mean compute time of the job by node type (SPEC F2), where no seat is empty
+    share: float = 1.0  # of a batch that a member computes, by what it has where no seat is empty
 
 
 class Free(NamedTuple):
@@ -109,7 +112,28 @@ def vacancy_of(cluster: Cluster, ring: Ring) -> Vacancy:
     """Return the ring as `choose` takes it: the slowest link is that of all neighbours but those around the seat."""
     order = [*ring.nodes[ring.gap :], *ring.nodes[: ring.gap]]  # begins behind the seat, and ends before it
     links = [float(link_bytes_per_s(cluster, node, after)) for node, after in pairwise(order)]
-    return Vacancy(ring.seats, ring.volume_bytes, ring.average_s, ring.compute_s, min(links, default=math.inf))
+    longest_s = ring.compute_s * ring.share
+    return Vacancy(ring.seats, ring.volume_bytes, ring.average_s, longest_s, min(links, default=math.inf))
+
+
+def with_which_faster(cluster: Cluster, ring: Ring, free: Free) -> Free:
+    """Return the GPUs with which a ring would be faster that runs on its living members alone.
+
+    What nobody can tell speaks for a GPU.
+    """
+    if not ring.compute_s > 0.0 or not ring.nodes or not free.gpus.size:
+        return free
+    joined, alone = vacancy_of(cluster, ring), len(ring.nodes)
+    without = joined._replace(seats=alone, rest_compute_s=ring.compute_s * (ring.share * ring.seats / alone))
+    closing = float(link_bytes_per_s(cluster, ring.nodes[ring.gap - 1], ring.nodes[ring.gap % alone]))
+    candidates = _candidates_of(cluster, ring, free, RING)
+    alike = np.isin(cluster.node_type[cluster.gpu_node[free.gpus]], cluster.node_type[list(ring.nodes)])
+    links = candidates.from_previous_bytes_per_s, candidates.to_next_bytes_per_s
+    kept = [
+        not math.isfinite(compute_s) or is_faster_with(joined, without, compute_s, bool(is_alike), start, end, closing)
+        for compute_s, is_alike, start, end in zip(candidates.compute_s, alike, *links, strict=True)
+    ]
+    return Free(free.gpus[kept], free.hazard_per_s[kept])
 
 
 def _candidates_of(cluster: Cluster, ring: Ring, free: Free, formula: int) -> Candidates:
@@ -119,7 +143,8 @@ def _candidates_of(cluster: Cluster, ring: Ring, free: Free, formula: int) -> Ca
     records = [(time_s, peak_of[kind]) for kind, time_s in ring.recorded_s.items()]
     recorded = np.array([ring.recorded_s.get(int(kind), math.nan) for kind in kinds])
     demand = typical_flops(records) if formula == SOURCE and math.isnan(ring.demand_flops) else ring.demand_flops
-    usual_s, sure_s = compute_times_s(recorded, peak, demand, records, formula)
+    whole = compute_times_s(recorded, peak, demand, records, formula)
+    usual_s, sure_s = (it * ring.share for it in whole)
     before, after = ring.nodes[ring.gap - 1], ring.nodes[ring.gap % len(ring.nodes)]
     return Candidates(
         usual_s,
@@ -149,3 +174,4 @@ def warm_up(cluster: Cluster) -> None:
     ring = Ring([0], 1, 2, 1.0, 1.0, 1.0, math.nan, {})
     for formula in FORMULAS.values():
         choose_for(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)), formula)
+    with_which_faster(cluster, ring, Free(np.zeros(1, dtype=np.int64), np.zeros(1)))

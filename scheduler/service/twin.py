@@ -5,7 +5,12 @@ Source: DESIGN, twin test.
 
 from collections.abc import Iterable
 
-from ..backends.simulated import ROW, SimulatedBackend
+import numpy as np
+from sqlalchemy import Connection
+
+from ...cluster.simulator.handling.seats import compute_s
+from ..backends.simulated import SimulatedBackend
+from ..backends.simulated_rings import ROW
 from ..control.reconciler import Reconciler
 from ..control.state_cache import Parts
 from ..health.monitor import Monitor
@@ -13,6 +18,8 @@ from ..mirror.standing import Site
 from ..model.gpu_index import Layout
 from ..model.states import AttemptState
 from ..placement.placer import Placer
+from ..store.database.schema import compute_record
+from ..store.monitoring.compute_records import put_records
 from ..store.opening import Store
 from ..store.rows.attempts import attempts_of
 from ..store.rows.events import events_after
@@ -39,11 +46,15 @@ class Twin:
         self, backend: SimulatedBackend, site: Site, store: Store, placer: Placer, owner: str = WRITER
     ) -> None:
         self.backend = backend
+        kinds = site.cluster.node_type.tolist()
+        self._type_of = dict(zip(backend.layout.nodes, map(type_name, kinds), strict=True))
         self.parts = Parts(
             store, backend, "simulated", site, backend.layout, placer, lambda: backend.now_s, owner,
-            Monitor(backend, "simulated", backend.layout, {}),
+            Monitor(backend, "simulated", backend.layout, self._type_of), wake=self._wake,
         )  # fmt: skip
         self.scheduler = Reconciler(self.parts)
+        self._is_woken = False
+        backend.formed = self._record
 
     @property
     def is_over(self) -> bool:
@@ -61,8 +72,30 @@ class Twin:
     def tick(self) -> None:
         """Let the scheduler do all that is to be done now."""
         self.scheduler.tick()
-        while self.scheduler.is_behind:
+        while self.scheduler.is_behind or self._is_woken:
+            self._is_woken = False
             self.scheduler.tick()
+
+    def _wake(self) -> None:
+        self._is_woken = True
+
+    def _record(self, job: int) -> None:
+        """Record how long a job computes on the node types of its ring, which the simulation knows.
+
+        Real jobs tell of their steps instead. Of types that the ring has left nothing is known, as in a simulation.
+        """
+        self._wake()  # a scheduler looks every second, and so sees that it runs long before anything else happens
+        sim, mean_s = self.backend.sim, dict[str, list[float]]()
+        for gpu in np.flatnonzero(sim.state.gpu_job[ROW] == job).tolist():
+            kind = type_name(int(sim.cluster.node_type[sim.cluster.gpu_node[gpu]]))
+            mean_s.setdefault(kind, []).append(float(compute_s(sim, ROW, job, gpu)))
+        records = {kind: (1, sum(times_s) / len(times_s), ()) for kind, times_s in mean_s.items()}
+
+        def put(tx: Connection) -> None:
+            tx.execute(compute_record.delete().where(compute_record.c.job_id == id_of(job)))
+            put_records(tx, id_of(job), records)
+
+        self.parts.store.write(put)
 
     def live_on(self) -> None:
         """Let everything happen that happens at the next moment, and submit the jobs of that moment."""
@@ -84,9 +117,14 @@ class Twin:
         spec = {
             "gpus": gpus, "command": ["true"], "estimate_s": estimate_s,
             "compute_s": float(of.compute_s[ROW, job]), "parameter_bytes": float(of.parameter_bytes[ROW, job]),
-            "retry": RETRY,
+            "retry": RETRY, "failover": "switch" if self.backend.sim.rules.switching else "restart",
         }  # fmt: skip
         return NewJob(id_of(job), "job", WRITER, spec, 0, gpus, estimate_s, self.backend.now_s)
+
+
+def type_name(number: int) -> str:
+    """Return the name of a node type."""
+    return f"type {number}"
 
 
 def id_of(job: int) -> str:

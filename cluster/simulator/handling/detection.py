@@ -6,7 +6,7 @@ from ...state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck, swap_
 from ...state.state import Simulation
 from .ending import finish_held, stop_after_fault
 from .progress import go_on, settle
-from .seats import NOBODY, find_replacement
+from .seats import NOBODY, average_s, find_replacement, note_records
 
 
 @kernel
@@ -46,18 +46,19 @@ def heed(sim: Simulation, row: int, job: int) -> None:
 
     Source: SPEC F5 to F10.
     """
-    if not sim.rules.switching or not _has_living(sim, row, job):
+    if not sim.rules.switching or not has_living(sim, row, job):
         stop_after_fault(sim, row, job)
         return
+    before_s, types = average_s(sim, row, job), note_records(sim, row, job)
     settle(sim, row, job, sim.state.struck_s[row, job], held_gpus(sim, row, job))
     for gpu in range(sim.cluster.gpu_node.size):
         if sim.state.gpu_job[row, gpu] == job and sim.state.died[row, gpu] == 1:
-            _mend(sim, row, job, gpu)
+            _mend(sim, row, job, gpu, before_s, types)
     go_on(sim, row, job)
 
 
 @kernel
-def _has_living(sim: Simulation, row: int, job: int) -> bool:
+def has_living(sim: Simulation, row: int, job: int) -> bool:
     """Say whether a job has a member from which the others can get its state."""
     gpu = sim.state.first_gpu[row, job]
     while gpu >= 0:
@@ -68,13 +69,13 @@ def _has_living(sim: Simulation, row: int, job: int) -> bool:
 
 
 @kernel
-def _mend(sim: Simulation, row: int, job: int, gpu: int) -> None:
+def _mend(sim: Simulation, row: int, job: int, gpu: int, before_s: float, types: int) -> None:
     """Fill the seat of a member that died: on its own GPU if that is back, else on another; or give the seat up."""
     state = sim.state
     state.died[row, gpu] = 0
     if state.gpu_down[row, gpu] == 0:
         return
-    found = find_replacement(sim, row, job, gpu)
+    found = find_replacement(sim, row, job, gpu, before_s, types)
     if found != NOBODY:
         claim_gpu(sim, row, job, found)
         swap_roles(sim, row, found, gpu)

@@ -4,7 +4,7 @@ from ...kernels.compiled import kernel
 from ...state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck
 from ...state.state import Simulation
 from .progress import go_on, present_slowdown, settle
-from .seats import NOBODY, find_replacement
+from .seats import NOBODY, average_s, find_replacement, note_records
 
 
 @kernel
@@ -31,18 +31,19 @@ def _next_shrunk(sim: Simulation, row: int, after: int) -> int:
 
 @kernel
 def _grow(sim: Simulation, row: int, job: int) -> None:
-    """Give a job seats back, one by one, while each makes it faster."""
+    """Give a job seats back, one by one, while each is to make it faster."""
     state = sim.state
     if is_struck(sim, row, job):
         return
     held, won, slowdown = held_gpus(sim, row, job), 0, state.slowdown[row, job]
+    types, behind = note_records(sim, row, job), sim.cluster.gpu_node.size
     while state.short[row, job] > 0:
-        gpu = find_replacement(sim, row, job, sim.cluster.gpu_node.size)
+        gpu = find_replacement(sim, row, job, behind, average_s(sim, row, job), types)
         if gpu == NOBODY:
             break
         claim_gpu(sim, row, job, gpu)
         faster = present_slowdown(sim, row, job)
-        if faster >= slowdown:
+        if not sim.rules.ring and faster >= slowdown:
             give_up_gpu(sim, row, job, gpu)
             break
         slowdown = faster

@@ -19,6 +19,7 @@ from ...switching.replacement import (
     Candidates,
     Vacancy,
     choose,
+    is_faster_with,
     ring_iteration_s,
 )
 
@@ -30,12 +31,12 @@ class Gap(NamedTuple):
 
     before: int  # the neighbour before the seat, a GPU
     after: int  # and the one after it
-    compute_s: float  # the longest compute time of a member
+    compute_s: float  # the longest compute time of a member, of the share that it has if no seat is empty
     bytes_per_s: float  # the smallest bandwidth between neighbours, but for those around the seat
 
 
 @kernel
-def find_replacement(sim: Simulation, row: int, job: int, place: int) -> int:
+def find_replacement(sim: Simulation, row: int, job: int, place: int, average_s: float, types: int) -> int:
     """Return the idle GPU that takes a seat of a running job, NOBODY if there is none.
 
     Args:
@@ -43,17 +44,19 @@ def find_replacement(sim: Simulation, row: int, job: int, place: int) -> int:
         row: Its row.
         job: The job.
         place: The GPU that failed on the seat, which the job still holds; or the number of GPUs for one seat more.
+        average_s: The iteration time of its ring before the fault, or before it has a seat more.
+        types: What `note_records` returned then.
     """
-    is_more = place == sim.cluster.gpu_node.size
-    seats = held_gpus(sim, row, job) + (1 if is_more else 0)
-    count = _list_idle(sim, row, job)
+    grows = place == sim.cluster.gpu_node.size
+    seats = held_gpus(sim, row, job) + (1 if grows else 0)
+    count, gap = _list_idle(sim, row, job), _gap(sim, row, job, place)
+    if grows and sim.rules.ring:  # by the simple model all is known before, and `present_slowdown` tells
+        count = _drop_slow(sim, row, job, gap, count, types)
     if count == 0:
         return NOBODY
-    gap = _gap(sim, row, job, place, seats)
-    _reckon(sim, row, job, seats, gap, count)
-    average_s = _present_s(sim, row, job, place) if is_more else _former_s(sim, row, job, place, gap)
-    volume = _volume_bytes(sim, row, job)
-    vacancy = Vacancy(seats, volume, average_s, gap.compute_s, gap.bytes_per_s)
+    share = _share(sim, row, job, seats)
+    _reckon(sim, row, share, gap, count, types)
+    vacancy = Vacancy(seats, _volume_bytes(sim, row, job), average_s, gap.compute_s * share, gap.bytes_per_s)
     scratch = sim.scratch
     candidates = Candidates(
         scratch.seat_compute_s[row, :count],
@@ -98,11 +101,16 @@ def _safest_spare(sim: Simulation, row: int, node: int) -> int:
 
 
 @kernel
-def _compute_s(sim: Simulation, row: int, job: int, seats: int, gpu: int) -> float:
-    """Return the true compute time of a job in an iteration, on one GPU of so many that share its batch."""
+def _share(sim: Simulation, row: int, job: int, seats: int) -> float:
+    """Return what a GPU of so many computes of a batch, by what it has where no seat is empty."""
+    return float(sim.scenarios.gpus[sim.state.scenario[row], job] / seats)
+
+
+@kernel
+def compute_s(sim: Simulation, row: int, job: int, gpu: int) -> float:
+    """Return the true compute time of a job in an iteration on a GPU, where no seat is empty."""
     scenario, node = sim.state.scenario[row], sim.cluster.gpu_node[gpu]
-    share = sim.scenarios.gpus[scenario, job] / seats
-    return float(share * sim.scenarios.compute_s[scenario, job] / sim.scenarios.speed[scenario, node])
+    return float(sim.scenarios.compute_s[scenario, job] / sim.scenarios.speed[scenario, node])
 
 
 @kernel
@@ -118,14 +126,14 @@ def _link_bytes_per_s(sim: Simulation, gpu: int, other: int) -> float:
 
 
 @kernel
-def _gap(sim: Simulation, row: int, job: int, place: int, seats: int) -> Gap:
+def _gap(sim: Simulation, row: int, job: int, place: int) -> Gap:
     """Return the members beside a seat; a ring runs through its GPUs in their order."""
     state = sim.state
-    first, last, before, after, compute_s, link = -1, -1, -1, -1, 0.0, math.inf
+    first, last, before, after, longest_s, link = -1, -1, -1, -1, 0.0, math.inf
     for gpu in range(sim.cluster.gpu_node.size):
         if state.gpu_job[row, gpu] != job or state.gpu_down[row, gpu] > 0:
             continue
-        compute_s = max(compute_s, _compute_s(sim, row, job, seats, gpu))
+        longest_s = max(longest_s, compute_s(sim, row, job, gpu))
         if last >= 0 and not last < place < gpu:
             link = min(link, _link_bytes_per_s(sim, last, gpu))
         if first < 0:
@@ -137,31 +145,71 @@ def _gap(sim: Simulation, row: int, job: int, place: int, seats: int) -> Gap:
         last = gpu
     if before >= 0 and after >= 0:  # else the seat lies between the last and the first
         link = min(link, _link_bytes_per_s(sim, last, first))
-    return Gap(before if before >= 0 else last, after if after >= 0 else first, compute_s, link)
+    return Gap(before if before >= 0 else last, after if after >= 0 else first, longest_s, link)
 
 
 @kernel
-def _former_s(sim: Simulation, row: int, job: int, place: int, gap: Gap) -> float:
-    """Return how long an iteration took while the GPU lived that failed."""
+def average_s(sim: Simulation, row: int, job: int) -> float:
+    """Return how long an iteration takes of the ring of all GPUs that a job holds, those too that have just failed.
+
+    Source: SPEC F3.
+    """
+    first, last, longest_s, link = -1, -1, 0.0, math.inf
+    for gpu in range(sim.cluster.gpu_node.size):
+        if sim.state.gpu_job[row, gpu] != job:
+            continue
+        longest_s = max(longest_s, compute_s(sim, row, job, gpu))
+        if last >= 0:
+            link = min(link, _link_bytes_per_s(sim, last, gpu))
+        else:
+            first = gpu
+        last = gpu
     seats = held_gpus(sim, row, job)
-    ring = Vacancy(seats, _volume_bytes(sim, row, job), math.inf, gap.compute_s, gap.bytes_per_s)
-    to_failed, from_failed = _link_bytes_per_s(sim, gap.before, place), _link_bytes_per_s(sim, place, gap.after)
-    return ring_iteration_s(ring, _compute_s(sim, row, job, seats, place), to_failed, from_failed)
+    longest_s *= _share(sim, row, job, seats)
+    closing = _link_bytes_per_s(sim, last, first)
+    return ring_iteration_s(
+        Vacancy(seats, _volume_bytes(sim, row, job), math.inf, longest_s, link), 0.0, closing, closing
+    )
 
 
 @kernel
-def _present_s(sim: Simulation, row: int, job: int, place: int) -> float:
-    """Return how long an iteration of a ring takes now, to which a seat is to be added behind all members."""
-    seats = held_gpus(sim, row, job)
-    gap = _gap(sim, row, job, place, seats)
-    ring = Vacancy(seats, _volume_bytes(sim, row, job), math.inf, gap.compute_s, gap.bytes_per_s)
-    return ring_iteration_s(ring, 0.0, _link_bytes_per_s(sim, gap.before, gap.after), math.inf)
+def _drop_slow(sim: Simulation, row: int, job: int, gap: Gap, count: int, types: int) -> int:
+    """Leave those idle GPUs in the list with which a ring that goes on without a seat would be faster; return how many.
+
+    That is reckoned by what the scheduler knows.
+    """
+    listed, kept, alone = sim.scratch.seat_gpu, 0, held_gpus(sim, row, job)
+    volume, demand = _volume_bytes(sim, row, job), _median_flops(sim, row, types)
+    share, less = _share(sim, row, job, alone + 1), _share(sim, row, job, alone)
+    joined = Vacancy(alone + 1, volume, 0.0, gap.compute_s * share, gap.bytes_per_s)
+    without = Vacancy(alone, volume, 0.0, gap.compute_s * less, gap.bytes_per_s)
+    closing = _link_bytes_per_s(sim, gap.before, gap.after)
+    for i in range(count):
+        gpu = listed[row, i]
+        node = sim.cluster.gpu_node[gpu]
+        at = _record_of(sim, row, types, sim.cluster.node_type[node])
+        known_s = sim.scratch.record_s[row, at] if at < types else demand / sim.cluster.peak_flops[node]
+        before, after = _link_bytes_per_s(sim, gap.before, gpu), _link_bytes_per_s(sim, gpu, gap.after)
+        if is_faster_with(joined, without, known_s * share, _has_alike(sim, row, job, node), before, after, closing):
+            listed[row, kept] = gpu
+            kept += 1
+    return kept
 
 
 @kernel
-def _reckon(sim: Simulation, row: int, job: int, seats: int, gap: Gap, count: int) -> None:
+def _has_alike(sim: Simulation, row: int, job: int, node: int) -> bool:
+    """Say whether a job runs on a GPU of the type of a node."""
+    kind, gpu = sim.cluster.node_type[node], sim.state.first_gpu[row, job]
+    while gpu >= 0:
+        if sim.cluster.node_type[sim.cluster.gpu_node[gpu]] == kind:
+            return True
+        gpu = sim.state.gpu_next[row, gpu]
+    return False
+
+
+@kernel
+def _reckon(sim: Simulation, row: int, share: float, gap: Gap, count: int, types: int) -> None:
     """Write down what `choose` asks of the listed candidates; compute times are those `compute_times_s` would give."""
-    types = _note_records(sim, row, job, seats)
     usual, most = _demands_flops(sim, row, types)
     scratch = sim.scratch
     for i in range(count):
@@ -169,8 +217,8 @@ def _reckon(sim: Simulation, row: int, job: int, seats: int, gap: Gap, count: in
         node = sim.cluster.gpu_node[gpu]
         at = _record_of(sim, row, types, sim.cluster.node_type[node])
         peak = sim.cluster.peak_flops[node]
-        scratch.seat_compute_s[row, i] = scratch.record_s[row, at] if at < types else usual / peak
-        scratch.seat_sure_s[row, i] = scratch.record_s[row, at] if at < types else most / peak
+        scratch.seat_compute_s[row, i] = (scratch.record_s[row, at] if at < types else usual / peak) * share
+        scratch.seat_sure_s[row, i] = (scratch.record_s[row, at] if at < types else most / peak) * share
         scratch.seat_flops[row, i] = peak
         scratch.seat_from[row, i] = _link_bytes_per_s(sim, gap.before, gpu)
         scratch.seat_to[row, i] = _link_bytes_per_s(sim, gpu, gap.after)
@@ -187,8 +235,11 @@ def _record_of(sim: Simulation, row: int, types: int, node_type: int) -> int:
 
 
 @kernel
-def _note_records(sim: Simulation, row: int, job: int, seats: int) -> int:
-    """Note the mean compute time of a job on each node type in its ring; return how many these are."""
+def note_records(sim: Simulation, row: int, job: int) -> int:
+    """Note the mean compute time of a job on each node type in its ring; return how many these are.
+
+    To be called before anybody comes: of a GPU on which the job has not run yet nothing is recorded.
+    """
     scratch, types = sim.scratch, 0
     for gpu in range(sim.cluster.gpu_node.size):
         if sim.state.gpu_job[row, gpu] != job:
@@ -201,11 +252,21 @@ def _note_records(sim: Simulation, row: int, job: int, seats: int) -> int:
             scratch.record_gpus[row, at], scratch.record_s[row, at] = 0, 0.0
             scratch.record_flops[row, at] = sim.cluster.peak_flops[node]
         scratch.record_gpus[row, at] += 1
-        scratch.record_s[row, at] += _compute_s(sim, row, job, seats, gpu)
+        scratch.record_s[row, at] += compute_s(sim, row, job, gpu)
     for at in range(types):
         scratch.record_s[row, at] /= scratch.record_gpus[row, at]
         scratch.record_flops[row, at] *= scratch.record_s[row, at]
     return types
+
+
+@kernel
+def _median_flops(sim: Simulation, row: int, types: int) -> float:
+    """Return what a job asks of a type with a record, in the median of them."""
+    flops, middle = sim.scratch.record_flops, types // 2
+    median = kth_smallest(flops, row, types, middle)
+    if types % 2 == 0:
+        median = (kth_smallest(flops, row, types, middle - 1) + median) / 2.0
+    return float(median)
 
 
 @kernel
@@ -215,10 +276,7 @@ def _demands_flops(sim: Simulation, row: int, types: int) -> tuple[float, float]
     By the formula SOURCE it is the job's FLOPs. No trace tells them: they are what training typically reaches of what
     the recorded types could have done.
     """
-    flops, middle = sim.scratch.record_flops, types // 2
-    median = kth_smallest(flops, row, types, middle)
-    if types % 2 == 0:
-        median = (kth_smallest(flops, row, types, middle - 1) + median) / 2.0
+    median = _median_flops(sim, row, types)
     if sim.rules.replacement == SOURCE:
         return TYPICAL_EFFICIENCY * median, TYPICAL_EFFICIENCY * median
-    return median, kth_smallest(flops, row, types, types - 1)
+    return median, kth_smallest(sim.scratch.record_flops, row, types, types - 1)

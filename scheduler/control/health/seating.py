@@ -12,14 +12,13 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from ....cluster.files.errors import BackendError
 from ....cluster.switching.replacement import FORMULAS
 from ...backends.asking import ask
-from ...backends.protocol import Desk, MemberPlace, Seats
-from ...failover.wire import Coming, Empty, NoneComing, Want
-from ...mirror.vacant_seats import Choice, choose_for, free_for, warm_up
+from ...backends.protocol import MemberPlace, Seats
+from ...failover.wire import Coming, NoneComing, Want
+from ...mirror.vacant_seats import warm_up
 from ...model.event import NewEvent
 from ...model.job_id import name_of
 from ...model.placement import ReservationRow, Share
@@ -27,7 +26,6 @@ from ...model.states import AttemptState
 from ...model.stored_spec import is_switching, stored_or_usual
 from ...rules.attempt_step import Checks
 from ...store.database.errors import TakenError
-from ...store.monitoring.compute_records import records_of
 from ...store.monitoring.replacements import (
     CHECKED,
     EMPTY,
@@ -45,43 +43,15 @@ from ...store.monitoring.replacements import (
 )
 from ...store.rows.attempts import AttemptRow
 from ..state_cache import WRITER, Parts, StateCache
-from .vacancies import Around, Chosen, chosen_of, ring_of
+from .live_ring import Checked, LiveRing
+from .seat_choice import LEAST_IN_AN_HOUR, choose_gpu
+from .vacancies import Chosen, chosen_of
 
 log = logging.getLogger(__name__)
 
-HOUR_S = 3600.0
-LEAST_IN_AN_HOUR = 3  # GPUs that a ring is given; one of many seats may have as many as these
 ANOTHERS = "its GPU is another job's"
 CHECKED_S = 1.0  # that a ring waits for the checks of a GPU, before it goes on without
 UNCHECKED = "its checks were not brought to an end"
-
-
-class _Checked(NamedTuple):
-    """A GPU that a ring gets if it passes its checks."""
-
-    chosen: Chosen
-    since_s: float  # by `time.monotonic`
-
-
-class _Ring:
-    """A ring that runs.
-
-    Args:
-        row: Its attempt.
-        desk: Of it.
-    """
-
-    def __init__(self, row: AttemptRow, desk: Desk) -> None:
-        self.row, self.desk = row, desk
-        self.given: list[ReplacementRow] | None = None  # None while the store is to be asked
-        self.checked: dict[int, _Checked] = {}  # GPUs that are reserved and not given yet
-        self.told = -1  # generation about whose empty seats people were told
-        self.refused = -1  # generation whose coordinator was told that nobody comes
-
-    @property
-    def name(self) -> str:
-        """What the backend knows it by."""
-        return name_of(self.row.job_id, self.row.number)
 
 
 class Seating:
@@ -94,7 +64,7 @@ class Seating:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._backend = parts.backend if isinstance(parts.backend, Seats) else None
-        self._rings: dict[str, _Ring] = {}  # by job
+        self._rings: dict[str, LiveRing] = {}  # by job
         self._cache: StateCache | None = None
 
     def warm_up(self) -> None:
@@ -121,14 +91,16 @@ class Seating:
             for ring in self._rings.values():
                 ring.given = None
         self._keep_desks(cache, self._backend)
-        for job in sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq)):
-            if cache.errors.rests(job, now_s):
-                continue
-            with cache.about(job, now_s, spoils=True, what="seating"):
-                try:
-                    self._look_at(cache, self._rings[job], self._backend, against, now_s)
-                except BackendError as error:
-                    log.warning("ring of job %s: %s", job, error)
+        in_turn = sorted(self._rings, key=lambda it: (-cache.jobs[it].priority, cache.jobs[it].submit_seq))
+        for step in (self._look_at, self._let_grow):  # rings that stand still come before those that go on
+            for job in in_turn:
+                if cache.errors.rests(job, now_s):
+                    continue
+                with cache.about(job, now_s, spoils=True, what="seating"):
+                    try:
+                        step(cache, self._rings[job], self._backend, against, now_s)
+                    except BackendError as error:
+                        log.warning("ring of job %s: %s", job, error)
 
     def close(self) -> None:
         """Let the rings do without a desk."""
@@ -146,7 +118,7 @@ class Seating:
             if job not in self._rings:
                 name = name_of(row.job_id, row.number)
                 try:
-                    self._rings[job] = _Ring(row, ask(partial(backend.desk, name, self._parts.wake)))
+                    self._rings[job] = LiveRing(row, ask(partial(backend.desk, name, self._parts.wake)))
                 except BackendError as error:
                     log.warning("ring of job %s: %s", job, error)
 
@@ -155,7 +127,7 @@ class Seating:
         runs = row.state is AttemptState.RUNNING and row.backend == self._parts.backend_name
         return runs and job is not None and cache.mirror.has(job.id) and is_switching(job.spec)
 
-    def _look_at(self, cache: StateCache, ring: _Ring, backend: Seats, against: str, now_s: float) -> None:
+    def _look_at(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
         places = ask(partial(backend.places, ring.name))
         if places is None:
             return
@@ -172,15 +144,18 @@ class Seating:
             return
         for gpu in list(ring.checked):
             self._ask_checks(cache, ring, backend, places, gpu, now_s)
-        want = ring.desk.want
-        if want is not None and want.empty:
-            self._fill(cache, ring, backend, places, want, now_s)
+        self._fill(cache, ring, backend, now_s, grows=False)
 
-    def _unseen(self, ring: _Ring, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
+    def _let_grow(self, cache: StateCache, ring: LiveRing, backend: Seats, against: str, now_s: float) -> None:
+        """Give a ring members that goes on without some, where they make it faster."""
+        if ring.short and ring.given is not None and not against:
+            self._fill(cache, ring, backend, now_s, grows=True)
+
+    def _unseen(self, ring: LiveRing, places: Sequence[MemberPlace]) -> list[ReplacementRow]:
         """Return what is reserved for a ring and not yet seen there."""
         return [row for row in ring.given or () if row.rank >= len(places)]
 
-    def _free_left(self, cache: StateCache, ring: _Ring, places: Sequence[MemberPlace], now_s: float) -> None:
+    def _free_left(self, cache: StateCache, ring: LiveRing, places: Sequence[MemberPlace], now_s: float) -> None:
         """Give GPUs to others where no process of a ring is left, and none will be."""
         job, layout = ring.row.job_id, self._parts.layout
         held = cache.mirror.picks(job)
@@ -198,7 +173,7 @@ class Seating:
                 self._strike_off(cache, ring, gpu, UNCHECKED, now_s)
 
     def _free(
-        self, cache: StateCache, ring: _Ring, places: Sequence[tuple[str, int]], event: NewEvent, now_s: float
+        self, cache: StateCache, ring: LiveRing, places: Sequence[tuple[str, int]], event: NewEvent, now_s: float
     ) -> None:
         """Let others have GPUs that were reserved for a ring."""
         job = ring.row.job_id
@@ -208,7 +183,7 @@ class Seating:
         for place in places:
             cache.mirror.give_up(job, self._parts.layout.number(*place))
 
-    def _strike_off(self, cache: StateCache, ring: _Ring, gpu: int, why: str, now_s: float) -> None:
+    def _strike_off(self, cache: StateCache, ring: LiveRing, gpu: int, why: str, now_s: float) -> None:
         """Give up a GPU that was to be the ring's: no process of it ever was there."""
         place = self._parts.layout.place(gpu)
         cause = f"GPU {place[1]} of {place[0]} takes no seat: {why}"
@@ -216,7 +191,7 @@ class Seating:
         self._free(cache, ring, [place], self._event(cache, ring, STRUCK_OFF, cause, now_s), now_s)
 
     def _adopt(
-        self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], now_s: float
+        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], now_s: float
     ) -> None:
         """Reserve GPUs that a ring has and the store does not know of, as after the restore of an older store.
 
@@ -245,7 +220,7 @@ class Seating:
                 cache.is_torn = True  # the store is read anew
 
     def _ask_checks(
-        self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], gpu: int, now_s: float
+        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], gpu: int, now_s: float
     ) -> None:
         """Give a ring a GPU that has passed its checks, and strike one off that has not."""
         job, (node, index) = cache.jobs[ring.row.job_id], self._parts.layout.place(gpu)
@@ -262,22 +237,42 @@ class Seating:
         else:
             self._give(cache, ring, backend, places, chosen, now_s, is_held=True)
 
-    def _missing(self, ring: _Ring, seats: int, places: Sequence[MemberPlace]) -> int:
+    def _missing(self, ring: LiveRing, seats: int, places: Sequence[MemberPlace]) -> int:
         """Return how many GPUs a ring lacks; what is checked for it may never be its."""
         return seats - sum(it.is_used for it in places) - len(self._unseen(ring, places))
 
-    def _fill(
-        self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], want: Want, now_s: float
-    ) -> None:
-        """Give a ring as many free GPUs as it lacks members, one after the other, or say that there are none."""
+    def _fill(self, cache: StateCache, ring: LiveRing, backend: Seats, now_s: float, *, grows: bool) -> None:
+        """Give a ring free GPUs, one after the other, or say that there are none.
+
+        Args:
+            cache: What the scheduler knows.
+            ring: The ring.
+            backend: Of it.
+            now_s: The present.
+            grows: Whether for the seats that it goes on without; else for those that have become empty since.
+        """
+        want = ring.desk.want
+        if want is None or not want.empty:
+            return
+        places = ask(partial(backend.places, ring.name))
+        if places is None:
+            return
         spec = stored_or_usual(cache.jobs[ring.row.job_id].spec)
         missing = self._missing(ring, spec.seats, places) - len(ring.checked)
-        for empty in want.empty[: max(missing, 0)]:
-            why = self._against_more(ring, spec.seats, now_s)
+        missing = min(max(missing, 0), len(want.empty))
+        ring.short = min(ring.short, missing)
+        most = ring.short if grows else missing - ring.short
+        for left in range(most, 0, -1):
+            if want is None or len(want.empty) < missing:
+                return
+            at = len(want.empty) - missing  # somebody comes for those before
+            seats = len(want.order) + at + (1 if grows else left)
             began_s = time.perf_counter()
-            choice = Choice(-1, ()) if why else self._choose(cache, ring, places, want, empty)
-            if choice.gpu < 0:
-                self._refuse(cache, ring, want, why or "no free GPU suits it", now_s)
+            seat = want, want.empty[at], seats
+            choice, why = choose_gpu(self._parts, cache, ring, places, seat, now_s, grows=grows)
+            if why:
+                ring.short = missing
+                self._refuse(cache, ring, want, why, now_s)
                 return
             formula = next(name for name, it in FORMULAS.items() if it == cache.mirror.site.rules.replacement)
             chosen = chosen_of(choice, want, formula, self._parts.layout, time.perf_counter() - began_s)
@@ -285,36 +280,12 @@ class Seating:
                 self._check(cache, ring, chosen, now_s)
             else:
                 self._give(cache, ring, backend, places, chosen, now_s)
-        if any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values()):
-            self._refuse(cache, ring, want, "a GPU is checked first", now_s)
+            missing, want = missing - 1, ring.desk.want
+            ring.short = min(ring.short, missing)
+        if any(time.monotonic() - it.since_s > CHECKED_S for it in ring.checked.values()) and ring.desk.want:
+            self._refuse(cache, ring, ring.desk.want, "a GPU is checked first", now_s)
 
-    def _against_more(self, ring: _Ring, seats: int, now_s: float) -> str:
-        """Return why a ring gets no GPU now, whether there is one or not; "" if it may.
-
-        A script that kills its process would go through the whole cluster.
-        """
-        lately = len(ring.checked) + sum(0.0 <= now_s - it.at_s < HOUR_S for it in ring.given or ())
-        most = max(seats, LEAST_IN_AN_HOUR)
-        few = self._parts.checks.against_newcomers(ring.row.job_id)
-        return f"it has had {most} others within an hour" if lately >= most else few
-
-    def _choose(
-        self, cache: StateCache, ring: _Ring, places: Sequence[MemberPlace], want: Want, empty: Empty
-    ) -> Choice:
-        """Choose among the free GPUs; those that the ring has left before come into question if there is no other."""
-        parts, job = self._parts, cache.jobs[ring.row.job_id]
-        unused = [it for it in places if not it.is_used and parts.layout.has(it.node, it.gpu)]
-        without = [parts.layout.number(it.node, it.gpu) for it in unused]
-        free = free_for(cache.mirror, job.id, without)
-        if not free.gpus.size:
-            free = free_for(cache.mirror, job.id)
-        around = Around(cache.mirror, parts.layout, parts.monitor.fleet.types, job.id, stored_or_usual(job.spec))
-        with parts.store.read() as tx:
-            inside = ring_of(around, want, empty, records_of(tx, job.id))
-        site = cache.mirror.site
-        return choose_for(site.cluster, inside, free, site.rules.replacement)
-
-    def _check(self, cache: StateCache, ring: _Ring, chosen: Chosen, now_s: float) -> None:
+    def _check(self, cache: StateCache, ring: LiveRing, chosen: Chosen, now_s: float) -> None:
         """Reserve a GPU that is to be checked before the ring gets it."""
         job, (node, gpu) = ring.row.job_id, self._parts.layout.place(chosen.gpu)
         row = ReservationRow(node, gpu, job, ring.row.number, now_s)
@@ -324,11 +295,11 @@ class Seating:
         self._parts.store.write(lambda tx: hold(tx, row, event))
         cache.happens(now_s)
         cache.mirror.claim(job, chosen.gpu)
-        ring.checked[chosen.gpu] = _Checked(chosen, time.monotonic())
+        ring.checked[chosen.gpu] = Checked(chosen, time.monotonic())
         self._parts.checks.newcomer(ring.row, cache.jobs[job], Share(node, (gpu,)))
 
     def _give(
-        self, cache: StateCache, ring: _Ring, backend: Seats, places: Sequence[MemberPlace], chosen: Chosen,
+        self, cache: StateCache, ring: LiveRing, backend: Seats, places: Sequence[MemberPlace], chosen: Chosen,
         now_s: float, *, is_held: bool = False,
     ) -> None:  # fmt: skip
         """Reserve a GPU for a ring, and let the backend start a member there."""
@@ -348,7 +319,7 @@ class Seating:
         ring.desk.say(Coming(-1, node, gpu))
         ask(partial(backend.add, ring.name, rank, node, gpu))
 
-    def _refuse(self, cache: StateCache, ring: _Ring, want: Want, why: str, now_s: float) -> None:
+    def _refuse(self, cache: StateCache, ring: LiveRing, want: Want, why: str, now_s: float) -> None:
         """Let a ring shrink at once, and tell people."""
         if ring.refused != want.generation and ring.desk.say(NoneComing(why)):
             ring.refused = want.generation
@@ -361,7 +332,7 @@ class Seating:
         log.warning("ring of job %s: %s", ring.row.job_id, cause)
         self._parts.store.write(partial(note, event=event))
 
-    def _event(self, cache: StateCache, ring: _Ring, now: str, cause: str, now_s: float) -> NewEvent:
+    def _event(self, cache: StateCache, ring: LiveRing, now: str, cause: str, now_s: float) -> NewEvent:
         return NewEvent(
             SEAT, WRITER, now_s, ring.row.job_id, ring.row.number, now=now, fence=cache.fence, cause=cause
         )  # fmt: skip

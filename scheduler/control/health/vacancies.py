@@ -27,7 +27,7 @@ class Around(NamedTuple):
     spec: StoredJob
 
 
-def ring_of(around: Around, want: Want, empty: Empty, records: Iterable[ComputeRecord]) -> Ring:
+def ring_of(around: Around, want: Want, empty: Empty, seats: int, records: Iterable[ComputeRecord]) -> Ring:
     """Return a ring with one of its empty seats, from what its coordinator says and what is recorded of the job.
 
     What a coordinator says comes from processes of the job, which may say anything.
@@ -36,6 +36,8 @@ def ring_of(around: Around, want: Want, empty: Empty, records: Iterable[ComputeR
         around: What is known beside.
         want: What its coordinator said last.
         empty: The seat.
+        seats: Of the ring once all are filled that are to be filled; each member then computes as much of a batch more
+            as there are fewer than the job asks for.
         records: Computing times of the job; where there are none, those of the living members count.
     """
     site, spec = around.mirror.site, around.spec
@@ -52,12 +54,13 @@ def ring_of(around: Around, want: Want, empty: Empty, records: Iterable[ComputeR
     return Ring(
         nodes=nodes,
         gap=gap,
-        seats=len(want.order) + len(want.empty),
+        seats=seats,
         compute_s=max(told_s.values(), default=0.0),
         average_s=max(want.step_s, 0.0),
         volume_bytes=float(spec.parameter_bytes) if site.rules.ring else 0.0,
         demand_flops=math.nan if spec.iteration_flops is None else float(spec.iteration_flops),
         recorded_s=recorded,
+        share=spec.seats / seats if spec.seats else 1.0,
     )
 
 

@@ -1,0 +1,285 @@
+"""The rings of attempts in a simulation, for the scheduler: who has left them, whom they want, and who comes.
+
+The simulation says when GPUs fail and how long a ring takes; the scheduler says who takes an empty seat. This double of
+a ring leaves out:
+
+- How a fault is found. All are, `detection_s` after the first; no member is silent, suspected, or only slow.
+- Processes. Members that failed are proven gone when their fault is found, and one that comes has its seat at once. No
+  process fails on a GPU that is well, and a member whose GPU is back by then goes on there. There are no warm spares.
+- Patience. A ring that stands still has shrunk if it is not answered before the clock goes on.
+- Seats with numbers that last. As in the simulator, the ring runs through its GPUs in their order, and a seat that it
+  has gone on without lies behind all members.
+- Steps. Who drives the simulation is told by `formed` when there is a ring whose computing times are to be recorded.
+- A coordinator that can be killed, or that the scheduler cannot reach.
+
+Source: SPEC F5 to F10; docs/decisions/0015.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...cluster.files.errors import BackendError
+from ...cluster.kernels.heap import push, remove
+from ...cluster.simulator.handling.detection import has_living
+from ...cluster.simulator.handling.progress import go_on, settle
+from ...cluster.simulator.handling.seats import average_s, compute_s
+from ...cluster.state.holding import claim_gpu, give_up_gpu, held_gpus, is_struck
+from ...cluster.state.state import Simulation
+from ..failover.wire import Coming, Empty, NoneComing, Report, Want
+from ..model.gpu_index import Layout
+from .protocol import MemberPlace
+
+ROW = 0
+
+
+@dataclass(slots=True)
+class _Ring:
+    """A ring of the simulation, with a member for each rank that is in use."""
+
+    name: str  # of its attempt
+    job: int
+    ranks: list[int]  # GPU of each
+    left: set[int] = field(default_factory=set)  # ranks whose members are gone
+    generation: int = 1
+    asks: bool = False  # it stands still until somebody comes for each empty seat, or nobody does
+    empty: list[int] = field(default_factory=list)  # GPUs that failed on the seats for which it asks
+    before_s: float = 0.0  # iteration time before that
+    held: int = 0  # GPUs before others came to a ring that runs, at this moment; 0 if none did
+    told: Want | None = None  # what it last said of its seats, if that still holds
+    wake: Callable[[], object] | None = None  # of its desk
+
+
+class SimulatedDesk:
+    """What the ring of an attempt says of its empty seats, and hears.
+
+    Args:
+        rings: Of the simulation.
+        ring: One of them.
+        wake: Called when something is new.
+    """
+
+    def __init__(self, rings: "SimulatedRings", ring: _Ring, wake: Callable[[], object]) -> None:
+        self._rings, self._ring = rings, ring
+        ring.wake = wake
+
+    @property
+    def want(self) -> Want | None:
+        """What the ring lacks; None while it stands still and its fault is not found, and once it is over."""
+        return self._rings.want_of(self._ring)
+
+    def say(self, message: Coming | NoneComing) -> bool:
+        """Tell the ring whether somebody comes; if not, it goes on without."""
+        if isinstance(message, NoneComing):
+            self._rings.give_up_seats(self._ring)
+        return True
+
+    def close(self) -> None:
+        """Let the ring do without."""
+        self._ring.wake = None
+
+
+class SimulatedRings:
+    """What the simulated backend offers of the protocol `Seats`; its methods say there what they do.
+
+    Args:
+        sim: The simulation.
+        layout: Names of its nodes.
+    """
+
+    def __init__(self, sim: Simulation, layout: Layout) -> None:
+        self.sim, self.layout = sim, layout
+        self.formed: Callable[[int], object] = lambda job: None  # called with the job of a ring that begins, or goes on
+        self._rings: dict[str, _Ring] = {}  # by attempt
+        self._present: dict[int, _Ring] = {}  # by job, those that are not over
+
+    def ring(self, name: str) -> Report | None:
+        """Return how the ring of an attempt stands; None of one that has none."""
+        ring = self._rings.get(name)
+        if ring is None:
+            return None
+        order = [rank for _, rank in self._members(ring)] if self._lives(ring) else []
+        seats = int(self.sim.scenarios.gpus[self.sim.state.scenario[ROW], ring.job])
+        phase = ("stopping" if self._stands_still(ring) else "running") if order else "lost"
+        if not order and self.sim.state.finish_s[ROW, ring.job] > 0.0:
+            phase = "done"
+        gone = {str(rank): "its GPU failed" for rank in sorted(ring.left)}
+        return Report(phase, ring.generation, seats, order + [-1] * (seats - len(order)), [], 0, gone, [])
+
+    def retire(self, name: str, gpus: Collection[tuple[str, int]], reason: str) -> bool:
+        """Say whether a ring goes on without members whose GPUs have failed, or may: they are gone by themselves.
+
+        Raises:
+            BackendError: If one of the GPUs is well.
+        """
+        del reason
+        ring, state = self._rings.get(name), self.sim.state
+        if ring is None or not self._lives(ring):
+            return False
+        for place in gpus:
+            gpu = self.layout.number(*place)
+            if state.gpu_job[ROW, gpu] == ring.job and state.gpu_down[ROW, gpu] == 0:
+                raise BackendError(f"{name}: GPU {place[1]} of {place[0]} is well, and no member leaves it")
+        return True
+
+    def desk(self, name: str, wake: Callable[[], object]) -> SimulatedDesk:
+        """Return a desk for the ring of an attempt.
+
+        Raises:
+            BackendError: If it has none.
+        """
+        return SimulatedDesk(self, self._ring_of(name), wake)
+
+    def places(self, name: str) -> list[MemberPlace] | None:
+        """Return all GPUs that the ring of an attempt was ever given, by rank; None if it has none."""
+        ring = self._rings.get(name)
+        if ring is None:
+            return None
+        return [
+            MemberPlace(*self.layout.place(gpu), is_used=rank not in ring.left, is_left=rank in ring.left)
+            for rank, gpu in enumerate(ring.ranks)
+        ]
+
+    def add(self, name: str, rank: int, node: str, gpu: int) -> None:
+        """Let a ring have one GPU more; again, it does nothing.
+
+        Raises:
+            BackendError: If it is over or lacks nobody, the GPU is not free, or the rank is another GPU's or not next.
+        """
+        ring, number, state = self._ring_of(name), self.layout.number(node, gpu), self.sim.state
+        if rank < len(ring.ranks) and ring.ranks[rank] == number:
+            return
+        if rank != len(ring.ranks):
+            raise BackendError(f"{name}: GPU {gpu} of {node} cannot be of rank {rank}, as {len(ring.ranks)} is next")
+        if state.gpu_job[ROW, number] >= 0 or state.gpu_down[ROW, number] > 0:
+            raise BackendError(f"{name}: GPU {gpu} of {node} is not free")
+        if not self._lives(ring) or not (ring.empty if self._stands_still(ring) else state.short[ROW, ring.job]):
+            raise BackendError(f"{name} has no seat for GPU {gpu} of {node}")
+        ring.ranks.append(number)
+        ring.held = 0 if ring.asks else ring.held or held_gpus(self.sim, ROW, ring.job)
+        claim_gpu(self.sim, ROW, ring.job, number)
+        if ring.asks:
+            del ring.empty[0]
+        else:
+            ring.generation += 1
+            state.short[ROW, ring.job] -= 1
+            state.shrunk[ROW] -= state.short[ROW, ring.job] == 0
+        self._tell(ring)
+        if ring.asks and not ring.empty:
+            self._form(ring)
+
+    def want_of(self, ring: _Ring) -> Want | None:
+        """Return what a ring says of its empty seats, as `want` of its desk."""
+        if not self._lives(ring) or (self._stands_still(ring) and not ring.asks):
+            return None
+        if ring.told is None:
+            members = self._members(ring)
+            ring.told = Want(
+                generation=ring.generation,
+                empty=list(self._empty(ring, members)),
+                order=[rank for _, rank in members],
+                step_s=ring.before_s if ring.asks else float(average_s(self.sim, ROW, ring.job)),
+                compute_s={str(rank): float(compute_s(self.sim, ROW, ring.job, gpu)) for gpu, rank in members},
+                nodes={str(rank): self.layout.place(gpu)[0] for gpu, rank in members},
+            )
+        return ring.told
+
+    def give_up_seats(self, ring: _Ring) -> None:
+        """Let a ring that stands still go on without those for whom it asks."""
+        if self._lives(ring) and ring.asks:
+            state = self.sim.state
+            state.shrunk[ROW] += state.short[ROW, ring.job] == 0
+            state.short[ROW, ring.job] += len(ring.empty)
+            ring.empty.clear()
+            self._form(ring)
+
+    def _begin_ring(self, name: str, job: int, gpus: Collection[int]) -> None:
+        """Let an attempt that has just started have a ring."""
+        self._rings[name] = self._present[job] = _Ring(name, job, list(gpus))
+        self.formed(job)
+
+    def _heed(self, job: int) -> bool:
+        """Let the ring of a job ask for members in place of those that have died; False if it has none, or is lost.
+
+        Source: SPEC F5 to F10; the simulator's side is `heed` of cluster/simulator/handling/detection.py.
+        """
+        ring, sim = self._present.get(job), self.sim
+        if ring is None or not has_living(sim, ROW, job):
+            return False
+        state = sim.state
+        ring.before_s = float(average_s(sim, ROW, job))
+        settle(sim, ROW, job, state.struck_s[ROW, job], held_gpus(sim, ROW, job))
+        for gpu, rank in self._members(ring):
+            if state.died[ROW, gpu] == 1:
+                state.died[ROW, gpu] = 0
+                if state.gpu_down[ROW, gpu] > 0:
+                    give_up_gpu(sim, ROW, job, gpu)
+                    ring.left.add(rank)
+                    ring.empty.append(gpu)
+        ring.generation += 1
+        ring.asks = True
+        if not ring.empty:
+            self._form(ring)
+            return True
+        remove(state.end_s, state.run_heap, state.run_place, state.running, ROW, job)
+        state.end_s[ROW, job] = math.inf  # until it is answered
+        push(state.end_s, state.run_heap, state.run_place, state.running, ROW, job)
+        self._tell(ring)
+        return True
+
+    def _end_ring(self, job: int) -> None:
+        """Note that a job has ended, or was stopped."""
+        self._present.pop(job, None)
+
+    def _go_on(self) -> None:
+        """Let rings to which others came go on with them, and those that were not answered without."""
+        for ring in list(self._present.values()):
+            if ring.asks:
+                self.give_up_seats(ring)
+            if ring.held:
+                settle(self.sim, ROW, ring.job, self.sim.state.now_s[ROW], ring.held)
+                ring.held = 0
+                self._form(ring)
+
+    def _form(self, ring: _Ring) -> None:
+        """Let a ring go on with the GPUs that it holds."""
+        ring.asks = False
+        go_on(self.sim, ROW, ring.job)
+        self._tell(ring)
+        self.formed(ring.job)
+
+    def _tell(self, ring: _Ring) -> None:
+        """Let the desk look again."""
+        ring.told = None
+        if ring.wake is not None:
+            ring.wake()
+
+    def _ring_of(self, name: str) -> _Ring:
+        if name not in self._rings:
+            raise BackendError(f"{name} has no ring")
+        return self._rings[name]
+
+    def _lives(self, ring: _Ring) -> bool:
+        return self._present.get(ring.job) is ring
+
+    def _stands_still(self, ring: _Ring) -> bool:
+        return bool(is_struck(self.sim, ROW, ring.job))
+
+    def _members(self, ring: _Ring) -> list[tuple[int, int]]:
+        """Return GPU and rank of each member, in the order of the ring."""
+        rank_of = {gpu: rank for rank, gpu in enumerate(ring.ranks) if rank not in ring.left}
+        held = np.flatnonzero(self.sim.state.gpu_job[ROW] == ring.job).tolist()
+        return [(gpu, rank_of[gpu]) for gpu in held]
+
+    def _empty(self, ring: _Ring, members: list[tuple[int, int]]) -> Iterator[Empty]:
+        """Yield the empty seats: those of members that have just died, then those that it has gone on without."""
+        first, last = members[0][1], members[-1][1]
+        for at, place in enumerate(ring.empty):
+            before = [rank for gpu, rank in members if gpu < place]
+            after = [rank for gpu, rank in members if gpu > place]
+            yield Empty(len(before) + at, before[-1] if before else last, after[0] if after else first)
+        seats = len(members) + len(ring.empty)
+        for seat in range(seats, seats + int(self.sim.state.short[ROW, ring.job])):
+            yield Empty(seat, last, first)

@@ -1,0 +1,144 @@
+"""Whole runs with faults and switching: the live scheduler fills the seats that the simulator fills, as it does."""
+
+import pytest
+
+from benchmarks.switching_twin import NODE_GPUS, NODES, compared, trace
+from longshore.cluster.files.errors import BackendError
+from longshore.cluster.switching.replacement import RING, SOURCE
+from longshore.scheduler.backends.protocol import Attempt, Seats
+from longshore.scheduler.backends.simulated import SimulatedBackend
+from longshore.scheduler.failover.wire import NoneComing
+from longshore.scheduler.model.gpu_index import Layout
+
+JOBS = 15  # of a trace that takes seconds
+NAME = "ls-0-1"
+
+
+@pytest.mark.parametrize("formula", [SOURCE, RING])
+def test_a_run_with_faults_has_the_replacements_of_the_simulator(formula: int) -> None:
+    it = compared(1, formula, JOBS)
+
+    assert it.scheduled == it.simulated
+    assert it.stored == sorted((one.time_s, one.job, one.came) for one in it.simulated if one.came >= 0)
+    assert it.other_events == 0
+    kinds = {(one.left >= 0, one.came >= 0) for one in it.simulated}
+    assert kinds == {(True, True), (True, False), (False, True)}  # filled, left empty, won back
+
+
+class Launched:
+    """A backend with one attempt of the first job that asks for several GPUs, on the first GPUs of the cluster."""
+
+    def __init__(self, seats: int = 4) -> None:
+        sim = trace(1, RING, JOBS)
+        layout = Layout([f"n{node}" for node in range(NODES)], [NODE_GPUS] * NODES)
+        self.backend, self.seats = SimulatedBackend(sim, layout), seats
+        self.job = next(job for job, gpus in enumerate(sim.scenarios.gpus[0].tolist()) if gpus == seats)
+        while sim.state.submitted[0] <= self.job:
+            self.pass_on()
+        self.backend.of_job["job"] = self.job
+        free = [gpu for gpu in range(NODES * NODE_GPUS) if sim.state.gpu_down[0, gpu] == 0][:seats]
+        attempt = Attempt(NAME, "job", 1, ("true",), "", {}, seats=seats)
+        self.backend.launch(attempt, layout.placement(free))
+
+    def pass_on(self) -> None:
+        """Let the next moment come."""
+        self.backend.live_through(self.backend.next_s())
+
+    def until_a_seat_is_empty(self) -> None:
+        """Let time pass until the fault of a member is found."""
+        desk = self.backend.desk(NAME, lambda: None)
+        while desk.want is None or not desk.want.empty:
+            self.pass_on()
+
+    def free(self) -> tuple[str, int]:
+        """Return a GPU that is free."""
+        state = self.backend.sim.state
+        gpus = [gpu for gpu in range(NODES * NODE_GPUS) if state.gpu_job[0, gpu] < 0 and state.gpu_down[0, gpu] == 0]
+        return self.backend.layout.place(gpus[-1])
+
+    @property
+    def used(self) -> int:
+        """GPUs on which the ring has members."""
+        return sum(it.is_used for it in self.backend.places(NAME) or ())
+
+
+@pytest.fixture(scope="module")
+def struck() -> Launched:
+    """Return a ring of which a member is found gone."""
+    case = Launched()
+    case.until_a_seat_is_empty()
+    return case
+
+
+def test_the_simulated_backend_has_rings() -> None:
+    backend = Launched().backend
+    assert isinstance(backend, Seats)
+    report = backend.ring(NAME)
+    assert report is not None
+    assert (report.phase, report.order) == ("running", [0, 1, 2, 3])
+    assert backend.ring("ls-1-1") is None
+
+
+def test_a_member_is_gone_once_its_fault_is_found_and_its_gpu_is_proven_left(struck: Launched) -> None:
+    places = struck.backend.places(NAME) or []
+    gone = [it for it in places if not it.is_used]
+    assert gone
+    assert all(it.is_left for it in gone)
+    want = struck.backend.desk(NAME, lambda: None).want
+    assert want is not None
+    assert len(want.empty) == len(gone)
+    assert len(want.order) == struck.seats - len(gone)
+    assert struck.backend.retire(NAME, [(it.node, it.gpu) for it in gone], "faulty")
+
+
+def test_a_member_on_a_gpu_that_is_well_does_not_leave(struck: Launched) -> None:
+    well = next(it for it in struck.backend.places(NAME) or () if it.is_used)
+    with pytest.raises(BackendError, match="is well"):
+        struck.backend.retire(NAME, [(well.node, well.gpu)], "wanted elsewhere")
+
+
+def test_a_rank_is_given_once_and_in_turn(struck: Launched) -> None:
+    node, gpu = struck.free()
+    with pytest.raises(BackendError, match="is next"):
+        struck.backend.add(NAME, struck.seats + 1, node, gpu)
+    first = (struck.backend.places(NAME) or [])[0]
+    struck.backend.add(NAME, 0, first.node, first.gpu)  # as it was
+    with pytest.raises(BackendError, match="cannot be of rank 0"):
+        struck.backend.add(NAME, 0, node, gpu)
+    with pytest.raises(BackendError, match="not free"):
+        struck.backend.add(NAME, struck.seats, first.node, first.gpu)
+
+
+def test_a_ring_that_is_not_answered_has_shrunk_when_time_goes_on() -> None:
+    case = Launched()
+    case.until_a_seat_is_empty()
+    used = case.used
+    case.pass_on()
+    report = case.backend.ring(NAME)
+    assert report is not None
+    assert report.phase == "running"
+    assert case.used == used < case.seats
+
+
+def test_a_ring_goes_on_once_it_is_told_that_nobody_comes_and_grows_when_somebody_does() -> None:
+    case = Launched()
+    case.until_a_seat_is_empty()
+    used, woken = case.used, list[int]()
+    desk = case.backend.desk(NAME, lambda: woken.append(1))
+    assert desk.say(NoneComing("no GPU is free"))
+    assert woken
+    want = desk.want
+    assert want is not None
+    node, gpu = case.free()
+    case.backend.add(NAME, case.seats, node, gpu)
+    assert case.used == used + 1
+    assert desk.want is not None
+    assert len(desk.want.empty) == len(want.empty) - 1
+    assert desk.want.generation > want.generation
+
+
+def test_a_ring_that_lacks_nobody_takes_nobody() -> None:
+    case = Launched()
+    node, gpu = case.free()
+    with pytest.raises(BackendError, match="no seat"):
+        case.backend.add(NAME, case.seats, node, gpu)
