@@ -7,13 +7,14 @@ Source: SPEC P1.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .hardware import Accuracy
 
 MOST_RANKS = 64
 NUMBER_BYTES = 4.0  # of a weight, a gradient or an activation: no machine without GPUs trains in fewer
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Speed = Annotated[float, Field(gt=0, le=10)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -48,12 +49,18 @@ class HostProfile(_Section):
     forward: LayerRates
     backward: LayerRates
     # Of one rank where one, two, three and so on are busy; the first is 1.
-    speeds: Annotated[tuple[Annotated[float, Field(gt=0, le=10)], ...], Field(strict=False, max_length=MOST_RANKS)]
+    speeds: Annotated[tuple[Speed, ...], Field(strict=False, min_length=1, max_length=MOST_RANKS)]
     send: Exchange
     reduce: Annotated[tuple[Exchange, ...], Field(strict=False)]  # for two members, three and so on
     update_start_s: Seconds  # of the optimizer's step
     update_parameter_s: Seconds
     accuracy: Accuracy  # of the time of layers that the rates were not fitted to
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "HostProfile":
+        if [it.members for it in self.reduce] != list(range(2, self.ranks + 1)):
+            raise ValueError(f"reduce should have 2 to {self.ranks} members in order, as there are {self.ranks} speeds")
+        return self
 
     @property
     def ranks(self) -> int:
