@@ -6,20 +6,24 @@ needs, and parameters that two stages have are found, and not taken on trust.
 Source: SPEC P1.
 """
 
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
-from torch.distributed.pipelining import Pipe, SplitPoint, pipeline
-from torch.utils._pytree import tree_map
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import SplitPoint, pipeline
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure, tree_unflatten
 
 from ..profile.building import BuildError, Built
 from ..profile.recording import OUTSIDE
 from .script import arguments
 
-PREFIX = "model."  # before the model's names in what is exported
+Nodes = Sequence[fx.Node]
+INNER = "inner."  # before the model's names in a stage
 
 
 class Shared(NamedTuple):
@@ -32,20 +36,38 @@ class Shared(NamedTuple):
 class Cut(NamedTuple):
     """A model in stages."""
 
-    pipe: Pipe
+    stages: tuple[nn.Module, ...]
     shared: tuple[Shared, ...]
 
 
-class _Carrying(nn.Module):
-    """A model whose arguments are values of its first stage, from where later ones may have them."""
+class StageModule(nn.Module):
+    """A part of a model, which hands on whatever later parts need: each talks to the next one alone.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        inner: What it computes.
+        taken: Values that it gets, in order.
+        needed: Those of them that it computes with.
+        made: What it computes: values by their place, -1 for a part that returns a single one.
+        given: Values for the next part, in order; of the last part, the model's.
+    """
+
+    form: TreeSpec | None = None  # of the model's output, on the last part
+
+    def __init__(
+        self, inner: fx.GraphModule, taken: Nodes, needed: Nodes, made: dict[fx.Node, int], given: Nodes
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.inner = inner
+        self._taken, self._needed, self._made, self._given = taken, needed, made, given
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map(lambda it: it.clone() if isinstance(it, Tensor) else it, (args, kwargs))
-        return self.model(*args, **kwargs)
+        """Return what the next part gets, or the model's output."""
+        values = dict(zip(self._taken, tree_leaves((args, kwargs)), strict=True))
+        outcome = self.inner(*(values[it] for it in self._needed))
+        own = {it: outcome if at < 0 else outcome[at] for it, at in self._made.items()}
+        # What is only handed on is a view: a tensor that came may not be sent on as it is, as gradients end at it.
+        given = [own[it] if it in own else values[it].view_as(values[it]) for it in self._given]
+        return tuple(given) if self.form is None else tree_unflatten(given, self.form)
 
 
 def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
@@ -61,11 +83,12 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
     """
     firsts = _firsts(made.model, stages)
     args, kwargs = arguments(made.with_samples(micro_batch).batch)
+    if not all(isinstance(it, Tensor) for it in tree_leaves((args, kwargs))):
+        raise BuildError("the batch holds more than tensors, so the model is not cut; plan with --degrees Dx1x1")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch about itself
-            splits = {PREFIX + name: SplitPoint.BEGINNING for name in firsts}
-            pipe = pipeline(_Carrying(made.model), args, kwargs, split_spec=splits)
+            pipe = pipeline(made.model, args, kwargs, split_spec=dict.fromkeys(firsts, SplitPoint.BEGINNING))
     except Exception as error:  # whatever a user's model raises
         cause = error.__cause__ or error
         line = " ".join(str(cause).split())[:300]
@@ -73,7 +96,36 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
         raise BuildError(f"{problem}; plan with --degrees Dx1x1") from error
     if pipe.num_stages != len(stages):
         raise BuildError(f"the model has {pipe.num_stages} stages and the plan {len(stages)}; plan for this model")
-    return Cut(pipe, tuple(_shared(made.model, [pipe.get_stage_module(k) for k in range(len(stages))])))
+    modules = _modules(pipe.split_gm)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():  # nothing is computed, and no buffer changes
+        modules[-1].form = tree_structure(made.model(*args, **kwargs))
+    return Cut(tuple(modules), tuple(_shared(made.model, [it.inner for it in modules])))
+
+
+def _modules(whole: fx.GraphModule) -> list[StageModule]:
+    """Return the parts of a model that calls one after the other, in a chain."""
+    nodes = list(whole.graph.nodes)
+    calls = [it for it in nodes if it.op == "call_module"]
+    output = next(it for it in nodes if it.op == "output")
+    made = [_made(call) for call in calls]
+    known, found = [it for it in nodes if it.op == "placeholder"], list[StageModule]()
+    for k, call in enumerate(calls):
+        inner = whole.get_submodule(str(call.target))
+        assert isinstance(inner, fx.GraphModule)
+        inner.graph.set_codegen(fx.graph.CodeGen())  # the first part has the model's own signature
+        inner.recompile()
+        needed_later = {it for later in (*calls[k + 1 :], output) for it in later.all_input_nodes}
+        passed = [it for it in (*known, *made[k]) if it in needed_later]
+        given = tree_leaves(output.args[0]) if k + 1 == len(calls) else passed
+        found.append(StageModule(inner, known, tree_leaves(call.args), made[k], given))
+        known = passed
+    return found
+
+
+def _made(call: fx.Node) -> dict[fx.Node, int]:
+    """Return the values that a call makes, each with its place in what the call returns."""
+    places = {it: int(it.args[1]) for it in call.users if it.target is operator.getitem}
+    return places or {call: -1}
 
 
 def _firsts(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]:
@@ -95,7 +147,7 @@ def _shared(model: nn.Module, modules: Sequence[nn.Module]) -> list[Shared]:
     by_identity: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
-            by_identity.setdefault(id(parameter), []).append(PREFIX + name)
+            by_identity.setdefault(id(parameter), []).append(name)
     found = []
     for names in by_identity.values():
         holders = [k for k, module in enumerate(modules) if _tied(module, names)]
@@ -115,10 +167,10 @@ def _tied(module: nn.Module, names: Sequence[str]) -> bool:
 
 def parameter_of(module: nn.Module, names: Sequence[str]) -> nn.Parameter:
     """Return the parameter of a stage that goes by any of some names."""
-    known = dict(module.named_parameters(remove_duplicate=False))
+    known = {name.removeprefix(INNER): it for name, it in module.named_parameters(remove_duplicate=False)}
     return next(known[name] for name in names if name in known)
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers of a stage by the model's own names."""
-    return {name.removeprefix(PREFIX): it.detach().clone() for name, it in module.state_dict().items()}
+    return {name.removeprefix(INNER): it.detach().clone() for name, it in module.state_dict().items()}

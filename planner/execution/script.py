@@ -43,6 +43,8 @@ class Script:
             return example.batch, example.target
         given = self.module.data(first, count)
         batch, target = given if self.made.target is not None else (given, None)
+        if isinstance(batch, Mapping):
+            batch = {name: batch[name] for name in self.made.batch}  # in the order of the example
         tensors = [it for it in tree_leaves((batch, target)) if isinstance(it, Tensor)]
         if not tensors or any(not it.dim() or it.shape[0] != count for it in tensors):
             raise BuildError(

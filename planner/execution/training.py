@@ -61,11 +61,13 @@ class Seat:
     replicas: dist.ProcessGroup  # of its stage
 
 
-def take_seat(plan: PlanFile) -> Seat:
-    """Return the seat of this process; all processes of the plan call it."""
+def take_seat(plan: PlanFile) -> Seat | None:
+    """Return the seat of this process, None if the plan needs fewer processes; all call it."""
     rank, d, p = dist.get_rank(), plan.data, plan.pipeline
     pipelines = [dist.new_group([k * d + r for k in range(p)]) for r in range(d)]
     stages = [dist.new_group([k * d + r for r in range(d)]) for k in range(p)]
+    if rank >= d * p:
+        return None
     return Seat(rank // d, rank % d, pipelines[rank % d], stages[rank // d])
 
 
@@ -95,13 +97,14 @@ class Member:
         loss = self._watch.timed("forward_s", self._loss)
         self._passes = SCHEDULES[schedule](self._stage, plan.micro_batches, loss)
 
-    def _made_stage(self) -> tuple[Any, list[tuple[nn.Parameter, dist.ProcessGroup]]]:
-        plan, seat, cpu = self._plan, self._seat, torch.device("cpu")
-        if plan.pipeline == 1:
-            return PipelineStage(self._script.made.model, 0, 1, cpu, group=seat.pipeline), []
-        found = cut(self._script.made, [it.layers for it in plan.stages], plan.micro_batch)
-        stage = found.pipe.build_stage(seat.stage, cpu, seat.pipeline)
-        return stage, self._groups(found, stage.submod)
+    def _made_stage(self) -> tuple[PipelineStage, list[tuple[nn.Parameter, dist.ProcessGroup]]]:
+        plan, seat = self._plan, self._seat
+        module, shared = self._script.made.model, list[tuple[nn.Parameter, dist.ProcessGroup]]()
+        if plan.pipeline > 1:
+            found = cut(self._script.made, [it.layers for it in plan.stages], plan.micro_batch)
+            module = found.stages[seat.stage]
+            shared = self._groups(found, module)
+        return PipelineStage(module, seat.stage, plan.pipeline, torch.device("cpu"), group=seat.pipeline), shared
 
     def _groups(self, found: Cut, module: nn.Module) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
         """Return parameters that other stages have too, with those."""

@@ -75,6 +75,7 @@ def _train(plan: PlanFile, given: argparse.Namespace) -> None:
     try:
         schedule = Schedule(given.schedule) if given.schedule else schedule_of(plan.micro_batches, plan.pipeline)
         seat = take_seat(plan)
+        assert seat is not None  # there are as many processes as the plan has ranks
         member = Member(plan, script, schedule, seat)
         if member.has_loss and not script.has_data:
             _say("the file has no function data(first, samples): the example batch is trained on again and again")

@@ -19,7 +19,7 @@ from ..model.host import HostProfile
 from .exchanges import reduce, send, update
 from .layers import LayerTime, accuracy, block, fitted, measured
 
-BUSY_S = 1.5  # that so many ranks compute at the same time
+BUSY_S, ROUNDS = 0.6, 3  # that so many ranks compute at the same time, and how often: the median counts
 BUSY_SHAPE = (256, 128, 2)
 
 
@@ -55,16 +55,16 @@ def _speeds(rank: int, ranks: int) -> list[float]:
     """Return the speed of a rank where one, two, three and so on are busy; of one alone it is 1."""
     model, batch, _ = block(*BUSY_SHAPE)
     _passes(model, batch, 0.2)
-    found = []
-    for busy in range(1, ranks + 1):
-        _say(f"{busy} busy", rank)
-        dist.barrier()
-        done = torch.zeros(1)
-        if rank < busy:
-            done[0] = _passes(model, batch, BUSY_S)
-        dist.all_reduce(done)
-        found.append(float(done) / busy)
-    return [it / found[0] for it in found]
+    found = torch.zeros(ROUNDS, ranks)
+    for at in range(ROUNDS):
+        for busy in range(1, ranks + 1):
+            _say(f"{busy} busy, round {at + 1} of {ROUNDS}", rank)
+            dist.barrier()
+            if rank < busy:
+                found[at, busy - 1] = _passes(model, batch, BUSY_S) / busy
+    dist.all_reduce(found)
+    each = found.median(dim=0).values.tolist()
+    return [it / each[0] for it in each]
 
 
 def _passes(model: torch.nn.Module, batch: Tensor, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""One of eight processes that carry out many plans, one after the other: as a worker, each plan with its first ranks."""
+"""One of eight processes that carry out many plans, one after the other: each plan with its first ranks."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A model with all that makes cutting hard: an argument that every block needs, a value and a parameter that skip blocks.
+"""A model that is hard to cut: each block needs an argument, and a value and a parameter skip the blocks.
 
 It takes named arguments, computes its loss itself, and has an optimizer of its own.
 """
