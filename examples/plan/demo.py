@@ -39,9 +39,7 @@ def main() -> None:
         call("planner", "measure", "--ranks", RANKS, "--out", here)
         options = [MODEL, "--samples", BATCH * STEPS, "--batch", BATCH, "--hardware", here]
         call("plan", *options, "--table")
-        print(
-            f"\nFewer ranks may be faster, as they share cores. Of the plans with {RANKS} the fastest is run:"
-        )
+        print(f"\nFewer ranks may be faster, as they share cores. Of the plans with {RANKS} the fastest is run:")
         call("plan", *options, "--degrees", fastest_of_four(options), "--out", plan)
         call("planner", "run", plan, MODEL, "--steps", STEPS)
 

@@ -9,14 +9,14 @@ Source: SPEC P1.
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import SplitPoint, pipeline
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from ..profile.building import BuildError, Built
 from ..profile.recording import OUTSIDE
@@ -33,10 +33,18 @@ class Shared(NamedTuple):
     names: tuple[str, ...]  # that it goes by; a stage may know some of them alone
 
 
+class Part(NamedTuple):
+    """A stage, with the forms of what it gets and gives: tensors without content."""
+
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
 class Cut(NamedTuple):
     """A model in stages."""
 
-    stages: tuple[nn.Module, ...]
+    stages: tuple[Part, ...]
     shared: tuple[Shared, ...]
 
 
@@ -67,7 +75,7 @@ class StageModule(nn.Module):
         own = {it: outcome if at < 0 else outcome[at] for it, at in self._made.items()}
         # What is only handed on is a view: a tensor that came may not be sent on as it is, as gradients end at it.
         given = [own[it] if it in own else values[it].view_as(values[it]) for it in self._given]
-        return tuple(given) if self.form is None else tree_unflatten(given, self.form)
+        return tuple(it.contiguous() for it in given) if self.form is None else tree_unflatten(given, self.form)
 
 
 def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
@@ -97,9 +105,25 @@ def cut(made: Built, stages: Sequence[Sequence[str]], micro_batch: int) -> Cut:
     if pipe.num_stages != len(stages):
         raise BuildError(f"the model has {pipe.num_stages} stages and the plan {len(stages)}; plan for this model")
     modules = _modules(pipe.split_gm)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():  # nothing is computed, and no buffer changes
+    # Nothing is computed, and no buffer changes: only forms are asked for.
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        args, kwargs = tree_map(mode.from_tensor, (args, kwargs))
         modules[-1].form = tree_structure(made.model(*args, **kwargs))
-    return Cut(tuple(modules), tuple(_shared(made.model, [it.inner for it in modules])))
+        parts = tuple(_parts(modules, args, kwargs))
+    return Cut(parts, tuple(_shared(made.model, [it.inner for it in modules])))
+
+
+def _parts(modules: Sequence[StageModule], args: Any, kwargs: Any) -> Iterator[Part]:
+    taken = tree_leaves((args, kwargs))
+    for k, module in enumerate(modules):
+        given = tree_leaves(module(*args, **kwargs) if k == 0 else module(*taken))
+        yield Part(module, tuple(map(_form, taken)), tuple(map(_form, given)))
+        taken = [it.detach().requires_grad_(it.requires_grad) for it in given]
+
+
+def _form(tensor: Tensor) -> Tensor:
+    found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return found.requires_grad_(tensor.requires_grad)
 
 
 def _modules(whole: fx.GraphModule) -> list[StageModule]:

@@ -4,6 +4,7 @@ Source: SPEC P1.
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +18,8 @@ from pathlib import Path
 from ...cluster.files.errors import InputError
 
 LOOK_S = 0.05
-TOLD_LINES = 5  # of what a process that failed has said
+PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")  # of PyTorch, before each line of a traceback
+ERROR = re.compile(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b")
 
 
 def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.stage") -> None:
@@ -71,13 +73,13 @@ def _failed(processes: Sequence["subprocess.Popen[bytes]"]) -> int | None:
 
 
 def _problem(rank: int, status: int, said: Path) -> tuple[str, str]:
-    lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [PREFIX.sub("", line) for line in said.read_text(errors="replace").splitlines()]
     own = [line for line in lines if line.startswith("longshore.stage: ")]
     if own:
         problem, _, fix = own[-1].removeprefix("longshore.stage: ").rpartition("; ")
         return (problem, fix) if problem else (fix, "")
-    told = " | ".join(lines[-TOLD_LINES:]) or "nothing"
-    return f"rank {rank} ended with status {status} and said: {told}", "run it with one rank to see where"
+    told = [line for line in lines if ERROR.match(line)] or lines or ["nothing"]
+    return f"rank {rank} ended with status {status} and said: {told[-1]}", "see that the model trains in one process"
 
 
 def _free_port() -> int:

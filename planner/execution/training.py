@@ -23,6 +23,7 @@ from .plan_file import PlanFile
 from .script import Script, arguments
 from .summing import add_up, sum_gradients
 
+CPU = torch.device("cpu")
 SCHEDULES = {Schedule.one_forward_one_backward: Schedule1F1B, Schedule.gpipe: ScheduleGPipe}
 ResultT = TypeVar("ResultT")
 
@@ -99,12 +100,14 @@ class Member:
 
     def _made_stage(self) -> tuple[PipelineStage, list[tuple[nn.Parameter, dist.ProcessGroup]]]:
         plan, seat = self._plan, self._seat
-        module, shared = self._script.made.model, list[tuple[nn.Parameter, dist.ProcessGroup]]()
-        if plan.pipeline > 1:
-            found = cut(self._script.made, [it.layers for it in plan.stages], plan.micro_batch)
-            module = found.stages[seat.stage]
-            shared = self._groups(found, module)
-        return PipelineStage(module, seat.stage, plan.pipeline, torch.device("cpu"), group=seat.pipeline), shared
+        if plan.pipeline == 1:
+            return PipelineStage(self._script.made.model, 0, 1, CPU, group=seat.pipeline), []
+        found = cut(self._script.made, [it.layers for it in plan.stages], plan.micro_batch)
+        part = found.stages[seat.stage]
+        stage = PipelineStage(
+            part.module, seat.stage, plan.pipeline, CPU, part.inputs, part.outputs, group=seat.pipeline
+        )
+        return stage, self._groups(found, part.module)
 
     def _groups(self, found: Cut, module: nn.Module) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
         """Return parameters that other stages have too, with those."""
