@@ -90,7 +90,7 @@ def carry_out(out: Path, paths: list[Path]) -> None:
     taken_s: list[list[float]] = [[] for _ in plans]
     for number in range(ROUNDS):
         if rank == 0:
-            print(f"round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
+            print(f"round {number + 1} of {ROUNDS}", flush=True)
         for at, member in enumerate(members):
             dist.barrier()
             if member is not None:

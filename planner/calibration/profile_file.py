@@ -25,7 +25,7 @@ def read_hardware(path: Path) -> HardwareProfile | HostProfile:
         InputError: If the file cannot be used.
     """
     file = read_yaml(path, "docs/planner.md")
-    if str(file.data.get("format", "")).startswith("longshore-host"):
+    if isinstance(file.data, dict) and str(file.data.get("format")).startswith("longshore-host"):
         return validated(file, HostProfile, file.data)
     return validated(file, HardwareProfile, file.data)
 

@@ -148,7 +148,12 @@ def _modules(whole: fx.GraphModule) -> list[StageModule]:
 
 def _made(call: fx.Node) -> dict[fx.Node, int]:
     """Return the values that a call makes, each with its place in what the call returns."""
-    places = {it: int(it.args[1]) for it in call.users if it.target is operator.getitem}
+    places: dict[fx.Node, int] = {}
+    for it in call.users:
+        if it.target is operator.getitem:
+            place = it.args[1]
+            assert isinstance(place, int)
+            places[it] = place
     return places or {call: -1}
 
 

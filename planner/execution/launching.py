@@ -17,6 +17,13 @@ from pathlib import Path
 
 from ...cluster.files.errors import InputError
 
+# The system ends a process whose launcher is gone, however that ended (1 is PR_SET_PDEATHSIG).
+_RUN = """\
+import ctypes, runpy, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+sys.argv[:] = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 LOOK_S = 0.05
 PREFIX = re.compile(r"^(\[rank\d+\]: ?)+")  # of PyTorch, before each line of a traceback
 ERROR = re.compile(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b")
@@ -39,7 +46,9 @@ def launch(ranks: int, arguments: Sequence[str], *, module: str = "longshore.sta
         try:
             port = _free_port()
             for rank in range(ranks):
-                processes.append(_started(rank, ranks, port, [sys.executable, "-m", module, *arguments], said[rank]))
+                processes.append(
+                    _started(rank, ranks, port, [sys.executable, "-c", _RUN, module, *arguments], said[rank])
+                )
             failed = _failed(processes)
         finally:
             for process in processes:

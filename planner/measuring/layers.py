@@ -58,7 +58,8 @@ class Block(nn.Module):
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(-2))
-        return x + self.down(functional.gelu(self.up(self.before_mlp(x))))
+        added: Tensor = self.down(functional.gelu(self.up(self.before_mlp(x))))
+        return x + added
 
 
 def block(width: int, length: int, samples: int) -> Built:
@@ -129,7 +130,7 @@ def fitted(times: Sequence[LayerTime]) -> tuple[LayerRates, LayerRates]:
 
 def accuracy(times: Sequence[LayerTime]) -> Accuracy:
     """Return how far off predictions are of layers that are left out of the fit, one after the other."""
-    ratios = np.array([_ratio(times[:at] + times[at + 1 :], times[at]) for at in range(len(times))])
+    ratios = np.array([_ratio([*times[:at], *times[at + 1 :]], times[at]) for at in range(len(times))])
     return Accuracy(
         runs=len(times),
         mean_error=float(np.abs(ratios - 1.0).mean()),

@@ -14,7 +14,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + 0.1 * x.cumsum(1)
-        return x + self.down(functional.gelu(self.up(self.norm(x))))
+        added: Tensor = self.down(functional.gelu(self.up(self.norm(x))))
+        return x + added
 
 
 class Decoder(nn.Module):
@@ -30,7 +31,8 @@ class Decoder(nn.Module):
         x = self.words(words) + self.places(torch.arange(words.shape[1]))
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        return logits
 
 
 def loss(logits: Tensor, target: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ class Skipping(nn.Module):
         first = x = self.first(x) * self.gain
         for block in self.blocks:
             x = block(x, scale)
-        return (self.last(x * self.gain + first).squeeze(-1) - wanted).square().mean()
+        found: Tensor = self.last(x * self.gain + first).squeeze(-1)
+        return (found - wanted).square().mean()
 
 
 def data(first: int, samples: int) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ HOST = HostProfile(
     send=Exchange(members=2, start_s=1e-4, byte_s=1e-9), update_start_s=1e-4, update_parameter_s=1e-9,
     reduce=tuple(Exchange(members=it, start_s=1e-3, byte_s=1e-9 * it) for it in (2, 3, 4)), accuracy=DEFAULT.accuracy,
 )  # fmt: skip
-PLAN = {
+PLAN: dict[str, Any] = {
     "data": 1, "pipeline": 2, "micro_batch": 2, "batch": 4,
     "stages": [{"layers": ["words", "places", "blocks.0"]}, {"layers": ["blocks.1", "blocks.2", "head"]}],
 }  # fmt: skip
@@ -95,7 +96,7 @@ def test_what_cannot_be_carried_out_is_told_in_one_line(
     longshore: Command, folder: Path, arguments: str, said: str
 ) -> None:
     write_hardware(folder / "few.yaml", HOST.model_copy(update={"speeds": (1.0, 1.0)}))
-    made = {
+    made: dict[str, dict[str, object]] = {
         "uneven": {"batch": 5}, "stages": {"pipeline": 3}, "strange": {"colour": "red"}, "tensor": {"tensor": 2},
         "zero": {"saving": "ZeRO-1"}, "other": _last(["blocks.9"]), "outside": _last(["(outside of all layers)"]),
         "twice": _last(["blocks.1", "blocks.1"]),
@@ -116,7 +117,7 @@ def test_what_cannot_be_carried_out_is_told_in_one_line(
 
 
 def _last(layers: list[str]) -> dict[str, object]:
-    return {"stages": [PLAN["stages"][0], {"layers": layers}]}  # type: ignore[index]
+    return {"stages": [PLAN["stages"][0], {"layers": layers}]}
 
 
 BRANCHES = """
