@@ -15,11 +15,12 @@ LONGSHORE = [sys.executable, "-m", "longshore"]
 RANKS, BATCH, STEPS = 4, 32, 30
 
 
-def call(*arguments: object) -> None:
-    """Run `longshore`, and let it speak."""
+def call(*arguments: object, silent: bool = False) -> None:
+    """Run `longshore`, and let it speak unless it is to be silent."""
     line = [*map(str, arguments)]
     print(f"\n$ longshore {' '.join(line)}", flush=True)
-    if (done := subprocess.run([*LONGSHORE, *line], check=False)).returncode:
+    out = subprocess.DEVNULL if silent else None
+    if (done := subprocess.run([*LONGSHORE, *line], check=False, stdout=out)).returncode:
         raise SystemExit(done.returncode)
 
 
@@ -40,7 +41,7 @@ def main() -> None:
         options = [MODEL, "--samples", BATCH * STEPS, "--batch", BATCH, "--hardware", here]
         call("plan", *options, "--table")
         print(f"\nFewer ranks may be faster, as they share cores. Of the plans with {RANKS} the fastest is run:")
-        call("plan", *options, "--degrees", fastest_of_four(options), "--out", plan)
+        call("plan", *options, "--degrees", fastest_of_four(options), "--out", plan, silent=True)
         call("planner", "run", plan, MODEL, "--steps", STEPS)
 
 

@@ -23,7 +23,7 @@ def sum_gradients(parameters: Sequence[nn.Parameter], loss: Tensor, group: dist.
         whole = torch.cat(parts)
         dist.all_reduce(whole, group=group)
         whole.div_(members)
-        views = torch.split(whole, [it.numel() for it in parts])  # type: ignore[no-untyped-call]
+        views = torch.split(whole, [it.numel() for it in parts])
         for parameter, view in zip(alike, views, strict=False):
             parameter.grad = view.view_as(parameter)
         found = views[-1][0] if at == 0 else found

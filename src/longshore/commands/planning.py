@@ -107,6 +107,9 @@ def _degrees(text: str) -> tuple[int, int, int]:
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
+DISTURBED = 0.2  # mean error of a fit to layers above which a measurement was disturbed; 0.10 on a quiet machine
+
+
 app = typer.Typer(no_args_is_help=True, help="Fit the planner to your own GPUs or machine, and carry out plans.")
 
 
@@ -179,6 +182,9 @@ def measure(
         host = measured_host(ranks)
         write_hardware(out, host)
     console().print(host_table(host))
+    error = host.accuracy.mean_error
+    told = "; something else may have run meanwhile: measure again" if error > DISTURBED else ""
+    typer.echo(f"\nLayers that were left out of the fit are {error:.1%} off{told}.")
     typer.echo(f"{out}: for `longshore plan --hardware {out}`")
 
 
