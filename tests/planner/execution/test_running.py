@@ -1,13 +1,17 @@
 """`longshore planner run`, `longshore plan --out` and `--degrees` as a user meets them."""
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from longshore.planner.calibration.profile_file import read_hardware, write_hardware
-from longshore.planner.execution.plan_file import PlanFile, read_plan
+from longshore.planner.execution.comparing import print_comparison
+from longshore.planner.execution.measured import Measured, StageMeasured
+from longshore.planner.execution.plan_file import PlanFile, StagePlan, read_plan
 from longshore.planner.model.hardware import DEFAULT
 from longshore.planner.model.host import Exchange, HostProfile, LayerRates
 from tests.command_line import Command
@@ -53,14 +57,29 @@ def test_a_plan_is_written_and_carried_out_as_asked(longshore: Command, folder: 
     assert plan.step_s >= max(stage.predicted.total_s for stage in plan.stages) > 0.0
 
 
-def test_a_run_shows_what_was_predicted_and_what_it_took(
-    longshore: Command, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_writes_losses_and_what_each_stage_took(longshore: Command, folder: Path) -> None:
     options = ("--samples", 80, "--batch", 8, "--hardware", "here.yaml", "--degrees", "1x2x1", "--out", "made.json")
     longshore("plan", COUNTING, *options)
-    capfd.readouterr()
-    assert longshore("planner", "run", "made.json", COUNTING, "--steps", 2, "--json", "took.json").status == 0
-    assert len(json.loads((folder / "took.json").read_text())["losses"]) == 2
+    done = longshore("planner", "run", "made.json", COUNTING, "--steps", 2, "--json", "took.json")
+    assert done.status == 0, done.err
+    found = Measured.model_validate_json((folder / "took.json").read_text())
+    assert (len(found.losses), len(found.stages)) == (2, 2)
+
+
+def test_predicted_times_stand_beside_measured_ones() -> None:
+    stage = StagePlan(layers=("words", "head"), forward_s=0.2, backward_s=0.4, gradients_s=0.1, optimizer_s=0.0)
+    plan = PlanFile(data=2, pipeline=1, micro_batch=1, batch=2, step_s=1.0, stages=(stage,), hardware="ours")
+    took = StageMeasured(forward_s=0.25, backward_s=0.4, gradients_s=0.05, optimizer_s=0.0, wait_s=0.1)
+    out = StringIO()
+    print_comparison(Console(file=out, width=120), plan, Measured(step_s=0.8, stages=(took,), losses=(1.0,)))
+    rows = [line.split() for line in out.getvalue().splitlines()[2:]]
+    assert rows == [
+        ["0", "words", "...", "head", "forward", "200.0", "ms", "250.0", "ms", "-20", "%"],
+        ["backward", "400.0", "ms", "400.0", "ms", "+0", "%"],
+        ["gradients", "100.0", "ms", "50.0", "ms", "+100", "%"],
+        ["wait", "300.0", "ms", "100.0", "ms", "+200", "%"],
+        ["all", "2", "ranks", "iteration", "1000.0", "ms", "800.0", "ms", "+25", "%"],
+    ]
 
 
 @pytest.mark.usefixtures("folder")
